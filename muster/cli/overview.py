@@ -20,10 +20,10 @@ from muster.cli.adapters import create_scheduler, describe_error, list_names
 from muster.cli.handles import SAME_APPS
 from muster.cli.operations import open_scheduler
 from muster.cli.prune import format_age
-from muster.schedulers.adapter.facts import AppFacts
+from muster.schedulers.adapter.facts import OTHER_HOME, AppFacts
 from muster.schedulers.adapter.job_line import build_data, format_line
 from muster.schedulers.adapter.scheduler import PluginScheduler
-from muster.schedulers.errors import EngineError, SchedulerError, UnknownAppError
+from muster.schedulers.errors import EngineError, NotConfiguredError, SchedulerError, UnknownAppError
 from muster.schedulers.supervision.registry import find_state_dir
 
 STATE_CODES: Final[Mapping[AppState, int]] = {
@@ -38,6 +38,8 @@ STATE_CODES: Final[Mapping[AppState, int]] = {
 }
 """The exit code of `muster status`. 2, 3 and 6 are those of every command, see `ExitCode`."""
 
+_FOLDED: Final = 2
+"""From how many on apps that were submitted with another home are one line."""
 _ANSWER_LIMIT_S: Final = 20.0
 """How long `muster list` waits for a scheduler."""
 
@@ -134,7 +136,7 @@ class Listing:
     count: int = 0
     """How many apps it has. Only the newest are read."""
     problem: str = ""
-    """Why it cannot be reached, in one line. "": it can."""
+    """Why it cannot be reached, in one line. "": it can, or it is not configured and was not asked for."""
 
 
 def print_list(names: Iterable[str], *, limit: int, as_json: bool) -> int:
@@ -149,7 +151,12 @@ def print_list(names: Iterable[str], *, limit: int, as_json: bool) -> int:
     """
     wanted = tuple(names)
     listings = read_listings(wanted or find_names(), limit, are_named=bool(wanted))
-    apps = sorted((app for each in listings for app in each.apps), key=lambda app: app.submitted_s or 0.0)[-limit:]
+    found = [app for each in listings for app in each.apps]
+    others = [] if wanted or as_json else [app.handle for app in found if _is_of_other_home(app.facts)]
+    if len(others) < _FOLDED:
+        others = []
+    kept = [app for app in found if app.handle not in others]
+    apps = sorted(kept, key=lambda app: app.submitted_s or 0.0)[-limit:]
     problems = {each.scheduler: each.problem for each in listings if each.problem}
     code = ExitCode.LOST if wanted and problems else ExitCode.DONE
     if as_json:
@@ -157,9 +164,14 @@ def print_list(names: Iterable[str], *, limit: int, as_json: bool) -> int:
         print(json.dumps({"apps": entries, "not_reachable": problems, "exit_code": int(code)}))
         return int(code)
     _print_apps(apps[::-1])
-    left = sum(each.count for each in listings) - len(apps)
+    left = sum(each.count for each in listings) - len(apps) - len(others)
     if left:
         print(f"{left} older ones are not shown; `-n {limit + left}` shows all")
+    if others:
+        backend = others[0].partition(":")[0]
+        print(
+            f"{len(others)} jobs of {backend} were submitted with another home; `muster list -s {backend}` shows them"
+        )
     if not wanted:
         from muster.cli.default_hold_command import describe
 
@@ -168,6 +180,10 @@ def print_list(names: Iterable[str], *, limit: int, as_json: bool) -> int:
     for name, problem in problems.items():
         print(f"muster: {name} is not reachable: {show_controls(problem)}", file=sys.stderr)
     return int(code)
+
+
+def _is_of_other_home(facts: AppFacts) -> bool:
+    return isinstance(facts.messages, tuple) and any(each.startswith(OTHER_HOME) for each in facts.messages)
 
 
 def _print_apps(apps: Iterable[Listed]) -> None:
@@ -225,6 +241,8 @@ def _read_listing(name: str, limit: int, *, is_named: bool) -> Listing:
     except ControlError as error:
         is_other = error.exit_code is ExitCode.USAGE and not is_named
         return Listing(scheduler=name, problem="" if is_other else str(error))
+    except NotConfiguredError as error:
+        return Listing(scheduler=name, problem=describe_error(error) if is_named else "")
     except Exception as error:  # noqa: BLE001  # another package's: the others are listed all the same
         return Listing(scheduler=name, problem=describe_error(error))
 

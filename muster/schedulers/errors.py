@@ -27,6 +27,10 @@ class EngineError(ComponentValidationException, RuntimeError):  # type: ignore[m
     """The machine's or the engine's fault: one line that says what is missing and what to do."""
 
 
+class NotConfiguredError(EngineError):
+    """Nothing says where the engine is: it may not be used on this machine. `muster list` names it only if asked."""
+
+
 class RightError(EngineError):
     """The account lacks a right: nothing was changed."""
 

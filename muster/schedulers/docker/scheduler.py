@@ -25,7 +25,7 @@ from muster.schedulers.docker.driver import ENGINE_KEY
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.container_state import ContainerFacts
 from muster.schedulers.docker.engine.errors import DockerError, EngineUnavailable, UnreadableLogs
-from muster.schedulers.docker.engine.sdk import pick_address
+from muster.schedulers.docker.engine.sdk import is_configured, pick_address
 from muster.schedulers.docker.live import creation, reservations, restarts, submissions, unregistered
 from muster.schedulers.docker.live.asking import NodeAsker
 from muster.schedulers.docker.live.exit_reason import COULD_NOT_START
@@ -36,7 +36,13 @@ from muster.schedulers.docker.options import DockerOptions
 from muster.schedulers.docker.request import WORKSPACE_KEY, build_request
 from muster.schedulers.docker.spec import AppRequest, Label
 from muster.schedulers.docker.users import build_user_id, list_user_ids
-from muster.schedulers.errors import EngineError, SchedulerError, UnsafeFolderError, describe_os_error
+from muster.schedulers.errors import (
+    EngineError,
+    NotConfiguredError,
+    SchedulerError,
+    UnsafeFolderError,
+    describe_os_error,
+)
 from muster.schedulers.failure_report import read_error_file
 from muster.schedulers.gpus import GpuError, list_gpus
 from muster.schedulers.grace import DEFAULT_SHUTDOWN_TIMEOUT_S, GRACE_MARGIN_S
@@ -329,6 +335,8 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
             try:
                 found = unregistered.list_apps(self._engine)
             except EngineUnavailable as error:
+                if not states and not is_configured(os.environ):
+                    raise NotConfiguredError(f"{error}; set DOCKER_HOST") from error
                 logger.warning("%s: apps that only the engine knows are not listed", error)
             else:
                 states = {app_id: state for app_id, state in states.items() if not self._is_gone(app_id, state, found)}

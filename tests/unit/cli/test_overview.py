@@ -13,7 +13,7 @@ from muster._shared.control import ControlError, ExitCode
 from muster.cli import commands, operations, overview
 from muster.schedulers.adapter.facts import AppFacts
 from muster.schedulers.adapter.scheduler import ListedApp, PluginScheduler
-from muster.schedulers.errors import EngineError
+from muster.schedulers.errors import EngineError, NotConfiguredError
 
 NOW_S = time.time()
 
@@ -106,6 +106,29 @@ def test_schedulers_that_are_not_reachable_are_named(serve, capsys):
     assert commands.main(["list", "-s", "slurm", "--json"]) == ExitCode.LOST
     data = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert data == {"apps": [], "not_reachable": {"slurm": "'slurm' is not made with the seam"}, "exit_code": 6}
+
+
+def test_a_scheduler_that_is_not_configured_is_named_only_if_it_is_asked_for(serve, capsys):
+    """A person without a cluster read at each `list` that there is none."""
+    serve(Apps("one", {"a": AppState.FAILED}), Apps("two", {}, NotConfiguredError("no cluster is configured")))
+    assert commands.main(["list"]) == 0
+    assert capsys.readouterr().err == ""
+    assert commands.main(["list", "-s", "two"]) == ExitCode.LOST
+    assert capsys.readouterr().err == "muster: two is not reachable: no cluster is configured\n"
+
+
+@pytest.mark.parametrize(("foreign", "is_folded"), [(1, False), (3, True)])
+def test_jobs_of_another_home_are_one_line(foreign, is_folded, serve, capsys):
+    one = Apps("one", {"mine": AppState.RUNNING, **{f"f{index}": AppState.FAILED for index in range(foreign)}})
+    read, other = one.read_facts, ("it was submitted with another home: its state is in /tmp/x",)
+    one.read_facts = lambda app_id: read(app_id) if app_id == "mine" else replace(read(app_id), messages=other)
+    serve(one)
+    assert commands.main(["list", "-n", "9"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    folded = "3 jobs of one were submitted with another home; `muster list -s one` shows them"
+    assert (len(lines), lines[1] == folded) == (2, is_folded)
+    assert commands.main(["list", "-s", "one"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == foreign + 1
 
 
 def test_a_scheduler_that_does_not_answer_holds_the_others_up_no_longer_than_its_limit(serve, capsys, monkeypatch):

@@ -1,5 +1,6 @@
 """The only module that imports Docker's SDK. It translates the SDK's errors."""
 
+import os
 import socket
 import struct
 import threading
@@ -36,6 +37,11 @@ _FRAME_HEADER: Final = struct.Struct(">BxxxL")
 def pick_address(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of an environment that say where the engine is."""
     return {name: environ[name] for name in ADDRESS_VARIABLES if environ.get(name)}
+
+
+def is_configured(environ: Mapping[str, str]) -> bool:
+    """Return whether the environment names an engine, or this machine has a socket of one."""
+    return bool(environ.get("DOCKER_HOST")) or os.path.exists(DEFAULT_HOST.removeprefix("unix://"))
 
 
 def accepts_connections(host: str) -> bool:

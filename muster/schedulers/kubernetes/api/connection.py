@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from muster.schedulers.errors import EngineError
+from muster.schedulers.errors import EngineError, NotConfiguredError
 
 _ACCOUNT_DIR: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _POOL_SIZE: Final = 80
@@ -89,7 +89,7 @@ def _find_kubeconfig(access: Access) -> str | None:
         return str(default)
     if os.environ.get("KUBERNETES_SERVICE_HOST") and not access.context:
         return None
-    raise EngineError(
+    raise NotConfiguredError(
         "no cluster is configured: KUBECONFIG is not set, ~/.kube/config does not exist, and this is not a pod; "
         "set KUBECONFIG, or -cfg kubeconfig=FILE of torchx run (with --dryrun it needs no cluster)"
     )

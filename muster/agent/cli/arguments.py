@@ -135,7 +135,7 @@ def _build_config(values: FlagValues, environ: Mapping[str, str], program: Progr
         monitor_interval_s=values.seconds("monitor-interval", zero=True) or 0.1,
         base_env={name: value for name, value in environ.items() if name not in Env.PRIVATE},
         agent_error_file=environ.get("TORCHELASTIC_ERROR_FILE") or None,
-        node_name=environ.get(Env.NODE_NAME) or host_name,
+        node_name=environ.get(Env.NODE_NAME) or environ.get("SLURMD_NODENAME") or host_name,
         termination_log=_find_termination_log(environ),
         is_pod=environ.get(Env.ADAPTER, "kubernetes") == "kubernetes",
         report_columns=_choose_report_columns(environ, role, rendezvous),
@@ -394,7 +394,10 @@ def _name_sigterm_senders(environ: Mapping[str, str]) -> str:
     if Env.CONTROL_FD in environ:
         return "the program that has started the job"
     adapter = environ.get(Env.ADAPTER)
-    return _SIGTERM_SENDERS.get(adapter, _OTHER_SENDERS) if adapter else "`kill`, `timeout` or a scheduler"
+    if adapter:
+        return _SIGTERM_SENDERS.get(adapter, _OTHER_SENDERS)
+    job_id = environ.get("SLURM_JOB_ID")
+    return f"`kill`, `timeout` or {f'Slurm: see `sacct -j {job_id}`' if job_id else 'a scheduler'}"
 
 
 def _build_log_command(environ: Mapping[str, str]) -> str | None:

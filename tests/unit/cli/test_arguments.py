@@ -287,6 +287,8 @@ def test_what_people_read_has_the_names_and_the_width_of_the_adapter() -> None:
         "`kill`, `timeout` or a scheduler", True,
     )  # fmt: skip
     assert parse("", **{Env.ADAPTER: "slurm"}).sigterm_senders == "", "the scheduler's process on the node prints why"
+    by_hand = parse("", SLURM_JOB_ID="7", SLURMD_NODENAME="n2")
+    assert (by_hand.sigterm_senders, by_hand.node_name) == ("`kill`, `timeout` or Slurm: see `sacct -j 7`", "n2")
     assert parse("", **{Env.CONTROL_FD: "3"}).sigterm_senders == "the program that has started the job"
     assert adapters.rendezvous.max_restarts_flag == "--max_retries"
     assert adapters.report_columns == 80 - len("trainer-of-images/1 ")

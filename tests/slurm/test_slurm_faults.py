@@ -210,9 +210,9 @@ def test_a_job_that_cannot_do_without_an_agent_ends_at_once(slurm, tmp_path):
     job.wait_steps(20)
     kill_agent(job, 1)
     found = job.wait_state("FAILED")
-    assert found.msg.startswith("w/1 was ended by SIGKILL (on n"), found
-    assert "no retries" in found.msg, found
-    job.wait_line("[muster] the job ends: w/1 was ended by SIGKILL (on n", 0)
+    assert found.msg.startswith("the agent of w/1 was ended by SIGKILL (on n"), found
+    assert "no retries by the scheduler (--max_retries 0; --max_retries 1 starts it again)" in found.msg, found
+    job.wait_line("[muster] the job ends: the agent of w/1 was ended by SIGKILL (on n", 0)
     assert not re.search("usually|Slurm sent", job.read()), job.read()
     job.close()
 

@@ -196,6 +196,7 @@ def _handle_failure(role: SupervisedRole, state: SupervisedApp, event: ReplicaEn
         state = _set_status(state, event.replica, ReplicaStatus.WAITING, event.exit_code)
         state = replace(state, reason=f"{event.replica} was preempted; started again (this uses no retry)")
         return _start(state, (event.replica,))
+    what = f"the agent of {what}" if role.runs_agent else what
     used = state.retries.get(role.name, 0)
     if used < role.max_retries:
         state = replace(
@@ -205,7 +206,8 @@ def _handle_failure(role: SupervisedRole, state: SupervisedApp, event: ReplicaEn
         )
         return _retry(role, _set_status(state, event.replica, ReplicaStatus.WAITING, event.exit_code), event.replica)
     spent = "its one retry is used" if role.max_retries == 1 else f"all {role.max_retries} retries are used"
-    why = spent if role.max_retries else "no retries by the scheduler (--max_retries 0)"
+    again = "; --max_retries 1 starts it again" if role.runs_agent else ""
+    why = spent if role.max_retries else f"no retries by the scheduler (--max_retries 0{again})"
     left = _count_good(state, role.name) - 1
     if left < role.needed:
         state = _set_status(state, event.replica, ReplicaStatus.FAILED, event.exit_code)

@@ -145,9 +145,9 @@ class TestAgentExitCodes:
         app = App(agents())
         app.begin()
         app.end("trainer/1", 137, reason="out of memory")
-        assert (
-            app.state.reason
-            == "trainer/1 was ended by SIGKILL (out of memory); no retries by the scheduler (--max_retries 0)"
+        assert app.state.reason == (
+            "the agent of trainer/1 was ended by SIGKILL (out of memory); "
+            "no retries by the scheduler (--max_retries 0; --max_retries 1 starts it again)"
         )
 
     def test_what_an_agent_says_about_its_command_line_is_the_reason(self):

@@ -811,13 +811,27 @@ def test_the_logs_of_a_cancelled_job_are_kept(cluster, scheduler, tmp_path, caps
     assert not list((tmp_path / "state").rglob("*.log"))
 
 
-def test_a_job_is_stopped_before_its_logs_are_read(cluster, scheduler):
+def test_the_logs_of_pods_that_are_removed_at_once_are_kept(cluster, scheduler, capsys):
+    """They were read after the stop, and there was no pod any more: `pods "..." not found`."""
     app_id, _ = start_two(cluster, scheduler)
-    cluster.grace = lambda _pod: time.sleep(0.5)
+    assert cluster.grace is None
     scheduler.cancel(app_id)
-    paths = [path for _, path in cluster.requests]
-    stop = next(number for number, (method, _) in enumerate(cluster.requests) if method == "PATCH" and "/jobs/" in _)
-    assert min(number for number, path in enumerate(paths) if "/log?" in path) > stop
+    assert not cluster.find("pods")
+    assert "what they have written is kept in " in capsys.readouterr().err
+    for index in range(2):
+        assert list(scheduler.log_iter(app_id, "trainer", index)) == [f"node {index}\n"]
+
+
+def test_a_ctrl_c_while_logs_are_opened_leaves_a_stopped_job(cluster, scheduler, monkeypatch):
+    app_id, _ = start_two(cluster, scheduler)
+
+    def interrupt(_collection):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(kept_logs._Collection, "wait_open", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        scheduler.cancel(app_id)
+    assert cluster.find("jobs")[0]["spec"]["activeDeadlineSeconds"] == 1
 
 
 @pytest.mark.parametrize("answer", ["refused", "none"])
@@ -866,6 +880,7 @@ def test_without_the_right_to_stop_a_job_nothing_is_said_to_be_deleted(cluster, 
         scheduler.cancel(app_id)
     assert capsys.readouterr().err == ""
     assert len(list_running(cluster)) == 2
+    wait_until(lambda: not [each for each in threading.enumerate() if "read-log" in each.name])
 
 
 def test_logs_that_cannot_be_kept_do_not_keep_a_job_running(cluster, scheduler, capsys):

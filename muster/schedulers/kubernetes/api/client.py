@@ -11,10 +11,11 @@ wanted. It parses Retry-After, in `errors`.
 import json
 import random
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
@@ -107,6 +108,11 @@ class Stream:
             yield from self._response.stream(65536)
         except (HTTPError, OSError) as error:
             raise Unreachable(f"the stream broke: {type(error).__name__}: {error}") from error
+
+    def interrupt(self) -> None:
+        """End `read_chunks` in another thread, with `Unreachable`."""
+        with suppress(AttributeError, OSError):  # it has ended
+            self._response.connection.sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Drop the connection. Idempotent."""

@@ -1,20 +1,22 @@
 """Keeps the logs of a job that is cancelled: Kubernetes deletes its running pods, and their logs with them.
 
-The job is stopped first, so that neither a node that does not answer nor a Ctrl-C can keep it running. What its pods
-have written, and what they write until they end, is collected on the machine that cancels, in the folder for muster's
-state. Once the pods are gone, `torchx log` on that machine reads it from there. Of a long log the end is kept, because
-people look there.
+Its logs are opened first, because a cluster may remove a pod as soon as it has ended. That takes a second at most, and
+the job is stopped in any case: neither a node that does not answer nor a Ctrl-C can keep it running. What its pods
+have written, and what they write until they end, is collected on the machine that cancels, in the folder for
+muster's state. Once the pods are gone, `torchx log` on that machine reads it from there. Of a long log the end is kept,
+because people look there.
 """
 
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from muster.schedulers.errors import EngineError, SchedulerError, UnsafeFolderError
-from muster.schedulers.kubernetes.api.client import Client
+from muster.schedulers.kubernetes.api.client import Client, Stream
 from muster.schedulers.kubernetes.app_id import AppRef
 from muster.schedulers.kubernetes.live.logs import Stamp, split_stamp
 from muster.schedulers.kubernetes.live.pod_status import PodFact
@@ -29,6 +31,12 @@ LOG_LIMIT_BYTES: Final = 16 << 20
 
 _LINE_LIMIT: Final = 100_000
 """Lines of one pod: the server can begin a log at a line, not at a byte."""
+
+OPEN_LIMIT_S: Final = 1.0
+"""How long the stop waits for the logs to be opened."""
+
+_FIRST_LINES_LIMIT_S: Final = 0.3
+"""How long the stop waits for the first lines of the logs that are open."""
 
 ANSWER_LIMIT_S: Final = 5.0
 """How long a node may take to begin with a pod's log."""
@@ -47,7 +55,7 @@ def stop_and_keep_logs(
     stop: Callable[[], None],
     notify: Callable[[str], None],
 ) -> None:
-    """Stop the app, collect the logs of its pods that run, and say where they are.
+    """Open the logs of the app's pods that run, stop it, collect the logs until the pods end, and say where they are.
 
     Args:
         client: of the cluster.
@@ -56,24 +64,81 @@ def stop_and_keep_logs(
         stop: stops the app. Its errors are raised, and nothing is collected. Errors of logs are reported, not raised.
         notify: called with the line for the user.
     """
-    stop()  # its pods exist until their containers end
+    collection = _Collection(client, ref)
     try:
-        running = (fact for fact in read_pods() if fact.phase == "Running")
-        logs = [_PodLog(fact) for fact in sorted(running, key=lambda fact: (fact.index, fact.role))]
-        if not logs:
-            return
-        kept = logs[:POD_LIMIT]
-        folder = find_folder(ref)
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with suppress(EngineError, SchedulerError):  # said below if it is still so
+            collection.open(read_pods())
+        collection.wait_open()
+    finally:  # also after a Ctrl-C
         try:
-            _collect(client, ref, kept)
-        finally:  # also after a Ctrl-C
-            for log in kept:
-                log.write(folder)
+            stop()
+        except BaseException:
+            collection.close()
+            raise
+    try:
+        collection.keep(read_pods)
     except (EngineError, SchedulerError, OSError) as error:
-        notify(f"the pods' logs are deleted with them, and could not be kept: {error}")
-        return
-    notify(_describe(folder, kept, len(logs) - len(kept)))
+        if not any(log.is_kept for log in collection.logs):
+            notify(f"the pods' logs are deleted with them, and could not be kept: {error}")
+            return
+    if collection.logs:
+        notify(_describe(find_folder(ref), collection.logs, collection.others))
+
+
+class _Collection:
+    """The logs of an app's pods that run."""
+
+    def __init__(self, client: Client, ref: AppRef) -> None:
+        self._client = client
+        self._ref = ref
+        self.logs: list[_PodLog] = []
+        self.others = 0
+        """How many pods more there are than logs are kept of."""
+
+    def open(self, facts: Sequence[PodFact]) -> None:
+        """Begin to read the logs of the pods that run, those of the first nodes, and are not read yet."""
+        known = {log.fact.name for log in self.logs}
+        running = [fact for fact in facts if fact.phase == "Running" and fact.name not in known]
+        running.sort(key=lambda fact: (fact.index, fact.role))
+        new = [_PodLog(fact) for fact in running[: max(0, POD_LIMIT - len(self.logs))]]
+        self.others = len(running) - len(new)
+        self.logs += new
+        for log in new:
+            arguments, name = (self._client, self._ref.namespace), f"muster-read-log-{log.fact.name}"
+            threading.Thread(target=log.read, args=arguments, name=name, daemon=True).start()
+
+    def wait_open(self) -> None:
+        """Wait a moment for the logs, and for their first lines."""
+        deadline_s = time.monotonic() + OPEN_LIMIT_S
+        for log in self.logs:
+            log.answered.wait(max(0.0, deadline_s - time.monotonic()))
+        deadline_s = min(deadline_s, time.monotonic() + _FIRST_LINES_LIMIT_S)
+        for log in self.logs:
+            if log.answered.is_set():
+                log.begun.wait(max(0.0, deadline_s - time.monotonic()))
+
+    def close(self) -> None:
+        """Read no more: the app was not stopped."""
+        for log in self.logs:
+            log.close()
+
+    def keep(self, read_pods: Callable[[], Sequence[PodFact]]) -> None:
+        """Collect what the pods write until they end, also those that have started since, and write it.
+
+        Raises:
+            EngineError, SchedulerError, OSError: what was read before is written, unless the disk refuses.
+        """
+        try:
+            self.open(read_pods())
+        finally:  # also after a Ctrl-C
+            if self.logs:
+                folder = find_folder(self._ref)
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                try:
+                    _collect(self.logs)
+                finally:
+                    for log in self.logs:
+                        log.write(folder)
 
 
 class _PodLog:
@@ -87,10 +152,14 @@ class _PodLog:
         self.is_kept = False
         """Some of it is."""
         self.answered = threading.Event()
+        self.begun = threading.Event()
+        """Its first lines are read, or there will be none."""
         self.ended = threading.Event()
         self._content = bytearray()
         self._asked: Stamp = (0, 0)
         self._lock = threading.Lock()
+        self._stream: Stream | None = None
+        self._is_closed = False
 
     def read(self, client: Client, namespace: str) -> None:
         """Read until the pod ends."""
@@ -99,14 +168,25 @@ class _PodLog:
         self._asked = divmod(time.time_ns(), 10**9)
         try:
             with client.stream(path, what=f"log of {self.fact.name}", verb="read", query=query, budget_s=0) as stream:
+                self._stream = stream
                 self.answered.set()
                 for chunk in stream.read_chunks():
+                    if self._is_closed:
+                        break
                     self._add(chunk)
+                    self.begun.set()
         except (EngineError, SchedulerError) as error:
             self.error = str(error)
         finally:
             self.ended.set()
             self.answered.set()
+            self.begun.set()
+
+    def close(self) -> None:
+        """End the thread that reads."""
+        self._is_closed = True
+        if self._stream is not None:
+            self._stream.interrupt()
 
     def _add(self, chunk: bytes) -> None:
         with self._lock:
@@ -148,11 +228,9 @@ class _PodLog:
         return stamp is None or stamp <= self._asked
 
 
-def _collect(client: Client, ref: AppRef, logs: Sequence[_PodLog]) -> None:
-    """Read all logs at once, until the pods have ended or a limit is over. Threads that hang are left behind."""
+def _collect(logs: Sequence[_PodLog]) -> None:
+    """Wait until the pods have ended or a limit is over. Threads that hang are left behind."""
     began_s = time.monotonic()
-    for log in logs:
-        threading.Thread(target=log.read, args=(client, ref.namespace), daemon=True).start()
     for log in logs:
         log.answered.wait(max(0.0, began_s + ANSWER_LIMIT_S - time.monotonic()))
     for log in logs:

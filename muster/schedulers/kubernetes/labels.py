@@ -25,7 +25,11 @@ WORKSPACE_KEY: Final = "muster.kubernetes_workspace"
 """In `Role.metadata`: the key of the role's packed workspace in its Secret. Older versions kept it in the AppDef."""
 
 CANCEL_ANNOTATION: Final = "muster.torchx/cancelled"
-CANCEL_MARK: Final = {CANCEL_ANNOTATION: "true"}
+"""Its value is the command that ended the app. Older versions wrote "true"."""
+BY_CANCEL: Final = "torchx cancel"
+BY_STOP: Final = "muster stop"
+SUBMITTED_ANNOTATION: Final = "muster.torchx/submitted"
+"""On the record of an app that was cancelled in its queue: when the app was created."""
 SUBMISSION_ANNOTATION: Final = "muster.torchx/submission"
 """A random value on every object of one submission, by which a repeated request recognises its own objects."""
 

@@ -276,7 +276,7 @@ def test_without_the_right_nothing_is_changed(cluster, scheduler, app):
 def test_a_right_that_is_missing_after_the_stop_was_recorded_is_no_refusal(scheduler, app, monkeypatch):
     """ "Refused" means that nothing was changed."""
 
-    def refuse(_app_id):
+    def refuse(_app_id, _by):
         raise RightError("c is not allowed to delete job/app")
 
     monkeypatch.setattr(scheduler._session, "cancel", refuse)

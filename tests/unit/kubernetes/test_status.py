@@ -8,9 +8,11 @@ from torchx import specs
 from torchx.specs.api import AppState, AppStatus
 
 from muster.schedulers.adapter.status import build_status
+from muster.schedulers.kubernetes.app_id import AppRef
 from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION, CANCEL_ANNOTATION
+from muster.schedulers.kubernetes.live.cancelling import _build_record
 from muster.schedulers.kubernetes.live.pod_status import find_latest_pods, read_pod
-from muster.schedulers.kubernetes.live.status import Observation, build_facts
+from muster.schedulers.kubernetes.live.status import Observation, build_facts, find_submitted_s
 from muster.schedulers.kubernetes.manifests.app_annotation import encode_app
 
 pytestmark = pytest.mark.torchx
@@ -364,3 +366,32 @@ def test_a_failed_volcano_job_says_why():
     assert "ValueError: bad batch" in status.msg
     assert "PodFailed: the job exceeded maxRetry" in status.msg
     assert describe([{**volcano, "status": {"conditions": phases}}], []).state is AppState.PENDING
+
+
+@pytest.mark.parametrize(
+    ("mark", "said"),
+    [("torchx cancel", "cancelled (torchx cancel)"), ("muster stop", "stopped (muster stop)"), ("true", "<NONE>")],
+)
+def test_a_cancelled_app_names_the_command_that_ended_it(mark, said):
+    """It gave no reason. Older versions wrote no command."""
+    cancelled = job(("Failed", "DeadlineExceeded"), annotations={CANCEL_ANNOTATION: mark})
+    assert describe([cancelled], []).msg == said
+
+
+def test_an_app_that_is_suspended_without_a_queue_names_the_command_that_resumes_it():
+    """It said that it waits for its queue, and there was none."""
+    suspended = job(status={}) | {"spec": {"suspend": True}}
+    resume = """kubectl -n default patch job app-x1-trainer --type=merge -p '{"spec":{"suspend":false}}'"""
+    assert describe([suspended], []).msg == f"suspended: to resume it, run: {resume}"
+    suspended["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "gpus"
+    assert describe([suspended], []).msg == "suspended: waiting for its queue gpus"
+
+
+def test_the_record_of_a_cancelled_app_keeps_the_time_of_its_submission():
+    """It had lasted 0 s, whenever it was submitted."""
+    queued = job(annotations={}) | {"kind": "Job"}
+    queued["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
+    queued["spec"] = {"template": {"spec": {"containers": [{"image": "i"}]}}}
+    record = _build_record(AppRef(namespace="ns", name="app-x1"), queued, "torchx cancel")
+    record["metadata"]["creationTimestamp"] = "2026-01-01T00:00:10Z"
+    assert find_submitted_s([record]) == find_submitted_s([queued]) == 1767225600

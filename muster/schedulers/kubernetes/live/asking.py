@@ -21,7 +21,7 @@ from muster.schedulers.kubernetes.api.execution import open_in_pod, run_in_pod
 from muster.schedulers.kubernetes.api.objects import Objects
 from muster.schedulers.kubernetes.app_id import AppRef
 from muster.schedulers.kubernetes.kinds import JOB, POD, parse_kind
-from muster.schedulers.kubernetes.labels import CANCEL_MARK
+from muster.schedulers.kubernetes.labels import BY_STOP, CANCEL_ANNOTATION
 from muster.schedulers.kubernetes.live.observation import list_pods
 from muster.schedulers.kubernetes.live.operations import find_parents, is_cancelled, read_job_end
 from muster.schedulers.kubernetes.live.pod_status import PodFact, find_latest_pods
@@ -146,7 +146,7 @@ def _check_right(resources: Objects, ref: AppRef, parents: Sequence[Mapping[str,
 def _record_stop(resources: Objects, ref: AppRef, parent: Mapping[str, Any], limit_s: float) -> None:
     if read_job_end(parent) is not None:
         return
-    change: dict[str, Any] = {"metadata": {"annotations": CANCEL_MARK}}
+    change: dict[str, Any] = {"metadata": {"annotations": {CANCEL_ANNOTATION: BY_STOP}}}
     kind = parse_kind(parent)
     started = (parent.get("status") or {}).get("startTime")
     if kind == JOB and started:

@@ -18,10 +18,12 @@ from muster.schedulers.kubernetes.app_id import AppRef
 from muster.schedulers.kubernetes.kinds import JOB, JOBSET, VOLCANO_JOB, build_document, parse_kind
 from muster.schedulers.kubernetes.labels import (
     APPDEF_ANNOTATION,
-    CANCEL_MARK,
+    BY_CANCEL,
+    CANCEL_ANNOTATION,
     KUEUE_PRIORITY,
     KUEUE_QUEUE,
     LABEL_COMPONENT,
+    SUBMITTED_ANNOTATION,
 )
 from muster.schedulers.kubernetes.live.operations import find_parents, has_app, is_cancelled, read_job_end
 from muster.schedulers.kubernetes.names import CONTAINER
@@ -34,27 +36,34 @@ _LOOK_S: Final = 0.1
 """How often `confirm_cancel` looks, and between two looks. The deadline itself takes up to 1 s."""
 
 
-def cancel(resources: Objects, ref: AppRef) -> None:
+def cancel(resources: Objects, ref: AppRef, by: str = BY_CANCEL) -> None:
     """Stop an app with SIGTERM, then SIGKILL after the grace period. Its state is CANCELLED from then on.
 
     Jobs that have ended are left alone: an app that had failed before stays FAILED.
+
+    Args:
+        resources: of the cluster.
+        ref: the app.
+        by: the command that the status names.
     """
     parents = find_parents(resources, ref)
-    marked = [_mark(resources, ref, parent) for parent in parents if read_job_end(parent) is None]
+    marked = [_mark(resources, ref, parent, by) for parent in parents if read_job_end(parent) is None]
     queued = [parent for parent in marked if _is_queued(parent)]
     names = [parent["metadata"]["name"] for parent in queued]
     others = [parent for parent in parents if parent["metadata"]["name"] not in names]
     if queued:
-        _remove(resources, ref, queued, keep_record=not any(map(has_app, others)))
+        _remove(resources, ref, queued, by, keep_record=not any(map(has_app, others)))
         if others and all(read_job_end(other) == "Complete" for other in others):  # or nothing would tell of the cancel
             try:
-                _patch(resources, ref, others[0], {"metadata": {"annotations": CANCEL_MARK}})
+                _patch(resources, ref, others[0], {"metadata": {"annotations": {CANCEL_ANNOTATION: by}}})
             except ApiError as error:
                 if error.refusal.status != 404:  # older versions: its owner took it
                     raise
 
 
-def confirm_cancel(resources: Objects, ref: AppRef, clock: Clock, notify: Callable[[str], None]) -> None:
+def confirm_cancel(
+    resources: Objects, ref: AppRef, clock: Clock, notify: Callable[[str], None], by: str = BY_CANCEL
+) -> None:
     """Wait a moment for the Job controller, and cancel again if a queue has suspended a Job before it has ended it.
 
     Args:
@@ -62,12 +71,13 @@ def confirm_cancel(resources: Objects, ref: AppRef, clock: Clock, notify: Callab
         ref: the app.
         clock: for the wait.
         notify: called with a line for the user if a Job has not ended by then.
+        by: see `cancel`.
     """
     for _ in range(_LOOKS):
         jobs = [parent for parent in find_parents(resources, ref) if parse_kind(parent) == JOB]
         running = [job for job in jobs if read_job_end(job) is None]
         if any(map(_is_queued, running)):
-            cancel(resources, ref)
+            cancel(resources, ref, by)
         if not running:
             return
         clock.sleep(_LOOK_S)
@@ -91,7 +101,7 @@ def stop_job(resources: Objects, ref: AppRef, job: Mapping[str, Any], jobs: Sequ
         resources.delete(JOB, ref.namespace, job["metadata"]["name"])
 
 
-def _mark(resources: Objects, ref: AppRef, parent: Mapping[str, Any]) -> dict[str, Any]:
+def _mark(resources: Objects, ref: AppRef, parent: Mapping[str, Any], by: str) -> dict[str, Any]:
     """Record the cancel, and end what can be ended in one request. Return a Job as it is after it.
 
     A JobSet that is deleted instead has no need of a mark: its record has it.
@@ -101,7 +111,7 @@ def _mark(resources: Objects, ref: AppRef, parent: Mapping[str, Any]) -> dict[st
         return dict(parent)
     if kind == VOLCANO_JOB:  # first: without this right nothing is changed
         _create_if_missing(resources, build_abort_command(parent))
-    change: dict[str, Any] = {"metadata": {"annotations": CANCEL_MARK}}
+    change: dict[str, Any] = {"metadata": {"annotations": {CANCEL_ANNOTATION: by}}}
     if kind == JOB:
         change["spec"] = _STOP_JOB
     elif kind == JOBSET:
@@ -123,14 +133,16 @@ def _is_queued(parent: Mapping[str, Any]) -> bool:
     return kind == JOB and suspended and read_job_end(parent) is None
 
 
-def _remove(resources: Objects, ref: AppRef, parents: Sequence[Mapping[str, Any]], *, keep_record: bool) -> None:
+def _remove(
+    resources: Objects, ref: AppRef, parents: Sequence[Mapping[str, Any]], by: str, *, keep_record: bool
+) -> None:
     """Create the record, and delete these. After an interruption in between `find_parents` finds both.
 
     Raises:
         RightError: the account may not delete them. Nothing was changed.
         EngineError: some are not deleted, or all are and the record could not be created.
     """
-    record = _build_record(ref, next(filter(has_app, parents), None)) if keep_record else None
+    record = _build_record(ref, next(filter(has_app, parents), None), by) if keep_record else None
     refused = False
     if record is not None:
         try:
@@ -165,7 +177,7 @@ def _create_if_missing(resources: Objects, document: Mapping[str, Any]) -> None:
             raise
 
 
-def _build_record(ref: AppRef, parent: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def _build_record(ref: AppRef, parent: Mapping[str, Any] | None, by: str) -> dict[str, Any] | None:
     """Return a Job of no pods, which Kubernetes completes at once. Return None without an AppDef to keep.
 
     It has no label of a queue, and its name is that of no role's Job.
@@ -188,6 +200,10 @@ def _build_record(ref: AppRef, parent: Mapping[str, Any] | None) -> dict[str, An
         "name": ref.name,
         "namespace": ref.namespace,
         "labels": kept,
-        "annotations": {APPDEF_ANNOTATION: annotations[APPDEF_ANNOTATION], **CANCEL_MARK},
+        "annotations": {
+            APPDEF_ANNOTATION: annotations[APPDEF_ANNOTATION],
+            CANCEL_ANNOTATION: by,
+            SUBMITTED_ANNOTATION: str(parent["metadata"].get("creationTimestamp") or ""),
+        },
     }
     return build_document(JOB, metadata, spec=spec)

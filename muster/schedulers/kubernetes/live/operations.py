@@ -1,6 +1,6 @@
 """Operations on an existing app: find, delete, resize."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -22,6 +22,8 @@ from muster.schedulers.kubernetes.kinds import (
 )
 from muster.schedulers.kubernetes.labels import (
     APPDEF_ANNOTATION,
+    BY_CANCEL,
+    BY_STOP,
     CANCEL_ANNOTATION,
     KUEUE_MINIMUM,
     LABEL_INSTANCE,
@@ -86,6 +88,12 @@ def is_cancelled(parent: Mapping[str, Any]) -> bool:
     """Return whether a user has cancelled the app that this object belongs to."""
     aborted = volcano_jobs.read_state(parent).get("phase") == volcano_jobs.ABORTED
     return aborted or CANCEL_ANNOTATION in (parent["metadata"].get("annotations") or {})
+
+
+def find_canceller(parents: Sequence[Mapping[str, Any]]) -> str:
+    """Return the command that has cancelled an app. "": none that is known."""
+    annotations = [parent["metadata"].get("annotations") or {} for parent in parents]
+    return next((by for each in annotations if (by := each.get(CANCEL_ANNOTATION)) in (BY_CANCEL, BY_STOP)), "")
 
 
 def _is_record(job: Mapping[str, Any]) -> bool:

@@ -22,7 +22,7 @@ from muster.schedulers.kubernetes.api.errors import ApiError, read_if_allowed
 from muster.schedulers.kubernetes.api.objects import Objects
 from muster.schedulers.kubernetes.app_id import AppRef, parse_app_id
 from muster.schedulers.kubernetes.kinds import JOB, JOBSET, POD, VOLCANO_JOB, Kind
-from muster.schedulers.kubernetes.labels import LABEL_INSTANCE, LABEL_MANAGED_BY, MANAGED_BY
+from muster.schedulers.kubernetes.labels import BY_CANCEL, BY_STOP, LABEL_INSTANCE, LABEL_MANAGED_BY, MANAGED_BY
 from muster.schedulers.kubernetes.live import asking, cancelling, kept_logs, operations
 from muster.schedulers.kubernetes.live.logs import ConnectionLimits, LogReader, PodLogQuery, convert_to_stamp
 from muster.schedulers.kubernetes.live.observation import list_pods, observe
@@ -166,7 +166,7 @@ class Session:
         self._completed[ref] = completed
         return completed
 
-    def cancel(self, app_id: str) -> None:
+    def cancel(self, app_id: str, by: str = BY_CANCEL) -> None:
         """See `cancelling.cancel`."""
         ref, resources = self._find(app_id)
         parents = operations.find_parents(resources, ref)
@@ -176,10 +176,10 @@ class Session:
             resources.client,
             ref,
             lambda: list_pods(resources, ref),
-            lambda: cancelling.cancel(resources, ref),
+            lambda: cancelling.cancel(resources, ref, by),
             _print_notice,
         )
-        cancelling.confirm_cancel(resources, ref, self._clock, _print_notice)
+        cancelling.confirm_cancel(resources, ref, self._clock, _print_notice, by)
 
     def ask(self, app_id: str, kind: AskKind, limit_s: float) -> Answer:
         """See `asking.ask_app`."""
@@ -189,7 +189,7 @@ class Session:
     def stop(self, app_id: str, limit_s: float) -> Answer:
         """See `asking.stop_app`."""
         ref, resources = self._find(app_id)
-        return asking.stop_app(resources, ref, limit_s, lambda: self.cancel(app_id), self._clock)
+        return asking.stop_app(resources, ref, limit_s, lambda: self.cancel(app_id, BY_STOP), self._clock)
 
     def delete(self, app_id: str) -> bool:
         """See `operations.delete`."""

@@ -16,8 +16,8 @@ from muster.schedulers.adapter.replica_errors import replace_line
 from muster.schedulers.errors import EngineError
 from muster.schedulers.failure_report import describe_report, find_root_cause
 from muster.schedulers.kubernetes.kinds import JOB, VOLCANO_JOB, parse_kind
-from muster.schedulers.kubernetes.labels import LABEL_COMPONENT, read_role
-from muster.schedulers.kubernetes.live.operations import is_cancelled, list_conditions, read_job_end
+from muster.schedulers.kubernetes.labels import BY_STOP, KUEUE_QUEUE, LABEL_COMPONENT, SUBMITTED_ANNOTATION, read_role
+from muster.schedulers.kubernetes.live.operations import find_canceller, is_cancelled, list_conditions, read_job_end
 from muster.schedulers.kubernetes.live.pod_status import PodFact, find_latest_pods
 from muster.schedulers.kubernetes.manifests.app_annotation import decode_app, decode_roles
 from muster.schedulers.kubernetes.names import label_roles
@@ -135,7 +135,10 @@ def has_run(observation: Observation) -> bool:
 
 def find_submitted_s(parents: Sequence[Mapping[str, Any]]) -> float | None:
     """Return when an app was submitted, by the cluster's clock, in seconds since the epoch. None: not known."""
-    created = [str(parent["metadata"].get("creationTimestamp") or "") for parent in parents]
+    created = [
+        str((metadata.get("annotations") or {}).get(SUBMITTED_ANNOTATION) or metadata.get("creationTimestamp") or "")
+        for metadata in (parent["metadata"] for parent in parents)
+    ]
     return min(filter(None, map(_parse_time, created)), default=None)
 
 
@@ -207,8 +210,11 @@ def _decide_end(parents: Sequence[Mapping[str, Any]]) -> AppState | None:
 
 def build_message(observation: Observation, state: AppState, report: Report | None) -> str:
     """Return why the app is in this state: one clause per group of pods, the most important first."""
-    if state in (AppState.SUCCEEDED, AppState.CANCELLED):
+    if state is AppState.SUCCEEDED:
         return ""
+    if state is AppState.CANCELLED:
+        by = find_canceller(observation.parents)
+        return f"{'stopped' if by == BY_STOP else 'cancelled'} ({by})" if by else ""
     clauses: list[str] = []
     if state is AppState.FAILED:
         clauses += [describe_report(report)] if report else []
@@ -232,7 +238,7 @@ def build_message(observation: Observation, state: AppState, report: Report | No
     if not observation.pods and state is not AppState.FAILED:
         clauses += [f"no pods: {text}{_advise(text)}" for text in dict.fromkeys(observation.warnings.values())]
         if _is_suspended(observation.parents[0]) and not observation.queue_reason:
-            clauses.append("suspended: waiting for its queue or to be resumed")
+            clauses.append(_describe_suspended(observation.parents[0]))
     if state is AppState.PENDING and not (observation.queue_reason or observation.events_refused):
         clauses += _describe_unexplained(observation)
     if observation.events_refused and state is not AppState.FAILED:
@@ -332,6 +338,15 @@ def _advise(event: str) -> str:
 
 def _is_suspended(parent: Mapping[str, Any]) -> bool:
     return bool((parent.get("spec") or {}).get("suspend"))
+
+
+def _describe_suspended(parent: Mapping[str, Any]) -> str:
+    metadata = parent["metadata"]
+    if KUEUE_QUEUE in (metadata.get("labels") or {}):
+        return f"suspended: waiting for its queue {metadata['labels'][KUEUE_QUEUE]}"
+    name = f"{parse_kind(parent).kind.lower()} {metadata['name']}"
+    patch = """--type=merge -p '{"spec":{"suspend":false}}'"""
+    return f"suspended: to resume it, run: kubectl -n {metadata.get('namespace') or 'default'} patch {name} {patch}"
 
 
 def _describe_conditions(observation: Observation) -> list[str]:

@@ -462,6 +462,10 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
                 from muster.schedulers.adapter.status import shorten_status
 
                 return shorten_status(response, has_lines=self._live_lines.has_printed)
+        if response is not None and callers.shows_status():
+            from muster.schedulers.adapter.status import drop_report
+
+            return drop_report(response)
         return response
 
     def close(self) -> None:

@@ -58,11 +58,18 @@ def shorten_status(response: DescribeAppResponse, *, has_lines: bool) -> Describ
         response: see `build_status`.
         has_lines: the command has printed the job's lines, with the error and its traceback.
     """
-    error = NONE if has_lines else response.structured_error_msg
-    data = None if error == NONE else json.loads(error)
-    if isinstance(data, dict) and _REPORT in data:
-        error = json.dumps({key: each for key, each in data.items() if key != _REPORT})
+    error = NONE if has_lines else drop_report(response).structured_error_msg
     return dataclasses.replace(response, roles_statuses=[], structured_error_msg=error)
+
+
+def drop_report(response: DescribeAppResponse) -> DescribeAppResponse:
+    """Return the status without the job's report: some 3 KB of JSON, which TorchX prints in one line."""
+    error = response.structured_error_msg
+    data = None if error == NONE else json.loads(error)
+    if not isinstance(data, dict) or _REPORT not in data:
+        return response
+    error = json.dumps({key: each for key, each in data.items() if key != _REPORT})
+    return dataclasses.replace(response, structured_error_msg=error)
 
 
 def parse_status(response: DescribeAppResponse) -> AppFacts:

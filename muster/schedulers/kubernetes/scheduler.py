@@ -282,13 +282,14 @@ def _describe_default_image(role: Role) -> str:
 
 def _describe_lost_paths(role: Role) -> str:
     """Say that the path of a checkpoint on a volume may be lost with the pods. "": it is kept, or has no volume."""
-    folders = [each.dst_path for each in role.mounts if isinstance(each, VolumeMount) and not each.read_only]
+    mounts = [each.dst_path for each in role.mounts if isinstance(each, VolumeMount) and not each.read_only]
+    folders = [each for each in mounts if posixpath.isabs(each)]  # the manifest refuses others
     if not folders or Env.LOG_DIR in role.env or not is_agent_role(role):
         return ""
     name = shlex.quote(posixpath.join(folders[0], "muster"))
     return (
-        "if all pods are replaced at once, `worker.resume_path()` forgets the last checkpoint: "
-        f"--env {Env.LOG_DIR}={name} keeps its path on the volume"
+        f"add --env {Env.LOG_DIR}={name}: it keeps the path of the last checkpoint on the volume if all pods are "
+        "replaced at once"
     )
 
 

@@ -79,8 +79,17 @@ def test_a_job_with_a_volume_is_told_how_it_keeps_the_path_of_its_checkpoint(sch
     app = build_app()
     vars(app.roles[0]).update({"mounts": [specs.VolumeMount(src="runs", dst_path="/runs")], **change})
     scheduler.submit_dryrun(app, {})
-    line = "--env MUSTER_LOG_DIR=/runs/muster keeps its path on the volume"
+    line = "add --env MUSTER_LOG_DIR=/runs/muster: it keeps the path of the last checkpoint on the volume"
     assert (line in capsys.readouterr().err) == is_told
+
+
+def test_a_target_that_is_refused_gets_no_hint(scheduler, capsys):
+    """The hint named a folder in it: `--env MUSTER_LOG_DIR=ck/muster`."""
+    app = build_app()
+    app.roles[0].mounts = [specs.VolumeMount(src="runs", dst_path="ck")]
+    with pytest.raises(SchedulerError, match="'ck' is not an absolute path"):
+        scheduler.submit_dryrun(app, {})
+    assert "MUSTER_LOG_DIR" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("image", [torchx.IMAGE, "registry.example/torch:2.13"])
@@ -579,8 +588,9 @@ def test_a_job_over_quota_says_so_with_the_rights_that_the_documentation_lists(c
 def test_gangs_are_discovered(cluster, scheduler, capsys):
     submit(scheduler)
     told = capsys.readouterr().err
-    assert "muster: no queue is given and the cluster has no PodGroups: pods start one by one." in told
-    assert "no room for all 2 of them, those that have started hold their nodes until the others start" in told
+    assert "muster: no queue is given and the cluster has no PodGroups: pods start one by one;" in told
+    said = "; without room for 2 pods, those that run wait and hold their nodes; -cfg queue=NAME (Kueue) starts all"
+    assert said in told
     cluster.groups["scheduling.k8s.io"] = ["v1", "v1alpha2"]
     cluster.kinds["scheduling.k8s.io/v1alpha2"] = ["podgroups"]
     submit(scheduler)

@@ -4,12 +4,14 @@ import json
 
 import pytest
 from doubles.kubernetes_apps import RIGHTS, build_agent_role
+from doubles.samples import write_report
 from torchx import specs
 from torchx.specs.api import AppState, AppStatus
 
 from muster._shared.control import ExitCode
 from muster.cli.commands import main
 from muster.schedulers.errors import EngineError
+from muster.schedulers.runner import callers
 
 pytestmark = pytest.mark.torchx
 
@@ -224,3 +226,15 @@ def test_while_one_of_two_nodes_joins_again_the_message_says_so(cluster, schedul
     cluster.delete_object(("/api/v1", "team", "pods", waiting["metadata"]["name"]))
     told = "1 pod not created yet: the Job controller replaces a pod after 10 s; 1 of 2 nodes runs"
     assert scheduler.describe(app_id).msg == told
+
+
+def test_torchx_status_prints_no_report_as_json(cluster, scheduler, start, monkeypatch):
+    """It printed 3.5 KB in one line. Programs still get the report."""
+    app_id = start(max_retries=0)
+    report = write_report("why", {"host": "h", "global_rank": 0, "exit_code": 1, "time_s": 1.0})
+    cluster.end_pod(find_pod(cluster, app_id, 0), 1, message=report)
+    assert "report" in json.loads(scheduler.describe(app_id).structured_error_msg)
+    monkeypatch.setattr(callers, "shows_status", lambda: True)
+    status = scheduler.describe(app_id)
+    assert set(json.loads(status.structured_error_msg)) == {"message"}
+    assert status.roles_statuses

@@ -8,7 +8,7 @@ from torchx.specs.api import NONE, ReplicaStatus
 
 from muster._shared.reports import Failure, Report
 from muster.schedulers.adapter.facts import AppFacts
-from muster.schedulers.adapter.status import build_status, shorten_status
+from muster.schedulers.adapter.status import build_status, drop_report, shorten_status
 
 pytestmark = pytest.mark.torchx
 
@@ -101,5 +101,7 @@ def test_what_torchx_run_prints_of_a_failed_job_does_not_grow_with_its_nodes() -
     short = shorten_status(status, has_lines=False)
     assert (short.state, short.msg, short.roles_statuses) == (AppState.FAILED, "why", [])
     assert json.loads(short.structured_error_msg) == {"message": {"message": "x"}}
+    whole = drop_report(status)
+    assert (whole.structured_error_msg, len(whole.roles_statuses[0].replicas)) == (short.structured_error_msg, 3)
     assert shorten_status(status, has_lines=True).structured_error_msg == NONE, "the lines above have it"
     assert len(status.roles_statuses[0].replicas) == 3, "the adapter's own is unchanged"

@@ -237,8 +237,8 @@ def _find_pod_group_version(
             return version
         problem = f"this account is not allowed to create podgroups.{version.partition('/')[0]}"
     notify(
-        f"{problem}: pods start one by one. If the cluster has no room for all {request.minimum} of them, those that "
-        "have started hold their nodes until the others start"
+        f"{problem}: pods start one by one; without room for {request.minimum} pods, those that run wait and hold "
+        "their nodes; -cfg queue=NAME (Kueue) starts all together"
     )
     return None
 

@@ -168,7 +168,8 @@ def close_stop(asked: Answer, what: str, took_s: float, *, has_ended: bool) -> A
         return replace(asked, outcome=AskOutcome.LATE, line=line, took_s=took_s)
     if asked.outcome is AskOutcome.DONE:
         return asked
-    line = f"{asked.line}, so no common step was saved; all {what} got SIGTERM and have ended, after {took_s:.1f} s"
+    said = asked.line.replace("; nothing was changed", "")
+    line = f"{said}, so no common step was saved; all {what} got SIGTERM and have ended, after {took_s:.1f} s"
     return Answer(outcome=AskOutcome.DONE, line=line, took_s=took_s, late=asked.late)
 
 

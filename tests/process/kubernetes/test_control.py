@@ -237,6 +237,16 @@ def test_ranks_that_agree_on_no_step_get_the_signal(cluster, scheduler, app):
     assert answer.outcome is AskOutcome.DONE
 
 
+def test_a_stop_between_two_rounds_does_not_say_that_nothing_was_changed(cluster, scheduler, app):
+    """It said so, and then that all pods have ended."""
+    line = "no workers are running: they are being started or stopped; nothing was changed"
+    cluster.run_command = lambda pod, command: (0, encode({"outcome": "refused", "line": line}), b"")
+    said = scheduler.stop_app(app, 30.0).line
+    assert said.startswith(
+        "no workers are running: they are being started or stopped, so no common step was saved; all"
+    )
+
+
 def test_a_stop_of_a_job_that_has_not_started_says_so(cluster, scheduler, app):
     """It said that workers had not run for a second, and that all pods had got SIGTERM."""
     for index in range(2):

@@ -224,7 +224,9 @@ def test_while_one_of_two_nodes_joins_again_the_message_says_so(cluster, schedul
     assert (status.state, status.msg) == (AppState.RUNNING, "node 1 of 2 in a pod that starts; 1 of 2 nodes runs")
     waiting = find_pod(cluster, app_id, 1)
     cluster.delete_object(("/api/v1", "team", "pods", waiting["metadata"]["name"]))
-    told = "1 pod not created yet: the Job controller replaces a pod after 10 s; 1 of 2 nodes runs"
+    name = cluster.find("jobs")[0]["metadata"]["name"]
+    more = f"if it takes longer, run: kubectl -n team describe job {name}"
+    told = f"1 pod not created yet: the Job controller replaces a pod after 10 s; {more}; 1 of 2 nodes runs"
     assert scheduler.describe(app_id).msg == told
 
 

@@ -285,7 +285,9 @@ def _describe_starting(observation: Observation) -> str:
     clauses = [f"{_name_nodes(starts)} of {len(current)} in a pod that starts"] if starts else []
     missing = count_missing_pods(observation.parents, observation.pods)
     if missing and not observation.warnings:
-        clauses.append(f"{_name_missing(missing)} yet: the Job controller replaces a pod after 10 s")
+        job = next(iter(_list_jobs(observation.parents, running=True)), observation.parents[0])["metadata"]
+        more = f"if it takes longer, run: kubectl -n {job.get('namespace') or 'default'} describe job {job['name']}"
+        clauses.append(f"{_name_missing(missing)} yet: the Job controller replaces a pod after 10 s; {more}")
     return "; ".join(clauses)
 
 

@@ -395,3 +395,12 @@ def test_the_record_of_a_cancelled_app_keeps_the_time_of_its_submission():
     record = _build_record(AppRef(namespace="ns", name="app-x1"), queued, "torchx cancel")
     record["metadata"]["creationTimestamp"] = "2026-01-01T00:00:10Z"
     assert find_submitted_s([record]) == find_submitted_s([queued]) == 1767225600
+
+
+def test_a_pod_that_was_replaced_is_told():
+    """Its node runs again, and nothing told of the pod that was lost."""
+    lost = pod(0, "Failed", name="a", containerStatuses=terminated(137))
+    status = describe([job()], [lost, pod(0, created="2026-01-01T00:00:05Z")])
+    assert status.state is AppState.RUNNING
+    assert status.msg.startswith("the pod of node 0 was replaced: was ended by SIGKILL")
+    assert "replaced" not in describe([job()], [lost, pod(0, "Pending", created="2026-01-01T00:00:05Z"), pod(1)]).msg

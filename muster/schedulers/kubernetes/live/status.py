@@ -230,6 +230,7 @@ def build_message(observation: Observation, state: AppState, report: Report | No
     clauses += [f"the Job of role {name} is deleted{lost}" for name in list_unknown_roles(observation)]
     if state is AppState.RUNNING:
         clauses.append(_describe_starting(observation))
+        clauses.append(_describe_replaced(observation))
     missing = count_missing_pods(observation.parents, observation.pods)
     if missing and observation.pods and state is not AppState.FAILED:
         existing = {fact.name for fact in observation.pods}
@@ -289,6 +290,23 @@ def _describe_starting(observation: Observation) -> str:
         more = f"if it takes longer, run: kubectl -n {job.get('namespace') or 'default'} describe job {job['name']}"
         clauses.append(f"{_name_missing(missing)} yet: the Job controller replaces a pod after 10 s; {more}")
     return "; ".join(clauses)
+
+
+def _describe_replaced(observation: Observation) -> str:
+    """Say of the last pod that has failed, and was replaced by one that runs, how it ended. "": none that exists."""
+    current = _find_current(observation)
+    ended = [
+        fact
+        for fact in observation.pods
+        if fact.phase == "Failed"
+        and fact.reason
+        and not fact.is_drained
+        and (newest := current.get((fact.role, fact.index))) is not None
+        and newest is not fact
+        and newest.phase == "Running"
+    ]
+    last = max(ended, key=lambda fact: fact.finished, default=None)
+    return "" if last is None else f"the pod of node {last.index} was replaced: {last.reason}"
 
 
 def _name_nodes(indexes: Sequence[int]) -> str:

@@ -249,6 +249,7 @@ class AlikeLines(Generic[_S]):
         else:
             said.join(speaker)
             self._fix(said)
+            self._hasten(said, unit.since_s + self._window_s)
         for rank in speaker.ranks:
             place = self._places.setdefault(rank, _Place())
             place.last = said
@@ -314,12 +315,15 @@ class AlikeLines(Generic[_S]):
             self._tail = said
         else:
             after.before = said
-        while before is not None and before.due_s > said.due_s:  # rows of a traceback are older
-            before.due_s = said.due_s
-            before = before.before
+        self._hasten(before, said.due_s)
         self._held += 1
         if said.kind != ALONE:
             insort(self._alike.setdefault(said.key, []), said, key=_NUMBER)
+
+    def _hasten(self, said: Said[_S] | None, due_s: float) -> None:
+        """Print a unit, and all in front of it, no later than this: rows of a traceback are older than their unit."""
+        while said is not None and said.due_s > due_s:
+            said.due_s, said = due_s, said.before
 
     def _unlink(self, said: Said[_S]) -> None:
         if said.before is None:

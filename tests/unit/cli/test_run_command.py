@@ -2,8 +2,10 @@
 
 import argparse
 import io
+import signal
 import sys
 import threading
+from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from types import SimpleNamespace
 
@@ -13,6 +15,16 @@ from torchx.specs import AppState
 from muster._shared.control import ControlError
 from muster.cli import commands, run_command
 from muster.cli.output.streaming import LinePrinter, add_prefix
+
+
+@pytest.fixture(autouse=True)
+def _signals_of_before() -> Iterator[None]:
+    """A command that makes a scheduler handles SIGTERM and SIGHUP from then on."""
+    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for each, handler in before.items():
+        signal.signal(each, handler)
+
 
 pytestmark = pytest.mark.torchx
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from muster._shared.console import alike_lines, units
@@ -244,7 +244,11 @@ def test_what_is_printed_is_what_its_first_rank_said(events: list[Event]) -> Non
     assert not any(unseen.values())
 
 
+OPEN_TRACEBACK = [b"Traceback (most recent call last):", b"loss nan", b"\r50%\r100%"]
+
+
 @given(EVENTS)
+@example([Event(1, OPEN_TRACEBACK, 0.0), Event(0, OPEN_TRACEBACK, 0.1), Event(0, [b"step 1"], 0.0)])
 def test_no_line_waits_longer_than_the_window(events: list[Event]) -> None:
     times = list(itertools.accumulate(event.after_s for event in events))
     said = {

@@ -1,4 +1,4 @@
-"""A real cgroup with a memory limit, and how a command is started in it."""
+"""A real cgroup with a memory limit, how a command is started in it, and which cgroups a rehearsal left."""
 
 import contextlib
 import os
@@ -40,3 +40,13 @@ def join(folder: Path, *argv: str) -> list[str]:
     """The command that runs another one in the cgroup."""
     code = "import os, sys; open(sys.argv[1], 'w').write(str(os.getpid())); os.execv(sys.argv[2], sys.argv[2:])"
     return [sys.executable, "-I", "-S", "-c", code, str(folder / "cgroup.procs"), *argv]
+
+
+def list_rehearsal_cgroups() -> list[str]:
+    """The cgroups of rehearsals. `os.walk` skips a cgroup that another program removes, `Path.glob` raises."""
+    return [
+        os.path.join(folder, name)
+        for folder, names, _ in os.walk("/sys/fs/cgroup")
+        for name in names
+        if name.startswith("muster-rehearsal-")
+    ]

@@ -13,6 +13,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 from harness import Outcome, Tree, run_tree, wait_until
+from memory_cgroup import list_rehearsal_cgroups
 
 from muster.cli.rehearse import live, plan
 from muster.components import dist
@@ -211,7 +212,7 @@ def test_a_loader_of_torch_is_killed(folder: Path) -> None:
 def list_leftovers() -> list[str]:
     mounts = [line for line in Path("/proc/self/mounts").read_text().splitlines() if "rehears" in line]
     spaces = [str(path) for path in Path("/run/netns").glob("muster-rehearsal-*")]
-    return [*mounts, *spaces, *map(str, Path("/sys/fs/cgroup").glob("**/muster-rehearsal-*"))]
+    return [*mounts, *spaces, *list_rehearsal_cgroups()]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from harness import wait_until
+from memory_cgroup import list_rehearsal_cgroups
 
 from muster._shared import processes
 from muster.cli.rehearse.faults.fault import NotPossibleError
@@ -117,7 +118,7 @@ def test_a_killed_rehearsal_leaves_no_process_that_takes_memory(tmp_path: Path) 
         (line,) = undo_dead(tmp_path / "journals")
         rank.kill()
     assert "cgroup" in line
-    assert not list(Path("/sys/fs/cgroup").glob(f"**/muster-rehearsal-{process.pid}"))
+    assert not [each for each in list_rehearsal_cgroups() if each.endswith(f"-{process.pid}")]
     wait_until(lambda: (processes.read_stat(eater) or "Z")[0] == "Z", what="what takes the memory ends")
 
 

@@ -23,6 +23,8 @@ _TYPES: Final[Mapping[Any, Any]] = {list[str]: typing.List[str], dict[str, str]:
 
 _NEAR: Final = 0.7
 """How alike two names must be for a suggestion, from 0 to 1."""
+_MOST_MEANT: Final = 3
+"""How many names are suggested."""
 _SEPARATOR = re.compile(r"[,;]")
 _BRACED_VALUE = re.compile(r"\s*[\w.-]+\s*=\s*\{")
 _BRACE_OR_QUOTED = re.compile(r"""[{}]|"(?:[^"\\]|\\.)*"|'[^']*'""")
@@ -99,11 +101,12 @@ class StrictOpts(runopts):  # type: ignore[misc]
         names = sorted(self._declared)
         # Help has the name that others give it in brackets.
         close = [name for name in names if f"({given})".lower() in self._declared[name].help.lower()]
-        close = close or difflib.get_close_matches(given.lower(), names, n=1, cutoff=_NEAR)
-        hint = f"did you mean {close[0]!r}? " if close else ""
+        close = close or difflib.get_close_matches(given.lower(), names, n=_MOST_MEANT, cutoff=_NEAR)
+        hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
         if not close and before and self._declared[before].opt_type in _TYPES.values():
             hint = f"as a part of {before!r} write {given}:VALUE; "
-        return f"{self._scheduler} has no option {given!r}; {hint}it has: {', '.join(names) or 'none'}"
+        where = f"`torchx runopts {self._scheduler}` lists all" if names else "it has none"
+        return f"{self._scheduler} has no option {given!r}; {hint}{where}"
 
     def _parse(self, key: str, value: Any, cfg: Mapping[str, Any]) -> Any:
         kind = self._declared[key].opt_type

@@ -28,7 +28,7 @@ from muster.schedulers.supervision.state import (
 pytestmark = pytest.mark.torchx
 
 BOOLS = "one of true, 1, yes, on, false, 0, no, off"
-NAMES = "count, detach, grace_s, labels, log_dir, names"
+ALL = "`torchx runopts local_cwd` lists all"
 TINY = Resource(cpu=1, gpu=0, memMB=1)
 
 
@@ -86,8 +86,9 @@ def test_words_for_false(opts, word):
         ("grace_s=soon", "option 'grace_s' of local_cwd must be a number, not 'soon'"),
         ("grace_s=nan", "option 'grace_s' of local_cwd must be a number, not 'nan'"),
         ("labels=a", "option 'labels' of local_cwd must be key:value pairs separated by ;, not 'a'"),
-        ("detatch=1", f"local_cwd has no option 'detatch'; did you mean 'detach'? it has: {NAMES}"),
-        ("zzz=1", f"local_cwd has no option 'zzz'; it has: {NAMES}"),
+        ("detatch=1", f"local_cwd has no option 'detatch'; did you mean 'detach'? {ALL}"),
+        ("label=a", f"local_cwd has no option 'label'; did you mean 'labels'? {ALL}"),
+        ("zzz=1", f"local_cwd has no option 'zzz'; {ALL}"),
         ("detach", f"option 'detach' of local_cwd must be {BOOLS}, not ''"),
         ("detach=1,detach=0", None),
     ],

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeVar
 
 from torchx.specs import AppDef, AppState
 
@@ -20,7 +20,7 @@ from muster.cli.adapters import create_scheduler, describe_error, list_names
 from muster.cli.handles import SAME_APPS
 from muster.cli.operations import open_scheduler
 from muster.cli.prune import format_age
-from muster.schedulers.adapter.facts import OTHER_HOME, AppFacts
+from muster.schedulers.adapter.facts import AppFacts
 from muster.schedulers.adapter.job_line import build_data, format_line
 from muster.schedulers.adapter.scheduler import PluginScheduler
 from muster.schedulers.errors import EngineError, NotConfiguredError, SchedulerError, UnknownAppError
@@ -38,6 +38,7 @@ STATE_CODES: Final[Mapping[AppState, int]] = {
 }
 """The exit code of `muster status`. 2, 3 and 6 are those of every command, see `ExitCode`."""
 
+_App = TypeVar("_App")
 _FOLDED: Final = 2
 """From how many on apps that were submitted with another home are one line."""
 _ANSWER_LIMIT_S: Final = 20.0
@@ -124,6 +125,7 @@ class Listed:
 
     handle: str
     submitted_s: float | None
+    has_other_home: bool
     facts: AppFacts
 
 
@@ -134,7 +136,9 @@ class Listing:
     scheduler: str
     apps: tuple[Listed, ...] = ()
     count: int = 0
-    """How many apps it has. Only the newest are read."""
+    """How many apps it has, without `others`. Only the newest are read."""
+    others: int = 0
+    """How many more apps were submitted with another home."""
     problem: str = ""
     """Why it cannot be reached, in one line. "": it can, or it is not configured and was not asked for."""
 
@@ -150,13 +154,8 @@ def print_list(names: Iterable[str], *, limit: int, as_json: bool) -> int:
         as_json: as one line of JSON.
     """
     wanted = tuple(names)
-    listings = read_listings(wanted or find_names(), limit, are_named=bool(wanted))
-    found = [app for each in listings for app in each.apps]
-    others = [] if wanted or as_json else [app.handle for app in found if _is_of_other_home(app.facts)]
-    if len(others) < _FOLDED:
-        others = []
-    kept = [app for app in found if app.handle not in others]
-    apps = sorted(kept, key=lambda app: app.submitted_s or 0.0)[-limit:]
+    listings = read_listings(wanted or find_names(), limit, are_named=bool(wanted), counts_others=not as_json)
+    apps = sort_apps(app for each in listings for app in each.apps)[-limit:]
     problems = {each.scheduler: each.problem for each in listings if each.problem}
     code = ExitCode.LOST if wanted and problems else ExitCode.DONE
     if as_json:
@@ -164,14 +163,11 @@ def print_list(names: Iterable[str], *, limit: int, as_json: bool) -> int:
         print(json.dumps({"apps": entries, "not_reachable": problems, "exit_code": int(code)}))
         return int(code)
     _print_apps(apps[::-1])
-    left = sum(each.count for each in listings) - len(apps) - len(others)
+    left = sum(each.count for each in listings) - len(apps)
     if left:
-        print(f"{left} older ones are not shown; `-n {limit + left}` shows all")
-    if others:
-        backend = others[0].partition(":")[0]
-        print(
-            f"{len(others)} jobs of {backend} were submitted with another home; `muster list -s {backend}` shows them"
-        )
+        print(f"{left} older one{'s are' if left > 1 else ' is'} not shown; `-n {limit + left}` shows all")
+    for backend, others in ((each.scheduler, each.others) for each in listings if each.others):
+        print(f"{others} jobs of {backend} were submitted with another home; `muster list -s {backend}` shows them")
     if not wanted:
         from muster.cli.default_hold_command import describe
 
@@ -182,8 +178,11 @@ def print_list(names: Iterable[str], *, limit: int, as_json: bool) -> int:
     return int(code)
 
 
-def _is_of_other_home(facts: AppFacts) -> bool:
-    return isinstance(facts.messages, tuple) and any(each.startswith(OTHER_HOME) for each in facts.messages)
+def sort_apps(apps: Iterable[_App]) -> list[_App]:
+    """Sort apps by the time of their submission, the newest last. Those of another home come before all others."""
+    return sorted(
+        apps, key=lambda app: (not getattr(app, "has_other_home", False), getattr(app, "submitted_s", None) or 0.0)
+    )
 
 
 def _print_apps(apps: Iterable[Listed]) -> None:
@@ -203,18 +202,19 @@ def find_names() -> list[str]:
     return [name for name in list_names() if name not in SAME_APPS]
 
 
-def read_listings(names: Iterable[str], limit: int, *, are_named: bool) -> list[Listing]:
+def read_listings(names: Iterable[str], limit: int, *, are_named: bool, counts_others: bool = False) -> list[Listing]:
     """Read the newest apps of several schedulers at the same time. One that does not answer in time is a problem.
 
     Args:
         names: the schedulers'.
         limit: how many apps of each at most.
         are_named: a person has named them: one that is not made with the seam is a problem, too.
+        counts_others: if no scheduler is named, only count apps of another home where there are two or more.
     """
     found: queue.SimpleQueue[Listing] = queue.SimpleQueue()
 
     def read(name: str) -> None:
-        found.put(_read_listing(name, limit, is_named=are_named))
+        found.put(_read_listing(name, limit, is_named=are_named, counts_others=counts_others and not are_named))
 
     asked = list(dict.fromkeys(names))
     for name in asked:
@@ -231,13 +231,16 @@ def read_listings(names: Iterable[str], limit: int, *, are_named: bool) -> list[
     return [listings.get(name) or Listing(scheduler=name, problem=late) for name in asked]
 
 
-def _read_listing(name: str, limit: int, *, is_named: bool) -> Listing:
+def _read_listing(name: str, limit: int, *, is_named: bool, counts_others: bool) -> Listing:
     try:
         scheduler = create_scheduler(name, "muster")
         with closing(scheduler):
-            apps = sorted(scheduler.list_apps({}), key=lambda app: getattr(app, "submitted_s", None) or 0.0)
+            apps = sort_apps(scheduler.list_apps({}))
+            others = sum(getattr(app, "has_other_home", False) for app in apps) if counts_others else 0
+            others = others if others >= _FOLDED else 0
+            apps = apps[others:]
             known = (_read_app(scheduler, name, str(app.app_id), app) for app in apps[-limit:])
-            return Listing(scheduler=name, apps=tuple(filter(None, known)), count=len(apps))
+            return Listing(scheduler=name, apps=tuple(filter(None, known)), count=len(apps), others=others)
     except ControlError as error:
         is_other = error.exit_code is ExitCode.USAGE and not is_named
         return Listing(scheduler=name, problem="" if is_other else str(error))
@@ -250,6 +253,7 @@ def _read_listing(name: str, limit: int, *, is_named: bool) -> Listing:
 def _read_app(scheduler: PluginScheduler, name: str, app_id: str, app: object) -> Listed | None:
     """Read an app. None: another shell has just deleted it. One that cannot be read says so in its line."""
     submitted_s: float | None = getattr(app, "submitted_s", None)
+    has_other_home = bool(getattr(app, "has_other_home", False))
     try:
         facts = _read_facts(scheduler, app_id)
     except (EngineError, SchedulerError, OSError) as error:
@@ -257,4 +261,9 @@ def _read_app(scheduler: PluginScheduler, name: str, app_id: str, app: object) -
         facts = AppFacts(app_id=app_id, app=AppDef(name=""), state=AppState.UNKNOWN, replicas=None, messages=(unread,))
     if facts is None:
         return None
-    return Listed(handle=f"{name}://torchx/{app_id}", submitted_s=submitted_s or facts.submitted_s, facts=facts)
+    return Listed(
+        handle=f"{name}://torchx/{app_id}",
+        submitted_s=submitted_s or facts.submitted_s,
+        has_other_home=has_other_home,
+        facts=facts,
+    )

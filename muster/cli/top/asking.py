@@ -14,7 +14,7 @@ from muster.cli import operations
 from muster.cli.afterwards import log_folder
 from muster.cli.output.log_command import follow_files, select_rank
 from muster.cli.output.rank_logs import STDERR, STDOUT
-from muster.cli.overview import STATE_CODES, find_names, read_app, read_listings
+from muster.cli.overview import STATE_CODES, find_names, read_app, read_listings, sort_apps
 from muster.cli.top.picture import JobList, JobPicture, JobRow
 from muster.cli.top.state import Deed
 from muster.schedulers.adapter.facts import AppFacts
@@ -37,7 +37,7 @@ class SchedulerJobs:
     def list_jobs(self) -> JobList:
         """See `source.Jobs`."""
         listings = read_listings(find_names(), MOST_JOBS, are_named=False)
-        apps = sorted((app for each in listings for app in each.apps), key=lambda app: app.submitted_s or 0.0)
+        apps = sort_apps(app for each in listings for app in each.apps)
         return JobList(
             rows=[
                 JobRow(handle=app.handle, state=name_state(app.facts), line=_remove_state(app.facts))

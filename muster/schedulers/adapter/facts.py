@@ -2,16 +2,12 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 from torchx.specs import AppDef, AppState
 from torchx.specs.api import ReplicaStatus
 
 from muster._shared.reports import Report
 from muster.schedulers.adapter.records import JobFacts
-
-OTHER_HOME: Final = "it was submitted with another home"
-"""How the message of an app begins that only the engine knows here. `muster list` only counts such apps."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -102,6 +102,8 @@ class ListedApp(ListAppResponse):  # type: ignore[misc]
 
     submitted_s: float | None = None
     """Wall-clock seconds. None: not known."""
+    has_other_home: bool = False
+    """It was submitted with another home, and only the engine knows it here. `muster list` only counts such apps."""
 
     __hash__ = ListAppResponse.__hash__
 

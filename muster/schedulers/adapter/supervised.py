@@ -224,7 +224,7 @@ class SupervisedScheduler(PluginScheduler, abc.ABC):
         del cfg
         return self.list_states(self.read_states())
 
-    def list_states(self, states: Mapping[str, AppState]) -> list[ListAppResponse]:
+    def list_states(self, states: Mapping[str, AppState]) -> list[ListedApp]:
         """Return apps with their states as `list_apps` does."""
         registry = self.find_registry()
         return [

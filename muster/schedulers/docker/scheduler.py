@@ -23,7 +23,6 @@ from muster.schedulers.bundle import build_agent_bundle
 from muster.schedulers.docker import devices
 from muster.schedulers.docker.driver import ENGINE_KEY
 from muster.schedulers.docker.engine.client import Engine
-from muster.schedulers.docker.engine.container_state import ContainerFacts
 from muster.schedulers.docker.engine.errors import DockerError, EngineUnavailable, UnreadableLogs
 from muster.schedulers.docker.engine.sdk import is_configured, pick_address
 from muster.schedulers.docker.live import creation, reservations, restarts, submissions, unregistered
@@ -330,6 +329,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
 
     def list_apps(self, cfg: Mapping[str, Any]) -> list[ListAppResponse]:  # noqa: ARG002
         """See `PluginScheduler`: apps with a state folder, and apps that only the engine knows."""
+        others: set[str] = set()
         with _translate_errors():
             states = self.read_states()
             try:
@@ -340,9 +340,13 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
                 logger.warning("%s: apps that only the engine knows are not listed", error)
             else:
                 states = {app_id: state for app_id, state in states.items() if not self._is_gone(app_id, state, found)}
-                for app_id, containers in found.items():
-                    self._add_unregistered(states, app_id, containers)
-        return self.list_states(states)
+                unknown = {app_id: containers for app_id, containers in found.items() if app_id not in states}
+                states |= {app_id: unregistered.find_app_state(each) for app_id, each in unknown.items()}
+                state_dir = str(find_state_dir(os.environ))
+                others = {
+                    app_id for app_id, each in unknown.items() if unregistered.find_other_state_dir(each, state_dir)
+                }
+        return [replace(each, has_other_home=each.app_id in others) for each in self.list_states(states)]
 
     def _is_gone(self, app_id: str, state: AppState, found: Mapping[str, Any]) -> bool:
         """Return whether an app has ended and its containers, with their logs, have been removed from this engine."""
@@ -355,14 +359,6 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         if not is_terminal(state) or app_id in found:
             return False
         return bool(folder.read_spec().description.get(ENGINE_KEY) == pick_address(os.environ))
-
-    def _add_unregistered(self, states: dict[str, AppState], app_id: str, containers: Sequence[ContainerFacts]) -> None:
-        if app_id in states:
-            return
-        states[app_id] = unregistered.find_app_state(containers)
-        other = unregistered.find_other_state_dir(containers, str(find_state_dir(os.environ)))
-        if other is not None:
-            logger.info("%s was submitted with another home: its state is in %s", app_id, other)
 
     def read_log(self, app_id: str, request: LogRequest) -> Iterable[str]:
         """See `PluginScheduler`. Output of all containers of the replica, in order."""

@@ -67,6 +67,12 @@ def serve(monkeypatch):
     return serve
 
 
+def mark_others(scheduler, others=("f0", "f1", "f2")):
+    """Make these apps those of another home. They are newer than the others."""
+    list_apps = scheduler.list_apps
+    scheduler.list_apps = lambda cfg: [replace(each, has_other_home=each.app_id in others) for each in list_apps(cfg)]
+
+
 def test_logs_without_a_link_are_told_in_words(serve, capsys):
     one = Apps("one", {"a": AppState.RUNNING})
     read = one.read_facts
@@ -120,8 +126,7 @@ def test_a_scheduler_that_is_not_configured_is_named_only_if_it_is_asked_for(ser
 @pytest.mark.parametrize(("foreign", "is_folded"), [(1, False), (3, True)])
 def test_jobs_of_another_home_are_one_line(foreign, is_folded, serve, capsys):
     one = Apps("one", {"mine": AppState.RUNNING, **{f"f{index}": AppState.FAILED for index in range(foreign)}})
-    read, other = one.read_facts, ("it was submitted with another home: its state is in /tmp/x",)
-    one.read_facts = lambda app_id: read(app_id) if app_id == "mine" else replace(read(app_id), messages=other)
+    mark_others(one)
     serve(one)
     assert commands.main(["list", "-n", "9"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -129,6 +134,29 @@ def test_jobs_of_another_home_are_one_line(foreign, is_folded, serve, capsys):
     assert (len(lines), lines[1] == folded) == (2, is_folded)
     assert commands.main(["list", "-s", "one"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == foreign + 1
+
+
+@pytest.mark.parametrize("words", [[], ["-s", "one"], ["--json"]])
+def test_jobs_of_another_home_take_no_place_of_a_job_of_this_one(words, serve, capsys):
+    """They counted for the limit: the older ones of this home were not shown, and the counts were wrong."""
+    one = Apps("one", {**dict.fromkeys(("a", "b", "c"), AppState.RUNNING), **dict.fromkeys("fghij", AppState.FAILED)})
+    mark_others(one, "fghij")
+    serve(one)
+    assert commands.main(["list", "-n", "2", *words]) == 0
+    out = capsys.readouterr().out
+    if words == ["--json"]:
+        assert [each["handle"] for each in json.loads(out)["apps"]] == ["one://torchx/c", "one://torchx/b"]
+        return
+    lines = out.splitlines()
+    assert [line.split()[0] for line in lines[:2]] == ["one://torchx/c", "one://torchx/b"]
+    if words:
+        assert lines[2:] == ["6 older ones are not shown; `-n 8` shows all"]
+    else:
+        assert lines[2:] == [
+            "1 older one is not shown; `-n 3` shows all",
+            "5 jobs of one were submitted with another home; `muster list -s one` shows them",
+        ]
+        assert one.read == ["b", "c"]
 
 
 def test_a_scheduler_that_does_not_answer_holds_the_others_up_no_longer_than_its_limit(serve, capsys, monkeypatch):

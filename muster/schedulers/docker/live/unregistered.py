@@ -7,7 +7,7 @@ from typing import Final
 from torchx.specs import AppDef, AppState, Role
 from torchx.specs.api import ReplicaStatus
 
-from muster.schedulers.adapter.facts import OTHER_HOME, AppFacts
+from muster.schedulers.adapter.facts import AppFacts
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.container_state import ContainerFacts
 from muster.schedulers.docker.spec import Label
@@ -105,7 +105,9 @@ def build_facts(app_id: str, containers: Sequence[ContainerFacts], state_dir: st
         state_dir: this user's folder for muster's state.
     """
     other = find_other_state_dir(containers, state_dir)
-    why = "its state folder is gone" if other is None else f"{OTHER_HOME}: its state is in {other}"
+    why = (
+        "its state folder is gone" if other is None else f"it was submitted with another home: its state is in {other}"
+    )
     roles: dict[str, list[ContainerFacts]] = {}
     for facts in containers:
         roles.setdefault(facts.labels[Label.ROLE], []).append(facts)

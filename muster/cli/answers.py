@@ -18,10 +18,10 @@ def print_answer(answer: Answer, *, as_json: bool) -> int:
     if as_json:
         print(json.dumps({**_build_json(answer), "exit_code": int(code)}))
     else:
-        for line in format_stacks(answer.stacks):
-            print(show_controls(line))
         stream = sys.stdout if code == 0 else sys.stderr
         print(show_controls(answer.line), file=stream)
+        for line in format_stacks(answer.stacks):
+            print(show_controls(line))
     return int(code)
 
 

@@ -20,6 +20,10 @@ _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 """Source: torch/distributed/distributed_c10d.py, the exception hook that init_process_group installs."""
 _OWN_FRAMES = "muster/agent/workers/"
 """Our frames at the outer end of a stack, which explain nothing."""
+_START = re.compile(r'muster/agent/workers/program\.py", line \d+ in main$')
+"""Where a worker begins. Outside of it is the zip that travels with a job, and what starts that."""
+_RUNPY = ("<frozen runpy>", "/runpy.py")
+"""Runs what is started by `-m`."""
 _FORK_FRAMES = "muster/elastic/fork/"
 """Frames in a fork of the program that started the job. Outside of them is that program, at the place where it started
 the job."""
@@ -266,7 +270,10 @@ def _drop_own_frames(lines: list[str]) -> list[str]:
     is_outside = False
     for line in lines:
         is_frame = "File " in line
-        is_outside = is_frame and (is_outside or _FORK_FRAMES in line)
-        if not (is_outside or (is_frame and _OWN_FRAMES in line)):
+        is_outside = is_frame and (is_outside or _FORK_FRAMES in line or _START.search(line) is not None)
+        if is_frame and _OWN_FRAMES in line:
+            while kept and any(name in kept[-1] for name in _RUNPY):
+                kept.pop()
+        elif not is_outside:
             kept.append(line)
     return kept

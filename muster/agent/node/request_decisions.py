@@ -109,7 +109,7 @@ def _print_stacks(state: NodeState, answer: Answer) -> Decision:
     from muster.agent.diagnosis.report_text import format_stacks
 
     texts = {stack.global_rank: stack.text for stack in answer.stacks}
-    return state, tuple(PrintLine(text=line) for line in (*format_stacks(texts, missing=0), answer.line))
+    return state, tuple(PrintLine(text=line) for line in (answer.line, *format_stacks(texts, missing=0)))
 
 
 # -- Ctrl-C at the terminal -------------------------------------------------------------------------------------------

@@ -202,7 +202,7 @@ def _handle_failure(role: SupervisedRole, state: SupervisedApp, event: ReplicaEn
         state = replace(
             state,
             retries={**state.retries, role.name: used + 1},
-            reason=f"{what}; started again ({used + 1} of {role.max_retries} retries)",
+            reason=f"{what}; started again: {used + 1} of {role.max_retries} retries used",
         )
         return _retry(role, _set_status(state, event.replica, ReplicaStatus.WAITING, event.exit_code), event.replica)
     spent = "its one retry is used" if role.max_retries == 1 else f"all {role.max_retries} retries are used"

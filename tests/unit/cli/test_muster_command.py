@@ -222,6 +222,12 @@ def test_equal_stacks_are_printed_once():
     ]
 
 
+def test_who_waits_for_whom_is_printed_before_the_stacks(capsys):
+    stack = Stack(global_rank=0, node=0, local_rank=0, text="b")
+    answers.print_answer(Answer(outcome=AskOutcome.DONE, line="rank 1 is late", stacks=(stack,)), as_json=False)
+    assert capsys.readouterr().out.splitlines() == ["rank 1 is late", "stacks of rank 0:", "  b"]
+
+
 def test_roles_are_told_apart():
     """Each has a rank 0."""
     stack = Stack(global_rank=0, node=0, local_rank=0, text="a")

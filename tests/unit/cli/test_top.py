@@ -246,7 +246,9 @@ class TestRendering:
         assert any("0.0041 s late" in row for row in rows) is is_named
 
     def test_what_is_wider_than_the_screen_is_folded(self) -> None:
-        line = "t/1 was ended by SIGKILL; started again (1 of 3 retries); attempt 0, 3 restarts left; 1 of 2 nodes run"
+        line = (
+            "t/1 was ended by SIGKILL; started again: 1 of 3 retries used; attempt 0, 3 restarts left; 1 of 2 nodes run"
+        )
         note = "all 2 ranks wait at step 255, after 0.1 s; torch's own timeout of collectives keeps running"
         size = Size(width=80, height=24, has_colours=False, has_styles=False)
         rows = draw_job(make_picture(job_samples.make_job(), line=line), View(note=note), History(), size)

@@ -171,6 +171,24 @@ Current thread 0x00009f (most recent call first):
     assert clean_stacks(text) == f'{head}\n  File "/w/main.py", line 3 in step'
 
 
+@pytest.mark.parametrize("by_m", [False, True])
+def test_the_stacks_of_a_job_on_another_node_end_with_the_frames_of_its_program(by_m: bool) -> None:
+    """The agent that travels with a job is a zip, and workers begin there. `-m` of the program uses runpy, too."""
+    head = "Current thread 0x00009f (most recent call first):"
+    own = '  File "/w/main.py", line 3 in step\n  File "/w/main.py", line 9 in <module>'
+    runpy = '  File "<frozen runpy>", line 88 in _run_code\n  File "<frozen runpy>", line 198 in _run_module_as_main'
+    agent = "/a/.muster/muster-agent.zip"
+    frames = [
+        f'  File "{agent}/muster/agent/workers/program.py", line 250 in run',
+        f'  File "{agent}/muster/agent/workers/program.py", line 147 in main',
+        f'  File "{agent}/muster/agent/__main__.py", line 32 in main',
+        f'  File "{agent}/__main__.py", line 21 in <module>',
+        runpy,
+    ]
+    text = "\n".join([head, own, *([runpy] if by_m else []), *frames])
+    assert clean_stacks(f"{text}\n\n{TQDM}\n{LOADER}").startswith(f"{head}\n{own}\n\nThread 0x00007f02")
+
+
 TQDM = """Thread 0x00007f01 (most recent call first):
   File "/usr/lib/python3.11/threading.py", line 331 in wait
   File "/usr/lib/python3.11/threading.py", line 629 in wait

@@ -177,7 +177,7 @@ def test_a_node_that_gets_sigquit_prints_what_the_leader_has_collected():
     stack = Stack(global_rank=3, node=1, local_rank=1, text="File x")
     answer = Answer(outcome=AskOutcome.LATE, line="the stacks of 1 of 2 ranks", stacks=(stack,))
     printed = node.send(RequestAnswered(request=OWN_REQUEST, answer=answer))
-    assert [line.text for line in printed] == ["stacks of rank 3:", "  File x", "the stacks of 1 of 2 ranks"]
+    assert [line.text for line in printed] == ["the stacks of 1 of 2 ranks", "stacks of rank 3:", "  File x"]
 
 
 def test_a_node_whose_leader_refuses_prints_its_own_stacks():

@@ -135,6 +135,12 @@ class TestAgentExitCodes:
         assert app.end("trainer/1", 137) == ["start trainer/1"]
         assert app.end("trainer/2", 137) == ["stop trainer/0", "stop trainer/1"]
 
+    def test_the_reason_says_how_many_retries_are_used(self):
+        app = App(agents(3, max_retries=2))
+        app.begin()
+        app.end("trainer/0", 137)
+        assert app.state.reason == "the agent of trainer/0 was ended by SIGKILL; started again: 1 of 2 retries used"
+
     def test_agents_are_replaced_one_by_one_with_any_retry_policy(self):
         for scope in RetryScope:
             app = App(agents(max_retries=1, retry_scope=scope))

@@ -53,6 +53,14 @@ def make_config(**changes) -> RendezvousConfig:
                 f"{CHECK}"
             ),
         ),
+        (
+            {"token": "t"},
+            WaitFacts(present=1, last_error="h:29400: the host name does not resolve"),
+            (
+                "waiting for nodes: 1 of 2 is here; this node itself does not reach h:29400: the host name does not "
+                "resolve (597 s left of join_timeout)"
+            ),
+        ),
         ({"token": "t"}, WaitFacts(present=1), f"waiting for nodes: 1 of 2 is here; {CHECK}"),
         (
             {"token": "t", "has_shared_token": True},

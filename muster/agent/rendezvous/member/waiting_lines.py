@@ -48,7 +48,9 @@ def describe_wait(config: RendezvousConfig, endpoint: tuple[str, int], facts: Wa
         if facts.present >= config.min_nodes:
             return f"{missing}{_describe_flags(config, address)} ({left})"
         reach = f"check that the others run, and that no firewall keeps them from {address}"
-        if facts.is_on_loopback and config.is_by_hand:
+        if facts.last_error:
+            reach = f"this node itself does not reach {facts.last_error}"
+        elif facts.is_on_loopback and config.is_by_hand:
             reach = f"{address} is on loopback: nodes on other machines cannot join"
         return f"{missing}{_describe_flags(config, address)}; {reach} ({left})"
     if facts.is_accepted:

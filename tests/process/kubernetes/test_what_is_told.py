@@ -1,6 +1,7 @@
 """What people are told of an app on Kubernetes, seen on a real cluster: states, refusals, and logs that are gone."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from doubles.kubernetes_apps import RIGHTS, build_agent_role
@@ -11,7 +12,9 @@ from torchx.specs.api import AppState, AppStatus
 from muster._shared.control import ExitCode
 from muster.cli.commands import main
 from muster.schedulers.errors import EngineError
+from muster.schedulers.kubernetes.live import observation
 from muster.schedulers.runner import callers
+from muster.schedulers.timestamps import parse_seconds
 
 pytestmark = pytest.mark.torchx
 
@@ -216,8 +219,8 @@ def test_two_nodes_that_are_lost_are_two_restarts(cluster, scheduler, start):
     assert scheduler.describe(app_id).num_restarts == 2
 
 
-def test_while_one_of_two_nodes_joins_again_the_message_says_so(cluster, scheduler, start):
-    """It was empty."""
+def test_while_one_of_two_nodes_joins_again_the_message_says_so(cluster, scheduler, start, monkeypatch):
+    """It was empty. Then it did not say since when a pod is missing."""
     app_id = start()
     cluster.remove_pod(find_pod(cluster, app_id, 1), 137)
     status = scheduler.describe(app_id)
@@ -226,7 +229,13 @@ def test_while_one_of_two_nodes_joins_again_the_message_says_so(cluster, schedul
     cluster.delete_object(("/api/v1", "team", "pods", waiting["metadata"]["name"]))
     name = cluster.find("jobs")[0]["metadata"]["name"]
     more = f"if it takes longer, run: kubectl -n team describe job {name}"
-    told = f"1 pod not created yet: the Job controller replaces a pod after 10 s; {more}; 1 of 2 nodes runs"
+    killed_s = parse_seconds(cluster.now())
+    monkeypatch.setattr(observation, "time", SimpleNamespace(time=lambda: killed_s + 40))
+    told = f"1 pod not created for 40 s: the Job controller replaces a pod after 10 s; {more}; 1 of 2 nodes runs"
+    assert scheduler.describe(app_id).msg == told
+    cluster.allowed = {kind: verbs for kind, verbs in RIGHTS.items() if kind != "events"}
+    told = f"1 pod not created yet: the Job controller replaces a pod after 10 s; {more}; this account may not list"
+    told += " events, which say why pods wait; 1 of 2 nodes runs"
     assert scheduler.describe(app_id).msg == told
 
 

@@ -14,6 +14,7 @@ from muster.schedulers.kubernetes.live.cancelling import _build_record
 from muster.schedulers.kubernetes.live.pod_status import find_latest_pods, read_pod
 from muster.schedulers.kubernetes.live.status import Observation, build_facts, find_submitted_s
 from muster.schedulers.kubernetes.manifests.app_annotation import encode_app
+from muster.schedulers.timestamps import parse_seconds
 
 pytestmark = pytest.mark.torchx
 
@@ -272,6 +273,25 @@ def test_a_job_that_waits_again_says_that_it_ran_before():
         facts = build_facts("ns:app-x1", Observation(parents=[some], pods=[read_pod(item) for item in pods], **more))
         assert facts.messages[-1].startswith(told)
         assert facts.since_s - facts.submitted_s == 420
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_of_pods_that_are_missing_the_status_says_how_long(is_refused):
+    """It said "1 pod not created", and not since when."""
+    begins_s = parse_seconds("2026-01-01T00:00:00Z")
+    some = job() | {"spec": {"parallelism": 2, "completions": 2}}
+    some["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
+    some["status"]["startTime"] = "2026-01-01T00:00:02Z"
+    why = {"warnings": {"app-x1-trainer": "FailedCreate: exceeded quota"}} if is_refused else {}
+    told = "FailedCreate: exceeded quota" if is_refused else "the Job controller replaces a pod after 10 s"
+    for pods, seen, took in (
+        ([pod(0)], {}, " for 40 s"),  # since the Job began
+        ([pod(0), pod(1, "Failed", containerStatuses=terminated(143))], {}, " for 33 s"),
+        ([pod(0)], {"missing_end": "2026-01-01T00:00:35Z"}, " for 7 s"),
+        ([pod(0, created="2026-01-01T00:00:20Z"), pod(0, "Failed")], {}, "" if is_refused else " yet"),  # not known
+    ):
+        status = describe([some], pods, now_s=begins_s + 42, **why, **seen)
+        assert f"1 pod not created{took}: {told}" in status.msg
 
 
 def test_pods_that_were_never_created_are_counted():

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -12,7 +13,7 @@ from muster.schedulers.kubernetes.kinds import EVENT, JOB, POD, POD_GROUP_VERSIO
 from muster.schedulers.kubernetes.labels import KUEUE_QUEUE
 from muster.schedulers.kubernetes.live.operations import find_parents, list_conditions, read_job_end
 from muster.schedulers.kubernetes.live.pod_status import PodFact, read_pod
-from muster.schedulers.kubernetes.live.status import Observation, count_missing_pods
+from muster.schedulers.kubernetes.live.status import Observation, count_missing_pods, list_missing_prefixes
 
 _REPEATING_EVENTS: Final = ("Failed: Error: ErrImagePull", "Failed: Error: ImagePullBackOff")
 """Events that only repeat the reason of the event before, which explains what is wrong with the image."""
@@ -43,6 +44,8 @@ def observe(resources: Objects, ref: AppRef) -> Observation | None:
     warnings = read_if_allowed(lambda: _read_warnings(resources, ref), no_warnings) if needs_events else {}
     has_ended = all(read_job_end(parent) is not None for parent in parents)
     asks_ends = needs_events and warnings is not None and not has_ended
+    runs = any(fact.phase == "Running" for fact in pods)
+    missing = list_missing_prefixes(parents, pods)
     return Observation(
         parents=parents,
         pods=pods,
@@ -54,9 +57,9 @@ def observe(resources: Objects, ref: AppRef) -> Observation | None:
         else "",
         warnings=warnings or {},
         events_refused=warnings is None,
-        last_end=_read_last_end(resources, ref)
-        if asks_ends and not any(fact.phase == "Running" for fact in pods)
-        else "",
+        last_end=_read_last_end(resources, ref, [f"{ref.name}-"]) if asks_ends and not runs else "",
+        missing_end=_read_last_end(resources, ref, missing) if asks_ends and runs and missing else "",
+        now_s=time.time(),
     )
 
 
@@ -101,10 +104,13 @@ def _describe_lost_pod(resources: Objects, ref: AppRef, failed: Mapping[str, Any
     return f"{which}: it was deleted, and no event says why"
 
 
-def _read_last_end(resources: Objects, ref: AppRef) -> str:
-    """Return when the last pod of an app was ended, by the pods' events, which are kept for 1 h. "": none says so."""
+def _read_last_end(resources: Objects, ref: AppRef, prefixes: Sequence[str]) -> str:
+    """Return when the last pod with such a name was ended, by the pods' events, which are kept for 1 h.
+
+    "": none says so.
+    """
     no_ends: dict[str, tuple[str, str]] = {}
-    ends = read_if_allowed(lambda: _read_pod_ends(resources, ref, [f"{ref.name}-"]), no_ends)
+    ends = read_if_allowed(lambda: _read_pod_ends(resources, ref, prefixes), no_ends)
     time = max((time for time, _ in ends.values()), default="")
     return f"{time}Z" if time else ""
 

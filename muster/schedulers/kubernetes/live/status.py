@@ -11,6 +11,7 @@ from torchx.specs.api import NONE, AppDef, AppState, ReplicaStatus
 from muster._shared.codec import to_data
 from muster._shared.reports import Report
 from muster.schedulers.adapter.facts import AppFacts
+from muster.schedulers.adapter.job_line import format_duration
 from muster.schedulers.adapter.records import JobFacts
 from muster.schedulers.adapter.replica_errors import replace_line
 from muster.schedulers.errors import EngineError
@@ -70,6 +71,10 @@ class Observation:
     """The app has failed, and no pod that exists shows why: the one that is gone, and what is known of its end."""
     last_end: str = ""
     """No pod runs: when the last one that did was deleted or evicted, as RFC 3339. It is "" if no event says it."""
+    missing_end: str = ""
+    """Some pods run, and others do not exist: when the last of those was deleted or evicted. As `last_end`."""
+    now_s: float | None = None
+    """When this was read, by this machine's clock. None: the status says of no pod how long it is missing."""
     completed: frozenset[str] = frozenset()
     """Flavour `job`: labels of roles whose Job was seen complete before. It may have been deleted since."""
 
@@ -235,7 +240,8 @@ def build_message(observation: Observation, state: AppState, report: Report | No
     if missing and observation.pods and state is not AppState.FAILED:
         existing = {fact.name for fact in observation.pods}
         reasons = dict.fromkeys(text for name, text in observation.warnings.items() if name not in existing)
-        clauses += [f"{_name_missing(missing)}: {text}{_advise(text)}" for text in reasons]
+        since = _describe_missing_time(observation) if state is AppState.RUNNING else ""
+        clauses += [f"{_name_missing(missing)}{since}: {text}{_advise(text)}" for text in reasons]
     if not observation.pods and state is not AppState.FAILED:
         clauses += [f"no pods: {text}{_advise(text)}" for text in dict.fromkeys(observation.warnings.values())]
         if _is_suspended(observation.parents[0]) and not observation.queue_reason:
@@ -278,6 +284,22 @@ def _name_missing(count: int) -> str:
     return f"{count} pod{'s'[: count != 1]} not created"
 
 
+def _describe_missing_time(observation: Observation) -> str:
+    """Say how long pods of an app that runs have been missing: " for 40 s". "": this is not known.
+
+    They are missing since the pods before them ended. If there were none, it is the time since their Job began.
+    """
+    drained = [fact.finished for fact in find_latest_pods(observation.pods).values() if fact.is_drained]
+    since = list(filter(None, map(_parse_time, (*drained, observation.missing_end))))
+    if not since and not count_replaced_pods(observation):
+        jobs = _list_jobs(observation.parents, running=True)
+        began = (str((job.get("status") or {}).get("startTime") or "") for job in jobs)
+        since = list(filter(None, (*map(_parse_time, began), find_submitted_s(jobs))))
+    if not since or observation.now_s is None:
+        return ""
+    return f" for {format_duration(observation.now_s - max(since))}"
+
+
 def _describe_starting(observation: Observation) -> str:
     """Say which nodes of a running app have no pod that runs, if nothing else says why."""
     current = _find_current(observation)
@@ -288,7 +310,8 @@ def _describe_starting(observation: Observation) -> str:
     if missing and not observation.warnings:
         job = next(iter(_list_jobs(observation.parents, running=True)), observation.parents[0])["metadata"]
         more = f"if it takes longer, run: kubectl -n {job.get('namespace') or 'default'} describe job {job['name']}"
-        clauses.append(f"{_name_missing(missing)} yet: the Job controller replaces a pod after 10 s; {more}")
+        since = _describe_missing_time(observation) or " yet"
+        clauses.append(f"{_name_missing(missing)}{since}: the Job controller replaces a pod after 10 s; {more}")
     return "; ".join(clauses)
 
 
@@ -347,6 +370,17 @@ def count_missing_pods(parents: Sequence[Mapping[str, Any]], pods: Sequence[PodF
         return 0 if pods else 1
     expected = sum((job.get("spec") or {}).get("parallelism") or 0 for job in _list_jobs(parents, running=True))
     return max(0, expected - sum(not fact.is_drained for fact in find_latest_pods(pods).values()))
+
+
+def list_missing_prefixes(parents: Sequence[Mapping[str, Any]], pods: Sequence[PodFact]) -> list[str]:
+    """Return how the names of the pods of Jobs begin that do not exist yet."""
+    latest = find_latest_pods(pods)
+    return [
+        f"{job['metadata']['name']}-{index}-"
+        for job in _list_jobs(parents, running=True)
+        for index in range((job.get("spec") or {}).get("parallelism") or 0)
+        if (fact := latest.get((read_role(job), index))) is None or fact.is_drained
+    ]
 
 
 def _advise(event: str) -> str:

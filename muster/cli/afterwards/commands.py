@@ -8,9 +8,10 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 from muster._shared.codec import to_data
@@ -26,12 +27,14 @@ _TEXT_CHARS: Final = 2000
 
 
 def print_events(word: str, *, role: str | None = None, as_json: bool = False) -> int:
-    """Print the records of all agents of a job in their order. Return the exit code.
+    """Print the records of all agents of a job in their order, steps that follow each other as one line.
+
+    Return the exit code.
 
     Args:
         word: an app, or a folder with logs.
         role: of an app with several.
-        as_json: one line of JSON each.
+        as_json: one line of JSON for each record.
 
     Raises:
         ControlError: see `sources.load`.
@@ -41,11 +44,37 @@ def print_events(word: str, *, role: str | None = None, as_json: bool = False) -
         placed = place(records.events)
     _print_missing(records)
     start_s = placed[0].at_s
-    if not as_json:
-        print(f"0 s is {show_clock(start_s)} UTC by the leader's clock")
-    for each in placed:
-        print(_to_json(each, start_s) if as_json else _describe(each, start_s))
+    if as_json:
+        for each in placed:
+            print(_to_json(each, start_s))
+        return ExitCode.DONE
+    print(f"0 s is {show_clock(start_s)} UTC by the leader's clock")
+    for each in _fold_steps(placed):
+        print(_describe(each, start_s))
     return ExitCode.DONE
+
+
+def _fold_steps(placed: Sequence[Placed]) -> Iterator[Placed]:
+    """Return the records, with those of steps that follow each other as one.
+
+    There is one of them a second, and the others would be hard to find. It has the time of the first and the rest of
+    the last.
+    """
+    for _, group in groupby(placed, _find_run):
+        first, *rest = group
+        yield _join_steps(first, rest[-1]) if rest else first
+
+
+def _find_run(placed: Placed) -> object:
+    event = placed.event
+    return (placed.incarnation, event.round, event.agent) if event.what == "steps_done" else id(placed)
+
+
+def _join_steps(first: Placed, last: Placed) -> Placed:
+    detail = {name: value for name, value in last.event.detail.items() if name != "ago_s"}
+    done = f"{first.event.detail.get('done')}-{detail.get('done')}"
+    event = replace(last.event, detail={**detail, "done": done}, duration_s=last.at_s - first.at_s)
+    return replace(first, event=event)
 
 
 @contextmanager

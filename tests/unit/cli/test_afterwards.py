@@ -57,6 +57,26 @@ def write_folder(job: Job, folder: Path, run: str = "run") -> Path:
 # -- records -----------------------------------------------------------------------------------------------------------
 
 
+def test_steps_that_follow_each_other_are_one_line_and_each_is_a_line_of_json(tmp_path, capsys) -> None:
+    """One line a second hid the rest."""
+    folder = write_folder(make_job(), tmp_path)
+    assert commands.main(["events", f"{folder}/"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert commands.main(["events", f"{folder}/", "--json"]) == 0
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    found = [line for line in lines if "steps_done" in line]
+    steps = [each for each in records if each["what"] == "steps_done"]
+    assert len(found) == 2 < len(steps), "one line for each round"
+    for line, number in zip(found, (1, 2), strict=True):
+        own = [each for each in steps if each["round"] == number]
+        done = [each["detail"]["done"] for each in own]
+        assert f" done {done[0]}-{done[-1]} " in line
+        assert line.startswith(f"{own[0]['at_s']:12.3f} s ")
+        assert line.endswith(f" ({own[-1]['at_s'] - own[0]['at_s']:.3f} s)")
+        assert "ago_s" not in line
+    assert len(lines) == 1 + len(records) - len(steps) + 2, "all others are there"
+
+
 def test_the_records_of_the_tests_are_as_agents_write_them_and_the_schema_refuses_others() -> None:
     lines = [line for agent in make_job().agents for line in agent.lines]
     validator = jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text()))

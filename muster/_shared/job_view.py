@@ -15,6 +15,7 @@ from typing import Annotated, Final
 from muster._shared.contract import STATUS_SCHEMA
 from muster._shared.fields import AS_OBJECT, SPARSE, Count, Integer, Limit, Line, Name, Number, Seconds, Step
 from muster._shared.records import record
+from muster._shared.reports import format_duration
 
 LISTED_RANKS: Final = 256
 LISTED_NODES: Final = 256
@@ -125,6 +126,8 @@ class RankStatus:
     values: _Values = ()
     still_s: _Seconds = None
     """Since its last step. None: it has done none."""
+    is_still: Annotated[bool, SPARSE] = False
+    """That is clearly longer than its steps before took."""
     cpu: _Fraction = None
     """In cores, with its child processes: 1.5 is one and a half."""
     memory_bytes: _Number_ = None
@@ -326,6 +329,18 @@ class JobStatus:
         """How many steps were done. They are the optimizer's if the script reports none."""
         return (self.optimizer_steps or 0) if self.step is None else limit_steps(self.step + 1, self.total)
 
+    @property
+    def still_s(self) -> float | None:
+        """The time since the last step, if that is clearly longer than steps took before."""
+        ranks = self.ranks or tuple(node.slowest for node in self.nodes if node.slowest is not None)
+        place = self.step, self.optimizer_steps
+        last = [each for each in ranks if (each.step, each.optimizer_steps) == place]
+        is_running = self.state in (JobState.RUNNING, JobState.HUNG)
+        if not (is_running and last and all(each.is_still for each in last)):
+            return None
+        ages_s = {node.node: node.age_s or 0.0 for node in self.nodes}
+        return min(ages_s.get(each.node, 0.0) + (each.still_s or 0.0) for each in last)
+
     def describe(self, paused_since: str = "") -> str:
         """Say it in a few words: "step 812 of 1000, 7.9 a second, loss 0.31", or since when the job is paused."""
         if self.step is None and self.optimizer_steps is None:
@@ -335,7 +350,10 @@ class JobStatus:
             words = [f"paused at {place}{paused_since}"]
         else:
             words = [place if self.step is None or self.total is None else f"{place} of {self.total}"]
-            words += [f"{format_rate(self.rate)} a second"] if self.rate > 0 else []
+            if (still_s := self.still_s) is not None:
+                words.append(f"no step for {format_duration(still_s)}")
+            elif self.rate > 0:
+                words.append(f"{format_rate(self.rate)} a second")
         if self.snapshot_step is not None and self.snapshot_s is not None:
             age_s = max(0.0, self.time_s - self.snapshot_s)
             words.append(f"snapshot of step {self.snapshot_step} ({age_s:.0f} s old)")

@@ -205,7 +205,7 @@ def build_status(
         rate = bar_rate or rate  # an optimizer's may differ
     steps_left = None if step is None or total is None else total - step - 1
     peak_bytes, peak_rank = max(((each.peak_bytes, each.peak_rank) for each in merged.summaries), default=(0, 0))
-    return JobStatus(
+    status = JobStatus(
         round=formed.number,
         attempt=formed.attempt,
         state=state,
@@ -244,6 +244,7 @@ def build_status(
         peak_memory_bytes=peak_bytes or None,
         peak_memory_rank=peak_rank if peak_bytes else None,
     )
+    return status if status.still_s is None else replace(status, eta_s=None)
 
 
 def find_bar(line: str) -> tuple[int, int, float | None] | None:

@@ -426,4 +426,5 @@ def _find_lasting(status: JobStatus) -> tuple[object, ...]:
         *(status.exit_code, status.events, status.recoveries, status.slow_ranks, status.nodes_spare, status.nodes_lost),
         *((each.node, each.state, each.step) for each in status.nodes),
         *((each.step, each.optimizer_steps, each.state, each.phase, each.last_line) for each in status.ranks),
+        status.still_s is None,
     )

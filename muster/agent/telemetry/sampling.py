@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 _LINE_BYTES = 160
 _MOST_RATE = 1e9
+_STILL_S, _STILL_STEPS = 10.0, 3
+"""A rank stands still if its last step is older than this time and this many of its steps."""
 
 
 @record
@@ -108,6 +110,13 @@ class _Pace:
         mean_s, idle_s = took_s / (last - first), max(0.0, now_s - last_s)
         late_s = idle_s if idle_s > 2 * mean_s + 1.0 else 0.0
         return min(_MOST_RATE, float(f"{(last - first) / (took_s + late_s):.3g}"))
+
+    def is_still(self, still_s: float) -> bool:
+        """Return whether that is a long time since the last step. It is not for the first one, which is slow."""
+        if len(self._seen) < 2:
+            return False
+        (first_s, first), (last_s, last) = self._seen[0], self._seen[-1]
+        return still_s > _STILL_S + _STILL_STEPS * (last_s - first_s) / (last - first)
 
 
 class NodeSampler:
@@ -196,6 +205,7 @@ class NodeSampler:
             collective = None  # moved on since
         device = self._devices.get(local_rank)
         is_live = local_rank in observed.pids
+        is_done = slot.step is not None and slot.total is not None and slot.step + 1 >= slot.total
         return RankStatus(
             global_rank=formed.rank_offset + local_rank,
             node=formed.group_rank,
@@ -208,6 +218,7 @@ class NodeSampler:
             phase=clean_text(slot.phase),
             values=show_values(observed.page.read_values(local_rank)),
             still_s=None if still_s is None else min(1e9, round(still_s, 2)),
+            is_still=is_live and not is_done and still_s is not None and pace.is_still(still_s),
             cpu=self._cpu.get(local_rank) if is_live else None,
             memory_bytes=min(MOST, usage.memory_bytes) if usage is not None and is_live else None,
             gpu=None if device is None else device.use,

@@ -280,6 +280,9 @@ def _list_progress(status: JobStatus, bar: int, *, is_live: bool) -> Iterator[Te
         text.append(f"step {step} (by optimizer)")
     else:
         text.append(f"step {step}" if is_live else _describe_done(status))
+    if is_live and (still_s := status.still_s) is not None:
+        text.append(f"  no step for {format_duration(still_s)}", style="yellow")
+        is_live = False
     if is_live and status.rate > 0:
         text.append(f"  {format_rate(status.rate)} a second")
     if is_live and status.eta_s is not None:

@@ -111,9 +111,11 @@ def find_since_s(facts: AppFacts) -> float | None:
 
 
 def find_eta_s(status: "JobStatus") -> float | None:
-    """Return the seconds until a job's last step at its present rate. None: not known."""
+    """Return the seconds until a job's last step at its present rate. None: not known, or it stands still."""
     from muster._shared.job_view import JobState
 
+    if status.still_s is not None:
+        return None
     if status.eta_s is not None or status.state is not JobState.RUNNING:
         return status.eta_s
     if status.step is None or status.total is None or status.rate <= 0 or status.step >= status.total:
@@ -181,9 +183,13 @@ def _list_nodes(facts: AppFacts) -> Iterator[str]:
     nodes = count_nodes(facts)
     if facts.state is not AppState.RUNNING or not nodes["all"]:
         return
-    more = "".join(f", {nodes[name]} {name}" for name in ("spare", "lost") if nodes[name])
+    more = ""
+    if nodes["spare"]:
+        more += f", {nodes['spare']} of them {'is a spare' if nodes['spare'] == 1 else 'are spares'}"
     if nodes["apart"]:
         more += f", {nodes['apart']} of them take{'s'[: nodes['apart'] == 1]} no part"
+    if nodes["lost"]:
+        more += f", {nodes['lost']} {'is' if nodes['lost'] == 1 else 'are'} lost"
     verb = "runs" if nodes["running"] == 1 else "run"
     yield f"{nodes['running']} of {nodes['all']} node{'s'[: nodes['all'] != 1]} {verb}{more}"
 
@@ -216,6 +222,7 @@ def _build_job(job: JobFacts) -> dict[str, object]:
         "optimizer_steps": status.optimizer_steps,
         "rate": status.rate,
         "eta_s": find_eta_s(status),
+        "still_s": status.still_s,
         "values": dict(status.values),
         "snapshot_step": status.snapshot_step,
         "snapshot_s": status.snapshot_s,

@@ -9,8 +9,11 @@ import pytest
 from torchx.specs import AppDef, AppState, Role
 from torchx.specs.api import ReplicaStatus
 
+from muster._shared import records
 from muster._shared.control import ControlError, ExitCode
+from muster._shared.job_view import JobStatus, NodeStatus
 from muster.cli import commands, operations, overview
+from muster.cli.afterwards import log_folder
 from muster.schedulers.adapter.facts import AppFacts
 from muster.schedulers.adapter.scheduler import ListedApp, PluginScheduler
 from muster.schedulers.errors import EngineError, NotConfiguredError
@@ -220,3 +223,13 @@ def test_the_help_of_list_names_its_exit_codes(capsys):
     with pytest.raises(SystemExit):
         commands.main(["list", "--help"])
     assert "exit code: 0 done; 2 wrong usage; 6 a scheduler that -s names is not reachable" in capsys.readouterr().out
+
+
+def test_nodes_by_hand_without_a_number_of_their_own_are_told_apart():
+    """Without --node-rank all of them were called job/0."""
+    nodes = tuple(NodeStatus(node_index=0, node=at) for at in (0, 1, None))
+    status = JobStatus(nodes=nodes, nodes_running=2, nodes_spare=1)
+    assert [each.id for each in log_folder._list_nodes("job", status)] == [0, 1, 2]
+    indexed = tuple(records.replace(node, node_index=7 - at) for at, node in enumerate(nodes))
+    named = records.replace(status, nodes=indexed)
+    assert [each.id for each in log_folder._list_nodes("job", named)] == [7, 6, 5]

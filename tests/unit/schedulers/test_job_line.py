@@ -8,7 +8,7 @@ import yaml
 from torchx.specs import AppDef, AppState, Role
 from torchx.specs.api import NONE, ReplicaStatus
 
-from muster._shared.job_view import JobState, JobStatus, NodeStatus
+from muster._shared.job_view import JobState, JobStatus, NodeStatus, RankStatus
 from muster.schedulers.adapter.facts import AppFacts
 from muster.schedulers.adapter.job_line import build_data, find_eta_s, format_duration, format_line, format_message
 from muster.schedulers.adapter.records import JobFacts
@@ -88,12 +88,14 @@ def make_members(members, spare=0, world_size=None, **changes):
         (make_members(3), ""),
         (make_members(2), ", 1 of them takes no part"),
         (make_members(1), ", 2 of them take no part"),
-        (make_members(2, spare=1), ", 1 spare"),
+        (make_members(2, spare=1), ", 1 of them is a spare"),
+        (make_members(1, spare=2), ", 2 of them are spares"),
+        (make_members(1, spare=1, nodes_lost=1), ", 1 of them is a spare, 1 of them takes no part, 1 is lost"),
         (make_members(2, state=JobState.WAITING), ""),
         (make_members(1, world_size=6), ""),  # with torch's rendezvous each node knows only its own ranks
         (JobStatus(), ""),
     ],
-    ids=range(7),
+    ids=range(9),
 )
 def test_a_node_that_runs_without_a_part_in_the_job_is_counted(status, words):
     """The job went on without it, or it has not joined yet: "3 of 3 nodes run" said nothing of that."""
@@ -126,6 +128,28 @@ def test_a_job_that_runs_says_what_it_does():
     status = JobStatus(state=JobState.PAUSED, paused_since_s=NOW_S, step=7)
     line = format_line(build_facts(jobs={"t": JobFacts(status=status, trouble="rank 1 sleeps")}))
     assert line == f"RUNNING (paused): paused at step 7 since {CLOCK}; rank 1 sleeps; 2 of 2 nodes run"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "step 30 of 600, no step for 24 s, loss 0.31"),
+        ({"state": JobState.PAUSED}, "paused at step 30"),
+        ({"step": 31}, "step 31 of 600, 0.8 a second, loss 0.31; ETA 11 min 51 s"),
+    ],
+)
+def test_a_job_that_stands_still_says_so_instead_of_a_rate(changes, words):
+    """It said nothing for 50 s, and its rate and ETA were those of a job that goes on."""
+    ranks = tuple(
+        RankStatus(global_rank=rank, node=rank, local_rank=0, step=step, still_s=22.0, is_still=rank == 1)
+        for rank, step in enumerate((31, 30))
+    )
+    nodes = (NodeStatus(node_index=0, node=0), NodeStatus(node_index=1, node=1, age_s=1.6))
+    given = {"step": 30, "total": 600, "rate": 0.8, "ranks": ranks, "nodes": nodes, "values": (("loss", 0.31),)}
+    facts = build_facts(jobs={"t": JobFacts(status=JobStatus(**{**given, **changes}))})
+    assert words in format_line(facts)
+    still_s = build_data(facts)["jobs"]["t"]["still_s"]
+    assert still_s == (None if changes else pytest.approx(23.6))
 
 
 def test_of_several_roles_each_is_named():

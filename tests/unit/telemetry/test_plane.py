@@ -100,6 +100,42 @@ def test_it_is_written_every_second_while_something_changes_and_else_every_five(
     assert node.writes - before == 6
 
 
+def test_a_job_whose_last_step_is_much_older_than_a_step_takes_says_so(node: Node) -> None:
+    for step in range(5):
+        node.step(step, step)
+        node.look()
+    node.look(9.0)
+    assert describe(node).startswith("step 4 of 1000, 0."), "not clearly longer"
+    status = node.look(5.0)
+    assert describe(node) == "step 4 of 1000, no step for 14 s"
+    assert (status.eta_s, status.still_s) == (None, pytest.approx(14.0, abs=2.0))
+    node.step(5, 5)
+    assert node.look().still_s is None
+    assert describe(node).startswith("step 5 of 1000, 0.")
+
+
+@pytest.mark.parametrize("steps", [0, 1], ids=["none", "one"])
+def test_a_first_step_that_is_slow_is_no_standstill(node: Node, steps: int) -> None:
+    for step in range(steps):
+        node.step(step, step)
+        node.look()
+    node.look(300.0)
+    assert "no step for" not in describe(node)
+
+
+def test_slow_steps_last_steps_and_optimizers_steps(node: Node) -> None:
+    for step in range(4):
+        node.step(step, step)
+        node.look(20.0)
+    node.look(35.0)
+    assert "no step for" not in describe(node), "a step takes 20 s"
+    node.look(20.0)
+    assert "no step for" in describe(node)
+    node.step(999, 999)
+    node.look()
+    assert node.look(500.0).still_s is None, "none is left"
+
+
 def test_a_pause_is_in_it_with_its_time_and_so_is_its_end(node: Node) -> None:
     node.step(214, 214)
     node.look()

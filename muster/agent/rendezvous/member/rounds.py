@@ -54,8 +54,10 @@ def on_round_start(state: MemberState, start: RoundStart) -> Decision:
     """Begin the lease of a new round that this node takes part in, and have its workers started."""
     formed, hosts_rank_0 = _build_round(state, start), start.group_rank == 0
     told: tuple[do.Action, ...] = ()
-    if Once.WAIT in state.printed:  # corrects the last line
-        nodes, goes_on = formed.group_world_size, "goes on" if formed.number > 1 else "starts"
+    nodes, rounds = formed.group_world_size, state.recovery.record.quorum_rounds
+    is_back = Once.LOSS in state.printed and bool(rounds) and nodes >= rounds[-1].size
+    if Once.WAIT in state.printed or is_back:  # corrects the last line
+        goes_on = "goes on" if formed.number > 1 else "starts"
         told = (build_notice(f"{nodes} of {state.config.max_nodes} nodes are here: the job {goes_on}"),)
     state, stopped = stop_search(
         replace(
@@ -63,7 +65,7 @@ def on_round_start(state: MemberState, start: RoundStart) -> Decision:
             recovery=state.recovery.with_round(start.facts.value, start.group_ranks),
             is_running=True,
             kinds_posted=frozenset(),
-            printed=state.printed - {Once.WAIT, Once.SPARE},
+            printed=state.printed - {Once.WAIT, Once.SPARE, Once.LOSS},
         )
     )
     return state, (
@@ -137,6 +139,8 @@ def post_break(state: MemberState, broken: RoundBroken) -> Decision:
     if not state.is_running or broken.kind in state.kinds_posted:
         return state, ()
     state = replace(state, kinds_posted=state.kinds_posted | {broken.kind})
+    if state.is_leading and broken.kind is BreakKind.MEMBERSHIP and not broken.is_join:
+        state = replace(state, printed=state.printed | {Once.LOSS})
     return state, (do.Post(event=replace(broken, is_leader=state.is_leading)),)
 
 

@@ -344,7 +344,8 @@ def _on_link_closed(state: MemberState, event: do.LinkClosed) -> Decision:
 def drop_leader(state: MemberState, reason: str, *, promise_until_s: float, pause_s: float = 0.0) -> Decision:
     """Close the link, fence the workers, and search for a leader."""
     was_accepted = state.phase is Phase.JOINED
-    state = replace(state, connection=None, promise_until_s=promise_until_s, refusal=None)
+    printed = state.printed | {Once.LOSS}
+    state = replace(state, connection=None, promise_until_s=promise_until_s, refusal=None, printed=printed)
     dropped = (do.DropLink(), *cancel_timers())
     if state.job_end is not None:
         return state, (*dropped, do.SetTimer(kind=do.TimerKind.LINGER, delay_s=LINGER_S))

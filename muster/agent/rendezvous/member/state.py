@@ -35,6 +35,8 @@ class Once(Enum):
     TAKEN_PORT = "taken port"
     SPARE = "spare"
     WAIT = "wait"
+    LOSS = "loss"
+    """Corrected by a line once as many nodes are here as before."""
 
 
 @record

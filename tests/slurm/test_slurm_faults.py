@@ -217,6 +217,18 @@ def test_a_job_that_cannot_do_without_an_agent_ends_at_once(slurm, tmp_path):
     job.close()
 
 
+def test_the_status_says_that_the_process_of_the_first_node_was_killed(slurm, tmp_path):
+    """It runs the node's agent and keeps its log, so that only srun can say it."""
+    job = Job(slurm, tmp_path / "job", app=build_app(tmp_path / "job", total=2000), grace_s=12)
+    job.wait_steps(20)
+    os.kill(find_task(job, 0), signal.SIGKILL)
+    line = r"muster's process on node n\d was killed, and its agent and workers with it \(srun: task 0: Killed\)"
+    wait_until(lambda: re.search(line, job.describe().msg), job.explain)
+    assert [each.state.name for each in job.describe().roles_statuses[0].replicas] == ["FAILED", "RUNNING"]
+    job.scheduler.cancel(job.app_id)
+    job.close()
+
+
 def test_an_elastic_job_does_without_an_agent(slurm, tmp_path):
     job = Job(slurm, tmp_path / "job", app=build_app(tmp_path / "job", nodes=3, least=2, total=400), grace_s=12)
     job.wait_steps(20)
@@ -244,10 +256,15 @@ def test_a_role_that_fails_ends_the_others(slurm, tmp_path):
     job.close()
 
 
+def find_task(job, index):
+    """The process that supervises a node."""
+    app = live.read_app(job.scheduler._find_registry().open(job.app_id))
+    return app.nodes[ReplicaId("w", index)].record.supervisor.pid
+
+
 def kill_agent(job, index):
     """Kill all that the task of a node has started, but not the task."""
-    app = live.read_app(job.scheduler._find_registry().open(job.app_id))
-    task = app.nodes[ReplicaId("w", index)].record.supervisor.pid
+    task = find_task(job, index)
     for pid, parent in processes.list_parents().items():
         if parent == task:
             os.kill(pid, signal.SIGKILL)

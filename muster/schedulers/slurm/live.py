@@ -30,10 +30,13 @@ from muster.schedulers.adapter import (
 )
 from muster.schedulers.slurm import client, words
 from muster.schedulers.slurm.client import QueueEntry
+from muster.schedulers.slurm.hosts import expand_hosts
 from muster.schedulers.slurm.node import (
     JOBS_NAME,
     LOG_NAME,
+    LOG_START_NAME,
     NODE_NAME,
+    RUNS_DIR,
     STOPS,
     NodeFolder,
     choose_reason,
@@ -49,6 +52,9 @@ _START_S: Final = 30.0
 _SUBMISSION_S: Final = 86400.0
 _CHECKPOINT_LIMIT_BYTES: Final = 1 << 16
 _LOG_LIMIT_BYTES: Final = 2000
+_RUN_LOG_LIMIT_BYTES: Final = 1 << 20
+_KILLED: Final = re.compile(r"^srun: error: (\S+): (tasks? [0-9,-]+: (?!Exited with).+)$", re.MULTILINE)
+"""What srun says of tasks that a signal has ended."""
 _SAYS_LITTLE: Final = re.compile(r"srun: (error: .*task [0-9,-]+: |Job step aborted|got SIG|forcing job)|Try \"srun ")
 _STATES: Final = {
     "waiting": AppState.PENDING,
@@ -241,7 +247,7 @@ def build_facts(app: App, told: AgentWords, submitted_s: float | None) -> AppFac
         app.spec,
         replace(told, jobs={role: job for role, job in told.jobs.items() if _is_of_this_run(app, job)}),
         state=state,
-        replicas=_list_statuses(app, state, lost),
+        replicas=_list_statuses(app, state, lost.union(find_killed(app))),
         restarts=sum(each.record.app.num_restarts for each in app.nodes.values()),
         messages=_list_messages(app, state, lost),
         tells_jobs=state is AppState.RUNNING or is_terminal(state),
@@ -305,6 +311,7 @@ def _list_messages(app: App, state: AppState, lost: set[str]) -> list[str]:
         found += explain_end(app, state)
     else:
         found += [f"Slurm has lost node {name}" for name in sorted(lost)]
+        found += find_killed(app).values()
         found += [known.record.app.reason for known in app.nodes.values()]
         found.append(f"Slurm job {entry.job_id}{'' if entry.state == 'RUNNING' else f' is {entry.state.lower()}'}")
     if len(app.runs) > 1 or (app.runs and state is AppState.PENDING):
@@ -337,11 +344,37 @@ def explain_end(app: App, state: AppState) -> list[str]:
         for each in records
         if each.app.outcome is not None and each.app.outcome.value in order
     ]
-    reasons = [reason for _, _, reason in sorted(ended)]  # the first failure is the cause
+    reasons = [
+        *find_killed(app).values(),
+        *(reason for _, _, reason in sorted(ended)),
+    ]  # the first failure is the cause
     by_slurm = "" if app.entry is None else words.explain_end(app.entry)
     if reasons:
         return [reasons[0], by_slurm]
     return [by_slurm, _read_last_line(app.folder)]
+
+
+def find_killed(app: App) -> dict[str, str]:
+    """Return the nodes on which muster's own process was killed in this run, with a line about each.
+
+    It can record nothing any more, and only srun has seen it. Once Slurm itself ends a job, such lines say nothing.
+    """
+    if app.entry is None or app.entry.state not in ("RUNNING", "FAILED") or not (app.runs and app.is_shared):
+        return {}
+    try:
+        start = int((app.folder.state_dir / RUNS_DIR / app.runs[-1] / LOG_START_NAME).read_text())
+        with (app.folder.state_dir / LOG_NAME).open("rb") as file:
+            file.seek(start)
+            text = file.read(_RUN_LOG_LIMIT_BYTES).decode(errors="replace")
+    except (OSError, ValueError):
+        return {}
+    running = {known.node for each, known in app.nodes.items() if known.has_running(each)}
+    return {
+        host: f"muster's process on node {host} was killed, and its agent and workers with it (srun: {how})"
+        for names, how in _KILLED.findall(text)
+        for host in expand_hosts(names)
+        if host in running
+    }
 
 
 def find_checkpoint(app: App) -> str:

@@ -18,7 +18,7 @@ from muster.schedulers.slurm import client, create_scheduler, live
 from muster.schedulers.slurm.client import QueueEntry
 from muster.schedulers.supervision.app_folder import AppFolder, AppRecord
 from muster.schedulers.supervision.machine import Machine
-from muster.schedulers.supervision.state import ReplicaId, ReplicaState, SupervisedApp
+from muster.schedulers.supervision.state import ReplicaId, ReplicaState, ReplicaStatus, SupervisedApp
 
 START_S = 2000.0
 
@@ -45,7 +45,7 @@ def build_app(folder: Path, entry: QueueEntry, *reasons: str) -> live.App:
         app = SupervisedApp(replicas={replica: ReplicaState()}, reason=reason)
         record = AppRecord(app=app, machine=Machine.here(), submitted_s=1.0)
         nodes[replica] = live.NodeState(node=f"n{index}", record=record)
-    spec: Any = SimpleNamespace(details={}, roles=())
+    spec: Any = SimpleNamespace(details={}, roles=(), folder=str(folder))
     return live.App(spec=spec, folder=AppFolder(folder), entry=entry, runs=("7.0",), nodes=nodes, is_cancelled=False)
 
 
@@ -144,7 +144,6 @@ def test_what_srun_says_is_shown_if_no_task_could_start(
     scheduler: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, runs: tuple[str, ...], *, shown: bool
 ) -> None:
     app = replace(build_app(tmp_path, QueueEntry(job_id="7", state=state)), runs=runs)
-    app.spec.folder = str(tmp_path)
     log = AppFolder(tmp_path).state_dir / "slurm.log"
     log.parent.mkdir(parents=True)
     log.write_text("".join(f"line {number}\n\n" for number in range(30)))
@@ -154,3 +153,27 @@ def test_what_srun_says_is_shown_if_no_task_could_start(
     )
     lines = list(scheduler._add_start_errors("app", iter(["said\n"]), asked))
     assert lines == ["said\n", *(["slurm.log: line 29\n"] if shown else [])]
+
+
+@pytest.mark.parametrize(
+    ("state", "log", "is_told"),
+    [
+        ("RUNNING", "srun: error: n[0-1]: tasks 0-1: Killed\n", [0, 1]),
+        ("FAILED", "srun: error: n0: task 0: Segmentation fault\n", [0]),
+        ("RUNNING", "srun: error: n0: task 0: Exited with exit code 137\n", []),
+        ("TIMEOUT", "srun: error: n0: task 0: Killed\n", []),
+    ],
+)
+def test_a_process_of_muster_that_was_killed_is_named(tmp_path: Path, state: str, log: str, is_told: list[int]) -> None:
+    """It records nothing any more. Neither what an earlier run has printed counts, nor what Slurm ends."""
+    app = build_app(tmp_path, QueueEntry(job_id="7", state=state), "", "")
+    for replica in app.nodes:
+        app.nodes[replica].record.app.replicas[replica] = ReplicaState(status=ReplicaStatus.RUNNING)
+    before = "srun: error: n1: task 1: Killed\n"
+    run_dir = app.folder.state_dir / "runs" / "7.0"
+    run_dir.mkdir(parents=True)
+    (run_dir / "log-start").write_text(str(len(before)))
+    (app.folder.state_dir / "slurm.log").write_text(before + log)
+    assert list(live.find_killed(app)) == [f"n{index}" for index in is_told]
+    for line in live.find_killed(app).values():
+        assert line.startswith("muster's process on node n")

@@ -181,16 +181,17 @@ class AlikeLines(Generic[_S]):
             units = self._units[speaker] = Units(self._masks, holds_tracebacks=self._merges_lines)
         for unit in units.cut(lines, now_s):
             self._add(speaker, unit, now_s)
-        if units.since_s is None:
-            self._blocks.pop(speaker, None)
-        else:
+            self._release(now_s)
+        if units.holds_rows:
             self._blocks[speaker] = units
+        else:
+            self._blocks.pop(speaker, None)
         return self._take_out()
 
     @property
     def due_s(self) -> float | None:
         """When to call `take_due` next. None: nothing is held."""
-        times = [since_s + self._window_s for each in self._blocks.values() if (since_s := each.since_s) is not None]
+        times = [each.since_s + self._window_s for each in self._blocks.values()]
         if self._head is not None:
             times.append(self._head.due_s)
         return min(times) if times else None
@@ -200,10 +201,11 @@ class AlikeLines(Generic[_S]):
         return speaker in self._blocks
 
     def take_due(self, now_s: float) -> list[Said[_S]]:
-        """Return what has been held long enough."""
-        for speaker, units in list(self._blocks.items()):
-            since_s = units.since_s
-            if since_s is None or since_s + self._window_s <= now_s:
+        """Return what has been held long enough, and what others hold that is alike so far."""
+        blocks = list(self._blocks.items())
+        due = {(each.stream, units.held) for each, units in blocks if units.since_s + self._window_s <= now_s}
+        for speaker, units in blocks if due else ():
+            if (speaker.stream, units.held) in due:
                 self._end_block(speaker, now_s, may_go_on=True)
         self._release(now_s)
         return self._take_out()
@@ -216,6 +218,7 @@ class AlikeLines(Generic[_S]):
     def end(self, speaker: _S, now_s: float) -> list[Said[_S]]:
         """End a speaker, and return what is to be printed. What it has said may still be held."""
         self._end_block(speaker, now_s)
+        self._release(now_s)
         self._units.pop(speaker, None)
         for key in [key for key in self._warned if key[0] is speaker]:
             del self._warned[key]
@@ -257,7 +260,6 @@ class AlikeLines(Generic[_S]):
                 place.fixed, place.loose = said, []
             else:
                 place.loose.append(said)
-        self._release(now_s)
 
     def _fix(self, said: Said[_S]) -> None:
         """Fix the place of a unit that is of several speakers now, and with it what its first one said before it."""

@@ -134,9 +134,19 @@ class Units:
         self._block: _Block | None = None
 
     @property
-    def since_s(self) -> float | None:
-        """When the rows that are held were said. None: none are."""
-        return None if self._block is None or not self._block.rows else self._block.since_s
+    def holds_rows(self) -> bool:
+        """Whether rows are held, which may be the beginning of a unit."""
+        return self._block is not None and bool(self._block.rows)
+
+    @property
+    def since_s(self) -> float:
+        """When the rows that are held were said."""
+        return 0.0 if self._block is None else self._block.since_s
+
+    @property
+    def held(self) -> bytes:
+        """The rows that are held, without the rank."""
+        return b"" if self._block is None else _RANK_PREFIX.sub(b"", b"\n".join(self._block.rows))
 
     def cut(self, lines: bytes, now_s: float) -> Iterator[Unit]:
         r"""Return the units that are whole now.

@@ -133,6 +133,19 @@ def test_a_traceback_that_is_written_slowly_is_not_held() -> None:
     assert show(alike.take_all()) == [("0", b"step 2")]
 
 
+def test_equal_tracebacks_after_which_ranks_say_nothing_more_are_one() -> None:
+    """At Ctrl-C `torchx run` printed that of each rank: each was printed at its time, before the next one was known."""
+    alike = AlikeLines[Speaker](merges_lines=True)
+    for rank in range(4):
+        text = TRACE if rank != 2 else TRACE.replace(b"bad", b"worse")
+        rows = b"".join(b"[rank%d]: %s" % (rank, row) for row in text.splitlines(keepends=True))
+        assert alike.push(Speaker(rank, peers=4), rows, rank / 10) == []
+    assert alike.due_s == WINDOW_S
+    shown = show(alike.take_due(WINDOW_S))
+    assert [ranks for ranks, _ in shown] == ["0-1,3"], "alike so far"
+    assert [ranks for ranks, _ in show(alike.take_due(0.2 + WINDOW_S))] == ["2"]
+
+
 WARNING = b"/x/torch/a.py:368: UserWarning: no NumPy\n  cpu = template()\n"
 
 

@@ -10,10 +10,11 @@ from typing import Any, Final, TypeGuard
 from torchx.specs import AppState, Role, is_terminal
 from torchx.specs.api import NONE
 
-from muster._shared.contract import EVENT_SCHEMA, Env, LogNames
+from muster._shared.contract import EVENT_SCHEMA, LogNames
 from muster._shared.control import ControlError, ExitCode
 from muster._shared.foreign_files import parse_json, read_regular
 from muster.cli.operations import open_scheduler
+from muster.cli.output.agent_flags import describe_keeping
 from muster.cli.output.streaming import say
 from muster.schedulers.agent_command import is_agent_role
 from muster.schedulers.errors import EngineError, UnknownAppError
@@ -201,6 +202,7 @@ def _load_app(word: str, role: str | None) -> JobRecords:
         events = parse_files(iter(files))
         tracebacks = _read_tracebacks(events, lambda index, name: read(index, name, _REPORT_BYTES))
         is_here = scheduler.find_run_dir(app_id, role) is not None
+        is_in_pods = scheduler.backend == "kubernetes"
     for line in failed.values():
         say(line)
     if not events and response.state in (AppState.UNSUBMITTED, AppState.SUBMITTED, AppState.PENDING):
@@ -209,8 +211,11 @@ def _load_app(word: str, role: str | None) -> JobRecords:
     if not events:
         has_ended = is_terminal(response.state) or response.state is AppState.UNKNOWN
         told = "How it ended and what it printed" if has_ended else "How it is doing and what it prints"
+        where = "they are not here, and no running node has them"
+        if is_in_pods and has_ended:
+            where = "they were files in its pods, which have ended"
         line = (
-            f"the records of {app_id} cannot be read: they are not here, and no running node has them. "
+            f"the records of {app_id} cannot be read: {where}. "
             f"{_describe_keeping(roles[role])} {told} is in `muster status` and `muster log`"
         )
         raise ControlError(line, ExitCode.REFUSED)
@@ -247,10 +252,8 @@ def _name_ended(nodes: Sequence[int]) -> str:
 
 
 def _describe_keeping(role: Role) -> str:
-    folder = role.env.get(Env.LOG_DIR)
-    if folder:
-        return f"If {folder} ({Env.LOG_DIR}) is on a volume, name the job's folder there instead of the job."
-    return f"To keep them next time, add `--env {Env.LOG_DIR}=FOLDER`, on a volume; then `muster timeline FOLDER`."
+    told = describe_keeping(role)
+    return f"{told[0].upper()}{told[1:]}: `muster timeline` and `muster events` take the folder of the job there."
 
 
 def _read_tracebacks(events: Sequence[Event], read: Callable[[int, str], bytes]) -> dict[tuple[int, int], str]:

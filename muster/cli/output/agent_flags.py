@@ -1,7 +1,8 @@
-"""What the command of a role's agents says of its ranks and their lines."""
+"""What the command of a role's agents says of its ranks, of their lines and of where they are kept."""
 
 from torchx.specs import Role
 
+from muster._shared.contract import Env
 from muster.schedulers.agent_command import find_agent_flag, list_agent_flags
 
 
@@ -29,3 +30,11 @@ def has_tee(role: Role) -> bool:
         if (len(flag.spelling) > 1 and flag.matches("tee")) or role.args[flag.begin].startswith("-t")
     ]
     return [role.env.get("PET_TEE", ""), *values][-1] not in ("", "0")
+
+
+def describe_keeping(role: Role) -> str:
+    """Say where the files of a role's agents may still be, or how to keep those of the next job."""
+    folder = role.env.get(Env.LOG_DIR)
+    if folder:
+        return f"if {folder} ({Env.LOG_DIR}) is on a volume, they are still there"
+    return f"to keep them next time, add `--env {Env.LOG_DIR}=FOLDER`, on a volume"

@@ -23,22 +23,31 @@ from muster._shared.control import ControlError, ExitCode
 from muster._shared.reports import Report, name_ranks
 from muster.cli.operations import open_scheduler
 from muster.cli.output import rank_logs
-from muster.cli.output.agent_flags import count_ranks, has_tee
+from muster.cli.output.agent_flags import count_ranks, describe_keeping, has_tee
 from muster.cli.output.rank_logs import STDERR, STDOUT, RankPlace
-from muster.cli.output.reported import find_failure, list_stderr, parse_error
+from muster.cli.output.reported import (
+    find_failure,
+    find_printed_rank,
+    find_printed_report,
+    list_stderr,
+    parse_error,
+)
 from muster.cli.output.streaming import LinePrinter, say
 from muster.schedulers.adapter.scheduler import LogRequest, PluginScheduler
 from muster.schedulers.adapter.status import count_replicas
 from muster.schedulers.adapter.waiting_line import WAITS
 from muster.schedulers.agent_command import is_agent_role
 from muster.schedulers.errors import EngineError, SchedulerError, UnknownAppError
-from muster.schedulers.failure_report import find_root_cause, parse_report
+from muster.schedulers.failure_report import describe_report, find_root_cause, parse_report
 from muster.schedulers.lines import LineSplitter
 from muster.schedulers.runner.shown.job_console import PREFIX, find_local_ranks
 
 _LIMIT_BYTES: Final = 16 << 20
 """The limit for a file. A longer one is read from its end."""
 _LOOK_S: Final = 0.5
+_BAD_ENDS: Final = (AppState.FAILED, AppState.CANCELLED, AppState.UNKNOWN)
+_NO_LOG: Final = re.compile(r"\[muster\] \S+/\d+ has no log")
+"""How the line begins in which Kubernetes' adapter says that a node's log is gone."""
 _MOST_RANKS: Final = 1 << 16
 _NODE_WORDS: Final[Mapping[str, str]] = {"kubernetes": "pod", "docker": "container", "local_docker": "container"}
 """What the output of a node ends with."""
@@ -115,6 +124,8 @@ class _Log:
         self._records: dict[tuple[str, int], bytes] = {}
         self._reports: dict[str, Report | None] = {}
         """By role."""
+        self._printed: dict[str, list[str]] = {}
+        """Reports in the output of nodes, by role."""
         self._told: set[str] = set()
         self._has_lines = False
 
@@ -180,7 +191,7 @@ class _Log:
             role, rank, failed_in = self._find_failed(roles)
             attempt = failed_in if attempt is None else attempt
             where = f" of role {role}" if len(roles) > 1 else ""
-            say(f"the root cause: rank {rank}{where}, attempt {attempt}")
+            say(f"the root cause: rank {rank}{where}" + ("" if attempt is None else f", attempt {attempt}"))
         if role is None and len(roles) > 1:
             raise ControlError(f"name the --role: {', '.join(roles)}", ExitCode.USAGE)
         role = role or next(iter(roles))
@@ -195,10 +206,10 @@ class _Log:
             return
         self._check_known(rank, attempt)
         if rank is None:
-            raise ControlError(_describe_lost_attempt(attempt), ExitCode.REFUSED)
+            raise ControlError(self._describe_lost_attempt(role, attempt), ExitCode.REFUSED)
         if attempt is not None and not self._query.failed:
             if not self._print_from_report(role, rank, attempt, f"the files of attempt {attempt} cannot be read"):
-                raise ControlError(_describe_lost_attempt(attempt), ExitCode.REFUSED)
+                raise ControlError(self._describe_lost_attempt(role, attempt), ExitCode.REFUSED)
             return
         prefixes = self._print_from_console(role, rank)
         if prefixes is not None:
@@ -225,10 +236,10 @@ class _Log:
             raise ControlError(f"{name} runs no agents of muster, which number ranks", ExitCode.USAGE)
         return found
 
-    def _find_failed(self, roles: Mapping[str, int]) -> tuple[str, int, int]:
-        """Return the role, rank and attempt of the root cause.
+    def _find_failed(self, roles: Mapping[str, int]) -> tuple[str, int, int | None]:
+        """Return the role, rank and attempt of the root cause. None: the attempt is not known.
 
-        It is that of the job's report, or else of what its agents have recorded.
+        It is that of the job's report, or else of what its agents have recorded, or else of what they have printed.
         """
         for role in roles:
             report = self._read_report(role)
@@ -243,9 +254,43 @@ class _Log:
                 rank, attempt = max(failures, key=lambda failure: failure[1])  # of the same attempt the first
                 return role, rank, attempt
         state, why = self._response.state, self._response.msg
-        ended = f"; it is {state.name}" if state in (AppState.FAILED, AppState.PENDING, AppState.RUNNING) else ""
+        if state in _BAD_ENDS:
+            for role in roles:
+                printed = find_printed_rank(self._read_printed_report(role))
+                if printed is not None:
+                    return role, printed, None
+        ended = f"; it is {state.name}" if state is not AppState.SUCCEEDED else ""
         ended += f": {why}" if state is AppState.FAILED and why not in ("", NONE) else ""
+        ended += f"; {self._describe_rest(next(iter(roles)))}" if state in _BAD_ENDS else ""
         raise ControlError(f"no rank of {self._app_id} is known to have failed{ended}", ExitCode.REFUSED)
+
+    def _read_printed_report(self, role: str) -> list[str]:
+        """Return the report that the agents of a role have printed. []: the output of no node has one."""
+        if role not in self._printed:
+            replicas = (replica for replica in self._list_replicas() if replica[0] == role)
+            found = (find_printed_report(self._list_lines(*replica)) for replica in replicas)
+            self._printed[role] = next(filter(None, found), [])
+        return self._printed[role]
+
+    def _list_lines(self, role: str, index: int) -> Iterable[str]:
+        return self._scheduler.read_log(self._app_id, self._query.build_request(role, index))
+
+    def _describe_rest(self, role: str) -> str:
+        """Say which command prints what is left of the output, or that nothing is left and how to keep it."""
+        replicas = self._list_replicas()
+        if any(_NO_LOG.match(line) is None for replica in replicas for line in self._list_lines(*replica)):
+            return f"`muster log {self._app_id}` prints its output"
+        return f"the output and the files of its nodes are gone{self._describe_keeping(role)}"
+
+    def _describe_lost_attempt(self, role: str, attempt: int | None) -> str:
+        line = f"the files of attempt {attempt} cannot be read: they are not on this machine, and no node has them"
+        advice = describe_keeping(self._find_role(role))
+        return f"{line}; {advice}" if self._scheduler.backend in _NODE_WORDS else line
+
+    def _describe_keeping(self, role: str) -> str:
+        """Say how to keep what ends with a pod or a container. "": elsewhere files stay."""
+        node = _NODE_WORDS.get(self._scheduler.backend)
+        return f" with its {node}s; {describe_keeping(self._find_role(role))}" if node else ""
 
     def _read_report(self, role: str) -> Report | None:
         if role not in self._reports:
@@ -337,8 +382,19 @@ class _Log:
             return
         self._check_rank(role, rank, prefixes)
         state = self._response.state
+        printed = self._read_printed_report(role) if self._query.failed and state in _BAD_ENDS else []
+        if printed:
+            say(f"{why}; this is the job's report, as its agents have printed it")
+            for each in printed:
+                self._print_line(each)
+            return
+        report = self._read_report(role) if self._query.failed else None
         if state in WAITS:
             line = self.describe_state()
+        elif report is not None:
+            known = f"this is known of the failure: {describe_report(report)}"
+            gone = f"the output and the files of its node are gone{self._describe_keeping(role)}"
+            line = f"{why}; {known}; {gone}"
         elif is_unmarked:
             line = f"{why}: its agents run without --tee 3, which the components give them"
         elif not is_terminal(state) and state is not AppState.UNKNOWN:
@@ -487,7 +543,3 @@ def names_rank(text: str, rank: int) -> bool:
     """Return whether a prefix is of this rank: "3", or "0-2,5" of several that have said the same."""
     spans = (part.partition("-") for part in text.split(","))
     return any(int(first) <= rank <= int(last or first) for first, _, last in spans)
-
-
-def _describe_lost_attempt(attempt: int | None) -> str:
-    return f"the files of attempt {attempt} cannot be read: they are not on this machine, and no node has them"

@@ -1,11 +1,17 @@
 """What a job's report knows of a rank whose output is gone. Pure."""
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
 
 from muster._shared.foreign_files import parse_json
 from muster._shared.reports import Failure, Report
+from muster.cli.output.streaming import HEADLINE, RULE
 from muster.schedulers.failure_report import parse_report
+
+_RANK: Final = re.compile(r"  rank +: (\d+) \(local rank ")
+"""The line of a printed report that names the rank of the root cause. It comes before all other ranks."""
 
 
 def parse_error(text: str) -> Report | None:
@@ -31,3 +37,23 @@ def list_stderr(failure: Failure) -> Iterator[str]:
     text = failure.traceback or failure.exception or ""
     if any(line.strip() not in tail for line in text.splitlines()):
         yield from text.splitlines()
+
+
+def find_printed_report(lines: Iterable[str]) -> list[str]:
+    """Return the last report of a failed job in the output of a node. []: it has none."""
+    report: list[str] = []
+    before, is_inside = "", False
+    for line in lines:
+        is_rule = RULE.fullmatch(line) is not None
+        if is_inside:
+            report.append(line)
+            is_inside = not is_rule
+        elif line.startswith(HEADLINE) and RULE.fullmatch(before):
+            report, is_inside = [before, line], True
+        before = line
+    return report
+
+
+def find_printed_rank(report: Sequence[str]) -> int | None:
+    """Return the rank of the root cause of a printed report. None: it names none."""
+    return next((int(found[1]) for line in report if (found := _RANK.match(line))), None)

@@ -21,8 +21,10 @@ from muster.schedulers.runner.shown.live_lines import LiveLines
 Replica = tuple[str, int]
 """The role's name, and the replica's number."""
 
-_RULE: Final = re.compile(r"={40,}\s*")
-_HEADLINE: Final = "JOB FAILED "
+RULE: Final = re.compile(r"={40,}\s*")
+"""The first and the last line of the report of a failed job."""
+HEADLINE: Final = "JOB FAILED "
+"""How the line after the first begins."""
 LAST_LINES_S: Final = 10.0
 """How long the last lines of a job that has ended may take."""
 
@@ -166,12 +168,12 @@ class LinePrinter:
             elif held is not None:
                 yield from self._reports.pop(replica)
                 yield line
-            elif rule and line.startswith(_HEADLINE):
+            elif rule and line.startswith(HEADLINE):
                 self._reports[replica], rule = [rule, line], ""
             else:
                 if rule:
                     yield rule
-                rule = line if _RULE.fullmatch(line) else ""
+                rule = line if RULE.fullmatch(line) else ""
                 if not rule:
                     yield line
         if rule:

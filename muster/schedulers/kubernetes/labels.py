@@ -28,6 +28,8 @@ CANCEL_ANNOTATION: Final = "muster.torchx/cancelled"
 """Its value is the command that ended the app. Older versions wrote "true"."""
 BY_CANCEL: Final = "torchx cancel"
 BY_STOP: Final = "muster stop"
+FAILED_ANNOTATION: Final = re.compile(r"muster\.torchx/(?:.+\.)?failed")
+"""In which the agents of a job with `-cfg events=true` say why it has failed. That of a role has the role's name."""
 SUBMITTED_ANNOTATION: Final = "muster.torchx/submitted"
 """On the record of an app that was cancelled in its queue: when the app was created."""
 SUBMISSION_ANNOTATION: Final = "muster.torchx/submission"

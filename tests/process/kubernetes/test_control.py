@@ -599,7 +599,7 @@ def test_the_timeline_has_what_pods_that_run_have_and_says_whose_records_are_mis
     missing = (
         "Records are missing of 1 of 2 nodes in round 1: what happened there is not shown. They were lost with their "
         "pods or containers (node 1 has ended). To keep them next time, add `--env MUSTER_LOG_DIR=FOLDER`, on a "
-        "volume; then `muster timeline FOLDER`."
+        "volume: `muster timeline` and `muster events` take the folder of the job there."
     )
     facts = json.loads(told.out)
     assert (facts["missing"], missing in told.err) == (missing, True)
@@ -609,7 +609,7 @@ def test_the_timeline_has_what_pods_that_run_have_and_says_whose_records_are_mis
     cluster.end_pod(find_pod(cluster, app, 0), 0)
     assert main(words) == ExitCode.REFUSED
     told = capsys.readouterr().out
-    assert "cannot be read: they are not here, and no running node has them" in told
+    assert "cannot be read: they were files in its pods, which have ended. To keep them next time, " in told
     assert "MUSTER_LOG_DIR" in told
 
 
@@ -649,7 +649,8 @@ def test_the_timeline_names_the_folder_of_the_logs_of_a_job_that_has_one(cluster
     cluster.end_pod(find_pod(cluster, app, 0), 0)
     assert main(["timeline", f"kubernetes://test/{app}"]) == ExitCode.REFUSED
     told = capsys.readouterr().err
-    assert "If /runs/logs (MUSTER_LOG_DIR) is on a volume, name the job's folder there instead of the job." in told
+    takes = "`muster timeline` and `muster events` take the folder of the job there"
+    assert f"If /runs/logs (MUSTER_LOG_DIR) is on a volume, they are still there: {takes}." in told
 
 
 def test_a_job_that_has_not_started_has_no_records_and_says_why(cluster, scheduler, capsys):

@@ -177,10 +177,14 @@ def test_a_log_that_kubernetes_removed_is_reported(cluster, scheduler, app):
     cluster.end_pod(pod(cluster, app_id, 0), 1)  # FailJob: the controller deletes pod 1
     lines = follower.finish()
     name = survivor["metadata"]["name"]
-    assert lines == ["working\n", f"[muster] the rest of the log of {name} is lost: Kubernetes has removed the pod\n"]
+    keeps = "; --env MUSTER_LOG_DIR=FOLDER, on a volume, keeps the logs of the next one\n"
+    assert lines == [
+        "working\n",
+        f"[muster] the rest of the log of {name} is lost: Kubernetes has removed the pod{keeps}",
+    ]
     again = list(scheduler.log_iter(app_id, "trainer", 1))
     assert again == [
-        "[muster] trainer/1 has no log: it has no pod, or Kubernetes has removed its pods and their logs\n"
+        f"[muster] trainer/1 has no log: it has no pod, or Kubernetes has removed its pods and their logs{keeps}"
     ]
 
 

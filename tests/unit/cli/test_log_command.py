@@ -399,8 +399,79 @@ def test_where_no_rank_has_failed_the_cause_of_the_jobs_end_is_said(log):
     code, _, err = log(Apps(state=AppState.FAILED), "--failed")
     assert (code, err) == (
         ExitCode.REFUSED,
-        "muster: no rank of a is known to have failed; it is FAILED: why\n",
+        "muster: no rank of a is known to have failed; it is FAILED: why; `muster log a` prints its output\n",
     )
+
+
+RULE = "=" * 70 + "\n"
+PRINTED = [
+    RULE,
+    "JOB FAILED  a: rank 1 on node 0 (h) exited with code 1\n",
+    "-" * 70 + "\n",
+    "Root cause (the first failure)\n",
+    "  rank      : 1 (local rank 1 on node 0)\n",
+    "Failed because of it\n",
+    "  rank 0 (node 0, h)\n",
+    RULE,
+]
+
+
+def test_the_root_cause_is_found_in_the_report_that_the_agents_have_printed(log):
+    """A cluster that keeps no termination message: `--failed` said that no rank is known to have failed."""
+    lines = {**LINES, ("t", 0): ["[t1|n0.r1]:ModuleNotFoundError: x\n", *PRINTED, "[muster] failed after 3 s\n"]}
+    code, out, err = log(Apps(state=AppState.FAILED, flags=TEE, lines=lines), "--failed")
+    assert (code, out) == (0, "ModuleNotFoundError: x\n")
+    assert err.splitlines() == [
+        "muster: the root cause: rank 1",
+        "muster: the files of rank 1 are gone or out of reach; these are its lines in the output of its node",
+    ]
+
+
+def test_a_job_whose_agents_go_on_is_not_searched_for_a_report(log):
+    code, out, err = log(Apps(state=AppState.RUNNING, lines={**LINES, ("t", 0): PRINTED}), "--failed")
+    assert (code, out, err) == (1, "", "muster: no rank of a is known to have failed; it is RUNNING\n")
+
+
+@pytest.mark.parametrize("is_printed", [True, False])
+def test_what_is_known_of_a_hang_whose_pod_is_gone(log, is_printed):
+    """It said only that there is no line any more."""
+    lines = {**GONE, ("t", 0): [*PRINTED, "[muster] failed after 3 s\n"]} if is_printed else GONE
+    hang = {"exit_code": None, "hung": True, "reason": "did not enter all_reduce #22", "cause": "hang"}
+    scheduler = Apps(error=write_error(**hang), state=AppState.FAILED, flags=TEE, lines=lines)
+    scheduler.backend = "kubernetes"
+    code, out, err = log(scheduler, "--failed", "--role", "t")
+    gone = "muster: the files and lines of rank 1 are gone with its pod, or out of reach"
+    if is_printed:
+        assert (code, out) == (0, "".join(PRINTED))
+        told = f"{gone}; this is the job's report, as its agents have printed it"
+    else:
+        assert (code, out) == (ExitCode.REFUSED, "")
+        told = (
+            f"{gone}; this is known of the failure: why; cause: hang; the output and the files of its node are gone "
+            "with its pods; to keep them next time, add `--env MUSTER_LOG_DIR=FOLDER`, on a volume"
+        )
+    assert err.splitlines()[-1] == told
+
+
+NOTHING = {key: [f"[muster] {key[0]}/{key[1]} has no log: its pod is gone\n"] for key in LINES}
+
+
+@pytest.mark.parametrize("folder", ["", "/ckpt/logs"])
+def test_if_all_pods_are_gone_the_line_says_what_is_known_and_how_to_keep_logs(log, folder):
+    scheduler = Apps(state=AppState.FAILED, flags=TEE, lines=NOTHING)
+    scheduler.backend = "kubernetes"
+    scheduler.response.roles[0].env = {"MUSTER_LOG_DIR": folder} if folder else {}
+    code, out, err = log(scheduler, "--failed")
+    assert (code, out) == (ExitCode.REFUSED, "")
+    keeps = "to keep them next time, add `--env MUSTER_LOG_DIR=FOLDER`, on a volume"
+    keeps = f"if {folder} (MUSTER_LOG_DIR) is on a volume, they are still there" if folder else keeps
+    assert err == (
+        "muster: no rank of a is known to have failed; it is FAILED: why; the output and the files of its nodes are "
+        f"gone with its pods; {keeps}\n"
+    )
+    err = log(scheduler, "--attempt", "0")[2]
+    lost = "the files of attempt 0 cannot be read: they are not on this machine, and no node has them"
+    assert err == f"muster: {lost}; {keeps}\n"
 
 
 @pytest.mark.parametrize("state", [AppState.PENDING, AppState.RUNNING])

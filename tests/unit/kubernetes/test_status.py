@@ -360,6 +360,17 @@ def test_a_deadline_of_the_users_own_is_told_as_such():
     assert "another role" not in status.msg
 
 
+@pytest.mark.parametrize("prefix", ["", "trainer."])
+def test_if_the_pods_are_gone_the_annotation_of_the_job_says_why_it_failed(prefix):
+    """The job was submitted with `-cfg events=true`. The status did not use what its agents had left in the cluster."""
+    told = {f"muster.torchx/{prefix}failed": "2026-01-01T00:00:00Z rank 1 did not enter all_reduce\x1b[2J"}
+    failed = job(("Failed", "PodFailurePolicy"), annotations=told)
+    status = describe([failed], [], lost_pod="pod p is gone: deleted")
+    assert status.msg.startswith("rank 1 did not enter all_reduce")
+    assert "; pod p is gone: deleted; PodFailurePolicy: m" in status.msg
+    assert "\x1b" not in status.msg
+
+
 def test_a_pod_without_a_report_shows_its_last_line():
     failed = [pod(0, "Failed", containerStatuses=terminated(3, message="line 1\nSystemExit: 3\n"))]
     status = describe([job(("Failed", "BackoffLimitExceeded"))], failed)

@@ -34,10 +34,8 @@ _POLL_INTERVAL_S: Final = 5.0
 _NO_LOG: Final = b"unable to retrieve container logs for "
 """A node sends this, with status 200 and no newline, if the pod still exists but its container does not."""
 
-_REMOVED_AT_SUCCESS: Final = (
-    f" when the job succeeded; --env {Env.LOG_DIR}=FOLDER, on a volume, keeps the logs of the next one"
-)
 
+_AT_SUCCESS: Final = " when the job succeeded"
 _RETRY_S: Final = 0.5
 
 _ANSWER_LIMIT_S: Final = 5.0
@@ -108,8 +106,16 @@ class PodLogQuery:
     """Follow the log until the app ends."""
     kept: Callable[[], Iterator[bytes]] = lambda: iter(())
     """Lines, with times, that were collected before the app was cancelled."""
+    log_dir: str = ""
+    """Where the user wants the files of the role's agents. "": they are lost with the pods."""
     has_succeeded: Callable[[], bool] = lambda: False
     """Whether the role's Job is complete: its controller then deletes the pods that it has not seen end."""
+
+    def describe_keeping(self) -> str:
+        """Say where the logs may still be, or how to keep those of the next job."""
+        if self.log_dir:
+            return f"if {self.log_dir} ({Env.LOG_DIR}) is on a volume, the logs of its ranks are still there"
+        return f"--env {Env.LOG_DIR}=FOLDER, on a volume, keeps the logs of the next one"
 
 
 class LogReader:
@@ -192,8 +198,9 @@ class LogReader:
             return
         except (ApiError, RequestError) as error:
             if error.refusal.status == 404 and not previous:
-                why = _REMOVED_AT_SUCCESS if query.has_succeeded() else ""
-                yield f"[muster] the rest of the log of {pod.name} is lost: Kubernetes has removed the pod{why}\n"
+                when = _AT_SUCCESS if query.has_succeeded() else ""
+                why = f"Kubernetes has removed the pod{when}; {query.describe_keeping()}"
+                yield f"[muster] the rest of the log of {pod.name} is lost: {why}\n"
             elif error.refusal.status >= 500:
                 yield f"[muster] {error}\n"
             elif error.refusal.status not in (400, 404):
@@ -271,9 +278,10 @@ def _describe_absence(query: PodLogQuery, pod: PodFact | None) -> str:
         return (
             f"[muster] {where} has no log yet: pod {pod.name} is {pod.phase}{': ' + pod.reason if pod.reason else ''}\n"
         )
+    why = "it has no pod, or Kubernetes has removed its pods and their logs"
     if query.has_succeeded():
-        return f"[muster] {where} has no log: Kubernetes has removed its pod{_REMOVED_AT_SUCCESS}\n"
-    return f"[muster] {where} has no log: it has no pod, or Kubernetes has removed its pods and their logs\n"
+        why = f"Kubernetes has removed its pod{_AT_SUCCESS}"
+    return f"[muster] {where} has no log: {why}; {query.describe_keeping()}\n"
 
 
 def _split_lines(read_chunks: Iterator[bytes]) -> Iterator[bytes]:

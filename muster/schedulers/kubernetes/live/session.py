@@ -9,7 +9,7 @@ from typing import Any
 from torchx.schedulers.api import DescribeAppResponse, ListAppResponse
 from torchx.specs.api import AppState
 
-from muster._shared.contract import AskKind
+from muster._shared.contract import AskKind, Env
 from muster._shared.reports import Answer
 from muster.schedulers.adapter.facts import AppFacts
 from muster.schedulers.adapter.scheduler import ListedApp
@@ -242,7 +242,7 @@ class Session:
         parents = operations.find_parents(resources, ref)
         if not parents:
             raise SchedulerError(f"there is no app {ref.name!r} in namespace {ref.namespace!r}")
-        label = _find_label(app_id, parents, role, index)
+        label, log_dir = _find_label(app_id, parents, role, index)
         query = PodLogQuery(
             namespace=ref.namespace,
             role=label,
@@ -250,6 +250,7 @@ class Session:
             since=None if since is None else convert_to_stamp(since),
             until=None if until is None else convert_to_stamp(until),
             tail=tail,
+            log_dir=log_dir,
             kept=lambda: kept_logs.read_kept_log(ref, label, index),
             has_succeeded=lambda: label in list_completed_roles(operations.find_parents(resources, ref)),
         )
@@ -273,10 +274,12 @@ def _follow(reader: LogReader, query: PodLogQuery, watch: PodWatch) -> Iterator[
         yield from reader.read(query, watch)
 
 
-def _find_label(app_id: str, parents: Sequence[dict[str, Any]], role: str, index: int) -> str:
-    found = {each.name: (label, each.num_replicas) for label, each in decode_roles(parents[0]).items()}
-    check_replica(app_id, {name: replicas for name, (_, replicas) in found.items()}, role, index)
-    return found[role][0]
+def _find_label(app_id: str, parents: Sequence[dict[str, Any]], role: str, index: int) -> tuple[str, str]:
+    """Return the label of a role, and its `MUSTER_LOG_DIR`. "": it has none."""
+    found = {each.name: (label, each) for label, each in decode_roles(parents[0]).items()}
+    check_replica(app_id, {name: each.num_replicas for name, (_, each) in found.items()}, role, index)
+    label, wanted = found[role]
+    return label, wanted.env.get(Env.LOG_DIR, "")
 
 
 def _list_parents(resources: Objects, kind: Kind, namespace: str) -> list[dict[str, Any]]:

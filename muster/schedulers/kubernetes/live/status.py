@@ -9,6 +9,7 @@ from typing import Any, Final
 from torchx.specs.api import NONE, AppDef, AppState, ReplicaStatus
 
 from muster._shared.codec import to_data
+from muster._shared.contract import show_controls
 from muster._shared.reports import Report
 from muster.schedulers.adapter.facts import AppFacts
 from muster.schedulers.adapter.job_line import format_duration
@@ -17,7 +18,14 @@ from muster.schedulers.adapter.replica_errors import replace_line
 from muster.schedulers.errors import EngineError
 from muster.schedulers.failure_report import describe_report, find_root_cause
 from muster.schedulers.kubernetes.kinds import JOB, VOLCANO_JOB, parse_kind
-from muster.schedulers.kubernetes.labels import BY_STOP, KUEUE_QUEUE, LABEL_COMPONENT, SUBMITTED_ANNOTATION, read_role
+from muster.schedulers.kubernetes.labels import (
+    BY_STOP,
+    FAILED_ANNOTATION,
+    KUEUE_QUEUE,
+    LABEL_COMPONENT,
+    SUBMITTED_ANNOTATION,
+    read_role,
+)
 from muster.schedulers.kubernetes.live.operations import find_canceller, is_cancelled, list_conditions, read_job_end
 from muster.schedulers.kubernetes.live.pod_status import PodFact, find_latest_pods
 from muster.schedulers.kubernetes.manifests.app_annotation import decode_app, decode_roles
@@ -222,7 +230,7 @@ def build_message(observation: Observation, state: AppState, report: Report | No
         return f"{'stopped' if by == BY_STOP else 'cancelled'} ({by})" if by else ""
     clauses: list[str] = []
     if state is AppState.FAILED:
-        clauses += [describe_report(report)] if report else []
+        clauses += [describe_report(report)] if report else _list_told(observation.parents)
         clauses.append(observation.lost_pod)
         clauses += _describe_conditions(observation)
         clauses += _describe_running_roles(observation.parents)
@@ -251,6 +259,13 @@ def build_message(observation: Observation, state: AppState, report: Report | No
     if observation.events_refused and state is not AppState.FAILED:
         clauses.append(_EVENTS_REFUSED)
     return "; ".join(clause for clause in clauses if clause)
+
+
+def _list_told(parents: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what the agents of an app have left of its failure in the annotations of its Jobs, without the time."""
+    annotations = (parent["metadata"].get("annotations") or {} for parent in parents)
+    told = [text for each in annotations for name, text in each.items() if FAILED_ANNOTATION.fullmatch(name)]
+    return [show_controls(text.partition(" ")[2]) for text in told]
 
 
 def _describe_unexplained(observation: Observation) -> list[str]:

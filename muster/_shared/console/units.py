@@ -1,8 +1,8 @@
 r"""Cuts what ranks write into units, and says which units are alike. Pure.
 
 A unit is a line, a traceback or a Python warning. Lines are alike when they are equal after digits, hexadecimal numbers
-and paths are masked (`mask_line`). Tracebacks and warnings are compared as they are. A finished progress bar, a very
-long line and one with NUL bytes are like no other.
+and paths are masked (`mask_line`). Tracebacks and warnings are compared as they are, but for `_OWN`. A finished
+progress bar, a very long line and one with NUL bytes are like no other.
 """
 
 import re
@@ -58,6 +58,8 @@ def mask_line(line: bytes) -> bytes:
 
 _RANK_PREFIX = re.compile(rb"^\[rank\d+\]: ?", re.MULTILINE)
 """Source: torch/distributed/distributed_c10d.py, the exception hook that init_process_group installs."""
+_OWN = re.compile(_RANK_PREFIX.pattern + rb"|\[[0-9a-fA-F.:]+\]:\d+", re.MULTILINE)
+"""What is a rank's own in a traceback: the rank, and the address of a peer in gloo's errors."""
 _TRACEBACK_HEADS = (b"Traceback (most recent call last):", b"  + Exception Group Traceback ", b"Fatal Python error: ")
 _CHAINS = (b"During handling of the above exception", b"The above exception was the direct cause")
 _BODY = (b" ", b"\t", b"File ", b"Thread 0x", b"Current thread 0x", b"Extension modules:")
@@ -145,8 +147,8 @@ class Units:
 
     @property
     def held(self) -> bytes:
-        """The rows that are held, without the rank."""
-        return b"" if self._block is None else _RANK_PREFIX.sub(b"", b"\n".join(self._block.rows))
+        """The rows that are held, without what is the rank's own."""
+        return b"" if self._block is None else _OWN.sub(b"", b"\n".join(self._block.rows))
 
     def cut(self, lines: bytes, now_s: float) -> Iterator[Unit]:
         r"""Return the units that are whole now.
@@ -198,6 +200,6 @@ class Units:
             rows = rows[:1]  # the rest may be another's
         if rows:
             text = b"\n".join(rows) + b"\n"
-            yield Unit(block.kind, b"\0" + _RANK_PREFIX.sub(b"", text), text, block.since_s)
+            yield Unit(block.kind, b"\0" + _OWN.sub(b"", text), text, block.since_s)
         for row in block.rows[len(rows) :]:
             yield Unit(LINE, self._masks.mask(row.translate(_ZEROS)), row + b"\n", block.since_s)

@@ -122,6 +122,16 @@ def test_equal_tracebacks_are_one_and_others_stay_whole() -> None:
     ]
 
 
+def test_tracebacks_that_differ_in_the_address_of_a_peer_are_one() -> None:
+    """A rank that fails closes a connection to each of the others."""
+    alike = AlikeLines[Speaker](merges_lines=True)
+    text = b"Connection closed by peer [127.0.0.1]:%d. This"
+    for rank, port in enumerate((26544, 7331)):
+        assert alike.push(Speaker(rank), TRACE.replace(b"bad", text % port), 0.0) == []
+    alike.push(Speaker(2), TRACE.replace(b"line 7", b"line 8").replace(b"bad", text % 7331), 0.0)
+    assert [ranks for ranks, _ in show(alike.take_all())] == ["0-1", "2"]
+
+
 def test_a_traceback_that_is_written_slowly_is_not_held() -> None:
     alike = AlikeLines[Speaker](merges_lines=True)
     rank, rows = Speaker(0), TRACE.splitlines(keepends=True)

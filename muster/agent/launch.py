@@ -184,9 +184,9 @@ def _run_supervisor(
 
 def _add_monitor_address(config: AgentConfig, stack: ExitStack) -> AgentConfig:
     """Give NCCL's own monitor of all workers an address of this job and node."""
-    from muster.agent.placement.monitor_address import reserve
+    from muster.agent.runtime.ports import reserve_monitor_address
 
-    address = None if config.base_env.get("NCCL_RAS_ENABLE") == "0" else reserve(stack)
+    address = None if config.base_env.get("NCCL_RAS_ENABLE") == "0" else reserve_monitor_address(stack)
     return config if address is None else replace(config, base_env={**config.base_env, MONITOR_ADDRESS: address})
 
 

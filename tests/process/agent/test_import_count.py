@@ -63,7 +63,7 @@ def test_without_a_driver_nothing_that_is_about_devices_is_loaded(tmp_path: Path
     assert re.findall(r"\S*(?:nvidia|amdsmi|librocm|libcuda|/dev/kfd)\S*", held) == []
     loaded = set(re.findall(r"import '(muster[\w.]*)'", outcome.stderr))
     assert {"muster.agent.telemetry.plane", "muster.agent.diagnosis.hangs.servers"} <= loaded, outcome.exit_code
-    about = ("devices", "device_memory", "gpus", "monitor", "monitor_address", "launches", "segments")
+    about = ("devices", "device_memory", "gpus", "monitor", "launches", "segments")
     assert [name for name in loaded if name.rpartition(".")[2].removeprefix("amd_") in about] == []
 
 

@@ -17,7 +17,7 @@ from muster.agent.diagnosis.hangs.launches import find_launch_cause
 from muster.agent.diagnosis.hangs.monitor import Monitor, ask, count_launches
 from muster.agent.diagnosis.hangs.monitor_reports import read_report
 from muster.agent.diagnosis.hangs.page import find_verdict
-from muster.agent.placement.monitor_address import reserve
+from muster.agent.runtime.ports import reserve_monitor_address
 
 NAME = "27a079b828ff1a75"
 TEXTS = [(2, 24, 3), (2, 26, 2), (2, 27, 7)]
@@ -284,7 +284,7 @@ def test_a_monitor_that_is_slow_or_silent_costs_its_deadline_and_no_more(job: Jo
 
 def test_where_nobody_listens_there_is_no_answer() -> None:
     with ExitStack() as stack:
-        address = reserve(stack)
+        address = reserve_monitor_address(stack)
         assert address is not None
         assert ask(address, time.monotonic() + 5.0) is None, "a port that is reserved takes no connection"
     for address in ("127.0.0.1:x", "127.0.0.1:99999", "", "[::1]:1"):
@@ -293,7 +293,7 @@ def test_where_nobody_listens_there_is_no_answer() -> None:
 
 def test_workers_may_listen_on_the_reserved_port_and_nobody_else(job: Job) -> None:
     with ExitStack() as stack:
-        address = reserve(stack)
+        address = reserve_monitor_address(stack)
         assert address is not None
         with Server(lambda: job, address=address), Server(lambda: job, address=address):
             assert len(Monitor(address, 2).look(SESSIONS)) == 2

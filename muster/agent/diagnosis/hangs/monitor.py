@@ -1,7 +1,7 @@
 """Asks NCCL's own monitor (RAS) what the ranks of this node have launched. It may block, so call it in a thread.
 
 Each process that uses NCCL 2.24 or newer has a thread that answers for the whole job, without Python, CUDA and torch.
-The agent gives all workers of its node one address (`placement.monitor_address`), on which the kernel lets any of them
+The agent gives all workers of its node one address (`runtime.ports`), on which the kernel lets any of them
 answer. If a user has given an address that other jobs share, their answers are recognised, because none of their
 processes is a worker of this node. Nothing is asked while the job shows signs of life.
 

@@ -37,9 +37,9 @@ from muster.agent.rendezvous.leader.connections import (
     MemberConnection,
     MemberConnections,
     describe_newcomer,
+    find_lease_limit_s,
 )
 from muster.agent.rendezvous.leader.index_claims import IndexClaims
-from muster.agent.rendezvous.leader.lease_limit import find_lease_limit_s
 from muster.agent.rendezvous.leader.loss_detection import LossDetector
 from muster.agent.rendezvous.leader.outgoing import OutgoingMessages
 from muster.agent.rendezvous.leader.peer_lines import PeerLines, refuse

@@ -5,7 +5,7 @@ heartbeats, and each answer renews the lease. The leader gives a member up when 
 limit. The member counts from when it *sent* the last answered heartbeat, which is earlier than when the leader received
 it, and its lease ends a margin before the limit. So by the time the leader forms a round without the member, the
 member's workers are gone, even if the agent is stopped and only the guard runs. When this node leads, `LeaderRenewal`
-renews the lease as long as no other node can have taken over (`leader.lease_limit`).
+renews the lease as long as no other node can have taken over (`leader.connections`).
 
 It uses CLOCK_BOOTTIME throughout, so that the time of a suspended machine counts.
 """

@@ -103,6 +103,8 @@ class FailureBuilder:
             exception = f"{_WISH_CALLS[worker.wish[0]]}: {worker.wish[1]}"
         error_file = streams.error_file if streams else None
         step = slot.step if slot else None
+        saved = formed.snapshot or formed.checkpoint
+        has_stepped = step is not None or (slot is not None and bool(slot.optimizer_steps))
         failure = Failure(
             node=formed.group_rank,
             node_index=formed.node_index,
@@ -130,6 +132,7 @@ class FailureBuilder:
             total_steps=slot.total if slot else None,
             optimizer_steps=slot.optimizer_steps if slot and step is None else None,
             values=print_values(worker.values),
+            saved_step=None if saved is None or has_stepped else saved.step,
             hung=worker.hung_pid is not None,
             wish=worker.wish[0] if worker.wish else "",
             reports_steps=slot is not None and slot.owner_pid is not None,

@@ -93,9 +93,7 @@ def _format_failure(failure: Failure, printed_as: str | None, columns: int) -> I
     if failure.exception and failure.signal == "SIGTERM":
         end = "raised the exception below, and got SIGTERM before it had ended"
     yield from _wrap("  process   : ", end + (f" (pid {failure.pid})" if failure.pid else ""), columns)
-    step = describe_step(failure.step, failure.total_steps, None)
-    if step is None and failure.optimizer_steps:
-        step = f"{failure.optimizer_steps} since the process began (by optimizer)"
+    step = _describe_last_step(failure)
     if step is not None:
         yield from _wrap("  step      : ", ", ".join((step, *format_values(failure.values))), columns)
     for label, text in (("  cause     : ", describe_class(failure)), ("  next      : ", failure.advice)):
@@ -112,6 +110,16 @@ def _format_failure(failure: Failure, printed_as: str | None, columns: int) -> I
         yield f"  log       : {failure.log_path}"
     if failure.error_file:
         yield f"  error file: {failure.error_file}"
+
+
+def _describe_last_step(failure: Failure) -> str | None:
+    if failure.step is not None:
+        return describe_step(failure.step, failure.total_steps, None)
+    if failure.optimizer_steps:
+        return f"{failure.optimizer_steps} since the process began (by optimizer)"
+    if failure.saved_step is not None:
+        return f"none in this attempt; the last saved step is {failure.saved_step}"
+    return "none in this attempt" if failure.reports_steps else None
 
 
 def _refer_to_traceback(failure: Failure, traceback: str, printed_as: str, columns: int) -> Iterator[str]:

@@ -48,6 +48,27 @@ def test_the_report_has_the_last_step_of_the_rank_and_of_no_other_process(how: s
     expect_step(run_tree(build_command(str(PROGRAM), how, start=start)))
 
 
+FAILS_AT_ITS_CHECKPOINT = """
+import sys
+from muster import worker
+for step in range(int(worker.resume_path() or 0), 9):
+    if step == 4:
+        raise ValueError("again")
+    worker.step(step)
+    if step == 3:
+        worker.saved(step, "4")
+"""
+
+
+def test_the_report_of_a_rank_that_fails_before_its_first_step_says_what_was_saved(tmp_path: Path) -> None:
+    """It resumed at the step that fails. Whether the report had a step depended on when the last save was."""
+    script = tmp_path / "fails.py"
+    script.write_text(FAILS_AT_ITS_CHECKPOINT)
+    outcome = run_tree(build_command("--max-restarts", "1", str(script)))
+    assert outcome.exit_code == 1, outcome.explain()
+    assert "  step      : none in this attempt; the last saved step is 3" in outcome.stderr, outcome.explain()
+
+
 def test_a_command_reports_steps_too() -> None:
     expect_step(run_tree(build_command("--no-python", sys.executable, str(PROGRAM), "raise")))
 

@@ -13,6 +13,7 @@ import pytest
 from doubles.samples import make_round
 
 from muster._shared.contract import describe_end, describe_exit_code, name_signal
+from muster._shared.records import replace
 from muster._shared.reports import Failure, OomEvidence, Report
 from muster.agent.diagnosis.failures import FailedWorker, FailureBuilder, read_crash
 from muster.agent.diagnosis.kernel_log import KernelLine, KernelLog
@@ -21,6 +22,7 @@ from muster.agent.diagnosis.report_text import format_report
 from muster.agent.diagnosis.root_cause import describe_failure
 from muster.agent.diagnosis.tracebacks import has_printed, read_error_file, read_stderr, trim_traceback
 from muster.agent.logs import WorkerStreams
+from muster.agent.round import Checkpoint, Generation
 from muster.agent.runtime.loop import SystemClock
 from muster.agent.workers.pool import LiveWorker, WorkerEnd
 from muster.agent.workers.status_page import SlotStatus
@@ -310,6 +312,13 @@ def test_a_failure_combines_all_evidence() -> None:
     assert failure.ended_ranks == (5,)
     counted = make_failure(slot=slot._replace(step=None))
     assert (counted.step, counted.optimizer_steps) == (None, 5)
+    saved = replace(ROUND, checkpoint=Checkpoint(number=1, step=29, path="/c"))
+    assert make_failure(slot=slot, round=saved).saved_step is None, "its own steps are known"
+    assert make_failure(slot=slot._replace(step=None), round=saved).saved_step is None
+    unstepped = slot._replace(step=None, optimizer_steps=None)
+    assert make_failure(slot=unstepped, round=saved).saved_step == 29
+    newer = replace(saved, snapshot=Generation(lineage=1, step=31, size=2))
+    assert make_failure(slot=unstepped, round=newer).saved_step == 31
     hung = make_failure(code=None, hung_pid=8, reason="used no CPU time")
     assert (hung.hung, hung.pid, hung.exit_code, hung.signal, hung.age_s) == (True, 8, None, None, 0.0)
 

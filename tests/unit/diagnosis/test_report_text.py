@@ -326,6 +326,8 @@ def test_a_termination_message_is_valid_and_small_and_keeps_the_root(
         ({"step": 7, "total_steps": 10}, "  step      : 7 of 10"),
         ({"step": 0, "optimizer_steps": 3}, "  step      : 0"),
         ({"optimizer_steps": 8}, "  step      : 8 since the process began (by optimizer)"),
+        ({"reports_steps": True}, "  step      : none in this attempt"),
+        ({"saved_step": 29}, "  step      : none in this attempt; the last saved step is 29"),
         ({}, None),
     ],
 )

@@ -239,6 +239,20 @@ def test_while_one_of_two_nodes_joins_again_the_message_says_so(cluster, schedul
     assert scheduler.describe(app_id).msg == told
 
 
+def test_if_the_cluster_keeps_no_report_the_status_names_the_command_that_finds_it(cluster, scheduler, start, capsys):
+    """The status named no cause, and `muster log --failed` knew of no rank that has failed."""
+    app_id = start(max_retries=0)
+    rule = "=" * 70
+    root = "  rank      : 0 (local rank 0 on node 0)"
+    for text in ("[trainer0|n0.r0]:ModuleNotFoundError: x", rule, "JOB FAILED  app: rank 0 on node 0", root, rule):
+        cluster.write_log(find_pod(cluster, app_id, 0), f"{text}\n", 1)
+    cluster.end_pod(find_pod(cluster, app_id, 0), 1)
+    named = "Kubernetes has not kept its report: `muster log --failed` finds it in the pods' logs"
+    assert named in scheduler.describe(app_id).msg
+    assert main(["log", "--failed", f"kubernetes://session/{app_id}"]) == 0
+    assert capsys.readouterr().out == "ModuleNotFoundError: x\n"
+
+
 def test_torchx_status_prints_no_report_as_json(cluster, scheduler, start, monkeypatch):
     """It printed 3.5 KB in one line. Programs still get the report."""
     app_id = start(max_retries=0)

@@ -239,6 +239,8 @@ def build_message(observation: Observation, state: AppState, report: Report | No
     if state is AppState.PENDING and has_run(observation):
         clauses.append(_RAN_BEFORE)
     clauses += _group_pods(observation, state)
+    if state is AppState.FAILED and report is None and any(map(_lacks_report, observation.pods)):
+        clauses.append("Kubernetes has not kept its report: `muster log --failed` finds it in the pods' logs")
     lost = ", and how it ended is not known" if state is AppState.UNKNOWN else ""
     clauses += [f"the Job of role {name} is deleted{lost}" for name in list_unknown_roles(observation)]
     if state is AppState.RUNNING:
@@ -259,6 +261,13 @@ def build_message(observation: Observation, state: AppState, report: Report | No
     if observation.events_refused and state is not AppState.FAILED:
         clauses.append(_EVENTS_REFUSED)
     return "; ".join(clause for clause in clauses if clause)
+
+
+def _lacks_report(fact: PodFact) -> bool:
+    """Return whether an agent has ended because its job has failed, and the pod has not kept what it said last."""
+    return (
+        fact.phase == "Failed" and fact.exit_code == 1 and not fact.text and bool(fact.log_dir) and not fact.is_drained
+    )
 
 
 def _list_told(parents: Sequence[Mapping[str, Any]]) -> list[str]:

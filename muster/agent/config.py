@@ -182,6 +182,8 @@ class AgentConfig:
     """--preempt-signal: a signal that announces a preemption, as SIGTERM always does."""
     sigterm_senders: str = ""
     """What usually sends SIGTERM here, for the line about one."""
+    slurm_job: str | None = None
+    """The id of the Slurm job that this agent is part of."""
     drain_limit_s: float = DEFAULT_DRAIN_LIMIT_S
     """How long a preemption may take before the workers get the stop signal; see `contract.Env.DRAIN_LIMIT_S`."""
     snapshot_share: int = DEFAULT_SNAPSHOT_SHARE

@@ -142,6 +142,7 @@ def _build_config(values: FlagValues, environ: Mapping[str, str], program: Progr
         log_command=_build_log_command(environ),
         stops_together=environ.get(Env.STOPS_TOGETHER) == "1",
         sigterm_senders=_name_sigterm_senders(environ),
+        slurm_job=environ.get("SLURM_JOB_ID"),
         control_fd=None if control_fd is None else int(control_fd),
         report_file=environ.get(Env.REPORT_FILE),
     )

@@ -154,6 +154,7 @@ class Supervisor:
                 start=self._config.start,
                 host=self._config.node_name,
                 node_index=self._config.rendezvous.node_index,
+                slurm_job=self._config.slurm_job,
             )
             if self._checks is not None:
                 self._checks.watch(self._on_looked)

@@ -28,6 +28,8 @@ class AgentStarted:
     """How workers start."""
     host: Name = ""
     node_index: Count | None = None
+    slurm_job: Name | None = None
+    """The id of the Slurm job that the agent is part of."""
 
 
 @record

@@ -19,6 +19,7 @@ from muster.cli.afterwards.story import find_lost, tell
 from muster.schedulers.adapter.facts import AppFacts
 from muster.schedulers.adapter.job_line import format_duration
 from muster.schedulers.adapter.records import RecordReader
+from muster.schedulers.errors import EngineError
 from muster.schedulers.failure_report import describe_report, parse_report
 from muster.schedulers.processes.agent_files import find_newest_run
 
@@ -29,6 +30,8 @@ __all__ = ["find_run", "is_log_folder", "read_run"]
 
 _SILENT_S: Final = 15.0
 """An agent writes its status every 5 s at least."""
+_SLURM_END_S: Final = 120.0
+"""Slurm's end of a job follows the end of its agents within this time."""
 _REPORT_LIMIT_BYTES: Final = 64 << 20
 _MOST_NAMED: Final = 8
 _STOPPED_CODES: Final = (130, 143)
@@ -79,6 +82,8 @@ def read_run(run: Path) -> AppFacts:
     else:
         state = AppState.CANCELLED if codes and codes <= set(_STOPPED_CODES) else AppState.FAILED
         messages = [story.ending if report is None or state is AppState.CANCELLED else describe_report(report)]
+    if state in (AppState.UNKNOWN, AppState.CANCELLED) or (state is AppState.FAILED and report is None):
+        messages.append(_explain_by_slurm(placed, written_s))
     replicas = _list_nodes(run.name, job.status) if state is AppState.RUNNING else None
     return AppFacts(
         app_id=run.name,
@@ -91,6 +96,27 @@ def read_run(run: Path) -> AppFacts:
         submitted_s=story.start_s,
         since_s=story.start_s if state is AppState.RUNNING else story.end_s if not story.runs else written_s,
     )
+
+
+def _explain_by_slurm(placed: Sequence[Placed], written_s: float) -> str:
+    """Say why Slurm has ended the job in which the agents were started. "": it has not, or it is not known.
+
+    Slurm's answer counts only if its job ended when the agents did: one that was queued again keeps its id.
+
+    Args:
+        placed: the records of all agents.
+        written_s: when the last of them wrote.
+    """
+    started = [each.event.detail.get("slurm_job") for each in placed if each.event.what == "agent_started"]
+    if not started or not started[-1]:
+        return ""
+    from muster.schedulers.slurm import client, words
+
+    with contextlib.suppress(EngineError):
+        entry = client.find_ended(str(started[-1]))
+        if entry is not None and entry.end_s is not None and abs(entry.end_s - written_s) < _SLURM_END_S:
+            return words.explain_end(entry)
+    return ""
 
 
 def _describe_silence(placed: Sequence[Placed], silent_s: float) -> str:

@@ -189,7 +189,7 @@ def list_jobs(name: str, job_ids: Sequence[str]) -> list[QueueEntry]:
     found = _parse_rows(run(["squeue", "-h", "-t", "all", "--name", name, "-o", _FORMAT], waits=False))
     if found or not job_ids:
         return found
-    return [each for each in map(_read_ended, job_ids) if each is not None]
+    return [each for each in map(find_ended, job_ids) if each is not None]
 
 
 def _parse_rows(text: str) -> list[QueueEntry]:
@@ -210,8 +210,8 @@ def _parse_row(row: Sequence[str]) -> QueueEntry:
     )
 
 
-def _read_ended(job_id: str) -> QueueEntry | None:
-    """Read a job that is not in the queue any more: its accounting, where there is one."""
+def find_ended(job_id: str) -> QueueEntry | None:
+    """Find a job that is not in the queue any more: its accounting, where there is one."""
     return _try(_read_accounting, job_id) or _try(_read_control, job_id)
 
 

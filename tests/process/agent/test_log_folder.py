@@ -12,6 +12,7 @@ from harness import Tree, wait_until
 
 from muster._shared.control import ExitCode
 from muster.cli import commands
+from muster.schedulers.slurm import client
 
 SCRIPT = """\
 import sys, time
@@ -57,6 +58,33 @@ def test_a_job_that_runs_and_is_stopped(start, tmp_path, capsys):
         assert agent.wait().exit_code == 143
     assert read(logs, capsys)[0] == 7
     assert "CANCELLED: its agents received SIGTERM; ended at " in read(logs, capsys)[1]
+
+
+@pytest.mark.parametrize(
+    ("state", "ended_ago_s", "why"),
+    [
+        ("TIMEOUT", 0.0, "; Slurm ended job 7: its time limit is over (TIMEOUT)"),
+        ("CANCELLED", 0.0, "; Slurm ended job 7: a person or a program cancelled it with scancel (CANCELLED)"),
+        ("TIMEOUT", -600.0, ""),  # of a later run: a job that is queued again keeps its id
+        ("RUNNING", 0.0, ""),
+    ],
+)
+def test_a_slurm_job_by_hand_says_why_slurm_ended_it(start, tmp_path, capsys, monkeypatch, state, ended_ago_s, why):
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    with start("500", "0") as agent:
+        wait_until((tmp_path / "logs").exists, what="the log folder")
+        wait_until(lambda: "step 2" in read(tmp_path / "logs", capsys)[1], what="a step")
+        agent.send(signal.SIGTERM)
+        assert agent.wait().exit_code == 143
+    asked = []
+
+    def find_ended(job_id):
+        asked.append(job_id)
+        return client.QueueEntry(job_id=job_id, state=state, end_s=time.time() - ended_ago_s)
+
+    monkeypatch.setattr(client, "find_ended", find_ended)
+    assert f"CANCELLED: its agents received SIGTERM{why}; ended at " in read(tmp_path / "logs", capsys)[1]
+    assert asked == ["7"]
 
 
 def test_jobs_that_have_ended_and_the_newest_is_shown(start, tmp_path, capsys):

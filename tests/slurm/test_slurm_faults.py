@@ -389,6 +389,26 @@ def test_without_a_shared_folder(own_slurm, tmp_path):
     job.close()
 
 
+@pytest.mark.parametrize(("by", "line"), [("stop", "[muster] muster stop: "), ("cancel", "[muster] cancelled\n")])
+def test_without_a_shared_folder_the_log_says_who_stops_the_job(slurm, tmp_path, by, line):
+    node_dir = slurm.home / "local"
+    job = Job(
+        slurm, tmp_path / "job", app=build_app(tmp_path / "job"), shared=False, node_dir=str(node_dir), grace_s=12
+    )
+    job.wait_steps(20)
+    first = job.find_nodes(1)[0]
+    if by == "stop":
+        job.scheduler.stop_app(job.app_id, 10.0)
+    else:
+        job.scheduler.cancel(job.app_id)
+    job.wait_state("CANCELLED")
+    (log,) = slurm.home.glob(f"local-{first}/muster-{job.app_id}/w/0/combined.log")
+    text = log.read_text()
+    assert line in text, text
+    assert "Slurm sent" not in text, text
+    job.close()
+
+
 def test_an_option_that_this_slurm_does_not_have_is_named(slurm, tmp_path):
     from muster.schedulers.errors import OptionError, SchedulerError
 

@@ -388,7 +388,7 @@ class NodeSupervisor(Supervisor):
         self._event_queue.post(Told(act))
 
     def _find_why(self) -> str:
-        """Return why muster itself ends the job. "": it does not, or the nodes share no folder."""
+        """Return why muster itself ends the job. "": it does not, or this node is not told."""
         with contextlib.suppress(OSError):
             return f"the job ends: {self._end_file.read_text()}"
         with contextlib.suppress(OSError):

@@ -127,7 +127,7 @@ class RankStatus:
     still_s: _Seconds = None
     """Since its last step. None: it has done none."""
     is_still: Annotated[bool, SPARSE] = False
-    """That is clearly longer than its steps before took."""
+    """Whether the time since its last step is clearly longer than earlier steps took."""
     cpu: _Fraction = None
     """In cores, with its child processes: 1.5 is one and a half."""
     memory_bytes: _Number_ = None
@@ -331,7 +331,7 @@ class JobStatus:
 
     @property
     def still_s(self) -> float | None:
-        """The time since the last step, if that is clearly longer than steps took before."""
+        """The time since the last step, if that is clearly longer than earlier steps took."""
         ranks = self.ranks or tuple(node.slowest for node in self.nodes if node.slowest is not None)
         place = self.step, self.optimizer_steps
         last = [each for each in ranks if (each.step, each.optimizer_steps) == place]

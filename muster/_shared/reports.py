@@ -108,7 +108,7 @@ class Failure:
     advice: Annotated[Line, SPARSE] = ""
     """What a person can check or do next. "": the cause says enough."""
     saved_step: Annotated[Count | None, SPARSE] = None
-    """The step of the snapshot or checkpoint that the attempt could continue, if the rank has done no step in it."""
+    """The step of the snapshot or checkpoint from which the attempt could resume, if the rank has done no step."""
 
     def describe_end(self, *, plural: bool = False) -> str:
         """Say how it ended. `plural`: it and others, in the same way."""

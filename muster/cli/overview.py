@@ -40,7 +40,7 @@ STATE_CODES: Final[Mapping[AppState, int]] = {
 
 _App = TypeVar("_App")
 _FOLDED: Final = 2
-"""From how many on apps that were submitted with another home are one line."""
+"""From how many on apps that were submitted with another home folder are one line."""
 _ANSWER_LIMIT_S: Final = 20.0
 """How long `muster list` waits for a scheduler."""
 
@@ -138,7 +138,7 @@ class Listing:
     count: int = 0
     """How many apps it has, without `others`. Only the newest are read."""
     others: int = 0
-    """How many more apps were submitted with another home."""
+    """How many more apps were submitted with another home folder."""
     problem: str = ""
     """Why it cannot be reached, in one line. "": it can, or it is not configured and was not asked for."""
 
@@ -167,7 +167,9 @@ def print_list(names: Iterable[str], *, limit: int, as_json: bool) -> int:
     if left:
         print(f"{left} older one{'s are' if left > 1 else ' is'} not shown; `-n {limit + left}` shows all")
     for backend, others in ((each.scheduler, each.others) for each in listings if each.others):
-        print(f"{others} jobs of {backend} were submitted with another home; `muster list -s {backend}` shows them")
+        print(
+            f"{others} jobs of {backend} were submitted with another home folder; `muster list -s {backend}` shows them"
+        )
     if not wanted:
         from muster.cli.default_hold_command import describe
 
@@ -179,7 +181,7 @@ def print_list(names: Iterable[str], *, limit: int, as_json: bool) -> int:
 
 
 def sort_apps(apps: Iterable[_App]) -> list[_App]:
-    """Sort apps by the time of their submission, the newest last. Those of another home come before all others."""
+    """Sort apps by the time of their submission, the newest last. Those of another home folder come first."""
     return sorted(
         apps, key=lambda app: (not getattr(app, "has_other_home", False), getattr(app, "submitted_s", None) or 0.0)
     )
@@ -209,7 +211,7 @@ def read_listings(names: Iterable[str], limit: int, *, are_named: bool, counts_o
         names: the schedulers'.
         limit: how many apps of each at most.
         are_named: a person has named them: one that is not made with the seam is a problem, too.
-        counts_others: if no scheduler is named, only count apps of another home where there are two or more.
+        counts_others: if no scheduler is named, only count apps of another home folder where there are two or more.
     """
     found: queue.SimpleQueue[Listing] = queue.SimpleQueue()
 

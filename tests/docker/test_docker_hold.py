@@ -60,7 +60,7 @@ def commands(tmp_path: Path) -> Iterator[Commands]:
     made.call("muster", "release", "--now")
     for each in made.call("muster", "list", "-s", "docker", "--json").stdout.splitlines():
         for app in json.loads(each)["apps"]:
-            if app["handle"].startswith("docker://hold-") and "another home" not in json.dumps(app):
+            if app["handle"].startswith("docker://hold-") and "another home folder" not in json.dumps(app):
                 made.call("muster", "delete", app["handle"])
 
 

@@ -168,7 +168,7 @@ def test_app_without_its_state_folder_is_known_by_its_labels(apps, app_of, monke
     with monkeypatch.context() as elsewhere:
         elsewhere.setenv("XDG_STATE_HOME", os.environ["XDG_STATE_HOME"] + "-other")
         assert apps.scheduler.describe(app_id).state == AppState.RUNNING
-        assert f"another home: its state is in {home}/muster;" in apps.scheduler.describe(app_id).msg
+        assert f"another home folder: its state is in {home}/muster;" in apps.scheduler.describe(app_id).msg
         listed = {item.app_id: item.has_other_home for item in apps.scheduler.list()}
         assert listed[app_id] is True
         apps.cancel(app_id)

@@ -201,7 +201,7 @@ class AlikeLines(Generic[_S]):
         return speaker in self._blocks
 
     def take_due(self, now_s: float) -> list[Said[_S]]:
-        """Return what has been held long enough, and what others hold that is alike so far."""
+        """Return what has been held long enough, and what other speakers hold that equals it so far."""
         blocks = list(self._blocks.items())
         due = {(each.stream, units.held) for each, units in blocks if units.since_s + self._window_s <= now_s}
         for speaker, units in blocks if due else ():

@@ -21,7 +21,7 @@ _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 _OWN_FRAMES = "muster/agent/workers/"
 """Our frames at the outer end of a stack, which explain nothing."""
 _START = re.compile(r'muster/agent/workers/program\.py", line \d+ in main$')
-"""Where a worker begins. Outside of it is the zip that travels with a job, and what starts that."""
+"""Where a worker begins. Outside of it is the zip that travels with a job, and what starts the zip."""
 _RUNPY = ("<frozen runpy>", "/runpy.py")
 """Runs what is started by `-m`."""
 _FORK_FRAMES = "muster/elastic/fork/"

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _LINE_BYTES = 160
 _MOST_RATE = 1e9
 _STILL_S, _STILL_STEPS = 10.0, 3
-"""A rank stands still if its last step is older than this time and this many of its steps."""
+"""A rank stands still if its last step is older than this time plus the time of this many of its steps."""
 
 
 @record
@@ -112,7 +112,7 @@ class _Pace:
         return min(_MOST_RATE, float(f"{(last - first) / (took_s + late_s):.3g}"))
 
     def is_still(self, still_s: float) -> bool:
-        """Return whether that is a long time since the last step. It is not for the first one, which is slow."""
+        """Return whether the last step is long ago. After the first step it never is, because the first one is slow."""
         if len(self._seen) < 2:
             return False
         (first_s, first), (last_s, last) = self._seen[0], self._seen[-1]

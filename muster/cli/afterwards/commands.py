@@ -27,7 +27,7 @@ _TEXT_CHARS: Final = 2000
 
 
 def print_events(word: str, *, role: str | None = None, as_json: bool = False) -> int:
-    """Print the records of all agents of a job in their order, steps that follow each other as one line.
+    """Print the records of all agents of a job in their order, successive records of steps as one line.
 
     Return the exit code.
 
@@ -55,10 +55,10 @@ def print_events(word: str, *, role: str | None = None, as_json: bool = False) -
 
 
 def _fold_steps(placed: Sequence[Placed]) -> Iterator[Placed]:
-    """Return the records, with those of steps that follow each other as one.
+    """Return the records, with successive records of steps as one.
 
-    There is one of them a second, and the others would be hard to find. It has the time of the first and the rest of
-    the last.
+    A job records its steps every second, and other records would be hard to find. The joined record has the time of the
+    first one, and everything else of the last one.
     """
     for _, group in groupby(placed, _find_run):
         first, *rest = group

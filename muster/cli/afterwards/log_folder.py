@@ -31,7 +31,7 @@ __all__ = ["find_run", "is_log_folder", "read_run"]
 _SILENT_S: Final = 15.0
 """An agent writes its status every 5 s at least."""
 _SLURM_END_S: Final = 120.0
-"""Slurm's end of a job follows the end of its agents within this time."""
+"""Slurm ends a job within this time after its agents have ended."""
 _REPORT_LIMIT_BYTES: Final = 64 << 20
 _MOST_NAMED: Final = 8
 _STOPPED_CODES: Final = (130, 143)

@@ -29,7 +29,7 @@ CANCEL_ANNOTATION: Final = "muster.torchx/cancelled"
 BY_CANCEL: Final = "torchx cancel"
 BY_STOP: Final = "muster stop"
 FAILED_ANNOTATION: Final = re.compile(r"muster\.torchx/(?:.+\.)?failed")
-"""In which the agents of a job with `-cfg events=true` say why it has failed. That of a role has the role's name."""
+"""The annotation in which agents say why their job has failed (`-cfg events=true`). It may contain the role's name."""
 SUBMITTED_ANNOTATION: Final = "muster.torchx/submitted"
 """On the record of an app that was cancelled in its queue: when the app was created."""
 SUBMISSION_ANNOTATION: Final = "muster.torchx/submission"

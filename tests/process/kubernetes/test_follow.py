@@ -177,7 +177,7 @@ def test_a_log_that_kubernetes_removed_is_reported(cluster, scheduler, app):
     cluster.end_pod(pod(cluster, app_id, 0), 1)  # FailJob: the controller deletes pod 1
     lines = follower.finish()
     name = survivor["metadata"]["name"]
-    keeps = "; --env MUSTER_LOG_DIR=FOLDER, on a volume, keeps the logs of the next one\n"
+    keeps = "; --env MUSTER_LOG_DIR=FOLDER, on a volume, keeps the logs of the next job\n"
     assert lines == [
         "working\n",
         f"[muster] the rest of the log of {name} is lost: Kubernetes has removed the pod{keeps}",
@@ -198,7 +198,7 @@ def test_a_log_that_is_lost_with_the_success_of_the_job_is_reported(cluster, sch
     job = next(key for key in cluster.objects if key[2] == "jobs")
     with cluster.lock:
         cluster.end_job(job, "Complete", "SuccessPolicy")
-    why = "when the job succeeded; --env MUSTER_LOG_DIR=FOLDER, on a volume, keeps the logs of the next one\n"
+    why = "when the job succeeded; --env MUSTER_LOG_DIR=FOLDER, on a volume, keeps the logs of the next job\n"
     lines, name = follower.finish(), survivor["metadata"]["name"]
     assert lines == [
         "working\n",

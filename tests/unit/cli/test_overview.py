@@ -71,7 +71,7 @@ def serve(monkeypatch):
 
 
 def mark_others(scheduler, others=("f0", "f1", "f2")):
-    """Make these apps those of another home. They are newer than the others."""
+    """Make these apps those of another home folder. They are newer than the others."""
     list_apps = scheduler.list_apps
     scheduler.list_apps = lambda cfg: [replace(each, has_other_home=each.app_id in others) for each in list_apps(cfg)]
 
@@ -133,7 +133,7 @@ def test_jobs_of_another_home_are_one_line(foreign, is_folded, serve, capsys):
     serve(one)
     assert commands.main(["list", "-n", "9"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    folded = "3 jobs of one were submitted with another home; `muster list -s one` shows them"
+    folded = "3 jobs of one were submitted with another home folder; `muster list -s one` shows them"
     assert (len(lines), lines[1] == folded) == (2, is_folded)
     assert commands.main(["list", "-s", "one"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == foreign + 1
@@ -157,7 +157,7 @@ def test_jobs_of_another_home_take_no_place_of_a_job_of_this_one(words, serve, c
     else:
         assert lines[2:] == [
             "1 older one is not shown; `-n 3` shows all",
-            "5 jobs of one were submitted with another home; `muster list -s one` shows them",
+            "5 jobs of one were submitted with another home folder; `muster list -s one` shows them",
         ]
         assert one.read == ["b", "c"]
 

@@ -128,9 +128,9 @@ def find_lease_limit_s(
     """Return until when the leader's own workers may run, by CLOCK_BOOTTIME: until then no other node can lead.
 
     Members that have not seen this process end can take over only with more than half of a round, and only if fewer
-    than `min` of it are left. That is impossible while enough members have promised to stay with this leader. With each
-    heartbeat a member sends back the leader's last time stamp, and joins no other leader for the silence limit from
-    then on. `member.lease_renewal` renews the lease up to this limit.
+    than `min` of it are missing. That is impossible while enough members have promised to stay with this leader. With
+    each heartbeat a member sends back the leader's last time stamp, and joins no other leader for the silence limit
+    from then on. `member.lease_renewal` renews the lease up to this limit.
 
     Args:
         quorum_rounds: the last round, preceded by those that it has not yet replaced.

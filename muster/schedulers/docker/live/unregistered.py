@@ -106,7 +106,9 @@ def build_facts(app_id: str, containers: Sequence[ContainerFacts], state_dir: st
     """
     other = find_other_state_dir(containers, state_dir)
     why = (
-        "its state folder is gone" if other is None else f"it was submitted with another home: its state is in {other}"
+        "its state folder is gone"
+        if other is None
+        else f"it was submitted with another home folder: its state is in {other}"
     )
     roles: dict[str, list[ContainerFacts]] = {}
     for facts in containers:

@@ -115,7 +115,7 @@ class PodLogQuery:
         """Say where the logs may still be, or how to keep those of the next job."""
         if self.log_dir:
             return f"if {self.log_dir} ({Env.LOG_DIR}) is on a volume, the logs of its ranks are still there"
-        return f"--env {Env.LOG_DIR}=FOLDER, on a volume, keeps the logs of the next one"
+        return f"--env {Env.LOG_DIR}=FOLDER, on a volume, keeps the logs of the next job"
 
 
 class LogReader:

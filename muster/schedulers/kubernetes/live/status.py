@@ -82,7 +82,7 @@ class Observation:
     missing_end: str = ""
     """Some pods run, and others do not exist: when the last of those was deleted or evicted. As `last_end`."""
     now_s: float | None = None
-    """When this was read, by this machine's clock. None: the status says of no pod how long it is missing."""
+    """When this was read, by this machine's clock. None: the status does not say how long pods have been missing."""
     completed: frozenset[str] = frozenset()
     """Flavour `job`: labels of roles whose Job was seen complete before. It may have been deleted since."""
 
@@ -311,7 +311,7 @@ def _name_missing(count: int) -> str:
 def _describe_missing_time(observation: Observation) -> str:
     """Say how long pods of an app that runs have been missing: " for 40 s". "": this is not known.
 
-    They are missing since the pods before them ended. If there were none, it is the time since their Job began.
+    They have been missing since the pods before them ended. If there were none, it is the time since their Job began.
     """
     drained = [fact.finished for fact in find_latest_pods(observation.pods).values() if fact.is_drained]
     since = list(filter(None, map(_parse_time, (*drained, observation.missing_end))))
@@ -397,7 +397,7 @@ def count_missing_pods(parents: Sequence[Mapping[str, Any]], pods: Sequence[PodF
 
 
 def list_missing_prefixes(parents: Sequence[Mapping[str, Any]], pods: Sequence[PodFact]) -> list[str]:
-    """Return how the names of the pods of Jobs begin that do not exist yet."""
+    """Return the beginnings of the names of pods that do not exist yet, though their Jobs run."""
     latest = find_latest_pods(pods)
     return [
         f"{job['metadata']['name']}-{index}-"

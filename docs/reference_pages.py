@@ -91,9 +91,9 @@ def build_flags() -> str:
 muster-agent [flags] script [arguments of the script]
 ```
 
-These are all of torchrun's flags, with the same meaning unless the text says otherwise, and those that torchrun lacks
-(**new**). Every flag can be abbreviated, and written with underscores. Where a variable is named, it is the flag's
-default.
+muster-agent has all flags of torchrun. They mean the same as in torchrun, unless the text says otherwise. Flags that
+torchrun lacks are marked **new**. Every flag can be abbreviated, and written with underscores. If a variable is named,
+its value is the flag's default.
 """
     return head + "".join(f"\n## {title}\n{''.join(map(_build_flag, flags))}" for title, flags in GROUPS)
 
@@ -208,14 +208,15 @@ def build_exit_codes() -> str:
     meanings = _list_attributes(contract, "ExitCode")
     for code in contract.ExitCode:
         text += f"| {int(code)} | {code.name} | {_escape(meanings[code.name])} |\n"
-    return text + ("| 128+n | | Signal n ended the agent, or made it stop its workers. Run again, as a lost node. |\n")
+    last = "Signal n ended the agent, or made it stop its workers. Like a lost node, the node is started again."
+    return text + f"| 128+n | | {last} |\n"
 
 
 def build_environment() -> str:
     """Build the variables that cross from one part to another, from the class that names them."""
     text = (
         "# Environment variables\n\nmuster has these variables in addition to torchrun's (`RANK`, `WORLD_SIZE`,"
-        " `MASTER_ADDR`, ..., `PET_*`). A scheduler sets most of them for the agent, or the agent for its workers."
+        " `MASTER_ADDR`, ..., `PET_*`). Schedulers set most of them for agents, and agents set others for workers."
         "\n\n| variable | means |\n|---|---|\n"
     )
     sentences = ""

@@ -23,8 +23,8 @@ and every rank must ask about the same steps.
 The first process of a rank that calls a function here speaks for the rank. In its forks, and in other processes of the
 rank while it lives (DataLoader workers), every call does nothing.
 
-It uses the standard library only, and is one file of over 400 lines, which travels with every job. One object of this
-process holds what is shared with the agent: a function that a script calls a million times cannot be given it.
+This module uses the standard library only. It is one file of over 400 lines, because it travels with every job. The
+state that is shared with the agent is one object of this process, so that scripts need not pass it to every call.
 """
 
 import contextlib
@@ -122,7 +122,8 @@ def should_checkpoint(i: int) -> bool:
 def ask_once(i: int, stride: int | None = None) -> bool:
     """Ask `should_stop` once and end: `muster-agent ask stop` is one process per step.
 
-    It speaks for the rank unless another process does that lives, and goes on from what the last one has asked.
+    This process speaks for the rank, unless another process that does so still runs. It continues the questions of the
+    process before it.
 
     Args:
         i: as `should_stop` has it.
@@ -165,7 +166,8 @@ def saved(i: int, path: str | os.PathLike[str] | None = None) -> None:
         i: the step.
         path: where the checkpoint of all ranks is: a file or folder that every node can read. Once every rank of the
             job has reported the step, `resume_path()` of workers that are started later returns the path that the
-            lowest rank has named. At most 2,536 bytes of UTF-8. None: nothing can be resumed from it.
+            lowest rank has named. At most 2,536 bytes of UTF-8. None: this rank names no
+            path. If no rank names one, the job cannot resume from this checkpoint.
 
     Raises:
         TypeError: `i` is not an int.

@@ -81,7 +81,7 @@ AGENT_BUNDLE_NAME: Final = "muster-agent.zip"
 """The agent as one runnable file. `schedulers/bundle.py` builds it, and it is copied into containers and pods."""
 
 WORKSPACE_BUNDLE_NAME: Final = "muster-workspace.tar.gz"
-"""The user's working folder, packed by an adapter, unpacked by the agent before it does anything else."""
+"""The user's working folder. An adapter packs it, and the agent unpacks it before it does anything else."""
 
 RDZV_CONF_SECONDS: Final = ("join_timeout", "timeout", "last_call_timeout", "keep_alive_interval")
 RDZV_CONF_KEYS: Final = (*RDZV_CONF_SECONDS, "keep_alive_max_attempt", "is_host")
@@ -108,10 +108,10 @@ class Env:
     """Names of environment variables that cross from one part of muster to another."""
 
     RANK0_HOST: Final = "TORCHX_RANK0_HOST"
-    """Set by every adapter on every node: the address of node 0. `--rank0-env` carries this *name*.
+    """The address of node 0. Every adapter sets it on every node, and `--rank0-env` gets the name of this variable.
 
-    Every role that runs the agent is a job of its own, so there it is the role's own node 0. On other roles it is
-    replica 0 of the app's first role, as TorchX has it.
+    Every role that runs the agent is a job of its own, with a node 0 of its own. In other roles this is the address of
+    replica 0 of the app's first role, as in TorchX.
     """
 
     RDZV_PORT: Final = "MUSTER_RDZV_PORT"
@@ -124,32 +124,34 @@ class Env:
     """The job's secret, for mutual authentication in rendezvous. Removed before workers start."""
 
     REQUIRE_TOKEN: Final = "MUSTER_REQUIRE_TOKEN"
-    """"1" when an adapter supplies a token: an agent without one then refuses to run (usage error)."""
+    """"1" if an adapter supplies a token. An agent that has no token then refuses to run (usage error)."""
 
     WORKSPACE: Final = "MUSTER_WORKSPACE"
-    """Path of a packed workspace the agent unpacks into the working directory before it starts."""
+    """Path of a packed workspace. Before it does anything else, the agent unpacks it into the working directory."""
 
     WORKSPACE_DIR: Final = "MUSTER_WORKSPACE_DIR"
-    """Where to unpack it, when not the working directory."""
+    """The folder into which the agent unpacks the workspace. Unset: the working directory."""
 
     LOG_DIR: Final = "MUSTER_LOG_DIR"
-    """Log folder an adapter wants when the command line gives no `--log-dir`."""
+    """The log folder, if the command line has no `--log-dir`. Set by an adapter."""
 
     NODE_NAME: Final = "MUSTER_NODE_NAME"
     """Name of this node's machine in reports (pod or container name). The host name counts if it is unset."""
 
     SEGMENT: Final = "MUSTER_SEGMENT"
-    """The NVLink domain of this node, for `--rank-order segment`, where the driver and the scheduler do not report it.
+    """The NVLink domain of this node, for `--rank-order segment`. It counts if neither the driver nor the scheduler
+    reports one.
     """
 
     MACHINE_NAME: Final = "MUSTER_MACHINE_NAME"
-    """What an administrator calls the machine that this node is on, if it is not the host (Kubernetes: the Node)."""
+    """The name of this node's machine, as administrators know it. Set if the host name is another one (Kubernetes: the
+    Node's name)."""
 
     LAST_CALL_S: Final = "MUSTER_LAST_CALL_S"
-    """Seconds an elastic job waits for more nodes after the last join, as an adapter's default (Kubernetes: 30)."""
+    """The default of `--last-call-timeout`, in seconds, set by an adapter (Kubernetes: 30)."""
 
     TERMINATION_LOG: Final = "MUSTER_TERMINATION_LOG"
-    """File that gets the report (at most 4 KiB). If it is unset and `/dev/termination-log` exists, that is the file."""
+    """The file that gets the report (at most 4 KiB). Unset: `/dev/termination-log`, if it exists."""
 
     ADAPTER: Final = "MUSTER_ADAPTER"
     """The adapter that started this node, by the name of its scheduler: local_cwd, kubernetes. For reports only."""
@@ -158,8 +160,9 @@ class Env:
     """The namespace of the pod (Kubernetes)."""
 
     JOB_OBJECT: Final = "MUSTER_JOB_OBJECT"
-    """`PATH[ ROLE]`: path in Kubernetes' API of the object that gets Events and annotations, and the name to put before
-    them where several roles share it (`agent.runtime.job_object`). Unset: none is written."""
+    """`PATH[ ROLE]`. PATH is the path in Kubernetes' API of the object for which the agent writes Events and
+    annotations (`agent.runtime.job_object`). ROLE is put before their texts if several roles share the object. Unset:
+    none is written."""
 
     ACCOUNT_DIR: Final = "MUSTER_ACCOUNT_DIR"
     """Set beside `JOB_OBJECT`: the folder with the token and the CA of the pod's service account."""
@@ -173,35 +176,38 @@ class Env:
     STOPS_TOGETHER: Final = "MUSTER_STOPS_TOGETHER"
     """"1" if the adapter starts, shows and stops all nodes of the job together, on one machine.
 
-    Then their leases stand still while they are suspended (SIGTSTP), and what one node prints the others need not
-    repeat.
+    Then the leases of the nodes do not run out while the job is suspended (SIGTSTP), and a line about the whole job is
+    printed by one node only.
     """
 
     LIVE_BARS: Final = "MUSTER_LIVE_BARS"
     """"1" if a reader of this node's output draws progress bars.
 
-    The state of each bar then comes once a second, as a line that begins with a carriage return, and without text when
-    the bar has ended.
+    The agent then writes the state of each bar once a second, as a line that begins with a carriage return. When the
+    bar has ended, it writes such a line without text.
     """
 
     METRICS_HOST: Final = "MUSTER_METRICS_HOST"
-    """The address that `--metrics-port` listens at if it names none. It is an adapter's default. Unset: 127.0.0.1."""
+    """The address at which the agent listens if `--metrics-port` names no address. Set by an adapter. Unset:
+    127.0.0.1."""
 
     INCARNATION: Final = "MUSTER_INCARNATION"
-    """How often this replica was started before, set by an adapter that counts. Above 0, an agent that leads knows that
-    its memory of the job is lost, and that the job may continue on nodes that it cannot reach."""
+    """How often this replica was started before. Set by an adapter that counts the starts. If it is above 0 and this
+    agent leads, the agent knows that it has lost its memory of the job, and that other nodes, which it may not reach,
+    may still run the job."""
 
     JOB_INCARNATION: Final = "MUSTER_JOB_INCARNATION"
-    """`NUMBER[ WHY]`, set by an adapter whose jobs are queued again, or whose only node was started again: how often
-    the whole job was started, with this time, and how its last incarnation ended on this node. For lines in the log
-    only. Unset: this is the first."""
+    """`NUMBER[ WHY]`, for lines in the log only. NUMBER is how often the whole job was started, this time included. WHY
+    is how its previous incarnation ended on this node. Set by an adapter after it has queued the job again or started
+    its only node again. Unset: this is the first incarnation."""
 
     DRAINED_PODS: Final = "MUSTER_DRAINED_PODS"
-    """How many pods of this node were drained before, by Kubernetes' own count. "" or unset: none, or not known."""
+    """How many earlier pods of this node were drained, as Kubernetes counts. "" or unset: none, or not known."""
 
     DRAIN_LIMIT_S: Final = "MUSTER_DRAIN_LIMIT_S"
-    """Seconds from a preemption until the agent sends its workers the stop signal, if they have not stopped by then:
-    what an adapter's grace leaves after `--shutdown-timeout` and a margin. A pod cannot see its own grace period."""
+    """Seconds from a preemption until the agent sends the stop signal to workers that have not stopped by then. An
+    adapter sets it to its grace period less `--shutdown-timeout` and a margin, because a pod cannot see its own grace
+    period."""
 
     STATUS_PAGE: Final = "MUSTER_STATUS_PAGE"
     """Set by the agent in its workers: `FILE:ROUND:SLOT`, where the worker finds its slot (see `StatusPageLayout`)."""
@@ -210,62 +216,63 @@ class Env:
     """Set by the agent in its workers: `FILE:ROUND:LOCAL_RANK`, where snapshots are kept (`_shared.snapshot_file`)."""
 
     SNAPSHOT_STEP: Final = "MUSTER_SNAPSHOT_STEP"
-    """Set by the agent in its workers where all ranks continue a snapshot: its step."""
+    """Set by the agent in its workers if all ranks continue from a snapshot: the step of the snapshot."""
 
     WATCHED: Final = "MUSTER_WATCHED"
-    """Set by the agent in its workers: process groups in them are followed (`agent.workers.hooks`). "1": the agent
-    watches for hangs and reads torch's flight recorder. "0": it does not."""
+    """Set by the agent in its workers, which then report their process groups (`agent.workers.hooks`). "1": the agent
+    watches for hangs and reads torch's flight recorder. "0": it does neither."""
 
     STACK_FILE: Final = "MUSTER_STACK_FILE"
-    """Set by the agent beside `WATCHED` in workers that are no Python programs: Python programs below them append their
-    stacks to the file on the agent's signal (`agent.workers.torch_backend`)."""
+    """Set by the agent beside `WATCHED` in workers that are not Python programs. When the agent sends a signal, the
+    Python programs that such a worker has started append their stacks to this file (`agent.workers.torch_backend`)."""
 
     RESUME_PATH: Final = "MUSTER_RESUME_PATH"
     """Set by the agent in its workers: the path of the last checkpoint that all ranks have saved at one step."""
 
     RESUME_STEP: Final = "MUSTER_RESUME_STEP"
-    """Set beside `RESUME_PATH`: that step."""
+    """Set beside `RESUME_PATH`: the step of that checkpoint."""
 
     CHECKPOINT: Final = "MUSTER_CHECKPOINT"
-    """The content of `checkpoint.json` of the replica that this one replaces, where its folder was lost with it."""
+    """The content of `checkpoint.json` of the replica that this one replaces. Set if the folder of that replica was
+    lost."""
 
     CONTROL_FD: Final = "MUSTER_CONTROL_FD"
-    """Number of an inherited socket to the Python program that drives this agent: records and errors are sent there,
-    and no PET_ variable is read. Set by `agent.driven` only."""
+    """Number of an inherited socket to the Python program that started this agent. The agent sends its records and
+    errors there, and reads no PET_ variable. Set by `agent.driven` only."""
 
     IMAGE: Final = "MUSTER_IMAGE"
-    """`PID:FD`: the agent's child that forks the workers from the program's own image, and the socket to it. Set beside
-    `CONTROL_FD`, by `agent.adopted` only."""
+    """`PID:FD`: the process id of the agent's child that forks workers from the program's own image, and the socket to
+    this child. Set beside `CONTROL_FD`, by `agent.adopted` only."""
 
     REPORT_FILE: Final = "MUSTER_REPORT_FILE"
     """Set beside `CONTROL_FD`: a failed job's report is also written to this file."""
 
     NOTIFY_EVENT: Final = "MUSTER_NOTIFY_EVENT"
-    """Set by the agent for the command of `--notify`, as its other facts: what has happened, in one word."""
+    """Set by the agent for the command of `--notify`: what has happened, in one word."""
 
     NOTIFY_REASON: Final = "MUSTER_NOTIFY_REASON"
     """Set by the agent for the command of `--notify`: why it has happened, in one line."""
 
     JOB_ID: Final = "MUSTER_JOB_ID"
-    """Set by the agent in its workers, where the job has an id of its own: the same in all of its attempts."""
+    """Set by the agent in its workers if the job has an id of its own. It is the same in all attempts of the job."""
 
     ATTEMPT_ID: Final = "MUSTER_ATTEMPT_ID"
-    """Set beside `JOB_ID`: the same in all ranks of one attempt."""
+    """Set beside `JOB_ID`. It is the same in all ranks of one attempt."""
 
     PREFLIGHT: Final = "MUSTER_PREFLIGHT"
-    """Set by the agent for a site's own checks: its `--preflight`, quick or full.
+    """Set by the agent for a site's own checks: the value of `--preflight`, quick or full.
 
-    Also set in workers that measure an all-reduce before their program starts: "full".
+    Workers that measure an all-reduce before their program starts have it, too: "full".
     """
 
     NVML: Final = "MUSTER_NVML"
-    """The path of NVML's library for the preflight, where it is not where the dynamic linker looks."""
+    """The path of NVML's library for the preflight. It is needed if the dynamic linker does not find the library."""
 
     PREFLIGHT_DIR: Final = "MUSTER_PREFLIGHT_DIR"
     """The folder with a site's own checks, in place of /etc/muster/preflight.d. See `--preflight`."""
 
     ROUND: Final = "MUSTER_ROUND"
-    """The round's number, in the workers of an agent that has a `CONTROL_FD`: results are kept by round."""
+    """The number of the round. Set in the workers of an agent that has a `CONTROL_FD`, which keeps results by round."""
 
     PRIVATE: Final = (
         *(RDZV_FD, RDZV_PORT, TOKEN, REQUIRE_TOKEN, WORKSPACE, WORKSPACE_DIR, LAST_CALL_S, TERMINATION_LOG),
@@ -286,19 +293,21 @@ class ExitCode(IntEnum):
     """
 
     SUCCEEDED = 0
-    """Every worker of the job succeeded, with every rendezvous backend. Never otherwise."""
+    """Every worker of the job succeeded. With every rendezvous backend, the agent exits with 0 only then."""
     WORKERS_FAILED = 1
-    """Workers failed, and no restart is left or a verdict has stopped the job. Not run again."""
+    """Workers failed, and no restart is left or a verdict has stopped the job. The node is not started again."""
     USAGE = 2
-    """A flag or variable is wrong or differs from the other agents of the job, or the program does not exist.
+    """A flag or variable is wrong or differs from the other agents of the job, or the program does not exist. The node
+    is not started again.
 
-    (In a job of several nodes a program that does not exist fails in the workers: 1.) Not run again.
+    In a job of several nodes, a program that does not exist fails in the workers: the code is then 1.
     """
     RENDEZVOUS = 69
     """Rendezvous failed: the nodes did not find each other in time, or lost each other. Or this node had to leave the
-    job: its kernel cannot end a worker, or the verdict is "elsewhere". Run again."""
+    job: its kernel cannot end a worker, or the verdict is "elsewhere". The node is started again."""
     TERMINATED = 143
-    """SIGTERM (128 + 15) ended it: the node was preempted or stopped. Run again. This uses no retry."""
+    """SIGTERM (128 + 15) ended the agent: the node was preempted or stopped. The node is started again, and this
+    uses no retry."""
 
     @staticmethod
     def of_signal(signum: int) -> int:
@@ -317,7 +326,7 @@ class AskKind(Enum):
 
 
 class AskOutcome(Enum):
-    """What became of what a person has asked."""
+    """How a person's request has ended."""
 
     DONE = "done"
     REFUSED = "refused"

@@ -37,7 +37,7 @@ def get_exit_code(answer: Answer) -> ExitCode:
 
 
 class ControlError(RuntimeError):
-    """A request could not be passed on. It is one line. `exit_code` is that of the `muster` command."""
+    """A request could not be passed on. `str()` is one line. `exit_code` is that of the `muster` command."""
 
     def __init__(self, line: str, exit_code: ExitCode) -> None:
         super().__init__(line)

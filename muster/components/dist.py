@@ -69,16 +69,17 @@ def ddp(
         image: container image of the nodes (e.g. docker)
         name: {experiment}/{run}, {experiment}/, /{run} or {run}; the run defaults to the script's or module's name
         h: a named resource of the node (e.g. -h aws_p4d.24xlarge, with 8 GPUs); takes precedence over cpu, gpu, memMB
-        cpu: number of CPUs per node; if it is not given, one for each process and at least 2 (0 means 2)
+        cpu: number of CPUs per node; default: one for each process, at least 2 (0 means 2)
         gpu: number of GPUs per node (e.g. --gpu 8 -j 2x8: 2 nodes, 8 GPUs and 8 processes each)
-        memMB: memory per node in MB, which is also the limit; without it and -h there is no limit, and the shown
-            default has no effect
+        memMB: memory per node in MB, which is also the limit; if neither this nor -h is given, there is no limit, and
+            the shown default has no effect
         j: [[MIN:]NODESx]PROCESSES; PROCESSES per node is a number, gpu, cpu or auto; one number means processes
-        env: environment variables of the job; NAME alone, before all others, is taken from your environment (e.g.
-            HF_TOKEN,ENV1=v1,ENV2=v2)
-        env_file: file of variables, as docker's: lines NAME=VALUE or NAME; neither ps nor a dry run shows the values
+        env: environment variables of the job (e.g. HF_TOKEN,ENV1=v1,ENV2=v2); a NAME without a value gets that of your
+            environment; such names come first
+        env_file: file of environment variables, in the format of docker's --env-file: lines NAME=VALUE or NAME; neither
+            ps nor a dry run shows the values
         metadata: metadata for the scheduler (e.g. KEY1=v1,KEY2=v2,KEY3=v3)
-        max_retries: number of worker failures (workers restart in place) and of lost nodes that the job survives
+        max_retries: how many worker failures the job survives (its workers restart in place), and how many lost nodes
         rdzv_port: rendezvous port on node 0; a scheduler that picks a free port ignores it
         rdzv_backend: rendezvous backend; c10d means muster's own, others are torch's
         rdzv_conf: rendezvous settings in seconds (e.g. join_timeout=600,last_call_timeout=30)
@@ -89,31 +90,33 @@ def ddp(
         start: how workers start; warm: fork a process that has imported torch, cold: new processes, auto: warm if safe
         preload: modules that the warm process imports, separated by commas; auto: torch if the program imports it
         hang_timeout: seconds after which the job counts as hung if no rank has entered or completed a collective or
-            done a step. A rank that does neither must use CPU time (at least 1/200 of a core) or write something (to a
-            file, a pipe or the console). auto: learned from the job itself, at least 60. 0: never
+            done a step. For a rank that has done none of these yet, CPU time (at least 1/200 of a core) and output (to
+            a file, a pipe or the console) count instead. auto: learned from the job itself, at least 60. 0: never
         hang_action: what happens when the job hangs; report: print which rank keeps the others waiting; restart:
-            restart the workers while retries are left; stop: end the job. The default is restart, and report with
-            hang_timeout auto
-        collapse_lines: print a line once if several ranks write it within half a second. Lines may differ in digits,
+            restart the workers while retries are left; stop: end the job. The default is report if hang_timeout is
+            auto, else restart
+        collapse_lines: if several ranks write a line within half a second, print it once. Lines may differ in digits,
             hexadecimal numbers and paths. Equal tracebacks are also printed once. auto: torchx run and torchx log do so
-            on a terminal with 8 ranks or more; on: each node does so, for all readers; off: neither. Each rank's files
-            have everything
-        notify: command that one node runs when the job has failed, hangs, is preempted, has ended or was stopped. It
-            gets the report as its input, and MUSTER_NOTIFY_* variables. No shell interprets it
+            on a terminal with 8 ranks or more; on: each node does so, for all readers; off: all lines are printed. Each
+            rank's files have everything
+        notify: command that one node runs when the job has failed, hangs, is preempted, has ended or was stopped. The
+            command reads the report on its standard input, and has MUSTER_NOTIFY_* variables. No shell interprets it
         metrics_port: [ADDRESS:]PORT at which each node's agent serves /metrics to Prometheus, /healthz, /readyz and
             /status. 0: a free port, which status.json names. The default address is 127.0.0.1, and on Kubernetes all
             addresses of the pod
-        tracker_run: all attempts of the job are one run in Weights & Biases and Comet, and have its id as a tag in
-            MLflow. Global rank 0 gets their variables, unless you have set them. Several runs of one script become one
-        preflight: what to check before the workers start; quick: each machine while torch is imported, and a comparison
-            of the nodes; full: also an all-reduce within each node and over all; off: nothing
+        tracker_run: all attempts of the job are one run in Weights & Biases and Comet, and have the job's id as a tag
+            in MLflow. For this, global rank 0 gets variables of these trackers, unless you have set them. If the script
+            begins several runs, they become one
+        preflight: what to check before the workers start; quick: check each machine while torch is imported, and
+            compare the nodes; full: also run an all-reduce within each node and one over all nodes; off: check nothing
         snapshot_memory: the most memory that muster.snapshots may take on each node: a number of bytes, such as 64G, or
-            a percentage of the free memory, with the sign. 0: no snapshots are kept. The default is 40 percent
+            a percentage of the free memory, written with the percent sign. 0: no snapshots are kept. The default is 40
+            percent
         snapshot_copies: how many other nodes keep a copy of a node's snapshots, 0 or 1; the default is 1
         rank_order: node, the default: ranks follow the node index; segment: nodes of one NVLink domain get adjacent
-            ranks, and a spare of the same domain takes over first
-        on: what follows from a failure: rules separated by semicolons, the first that matches decides (e.g. "exit 77:
-            elsewhere; ImportError: stop; oom: stop; exit 33,34: restart free"); muster-agent --help lists the
+            ranks, and a spare of the lost node's domain replaces it first
+        on: what follows from a failure: rules, separated by semicolons, of which the first that matches decides (e.g.
+            "exit 77: elsewhere; ImportError: stop; oom: stop; exit 33,34: restart free"); muster-agent --help lists the
             conditions, the verdicts and what follows without a rule
     """
     return application.build_application(
@@ -201,17 +204,18 @@ def torchrun(
         image: container image of the nodes (e.g. docker)
         name: {experiment}/{run}, {experiment}/, /{run} or {run}; the run defaults to the script's or module's name
         h: a named resource of the node (e.g. -h aws_p4d.24xlarge, with 8 GPUs); takes precedence over cpu, gpu, memMB
-        cpu: number of CPUs per node; if it is not given, one for each process and at least 2 (0 means 2)
+        cpu: number of CPUs per node; default: one for each process, at least 2 (0 means 2)
         gpu: number of GPUs per node (e.g. --gpu 8 -j 2x8: 2 nodes, 8 GPUs and 8 processes each)
-        memMB: memory per node in MB, which is also the limit; without it and -h there is no limit, and the shown
-            default has no effect
-        j: [[MIN:]NODESx]PROCESSES; PROCESSES per node is a number, gpu, cpu or auto; one number means nodes with one
-            process per GPU if a host is named with -h, else processes
-        env: environment variables of the job; NAME alone, before all others, is taken from your environment (e.g.
-            HF_TOKEN,ENV1=v1,ENV2=v2)
-        env_file: file of variables, as docker's: lines NAME=VALUE or NAME; neither ps nor a dry run shows the values
+        memMB: memory per node in MB, which is also the limit; if neither this nor -h is given, there is no limit, and
+            the shown default has no effect
+        j: [[MIN:]NODESx]PROCESSES; PROCESSES per node is a number, gpu, cpu or auto; one number means processes; if -h
+            names a host, it means nodes, each with one process per GPU
+        env: environment variables of the job (e.g. HF_TOKEN,ENV1=v1,ENV2=v2); a NAME without a value gets that of your
+            environment; such names come first
+        env_file: file of environment variables, in the format of docker's --env-file: lines NAME=VALUE or NAME; neither
+            ps nor a dry run shows the values
         metadata: metadata for the scheduler (e.g. KEY1=v1,KEY2=v2,KEY3=v3)
-        max_retries: number of worker failures (workers restart in place) and of lost nodes that the job survives
+        max_retries: how many worker failures the job survives (its workers restart in place), and how many lost nodes
         rdzv_port: rendezvous port on node 0; a scheduler that picks a free port ignores it
         rdzv_backend: rendezvous backend; c10d means muster's own, others are torch's
         rdzv_conf: rendezvous settings in seconds (e.g. join_timeout=600,last_call_timeout=30)
@@ -222,31 +226,33 @@ def torchrun(
         start: how workers start; warm: fork a process that has imported torch, cold: new processes, auto: warm if safe
         preload: modules that the warm process imports, separated by commas; auto: torch if the program imports it
         hang_timeout: seconds after which the job counts as hung if no rank has entered or completed a collective or
-            done a step. A rank that does neither must use CPU time (at least 1/200 of a core) or write something (to a
-            file, a pipe or the console). auto: learned from the job itself, at least 60. 0: never
+            done a step. For a rank that has done none of these yet, CPU time (at least 1/200 of a core) and output (to
+            a file, a pipe or the console) count instead. auto: learned from the job itself, at least 60. 0: never
         hang_action: what happens when the job hangs; report: print which rank keeps the others waiting; restart:
-            restart the workers while retries are left; stop: end the job. The default is restart, and report with
-            hang_timeout auto
-        collapse_lines: print a line once if several ranks write it within half a second. Lines may differ in digits,
+            restart the workers while retries are left; stop: end the job. The default is report if hang_timeout is
+            auto, else restart
+        collapse_lines: if several ranks write a line within half a second, print it once. Lines may differ in digits,
             hexadecimal numbers and paths. Equal tracebacks are also printed once. auto: torchx run and torchx log do so
-            on a terminal with 8 ranks or more; on: each node does so, for all readers; off: neither. Each rank's files
-            have everything
-        notify: command that one node runs when the job has failed, hangs, is preempted, has ended or was stopped. It
-            gets the report as its input, and MUSTER_NOTIFY_* variables. No shell interprets it
+            on a terminal with 8 ranks or more; on: each node does so, for all readers; off: all lines are printed. Each
+            rank's files have everything
+        notify: command that one node runs when the job has failed, hangs, is preempted, has ended or was stopped. The
+            command reads the report on its standard input, and has MUSTER_NOTIFY_* variables. No shell interprets it
         metrics_port: [ADDRESS:]PORT at which each node's agent serves /metrics to Prometheus, /healthz, /readyz and
             /status. 0: a free port, which status.json names. The default address is 127.0.0.1, and on Kubernetes all
             addresses of the pod
-        tracker_run: all attempts of the job are one run in Weights & Biases and Comet, and have its id as a tag in
-            MLflow. Global rank 0 gets their variables, unless you have set them. Several runs of one script become one
-        preflight: what to check before the workers start; quick: each machine while torch is imported, and a comparison
-            of the nodes; full: also an all-reduce within each node and over all; off: nothing
+        tracker_run: all attempts of the job are one run in Weights & Biases and Comet, and have the job's id as a tag
+            in MLflow. For this, global rank 0 gets variables of these trackers, unless you have set them. If the script
+            begins several runs, they become one
+        preflight: what to check before the workers start; quick: check each machine while torch is imported, and
+            compare the nodes; full: also run an all-reduce within each node and one over all nodes; off: check nothing
         snapshot_memory: the most memory that muster.snapshots may take on each node: a number of bytes, such as 64G, or
-            a percentage of the free memory, with the sign. 0: no snapshots are kept. The default is 40 percent
+            a percentage of the free memory, written with the percent sign. 0: no snapshots are kept. The default is 40
+            percent
         snapshot_copies: how many other nodes keep a copy of a node's snapshots, 0 or 1; the default is 1
         rank_order: node, the default: ranks follow the node index; segment: nodes of one NVLink domain get adjacent
-            ranks, and a spare of the same domain takes over first
-        on: what follows from a failure: rules separated by semicolons, the first that matches decides (e.g. "exit 77:
-            elsewhere; ImportError: stop; oom: stop; exit 33,34: restart free"); muster-agent --help lists the
+            ranks, and a spare of the lost node's domain replaces it first
+        on: what follows from a failure: rules, separated by semicolons, of which the first that matches decides (e.g.
+            "exit 77: elsewhere; ImportError: stop; oom: stop; exit 33,34: restart free"); muster-agent --help lists the
             conditions, the verdicts and what follows without a rule
     """
     return application.build_application(
@@ -327,44 +333,47 @@ def spmd(
         image: container image of the nodes (e.g. docker)
         name: {experiment}/{run}, {experiment}/, /{run} or {run}; the run defaults to the script's or module's name
         h: the named resource of a node (e.g. aws_p4d.24xlarge); the default has one GPU
-        j: [[MIN:]NODESx]PROCESSES; PROCESSES per node is a number, gpu, cpu or auto; one number means nodes, with one
-            process per GPU of the host
-        env: environment variables of the job; NAME alone, before all others, is taken from your environment (e.g.
-            HF_TOKEN,ENV1=v1,ENV2=v2)
-        env_file: file of variables, as docker's: lines NAME=VALUE or NAME; neither ps nor a dry run shows the values
+        j: [[MIN:]NODESx]PROCESSES; PROCESSES per node is a number, gpu, cpu or auto; one number means nodes, each with
+            one process per GPU of the host
+        env: environment variables of the job (e.g. HF_TOKEN,ENV1=v1,ENV2=v2); a NAME without a value gets that of your
+            environment; such names come first
+        env_file: file of environment variables, in the format of docker's --env-file: lines NAME=VALUE or NAME; neither
+            ps nor a dry run shows the values
         metadata: metadata for the scheduler (e.g. KEY1=v1,KEY2=v2,KEY3=v3)
-        max_retries: number of worker failures (workers restart in place) and of lost nodes that the job survives
+        max_retries: how many worker failures the job survives (its workers restart in place), and how many lost nodes
         mounts: mounts into the nodes' containers, each begins with type=bind, volume or device (e.g.
             type=bind,src=/data,dst=/data,readonly or type=volume,src=claim,dst=/checkpoints)
         debug: set TorchX's four debug environment variables for CUDA, NCCL and torch
         start: how workers start; warm: fork a process that has imported torch, cold: new processes, auto: warm if safe
         preload: modules that the warm process imports, separated by commas; auto: torch if the program imports it
         hang_timeout: seconds after which the job counts as hung if no rank has entered or completed a collective or
-            done a step. A rank that does neither must use CPU time (at least 1/200 of a core) or write something (to a
-            file, a pipe or the console). auto: learned from the job itself, at least 60. 0: never
+            done a step. For a rank that has done none of these yet, CPU time (at least 1/200 of a core) and output (to
+            a file, a pipe or the console) count instead. auto: learned from the job itself, at least 60. 0: never
         hang_action: what happens when the job hangs; report: print which rank keeps the others waiting; restart:
-            restart the workers while retries are left; stop: end the job. The default is restart, and report with
-            hang_timeout auto
-        collapse_lines: print a line once if several ranks write it within half a second. Lines may differ in digits,
+            restart the workers while retries are left; stop: end the job. The default is report if hang_timeout is
+            auto, else restart
+        collapse_lines: if several ranks write a line within half a second, print it once. Lines may differ in digits,
             hexadecimal numbers and paths. Equal tracebacks are also printed once. auto: torchx run and torchx log do so
-            on a terminal with 8 ranks or more; on: each node does so, for all readers; off: neither. Each rank's files
-            have everything
-        notify: command that one node runs when the job has failed, hangs, is preempted, has ended or was stopped. It
-            gets the report as its input, and MUSTER_NOTIFY_* variables. No shell interprets it
+            on a terminal with 8 ranks or more; on: each node does so, for all readers; off: all lines are printed. Each
+            rank's files have everything
+        notify: command that one node runs when the job has failed, hangs, is preempted, has ended or was stopped. The
+            command reads the report on its standard input, and has MUSTER_NOTIFY_* variables. No shell interprets it
         metrics_port: [ADDRESS:]PORT at which each node's agent serves /metrics to Prometheus, /healthz, /readyz and
             /status. 0: a free port, which status.json names. The default address is 127.0.0.1, and on Kubernetes all
             addresses of the pod
-        tracker_run: all attempts of the job are one run in Weights & Biases and Comet, and have its id as a tag in
-            MLflow. Global rank 0 gets their variables, unless you have set them. Several runs of one script become one
-        preflight: what to check before the workers start; quick: each machine while torch is imported, and a comparison
-            of the nodes; full: also an all-reduce within each node and over all; off: nothing
+        tracker_run: all attempts of the job are one run in Weights & Biases and Comet, and have the job's id as a tag
+            in MLflow. For this, global rank 0 gets variables of these trackers, unless you have set them. If the script
+            begins several runs, they become one
+        preflight: what to check before the workers start; quick: check each machine while torch is imported, and
+            compare the nodes; full: also run an all-reduce within each node and one over all nodes; off: check nothing
         snapshot_memory: the most memory that muster.snapshots may take on each node: a number of bytes, such as 64G, or
-            a percentage of the free memory, with the sign. 0: no snapshots are kept. The default is 40 percent
+            a percentage of the free memory, written with the percent sign. 0: no snapshots are kept. The default is 40
+            percent
         snapshot_copies: how many other nodes keep a copy of a node's snapshots, 0 or 1; the default is 1
         rank_order: node, the default: ranks follow the node index; segment: nodes of one NVLink domain get adjacent
-            ranks, and a spare of the same domain takes over first
-        on: what follows from a failure: rules separated by semicolons, the first that matches decides (e.g. "exit 77:
-            elsewhere; ImportError: stop; oom: stop; exit 33,34: restart free"); muster-agent --help lists the
+            ranks, and a spare of the lost node's domain replaces it first
+        on: what follows from a failure: rules, separated by semicolons, of which the first that matches decides (e.g.
+            "exit 77: elsewhere; ImportError: stop; oom: stop; exit 33,34: restart free"); muster-agent --help lists the
             conditions, the verdicts and what follows without a rule
     """
     return application.build_application(

@@ -206,12 +206,12 @@ class JobHandle:
         return self._watch.state
 
     def stop(self) -> None:
-        """Stop this node politely: workers get SIGTERM and the grace period. Returns at once."""
+        """Stop this node politely, and return at once. Workers get SIGTERM and the grace period."""
         if not self._ended.is_set():
             self._job.stop()
 
     def kill(self) -> None:
-        """Kill every worker of this node. Returns at once."""
+        """Kill every worker of this node, and return at once."""
         if not self._ended.is_set():
             self._job.kill()
 
@@ -300,7 +300,7 @@ def launch(
             same on all nodes. With more than one node the environment needs MUSTER_TOKEN, a secret that is the same on
             all nodes.
         held: the hold of this machine (`muster hold`) on whose first node the job runs: its handle, or True for the
-            only one. Workers have torch imported then. With None the job starts cold.
+            only one. Workers then start with torch imported. None: the job starts cold.
         wait: whether to wait for the end of the job. If False, return a `JobHandle` at once; a thread waits.
 
     Returns:

@@ -30,10 +30,12 @@ class TemporaryLogsSpecs(DefaultLogsSpecs):  # type: ignore[misc]  # torch has n
 
 @dataclass
 class LaunchConfig(TorchLaunchConfig):  # type: ignore[misc]  # torch has no types here
-    """torch's `LaunchConfig`. Fields that are listed here keep torch's place in its order, whatever torch's version.
+    """torch's `LaunchConfig`.
+
+    With every version of torch, the fields that are listed here have the positions that torch gives them.
 
     `log_dir`, `redirects` and `tee` are those of torch before 2.3. With `logs_specs` they are refused. `metrics_cfg`
-    has no effect, as with torch. `monitor_interval` has none, because nothing is polled.
+    has no effect, as with torch. `monitor_interval` has no effect, because nothing is polled.
     """
 
     rdzv_backend: str = "muster"

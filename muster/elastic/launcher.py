@@ -77,7 +77,8 @@ def launch_agent(
     """Run one node of a job to its end.
 
     Args:
-        config: a `LaunchConfig`, torch's or muster's. A missing `run_id` is chosen and written there.
+        config: a `LaunchConfig`, torch's or muster's. If it has no `run_id`, this function chooses one and writes it
+            into it.
         entrypoint: a function or a command.
         args: its arguments. Those of a command are turned into strings. `${local_rank}` is replaced in strings.
         health_check_server: an object with `start` and `stop`. None: there is none.

@@ -248,8 +248,8 @@ def tail_logfile(
 ) -> None:
     """Print one file in this thread until `finished` is set.
 
-    It accepts two signatures, and tells them apart by the sixth argument's type. One is torch's, and that of ice-learn
-    is `(header, file, dst, finished, interval_sec, lock, progbar_events)`.
+    It accepts two signatures, and tells them apart by the sixth argument's type. One is torch's. The other, of
+    ice-learn, is `(header, file, dst, finished, interval_sec, lock, progbar_events)`.
 
     Args:
         header: the text that is printed before every line.
@@ -259,7 +259,7 @@ def tail_logfile(
         interval_sec: seconds between two looks.
         log_line_filter: returns True for a line that is printed. None: all lines are.
         progbar_events: of a program that draws a bar of its own, see `Screen`.
-        lock: held while something is printed, for several threads with one bar.
+        lock: held while something is printed. Threads that share a progress bar pass the same lock.
     """
     if hasattr(log_line_filter, "acquire"):
         log_line_filter, lock = None, log_line_filter

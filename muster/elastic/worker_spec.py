@@ -11,7 +11,9 @@ from torch.distributed.elastic.agent.server.api import WorkerSpec as TorchWorker
 
 @dataclass
 class WorkerSpec(TorchWorkerSpec):  # type: ignore[misc]  # torch has no types here
-    """torch's `WorkerSpec`. Fields that are listed here keep torch's place in its order, whatever torch's version.
+    """torch's `WorkerSpec`.
+
+    With every version of torch, the fields that are listed here have the positions that torch gives them.
 
     `redirects` and `tee` are those of torch before 2.3. `monitor_interval` has no effect: nothing is polled.
     """

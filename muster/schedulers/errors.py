@@ -53,7 +53,7 @@ class OptionError(SchedulerError, InvalidRunConfigException):  # type: ignore[mi
 
 
 def describe_os_error(error: OSError, folder: str) -> str:
-    """Return what the system refuses, with the file. Name `folder` where a full disk's error names none."""
+    """Return what the system refuses, with the file. If the error of a full disk names no file, name `folder`."""
     where = error.filename or (folder if error.errno in (errno.ENOSPC, errno.EDQUOT) else None)
     reason = error.strerror or str(error)
     return f"{where}: {reason}" if where else reason

@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # `torchx list` needs none
 
 
 def parse_report(text: str | bytes) -> Report | None:
-    """Read an agent's report. None: it is something else, as one sentence is: then there was no round."""
+    """Read an agent's report. Return None for other text, such as the one sentence of an agent without a round."""
     try:
         data = parse_json(text)
         if isinstance(data, dict) and isinstance(data.get("failures"), list):

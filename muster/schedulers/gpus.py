@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class GpuError(RuntimeError):
-    """There is no driver, or it does not answer. It is one line."""
+    """There is no driver, or it does not answer. `str()` is one line."""
 
 
 def list_gpus() -> dict[str, str]:

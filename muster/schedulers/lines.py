@@ -26,7 +26,7 @@ WAIT_S: Final = 1.0
 
 
 class TimedLine(str):
-    """A line whose time is known: those of several logs can be put in their order."""
+    """A line whose time is known, so that lines of several logs can be sorted."""
 
     __slots__ = ("at_s",)
 

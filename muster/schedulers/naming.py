@@ -34,7 +34,7 @@ def make_secret() -> str:
 
 
 def derive_token(secret: str, role: str) -> str:
-    """Derive the rendezvous token of one agent role. It is a job of its own and must not admit nodes of another role.
+    """Derive the rendezvous token of one agent role. The role is a job of its own, and must not admit others' nodes.
 
     Args:
         secret: the app's, from `make_secret`. Only adapters hold it: it cannot be derived from the token of a role.

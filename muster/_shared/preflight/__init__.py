@@ -282,7 +282,7 @@ def _find_few_processes(machine: Machine, need: Need) -> Iterator[Problem]:
 LOCAL: Final = (
     Check(
         name="driver",
-        advice="load it, give the container its GPUs, or submit the job without GPUs",
+        advice="load a driver, give the container its GPUs, or submit the job without GPUs",
         find=_find_missing_driver,
     ),
     Check(
@@ -299,7 +299,7 @@ LOCAL: Final = (
     ),
     Check(
         name="device-memory",
-        advice="end that process, or choose other devices with CUDA_VISIBLE_DEVICES",
+        advice="end the process that holds it, or choose other devices with CUDA_VISIBLE_DEVICES",
         find=_find_used_memory,
         is_shared=False,
     ),
@@ -345,15 +345,15 @@ VERSIONS: Final = Check(
 )
 CLOCK: Final = Check(
     name="clock",
-    advice="start its time service (chrony, systemd-timesyncd)",
+    advice="start the node's time service (chrony, systemd-timesyncd)",
 )
 UNLIKE: Final = Check(
     name="unlike-devices",
-    advice="look at `nvidia-smi` and `dmesg` (Xid) there",
+    advice="look at `nvidia-smi` and `dmesg` (Xid) on that node",
 )
 BANDWIDTH: Final = Check(
     name="bandwidth",
-    advice="look at its links (`nvidia-smi topo -m`, `nvidia-smi nvlink -s`, `ibstat`)",
+    advice="look at the node's links (`nvidia-smi topo -m`, `nvidia-smi nvlink -s`, `ibstat`)",
 )
 NODES: Final = (SITE, REACH, CODE, VERSIONS, UNLIKE, CLOCK, BANDWIDTH)
 """What takes other nodes, or a program."""

@@ -50,53 +50,54 @@ NODES: Final = (
         name="nproc-per-node",
         metavar="N|KIND",
         default="1",
-        text="Workers on this node: a number, or one per device: cpu, gpu, xpu, auto (torch's accelerator, otherwise "
-        "cpu), or the name of a device torch knows. A short-lived process counts the devices; the agent "
-        "itself never imports torch.",
+        text="How many workers run on this node: a number, or one for each device of a kind: cpu, gpu, xpu, auto "
+        "(torch's accelerator, otherwise cpu), or the name of a device torch knows. A short-lived process "
+        "counts the devices, because the agent never imports torch.",
     ),
     Flag(
         name="node-rank",
         metavar="I",
         default="0 for static, else none",
-        text="This node's index; it decides the order of ranks, and node 0 leads. Unlike in torchrun, also with c10d.",
+        text="This node's index. It decides the order of ranks, and node 0 leads. Unlike torchrun, muster-agent "
+        "uses it with c10d, too.",
     ),
     Flag(name="role", metavar="NAME", default="default", text="Name of the workers' role, in prefixes and ROLE_NAME."),
     Flag(
         name="local-addr",
         metavar="ADDR",
         default="detected",
-        text="This node's address as the other nodes reach it; MASTER_ADDR when this node hosts rank 0.",
+        text="The address at which the other nodes reach this node. It becomes MASTER_ADDR if this node hosts rank 0.",
     ),
 )
 
 RENDEZVOUS: Final = (
     Flag(
         name="standalone",
-        text="Run on this node alone, without an address or a port, with a fresh id (or --rdzv-id). static with one "
-        "node and neither --rdzv-endpoint nor --master-port means the same.",
+        text="Run on this node alone. No address and no port are needed, and the id is --rdzv-id or a fresh one. "
+        "static with one node and neither --rdzv-endpoint nor --master-port means the same.",
     ),
     Flag(
         name="rdzv-backend",
         metavar="NAME",
         default="static",
-        text="muster, or c10d, which means muster here: the agents agree among themselves and need no store. static: a "
-        "fixed number of nodes with --master-addr and --master-port. The agents connect there too, before the "
-        "workers' store listens and between rounds, and keep these connections. c10d-torch, etcd, etcd-v2 and any "
-        "torchrun.handlers entry point: torch's own handlers.",
+        text="muster: the agents agree among themselves and need no store. c10d means muster here. static: a fixed "
+        "number of nodes with --master-addr and --master-port. The agents connect to this port, too, before "
+        "the workers' store listens and between rounds, and keep these connections. c10d-torch, etcd, etcd-v2 "
+        "and any torchrun.handlers entry point: torch's own handlers.",
     ),
     Flag(
         name="rdzv-endpoint",
         metavar="HOST[:PORT]",
         default="localhost:29400",
-        text="Where the leader listens; for torch's handlers, their endpoint.",
+        text="Where the leader listens, or the endpoint of torch's handlers.",
     ),
     Flag(
         name="rank0-env",
         metavar="VARIABLE",
         ours=True,
         has_variable=False,
-        text="Name of the environment variable that holds node 0's address; implies --rdzv-backend muster. It must be "
-        "set on every node but node 0.",
+        text="Name of the environment variable that holds node 0's address. Every node but node 0 must have this "
+        "variable. Implies --rdzv-backend muster.",
     ),
     Flag(
         name="rdzv-port",
@@ -111,7 +112,7 @@ RENDEZVOUS: Final = (
         name="rdzv-id",
         metavar="ID",
         default="none",
-        text="The job's id, the same on all nodes; also its log folder.",
+        text="The job's id, the same on all nodes, and the name of its log folder.",
     ),
     Flag(
         name="rdzv-conf",
@@ -128,8 +129,8 @@ RENDEZVOUS: Final = (
         default="3",
         ours=True,
         has_variable=False,
-        text="Seconds an elastic job waits for more nodes after the latest one joined, once it has its minimum; "
-        "overrides the key of --rdzv-conf. torchrun waits 30.",
+        text="Seconds an elastic job that has its minimum of nodes waits for more after the latest one joined. "
+        "Overrides last_call_timeout of --rdzv-conf; torchrun waits 30.",
     ),
     Flag(
         name="master-addr",
@@ -153,10 +154,10 @@ PREFLIGHT: Final = (
         ours=True,
         has_variable=False,
         text="What to check before the workers start. quick checks this machine (GPUs, their free memory, folders, "
-        "shared memory, limits) while torch is being imported, runs the executables of /etc/muster/preflight.d, and "
-        "compares the nodes. Workers wait at most 0.3 s for it. full adds an all-reduce within each node and over "
-        "all, in the workers before the program starts. off checks nothing. An error ends the job; everything else "
-        "is printed.",
+        "shared memory, limits) while torch is being imported, runs the executables of "
+        "/etc/muster/preflight.d, and compares the nodes. Workers wait at most 0.3 s for it. full adds an "
+        "all-reduce within each node and one over all nodes, in the workers before the program starts. off "
+        "checks nothing. --on says what follows from an error; all other findings are only printed.",
     ),
     Flag(
         name="devices",
@@ -173,8 +174,8 @@ RESTARTS: Final = (
         name="max-restarts",
         metavar="N",
         default="0",
-        text="How often workers may be restarted because one failed: one budget for the whole job, not one per node "
-        "as in torchrun. Lost and new nodes use none of it.",
+        text="How often workers may be restarted because one failed. This is one budget for the whole job, not one "
+        "per node as in torchrun. Lost and new nodes use none of it.",
     ),
     Flag(
         name="on",
@@ -182,17 +183,18 @@ RESTARTS: Final = (
         ours=True,
         has_variable=False,
         repeats=True,
-        text="Rules that decide what follows from a failure: CONDITION,...: VERDICT, separated by `;`. The first rule "
-        "that matches decides; each further --on adds rules. Conditions: exit N, signal NAME, the name of an "
-        "exception, usage, data, oom (host-oom, device-oom), device, disk, network, preemption, time-limit, hang, "
-        "crash, unknown, any, repeat. Verdicts: restart, elsewhere (the node leaves with exit code 69), stop. After "
-        "restart and elsewhere, a number is the limit without progress, and free means no limit; neither uses "
-        "--max-restarts. Example: exit 77: elsewhere; ImportError: stop; exit 33,34: restart free. If no rule "
-        "matches, muster.worker.give_up stops the job, as does a usage error right after the start, twice in a row. "
-        "muster.worker.leave_node means elsewhere. hang follows --hang-action. device means elsewhere if a spare "
-        "node waits. An error of --preflight means elsewhere if a spare node waits, else stop. repeat, except for "
-        "host-oom, device, network, preemption and time-limit, means stop if a scheduler has started the job. "
-        "Anything else means restart.",
+        text="Rules, separated by `;`, that decide what follows from a failure: CONDITION,...: VERDICT. The first "
+        "rule that matches decides; each further --on adds rules. Conditions: exit N, signal NAME, the name "
+        "of an exception, usage, data, oom (host-oom, device-oom), device, disk, network, preemption, "
+        "time-limit, hang, crash, unknown, any, repeat (the same cause at the same place twice in a row, "
+        "without a step). Verdicts: restart, elsewhere (the node leaves with exit code 69), stop. After "
+        "restart and elsewhere, a number limits how often one cause may lead to it without progress, and free "
+        "sets no limit; neither uses --max-restarts. Example: exit 77: elsewhere; ImportError: stop; exit "
+        "33,34: restart free. If no rule matches: muster.worker.give_up stops the job. A usage error right "
+        "after the start stops it the second time in a row. muster.worker.leave_node means elsewhere. hang "
+        "follows --hang-action. device means elsewhere if a spare node waits. An error of --preflight means "
+        "elsewhere if a spare node waits, else stop. repeat means stop if a scheduler has started the job, "
+        "except for host-oom, device, network, preemption and time-limit. Anything else means restart.",
     ),
     Flag(
         name="restart-backoff",
@@ -200,14 +202,14 @@ RESTARTS: Final = (
         default="1",
         ours=True,
         has_variable=False,
-        text="Base of the exponential back-off, with jitter. It delays the second and later restarts for the same "
-        "cause without progress, by at most 64 times the base. 0: no delay.",
+        text="Base of the exponential back-off in seconds, with jitter. It delays each restart but the first for "
+        "the same cause without progress, by at most 64 times the base. 0: no delay.",
     ),
     Flag(
         name="shutdown-timeout",
         metavar="S",
         default="30, or TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
-        text="Seconds between the stop signal and SIGKILL, whatever the reason for the stop.",
+        text="Seconds between the stop signal and SIGKILL, for any stop.",
     ),
     Flag(
         name="signals-to-handle",
@@ -221,17 +223,18 @@ RESTARTS: Final = (
         default="stop",
         ours=True,
         has_variable=False,
-        text="What the first Ctrl-C does; the second kills the workers. stop: the workers get SIGINT. ask: all ranks "
-        "pause at one step, and the terminal asks whether to save a checkpoint and stop, to stop, or to continue. "
-        "The script must call muster.worker.wait_while_paused. Without a terminal: stop.",
+        text="What the first Ctrl-C does; the second kills the workers. stop: the workers get SIGINT. ask: all "
+        "ranks pause at one step, and the terminal asks whether to save and stop, to stop, or to continue. "
+        "For ask, the script must call muster.worker.wait_while_paused. Without a terminal: stop.",
     ),
     Flag(
         name="preempt-signal",
         metavar="SIG",
         ours=True,
         has_variable=False,
-        text="A signal that announces a preemption as SIGTERM does, such as USR1 for Slurm's --signal=USR1@60. Scripts "
-        "that ask muster.worker.should_stop stop at one step on all ranks and save, and the agents exit with 143.",
+        text="A signal that announces a preemption as SIGTERM does, such as USR1 for Slurm's --signal=USR1@60. If "
+        "the script asks muster.worker.should_stop, all ranks save and stop at the same step. The agents exit "
+        "with 143.",
     ),
     Flag(
         name="hang-timeout",
@@ -239,9 +242,10 @@ RESTARTS: Final = (
         default="auto",
         ours=True,
         has_variable=False,
-        text="Seconds after which the job counts as hung if no rank has entered or completed a collective or done a "
-        "step. A rank that does neither must use CPU time (at least 1/200 of a core) or write something (to a file, "
-        "a pipe or the console). auto: learned from the job itself, at least 60. 0: never.",
+        text="Seconds after which the job counts as hung if no rank has entered or completed a collective or done "
+        "a step. For a rank that has done none of these yet, CPU time (at least 1/200 of a core) and output "
+        "(to a file, a pipe or the console) count instead. auto: learned from the job itself, at least 60. 0: "
+        "never.",
     ),
     Flag(
         name="hang-action",
@@ -268,7 +272,7 @@ RESTARTS: Final = (
         default="1",
         ours=True,
         has_variable=False,
-        text="How many other nodes keep a copy of a node's snapshots, so that they outlive it: 0 or 1.",
+        text="How many other nodes keep a copy of a node's snapshots, 0 or 1. The copy outlives the node.",
     ),
     Flag(
         name="rank-order",
@@ -276,15 +280,16 @@ RESTARTS: Final = (
         default="node",
         ours=True,
         has_variable=False,
-        text="node: ranks follow the node index. segment: nodes of one NVLink domain get adjacent ranks, and a spare "
-        "of the same domain takes over first. ClusterUUID, the node label nvidia.com/gpu.clique, "
-        "SLURM_JOB_SEGMENT_SIZE or MUSTER_SEGMENT names the domain. Node 0 keeps rank 0.",
+        text="node: ranks follow the node index. segment: nodes of one NVLink domain get adjacent ranks, and a "
+        "spare of the lost node's domain replaces it first. ClusterUUID, the node label "
+        "nvidia.com/gpu.clique, SLURM_JOB_SEGMENT_SIZE or MUSTER_SEGMENT names the domain. Node 0 keeps rank "
+        "0.",
     ),
     Flag(
         name="monitor-interval",
         metavar="S",
         default="0.1",
-        text="Has no effect: the kernel notifies the agent of a worker's end, and nothing is polled.",
+        text="Has no effect: nothing is polled.",
     ),
 )
 
@@ -293,7 +298,8 @@ PROGRAM: Final = (
     Flag(name="no-python", text="The script is an executable of any kind, not run by Python."),
     Flag(
         name="run-path",
-        text="Run the script with runpy.run_path in an interpreter from --start-method. Overrides --no-python and -m.",
+        text="Run the script with runpy.run_path in an interpreter that is started as --start-method says. "
+        "Overrides --no-python and -m.",
     ),
     Flag(
         name="start-method",
@@ -307,9 +313,9 @@ PROGRAM: Final = (
         default="auto",
         ours=True,
         has_variable=False,
-        text="cold: a new interpreter per worker. warm: fork workers from one template that has imported torch. auto: "
-        "warm for Python scripts on Linux. (spawn, fork and forkserver set --start-method, which torchrun lets "
-        "users abbreviate to --start.)",
+        text="cold: a new interpreter per worker. warm: fork workers from one template that has imported torch. "
+        "auto: warm for Python scripts on Linux. spawn, fork and forkserver set --start-method, as in "
+        "torchrun, where --start is its abbreviation.",
     ),
     Flag(
         name="preload",
@@ -317,8 +323,8 @@ PROGRAM: Final = (
         default="auto",
         ours=True,
         has_variable=False,
-        text="Modules that the warm template imports. auto is torch, if the program imports it, and the parts of torch "
-        "that it uses.",
+        text="Modules that the warm template imports. auto: torch and those of its parts that the program uses, if "
+        "it imports torch.",
     ),
     Flag(
         name="virtual-local-rank",
@@ -339,16 +345,17 @@ OUTPUT: Final = (
         name="log-dir",
         metavar="DIR",
         default="a temporary folder",
-        text="Base folder of logs, in which the link `latest` names the newest attempt; /dev/null for no files.",
+        text="Base folder of the log files. The link `latest` in it names the newest attempt. /dev/null: no files "
+        "are written.",
     ),
     Flag(
         name="redirects",
         short="r",
         metavar="WHAT",
         default="0",
-        text="Write workers' streams to files instead of the console: 0 none, 1 stdout, 2 stderr, 3 both, or by local "
-        "rank: 0:3,1:1. By default several workers on a terminal get prefixes and live progress bars; `-r 0` hands "
-        "them the terminal itself.",
+        text="Write workers' streams to files instead of the console: 0 none, 1 stdout, 2 stderr, 3 both, or by "
+        "local rank: 0:3,1:1. Without this flag, several workers on a terminal get prefixes and live progress "
+        "bars. With `-r 0` they write to the terminal themselves.",
     ),
     Flag(
         name="tee",
@@ -369,9 +376,9 @@ OUTPUT: Final = (
         default="auto",
         ours=True,
         has_variable=False,
-        text="Print a line once, with the ranks that wrote it, if several workers write it within half a second. Lines "
-        "may differ in digits, hexadecimal numbers and paths. Equal tracebacks are also printed once. on, off, or "
-        "auto: on a terminal with 8 workers or more. Files get everything.",
+        text="If several workers write a line within half a second, print it once, with their ranks. Lines may "
+        "differ in digits, hexadecimal numbers and paths. Equal tracebacks are also printed once. on: always. "
+        "off: never. auto: on a terminal with 8 workers or more. Files get everything.",
     ),
     Flag(
         name="duplicate-stdout-filters",
@@ -402,9 +409,10 @@ OUTPUT: Final = (
         ours=True,
         has_variable=False,
         text="A command that one node runs when the job has failed, hangs, is preempted, has ended or was stopped, "
-        "once for each. It is split into words as a shell does, but no shell runs. It reads the report, and "
-        "MUSTER_NOTIFY_EVENT, _REASON, _RUN_ID, _APP, _STEP, _ATTEMPT, _EXIT_CODE, _LOG_DIR and _HOST as far as they "
-        "are known. It is killed after 30 s, or 3 s after a signal has ended the job. Its end changes nothing.",
+        "once for each. It is split into words as a shell does, but no shell runs. It reads the report on its "
+        "standard input, and has MUSTER_NOTIFY_EVENT, _REASON, _RUN_ID, _APP, _STEP, _ATTEMPT, _EXIT_CODE, "
+        "_LOG_DIR and _HOST as far as they are known. It is killed after 30 s, or 3 s after a signal has "
+        "ended the job. Its exit code has no effect.",
     ),
     Flag(
         name="metrics-port",
@@ -419,10 +427,10 @@ OUTPUT: Final = (
         name="tracker-run",
         ours=True,
         has_variable=False,
-        text="All attempts of the job are one run in Weights & Biases and in Comet, and have the job's id as a tag in "
-        "MLflow. Global rank 0 gets WANDB_RUN_ID and WANDB_RESUME, COMET_EXPERIMENT_KEY and MLFLOW_RUN_CONTEXT, "
-        "unless the tracker's variables are set. Several runs of one script become one. With more than one agent it "
-        "needs --rdzv-id.",
+        text="All attempts of the job are one run in Weights & Biases and in Comet, and have the job's id as a tag "
+        "in MLflow. Global rank 0 gets WANDB_RUN_ID and WANDB_RESUME, COMET_EXPERIMENT_KEY and "
+        "MLFLOW_RUN_CONTEXT, unless the tracker's variables are set. If a script begins several runs, they "
+        "become one. With more than one agent it needs --rdzv-id.",
     ),
 )
 

@@ -56,7 +56,7 @@ class EventRecord:
     what: str
     """The name of the transition, one of `event_kinds.EVENT_KINDS`."""
     ranks: tuple[int, ...] = ()
-    """Global ranks concerned."""
+    """The global ranks that the transition concerns."""
     duration_s: float | None = None
     """For workers_started, the time since round_formed; for workers_stopped, since round_broken."""
     detail: Mapping[str, object] = NO_ITEMS

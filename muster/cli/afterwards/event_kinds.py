@@ -34,13 +34,13 @@ class AgentStarted:
 
 @record
 class PreflightFinding:
-    """Something is not as expected, of this machine, or where nodes differ."""
+    """A check has found that something on this machine is not as expected, or that nodes differ."""
 
     text: Text
     check: Name = ""
-    """Its name in the table. "": nodes differ."""
+    """The name of the check, as in its table. "": nodes differ."""
     level: Name = "warning"
-    """error: the attempt ends."""
+    """"error": the attempt ends. "warning": the job goes on."""
 
 
 @record
@@ -56,7 +56,7 @@ class RoundFormed:
     role_rank_offset: Count = 0
     role_world_size: Count = 0
     snapshot_step: Count | None = None
-    """The step of the snapshot in memory that all ranks continue. None: there is none."""
+    """The step of the snapshot in memory from which all ranks continue. None: there is none."""
 
 
 @record
@@ -73,7 +73,7 @@ class WorkerReleased:
     how: Name
     """"warm": a parked fork became this worker. "cold": fork and exec."""
     reason: Text | None = None
-    """Why it started cold where a warm start was wanted."""
+    """Why it started cold, if a warm start was wanted."""
 
 
 @record
@@ -92,7 +92,10 @@ class WorkerFailed:
 
 @record
 class WorkersIdle:
-    """`ranks` have shown no sign of life for the limit, or the job hangs. Without ranks they are active again."""
+    """`ranks` have shown no sign of life for the limit, or the job hangs.
+
+    If `ranks` is empty, all ranks are active again.
+    """
 
 
 @record
@@ -112,7 +115,7 @@ class RoundBroken:
     joined: bool = False
     """Nodes have joined, and nothing has failed."""
     cause: Name = ""
-    """The class of the failure that has ended it (see the page on verdicts). "": none has."""
+    """The class of the failure that has ended the round (see the page on verdicts). "": no failure has."""
 
 
 @record
@@ -145,7 +148,7 @@ class DrainBegun:
 
 @record
 class DrainCommitted:
-    """They have agreed. `duration_s`: since `drain_begun`."""
+    """The agents have agreed on the step. `duration_s`: since `drain_begun`."""
 
     drain: Count
     step: Count
@@ -153,7 +156,7 @@ class DrainCommitted:
 
 @record
 class DrainWithdrawn:
-    """They cannot agree, or it has ended, and the ranks go on."""
+    """The agents cannot agree on a step, or a pause or checkpoint has ended. The ranks go on."""
 
     drain: Count
     reason: Text
@@ -161,7 +164,7 @@ class DrainWithdrawn:
 
 @record
 class Requested:
-    """A person has asked the job for something through this agent (`muster`)."""
+    """A person has asked the job for something with the `muster` command, through this agent."""
 
     kind: Name
     limit_s: Seconds | None = None
@@ -169,7 +172,7 @@ class Requested:
 
 @record
 class RequestAnswered:
-    """The leader's answer to it."""
+    """The leader has answered a person's request."""
 
     outcome: Name
     text: Text
@@ -185,31 +188,32 @@ class CheckpointCompleted:
 
 @record
 class StepsDone:
-    """How far the job is, by its leader: at first once a second, after an hour once a minute, and when a round ends.
+    """How far the job is. The leader writes it once a second, after an hour once a minute, and when a round ends.
 
-    It is not written where no step is reported.
+    If no step is reported, it is not written.
     """
 
     done: Count
-    """1 + the step of the rank that has done the fewest. If the optimizer counts: its number of steps."""
+    """The steps of the rank that has done the fewest: 1 + its last step, or the number that its optimizer has
+    counted."""
     is_counted: bool
-    """The script counts the steps, across attempts. False: its optimizer, from 0 in each attempt."""
+    """True: the script counts the steps, across attempts. False: the optimizer does, from 0 in each attempt."""
     ago_s: Seconds
-    """How long before this record that rank did its last step."""
+    """The time between the last step of that rank and this record."""
     total: Count | None = None
     rate: Number | None = None
     """Steps a second."""
     phase: Name = ""
-    """As the script names it."""
+    """The phase, as the script names it."""
     values: Values = ()
-    """Such as the loss."""
+    """Numbers that the script reports, such as the loss."""
 
 
 @record
 class ClockCompared:
-    """How the clock of the leader and the one of this agent's records compare, by the times of heartbeats.
+    """How much the leader's clock is ahead of the clock of this agent's records. Heartbeats show it.
 
-    Written again when the difference has changed by more than its uncertainty, or another node leads.
+    The agent writes it again when the difference has changed by more than its uncertainty, or when another node leads.
     """
 
     member: Name
@@ -217,9 +221,9 @@ class ClockCompared:
     leader: Name
     """The leader. It is equal to `member` if this agent leads."""
     ahead_s: Seconds
-    """What is added to `monotonic_s` to get the leader's CLOCK_BOOTTIME."""
+    """`monotonic_s` plus this is the leader's CLOCK_BOOTTIME."""
     uncertainty_s: Seconds
-    """The most by which `ahead_s` may be wrong: half of the time of the quickest answer to a heartbeat."""
+    """`ahead_s` is wrong by at most this: half of the time that the quickest answer to a heartbeat took."""
 
 
 @record
@@ -236,7 +240,7 @@ class TemplateReady:
     modules: Annotated[tuple[Name, ...], Limit(most=1 << 16)] | Count
     import_s: Seconds
     rss_bytes: Count | None = None
-    """Missing where the image is that of a Python program."""
+    """Missing if workers are forks of the Python program that started the job."""
     pss_bytes: Count | None = None
 
 
@@ -255,7 +259,7 @@ class WorkersParked:
 
     count: Count
     duration_s: Seconds
-    """The time of their forks."""
+    """How long the forks took."""
 
 
 @record
@@ -275,7 +279,7 @@ class Notice:
 
 @record
 class HangNamed:
-    """A line was printed that reports a hang, with which the job goes on."""
+    """A line was printed that reports a hang. The job goes on."""
 
     text: Text
 
@@ -289,21 +293,21 @@ class HangEnded:
 
 @record
 class HangExplained:
-    """A line was printed that says which ranks kept the others waiting in the hang that has ended the round."""
+    """A hang has ended the round. A line was printed that says which ranks kept the others waiting."""
 
     text: Text
 
 
 @record
 class StoodStill:
-    """A line was printed that says that the job stands still, which may be a hang."""
+    """A line was printed that says that the job stands still, and may hang."""
 
     text: Text
 
 
 @record
 class MovedAgain:
-    """A line was printed that says that a job which stood still goes on."""
+    """The job stood still. A line was printed that says that it goes on again."""
 
     text: Text
 

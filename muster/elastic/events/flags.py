@@ -42,10 +42,10 @@ class Events:
             if events.stop_all_tasks.is_set():
                 break
 
-    Pass it to the workers as an argument. A rank looks at each flag once per step. The looks are counted, and their
-    numbers are the steps that the ranks agree on. The program sets `pause`, `resume`, `trigger_save_checkpoint` and
-    `stop_all_tasks`, which returns at once. It waits for `paused` and `finished_save_checkpoint`. No wait takes longer
-    than its timeout, 60 s by default.
+    Pass it to the workers as an argument. A rank asks each flag once per step. Each rank counts its questions, and
+    these numbers are the steps on which the ranks agree. The program sets `pause`, `resume`, `trigger_save_checkpoint`
+    and `stop_all_tasks`; `set` returns at once. The program waits for `paused` and `finished_save_checkpoint`. No wait
+    takes longer than its timeout, 60 s by default.
 
     Attributes:
         pause: set by the program. A worker asks with `is_set`.
@@ -55,8 +55,8 @@ class Events:
         finished_save_checkpoint: set when all ranks have saved.
         stop_all_tasks: as `pause`, for the end of the job.
         progress_bar_iter: an object with `value` (-1 at first) and `get_lock`, like a multiprocessing Value.
-            LocalElasticAgent draws the bar. What a worker sets is what `muster.worker.step` would report: how many
-            steps are done.
+            LocalElasticAgent draws the bar. A worker sets it to the number of steps that are done, which muster shows
+            as it shows `muster.worker.step`.
         progress_bar_total: the same for the number of steps.
         debugger_start: a multiprocessing Event, for programs that use it. `muster.worker.breakpoint` needs none.
         debugger_end: a multiprocessing Event, for programs that use it.

@@ -38,4 +38,4 @@ class RemoteTraceback(Exception):
 
 
 class WorkerFailed(Exception):
-    """Stands for a worker's failure that is not an exception, or not one that can be sent: a signal, `os._exit`."""
+    """Stands for the failure of a worker that raised no exception (a signal, `os._exit`), or none that can be sent."""

@@ -26,7 +26,7 @@ def plan_replica(
     python: str = sys.executable,
     rank0_host: str = "",
 ) -> ReplicaPlan:
-    """Plan one replica: its command and all its variables. Those of `place.env` come before the role's own.
+    """Plan one replica: its command and all its variables. A variable of the role overrides that of `place.env`.
 
     Args:
         role: of `assign_arguments`.

@@ -174,7 +174,7 @@ class ProcessScheduler(SupervisedScheduler, abc.ABC):
 
 
 def read_agent_words(folder: AppFolder, spec: AppSpec) -> AgentWords:
-    """Return what the agents of an app have reported, if their log folders are those of their roles."""
+    """Return what the agents of an app have reported into the folders of their roles."""
     from muster.schedulers.adapter.records import RecordReader
     from muster.schedulers.processes.agent_files import read_records, read_report
 

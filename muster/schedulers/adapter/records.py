@@ -12,7 +12,8 @@ if TYPE_CHECKING:  # see `failure_report`
     from muster._shared.job_view import JobStatus
 
 ReadBytes: TypeAlias = Callable[[Sequence[str]], Sequence[bytes]]
-"""(names, of `LogNames`) -> the last 64 KiB or more of each of these files of the role's newest run, or b"" for none.
+"""(names of files, of `LogNames`) -> the last 64 KiB or more of each file in the role's newest run; b"" if it is
+missing.
 
 An agent knows the whole job, so files of node 0, or of any node whose agent runs, will do.
 """
@@ -35,7 +36,7 @@ class JobFacts:
 
 
 class RecordReader:
-    """What the agents of one role say of their job. It reads once, when it is first asked.
+    """Reads what the agents of one role say of their job. It reads once, when it is first asked.
 
     Args:
         read_bytes: reads files that the role's agents write. See `ReadBytes`. What it raises is passed on.

@@ -98,7 +98,7 @@ class Leftover:
 
 @dataclasses.dataclass
 class ListedApp(ListAppResponse):  # type: ignore[misc]
-    """One app of `list_apps`, with what sorts it."""
+    """One app of `list_apps`, with the fields by which `muster list` sorts apps."""
 
     submitted_s: float | None = None
     """Wall-clock seconds. None: not known."""
@@ -109,7 +109,7 @@ class ListedApp(ListAppResponse):  # type: ignore[misc]
 
 
 class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
-    """A `Scheduler` with one set of signatures for both lines. Unknown options are refused on both.
+    """A `Scheduler` with one set of signatures for TorchX's release and nightly. With both, it refuses unknown options.
 
     Subclasses define `_submit_dryrun`, `schedule`, `describe_app`, `_cancel_existing`, `add_options`, `list_apps`,
     `read_log`, `delete_app` and, if they refuse some AppDefs, `check_app`. They define which requests of `muster` they

@@ -118,8 +118,9 @@ class DockerOptions:
     )
     publish: tuple[PublishedPort, ...] = option(
         list[str],
-        "[[ADDRESS:]HOST_PORT:]PORT[/udp];... PORT is a number or a name of the role's port_map. The default ADDRESS "
-        "is 127.0.0.1. Several replicas get HOST_PORT, HOST_PORT+1, ... Without HOST_PORT the engine picks one",
+        "ports of the containers to publish on the host: [[ADDRESS:]HOST_PORT:]PORT[/udp];... PORT is a number or "
+        "a name of the role's port_map. The default ADDRESS is 127.0.0.1. Several replicas get HOST_PORT, "
+        "HOST_PORT+1, ... Without HOST_PORT the engine picks one",
         parse=parse_ports,
         absent=(),
     )
@@ -129,13 +130,13 @@ class DockerOptions:
     )
     log_driver: str = option(
         str,
-        "the containers' log driver (default: the engine's); with none, `torchx log` has nothing",
+        "the containers' log driver (default: the engine's); with the driver `none`, `torchx log` shows nothing",
         parse=parse_log_driver,
         absent="",
     )
     log_opts: Mapping[str, str] = option(
         dict[str, str],
-        "options of the log driver, e.g. max-size:100m;max-file:3; `torchx log` has what the driver keeps",
+        "options of the log driver, e.g. max-size:100m;max-file:3; `torchx log` shows only what the driver keeps",
         parse=lambda _, value: dict(value),
         absent={},
     )

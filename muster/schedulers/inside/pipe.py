@@ -40,7 +40,7 @@ def start_pipe(
     explain: Callable[[bytes, int | None], str] | None = None,
     root: int = 0,
 ) -> NodePipe:
-    """Start a program of this machine that is the Python, or stands for it: `ssh`, `srun`.
+    """Start a program of this machine that is the node's Python, or that runs it there (`ssh`, `srun`).
 
     Args:
         command: the program and its arguments. Ctrl-C of the terminal is not for it.

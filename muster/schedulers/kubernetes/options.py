@@ -214,7 +214,7 @@ class Options:
     )
     """In Kubernetes' format."""
     pod_template: Mapping[str, Any] | None = option(
-        str, "patch for the pod template: a file, or inline JSON; our container is 'main'", parse=_parse_template
+        str, "patch for the pod template: a file, or inline JSON; muster's container is 'main'", parse=_parse_template
     )
     ttl_s: int | None = option(
         int,
@@ -247,7 +247,7 @@ class Options:
     """RESOURCE, RESOURCE:COUNT, or "true": no device, only the right to lock memory."""
     gang: str = option(
         str,
-        f"one of {', '.join(GANGS)}; auto: Kueue with a queue, else PodGroups if available",
+        f"one of {', '.join(GANGS)}; auto: kueue with a queue, else podgroup if the cluster has it, else none",
         default="auto",
         parse=build_choice_parser(*GANGS),
     )

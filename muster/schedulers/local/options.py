@@ -14,8 +14,8 @@ class LocalOptions:
     prepend_cwd: bool = option(bool, "put the current folder first in PATH instead of last", default=False)
     auto_set_cuda_visible_devices: bool | None = option(
         bool,
-        "true: every replica gets the GPUs that it requests, and too few GPUs are an error; false: every "
-        "replica sees all; default: several nodes divide the GPUs",
+        "true: every replica gets the GPUs that it requests, and too few GPUs are an error; false: every replica "
+        "sees all; default: if the app has several nodes on this machine, they divide the GPUs",
     )
     env: Mapping[str, str] = ENV.as_field()
     detach: bool = DETACH.as_field()

@@ -182,7 +182,7 @@ ENV: Final = Option(
     parse=lambda _, value: dict(value),
     absent={},
 )
-DETACH: Final = Option(type=bool, help="keep the app running after the command that started it")
+DETACH: Final = Option(type=bool, help="keep the app running after the end of the command that started it")
 QUIET: Final = Option(type=bool, default=False, help="print no progress while images are pulled or built")
 DRYRUN: Final = Option(
     type=str,

@@ -61,7 +61,7 @@ def share_workspace(app: AppDef, key: str) -> AppDef:
 
 
 def note_workspace(role: Role, workspace: str, key: str, printed: set[str], *, is_quiet: bool = False) -> None:
-    """Note in a role's metadata the folder that travels with it, and print what of it does not.
+    """Note in a role's metadata the folder that travels with it, and print which files of it are left out.
 
     Args:
         role: gets the folder's absolute path.
@@ -219,7 +219,7 @@ _SCOPES: Mapping[str, RetryScope] = {
 
 
 def get_workspace_path(workspace: str) -> str:
-    """Return the folder that a workspace argument names, on either line.
+    """Return the folder that a workspace argument names. TorchX's release and nightly differ in its form.
 
     Raises:
         SchedulerError: it is not a folder of this machine (`memory://...`).

@@ -72,12 +72,13 @@ class SlurmOptions:
     )
     workspace_type: str = option(
         str,
-        "how the workspace travels: dir, as a copy in job_dir (docker: only TorchX's own adapter, slurm_torchx)",
+        "how the workspace reaches the nodes; dir: it is copied to job_dir (docker: only TorchX's own adapter, "
+        "slurm_torchx, has this)",
         default="dir",
         parse=build_choice_parser("dir", "docker"),
     )
     image_repo: str | None = option(str, "only for workspace_type=docker")
-    quiet: bool = option(bool, "do not report what of the workspace is left out", default=False)
+    quiet: bool = option(bool, "do not report which files of the workspace are left out", default=False)
     exclusive: bool = option(bool, "give the job whole nodes", default=False)
     segment: int | None = option(
         int, "number of nodes of a segment (an NVLink domain) that Slurm allocates together", parse=parse_count
@@ -99,14 +100,16 @@ class SlurmOptions:
     )
     signal: str | None = option(
         str,
-        "signal that Slurm sends this many seconds before the end, as for a preemption: USR1@120. By default none is "
-        "needed",
+        "SIGNAL@SECONDS, e.g. USR1@120: Slurm sends the signal this many seconds before it ends the job, and the job "
+        "stops as for a preemption. By default no signal is needed",
         parse=build_pattern_parser(
             _SIGNAL, "of the form USR1@SECONDS: every process of the job gets it, and any other signal would end them"
         ),
     )
     shared: bool = option(
-        bool, "the nodes see the app's folder; false: what they need travels in the script and by sbcast", default=True
+        bool,
+        "whether the nodes see the app's folder; false: what they need travels in the script and by sbcast",
+        default=True,
     )
     node_dir: str = option(str, "with shared=false: a folder that every node has for itself", default="/tmp")  # noqa: S108
     python: str | None = option(str, "Python 3.10 or newer on the nodes; default: that of the current environment")
@@ -115,7 +118,9 @@ class SlurmOptions:
     )
     prolog: str | None = option(str, "a line of shell that the script runs before the job")
     container_image: str | None = option(str, "image that pyxis runs the job in (srun --container-image)")
-    container_mounts: str | None = option(str, "mounts for it (srun --container-mounts), besides the app's folder")
+    container_mounts: str | None = option(
+        str, "mounts for container_image (srun --container-mounts), besides the app's folder"
+    )
     prefix: tuple[str, ...] = option(
         str,
         "words to put before the command of every replica: apptainer exec --nv image.sif",

@@ -54,19 +54,22 @@ class SshOptions:
 
     hosts: tuple[str, ...] = option(
         list[str],
-        "hosts as ssh knows them, one per node: a,b:8,user@c (:8 processes at most)",
+        "hosts as ssh knows them, one per node: a,b:8,user@c (:8 allows at most 8 processes)",
         parse=parse_words,
         absent=(),
     )
-    hostfile: str | None = option(str, "file that names them, one per line, as for DeepSpeed, Open MPI or MPICH")
+    hostfile: str | None = option(str, "file that names the hosts, one per line, as for DeepSpeed, Open MPI or MPICH")
     discover: str | None = option(
         str,
-        "program that prints them, HOST or HOST:N per line, as for Horovod; it runs once a second for an elastic job",
+        "program that prints the hosts, HOST or HOST:N per line, as for Horovod; it runs once a second for an "
+        "elastic job",
     )
     spares: int = option(
-        int, "number of additional hosts that are checked and take over from lost ones", default=0, parse=parse_count
+        int, "number of additional hosts that are checked and replace lost ones", default=0, parse=parse_count
     )
-    rank0: str | None = option(str, "address of the first host that all others reach; default: found by trying")
+    rank0: str | None = option(
+        str, "address at which all other hosts reach the first one; default: muster finds it by trying"
+    )
     ssh: tuple[str, ...] = option(str, "the ssh program, with arguments", default="ssh", parse=_parse_command)
     python: str = option(str, "Python 3.10 or newer on the hosts", default="python3")
     folder: str = option(str, "folder on the hosts for the run folders", default="/var/tmp", parse=_parse_folder)  # noqa: S108

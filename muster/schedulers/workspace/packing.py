@@ -126,7 +126,7 @@ class _HashedFile(io.RawIOBase):
 
 
 def copy_workspace(path: str, into: str, without: Collection[str] = ()) -> None:
-    """Copy what travels of a folder, for tools that pack a whole folder themselves.
+    """Copy the files of a folder that travel with a job, for tools that pack a whole folder themselves.
 
     Args:
         path: the folder.

@@ -70,7 +70,7 @@ def test_devices_on_a_machine_without_a_driver_end_the_job_before_a_worker_start
     flags = ["--devices", "8", "--max-restarts", "3", "--log-dir", str(tmp_path / "logs")]
     outcome = run_tree([*ALONE, *flags, program], env=make_env(), cwd=tmp_path)
     assert (outcome.exit_code, outcome.leftovers, outcome.stdout) == (1, (), ""), outcome.explain()
-    assert "no driver of a GPU is loaded, expected 8 devices (--devices): load it" in one_line(outcome)
+    assert "no driver of a GPU is loaded, expected 8 devices (--devices): load a driver" in one_line(outcome)
     hidden = run_tree([*ALONE, *flags, program], env=make_env(CUDA_VISIBLE_DEVICES=""), cwd=tmp_path)
     assert hidden.exit_code == 0, hidden.explain()
 

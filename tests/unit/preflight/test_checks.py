@@ -53,7 +53,7 @@ def test_devices_that_were_asked_for_need_a_driver() -> None:
     machine = replace(SOUND, has_driver=False)
     [(check, level, text)] = find(machine, Need(nproc=8, devices=8))
     assert (check, level) == ("driver", Level.ERROR)
-    assert text.startswith("no driver of a GPU is loaded, expected 8 devices (--devices): load it")
+    assert text.startswith("no driver of a GPU is loaded, expected 8 devices (--devices): load a driver")
     for need in (Need(nproc=8), Need(nproc=8, devices=8, visible=()), Need(nproc=8, devices=0)):
         assert find(machine, need) == []
 
@@ -129,7 +129,7 @@ def test_used_memory_names_its_holder() -> None:
     assert (check, level) == ("device-memory", Level.WARNING)
     assert text.startswith(
         "70.0 GiB of 80.0 GiB of device 1 are in use (held by process 812 of ada: python train.py), "
-        "expected a free device: end that process"
+        "expected a free device: end the process that holds it"
     )
 
 

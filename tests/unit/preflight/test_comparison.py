@@ -81,7 +81,7 @@ def test_other_code_that_is_known_between_two_rounds_ends_the_job_too() -> None:
         ),
         (
             NodeFacts(nproc=8, devices=7),
-            "node 1 (h) has 7 devices, expected 8 as the others: look at `nvidia-smi` and `dmesg` (Xid) there",
+            "node 1 (h) has 7 devices, expected 8 as the others: look at `nvidia-smi` and `dmesg` (Xid) on that node",
         ),
     ],
 )
@@ -108,4 +108,4 @@ def test_another_script_without_a_workspace_is_a_line() -> None:
 )
 def test_clocks_are_compared_by_arrival(clocks_s: tuple[float, float], found: str) -> None:
     said = lines(Job().check(ALIKE, ALIKE, clocks_s))
-    assert said == ([f"preflight: {found}: start its time service (chrony, systemd-timesyncd)"] if found else [])
+    assert said == ([f"preflight: {found}: start the node's time service (chrony, systemd-timesyncd)"] if found else [])

@@ -24,7 +24,7 @@ _LIMIT_S = 120
 _SLOW = 0.5
 """Fraction of the median below which a node is named as slow."""
 _SHOWN = 8
-_ADVICE = "look at its links (`nvidia-smi topo -m`, `nvidia-smi nvlink -s`, `ibstat`)"
+_ADVICE = "look at the node's links (`nvidia-smi topo -m`, `nvidia-smi nvlink -s`, `ibstat`)"
 
 
 def measure() -> None:

@@ -55,6 +55,8 @@ _LOG_LIMIT_BYTES: Final = 2000
 _RUN_LOG_LIMIT_BYTES: Final = 1 << 20
 _KILLED: Final = re.compile(r"^srun: error: (\S+): (tasks? [0-9,-]+: (?!Exited with).+)$", re.MULTILINE)
 """What srun says of tasks that a signal has ended."""
+_BY_SLURM: Final = re.compile(r"^\S+: error: \*\*\* (?:JOB|STEP) ", re.MULTILINE)
+"""What Slurm says before it ends the tasks of a job or step itself."""
 _SAYS_LITTLE: Final = re.compile(r"srun: (error: .*task [0-9,-]+: |Job step aborted|got SIG|forcing job)|Try \"srun ")
 _STATES: Final = {
     "waiting": AppState.PENDING,
@@ -365,7 +367,7 @@ def find_killed(app: App) -> dict[str, str]:
         start = int((app.folder.state_dir / RUNS_DIR / app.runs[-1] / LOG_START_NAME).read_text())
         with (app.folder.state_dir / LOG_NAME).open("rb") as file:
             file.seek(start)
-            text = file.read(_RUN_LOG_LIMIT_BYTES).decode(errors="replace")
+            text = _BY_SLURM.split(file.read(_RUN_LOG_LIMIT_BYTES).decode(errors="replace"))[0]
     except (OSError, ValueError):
         return {}
     running = {known.node for each, known in app.nodes.items() if known.has_running(each)}

@@ -155,6 +155,10 @@ def test_what_srun_says_is_shown_if_no_task_could_start(
     assert lines == ["said\n", *(["slurm.log: line 29\n"] if shown else [])]
 
 
+CANCELLED = "slurmstepd-n0: error: *** STEP 7.0 ON n0 CANCELLED AT 2026-11-27T13:33:07 ***\n"
+"""What Slurm says before it ends the tasks itself."""
+
+
 @pytest.mark.parametrize(
     ("state", "log", "is_told"),
     [
@@ -162,6 +166,8 @@ def test_what_srun_says_is_shown_if_no_task_could_start(
         ("FAILED", "srun: error: n0: task 0: Segmentation fault\n", [0]),
         ("RUNNING", "srun: error: n0: task 0: Exited with exit code 137\n", []),
         ("TIMEOUT", "srun: error: n0: task 0: Killed\n", []),
+        ("FAILED", f"{CANCELLED}srun: error: n1: task 1: Killed\n", []),
+        ("FAILED", f"srun: error: n0: task 0: Killed\n{CANCELLED}srun: error: n1: task 1: Killed\n", [0]),
     ],
 )
 def test_a_process_of_muster_that_was_killed_is_named(tmp_path: Path, state: str, log: str, is_told: list[int]) -> None:

@@ -18,7 +18,10 @@ from muster.testing.contract_apps import COUNTS, ROLE, build_agents
 CUT_S = float(os.environ.get("MUSTER_SSH_CUT_S", "30"))
 CLIENT = 4
 """Index of the namespace of the command line; the hosts come before it."""
-TELLS = COUNTS.replace("    worker.step(step)\n", "    worker.step(step)\n    print('at', step, flush=True)\n")
+TELLS = COUNTS.replace(
+    "    worker.step(step)\n", "    worker.step(step)\n    print(f'at {step}\\n', end='', flush=True)\n"
+)
+"""Each line is one write: the agent's lines come from another process."""
 
 pytestmark = [pytest.mark.netns, pytest.mark.long]
 

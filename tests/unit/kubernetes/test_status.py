@@ -285,7 +285,7 @@ def test_of_pods_that_are_missing_the_status_says_how_long(is_refused):
     why = {"warnings": {"app-x1-trainer": "FailedCreate: exceeded quota"}} if is_refused else {}
     told = "FailedCreate: exceeded quota" if is_refused else "the Job controller replaces a pod after 10 s"
     for pods, seen, took in (
-        ([pod(0)], {}, " for 40 s"),  # since the Job began
+        ([pod(0)], {}, " (its Job began 40 s ago)"),  # it may have been deleted since
         ([pod(0), pod(1, "Failed", containerStatuses=terminated(143))], {}, " for 33 s"),
         ([pod(0)], {"missing_end": "2026-01-01T00:00:35Z"}, " for 7 s"),
         ([pod(0, created="2026-01-01T00:00:20Z"), pod(0, "Failed")], {}, "" if is_refused else " yet"),  # not known

@@ -311,17 +311,21 @@ def _name_missing(count: int) -> str:
 def _describe_missing_time(observation: Observation) -> str:
     """Say how long pods of an app that runs have been missing: " for 40 s". "": this is not known.
 
-    They have been missing since the pods before them ended. If there were none, it is the time since their Job began.
+    They have been missing since the pods before them ended. If Kubernetes knows of none, say when their Job began: they
+    may never have been created, or Kubernetes may have forgotten how they ended.
     """
+    if observation.now_s is None:
+        return ""
     drained = [fact.finished for fact in find_latest_pods(observation.pods).values() if fact.is_drained]
     since = list(filter(None, map(_parse_time, (*drained, observation.missing_end))))
-    if not since and not count_replaced_pods(observation):
-        jobs = _list_jobs(observation.parents, running=True)
-        began = (str((job.get("status") or {}).get("startTime") or "") for job in jobs)
-        since = list(filter(None, (*map(_parse_time, began), find_submitted_s(jobs))))
-    if not since or observation.now_s is None:
+    if since:
+        return f" for {format_duration(observation.now_s - max(since))}"
+    jobs = _list_jobs(observation.parents, running=True)
+    began = map(_parse_time, (str((job.get("status") or {}).get("startTime") or "") for job in jobs))
+    since = list(filter(None, (*began, find_submitted_s(jobs))))
+    if not since or count_replaced_pods(observation):
         return ""
-    return f" for {format_duration(observation.now_s - max(since))}"
+    return f" (its Job began {format_duration(observation.now_s - max(since))} ago)"
 
 
 def _describe_starting(observation: Observation) -> str:

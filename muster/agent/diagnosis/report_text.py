@@ -36,7 +36,7 @@ def format_report(report: Report, *, has_colour: bool = False, printed_as: str |
     headline = format_headline(report, columns)
     shown = [show_controls(line) for line in headline]
     lines = ["=" * columns, *headline]
-    if report.max_restarts:
+    if report.max_restarts and not report.reason.endswith(" used"):  # "all 3 restarts are used"
         most = "1 restart" if report.max_restarts == 1 else f"{report.max_restarts} restarts"
         lines.append(f"after {report.attempt} of {most}")
     lines.append("-" * columns)

@@ -202,7 +202,8 @@ class _Log:
         shown = [self._print_place(role, index, place, alone=rank is not None) for index, place in places]
         if any(shown):
             if rank is not None and not self._has_lines:
-                say(f"rank {rank} printed nothing")
+                report = self._read_report(role) if self._query.failed else None
+                say(f"rank {rank} printed nothing" + ("" if report is None else f"; {describe_report(report)}"))
             return
         self._check_known(rank, attempt)
         if rank is None:

@@ -222,6 +222,11 @@ def test_a_rank_that_printed_nothing_is_said_to_have(log):
     code, out, err = log(Apps(empty), "--failed")
     assert (code, out) == (0, "")
     assert err == "muster: the root cause: rank 3, attempt 0\nmuster: rank 3 printed nothing\n"
+    failure = {"node": 0, "node_index": 1, "host": "h", "local_rank": 1, "round": 1, "pid": 1, "time_s": 1.0}
+    failures = [{**failure, "global_rank": 3, "attempt": 0, "signal": 9}]
+    report = {"run_id": "a", "reason": "rank 3 on node 1 (h) was ended by SIGKILL", "failures": failures}
+    err = log(Apps({**empty, (0, "report.json"): json.dumps(report).encode()}), "--failed")[2]
+    assert err.splitlines()[-1].startswith("muster: rank 3 printed nothing; rank 3 on node 1 (h) was ended by SIGKILL")
 
 
 @pytest.mark.parametrize("is_file", [True, False])

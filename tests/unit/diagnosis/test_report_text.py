@@ -72,6 +72,12 @@ def test_the_page_counts_restarts(most: int, line: str) -> None:
     assert line in format_report(make_report(attempt=1, max_restarts=most)).splitlines()
 
 
+def test_the_page_says_once_that_all_restarts_are_used() -> None:
+    page = format_report(make_report(attempt=1, max_restarts=1, reason="rank 3 failed; its one restart is used"))
+    assert "its one restart is used" in page
+    assert "after 1 of 1 restart" not in page
+
+
 @pytest.mark.parametrize("has_colour", [False, True])
 def test_escape_sequences_of_a_worker_are_shown(has_colour: bool) -> None:
     evil = "\x1b]52;c;eA==\x07\x1b[2J\r"

@@ -235,6 +235,8 @@ def _is_final(role: SupervisedRole, exit_code: int | None) -> bool:
 def _explain_final(what: str, role: SupervisedRole, event: ReplicaEnded) -> str:
     if not role.runs_agent or event.final:
         return what
+    if event.reason and event.exit_code == ExitCode.WORKERS_FAILED:
+        return event.reason  # it names the node whose worker failed, which may be another one
     if event.reason and event.exit_code in NEVER_RETRY:
         return f"{event.reason} ({event.replica} {describe_end(event.exit_code)})"
     meaning = {

@@ -166,6 +166,12 @@ class TestAgentExitCodes:
             assert app.end("trainer/0", 2, reason=reason) == ["finish FAILED"]
             assert app.state.reason == expected
 
+    def test_the_reason_of_failed_workers_does_not_name_the_agent_that_ended_first(self):
+        app = App(agents(2))
+        app.begin()
+        app.end("trainer/1", 1, reason="rank 1 on node 0 (a) exited with code 1")
+        assert app.state.reason == "rank 1 on node 0 (a) exited with code 1"
+
     def test_what_cannot_be_started_is_final(self):
         app = App(agents(max_retries=3))
         app.begin()

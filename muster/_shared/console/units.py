@@ -58,7 +58,7 @@ def mask_line(line: bytes) -> bytes:
 
 _RANK_PREFIX = re.compile(rb"^\[rank\d+\]: ?", re.MULTILINE)
 """Source: torch/distributed/distributed_c10d.py, the exception hook that init_process_group installs."""
-_OWN = re.compile(_RANK_PREFIX.pattern + rb"|\[[0-9a-fA-F.:]+\]:\d+", re.MULTILINE)
+_OWN = re.compile(_RANK_PREFIX.pattern + rb"|\[[0-9a-fA-F]*[.:][0-9a-fA-F.:]+\]:\d+", re.MULTILINE)
 """What is a rank's own in a traceback: the rank, and the address of a peer in gloo's errors."""
 _TRACEBACK_HEADS = (b"Traceback (most recent call last):", b"  + Exception Group Traceback ", b"Fatal Python error: ")
 _CHAINS = (b"During handling of the above exception", b"The above exception was the direct cause")

@@ -94,6 +94,10 @@ def _ask(count: int) -> bool:
 def _remove(leftover: Leftover) -> bool:
     try:
         leftover.remove()
+    except FileNotFoundError:  # another command has removed it
+        pass
+    except BlockingIOError:
+        print(show_controls(f"{leftover.name} stays: a job has begun to use it"))
     except Exception as error:  # noqa: BLE001  # it may be another package's
         print(show_controls(f"{leftover.name} is not removed: {describe_error(error)}"), file=sys.stderr)
         return False

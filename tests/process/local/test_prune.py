@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 from torchx.specs import AppDef, Resource, Role
@@ -122,6 +122,34 @@ def test_unpacked_agents_that_no_job_uses_go(scheduler, tmp_path, capsys):
     assert "an unpacked agent that no job uses" in text
     assert str(used) not in text
     assert [path.name for path in base.iterdir()] == [used.name]
+
+
+def test_what_a_job_has_begun_to_use_stays_and_is_no_error(scheduler, tmp_path, monkeypatch, capsys):
+    """A job starts between the question and the answer."""
+    folder = tmp_path / f"muster-{os.geteuid()}" / ("a" * 32)
+    folder.mkdir(parents=True)
+    with ExitStack() as job:
+
+        def answer(_):
+            job.enter_context(hold(folder))
+            return "y"
+
+        monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+        monkeypatch.setattr("builtins.input", answer)
+        assert main(["prune"]) == 0
+    said = capsys.readouterr()
+    assert f"{folder} stays: a job has begun to use it" in said.out
+    assert said.err == ""
+    assert folder.exists()
+
+
+def test_what_another_command_has_removed_is_no_error(scheduler, tmp_path, monkeypatch, capsys):
+    folder = tmp_path / f"muster-{os.geteuid()}" / ("a" * 32)
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda _: folder.rmdir() or "y")
+    assert main(["prune"]) == 0
+    assert capsys.readouterr().err == ""
 
 
 @contextmanager

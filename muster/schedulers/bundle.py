@@ -281,7 +281,7 @@ def _list_annotations(function: _Function, lines: list[bytes]) -> Iterator[_Cut]
         yield _Cut((row, column + len(argument.arg.encode())), end)
     if function.returns is not None:
         (row, column), end, _ = _find_span(function.returns)
-        yield _Cut((row, lines[row].rindex(b"->", 0, column)), end)
+        yield _Cut((row, lines[row].rindex(b" ->", 0, column)), end)
     for each in function.body:
         yield from _list_local_annotations(each)
 

@@ -135,20 +135,20 @@ class TestAgentBundle:
             ('x = (\n    "# \\""  # "one"\n    # two\n    \'"#\'\n)\n', 'x = (\n "# \\""\n\n \'"#\'\n)\n'),
             ('x = f"#{a[\'#\']}" + rb"\\"#" + 1  # why\n', 'x = f"#{a[\'#\']}" + rb"\\"#" + 1\n'),
             ('def f(): "ü"; return 1\n', "def f(): 0; return 1\n"),
-            ("def f(a: int, *b: str, ü: 'C' = 1, **d: D) -> E: return 1\n", "def f(a, *b, ü = 1, **d) : return 1\n"),
+            ("def f(a: int, *b: str, ü: 'C' = 1, **d: D) -> E: return 1\n", "def f(a, *b, ü = 1, **d): return 1\n"),
             (
                 "def f(\n    a: (\n        int  # why\n    ),\n) -> dict[\n    str, int\n]:\n    b()\n",
-                "def f(\n a,\n\n\n) :\n\n\n b()\n",
+                "def f(\n a,\n\n\n):\n\n\n b()\n",
             ),
             ("def f():\n    a: int = 1\n    b: str\n    c.d: E = {}\n", "def f():\n a = 1\n b: str\n c.d = {}\n"),
             (
                 "class C:\n    a: int = 1\n    def b(self) -> None: d: E = 1\n",
-                "class C:\n a: int = 1\n def b(self) : d = 1\n",
+                "class C:\n a: int = 1\n def b(self): d = 1\n",
             ),
             ("def f():\n    class C:\n        a: int = 1\n", "def f():\n class C:\n  a: int = 1\n"),
             (
                 "def f():\n    try:\n        g()\n    except E:\n        def h() -> C: a()\n",
-                "def f():\n try:\n  g()\n except E:\n  def h() : a()\n",
+                "def f():\n try:\n  g()\n except E:\n  def h(): a()\n",
             ),
             (
                 "from typing import TYPE_CHECKING, Final\nif TYPE_CHECKING:  # why\n    import a\nB: Final = 1\n",

@@ -174,7 +174,7 @@ class NodeStatus:
     gpu_memory_bytes: _Number_ = None
     """The memory of its GPUs together."""
     suspicion: _Line = ""
-    """Why the node is the last choice for a round: "it failed first, once (device or link)"."""
+    """Why the node is the last choice for a round: "it failed first (device or link)"."""
     slowest: Annotated[RankStatus | None, SPARSE] = None
     """Where the job lists no ranks: its rank that has done the fewest steps."""
 

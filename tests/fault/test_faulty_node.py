@@ -78,6 +78,6 @@ def test_the_report_names_a_suspected_node(world: World) -> None:
         assert node.tree.wait(60).exit_code == 1, "\n".join(each.explain() for each in world.nodes)
     page = " ".join(zero.tree.stderr.split())
     assert "no other node can take the place of its node; restart 1 of 1" in page
-    assert "is suspected: it failed first once (device or link); other nodes go before it for 10 min" in page
+    assert "is suspected: it failed first (device or link); other nodes go before it for 10 min" in page
     assert "Suspected : node 1 (" in page
     assert "cause : device or link" in page

@@ -21,7 +21,7 @@ GAVE_UP: Final = "gave-up"
 UNKNOWN: Final = "unknown"
 
 CLASSES: Final[Mapping[str, str]] = {
-    USAGE: "program (usage)",
+    USAGE: "program, arguments or environment",
     DATA: "data",
     HOST_OOM: "out of memory of the host",
     DEVICE_OOM: "out of memory of a device",

@@ -2,15 +2,17 @@
 
 A node is suspected at once if one of its devices or links has failed, its preflight has found an error, or a rank has
 said so itself. Otherwise it is suspected if it is the first to fail twice without progress in between, and no other
-node has failed in the same way. A suspected node is the last to get an assignment, for a time that doubles with each
+node has failed in the same way. The same exception at the same place again does not count, unless it is an error of a
+device. A suspected node is the last to get an assignment, for a time that doubles with each
 failure. What is remembered is in the recovery record. With a new leader this time begins anew.
 """
 
+import re
 from typing import TypeAlias
 
 from muster._shared.records import replace
 from muster._shared.reports import Failure, format_duration
-from muster._shared.verdicts.causes import DATA, DEVICE, PREEMPTION, TIME_LIMIT, USAGE, name_class
+from muster._shared.verdicts.causes import CRASH, DATA, DEVICE, PREEMPTION, TIME_LIMIT, USAGE, name_class
 from muster.agent.rendezvous.consensus.actions import Notify
 from muster.agent.rendezvous.consensus.members import MemberRecord
 from muster.agent.rendezvous.consensus.state import JobState, describe_member
@@ -70,6 +72,9 @@ def judge_node(state: JobState, ordered: tuple[Failure, ...], now_s: float) -> J
         return state, ()
     if any(each.node != root.node and not each.collateral for each in ordered):
         return state, ()  # the program's fault
+    is_again = root.cause == CRASH and (root.exit_code or 128) < 128 and state.restarts.repeats > 1
+    if is_again and not re.search("CUDA|HIP", root.exception or ""):
+        return state, ()  # also the program's
     return _record_fault(state, root, now_s)
 
 
@@ -91,7 +96,7 @@ def _record_fault(state: JobState, root: Failure, now_s: float) -> Judgement:
         cause=root.cause,
         count=count,
         is_shared=on_machine > 1 and bool(member.machine),
-        is_suspected=_is_certain(root) or count >= _SUSPECTED_FROM or (known is not None and known.is_suspected),
+        is_suspected=_is_certain(root) or count >= _SUSPECTED_FROM,
     )
     faults = (*(each for each in state.restarts.faults if each is not known), fault)[-MOST_FAULTS:]
     state = replace(state, restarts=replace(state.restarts, faults=faults))
@@ -105,9 +110,9 @@ def _record_fault(state: JobState, root: Failure, now_s: float) -> Judgement:
 
 
 def describe_fault(fault: NodeFault) -> str:
-    """Describe why a node is suspected: "it failed first, twice (device or link)"."""
-    times = {1: "once", 2: "twice"}.get(fault.count, f"{fault.count} times")
-    return f"it failed first {times} ({name_class(fault.cause)})"
+    """Describe why a node is suspected: "it failed first in 2 attempts (device or link)"."""
+    times = f" in {fault.count} attempts" if fault.count > 1 else ""
+    return f"it failed first{times} ({name_class(fault.cause)})"
 
 
 def list_suspected_nodes(restarts: Restarts) -> tuple[str, ...]:

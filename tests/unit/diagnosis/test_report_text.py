@@ -130,7 +130,7 @@ def test_ranks_that_were_stopped_are_no_cause_when_no_rank_has_failed() -> None:
 def test_a_fault_of_the_program_does_not_read_like_a_wrong_flag() -> None:
     """A tensor of another shape had "cause: usage"."""
     page = format_report(make_report(make_failure(exception="RuntimeError: shapes", traceback=None, cause="usage")))
-    assert "  cause     : program (usage)\n" in page
+    assert "  cause     : program, arguments or environment\n" in page
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,9 @@ def build_member(number: int, *, machine: str | None = None) -> MemberRecord:
     return replace(member(number), machine=f"boot{number}" if machine is None else machine)
 
 
+TRACEBACK = 'Traceback (most recent call last):\n  File "main.py", line 3, in <module>\n    f()\nValueError: bad'
+
+
 class Job(Leader):
     """Three nodes, or more, that train."""
 
@@ -89,8 +92,8 @@ def test_without_a_spare_a_device_s_failure_restarts_where_it_is() -> None:
     assert broken is not None
     assert (broken.kind, broken.leaves) == (BreakKind.FAILURE, False)
     assert job.ranks == ["m0", "m1", "m2"]
-    assert any("node 1 (h1) is suspected: it failed first once (device or link)" in each for each in job.notices)
-    assert list_suspected_nodes(job.state.restarts) == ("node 1 (h1): it failed first once (device or link)",)
+    assert any("node 1 (h1) is suspected: it failed first (device or link)" in each for each in job.notices)
+    assert list_suspected_nodes(job.state.restarts) == ("node 1 (h1): it failed first (device or link)",)
 
 
 def test_on_kubernetes_the_line_says_which_node_to_cordon() -> None:
@@ -98,9 +101,9 @@ def test_on_kubernetes_the_line_says_which_node_to_cordon() -> None:
     for number in range(3):
         job.feed(Joined(member=replace(build_member(number), machine_name=f"gpu-{number}")))
     job.fail(1, cause="device")
-    line = "node 1 (h1) is suspected: it failed first once (device or link); other nodes go before it for 10 min 0 s"
+    line = "node 1 (h1) is suspected: it failed first (device or link); other nodes go before it for 10 min 0 s"
     assert f"{line}; kubectl cordon gpu-1 keeps new pods off it" in job.notices
-    assert list_suspected_nodes(job.state.restarts) == ("node 1 (gpu-1): it failed first once (device or link)",)
+    assert list_suspected_nodes(job.state.restarts) == ("node 1 (gpu-1): it failed first (device or link)",)
 
 
 @pytest.mark.parametrize(
@@ -196,6 +199,32 @@ def test_a_node_that_is_twice_the_first_to_fail_without_progress_between() -> No
     job.fail(1)
     assert list_suspected(job.state) == set()
     job.fail(1, exception="E: another")
+    assert list_suspected(job.state) == {"m1"}
+    assert job.ranks == ["m0", "m2", "m3"]
+
+
+def test_the_same_exception_again_is_the_program_s() -> None:
+    job = Job(build_rules(), nodes=4)
+    for _ in range(3):
+        job.fail(1, exception="ValueError: bad", traceback=TRACEBACK)
+    assert list_suspected_nodes(job.state.restarts) == ()
+    assert job.ranks == ["m0", "m1", "m2"]
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        {"exception": "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"},
+        {"exception": "RuntimeError: HIP error: unspecified launch failure"},
+        {"exit_code": None, "signal": "SIGSEGV"},
+        {"exit_code": 139},  # a shell ran it
+        {"cause": "network", "exception": "ConnectionResetError: by peer"},
+    ],
+)
+def test_the_same_failure_again_may_be_the_node_s(what: dict) -> None:
+    job = Job(build_rules(), nodes=4)
+    for _ in range(2):
+        job.fail(1, **what)
     assert list_suspected(job.state) == {"m1"}
     assert job.ranks == ["m0", "m2", "m3"]
 
@@ -342,7 +371,7 @@ def test_a_report_says_which_nodes_are_suspected() -> None:
     job.fail(1, cause="device")
     job.fail(1, cause="device")
     end = job.state.phase.job_end
-    assert end.report.value.suspected == ("node 1 (h1): it failed first twice (device or link)",)
+    assert end.report.value.suspected == ("node 1 (h1): it failed first in 2 attempts (device or link)",)
 
 
 # -- storms ------------------------------------------------------------------------------------------------------------

@@ -86,15 +86,19 @@ def print_status(word: str, *, as_json: bool) -> int:
     Raises:
         ControlError: see `read_app`.
     """
+    from muster.schedulers.adapter.replica_errors import find_line_reason
+    from muster.schedulers.adapter.status import explain_replicas
+
     handle, facts = read_app(word)
     code = STATE_CODES[facts.state]
     if as_json:
         print(json.dumps({**build_entry(handle, facts), "roles": _build_roles(facts), "exit_code": code}))
         return code
     print(f"{handle}  {format_line(facts)}")
-    for each in facts.replicas or ():
+    for each in explain_replicas(facts):
+        why = find_line_reason(each) if each.state is AppState.CANCELLED else ""
         host = f"  {each.hostname}" if each.hostname else ""
-        print(show_controls(f"  {each.role}/{each.id}  {each.state.name}{host}"))
+        print(show_controls(f"  {each.role}/{each.id}  {each.state.name}{why}{host}"))
     if where := facts.ui_url or facts.logs:
         print(show_controls(f"  logs: {where}"))
     return code

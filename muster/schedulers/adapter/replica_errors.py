@@ -1,4 +1,4 @@
-"""Says of each replica that has not succeeded why, in the form that TorchX prints beside the replica's state.
+"""Says of each replica that has not succeeded why, for `torchx status` and `muster status`.
 
 TorchX prints an error in torch's format as exit code, time, host and message. What is no JSON it prints as it is, in
 place of the replica's whole line. Without any it writes "(no reply file)".
@@ -45,9 +45,17 @@ def explain_replica(replica: ReplicaStatus, app_state: AppState, report: Report 
 
 def replace_line(replica: ReplicaStatus, why: str) -> ReplicaStatus:
     """Return a replica whose line in `torchx status` says why it is in its state, and nothing more."""
-    mark = " " if replica.id else "*"
-    line = f"\n {mark}{replica.role}[{replica.id}]:{replica.state} ({why})"
-    return dataclasses.replace(replica, structured_error_msg=line)
+    return dataclasses.replace(replica, structured_error_msg=f"{_begin_line(replica)} ({why})")
+
+
+def find_line_reason(replica: ReplicaStatus) -> str:
+    """Return what `replace_line` has added to a replica's state: " (why)". "": nothing."""
+    beginning, line = _begin_line(replica), str(replica.structured_error_msg)
+    return line[len(beginning) :] if line.startswith(beginning) else ""
+
+
+def _begin_line(replica: ReplicaStatus) -> str:
+    return f"\n {' ' if replica.id else '*'}{replica.role}[{replica.id}]:{replica.state}"
 
 
 def _build_error(failure: Failure) -> str:

@@ -30,8 +30,7 @@ def build_status(facts: AppFacts) -> DescribeAppResponse:
         The response, on either line of TorchX.
     """
     _print_states_by_name()
-    reports = facts.reports if facts.state is AppState.FAILED else {}
-    replicas = [explain_replica(each, facts.state, reports.get(each.role)) for each in facts.replicas or ()]
+    replicas = explain_replicas(facts)
     extra: dict[str, Any] = {}
     if any(field.name == "metadata" for field in dataclasses.fields(DescribeAppResponse)):
         extra["metadata"] = dict(facts.app.metadata or {})
@@ -46,6 +45,12 @@ def build_status(facts: AppFacts) -> DescribeAppResponse:
         roles_statuses=[] if facts.replicas is None else _group_by_role(facts.app.roles, replicas),
         **extra,
     )
+
+
+def explain_replicas(facts: AppFacts) -> list[ReplicaStatus]:
+    """Return the replicas of an app. Those that have failed or were cancelled say why."""
+    reports = facts.reports if facts.state is AppState.FAILED else {}
+    return [explain_replica(each, facts.state, reports.get(each.role)) for each in facts.replicas or ()]
 
 
 def shorten_status(response: DescribeAppResponse, *, has_lines: bool) -> DescribeAppResponse:

@@ -83,7 +83,7 @@ def wait_with_an_unscheduled_pod(cluster, process, prefix):
         unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
         cluster.change_pod(pod, phase="Pending", conditions=[unscheduled])
         line = next(line for line in process.stderr if " PENDING: " in line)
-        assert re.search(rf"{prefix}team:main-\w+ PENDING: 1/1 Pending: Insufficient cpu \(2 of 2 nodes\)", line)
+        assert re.search(rf"{prefix}team:main-\w+ PENDING: 1 of 1 pod waits: Insufficient cpu \(2 of 2 nodes\)", line)
         cluster.start_pod(pod)
         line = process.stderr.readline()
         assert re.search(rf"{prefix}team:main-\w+ RUNNING: 1 of 1 node runs", line)

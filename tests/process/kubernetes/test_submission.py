@@ -947,7 +947,7 @@ def test_the_process_that_submitted_an_app_stops_its_other_roles(cluster, schedu
     wait_stopped(cluster)
     status = scheduler.describe(app_id)
     assert status.state is AppState.FAILED
-    assert "1/3 Failed: exited with code 5" in status.msg
+    assert re.search(rf"1 of 3 pods failed: node 0 \(pod {name}-echo-0-\w+\) exited with code 5", status.msg)
     assert "stopped because another role failed" in status.msg
     assert "still running" not in status.msg
     assert list(scheduler.log_iter(app_id, "trainer", 0)) == ["step 1\n"], "kept before the pod went"
@@ -1004,7 +1004,7 @@ def test_looking_at_a_job_never_changes_it(cluster, scheduler, gone):
     scheduler.close()
     assert {verb for verb, _ in cluster.requests[before:]} == {"GET"}
     assert status.state is AppState.FAILED
-    assert "1/3 Failed: exited with code 5" in status.msg
+    assert re.search(rf"1 of 3 pods failed: node 0 \(pod {name}-echo-0-\w+\) exited with code 5", status.msg)
     assert "still running: role trainer; `torchx cancel` stops it" in status.msg
 
 

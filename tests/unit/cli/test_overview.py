@@ -202,7 +202,8 @@ def test_the_exit_code_says_the_state(serve, capsys, state, code):
     assert commands.main(["status", "a"]) == code
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"one://torchx/a  {state.name}: why")
-    assert lines[1:] == [f"  t/0  {state.name}  node\\x1b[2J", "  logs: file:///l"]
+    why = " (the job was cancelled)" if state is AppState.CANCELLED else ""
+    assert lines[1:] == [f"  t/0  {state.name}{why}  node\\x1b[2J", "  logs: file:///l"]
     assert commands.main(["status", "a", "--json"]) == code
     data = json.loads(capsys.readouterr().out)
     assert (data["handle"], data["state"], data["exit_code"]) == ("one://torchx/a", state.name, code)

@@ -7,6 +7,7 @@ from doubles.samples import write_report
 from torchx import specs
 from torchx.specs.api import AppState, AppStatus
 
+from muster.schedulers.adapter.replica_errors import find_line_reason
 from muster.schedulers.adapter.status import build_status
 from muster.schedulers.kubernetes.app_id import AppRef
 from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION, CANCEL_ANNOTATION
@@ -19,6 +20,7 @@ from muster.schedulers.timestamps import parse_seconds
 pytestmark = pytest.mark.torchx
 
 NODES = 4
+COMPONENT = "app.kubernetes.io/component"
 TAINT = "kubectl taint nodes node-a node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
 
 
@@ -44,7 +46,7 @@ def pod(index, phase="Running", *, created="2026-01-01T00:00:00Z", name=None, **
             "uid": name or f"uid-{index}-{created}",
             "creationTimestamp": created,
             "labels": {
-                "app.kubernetes.io/component": "trainer",
+                COMPONENT: "trainer",
                 "batch.kubernetes.io/job-completion-index": str(index),
             },
             **metadata,
@@ -99,6 +101,31 @@ def test_where_the_logs_are(log_dir, volume, flags, logs):
     env = [{"name": "MUSTER_LOG_DIR", "value": log_dir}] if log_dir else []
     item["spec"]["containers"][0].update(command=["python3"], args=agent, env=env, volumeMounts=mounts)
     assert build_facts("ns:app-x1", Observation(parents=[job()], pods=[read_pod(item)])).logs == logs
+
+
+def build_pod(log_dir):
+    """A pod with the report of its job."""
+    failure = {"log_path": f"{log_dir}/app-x1/stderr.log", "error_file": f"{log_dir}/app-x1/error.json"}
+    report = write_report("why", {"host": "h", "global_rank": 0, "exit_code": 1, "time_s": 1.0, **failure})
+    item = pod(0, "Failed", containerStatuses=terminated(1, message=report))
+    claim = {"name": "data", "persistentVolumeClaim": {"claimName": "runs"}}
+    item["spec"]["volumes"] = [claim, SCRATCH[0]]
+    item["spec"]["containers"][0].update(
+        command=["python3"],
+        args=["-m", "muster.agent", "--rdzv-id", "app-x1", "main.py"],
+        env=[{"name": "MUSTER_LOG_DIR", "value": log_dir}],
+        volumeMounts=[{"name": "data", "mountPath": "/data"}, SCRATCH[1]],
+    )
+    return item
+
+
+@pytest.mark.parametrize(
+    ("log_dir", "is_kept"), [("/data/logs", True), ("/muster/scratch/logs", False), ("/tmp/logs", False)]
+)
+def test_paths_of_files_that_ended_with_their_pods_are_not_told(log_dir, is_kept):
+    """Programs got the paths of files in pods that are gone."""
+    facts = build_facts("ns:app-x1", Observation(parents=[job(FAILED_INDEX)], pods=[read_pod(build_pod(log_dir))]))
+    assert ("app-x1/stderr.log" in facts.error, "app-x1/error.json" in facts.error) == (is_kept, is_kept)
 
 
 REPORT = write_report(
@@ -222,7 +249,7 @@ def test_the_reason_of_a_pod(item, reason):
 def test_reasons_are_grouped():
     stuck = unscheduled("0/1 nodes are available: 1 Insufficient cpu.")
     pods = [pod(0), *(pod(index, "Pending", conditions=stuck) for index in (1, 2, 3))]
-    assert describe([job()], pods).msg == "3/4 Pending: Insufficient cpu (1 of 1 node); 1 of 4 nodes runs"
+    assert describe([job()], pods).msg == "3 of 4 pods wait: Insufficient cpu (1 of 1 node); 1 of 4 nodes runs"
 
 
 def test_only_the_newest_pod_of_an_index_counts():
@@ -238,7 +265,7 @@ def test_only_the_newest_pod_of_an_index_counts():
 def test_events_explain_what_pods_do_not():
     pods = [pod(0, "Pending", name="app-x1-trainer-0-q", containerStatuses=waiting("ContainerCreating"))]
     status = describe([job()], pods, warnings={"app-x1-trainer-0-q": "FailedMount: no such claim"})
-    assert status.msg == "1/1 Pending: FailedMount: no such claim"
+    assert status.msg == "1 of 1 pod waits: FailedMount: no such claim"
     status = describe([job()], [], warnings={"app-x1-trainer": "FailedCreate: exceeded quota"})
     assert status.msg == "no pods: FailedCreate: exceeded quota; request less, or delete unused objects"
     violates = 'FailedCreate: is forbidden: violates PodSecurity "restricted:latest": runAsNonRoot != true'
@@ -252,11 +279,11 @@ def test_pods_that_wait_without_a_reason_are_counted():
     some["metadata"]["namespace"] = "team"
     free, placed = pod(0, "Pending"), pod(1, "Pending")
     free["spec"].pop("nodeName")
-    told = "1 of 2 pods wait, and Kubernetes gives no reason: kubectl -n team describe pod app-x1-trainer-0-abcde"
-    other = "1 of 2 pods have a node, and their containers have not started yet: kubectl -n team describe pod app-x1-"
+    told = "1 of 2 pods waits, and Kubernetes gives no reason: kubectl -n team describe pod app-x1-trainer-0-abcde"
+    other = "1 of 2 pods has a node, and its container has not started yet: kubectl -n team describe pod app-x1-"
     assert describe([some], [free, placed]).msg == f"{told}; {other}trainer-1-abcde"
     stuck = pod(1, "Pending", conditions=unscheduled("0/1 nodes are available: 1 Insufficient cpu."))
-    assert describe([some], [free, stuck]).msg == f"1/2 Pending: Insufficient cpu (1 of 1 node); {told}"
+    assert describe([some], [free, stuck]).msg == f"1 of 2 pods waits: Insufficient cpu (1 of 1 node); {told}"
     assert describe([some], [free], queue_reason="waiting in queue q").msg == "waiting in queue q"
     none = "it has no pods yet, and Kubernetes gives no reason: kubectl -n team describe job app-x1-trainer"
     assert describe([some], []).msg == none
@@ -333,11 +360,70 @@ def test_the_reason_of_the_end_is_shown_while_other_pods_still_end():
     terminating = pod(1, metadata={"deletionTimestamp": "2026-01-01T00:01:00Z"})
     status = describe([job(("FailureTarget", "FailedIndexes"))], [lost, terminating])
     assert status.msg.startswith(
-        "a replica failed, and no retry of it was left (--max_retries); 1/2 Failed: was ended by SIGTERM"
+        "a replica failed, and no retry of it was left (--max_retries); 1 of 2 pods failed: "
+        "node 0 (pod app-x1-trainer-0-abcde) was ended by SIGTERM"
     )
     assert status.num_restarts == 0, "no pod was replaced"
     both = job(("FailureTarget", "FailedIndexes"), ("Failed", "FailedIndexes"))
     assert describe([both], [lost]).msg.count("max_retries") == 1
+
+
+KILLED = terminated(137)
+FAILED_INDEX = ("Failed", "FailedIndexes")
+
+
+@pytest.mark.parametrize(
+    ("pods", "said"),
+    [
+        (
+            [pod(1, "Failed", containerStatuses=KILLED)],
+            "1 of 2 pods failed: node 1 (pod app-x1-trainer-1-abcde) was ended by SIGKILL",
+        ),
+        (
+            [pod(index, "Failed", containerStatuses=KILLED) for index in range(2)],
+            "2 of 2 pods failed: nodes 0, 1 were ended by SIGKILL",
+        ),
+        (
+            [pod(1, "Failed", reason="Evicted", message="low on memory")],
+            "1 of 2 pods failed: node 1 (pod app-x1-trainer-1-abcde): evicted by its node: low on memory",
+        ),
+        (
+            [
+                pod(0, "Failed", name="a", containerStatuses=KILLED),
+                pod(0, "Failed", name="b", containerStatuses=KILLED, metadata={"labels": {COMPONENT: "other"}}),
+            ],
+            "2 of 2 pods failed: pods b, a were ended by SIGKILL",
+        ),
+    ],
+)
+def test_pods_that_failed_are_named(pods, said):
+    """It was "1/2 Failed: was ended by SIGKILL": no node, and it read as attempt 1 of 2."""
+    some = job(FAILED_INDEX) | {"spec": {"completions": 2}}
+    assert describe([some], pods).msg == f"a replica failed, and no retry of it was left (--max_retries); {said}"
+
+
+def test_a_pod_that_only_repeats_the_report_is_left_out():
+    """Beside "exited with code 3" it said "1/2 Failed: exited with code 1": the code of the agent."""
+    some = job(("Failed", "PodFailurePolicy")) | {"spec": {"completions": 2}}
+    told = pod(0, "Failed", containerStatuses=terminated(1, message=REPORT))
+    why = "rank 3 on node 1 (app-x1-trainer-1) exited with code 1 (ValueError: bad batch); why it ended"
+    assert describe([some], [told]).msg == why
+    mute = pod(1, "Failed", containerStatuses=terminated(1))
+    assert describe([some], [told, mute]).msg == why
+    for other, end in ((terminated(137), "was ended by SIGKILL"), (terminated(1, message="no disk"), "exited with")):
+        said = describe([some], [told, pod(1, "Failed", containerStatuses=other)]).msg
+        assert said.startswith(f"{why}; 1 of 2 pods failed: node 1 (pod app-x1-trainer-1-abcde) {end}")
+
+
+def test_a_pod_that_ends_with_its_job_is_cancelled():
+    """It was RUNNING."""
+    ends = pod(0, metadata={"deletionTimestamp": "2026-01-01T00:01:00Z"})
+    facts = build_facts("ns:app-x1", Observation(parents=[job(FAILED_INDEX)], pods=[read_pod(ends)]))
+    lines = [(each.state, find_line_reason(each)) for each in facts.replicas[:2]]
+    told = " (its pod is being deleted, because the job has ended)", " (its pod was deleted when the job ended)"
+    assert lines == [(AppState.CANCELLED, why) for why in told]
+    runs = build_facts("ns:app-x1", Observation(parents=[job()], pods=[read_pod(ends)])).replicas[0]
+    assert (runs.state, find_line_reason(runs)) == (AppState.RUNNING, "")
 
 
 def test_a_pod_that_was_drained_does_not_stand_for_its_node():
@@ -374,7 +460,8 @@ def test_if_the_pods_are_gone_the_annotation_of_the_job_says_why_it_failed(prefi
 def test_a_pod_without_a_report_shows_its_last_line():
     failed = [pod(0, "Failed", containerStatuses=terminated(3, message="line 1\nSystemExit: 3\n"))]
     status = describe([job(("Failed", "BackoffLimitExceeded"))], failed)
-    assert status.msg == "more replicas failed than max_retries allows; 1/1 Failed: exited with code 3 (SystemExit: 3)"
+    ended = "1 of 1 pod failed: node 0 (pod app-x1-trainer-0-abcde) exited with code 3 (SystemExit: 3)"
+    assert status.msg == f"more replicas failed than max_retries allows; {ended}"
     shown = AppStatus(status.state, roles=status.roles_statuses)
     assert "exited with code 3: SystemExit: 3" in shown.format()
 

@@ -10,7 +10,7 @@ from muster.schedulers.adapter.waiting_line import WaitingLine
 
 pytestmark = pytest.mark.torchx
 
-CPU = "2/2 Pending: Insufficient cpu (2 of 2 nodes)"
+CPU = "2 of 2 pods wait: Insufficient cpu (2 of 2 nodes)"
 
 
 @dataclass
@@ -36,7 +36,7 @@ def test_it_is_said_once_it_waits_for_some_seconds_and_then_when_it_changes() ->
     world = World()
     assert world.wait(5) == []
     assert world.wait(60) == [f"app PENDING: {CPU}"]
-    assert world.wait(60, msg="1/2 Pending: ErrImagePull") == ["app PENDING: 1/2 Pending: ErrImagePull"]
+    assert world.wait(60, msg="1 of 2 pods waits: ErrImagePull") == ["app PENDING: 1 of 2 pods waits: ErrImagePull"]
     assert world.wait(60, AppState.RUNNING, "2 of 2 nodes run") == ["app RUNNING: 2 of 2 nodes run"]
     assert world.wait(5) == []
     assert world.wait(60) == [f"app PENDING: {CPU}"], "it waits again"

@@ -3,8 +3,12 @@
 The API server sends whole lines with the time at which the node wrote them. A broken stream is resumed shortly before
 the last line read, and lines with a known time and content are dropped. So no line is lost or repeated, even if stdout
 and stderr were written slightly out of order.
+
+Agents cannot know two things that are known here: that files end with their pod, and who has stopped the app. Lines of
+a report that name such files are left out, and a guess about the sender of SIGTERM is replaced by what is known.
 """
 
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -35,6 +39,13 @@ _NO_LOG: Final = b"unable to retrieve container logs for "
 """A node sends this, with status 200 and no newline, if the pod still exists but its container does not."""
 
 
+_PATH_LINES: Final = ("  log       : ", "  error file: ")
+"""How the lines of a job's report begin that name files of a pod. They are left out if the files end with the pod.
+
+Source: `muster/agent/diagnosis/report_text.py`.
+"""
+_GUESS: Final = re.compile(r"(\[muster\] received SIGTERM: .*) \(usually sent by [^()]*\)(\n?)")
+"""What an agent says of SIGTERM, and who usually sends it. Source: `muster/agent/node/state.py`."""
 _AT_SUCCESS: Final = " when the job succeeded"
 _RETRY_S: Final = 0.5
 
@@ -110,6 +121,8 @@ class PodLogQuery:
     """Where the user wants the files of the role's agents. "": they are lost with the pods."""
     has_succeeded: Callable[[], bool] = lambda: False
     """Whether the role's Job is complete: its controller then deletes the pods that it has not seen end."""
+    find_stopper: Callable[[], str] = lambda: ""
+    """What has stopped the app: "cancelled by `torchx cancel`". "": nothing that is known."""
 
     def describe_keeping(self) -> str:
         """Say where the logs may still be, or how to keep those of the next job."""
@@ -148,10 +161,11 @@ class LogReader:
     def _read_pod(self, query: PodLogQuery, pod: PodFact, pods: PodSource) -> Iterator[str]:
         position = Position(query.since)
         if pod.restarts:  # only with pod_template's restartPolicy
-            yield from self._read_once(query, pod, Position(query.since), previous=True)
+            yield from self._read_once(query, pod, pods, Position(query.since), previous=True)
         while query.tail and pod.phase == "Running":
             with self._limits.reserve_stream(query.index) as has_stream:
-                yield from self._follow(query, pod, position) if has_stream else self._read_once(query, pod, position)
+                read = self._follow if has_stream else self._read_once
+                yield from read(query, pod, pods, position)
             pods.has_app_ended()  # raises after too long an absence
             current = pods.get(pod.uid)
             if current is None or current.phase != "Running":
@@ -159,9 +173,9 @@ class LogReader:
             if not has_stream:
                 self._clock.sleep(_POLL_INTERVAL_S)
             pods.wait()
-        yield from self._read_once(query, pod, position, last=True)
+        yield from self._read_once(query, pod, pods, position, last=True)
 
-    def _follow(self, query: PodLogQuery, pod: PodFact, position: Position) -> Iterator[str]:
+    def _follow(self, query: PodLogQuery, pod: PodFact, pods: PodSource, position: Position) -> Iterator[str]:
         """Read one stream until it ends or breaks. Skips an incomplete last line: the next read returns it whole."""
         path, parameters = _build_request(query, pod, position)
         try:
@@ -174,7 +188,7 @@ class LogReader:
             ) as stream:
                 for raw in _split_lines(stream.read_chunks()):
                     if raw.endswith(b"\n"):
-                        yield from _select(raw, position, query)
+                        yield from _select(raw, position, query, pod, pods)
         except Unreachable:
             self._clock.sleep(_RETRY_S)
         except (ApiError, RequestError) as error:
@@ -184,7 +198,14 @@ class LogReader:
                 raise
 
     def _read_once(
-        self, query: PodLogQuery, pod: PodFact, position: Position, *, previous: bool = False, last: bool = False
+        self,
+        query: PodLogQuery,
+        pod: PodFact,
+        pods: PodSource,
+        position: Position,
+        *,
+        previous: bool = False,
+        last: bool = False,
     ) -> Iterator[str]:
         """Read what the log holds now. `last`: no more lines will follow, so an unterminated line counts."""
         path, parameters = _build_request(query, pod, position)
@@ -210,7 +231,7 @@ class LogReader:
             if raw.startswith(_NO_LOG):
                 yield f"[muster] the rest of the log of {pod.name} is lost: its node has removed the container\n"
             elif raw.endswith(b"\n") or last or previous or not query.tail:
-                yield from _select(raw, position, query)
+                yield from _select(raw, position, query, pod, pods)
 
     def _read_bytes(self, pod: PodFact, path: str, parameters: Mapping[str, str], *, tail: bool) -> bytes:
         """Read a log from a node that may be gone: if the server itself answers, it is the node that does not.
@@ -252,14 +273,32 @@ def _build_request(query: PodLogQuery, pod: PodFact, position: Position) -> tupl
     return f"/api/v1/namespaces/{query.namespace}/pods/{pod.name}/log", parameters
 
 
-def _select(raw: bytes, position: Position, query: PodLogQuery) -> Iterator[str]:
+def _select(
+    raw: bytes, position: Position, query: PodLogQuery, pod: PodFact | None, pods: PodSource | None
+) -> Iterator[str]:
     stamp, line = split_stamp(raw)
     if stamp is None:
         # The node's message; other replicas' lines follow.
         yield line.decode(errors="replace").removesuffix("\n") + "\n"
         return
     if position.accept(stamp, line) and (query.until is None or stamp <= query.until):
-        yield add_time(line.decode(errors="replace"), stamp)
+        text = line.decode(errors="replace")
+        if text.startswith(_PATH_LINES) and pod is not None and pod.lost_dir and pod.lost_dir in text:
+            return
+        yield add_time(_name_stopper(text, query, pod, pods), stamp)
+
+
+def _name_stopper(text: str, query: PodLogQuery, pod: PodFact | None, pods: PodSource | None) -> str:
+    """Replace an agent's guess about the sender of SIGTERM if it is known what has stopped the app.
+
+    That deletes the pods that run. One that has ended and is still there got the signal before.
+    """
+    guess = _GUESS.fullmatch(text)
+    now = pods.get(pod.uid) if pod and pods else None
+    if guess is None or (now is not None and now.phase in ("Failed", "Succeeded") and not now.terminating):
+        return text
+    stopper = query.find_stopper()
+    return f"{guess[1]} ({stopper}){guess[2]}" if stopper else text
 
 
 def _read_kept(query: PodLogQuery) -> Iterator[str]:
@@ -267,7 +306,7 @@ def _read_kept(query: PodLogQuery) -> Iterator[str]:
     position, found = Position(query.since), False
     for raw in query.kept():
         found = True
-        yield from _select(raw, position, query)
+        yield from _select(raw, position, query, None, None)
     if not found:
         yield _describe_absence(query, None)
 

@@ -96,6 +96,17 @@ def find_canceller(parents: Sequence[Mapping[str, Any]]) -> str:
     return next((by for each in annotations if (by := each.get(CANCEL_ANNOTATION)) in (BY_CANCEL, BY_STOP)), "")
 
 
+def describe_stopper(parents: Sequence[Mapping[str, Any]]) -> str:
+    """Say what has stopped an app: "cancelled by `torchx cancel`". "": nothing that is known."""
+    by = find_canceller(parents)
+    if by:
+        return f"{'stopped' if by == BY_STOP else 'cancelled'} by `{by}`"
+    if not parents:
+        return "its Job was deleted"
+    is_suspended = any((parent.get("spec") or {}).get("suspend") for parent in parents)
+    return "its Job was suspended" if is_suspended else ""
+
+
 def _is_record(job: Mapping[str, Any]) -> bool:
     """Return whether this Job is the record of an app that was cancelled in its queue."""
     return is_cancelled(job) and (job.get("spec") or {}).get("completions") == 0

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from muster._shared.contract import Env, describe_exit_code, show_controls
+from muster._shared.records import replace
 from muster._shared.reports import Report
 from muster.schedulers.agent_command import find_run_file
 from muster.schedulers.failure_report import parse_report
@@ -22,6 +23,9 @@ _NORMAL_WAIT_REASONS: Final = ("ContainerCreating", "PodInitializing", "")
 _LOST_NODE_REASONS: Final = ("DeletionByTaintManager", "DeletionByPodGC")
 _LOST_VOLUMES: Final = {"emptyDir", "ephemeral"}
 """Sources of volumes that end with their pod."""
+_LOST_LOGS: Final = (
+    f"in the pods, and lost with them: `muster log` prints them; --env {Env.LOG_DIR}=FOLDER, on a volume, keeps them"
+)
 _SIGTERM_CODE: Final = 143
 _NO_START: Final = "cannot start: "
 _CAUSES: Final = {
@@ -76,6 +80,8 @@ class PodFact:
     """Where its agent writes. It is "" if the pod does not say."""
     logs: str = ""
     """Where its agent's logs are, for people. It is "" if the pod does not say."""
+    lost_dir: str = ""
+    """The folder of its agent's logs, if it ends with the pod. "": it lies on a volume, or the pod does not say."""
 
 
 def read_pod(pod: Mapping[str, Any]) -> PodFact:
@@ -95,6 +101,10 @@ def read_pod(pod: Mapping[str, Any]) -> PodFact:
     command = (*(container.get("command") or ()), *(container.get("args") or ()))
     log_dir = next((each.get("value", "") for each in container.get("env") or () if each["name"] == Env.LOG_DIR), "")
     run_dir = find_run_file(command, log_dir, "") if len(command) > 1 else None
+    volume = "" if run_dir is None else _find_volume(pod["spec"], container, run_dir)
+    lost_dir = "" if volume else run_dir or ""
+    if report is not None and lost_dir:
+        report = _forget_paths(report)
     failed_before, drained_before = (_read_count(metadata.get("annotations") or {}, name) for name in INDEX_FAILURES)
     return PodFact(
         name=metadata["name"],
@@ -117,20 +127,26 @@ def read_pod(pod: Mapping[str, Any]) -> PodFact:
         is_drained=phase == "Failed" and (terminated.get("exitCode") == _SIGTERM_CODE or _is_disrupted(status)),
         command=command,
         log_dir=log_dir,
-        logs="" if run_dir is None else _describe_logs(pod["spec"], container, run_dir),
+        logs=_LOST_LOGS if lost_dir else f"{run_dir.rstrip('/')} on volume {volume}" if run_dir else "",
+        lost_dir=lost_dir,
     )
 
 
-def _describe_logs(spec: Mapping[str, Any], container: Mapping[str, Any], folder: str) -> str:
+def _forget_paths(report: Report) -> Report:
+    """Return a report without the paths of files that have ended with their pods."""
+    failures = tuple(replace(each, log_path=None, error_file=None) for each in report.failures)
+    return replace(report, failures=failures)
+
+
+def _find_volume(spec: Mapping[str, Any], container: Mapping[str, Any], folder: str) -> str:
+    """Name the volume on which a folder of a pod lies. "": the folder ends with the pod."""
     mounts = [each for each in container.get("volumeMounts") or () if folder.startswith(f"{each['mountPath']}/")]
     name = max(mounts, key=lambda each: len(each["mountPath"]))["name"] if mounts else ""
     scratch: Mapping[str, Any] = {"emptyDir": {}}
     volume = next((each for each in spec.get("volumes") or () if each["name"] == name), scratch)
     if volume.keys() & _LOST_VOLUMES:
-        keeps = f"--env {Env.LOG_DIR}=FOLDER, on a volume, keeps them"
-        return f"in the pods, and lost with them: `muster log` prints them; {keeps}"
-    claim = (volume.get("persistentVolumeClaim") or {}).get("claimName", name)
-    return f"{folder.rstrip('/')} on volume {claim}"
+        return ""
+    return str((volume.get("persistentVolumeClaim") or {}).get("claimName", name))
 
 
 def _read_count(annotations: Mapping[str, str], name: str) -> int:

@@ -253,6 +253,7 @@ class Session:
             log_dir=log_dir,
             kept=lambda: kept_logs.read_kept_log(ref, label, index),
             has_succeeded=lambda: label in list_completed_roles(operations.find_parents(resources, ref)),
+            find_stopper=lambda: operations.describe_stopper(operations.find_parents(resources, ref)),
         )
         reader = LogReader(resources.client, self._limits, self._clock)
         if not tail:

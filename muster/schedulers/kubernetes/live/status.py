@@ -9,7 +9,7 @@ from typing import Any, Final
 from torchx.specs.api import NONE, AppDef, AppState, ReplicaStatus
 
 from muster._shared.codec import to_data
-from muster._shared.contract import show_controls
+from muster._shared.contract import ExitCode, describe_exit_code, show_controls
 from muster._shared.reports import Report
 from muster.schedulers.adapter.facts import AppFacts
 from muster.schedulers.adapter.job_line import format_duration
@@ -57,6 +57,7 @@ _DEADLINE: Final = "DeadlineExceeded"
 _RAN_BEFORE: Final = (
     "no pod of the job runs now, but it ran before: its pods ended or were deleted, and the cluster creates new ones"
 )
+_DELETED: Final = "its pod was deleted when the job ended"
 _EVENTS_REFUSED: Final = "this account may not list events, which say why pods wait"
 
 
@@ -238,7 +239,7 @@ def build_message(observation: Observation, state: AppState, report: Report | No
         clauses.append(observation.queue_reason)
     if state is AppState.PENDING and has_run(observation):
         clauses.append(_RAN_BEFORE)
-    clauses += _group_pods(observation, state)
+    clauses += _group_pods(observation, state, report)
     if state is AppState.FAILED and report is None and any(map(_lacks_report, observation.pods)):
         clauses.append("Kubernetes has not kept its report: `muster log --failed` finds it in the pods' logs")
     lost = ", and how it ended is not known" if state is AppState.UNKNOWN else ""
@@ -294,14 +295,23 @@ def _describe_unexplained(observation: Observation) -> list[str]:
         if fact.phase == "Pending" and not fact.reason and fact.name not in observation.warnings
     ]
     clauses = []
-    for is_placed, what in (
-        (False, "{} of {} pods wait, and Kubernetes gives no reason"),
-        (True, "{} of {} pods have a node, and their containers have not started yet"),
+    for is_placed, one, several in (
+        (False, "waits, and Kubernetes gives no reason", "wait, and Kubernetes gives no reason"),
+        (
+            True,
+            "has a node, and its container has not started yet",
+            "have a node, and their containers have not started yet",
+        ),
     ):
         found = [fact for fact in waits if bool(fact.node) is is_placed]
         if found:
-            clauses.append(f"{what.format(len(found), total)}: {kubectl} pod {found[0].name}")
+            what = one if len(found) == 1 else several
+            clauses.append(f"{_count_pods(len(found), total)} {what}: {kubectl} pod {found[0].name}")
     return clauses
+
+
+def _count_pods(count: int, total: int) -> str:
+    return f"{count} of {total} pod{'s'[: total != 1]}"
 
 
 def _name_missing(count: int) -> str:
@@ -361,8 +371,12 @@ def _describe_replaced(observation: Observation) -> str:
 
 
 def _name_nodes(indexes: Sequence[int]) -> str:
-    shown = ", ".join(map(str, indexes[:5])) + (f" and {len(indexes) - 5} more" if len(indexes) > 5 else "")
-    return f"node{'s' if len(indexes) > 1 else ''} {shown}"
+    return _name_some("node", list(map(str, indexes)))
+
+
+def _name_some(what: str, names: Sequence[str]) -> str:
+    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    return f"{what}{'s' if len(names) > 1 else ''} {shown}"
 
 
 def count_nodes_now(parents: Sequence[Mapping[str, Any]], label: str) -> int | None:
@@ -486,25 +500,51 @@ def _describe_running_roles(parents: Sequence[Mapping[str, Any]]) -> list[str]:
     return [f"still running: role {', '.join(names)}; `torchx cancel` stops it"] if names else []
 
 
-def _group_pods(observation: Observation, state: AppState) -> list[str]:
-    """Group pods, the largest group first: `3/4 Pending: Insufficient nvidia.com/gpu (3 of 3 nodes)`.
+def _group_pods(observation: Observation, state: AppState, report: Report | None) -> list[str]:
+    """Group pods, the largest group first: `3 of 4 pods wait: Insufficient nvidia.com/gpu (3 of 3 nodes)`.
 
-    The second number is that of the nodes: pods that were deleted count, too.
+    The second number is that of the nodes: pods that were deleted count, too. Pods that failed are named, unless they
+    only repeat the report.
     """
     current = _find_current(observation)
     groups: dict[tuple[str, str], list[PodFact]] = {}
     for fact in current.values():
         reason = fact.reason or (observation.warnings.get(fact.name, "") if fact.phase == "Pending" else "")
         healthy = not reason and fact.phase != "Failed"
-        if healthy or (state is AppState.FAILED and fact.phase == "Pending"):
-            continue
-        groups.setdefault((fact.phase, reason), []).append(fact)
-    nodes = _count_nodes_of_jobs(observation)
+        repeats = state is AppState.FAILED and (fact.phase == "Pending" or (report is not None and _repeats(fact)))
+        if not healthy and not repeats:
+            groups.setdefault((fact.phase, reason), []).append(fact)
+    count = max(_count_nodes_of_jobs(observation), len(current))
     clauses = []
     for (phase, reason), facts in sorted(groups.items(), key=lambda item: -len(item[1])):
         detail = next((f" ({fact.text.splitlines()[-1][:300]})" for fact in facts if fact.text), "")
-        clauses.append(f"{len(facts)}/{max(nodes, len(current))} {phase}: {reason}{detail}")
+        what = _describe_failed(facts, reason) if phase == "Failed" else reason
+        verb = {"Pending": " waits" if len(facts) == 1 else " wait", "Failed": " failed"}.get(phase, "")
+        clauses.append(f"{_count_pods(len(facts), count)}{verb}: {what}{detail}")
     return clauses
+
+
+def _repeats(fact: PodFact) -> bool:
+    """Return whether a pod that has failed says no more than the job's report: its agent ended because of that."""
+    is_told = fact.report is not None or fact.exit_code == ExitCode.WORKERS_FAILED
+    return (
+        is_told and not fact.text and fact.exit_code is not None and fact.reason == describe_exit_code(fact.exit_code)
+    )
+
+
+def _describe_failed(facts: Sequence[PodFact], reason: str) -> str:
+    """Name the pods of a group, and say how they ended: "node 1 (pod NAME) was ended by SIGKILL"."""
+    facts = sorted(facts, key=lambda fact: (fact.role, fact.index))
+    if len(facts) == 1:
+        pod = f"pod {facts[0].name}"
+        who = pod if facts[0].index < 0 else f"node {facts[0].index} ({pod})"
+    elif len({fact.role for fact in facts}) == 1 and facts[0].index >= 0:
+        who = _name_nodes([fact.index for fact in facts])
+    else:
+        who = _name_some("pod", [fact.name for fact in facts])
+    if not reason.startswith(("was ", "exited ")):
+        return f"{who}: {reason}"
+    return f"{who} {reason.replace('was ', 'were ', 1) if len(facts) > 1 else reason}"
 
 
 def _count_nodes_of_jobs(observation: Observation) -> int:
@@ -581,12 +621,13 @@ def _build_replica(
 ) -> ReplicaStatus:
     if fact is None and is_removed:
         return _build_cancelled(role, index, "ended by a resize")
-    if fact is None:
+    without_pod = _STATES_WITHOUT_POD.get(app_state, AppState.PENDING)
+    if without_pod is AppState.CANCELLED and (fact is None or (fact.terminating and fact.phase != "Failed")):
         # A failed app's controller deletes its other pods.
-        state = _STATES_WITHOUT_POD.get(app_state, AppState.PENDING)
-        if state is AppState.CANCELLED:
-            return _build_cancelled(role, index, "its pod was deleted when the job ended")
-        return ReplicaStatus(id=index, state=state, role=role, hostname="")
+        why = "its pod is being deleted, because the job has ended" if fact else _DELETED
+        return _build_cancelled(role, index, why)
+    if fact is None:
+        return ReplicaStatus(id=index, state=without_pod, role=role, hostname="")
     error = NONE
     if fact.phase == "Failed":
         error = json.dumps(_build_torch_error(fact.report, fact.exit_code) if fact.report else _build_plain_error(fact))

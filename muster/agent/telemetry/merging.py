@@ -73,9 +73,9 @@ def merge_nodes(
         )
     members = {each.group_rank: each for each in job.members if each.group_rank is not None}
     lost = {rank: each for rank, each in before.items() if rank not in members}
-    has_round = bool(members or lost)  # until the first one, nodes only wait for it
-    spare = [each for each in job.members if each.group_rank is None and has_round]
-    chosen = _choose(members, lost, LISTED_NODES)
+    chosen = _choose(members, lost)
+    # Until the first round, nodes only wait for it.
+    spare = [each for each in job.members if chosen and each.group_rank is None]
     nodes: list[NodeStatus] = []
     told: dict[int | None, NodeSummary] = {}
     ages_s = {rank: 0.0 if each.is_leader else each.age_s for rank, each in chosen.items()}
@@ -85,9 +85,9 @@ def merge_nodes(
         state = NodeState.LOST if rank in lost else NodeState.RUNNING
         if found is not None:
             told[rank] = found
-        nodes.append(_describe(member, rank, None if found is None else found.node, state))
-    left = LISTED_NODES - len(nodes)
-    nodes += [_describe(member, None, None, NodeState.SPARE) for member in spare[:left]]
+        nodes.append(_describe(member, rank, found, state))
+    spares = enumerate(spare[: LISTED_NODES - len(nodes)], len(members) + len(lost))
+    nodes += [_describe(member, place, None, NodeState.SPARE) for place, member in spares]
     ranks = sorted((rank for each in told.values() for rank in each.ranks), key=lambda rank: rank.global_rank)
     return MergedNodes(
         nodes=tuple(nodes),
@@ -108,12 +108,10 @@ def _find_first(told: Mapping[int | None, NodeSummary], ages_s: Mapping[int, flo
     return (done, min(ago_s)) if done else None
 
 
-def _choose(
-    members: Mapping[int, MemberStatus], lost: Mapping[int, MemberStatus], most: int
-) -> dict[int, MemberStatus]:
+def _choose(members: Mapping[int, MemberStatus], lost: Mapping[int, MemberStatus]) -> dict[int, MemberStatus]:
     """Return the listed nodes: all, or the lost ones, the leader, and then those that are behind or silent."""
     everyone = {**members, **lost}
-    if len(everyone) <= most:
+    if len(everyone) <= LISTED_NODES:
         return everyone
 
     def find_place(rank: int) -> tuple[bool, bool, int, float]:
@@ -121,7 +119,7 @@ def _choose(
         step = -1 if summary is None or summary.step is None else summary.step
         return rank not in lost, not everyone[rank].is_leader, step, -everyone[rank].age_s
 
-    return {rank: everyone[rank] for rank in sorted(everyone, key=find_place)[:most]}
+    return {rank: everyone[rank] for rank in sorted(everyone, key=find_place)[:LISTED_NODES]}
 
 
 def _unpack(member: MemberStatus, number: int) -> NodeSummary | None:
@@ -129,13 +127,19 @@ def _unpack(member: MemberStatus, number: int) -> NodeSummary | None:
     return None if summary is None or summary.round_number != number else unpack(summary.text)
 
 
-def _describe(member: MemberStatus, rank: int | None, told: NodeStatus | None, state: NodeState) -> NodeStatus:
-    """Describe a node. What the leader knows takes precedence over the node's own report."""
-    base = NodeStatus(node_index=0) if told is None else told
+def _describe(member: MemberStatus, place: int, told: NodeSummary | None, state: NodeState) -> NodeStatus:
+    """Describe a node. What the leader knows takes precedence over the node's own report.
+
+    Args:
+        member: the node.
+        place: its group rank; of a spare a number above all of them. It is the index of a node that has none.
+        told: its report.
+        state: its own.
+    """
     return replace(
-        base,
-        node_index=member.index if member.index is not None else base.node_index,
-        node=rank,
+        NodeStatus(node_index=0) if told is None else told.node,
+        node_index=place if member.index is None else member.index,
+        node=None if state is NodeState.SPARE else place,
         host=show_controls(member.host),
         state=state,
         age_s=None if told is None or state is NodeState.LOST else round(member.age_s, 1),
@@ -190,15 +194,16 @@ def build_status(
     slowest = find_slowest_rank(merged)
     step = None if slowest is None else slowest.step
     total = None if slowest is None else slowest.total
-    if step is not None and history.state is JobState.ENDED and history.has_ended_at_one_step:
+    has_ended = history.state is JobState.ENDED
+    if step is not None and has_ended and history.has_ended_at_one_step:
         # Other nodes' reports are seconds old, and their ranks have ended too.
         step = max([step, *(node.step or 0 for node in merged.nodes if node.node == formed.group_rank)])
-    has_ended = history.state is JobState.ENDED
     done, most_done = history.steps_done
     if has_ended and step is None and (done or most_done):  # the last round's script had none left, or did none
         step, total = done - 1 if done else None, history.total
-    is_paused = pause is not None and history.state in (JobState.RUNNING, JobState.PAUSED)
-    state = JobState.PAUSED if is_paused else history.state
+    if history.state not in (JobState.RUNNING, JobState.PAUSED):
+        pause = None
+    state = history.state if pause is None else JobState.PAUSED
     rate = slowest.rate if slowest is not None and state is JobState.RUNNING and slowest.rate else 0.0
     if step is None and state is JobState.RUNNING and merged.ranks and merged.ranks[0].global_rank == 0:
         step, total, bar_rate = find_bar(merged.ranks[0].last_line) or (None, None, None)
@@ -209,8 +214,8 @@ def build_status(
         round=formed.number,
         attempt=formed.attempt,
         state=state,
-        paused_since_s=round(pause.since_s, 3) if pause is not None and is_paused else None,
-        step=pause.step if pause is not None and is_paused else step,
+        paused_since_s=None if pause is None else round(pause.since_s, 3),
+        step=step if pause is None else pause.step,
         total=total,
         most_steps_done=most_done if has_ended and most_done > (0 if step is None else step + 1) else None,
         optimizer_steps=slowest.optimizer_steps if slowest is not None and step is None else None,
@@ -218,9 +223,9 @@ def build_status(
         values=() if slowest is None else slowest.values,
         run_id=run_id,
         reason=show_controls(history.reason),
-        since_s=round(pause.since_s if pause is not None and is_paused else history.since_s, 3),
+        since_s=round(history.since_s if pause is None else pause.since_s, 3),
         started_s=None if history.started_s is None else round(history.started_s, 3),
-        exit_code=history.exit_code if state is JobState.ENDED else None,
+        exit_code=history.exit_code if has_ended else None,
         cause_class=history.cause_class,
         restarts_left=formed.restarts_left if history.restarts_left is None else history.restarts_left,
         eta_s=round(min(_MOST_S, steps_left / rate), 1)

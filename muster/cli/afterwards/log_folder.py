@@ -157,13 +157,12 @@ def _list_nodes(role: str, status: "JobStatus | None") -> list[ReplicaStatus] | 
     if status is None or len(status.nodes) < status.nodes_running + status.nodes_spare + status.nodes_lost:
         return None
     states = {"lost": AppState.FAILED}
-    has_indexes = len({node.node_index for node in status.nodes}) == len(status.nodes)  # not if --node-rank is missing
     return [
         ReplicaStatus(
-            id=node.node_index if has_indexes else place,
+            id=node.node_index,
             role=role,
             state=states.get(node.state.value, AppState.RUNNING),
             hostname=node.host,
         )
-        for place, node in enumerate(status.nodes)
+        for node in status.nodes
     ]

@@ -18,10 +18,11 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the status page
 PROGRAM = Path(__file__).parents[2] / "programs/agent/stepping.py"
 
 
-def start_node(folder: Path, rank: int, port: int) -> Tree:
-    flags = ["--nnodes", "2:3", "--node-rank", str(rank), "--nproc-per-node", "2", "--rdzv-id", "job", "--tee", "3"]
-    flags += ["--rdzv-backend", "c10d"]
-    flags += ["--rdzv-endpoint", f"127.0.0.1:{port}", "--log-dir", str(folder / str(rank))]
+def start_node(folder: Path, rank: int | None, port: int) -> Tree:
+    """Start an agent with this `--node-rank` and its own log folder, or without one and with the others' log folder."""
+    flags = ["--nnodes", "2:3", "--nproc-per-node", "2", "--rdzv-id", "job", "--tee", "3", "--rdzv-backend", "c10d"]
+    flags += ["--rdzv-endpoint", f"127.0.0.1:{port}", "--log-dir", str(folder / str(rank or 0))]
+    flags += [] if rank is None else ["--node-rank", str(rank)]
     return Tree([sys.executable, "-m", "muster.agent", *flags, str(PROGRAM), str(folder / "go")], cwd=folder)
 
 
@@ -35,6 +36,18 @@ def is_complete(status: JobStatus, world_size: int) -> bool:
     """Whether every rank has told all that it can."""
     told = [rank.step and rank.rate and rank.cpu is not None and rank.memory_bytes for rank in status.ranks]
     return len(told) == world_size and all(told) and status.state is JobState.RUNNING
+
+
+def test_nodes_without_a_node_rank_have_the_numbers_of_the_report_in_all_places(tmp_path: Path) -> None:
+    """All were node 0 in `muster top`, and of a shared log folder all had `node_0`."""
+    port = find_free_port()
+    with start_node(tmp_path, None, port) as first, start_node(tmp_path, None, port), start_node(tmp_path, None, port):
+        wait_until(lambda: is_complete(read_status(tmp_path, 0), 6), what="a status with all six ranks")
+        (tmp_path / "go").touch()
+        first.wait()
+    numbers = [(node.node_index, node.node) for node in read_status(tmp_path, 0).nodes]
+    assert numbers == [(0, 0), (1, 1), (2, 2)]
+    assert sorted(path.parent.name for path in tmp_path.glob("0/job/**/attempt_0")) == ["node_0", "node_1", "node_2"]
 
 
 def test_all_nodes_are_in_the_file_of_the_leader_and_of_the_next_one(tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ def run_job(backend: str, endpoint: str) -> None:
             node.member.join()
         wait_for(lambda: all(node.round_number() == 1 for node in nodes), *nodes)
         rounds = [node.find(RoundFormed).round for node in nodes]
-        assert sorted((r.group_rank, r.rank_offset) for r in rounds) == [(0, 0), (1, 3)]
+        assert sorted((r.node_index, r.group_rank, r.rank_offset) for r in rounds) == [(0, 0, 0), (1, 1, 3)]
         assert {r.world_size for r in rounds} == {6}
         assert len({(r.master_addr, r.master_port) for r in rounds}) == 1
         failure = make_failure(exit_code=1)

@@ -9,7 +9,6 @@ import pytest
 from torchx.specs import AppDef, AppState, Role
 from torchx.specs.api import ReplicaStatus
 
-from muster._shared import records
 from muster._shared.control import ControlError, ExitCode
 from muster._shared.job_view import JobStatus, NodeStatus
 from muster.cli import commands, operations, overview
@@ -226,11 +225,8 @@ def test_the_help_of_list_names_its_exit_codes(capsys):
     assert "exit code: 0 done; 2 wrong usage; 6 a scheduler that -s names is not reachable" in capsys.readouterr().out
 
 
-def test_nodes_by_hand_without_a_number_of_their_own_are_told_apart():
-    """Without --node-rank all of them were called job/0."""
-    nodes = tuple(NodeStatus(node_index=0, node=at) for at in (0, 1, None))
+def test_nodes_by_hand_are_called_by_their_index():
+    """The agents number those without --node-rank. All of them were called job/0."""
+    nodes = tuple(NodeStatus(node_index=index, node=node) for index, node in ((7, 0), (6, 1), (5, None)))
     status = JobStatus(nodes=nodes, nodes_running=2, nodes_spare=1)
-    assert [each.id for each in log_folder._list_nodes("job", status)] == [0, 1, 2]
-    indexed = tuple(records.replace(node, node_index=7 - at) for at, node in enumerate(nodes))
-    named = records.replace(status, nodes=indexed)
-    assert [each.id for each in log_folder._list_nodes("job", named)] == [7, 6, 5]
+    assert [each.id for each in log_folder._list_nodes("job", status)] == [7, 6, 5]

@@ -311,11 +311,11 @@ def test_a_node_that_is_lost_is_named_until_the_next_round(tmp_path: Path) -> No
     assert leader is not None
     leader.present = [0, 2, None]
     status = nodes[0].look(2.0)
-    assert [(each.host, each.state.value) for each in status.nodes] == [
-        ("host-0", "running"),
-        ("host-1", "lost"),
-        ("host-2", "running"),
-        ("host-None", "spare"),
+    assert [(each.node_index, each.node, each.host, each.state.value) for each in status.nodes] == [
+        (0, 0, "host-0", "running"),
+        (1, 1, "host-1", "lost"),
+        (2, 2, "host-2", "running"),
+        (3, None, "host-None", "spare"),
     ]
     assert (status.nodes_running, status.nodes_lost, status.nodes_spare) == (2, 1, 1)
 

@@ -96,7 +96,7 @@ def _build_round(state: MemberState, start: RoundStart) -> Round:
         master_port=config.master_port if config.lends_endpoint else facts.master_port,
         use_agent_store=facts.use_agent_store,
         hosts_store=facts.use_agent_store and start.group_rank == 0,
-        node_index=config.node_index or 0,
+        node_index=start.group_rank if config.node_index is None else config.node_index,
         checkpoint=recovery.checkpoint,
         lineage=find_lineage(recovery.round_number, recovery.quorum_rounds[-1].leader_id),
         snapshot=recovery.snapshot,

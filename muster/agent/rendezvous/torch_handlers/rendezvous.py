@@ -160,7 +160,7 @@ class TorchRendezvous(Leaderless):
                     master_addr=formed.master_addr,
                     master_port=formed.master_port,
                     use_agent_store=formed.use_agent_store,
-                    node_index=self._config.node_index or 0,
+                    node_index=formed.group_rank if self._config.node_index is None else self._config.node_index,
                 )
             )
         )

@@ -389,6 +389,18 @@ def test_without_a_shared_folder(own_slurm, tmp_path):
     job.close()
 
 
+def test_a_folder_that_the_nodes_do_not_have_is_named(slurm, tmp_path):
+    """The status was "FAILED: ended after 0 s"."""
+    node_dir = tmp_path / "missing"
+    job = Job(slurm, tmp_path / "job", app=build_app(tmp_path / "job"), shared=False, node_dir=str(node_dir))
+    job_id = job.find_job()[0]
+    assert job.wait_state("FAILED").msg.startswith(
+        f"Slurm job {job_id} could not write its files to {node_dir} on its nodes: create this folder on every node, "
+        "writable for you, or name another one with -cfg node_dir=PATH"
+    )
+    job.close()
+
+
 @pytest.mark.parametrize(("by", "line"), [("stop", "[muster] muster stop: "), ("cancel", "[muster] cancelled\n")])
 def test_without_a_shared_folder_the_log_says_who_stops_the_job(slurm, tmp_path, by, line):
     node_dir = slurm.home / "local"

@@ -22,6 +22,7 @@ _UNKNOWN: Final = "Invalid job id"
 _NO_GRES: Final = "invalid generic resource"
 _GPUS: Final = re.compile(r"gpu(?::([A-Za-z]\w*))?[:=](\d+)")
 """In `TresPerNode`: `gres:gpu:a100:2`, `gres/gpu:2`."""
+_ENDED: Final = "State,End,NodeList,ExitCode"
 _FORMAT: Final = "%i|%T|%r|%N|%V|%e|%S"
 
 
@@ -48,6 +49,8 @@ class QueueEntry:
     """When it started. For a job that waits, it is when Slurm expects it to start."""
     submitted_s: float | None = None
     """When it was submitted, or queued again."""
+    exit_code: int | None = None
+    """Of its script. None: `squeue` does not tell it, see `find_ended`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,19 +228,25 @@ def _try(read: Callable[[str], QueueEntry], job_id: str) -> QueueEntry | None:
 
 
 def _read_accounting(job_id: str) -> QueueEntry:
-    row = run(["sacct", "-X", "-P", "-n", "-j", job_id, "-o", "State,End,NodeList"], waits=False).splitlines()[-1:]
-    state, end, nodes = "".join(row).split("|")
+    row = run(["sacct", "-X", "-P", "-n", "-j", job_id, "-o", _ENDED], waits=False).splitlines()[-1:]
+    state, end, nodes, code = "".join(row).split("|")
     return QueueEntry(
         job_id=job_id,
         state=state.split()[0],
         nodes=() if nodes in ("", "None assigned") else tuple(expand_hosts(nodes)),
         end_s=parse_time(end),
+        exit_code=int(code.partition(":")[0]),
     )
 
 
 def _read_control(job_id: str) -> QueueEntry:
     fields = _read_fields(run(["scontrol", "-o", "show", "job", job_id], waits=False))
-    return QueueEntry(job_id=job_id, state=fields["JobState"], end_s=parse_time(fields["EndTime"]))
+    return QueueEntry(
+        job_id=job_id,
+        state=fields["JobState"],
+        end_s=parse_time(fields["EndTime"]),
+        exit_code=int(fields["ExitCode"].partition(":")[0]),
+    )
 
 
 def _read_fields(line: str) -> dict[str, str]:

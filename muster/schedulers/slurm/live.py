@@ -5,6 +5,7 @@ task that failed. Without a shared folder only Slurm is asked.
 """
 
 import contextlib
+import posixpath
 import re
 import time
 from dataclasses import dataclass, replace
@@ -44,6 +45,7 @@ from muster.schedulers.slurm.node import (
     list_runs,
     read_sizes,
 )
+from muster.schedulers.slurm.payload import NOT_SENT
 
 _CLOCKS_S: Final = 2.0
 """How much the clocks of nodes and controller may differ. A job waits longer before it runs again."""
@@ -353,7 +355,16 @@ def explain_end(app: App, state: AppState) -> list[str]:
     by_slurm = "" if app.entry is None else words.explain_end(app.entry)
     if reasons:
         return [reasons[0], by_slurm]
-    return [by_slurm, _read_last_line(app.folder)]
+    return [by_slurm, _read_last_line(app.folder) if app.is_shared else _explain_not_sent(app)]
+
+
+def _explain_not_sent(app: App) -> str:
+    """Say that the job's script could not write to `node_dir`, where the nodes share no folder. "": it could."""
+    ended = None if app.entry is None else client.find_ended(app.entry.job_id)
+    if ended is None or ended.exit_code != NOT_SENT:
+        return ""
+    where = f"Slurm job {ended.job_id} could not write its files to {posixpath.dirname(app.spec.folder)} on its nodes"
+    return f"{where}: create this folder on every node, writable for you, or name another one with -cfg node_dir=PATH"
 
 
 def find_killed(app: App) -> dict[str, str]:

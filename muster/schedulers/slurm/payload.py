@@ -11,6 +11,8 @@ from muster.schedulers.bundle import strip_source
 from muster.schedulers.slurm.node import FILES_DIR
 
 NAME: Final = "node.zip"
+NOT_SENT: Final = 97
+"""Exit code of the job's script if it cannot write the zip to the nodes. Programs rarely use it."""
 SCRIPT_LIMIT_BYTES: Final = 4_000_000
 """Slurm's default limit of a script (`max_script_size`) is 4 MiB."""
 

@@ -314,8 +314,8 @@ def _build_script(
         # A name per run: existing files, perhaps another user's, are refused.
         lines += [f'bundle={shlex.quote(folder)}".$SLURM_JOB_ID.${{SLURM_RESTART_COUNT:-0}}.zip"']
         lines += ["umask 077", 'rm -f "$bundle.sent"', "set -C"]
-        lines += [f"base64 -d >\"$bundle.sent\" <<'{_END}' || exit 1", f"{PAYLOAD_MARK}{_END}"]
-        lines += ['sbcast --preserve "$bundle.sent" "$bundle" || exit 1', 'rm -f "$bundle.sent"']
+        lines += [f"base64 -d >\"$bundle.sent\" <<'{_END}' || exit {payload.NOT_SENT}", f"{PAYLOAD_MARK}{_END}"]
+        lines += [f'sbcast --preserve "$bundle.sent" "$bundle" || exit {payload.NOT_SENT}', 'rm -f "$bundle.sent"']
         bundle = '"$bundle"'
     # It may run again with fewer nodes.
     size = '--nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES"'

@@ -192,8 +192,8 @@ def test_a_job_that_was_resized_runs_again_with_fewer_nodes():
 def test_a_node_without_the_shared_folder_gets_all_in_one_zip():
     request = build(shared=False, node_dir="/scratch")
     assert 'bundle=/scratch/muster-train-x".$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}.zip"\n' in request.script
-    assert 'sbcast --preserve "$bundle.sent" "$bundle" || exit 1\n' in request.script
-    assert "set -C\nbase64 -d >\"$bundle.sent\" <<'MUSTER_END_OF_PAYLOAD' || exit 1\n" in request.script
+    assert 'sbcast --preserve "$bundle.sent" "$bundle" || exit 97\n' in request.script
+    assert "set -C\nbase64 -d >\"$bundle.sent\" <<'MUSTER_END_OF_PAYLOAD' || exit 97\n" in request.script
     files = list_files(request.spec, b"agent", b"workspace")
     names = zipfile.ZipFile(BytesIO(payload.build_payload(files))).namelist()
     assert {"files/spec.json", "files/private.json", "files/muster-agent.zip", "__main__.py"} <= set(names)
@@ -411,13 +411,14 @@ def test_a_job_that_squeue_has_forgotten_is_asked_of_the_accounting_or_the_contr
         if command[0] == "sacct" and accounting == "off":
             raise client.RefusedError("sacct: Slurm accounting storage is disabled")
         if command[0] == "sacct":
-            return "CANCELLED by 0|2026-01-01T01:00:00|n[1-2]\n"
-        return "JobId=7 JobName=a JobState=TIMEOUT Reason=TimeLimit EndTime=2026-01-01T01:00:00 Deadline=N/A\n"
+            return "CANCELLED by 0|2026-01-01T01:00:00|n[1-2]|97:0\n"
+        ended = "EndTime=2026-01-01T01:00:00 Deadline=N/A ExitCode=97:0"
+        return f"JobId=7 JobName=a JobState=TIMEOUT Reason=TimeLimit {ended}\n"
 
     monkeypatch.setattr(client, "run", answer)
     (found,) = client.list_jobs("a", ["7"])
     assert (found.job_id, found.state) == ("7", "CANCELLED" if accounting == "on" else "TIMEOUT")
-    assert found.end_s == client.parse_time("2026-01-01T01:00:00")
+    assert (found.end_s, found.exit_code) == (client.parse_time("2026-01-01T01:00:00"), 97)
     assert client.list_jobs("a", []) == []
 
 
@@ -488,7 +489,7 @@ def test_a_script_does_not_send_what_another_user_has_put_in_its_place(tmp_path)
     sbcast.chmod(0o755)
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_ID": "7"}
     done = subprocess.run(["sh", "-c", lines], env=env, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (97, "")
 
 
 def test_a_folder_on_a_node_must_be_ours(tmp_path):

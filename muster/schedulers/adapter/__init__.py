@@ -41,7 +41,7 @@ _NAMES: Final = {
     "schedulers.adapter.agent_role": "AgentPlace ReplicaCommand assign_arguments "
     "translate_replica build_agent_args build_agent_env",
     "schedulers.runner.roles": "apply_macros build_role_plan count_cpus find_elastic_role get_workspace_path "
-    "note_workspace share_workspace",
+    "note_workspace describe_missing_script share_workspace",
     "schedulers.runner.app_codec": "dump_app load_app",
     "schedulers.agent_command": "is_agent_role build_ask_command AGENT_ENTRY",
     "schedulers.grace": "decide_app_grace_s",

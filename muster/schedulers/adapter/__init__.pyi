@@ -109,6 +109,7 @@ from muster.schedulers.runner.option_records import parse_words as parse_words
 from muster.schedulers.runner.roles import apply_macros as apply_macros
 from muster.schedulers.runner.roles import build_role_plan as build_role_plan
 from muster.schedulers.runner.roles import count_cpus as count_cpus
+from muster.schedulers.runner.roles import describe_missing_script as describe_missing_script
 from muster.schedulers.runner.roles import find_elastic_role as find_elastic_role
 from muster.schedulers.runner.roles import get_workspace_path as get_workspace_path
 from muster.schedulers.runner.roles import note_workspace as note_workspace

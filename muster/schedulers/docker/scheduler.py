@@ -134,7 +134,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         with _translate_errors():
             key = self._workspaces.pack(path, find_state_dir(os.environ))
             left_out = describe_left_out(path)
-        self._print_once(describe_missing_script(role, path))
+            self._print_once(describe_missing_script(role, path, has_image=True))
         role.metadata[WORKSPACE_KEY] = key
         if os.path.exists(os.path.join(path, DOCKERFILE)):
             self._with_dockerfile.add(key)

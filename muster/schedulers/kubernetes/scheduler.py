@@ -111,7 +111,7 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
         try:
             for line in describe_left_out(path):
                 self._print_once(line)
-            self._print_once(describe_missing_script(role, path))
+            self._print_once(describe_missing_script(role, path, has_image=True))
             if cfg.get("image_repo"):
                 report = _discard if cfg.get("quiet") else _print_line
                 role.metadata[BASE_IMAGE_KEY] = role.image

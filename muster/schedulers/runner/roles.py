@@ -63,12 +63,14 @@ def share_workspace(app: AppDef, key: str) -> AppDef:
 def note_workspace(role: Role, workspace: str, key: str, printed: set[str], *, is_quiet: bool = False) -> None:
     """Note in a role's metadata the folder that travels with it, and print which files of it are left out.
 
+    A script of the role that does not travel is named, too.
+
     Args:
         role: gets the folder's absolute path.
         workspace: as TorchX passes it.
         key: in `Role.metadata`.
         printed: the lines that were, which are not printed again: TorchX asks for every role.
-        is_quiet: nothing is printed.
+        is_quiet: only a missing script is named.
 
     Raises:
         SchedulerError: it is not a folder of this machine, or cannot be read.
@@ -77,25 +79,30 @@ def note_workspace(role: Role, workspace: str, key: str, printed: set[str], *, i
 
     path = os.path.abspath(get_workspace_path(workspace))
     try:
-        lines = [line for line in describe_left_out(path) if line not in printed]
+        lines = [*([] if is_quiet else describe_left_out(path)), describe_missing_script(role, path)]
     except BundleError as error:
         raise SchedulerError(str(error)) from error
-    for line in () if is_quiet else lines:
-        print(f"muster: {line}", file=sys.stderr, flush=True)
+    for line in lines:
+        if line and line not in printed:
+            print(f"muster: {line}", file=sys.stderr, flush=True)
     printed.update(lines)
     role.metadata[key] = path
 
 
-def describe_missing_script(role: Role, path: str) -> str:
-    """Say in one line that an agent role's script is not in its workspace; return "" if it is, or cannot be known.
-
-    The image may have it, so it is not refused.
+def describe_missing_script(role: Role, path: str, *, has_image: bool = False) -> str:
+    """Say in one line that an agent role's script does not travel; return "" if it does, or that cannot be known.
 
     Args:
         role: of TorchX, with its macros.
         path: the folder of the workspace.
+        has_image: an image may have the script, so it is not refused.
+
+    Raises:
+        BundleError: the folder's ignore file cannot be read.
     """
     import difflib  # most commands pack nothing
+
+    from muster.schedulers.workspace.packing import explain_unsent
 
     target = _find_relative_script(role)
     if not target:
@@ -106,11 +113,15 @@ def describe_missing_script(role: Role, path: str) -> str:
         names = [] if inside.split(os.sep)[0] == os.pardir else os.listdir(os.path.join(path, folder))
     except OSError:
         names = []
-    if name in names or inside == os.curdir:
+    then = "; the image must have it" if has_image else ""
+    if name in names:
+        why = explain_unsent(path, inside)
+        return f"{target} is not sent with the workspace: {why}{then}" if why else ""
+    if inside == os.curdir:
         return ""
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.7)
     hint = f" (did you mean {os.path.join(folder, close[0])}?)" if close else ""
-    return f"{target} is not in the workspace; the image must have it{hint}"
+    return f"{target} is not in the workspace {os.path.abspath(path)}{then}{hint}"
 
 
 def describe_unsent_scripts(app: AppDef, key: str) -> Iterator[str]:

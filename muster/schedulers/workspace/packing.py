@@ -265,6 +265,25 @@ def describe_left_out(path: str) -> list[str]:
     return lines
 
 
+def explain_unsent(path: str, relative: str) -> str:
+    """Say why a path in a folder does not travel. "": it does, or it does not exist.
+
+    Raises:
+        BundleError: the ignore file cannot be read.
+    """
+    root = Path(path)
+    rules, names = _read_rules(root), relative.split("/")
+    for each in (posixpath.join(*names[:count]) for count in range(1, len(names) + 1)):
+        fate = _decide(each, rules, is_folder=_is_folder(root / each))
+        if fate is _Fate.IGNORED:
+            return f"{IGNORE_FILE} leaves {each} out"
+        if fate is _Fate.KEPT_HERE:
+            return f"the line !{each} in {IGNORE_FILE} would send {each}"
+        if (root / each).is_symlink() and _leaves_workspace(each, _read_link(root, each)):
+            return f"the symbolic link {each} leads out of it"
+    return ""
+
+
 def _count_links(links: Sequence[str], one: str, several: str) -> str:
     return f"1 symbolic link {one}" if len(links) == 1 else f"{len(links)} symbolic links {several}"
 

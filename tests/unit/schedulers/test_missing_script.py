@@ -7,6 +7,8 @@ from muster.components import dist
 from muster.schedulers.docker import create_scheduler as create_docker
 from muster.schedulers.kubernetes import create_scheduler as create_kubernetes
 from muster.schedulers.runner.roles import describe_missing_script
+from muster.schedulers.slurm import create_scheduler as create_slurm
+from muster.schedulers.ssh import create_scheduler as create_ssh
 
 pytestmark = pytest.mark.torchx
 
@@ -20,7 +22,7 @@ def workspace(tmp_path):
 
 
 def describe(workspace, **program):
-    return describe_missing_script(dist.ddp(j="1x1", **program).roles[0], str(workspace))
+    return describe_missing_script(dist.ddp(j="1x1", **program).roles[0], str(workspace), has_image=True)
 
 
 @pytest.mark.parametrize(
@@ -29,18 +31,37 @@ def describe(workspace, **program):
         ("main.py", ""),
         ("./tools/train.py", ""),
         ("/opt/main.py", ""),
-        ("mainn.py", "mainn.py is not in the workspace; the image must have it (did you mean main.py?)"),
+        ("mainn.py", "mainn.py is not in the workspace FOLDER; the image must have it (did you mean main.py?)"),
         (
             "tools/trainn.py",
-            "tools/trainn.py is not in the workspace; the image must have it (did you mean tools/train.py?)",
+            "tools/trainn.py is not in the workspace FOLDER; the image must have it (did you mean tools/train.py?)",
         ),
-        ("nowhere/x.py", "nowhere/x.py is not in the workspace; the image must have it"),
-        ("tools/../../main.py", "tools/../../main.py is not in the workspace; the image must have it"),
+        ("nowhere/x.py", "nowhere/x.py is not in the workspace FOLDER; the image must have it"),
+        ("tools/../../main.py", "tools/../../main.py is not in the workspace FOLDER; the image must have it"),
     ],
 )
 def test_a_missing_script_is_named_with_what_was_meant(workspace, script, note):
     (workspace.parent / "main.py").touch()
-    assert describe(workspace, script=script) == note
+    assert describe(workspace, script=script) == note.replace("FOLDER", str(workspace))
+
+
+@pytest.mark.parametrize(
+    ("ignored", "script", "why"),
+    [
+        ("*.py", "main.py", ".torchxignore leaves main.py out"),
+        ("/tools", "./tools/train.py", ".torchxignore leaves tools out"),
+        ("*.py\n!main.py", "main.py", ""),
+        ("", "id_train", "the line !id_train in .torchxignore would send id_train"),
+        ("", "linked/main.py", "the symbolic link linked leads out of it"),
+    ],
+)
+def test_a_script_that_is_left_out_is_named_with_the_reason(workspace, ignored, script, why):
+    (workspace / ".torchxignore").write_text(ignored)
+    (workspace / "id_train").touch()
+    (workspace.parent / "main.py").touch()
+    (workspace / "linked").symlink_to("..")
+    line = f"{script} is not sent with the workspace: {why}; the image must have it"
+    assert describe(workspace, script=script) == (line if why else "")
 
 
 def test_what_cannot_be_known_is_not_named(workspace):
@@ -58,7 +79,23 @@ def test_docker_and_kubernetes_say_it_once(create, workspace, monkeypatch, tmp_p
             scheduler.build_workspace_and_update_role(role, f"file://{workspace}", {})
     finally:
         scheduler.close()
-    assert capsys.readouterr().err.count("mainn.py is not in the workspace; the image must have it") == 1
+    said = f"mainn.py is not in the workspace {workspace}; the image must have it (did you mean main.py?)"
+    assert capsys.readouterr().err.count(said) == 1
+
+
+@pytest.mark.parametrize("create", [create_slurm, create_ssh])
+def test_slurm_and_ssh_say_it_once_where_a_workspace_travels(create, workspace, capsys):
+    """There is no image that may have the script."""
+    scheduler = create("torchx")
+    try:
+        for _ in range(2):
+            role = dist.ddp(j="1x1", script="mainn.py").roles[0]
+            scheduler.build_workspace_and_update_role(role, f"file://{workspace}", {"shared": False, "quiet": True})
+    finally:
+        scheduler.close()
+    assert capsys.readouterr().err == (
+        f"muster: mainn.py is not in the workspace {workspace} (did you mean main.py?)\n"
+    )
 
 
 def submit_dry(create):

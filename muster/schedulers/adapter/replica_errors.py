@@ -24,20 +24,25 @@ _ELSEWHERE = "see Msg"
 def explain_replica(replica: ReplicaStatus, app_state: AppState, report: Report | None) -> ReplicaStatus:
     """Return a replica that has failed or was cancelled with the reason. One that has an error keeps it.
 
+    One that was cancelled has failed if the report says so: its scheduler has removed it since.
+
     Args:
         replica: as an adapter knows it.
         app_state: of its app.
         report: of the job that the replica's role runs, if the app has failed. None: there is none.
     """
-    if replica.structured_error_msg != NONE or replica.state not in (AppState.FAILED, AppState.CANCELLED):
+    if replica.state not in (AppState.FAILED, AppState.CANCELLED):
+        return replica
+    own = [each for each in report.failures if each.node_index == replica.id] if report is not None else []
+    first = next((each for each in own if not each.collateral), None)
+    is_explained = replica.structured_error_msg != NONE
+    if first is not None and (replica.state is AppState.CANCELLED or not is_explained):  # also if its pod is gone
+        return dataclasses.replace(replica, state=AppState.FAILED, structured_error_msg=_build_error(first))
+    if is_explained:
         return replica
     if replica.state is AppState.CANCELLED:
         return replace_line(replica, _STOPPED.get(app_state, "stopped"))
     root = None if report is None else find_root_cause(report)
-    own = [each for each in report.failures if each.node_index == replica.id] if report is not None else []
-    first = next((each for each in own if not each.collateral), None)
-    if first is not None:
-        return dataclasses.replace(replica, structured_error_msg=_build_error(first))
     if root is not None:
         return replace_line(replica, f"ended because of {replica.role}[{root.node_index}]")
     return replace_line(replica, _ELSEWHERE)

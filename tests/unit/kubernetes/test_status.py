@@ -132,6 +132,8 @@ REPORT = write_report(
     "rank 3 on node 1 (app-x1-trainer-1) exited with code 1 (ValueError: bad batch); why it ended",
     {
         "host": "app-x1-trainer-1",
+        "node": 1,
+        "node_index": 1,
         "global_rank": 3,
         "exit_code": 1,
         "exception": "ValueError: bad batch",
@@ -424,6 +426,14 @@ def test_a_pod_that_ends_with_its_job_is_cancelled():
     assert lines == [(AppState.CANCELLED, why) for why in told]
     runs = build_facts("ns:app-x1", Observation(parents=[job()], pods=[read_pod(ends)])).replicas[0]
     assert (runs.state, find_line_reason(runs)) == (AppState.RUNNING, "")
+
+
+def test_the_node_that_failed_is_failed_although_its_pod_is_gone():
+    """It was CANCELLED: Kubernetes had deleted its pod before it ended."""
+    told = pod(0, "Failed", containerStatuses=terminated(1, message=REPORT))  # of rank 3 on node 1
+    replicas = describe([job(("Failed", "PodFailurePolicy"))], [told]).roles_statuses[0].replicas
+    assert [each.state for each in replicas][:2] == [AppState.FAILED, AppState.FAILED]
+    assert "ValueError: bad batch" in replicas[1].structured_error_msg
 
 
 def test_a_pod_that_was_drained_does_not_stand_for_its_node():

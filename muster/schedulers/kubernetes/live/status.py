@@ -108,6 +108,7 @@ def build_facts(app_id: str, observation: Observation) -> AppFacts:
         messages=(damage, build_message(observation, state, report)),
         jobs=observation.jobs,
         error=None if report is None else json.dumps(_build_torch_error(report)),
+        reports=_find_reports(app, observation),
         logs=", ".join(dict.fromkeys(fact.logs for fact in observation.pods if fact.logs)),
         submitted_s=submitted_s,
         since_s=since_s,
@@ -558,6 +559,15 @@ def find_report(pods: Sequence[PodFact]) -> Report | None:
     """Find the agents' report of the job, the same on all nodes. The latest counts: the job recovered from others."""
     reports = [(fact.finished, fact.report) for fact in pods if fact.report is not None and fact.phase == "Failed"]
     return max(reports, key=lambda item: item[0])[1] if reports else None
+
+
+def _find_reports(app: Any, observation: Observation) -> dict[str, Report]:
+    names = [role.name for role in app.roles]
+    found = {
+        name: find_report([fact for fact in observation.pods if fact.role == label])
+        for name, label in zip(names, label_roles(names), strict=True)
+    }
+    return {name: report for name, report in found.items() if report is not None}
 
 
 def _build_torch_error(report: Report, exit_code: int | None = None) -> dict[str, Any]:

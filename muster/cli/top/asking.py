@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import Final
 
 from torchx.schedulers.api import Stream
@@ -43,7 +42,7 @@ class SchedulerJobs:
                 JobRow(handle=app.handle, state=name_state(app.facts), line=_remove_state(app.facts))
                 for app in reversed(apps)
             ],
-            unreachable=[f"{each.scheduler} is not reachable: {each.problem}" for each in listings if each.problem],
+            unreachable=[each.describe_problem() for each in listings if each.problem],
         )
 
     def read_job(self, handle: str) -> JobPicture:
@@ -52,7 +51,7 @@ class SchedulerJobs:
         return JobPicture(
             handle=name,
             state=name_state(facts),
-            line=_describe_rest(facts),
+            line=_remove_state(facts, shows_progress=False),
             statuses=[(role, job.status) for role, job in facts.jobs.items() if job.status is not None],
             has_ended=is_terminal(facts.state),
             exit_code=STATE_CODES[facts.state],
@@ -90,12 +89,7 @@ class SchedulerJobs:
             yield from (line.rstrip("\r\n") for line in lines)
 
 
-def _remove_state(facts: AppFacts) -> str:
+def _remove_state(facts: AppFacts, *, shows_progress: bool = True) -> str:
     """Return the job's line without its state, which is shown apart."""
-    return format_line(facts).removeprefix(name_state(facts)).removeprefix(": ")
-
-
-def _describe_rest(facts: AppFacts) -> str:
-    """Return the job's line without what the view shows of its status."""
-    jobs = {role: replace(job, status=None) for role, job in facts.jobs.items()}
-    return _remove_state(replace(facts, jobs=jobs))
+    line = format_line(facts, shows_progress=shows_progress)
+    return line.removeprefix(name_state(facts)).removeprefix(": ")

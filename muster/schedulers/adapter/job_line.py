@@ -24,14 +24,15 @@ from muster.schedulers.failure_report import describe_status, format_clock
 if TYPE_CHECKING:  # see `failure_report`
     from muster._shared.job_view import JobStatus
 
+_MOST_NAMED: Final = 8
 _GOES_ON: Final = (AppState.UNSUBMITTED, AppState.SUBMITTED, AppState.PENDING, AppState.RUNNING)
 _DURATIONS: Final = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
-def format_line(facts: AppFacts) -> str:
-    """Return the one line of a job, with its state."""
+def format_line(facts: AppFacts, *, shows_progress: bool = True) -> str:
+    """Return the one line of a job, with its state. Without `shows_progress`, leave out how far the job is."""
     said = facts.state.name.lower()  # "CANCELLED: cancelled" says one thing twice
-    clauses = [each.removeprefix(f"{said}: ") for each in _list_clauses(facts) if each != said]
+    clauses = [each.removeprefix(f"{said}: ") for each in _list_clauses(facts, shows_progress) if each != said]
     details = "; ".join(clauses)
     return show_controls(f"{name_state(facts)}: {details}" if details else name_state(facts))
 
@@ -76,18 +77,27 @@ def count_nodes(facts: AppFacts) -> dict[str, int]:
         "all": sum(1 for each in replicas if each.state is not AppState.CANCELLED),
         "running": states[AppState.RUNNING],
         "spare": sum(each.nodes_spare for each in told),
-        "lost": sum(_count_lost(facts, role, job) for role, job in _list_live_jobs(facts).items()),
+        "lost": sum(count for count, _ in _find_lost(facts).values()),
         "apart": sum(_count_apart(facts, role, job) for role, job in _list_live_jobs(facts).items()),
     }
 
 
-def _count_lost(facts: AppFacts, role: str, job: JobFacts) -> int:
-    """Return the nodes that are lost: those that the leader has lost, or those that have ended for good if more have.
+def _find_lost(facts: AppFacts) -> dict[str, tuple[int, list[int]]]:
+    """Return how many nodes of each role are lost, and which, as far as that is known.
 
-    A job that waits for nodes has formed no round that would know of the last ones.
+    A node is lost if the leader has lost it, or if it has ended for good: a job that waits for nodes has formed no
+    round that would know of the last ones.
     """
-    failed = sum(each.role == role and each.state is AppState.FAILED for each in facts.replicas or ())
-    return 0 if job.status is None else max(job.status.nodes_lost, failed)
+    if facts.state not in _GOES_ON:
+        return {}
+    replicas, found = facts.replicas or (), {}
+    for role in {**dict.fromkeys(each.role for each in replicas), **facts.jobs}:
+        names = {each.id for each in replicas if each.role == role and each.state is AppState.FAILED}
+        status = facts.jobs[role].status if role in facts.jobs else None
+        if status is not None:
+            names |= {each.node_index for each in status.nodes if each.state.value == "lost"}
+        found[role] = (max(len(names), 0 if status is None else status.nodes_lost), sorted(names))
+    return found
 
 
 def _count_apart(facts: AppFacts, role: str, job: JobFacts) -> int:
@@ -135,14 +145,14 @@ def format_duration(duration_s: float) -> str:
     return " ".join(parts) or "0 s"
 
 
-def _list_clauses(facts: AppFacts) -> list[str]:
+def _list_clauses(facts: AppFacts, shows_progress: bool = True) -> list[str]:
     """Return all that is known.
 
     What the message of an adapter that builds none of its facts says already is not repeated.
     """
     reasons = list(_list_reasons(facts))
     jobs = _list_live_jobs(facts)
-    progress = list(_list_progress(jobs))
+    progress = list(_list_progress(jobs)) if shows_progress else []
     is_paused = any(job.status is not None and job.status.state.value == "paused" for job in jobs.values())
     before, after = (progress, []) if is_paused else ([], progress)  # that it waits for a person comes first
     clauses = [*_list_attempts(jobs), *_list_nodes(facts), *after]
@@ -152,8 +162,8 @@ def _list_clauses(facts: AppFacts) -> list[str]:
         clauses.append(f"{'ended at' if has_ended else 'since'} {format_clock(since_s)}")
         if has_ended and facts.submitted_s is not None:
             clauses[-1] += f" after {format_duration(since_s - facts.submitted_s)}"
-    told = "; ".join(reasons).split("; ")
-    return [*before, *reasons, *(each for each in clauses if each not in told)]
+    told = {each.partition(", ")[0] for each in "; ".join(reasons).split("; ")}
+    return [*before, *reasons, *(each for each in clauses if each.partition(", ")[0] not in told)]
 
 
 def _list_reasons(facts: AppFacts) -> list[str]:
@@ -189,9 +199,18 @@ def _list_nodes(facts: AppFacts) -> Iterator[str]:
     if nodes["apart"]:
         more += f", {nodes['apart']} of them take{'s'[: nodes['apart'] == 1]} no part"
     if nodes["lost"]:
-        more += f", {nodes['lost']} {'is' if nodes['lost'] == 1 else 'are'} lost"
+        more += f", {nodes['lost']} {'is' if nodes['lost'] == 1 else 'are'} lost{_name_lost(facts)}"
     verb = "runs" if nodes["running"] == 1 else "run"
     yield f"{nodes['running']} of {nodes['all']} node{'s'[: nodes['all'] != 1]} {verb}{more}"
+
+
+def _name_lost(facts: AppFacts) -> str:
+    """Return the names of the lost nodes in brackets. "": none is known."""
+    lost = _find_lost(facts)
+    names = [str(each) if len(lost) == 1 else f"{role}/{each}" for role, (_, found) in lost.items() for each in found]
+    shown = ", ".join(names[:_MOST_NAMED]) + (", ..." if len(names) > _MOST_NAMED else "")
+    word = "" if len(lost) > 1 else f"node{'s'[: len(names) != 1]} "
+    return f" ({word}{shown})" if names else ""
 
 
 def _list_progress(jobs: Mapping[str, JobFacts]) -> Iterator[str]:

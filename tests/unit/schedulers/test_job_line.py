@@ -8,7 +8,7 @@ import yaml
 from torchx.specs import AppDef, AppState, Role
 from torchx.specs.api import NONE, ReplicaStatus
 
-from muster._shared.job_view import JobState, JobStatus, NodeStatus, RankStatus
+from muster._shared.job_view import JobState, JobStatus, NodeState, NodeStatus, RankStatus
 from muster.schedulers.adapter.facts import AppFacts
 from muster.schedulers.adapter.job_line import build_data, find_eta_s, format_duration, format_line, format_message
 from muster.schedulers.adapter.records import JobFacts
@@ -76,8 +76,9 @@ def test_the_reason_does_not_repeat_the_state(reason, line):
     assert format_line(build_facts(AppState.CANCELLED, messages=(reason,))) == line
 
 
-def make_members(members, spare=0, world_size=None, **changes):
+def make_members(members, spare=0, world_size=None, lost=(), **changes):
     nodes = tuple(NodeStatus(node_index=at, node=at, ranks=2) for at in range(members))
+    nodes += tuple(NodeStatus(node_index=at, node=at, state=NodeState.LOST) for at in lost)
     size = 2 * members if world_size is None else world_size
     return JobStatus(nodes=nodes, nodes_running=members, nodes_spare=spare, world_size=size, **changes)
 
@@ -201,6 +202,34 @@ def test_nodes_that_have_ended_for_good_are_lost_also_if_the_leader_has_not_coun
     for told, failed in ((1, replicas), (2, replicas), (2, replicas[2:])):
         job = JobFacts(status=JobStatus(nodes_lost=told))
         assert build_data(build_facts(replicas=failed, jobs={"t": job}))["nodes"]["lost"] == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (None, "1 is lost (node 1)"),  # agents that cannot be asked: the line said "1 of 2 nodes runs" alone
+        (JobStatus(), "1 is lost (node 1)"),
+        (make_members(1, nodes_lost=1), "1 is lost (node 1)"),
+        (make_members(1, nodes_lost=2), "2 are lost (node 1)"),
+        (make_members(1, nodes_lost=1, lost=(3,)), "2 are lost (nodes 1, 3)"),
+    ],
+)
+def test_lost_nodes_are_named_wherever_the_line_is_printed(status, words):
+    states = [AppState.RUNNING, AppState.FAILED]
+    replicas = [ReplicaStatus(id=index, state=each, role="t", hostname="h") for index, each in enumerate(states)]
+    facts = build_facts(replicas=replicas, jobs={} if status is None else {"t": JobFacts(status=status)})
+    line = f"RUNNING: 1 of 2 nodes runs, {words}"
+    assert format_line(facts) == line
+    assert format_line(facts, shows_progress=False) == line, "`muster top` shows the progress apart"
+    assert format_line(parse_status(build_status(facts))) == line, "`muster run` added the clause without the loss"
+
+
+def test_lost_nodes_of_several_roles_have_the_names_of_their_roles():
+    replicas = [ReplicaStatus(id=1, state=AppState.FAILED, role=role, hostname="h") for role in "ab"]
+    replicas.append(ReplicaStatus(id=0, state=AppState.RUNNING, role="a", hostname="h"))
+    assert format_line(build_facts(replicas=replicas)) == "RUNNING: 1 of 3 nodes runs, 2 are lost (a/1, b/1)"
+    replicas = [ReplicaStatus(id=index, state=AppState.FAILED, role="t", hostname="h") for index in range(9)]
+    assert format_line(build_facts(replicas=replicas)).endswith("9 are lost (nodes 0, 1, 2, 3, 4, 5, 6, 7, ...)")
 
 
 def test_a_response_of_torchx_has_facts_for_the_line():

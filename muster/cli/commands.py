@@ -287,6 +287,13 @@ def _print_log(args: argparse.Namespace) -> int:
         grep=args.grep,
         stream=args.stream,
     )
+    if os.path.isdir(args.handle):
+        from muster.cli.afterwards import log_folder
+        from muster.cli.output.run_folder import RunFolder
+
+        if log_folder.is_log_folder(args.handle):
+            folder = RunFolder(log_folder.find_run(args.handle), log_folder.read_run)
+            return log_command.print_folder(folder, query)
     return log_command.print_log(args.handle, query)
 
 

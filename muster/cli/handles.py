@@ -52,9 +52,7 @@ def find_app(word: str, env: Mapping[str, str]) -> AppName:
     """
     match = _HANDLE.fullmatch(word)
     if os.sep in word and os.path.isdir(word):
-        known = "`muster status`, `top`, `events` and `timeline` read a folder with logs"
-        stacks = "`kill -USR2 AGENT` makes an agent print its node's stacks"
-        raise ControlError(f"{word!r} is a folder, not an app; only {known}; {stacks}", ExitCode.USAGE)
+        raise _refuse_folder(word)
     if match is None:
         example = "local_cwd://torchx/train-x7k2"
         raise ControlError(f"{word!r} is not an app handle; an example is {example}", ExitCode.USAGE)
@@ -71,7 +69,7 @@ def find_app(word: str, env: Mapping[str, str]) -> AppName:
     found = list(_find_by_beginning(app_id, scheduler, env))
     exact = [each for each in found if each.app_id.rpartition(":")[2] == app_id] or found
     if len(exact) > 1:
-        names = ", ".join(f"{each.scheduler}://{_TORCHX}/{each.app_id}" for each in exact)
+        names = ", ".join(map(name_handle, exact))
         raise ControlError(f"{word!r} may be any of {len(exact)} jobs: {names}", ExitCode.USAGE)
     if exact:
         return AppName(scheduler=scheduler or exact[0].scheduler, session=session, app_id=exact[0].app_id)
@@ -84,6 +82,12 @@ def find_app(word: str, env: Mapping[str, str]) -> AppName:
             line = f"no job that was submitted here has the Slurm job id {app_id}, and {line}"
         raise ControlError(line, ExitCode.UNKNOWN)
     return AppName(scheduler=scheduler, session=session, app_id=app_id)  # its adapter reports what it knows
+
+
+def _refuse_folder(word: str) -> ControlError:
+    known = "`muster status`, `top`, `log`, `events` and `timeline` read a folder with logs"
+    stacks = "`kill -USR2 AGENT` makes an agent that runs print its node's stacks"
+    return ControlError(f"{word!r} is a folder, not an app; only {known}; {stacks}", ExitCode.USAGE)
 
 
 def _describe_unnamed(word: str, env: Mapping[str, str]) -> str:
@@ -186,11 +190,21 @@ def _find_name(app_id: str) -> str:
 
 
 def _find_last(env: Mapping[str, str]) -> AppName:
+    newest = list_newest(env)
+    if not newest:
+        raise ControlError("there is no last job: none was submitted on this machine", ExitCode.UNKNOWN)
+    return newest[0]
+
+
+def list_newest(env: Mapping[str, str]) -> list[AppName]:
+    """Return the newest app of each scheduler, of those that were submitted here. The first is `last`."""
     state_dir = find_state_dir(env)
     newest = {name: AppRegistry(state_dir, name).find_newest() for name in _list_schedulers(state_dir)}
     newest[_KUBERNETES] = find_last_remote(state_dir, _KUBERNETES)
-    known = [(found, name) for name, found in newest.items() if found is not None]
-    if not known:
-        raise ControlError("there is no last job: none was submitted on this machine", ExitCode.UNKNOWN)
-    (_, app_id), name = max(known)
-    return AppName(scheduler=name, session="muster", app_id=app_id)
+    known = sorted(((found, name) for name, found in newest.items() if found is not None), reverse=True)
+    return [AppName(scheduler=name, session="muster", app_id=app_id) for (_, app_id), name in known]
+
+
+def name_handle(app: AppName) -> str:
+    """Return the handle that `muster list` prints."""
+    return f"{app.scheduler}://{_TORCHX}/{app.app_id}"

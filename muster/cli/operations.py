@@ -19,7 +19,7 @@ from muster._shared.contract import AskKind, AskOutcome
 from muster._shared.control import ControlError, ExitCode
 from muster._shared.reports import Answer
 from muster.cli.adapters import create_scheduler
-from muster.cli.handles import find_app
+from muster.cli.handles import LAST, AppName, find_app, list_newest, name_handle
 from muster.schedulers.adapter.scheduler import PluginScheduler
 from muster.schedulers.errors import (
     EndedAppError,
@@ -128,6 +128,7 @@ def open_scheduler(handle: str) -> Iterator[tuple[PluginScheduler, str]]:
 
     However a command finds that there is no such app, it prints the same line: `PluginScheduler.describe_unknown`.
     """
+    app = None
     try:
         app = find_app(handle, os.environ)
         with closing(create_scheduler(app.scheduler, app.session)) as scheduler:
@@ -136,10 +137,31 @@ def open_scheduler(handle: str) -> Iterator[tuple[PluginScheduler, str]]:
             except (UnknownAppError, ControlError) as error:
                 if isinstance(error, ControlError) and error.exit_code is not ExitCode.UNKNOWN:
                     raise
-                raise ControlError(scheduler.describe_unknown(app.app_id), ExitCode.UNKNOWN) from error
+                line = scheduler.describe_unknown(app.app_id)
+                raise ControlError(_explain_last(handle, app, line), ExitCode.UNKNOWN) from error
     except RightError as error:
         raise ControlError(str(error), ExitCode.REFUSED) from error
-    except (EngineError, SchedulerError) as error:
+    except EngineError as error:
+        raise ControlError(_explain_last(handle, app, str(error)), ExitCode.LOST) from error
+    except SchedulerError as error:
         raise ControlError(str(error), ExitCode.LOST) from error
     except OSError as error:
         raise ControlError(describe_os_error(error, f"the folder of {handle}"), ExitCode.LOST) from error
+
+
+def _explain_last(handle: str, app: AppName | None, why: str) -> str:
+    """Say why an app cannot be asked. If it is `last`, also say which app that is, and which one can be asked."""
+    if handle != LAST or app is None:
+        return why
+    others = (each for each in list_newest(os.environ) if each.scheduler != app.scheduler)
+    found = next(filter(_is_reachable, others), None)
+    newest = "" if found is None else f"; the newest job that is reachable: {name_handle(found)}"
+    return f"last is {name_handle(app)}, and {why}{newest}"
+
+
+def _is_reachable(app: AppName) -> bool:
+    try:
+        with closing(create_scheduler(app.scheduler, app.session)) as scheduler:
+            return scheduler.describe_app(app.app_id) is not None
+    except (ControlError, EngineError, SchedulerError, OSError):
+        return False

@@ -1,5 +1,6 @@
 """`muster status` and `muster list`: the one line of a job (`schedulers.adapter.job_line`), and what is behind it."""
 
+import contextlib
 import json
 import os
 import queue
@@ -12,19 +13,20 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
+from torchx.schedulers.api import ListAppResponse
 from torchx.specs import AppDef, AppState
 
 from muster._shared.contract import HOLD_FLAG, show_controls
 from muster._shared.control import ControlError, ExitCode
 from muster.cli.adapters import create_scheduler, describe_error, list_names
-from muster.cli.handles import SAME_APPS
+from muster.cli.handles import SAME_APPS, list_newest, name_handle
 from muster.cli.operations import open_scheduler
 from muster.cli.prune import format_age
 from muster.schedulers.adapter.facts import AppFacts
 from muster.schedulers.adapter.job_line import build_data, format_line
-from muster.schedulers.adapter.scheduler import PluginScheduler
+from muster.schedulers.adapter.scheduler import ListedApp, PluginScheduler
 from muster.schedulers.errors import EngineError, NotConfiguredError, SchedulerError, UnknownAppError
-from muster.schedulers.supervision.registry import find_state_dir
+from muster.schedulers.supervision.registry import find_last_remote, find_state_dir
 
 STATE_CODES: Final[Mapping[AppState, int]] = {
     AppState.SUCCEEDED: 0,
@@ -144,7 +146,12 @@ class Listing:
     others: int = 0
     """How many more apps were submitted with another home folder."""
     problem: str = ""
-    """Why it cannot be reached, in one line. "": it can, or it is not configured and was not asked for."""
+    """Why it cannot be reached, in one line. "": it can, or it is not configured and nobody misses it."""
+    is_configured: bool = True
+
+    def describe_problem(self) -> str:
+        """Say in one line that it cannot be reached, and why. What is not configured says so itself."""
+        return f"{self.scheduler}{' is not reachable' if self.is_configured else ''}: {self.problem}"
 
 
 def print_list(names: Iterable[str], *, limit: int, as_json: bool) -> int:
@@ -179,8 +186,9 @@ def print_list(names: Iterable[str], *, limit: int, as_json: bool) -> int:
 
         for line in describe():
             print(line)
-    for name, problem in problems.items():
-        print(f"muster: {name} is not reachable: {show_controls(problem)}", file=sys.stderr)
+    for each in listings:
+        if each.problem:
+            print(f"muster: {show_controls(each.describe_problem())}", file=sys.stderr)
     return int(code)
 
 
@@ -241,19 +249,39 @@ def _read_listing(name: str, limit: int, *, is_named: bool, counts_others: bool)
     try:
         scheduler = create_scheduler(name, "muster")
         with closing(scheduler):
-            apps = sort_apps(scheduler.list_apps({}))
+            apps = sort_apps(_add_last(name, scheduler.list_apps({})))
             others = sum(getattr(app, "has_other_home", False) for app in apps) if counts_others else 0
             others = others if others >= _FOLDED else 0
             apps = apps[others:]
-            known = (_read_app(scheduler, name, str(app.app_id), app) for app in apps[-limit:])
-            return Listing(scheduler=name, apps=tuple(filter(None, known)), count=len(apps), others=others)
+            read = [_read_app(scheduler, name, str(app.app_id), app) for app in apps[-limit:]]
+            known = tuple(filter(None, read))
+            return Listing(scheduler=name, apps=known, count=len(apps) - len(read) + len(known), others=others)
     except ControlError as error:
         is_other = error.exit_code is ExitCode.USAGE and not is_named
         return Listing(scheduler=name, problem="" if is_other else str(error))
     except NotConfiguredError as error:
-        return Listing(scheduler=name, problem=describe_error(error) if is_named else "")
+        newest = _find_newest(name)
+        problem = f"{describe_error(error)}{newest}" if is_named or newest else ""
+        return Listing(scheduler=name, problem=problem, is_configured=False)
     except Exception as error:  # noqa: BLE001  # another package's: the others are listed all the same
-        return Listing(scheduler=name, problem=describe_error(error))
+        return Listing(scheduler=name, problem=f"{describe_error(error)}{_find_newest(name)}")
+
+
+def _find_newest(name: str) -> str:
+    """Name the newest job that was submitted to a scheduler from here. "": there is none."""
+    with contextlib.suppress(EngineError, OSError):
+        newest = next((each for each in list_newest(os.environ) if each.scheduler == name), None)
+        return "" if newest is None else f"; its newest job from here: {name_handle(newest)}"
+    return ""
+
+
+def _add_last(name: str, apps: list[ListAppResponse]) -> list[ListAppResponse]:
+    """Add the last app that was submitted from here if a scheduler lists only some places, and not this app's."""
+    with contextlib.suppress(EngineError, OSError):
+        last = find_last_remote(find_state_dir(os.environ), name)
+        if last is not None and last[1] not in {str(each.app_id) for each in apps}:
+            return [*apps, ListedApp(app_id=last[1], state=AppState.UNKNOWN, submitted_s=last[0] / 1e9)]
+    return apps
 
 
 def _read_app(scheduler: PluginScheduler, name: str, app_id: str, app: object) -> Listed | None:

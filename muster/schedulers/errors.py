@@ -28,7 +28,7 @@ class EngineError(ComponentValidationException, RuntimeError):  # type: ignore[m
 
 
 class NotConfiguredError(EngineError):
-    """Nothing says where the engine is: it may not be used on this machine. `muster list` names it only if asked."""
+    """Nothing says where the engine is. `muster list` names it only if asked, or if a job was submitted to it here."""
 
 
 class RightError(EngineError):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from torchx.specs import AppDef, AppState, Role
 from torchx.specs.api import ReplicaStatus
 
-from muster._shared.contract import STATUS_LIMIT_BYTES, LogNames
+from muster._shared.contract import AGENT_MODULE, STATUS_LIMIT_BYTES, LogNames
 from muster._shared.control import ControlError, ExitCode
 from muster._shared.foreign_files import read_regular
 from muster.cli.afterwards import sources
@@ -84,10 +84,10 @@ def read_run(run: Path) -> AppFacts:
         messages = [story.ending if report is None or state is AppState.CANCELLED else describe_report(report)]
     if state in (AppState.UNKNOWN, AppState.CANCELLED) or (state is AppState.FAILED and report is None):
         messages.append(_explain_by_slurm(placed, written_s))
-    replicas = _list_nodes(run.name, job.status) if state is AppState.RUNNING else None
+    replicas = _list_nodes(run.name, job.status, placed) if state is AppState.RUNNING else None
     return AppFacts(
         app_id=run.name,
-        app=AppDef(name=run.name, roles=[Role(name=run.name, image="")]),
+        app=AppDef(name=run.name, roles=[_build_role(run.name)]),
         state=state,
         replicas=replicas,
         restarts=job.attempt,
@@ -96,6 +96,10 @@ def read_run(run: Path) -> AppFacts:
         submitted_s=story.start_s,
         since_s=story.start_s if state is AppState.RUNNING else story.end_s if not story.runs else written_s,
     )
+
+
+def _build_role(name: str) -> Role:
+    return Role(name=name, image="", entrypoint="python3", args=["-m", AGENT_MODULE])
 
 
 def _explain_by_slurm(placed: Sequence[Placed], written_s: float) -> str:
@@ -152,17 +156,25 @@ def _find_last_write(run: Path) -> float:
     return max(path.stat().st_mtime for path in paths if path.is_file())
 
 
-def _list_nodes(role: str, status: "JobStatus | None") -> list[ReplicaStatus] | None:
-    """Return the nodes that agents report. None: a large job lists only those that differ."""
+def _list_nodes(role: str, status: "JobStatus | None", placed: Sequence[Placed]) -> list[ReplicaStatus] | None:
+    """Return the nodes that agents report, and lost ones that are no longer reported because the job went on.
+
+    None: a large job lists only those that differ.
+    """
     if status is None or len(status.nodes) < status.nodes_running + status.nodes_spare + status.nodes_lost:
         return None
     states = {"lost": AppState.FAILED}
-    return [
-        ReplicaStatus(
-            id=node.node_index,
-            role=role,
-            state=states.get(node.state.value, AppState.RUNNING),
-            hostname=node.host,
-        )
-        for node in status.nodes
-    ]
+    nodes = {each.node_index: (states.get(each.state.value, AppState.RUNNING), each.host) for each in status.nodes}
+    lost = _find_left_out(placed).items()
+    nodes |= {index: (AppState.FAILED, host) for index, host in lost if index not in nodes}
+    return [ReplicaStatus(id=index, role=role, state=state, hostname=host) for index, (state, host) in nodes.items()]
+
+
+def _find_left_out(placed: Sequence[Placed]) -> dict[int, str]:
+    """Return the hosts of nodes that took part in a round, by node index, if no record says that the agent ended."""
+    events = [each.event for each in placed if each.event.node_index is not None]
+    took_part = {each.agent for each in events if each.what == "round_formed"}
+    ended = {each.agent for each in events if each.what == "agent_ended"}
+    newest = {each.node_index: each for each in events if each.what == "agent_started"}
+    lost = (each for each in newest.values() if each.agent in took_part - ended)
+    return {each.node_index: str(each.detail.get("host", "")) for each in lost if each.node_index is not None}

@@ -2,8 +2,6 @@
 
 import os
 import re
-import shutil
-import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
@@ -97,25 +95,20 @@ def _look_at_cluster(environ: Mapping[str, str]) -> Observation:  # noqa: ARG001
 
 def _look_at_slurm(environ: Mapping[str, str]) -> Observation:
     """Return its commands, and whether its controller answers."""
-    if shutil.which("sinfo", path=environ.get("PATH")) is None:
-        return Observation(
-            name="Slurm", verdict=Verdict.ABSENT, text="its commands are not here (no sinfo on the PATH)"
-        )
-    version, asked = _run(["sinfo", "--version"]), _run(["sinfo", "-h", "-o", "%P"])
-    partitions = sorted(asked.stdout.split())
-    facts = {"version": version.stdout.strip(), "partitions": partitions, "job": environ.get("SLURM_JOB_ID")}
-    if asked.returncode:
-        if "configuration source" in asked.stderr:  # Slurm's words where it finds no slurm.conf and no controller
-            text = "its commands are here, but no configuration of a cluster (slurm.conf)"
-            return Observation(name="Slurm", verdict=Verdict.ABSENT, text=text, facts=facts)
-        reason = " ".join(asked.stderr.split())[:200] or f"sinfo exited with code {asked.returncode}"
-        text = f"{facts['version'] or 'its version is not known'}: {reason}"
+    from muster.schedulers.errors import EngineError, NotConfiguredError
+    from muster.schedulers.slurm.client import run
+
+    version = ""
+    try:
+        version = run(["sinfo", "--version"], limit_s=_LIMIT_S, waits=False).strip()
+        partitions = sorted(run(["sinfo", "-h", "-o", "%P"], limit_s=_LIMIT_S, waits=False).split())
+    except NotConfiguredError as error:
+        return Observation(name="Slurm", verdict=Verdict.ABSENT, text=str(error))
+    except EngineError as error:
+        text = f"{version or 'its version is not known'}: {error}"
         advice = "check the controller: scontrol ping"
-        return Observation(name="Slurm", verdict=Verdict.WARNING, text=text, advice=advice, facts=facts)
+        return Observation(name="Slurm", verdict=Verdict.WARNING, text=text, advice=advice)
+    facts = {"version": version, "partitions": partitions, "job": environ.get("SLURM_JOB_ID")}
     inside = f"; inside job {facts['job']}" if facts["job"] else ""
-    text = f"{facts['version']}, partitions {', '.join(partitions) or 'none'}{inside}"
+    text = f"{version}, partitions {', '.join(partitions) or 'none'}{inside}"
     return Observation(name="Slurm", verdict=Verdict.OK, text=text, facts=facts)
-
-
-def _run(words: list[str]) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(words, capture_output=True, text=True, timeout=_LIMIT_S, check=False)

@@ -2,7 +2,7 @@
 
 Lines of replicas come through the seam's `read_log`. Those of a rank come from the files of the run's folder, which
 keep attempts apart, if these can be read on this machine or in a node that runs. Elsewhere they are found in the
-replicas' output, by the prefix that agents give each rank's lines.
+replicas' output, by the prefix that agents give each rank's lines. A job that was started by hand has only its folder.
 """
 
 import os
@@ -32,6 +32,7 @@ from muster.cli.output.reported import (
     list_stderr,
     parse_error,
 )
+from muster.cli.output.run_folder import RunFolder
 from muster.cli.output.streaming import LinePrinter, say
 from muster.schedulers.adapter.scheduler import LogRequest, PluginScheduler
 from muster.schedulers.adapter.status import count_replicas
@@ -115,8 +116,23 @@ def print_log(word: str, query: LogQuery) -> int:
     return ExitCode.DONE
 
 
+def print_folder(folder: RunFolder, query: LogQuery) -> int:
+    """Do as `print_log`, of a job that was started by hand: only of ranks."""
+    if query.role is not None or query.node is not None:
+        raise ControlError("--role and --node are for an app, not for a folder", ExitCode.USAGE)
+    if not query.wants_ranks:
+        where = "the agents' own output is on the console on which they were started"
+        line = f"{where}; `--failed`, `--rank N` and `--attempt N` print the output of ranks"
+        raise ControlError(line, ExitCode.USAGE)
+    name = str(folder.folder)
+    _Log(folder, name, folder.describe_app(name), query).print_ranks()
+    return ExitCode.DONE
+
+
 class _Log:
-    def __init__(self, scheduler: PluginScheduler, app_id: str, response: DescribeAppResponse, query: LogQuery) -> None:
+    def __init__(
+        self, scheduler: PluginScheduler | RunFolder, app_id: str, response: DescribeAppResponse, query: LogQuery
+    ) -> None:
         self._scheduler = scheduler
         self._app_id = app_id
         self._response = response
@@ -206,6 +222,9 @@ class _Log:
                 say(f"rank {rank} printed nothing" + ("" if report is None else f"; {describe_report(report)}"))
             return
         self._check_known(rank, attempt)
+        if not self._scheduler.backend:
+            self._print_without_files(role, rank, attempt)
+            return
         if rank is None:
             raise ControlError(self._describe_lost_attempt(role, attempt), ExitCode.REFUSED)
         if attempt is not None and not self._query.failed:
@@ -215,6 +234,24 @@ class _Log:
         prefixes = self._print_from_console(role, rank)
         if prefixes is not None:
             self._print_what_is_left(role, rank, attempt, prefixes)
+
+    def _print_without_files(self, role: str, rank: int | None, attempt: int | None) -> None:
+        """Say why the folder of a job that was started by hand lacks a rank's files. Print what its report knows.
+
+        Raises:
+            ControlError: the report knows no line of it.
+        """
+        known = {place.global_rank for place in rank_logs.list_places(b"\n".join(self._records.values()))}
+        where = "the ranks" if rank is None else f"rank {rank}"
+        why = f"{self._app_id} has no output of {where}: "
+        if rank is None or rank in known:
+            why += "muster-agent writes it to files only with `--tee 3` or `-r 3`, else to the console only"
+        else:
+            why += "its node has another log folder; give all agents one `--log-dir` that they share"
+        if rank is not None and self._print_from_report(role, rank, attempt, why):
+            return
+        report = self._read_report(role) if self._query.failed else None
+        raise ControlError(why if report is None else f"{why}; {describe_report(report)}", ExitCode.REFUSED)
 
     def _check_known(self, rank: int | None, attempt: int | None) -> None:
         """Refuse a rank or an attempt that the job's agents have not recorded, if they have recorded any."""
@@ -278,6 +315,8 @@ class _Log:
 
     def _describe_rest(self, role: str) -> str:
         """Say which command prints what is left of the output, or that nothing is left and how to keep it."""
+        if not self._scheduler.backend:
+            return f"`muster log {self._app_id} --attempt N` prints the output of all ranks"
         replicas = self._list_replicas()
         if any(_NO_LOG.match(line) is None for replica in replicas for line in self._list_lines(*replica)):
             return f"`muster log {self._app_id}` prints its output"

@@ -324,14 +324,7 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
         """
         del index
         folder = self.find_run_dir(app_id, role)
-        if folder is None:
-            return None
-        try:
-            return read_regular(str(folder / name), limit_bytes, -limit_bytes)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError as error:
-            raise EngineError(describe_os_error(error, str(folder / name))) from error
+        return None if folder is None else read_run_file(folder, name, limit_bytes)
 
     def find_leftovers(self) -> "Iterable[Leftover]":
         """Find what apps that have ended left behind. Leave out apps that run."""
@@ -522,3 +515,13 @@ def measure_folder(folder: Path) -> int:
             with contextlib.suppress(OSError):
                 total += os.lstat(os.path.join(base, name)).st_size
     return total
+
+
+def read_run_file(folder: Path, name: str, limit_bytes: int) -> bytes | None:
+    """Read a file of the run that has this folder. See `PluginScheduler.read_run_file`."""
+    try:
+        return read_regular(str(folder / name), limit_bytes, -limit_bytes)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise EngineError(describe_os_error(error, str(folder / name))) from error

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from muster.schedulers.errors import EngineError, OptionError, SchedulerError
+from muster.schedulers.errors import EngineError, NotConfiguredError, OptionError, SchedulerError
 from muster.schedulers.slurm.hosts import expand_hosts, parse_time
 
 LIMIT_S: Final = 60.0
@@ -18,6 +18,9 @@ TIMED_OUT: Final = 124
 """As of `timeout`."""
 _RETRY_S: Final = 1.0
 _DOWN: Final = ("Unable to contact slurm controller", "Connection refused", "Socket timed out", "Zero Bytes were")
+_NO_CONFIG: Final = "configuration source"
+"""In what a command says that finds no slurm.conf, and no controller that has one."""
+_NO_CLUSTER: Final = "no cluster is configured: Slurm's commands are here, but no slurm.conf; set SLURM_CONF"
 _UNKNOWN: Final = "Invalid job id"
 _NO_GRES: Final = "invalid generic resource"
 _GPUS: Final = re.compile(r"gpu(?::([A-Za-z]\w*))?[:=](\d+)")
@@ -106,7 +109,8 @@ def run(
     Raises:
         SlurmDownError: the controller does not answer.
         RefusedError: it refuses the request.
-        EngineError: there is no such program.
+        NotConfiguredError: there is no such program, or no configuration of a cluster.
+        EngineError: it cannot be run.
     """
     deadline_s = time.monotonic() + limit_s
     while True:
@@ -116,7 +120,7 @@ def run(
                 env=None if env is None else dict(env),
             )  # fmt: skip
         except FileNotFoundError:
-            raise EngineError(
+            raise NotConfiguredError(
                 f"there is no {command[0]} here: Slurm's commands must be installed and in PATH"
             ) from None
         except OSError as error:
@@ -125,6 +129,8 @@ def run(
             raise SlurmDownError(f"{command[0]} did not answer in {limit_s:g} s") from None
         if done.returncode == 0:
             return done.stdout
+        if _NO_CONFIG in done.stderr:
+            raise NotConfiguredError(_NO_CLUSTER)
         lines = done.stderr.strip().splitlines() or [f"it exited with code {done.returncode}"]
         why = "; ".join(line.removeprefix(f"{command[0]}: error: ").removeprefix("error: ") for line in lines[-2:])
         if not any(each in done.stderr for each in _DOWN):

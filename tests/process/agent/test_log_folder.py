@@ -30,8 +30,8 @@ def start(tmp_path: Path):
     script = tmp_path / "steps.py"
     script.write_text(SCRIPT)
 
-    def start(*words: str, run_id: str = "job7") -> Tree:
-        flags = ["--nproc-per-node", "2", "--rdzv-id", run_id, "--log-dir", str(tmp_path / "logs"), "-r", "3"]
+    def start(*words: str, run_id: str = "job7", keeps: str = "3") -> Tree:
+        flags = ["--nproc-per-node", "2", "--rdzv-id", run_id, "--log-dir", str(tmp_path / "logs"), "-r", keeps]
         return Tree([sys.executable, "-m", "muster.agent", *flags, str(script), *words])
 
     return start
@@ -53,7 +53,7 @@ def test_a_job_that_runs_and_is_stopped(start, tmp_path, capsys):
         assert "of 500" in capsys.readouterr().out
         assert commands.main(["stop", str(logs)]) == ExitCode.USAGE
         said = capsys.readouterr().err
-        assert "is a folder, not an app; only `muster status`, `top`, `events` and `timeline` read a folder" in said
+        assert "is a folder, not an app; only `muster status`, `top`, `log`, `events` and `timeline` read" in said
         agent.send(signal.SIGTERM)
         assert agent.wait().exit_code == 143
     assert read(logs, capsys)[0] == 7
@@ -101,6 +101,82 @@ def test_jobs_that_have_ended_and_the_newest_is_shown(start, tmp_path, capsys):
     assert f"{logs / 'bad'}  FAILED: ranks 0-1 failed in the same way: exited with code 9; " in line
     assert commands.main(["status", "--json", str(logs)]) == 1
     assert json.loads(capsys.readouterr().out)["state"] == "FAILED"
+
+
+def read_log(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    capsys.readouterr()
+    code = commands.main(["log", *words])
+    return code, *capsys.readouterr()
+
+
+def test_the_output_of_the_rank_that_failed(start, tmp_path, capsys):
+    """A folder was refused, with advice for jobs that run."""
+    run = str(tmp_path / "logs" / "job7")
+    with start("3", "9") as agent:
+        agent.wait()
+    for folder in (run, str(tmp_path / "logs")):
+        code, out, err = read_log(capsys, folder, "--failed")
+        assert (code, out) == (0, "step 0\nstep 1\nstep 2\n")
+        assert err in [f"muster: the root cause: rank {rank}, attempt 0\n" for rank in (0, 1)]
+    assert read_log(capsys, run, "--rank", "1", "--grep", "2") == (0, "step 2\n", "")
+    assert read_log(capsys, run, "-f", "--rank", "1") == (0, "step 0\nstep 1\nstep 2\n", "")
+    assert read_log(capsys, run, "--rank", "5")[2] == "muster: there is no rank 5; there are ranks 0-1\n"
+    where = "the agents' own output is on the console on which they were started"
+    line = f"muster: {where}; `--failed`, `--rank N` and `--attempt N` print the output of ranks\n"
+    assert read_log(capsys, run) == (ExitCode.USAGE, "", line)
+    line = "muster: --role and --node are for an app, not for a folder\n"
+    assert read_log(capsys, run, "--failed", "--role", "job7") == (ExitCode.USAGE, "", line)
+
+
+def test_a_rank_whose_output_went_to_the_console(start, tmp_path, capsys):
+    run = tmp_path / "logs" / "job7"
+    with start("x", "9", keeps="0") as agent:
+        agent.wait()
+    why = "muster-agent writes it to files only with `--tee 3` or `-r 3`, else to the console only"
+    code, out, err = read_log(capsys, str(run), "--failed")
+    root, missing = err.splitlines()
+    rank = root.removesuffix(", attempt 0").rpartition(" ")[2]
+    assert missing == f"muster: {run} has no output of rank {rank}: {why}; the job's report has these lines of it"
+    assert code == 0
+    assert out.endswith("ValueError: invalid literal for int() with base 10: 'x'\n")
+    (run / "report.json").unlink()
+    code, _, err = read_log(capsys, str(run), "--failed")
+    lines = [f"muster: {run} has no output of rank {rank}: {why}" for rank in (0, 1)]
+    assert code == ExitCode.REFUSED
+    assert err.splitlines()[1] in lines, "without a report the records say which rank it was"
+    line = f"muster: {run} has no output of the ranks: {why}\n"
+    assert read_log(capsys, str(run), "--attempt", "0") == (ExitCode.REFUSED, "", line)
+
+
+def test_a_rank_of_a_node_with_a_folder_of_its_own(start, tmp_path, capsys):
+    run = tmp_path / "logs" / "job7"
+    with start("3", "9") as agent:
+        agent.wait()
+    report = json.loads((run / "report.json").read_text())
+    report["failures"] = [{**each, "global_rank": 7} for each in report["failures"][:1]]
+    (run / "report.json").write_text(json.dumps(report))
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    for event in events:
+        if event["what"] == "round_formed":
+            event["detail"]["world_size"] = 8
+    (run / "events.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    code, _, err = read_log(capsys, str(run), "--failed")
+    share = "its node has another log folder; give all agents one `--log-dir` that they share"
+    assert code == ExitCode.REFUSED
+    assert err.startswith(
+        f"muster: the root cause: rank 7, attempt 0\nmuster: {run} has no output of rank 7: {share}; ranks 0-1 f"
+    )
+
+
+def test_a_job_that_was_stopped_has_no_rank_that_failed(start, tmp_path, capsys):
+    run = tmp_path / "logs" / "job7"
+    with start("500", "0") as agent:
+        wait_until(lambda: run.exists() and "step 2" in read(run, capsys)[1], what="a step")
+        agent.send(signal.SIGTERM)
+        agent.wait()
+    rest = f"`muster log {run} --attempt N` prints the output of all ranks"
+    line = f"muster: no rank of {run} is known to have failed; it is CANCELLED; {rest}\n"
+    assert read_log(capsys, str(run), "--failed") == (ExitCode.REFUSED, "", line)
 
 
 def test_agents_that_were_killed_leave_a_job_that_is_unknown(start, tmp_path, capsys):

@@ -8,11 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from muster.cli import overview
 from muster.cli.commands import build_parser, main
 from muster.cli.completion import build_completion
 from muster.cli.doctor import command, services
 from muster.cli.doctor.command import format_observations
 from muster.cli.doctor.observations import Observation, Verdict, hide_credentials
+from muster.schedulers.slurm.client import list_jobs
+from muster.schedulers.slurm.scheduler import SlurmScheduler
+from muster.schedulers.supervision.app_folder import AppFolder
+from muster.schedulers.supervision.registry import AppRegistry
 
 STAND_IN = Path(__file__).parents[2] / "programs" / "nvml_stand_in.c"
 
@@ -191,12 +196,16 @@ def test_slurms_controller_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     sinfo = tmp_path / "sinfo"
     for body, verdict, text in (
         ('[ "$1" = --version ] && echo slurm 24.05 || echo "gpu* "', Verdict.OK, "slurm 24.05, partitions gpu*"),
-        ('[ "$1" = --version ] && echo slurm 24.05 || { echo no >&2; exit 1; }', Verdict.WARNING, "slurm 24.05: no"),
-        ("echo no >&2; exit 1", Verdict.WARNING, "its version is not known: no"),
+        (
+            '[ "$1" = --version ] && echo slurm 24.05 || { echo no >&2; exit 1; }',
+            Verdict.WARNING,
+            "slurm 24.05: sinfo: no",
+        ),
+        ("echo no >&2; exit 1", Verdict.WARNING, "its version is not known: sinfo: no"),
         (
             "echo 'sinfo: fatal: Could not establish a configuration source' >&2; exit 1",
             Verdict.ABSENT,
-            "its commands are here, but no configuration of a cluster (slurm.conf)",
+            "no cluster is configured: Slurm's commands are here, but no slurm.conf; set SLURM_CONF",
         ),
     ):
         sinfo.write_text(f"#!/bin/sh\n{body}\n")
@@ -204,6 +213,34 @@ def test_slurms_controller_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
         seen = services._look_at_slurm({"PATH": os.environ["PATH"]})
         assert (seen.verdict, seen.text) == (verdict, text)
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_doctor_and_list_say_the_same_of_a_slurm_that_is_not_configured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_installed: bool
+) -> None:
+    """One called it absent, the other not reachable, each in its own words."""
+    monkeypatch.undo()
+    for name in ("sinfo", "squeue") if is_installed else ():
+        program = tmp_path / name
+        program.write_text("#!/bin/sh\necho 'fatal: Could not establish a configuration source' >&2; exit 1\n")
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin" if is_installed else str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(overview, "find_names", lambda: ["slurm"])
+    assert main(["list"]) == 0
+    assert capsys.readouterr().err == "", "no job was ever submitted to it from here"
+    monkeypatch.setattr(SlurmScheduler, "list_apps", lambda self, cfg: list_jobs("job", ()))
+    folder = AppFolder(tmp_path / "job-1")
+    folder.state_dir.mkdir(parents=True)
+    folder.spec_file.touch()
+    AppRegistry(tmp_path / "muster", "slurm").add("job-1", folder.path)
+    assert main(["list"]) == 0
+    said = capsys.readouterr().err
+    seen = services._look_at_slurm({})
+    assert seen.verdict is Verdict.ABSENT
+    text = seen.text.replace("sinfo", "squeue")  # the command that is not there
+    assert said == f"muster: slurm: {text}; its newest job from here: slurm://torchx/job-1\n"
 
 
 def test_the_command_prints_for_people(capsys: pytest.CaptureFixture[str]) -> None:

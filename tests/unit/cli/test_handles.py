@@ -5,10 +5,10 @@ import os
 import pytest
 
 from muster._shared.control import ControlError, ExitCode
-from muster.cli import handles
+from muster.cli import commands, handles, operations
 from muster.cli.handles import find_app, list_names
 from muster.schedulers import kubernetes
-from muster.schedulers.errors import EngineError
+from muster.schedulers.errors import EngineError, NotConfiguredError
 from muster.schedulers.supervision.app_folder import AppFolder
 from muster.schedulers.supervision.registry import AppRegistry, record_last_remote
 
@@ -68,6 +68,58 @@ def test_apps_of_another_packages_adapter_have_names_too(env, tmp_path):
 def test_last_is_the_newest_also_in_a_cluster(env, tmp_path):
     record_last_remote(tmp_path / "muster", "kubernetes", "team:train-9")
     assert str(find_app("last", env)) == "kubernetes://muster/team:train-9"
+
+
+def refuse_all_but(reachable, monkeypatch):
+    """Make schedulers of which only this one can be asked."""
+
+    class Scheduler:
+        def __init__(self, backend):
+            self.backend = backend
+
+        def describe_app(self, app_id):
+            if self.backend == "kubernetes":
+                raise NotConfiguredError("no cluster is configured")
+            if self.backend != reachable:
+                raise EngineError("it does not answer")
+            return app_id
+
+        def read_facts(self, app_id):
+            return self.describe_app(app_id)
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(operations, "create_scheduler", lambda name, session: Scheduler(name))
+
+
+@pytest.mark.parametrize("words", [["status", "last"], ["status"], ["log"], ["events", "last"], ["delete", "last"]])
+def test_a_last_job_that_cannot_be_reached_is_named_with_the_newest_that_can(words, env, tmp_path, monkeypatch, capsys):
+    """The line named neither the job nor a way out: "no cluster is configured"."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    record_last_remote(tmp_path / "muster", "kubernetes", "team:train-9")
+    last = "muster: last is kubernetes://torchx/team:train-9, and no cluster is configured"
+    refuse_all_but("local_cwd", monkeypatch)
+    assert commands.main(words) == ExitCode.LOST
+    newest = "the newest job that is reachable: local_cwd://torchx/main-a1"
+    assert capsys.readouterr().err == f"{last}; {newest}\n"
+    refuse_all_but(None, monkeypatch)
+    assert commands.main(words) == ExitCode.LOST
+    assert capsys.readouterr().err == f"{last}\n"
+    assert commands.main(["status", "kubernetes://torchx/team:train-9"]) == ExitCode.LOST
+    assert capsys.readouterr().err == "muster: no cluster is configured\n", "a job that is named needs no explanation"
+
+
+def test_a_last_job_that_was_deleted_leaves_the_newest_that_can_be_reached(env, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    record_last_remote(tmp_path / "muster", "kubernetes", "team:train-9")
+    cluster, local = Cluster(), Cluster(["eval-b2"])
+    cluster.read_facts, cluster.close, local.close = cluster.describe_app, lambda: None, lambda: None
+    found = {"kubernetes": cluster, "docker": local}
+    monkeypatch.setattr(operations, "create_scheduler", lambda name, session: found[name])
+    assert commands.main(["status"]) == ExitCode.UNKNOWN
+    last = "muster: last is kubernetes://torchx/team:train-9, and team:train-9 is gone"
+    assert capsys.readouterr().err == f"{last}; the newest job that is reachable: docker://torchx/eval-b2\n"
 
 
 def test_a_job_id_of_slurm_names_its_app(env, tmp_path):

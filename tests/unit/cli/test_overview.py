@@ -1,6 +1,7 @@
 """`muster status` and `muster list`, with schedulers of the tests."""
 
 import json
+import os
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -10,12 +11,15 @@ from torchx.specs import AppDef, AppState, Role
 from torchx.specs.api import ReplicaStatus
 
 from muster._shared.control import ControlError, ExitCode
-from muster._shared.job_view import JobStatus, NodeStatus
+from muster._shared.job_view import JobState, JobStatus, NodeState, NodeStatus
 from muster.cli import commands, operations, overview
-from muster.cli.afterwards import log_folder
+from muster.cli.afterwards import log_folder, sources
+from muster.cli.top import asking
 from muster.schedulers.adapter.facts import AppFacts
+from muster.schedulers.adapter.records import JobFacts
 from muster.schedulers.adapter.scheduler import ListedApp, PluginScheduler
 from muster.schedulers.errors import EngineError, NotConfiguredError
+from muster.schedulers.supervision.registry import find_state_dir, record_last_remote
 
 NOW_S = time.time()
 
@@ -122,7 +126,38 @@ def test_a_scheduler_that_is_not_configured_is_named_only_if_it_is_asked_for(ser
     assert commands.main(["list"]) == 0
     assert capsys.readouterr().err == ""
     assert commands.main(["list", "-s", "two"]) == ExitCode.LOST
-    assert capsys.readouterr().err == "muster: two is not reachable: no cluster is configured\n"
+    assert capsys.readouterr().err == "muster: two: no cluster is configured\n"
+
+
+def test_a_cluster_to_which_a_job_was_submitted_from_here_is_missed(serve, capsys, tmp_path, monkeypatch):
+    """`last` was a job of a cluster of which `muster list` said nothing."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    record_last_remote(find_state_dir(os.environ), "kubernetes", "team:train-9")
+    serve(Apps("one", {"a": AppState.FAILED}), Apps("kubernetes", {}, NotConfiguredError("no cluster is configured")))
+    assert commands.main(["list"]) == 0
+    newest = "its newest job from here: kubernetes://torchx/team:train-9"
+    assert capsys.readouterr().err == f"muster: kubernetes: no cluster is configured; {newest}\n"
+    serve(Apps("kubernetes", {}, EngineError("no answer")))
+    assert commands.main(["list"]) == 0
+    assert capsys.readouterr().err == f"muster: kubernetes is not reachable: no answer; {newest}\n"
+
+
+def test_the_last_job_is_listed_also_if_it_is_in_another_namespace(serve, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    two = Apps("kubernetes", {"team:train-8": AppState.RUNNING})
+    serve(two)
+    record_last_remote(find_state_dir(os.environ), "kubernetes", "other:train-9")
+    for exists in (True, False):  # False: it was deleted
+        two.states = {"team:train-8": AppState.RUNNING}
+        two.list_apps = lambda cfg: [ListedApp(app_id="team:train-8", state=None, submitted_s=NOW_S - 60)]
+        two.states |= {"other:train-9": AppState.FAILED} if exists else {}
+        assert commands.main(["list"]) == 0
+        out, err = capsys.readouterr()
+        handles = [line.split()[0] for line in out.splitlines()]
+        assert (handles, err) == (
+            ["kubernetes://torchx/other:train-9"] * exists + ["kubernetes://torchx/team:train-8"],
+            "",
+        )
 
 
 @pytest.mark.parametrize(("foreign", "is_folded"), [(1, False), (3, True)])
@@ -229,4 +264,41 @@ def test_nodes_by_hand_are_called_by_their_index():
     """The agents number those without --node-rank. All of them were called job/0."""
     nodes = tuple(NodeStatus(node_index=index, node=node) for index, node in ((7, 0), (6, 1), (5, None)))
     status = JobStatus(nodes=nodes, nodes_running=2, nodes_spare=1)
-    assert [each.id for each in log_folder._list_nodes("job", status)] == [7, 6, 5]
+    assert [each.id for each in log_folder._list_nodes("job", status, ())] == [7, 6, 5]
+
+
+def build_record(agent, what, index, **detail):
+    event = sources.Event(
+        agent=agent, time_s=1.0, monotonic_s=1.0, node=index, node_index=index, round=1, attempt=0, what=what,
+        detail=detail,
+    )  # fmt: skip
+    return SimpleNamespace(event=event)
+
+
+def test_top_names_lost_nodes_as_the_status_does(monkeypatch):
+    """Its line was built without what the agents report: "2 of 2 nodes run"."""
+    replicas = [ReplicaStatus(id=at, state=AppState.RUNNING, role="t", hostname="h") for at in range(2)]
+    status = JobStatus(
+        nodes=(NodeStatus(node_index=1, state=NodeState.LOST),), nodes_lost=1, step=3, state=JobState.WAITING
+    )
+    app = AppDef(name="a", roles=[Role(name="t", image="")])
+    facts = AppFacts(
+        app_id="a", app=app, state=AppState.RUNNING, replicas=replicas, jobs={"t": JobFacts(status=status)}
+    )
+    monkeypatch.setattr(asking, "read_app", lambda handle: (handle, facts))
+    assert asking.SchedulerJobs().read_job("a").line == "2 of 2 nodes run, 1 is lost (node 1)"
+
+
+def test_a_node_by_hand_is_lost_also_after_the_others_went_on():
+    """The status said "1 of 1 node runs"."""
+    placed = [build_record(each, "agent_started", at, host=f"h{at}") for at, each in enumerate("abcd")]
+    placed += [build_record(each, "round_formed", at) for at, each in enumerate("abc")]  # d has not joined
+    placed += [build_record("c", "agent_ended", 2, exit_code=0)]
+    status = JobStatus(nodes=(NodeStatus(node_index=0, host="h0"),), nodes_running=1)
+    found = log_folder._list_nodes("job", status, placed)
+    assert [(each.id, each.state, each.hostname) for each in found] == [
+        (0, AppState.RUNNING, "h0"),
+        (1, AppState.FAILED, "h1"),
+    ]
+    placed.append(build_record("e", "agent_started", 1, host="h9"))  # it joins next
+    assert len(log_folder._list_nodes("job", status, placed)) == 1

@@ -164,10 +164,10 @@ def _list_nodes(role: str, status: "JobStatus | None", placed: Sequence[Placed])
     if status is None or len(status.nodes) < status.nodes_running + status.nodes_spare + status.nodes_lost:
         return None
     states = {"lost": AppState.FAILED}
-    nodes = {each.node_index: (states.get(each.state.value, AppState.RUNNING), each.host) for each in status.nodes}
-    lost = _find_left_out(placed).items()
-    nodes |= {index: (AppState.FAILED, host) for index, host in lost if index not in nodes}
-    return [ReplicaStatus(id=index, role=role, state=state, hostname=host) for index, (state, host) in nodes.items()]
+    nodes = [(each.node_index, states.get(each.state.value, AppState.RUNNING), each.host) for each in status.nodes]
+    told = {index for index, _, _ in nodes}
+    nodes += [(index, AppState.FAILED, host) for index, host in _find_left_out(placed).items() if index not in told]
+    return [ReplicaStatus(id=index, role=role, state=state, hostname=host) for index, state, host in nodes]
 
 
 def _find_left_out(placed: Sequence[Placed]) -> dict[int, str]:

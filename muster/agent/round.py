@@ -98,7 +98,10 @@ class Round:
     hosts_store: bool = False
     """Whether this agent must host the store; False also for torch's handlers that host it themselves."""
     node_index: int = 0
-    """The index this node joined with (--node-rank), which decides the order of ranks. Without one, its group rank."""
+    """The index this node joined with (--node-rank), which decides the order of ranks.
+
+    Without one, it is the group rank.
+    """
     checkpoint: Checkpoint | None = None
     """The checkpoint from which the workers can resume."""
     lineage: int = 0

@@ -86,7 +86,7 @@ def find_app(word: str, env: Mapping[str, str]) -> AppName:
 
 def _refuse_folder(word: str) -> ControlError:
     known = "`muster status`, `top`, `log`, `events` and `timeline` read a folder with logs"
-    stacks = "`kill -USR2 AGENT` makes an agent that runs print its node's stacks"
+    stacks = "`kill -USR2 PID`, with the process id of an agent, prints the stacks of its node"
     return ControlError(f"{word!r} is a folder, not an app; only {known}; {stacks}", ExitCode.USAGE)
 
 

@@ -155,7 +155,7 @@ def _explain_last(handle: str, app: AppName | None, why: str) -> str:
         return why
     others = (each for each in list_newest(os.environ) if each.scheduler != app.scheduler)
     found = next(filter(_is_reachable, others), None)
-    newest = "" if found is None else f"; the newest job that is reachable: {name_handle(found)}"
+    newest = "" if found is None else f"; the newest reachable job of another scheduler: {name_handle(found)}"
     return f"last is {name_handle(app)}, and {why}{newest}"
 
 

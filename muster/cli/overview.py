@@ -146,11 +146,14 @@ class Listing:
     others: int = 0
     """How many more apps were submitted with another home folder."""
     problem: str = ""
-    """Why it cannot be reached, in one line. "": it can, or it is not configured and nobody misses it."""
+    """Why it cannot be reached, in one line.
+
+    "": it can, or it is not configured, was not asked for, and has no job from here.
+    """
     is_configured: bool = True
 
     def describe_problem(self) -> str:
-        """Say in one line that it cannot be reached, and why. What is not configured says so itself."""
+        """Say in one line that it cannot be reached, and why. The problem of one that is not configured says so."""
         return f"{self.scheduler}{' is not reachable' if self.is_configured else ''}: {self.problem}"
 
 
@@ -271,7 +274,7 @@ def _find_newest(name: str) -> str:
     """Name the newest job that was submitted to a scheduler from here. "": there is none."""
     with contextlib.suppress(EngineError, OSError):
         newest = next((each for each in list_newest(os.environ) if each.scheduler == name), None)
-        return "" if newest is None else f"; its newest job from here: {name_handle(newest)}"
+        return "" if newest is None else f"; the newest job submitted to {name} from here: {name_handle(newest)}"
     return ""
 
 

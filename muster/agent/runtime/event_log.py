@@ -48,7 +48,7 @@ class EventRecord:
     node: int | None
     """Group rank in the round; None before the first."""
     node_index: int | None
-    """This node's index, from its scheduler or `--node-rank`. Without either, it is `node`."""
+    """This node's index, from its scheduler or `--node-rank`. Without either, it equals `node`."""
     round: int
     """Number of the round; 0 before the first."""
     attempt: int

@@ -117,9 +117,11 @@ def print_log(word: str, query: LogQuery) -> int:
 
 
 def print_folder(folder: RunFolder, query: LogQuery) -> int:
-    """Do as `print_log`, of a job that was started by hand: only of ranks."""
+    """Print the output of ranks of a job that was started by hand. See `print_log`."""
     if query.role is not None or query.node is not None:
-        raise ControlError("--role and --node are for an app, not for a folder", ExitCode.USAGE)
+        raise ControlError(
+            "--role and --node are for an app, not for a folder; use --failed, --rank N or --attempt N", ExitCode.USAGE
+        )
     if not query.wants_ranks:
         where = "the agents' own output is on the console on which they were started"
         line = f"{where}; `--failed`, `--rank N` and `--attempt N` print the output of ranks"
@@ -247,7 +249,7 @@ class _Log:
         if rank is None or rank in known:
             why += "muster-agent writes it to files only with `--tee 3` or `-r 3`, else to the console only"
         else:
-            why += "its node has another log folder; give all agents one `--log-dir` that they share"
+            why += "its node wrote to another log folder; give all agents one `--log-dir` that they share"
         if rank is not None and self._print_from_report(role, rank, attempt, why):
             return
         report = self._read_report(role) if self._query.failed else None
@@ -316,7 +318,7 @@ class _Log:
     def _describe_rest(self, role: str) -> str:
         """Say which command prints what is left of the output, or that nothing is left and how to keep it."""
         if not self._scheduler.backend:
-            return f"`muster log {self._app_id} --attempt N` prints the output of all ranks"
+            return f"`muster log {self._app_id} --attempt N` prints the output of all ranks in attempt N"
         replicas = self._list_replicas()
         if any(_NO_LOG.match(line) is None for replica in replicas for line in self._list_lines(*replica)):
             return f"`muster log {self._app_id}` prints its output"
@@ -479,7 +481,7 @@ class _Log:
         failure = None if report is None else find_failure(report, rank, attempt)
         lines = [] if failure is None else list(list_stderr(failure))
         if lines:
-            say(f"{why}; the job's report has these lines of it")
+            say(f"{why}; the job's report has these lines of the rank")
         for line in lines:
             self._print_line(show_controls(line))
         return bool(lines)

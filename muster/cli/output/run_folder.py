@@ -1,4 +1,7 @@
-"""What `muster log` asks of a job that was started by hand and no scheduler knows: its folder has the ranks' files."""
+"""Answers `muster log` for a job that was started by hand.
+
+No scheduler knows the job, and its folder has the ranks' files.
+"""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -30,7 +30,7 @@ _DURATIONS: Final = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def format_line(facts: AppFacts, *, shows_progress: bool = True) -> str:
-    """Return the one line of a job, with its state. Without `shows_progress`, leave out how far the job is."""
+    """Return the one line of a job, with its state. Without `shows_progress`, leave out the progress."""
     said = facts.state.name.lower()  # "CANCELLED: cancelled" says one thing twice
     clauses = [each.removeprefix(f"{said}: ") for each in _list_clauses(facts, shows_progress) if each != said]
     details = "; ".join(clauses)

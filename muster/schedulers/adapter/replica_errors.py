@@ -1,4 +1,4 @@
-"""Says of each replica that has not succeeded why, for `torchx status` and `muster status`.
+"""Says why a replica has not succeeded, for `torchx status` and `muster status`.
 
 TorchX prints an error in torch's format as exit code, time, host and message. What is no JSON it prints as it is, in
 place of the replica's whole line. Without any it writes "(no reply file)".
@@ -24,7 +24,7 @@ _ELSEWHERE = "see Msg"
 def explain_replica(replica: ReplicaStatus, app_state: AppState, report: Report | None) -> ReplicaStatus:
     """Return a replica that has failed or was cancelled with the reason. One that has an error keeps it.
 
-    One that was cancelled has failed if the report says so: its scheduler has removed it since.
+    A cancelled replica counts as failed if the report has its failure: its scheduler removed it only afterwards.
 
     Args:
         replica: as an adapter knows it.

@@ -63,7 +63,7 @@ def share_workspace(app: AppDef, key: str) -> AppDef:
 def note_workspace(role: Role, workspace: str, key: str, printed: set[str], *, is_quiet: bool = False) -> None:
     """Note in a role's metadata the folder that travels with it, and print which files of it are left out.
 
-    A script of the role that does not travel is named, too.
+    If the role's script does not travel, print that, too.
 
     Args:
         role: gets the folder's absolute path.
@@ -90,12 +90,12 @@ def note_workspace(role: Role, workspace: str, key: str, printed: set[str], *, i
 
 
 def describe_missing_script(role: Role, path: str, *, has_image: bool = False) -> str:
-    """Say in one line that an agent role's script does not travel; return "" if it does, or that cannot be known.
+    """Say in one line that an agent role's script does not travel; return "" if it does, or if that is not known.
 
     Args:
         role: of TorchX, with its macros.
         path: the folder of the workspace.
-        has_image: an image may have the script, so it is not refused.
+        has_image: the role runs in an image, and the line says that the image must have the script.
 
     Raises:
         BundleError: the folder's ignore file cannot be read.
@@ -113,14 +113,15 @@ def describe_missing_script(role: Role, path: str, *, has_image: bool = False) -
         names = [] if inside.split(os.sep)[0] == os.pardir else os.listdir(os.path.join(path, folder))
     except OSError:
         names = []
-    then = "; the image must have it" if has_image else ""
     if name in names:
         why = explain_unsent(path, inside)
+        then = "; otherwise the image must have it" if has_image else ""
         return f"{target} is not sent with the workspace: {why}{then}" if why else ""
     if inside == os.curdir:
         return ""
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.7)
     hint = f" (did you mean {os.path.join(folder, close[0])}?)" if close else ""
+    then = "; the image must have it" if has_image else ""
     return f"{target} is not in the workspace {os.path.abspath(path)}{then}{hint}"
 
 

@@ -20,7 +20,9 @@ _RETRY_S: Final = 1.0
 _DOWN: Final = ("Unable to contact slurm controller", "Connection refused", "Socket timed out", "Zero Bytes were")
 _NO_CONFIG: Final = "configuration source"
 """In what a command says that finds no slurm.conf, and no controller that has one."""
-_NO_CLUSTER: Final = "no cluster is configured: Slurm's commands are here, but no slurm.conf; set SLURM_CONF"
+_NO_CLUSTER: Final = (
+    "no cluster is configured: Slurm's commands are here, but no slurm.conf; set SLURM_CONF to its path"
+)
 _UNKNOWN: Final = "Invalid job id"
 _NO_GRES: Final = "invalid generic resource"
 _GPUS: Final = re.compile(r"gpu(?::([A-Za-z]\w*))?[:=](\d+)")

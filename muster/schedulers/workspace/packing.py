@@ -278,7 +278,7 @@ def explain_unsent(path: str, relative: str) -> str:
         if fate is _Fate.IGNORED:
             return f"{IGNORE_FILE} leaves {each} out"
         if fate is _Fate.KEPT_HERE:
-            return f"the line !{each} in {IGNORE_FILE} would send {each}"
+            return f"muster leaves {each} out by default, and the line !{each} in {IGNORE_FILE} sends it"
         if (root / each).is_symlink() and _leaves_workspace(each, _read_link(root, each)):
             return f"the symbolic link {each} leads out of it"
     return ""

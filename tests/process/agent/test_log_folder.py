@@ -124,7 +124,7 @@ def test_the_output_of_the_rank_that_failed(start, tmp_path, capsys):
     where = "the agents' own output is on the console on which they were started"
     line = f"muster: {where}; `--failed`, `--rank N` and `--attempt N` print the output of ranks\n"
     assert read_log(capsys, run) == (ExitCode.USAGE, "", line)
-    line = "muster: --role and --node are for an app, not for a folder\n"
+    line = "muster: --role and --node are for an app, not for a folder; use --failed, --rank N or --attempt N\n"
     assert read_log(capsys, run, "--failed", "--role", "job7") == (ExitCode.USAGE, "", line)
 
 
@@ -136,7 +136,7 @@ def test_a_rank_whose_output_went_to_the_console(start, tmp_path, capsys):
     code, out, err = read_log(capsys, str(run), "--failed")
     root, missing = err.splitlines()
     rank = root.removesuffix(", attempt 0").rpartition(" ")[2]
-    assert missing == f"muster: {run} has no output of rank {rank}: {why}; the job's report has these lines of it"
+    assert missing == f"muster: {run} has no output of rank {rank}: {why}; the job's report has these lines of the rank"
     assert code == 0
     assert out.endswith("ValueError: invalid literal for int() with base 10: 'x'\n")
     (run / "report.json").unlink()
@@ -161,7 +161,7 @@ def test_a_rank_of_a_node_with_a_folder_of_its_own(start, tmp_path, capsys):
             event["detail"]["world_size"] = 8
     (run / "events.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in events))
     code, _, err = read_log(capsys, str(run), "--failed")
-    share = "its node has another log folder; give all agents one `--log-dir` that they share"
+    share = "its node wrote to another log folder; give all agents one `--log-dir` that they share"
     assert code == ExitCode.REFUSED
     assert err.startswith(
         f"muster: the root cause: rank 7, attempt 0\nmuster: {run} has no output of rank 7: {share}; ranks 0-1 f"
@@ -174,7 +174,7 @@ def test_a_job_that_was_stopped_has_no_rank_that_failed(start, tmp_path, capsys)
         wait_until(lambda: run.exists() and "step 2" in read(run, capsys)[1], what="a step")
         agent.send(signal.SIGTERM)
         agent.wait()
-    rest = f"`muster log {run} --attempt N` prints the output of all ranks"
+    rest = f"`muster log {run} --attempt N` prints the output of all ranks in attempt N"
     line = f"muster: no rank of {run} is known to have failed; it is CANCELLED; {rest}\n"
     assert read_log(capsys, str(run), "--failed") == (ExitCode.REFUSED, "", line)
 

@@ -205,7 +205,7 @@ def test_slurms_controller_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (
             "echo 'sinfo: fatal: Could not establish a configuration source' >&2; exit 1",
             Verdict.ABSENT,
-            "no cluster is configured: Slurm's commands are here, but no slurm.conf; set SLURM_CONF",
+            "no cluster is configured: Slurm's commands are here, but no slurm.conf; set SLURM_CONF to its path",
         ),
     ):
         sinfo.write_text(f"#!/bin/sh\n{body}\n")
@@ -240,7 +240,7 @@ def test_doctor_and_list_say_the_same_of_a_slurm_that_is_not_configured(
     seen = services._look_at_slurm({})
     assert seen.verdict is Verdict.ABSENT
     text = seen.text.replace("sinfo", "squeue")  # the command that is not there
-    assert said == f"muster: slurm: {text}; its newest job from here: slurm://torchx/job-1\n"
+    assert said == f"muster: slurm: {text}; the newest job submitted to slurm from here: slurm://torchx/job-1\n"
 
 
 def test_the_command_prints_for_people(capsys: pytest.CaptureFixture[str]) -> None:

@@ -101,7 +101,7 @@ def test_a_last_job_that_cannot_be_reached_is_named_with_the_newest_that_can(wor
     last = "muster: last is kubernetes://torchx/team:train-9, and no cluster is configured"
     refuse_all_but("local_cwd", monkeypatch)
     assert commands.main(words) == ExitCode.LOST
-    newest = "the newest job that is reachable: local_cwd://torchx/main-a1"
+    newest = "the newest reachable job of another scheduler: local_cwd://torchx/main-a1"
     assert capsys.readouterr().err == f"{last}; {newest}\n"
     refuse_all_but(None, monkeypatch)
     assert commands.main(words) == ExitCode.LOST
@@ -119,7 +119,9 @@ def test_a_last_job_that_was_deleted_leaves_the_newest_that_can_be_reached(env, 
     monkeypatch.setattr(operations, "create_scheduler", lambda name, session: found[name])
     assert commands.main(["status"]) == ExitCode.UNKNOWN
     last = "muster: last is kubernetes://torchx/team:train-9, and team:train-9 is gone"
-    assert capsys.readouterr().err == f"{last}; the newest job that is reachable: docker://torchx/eval-b2\n"
+    assert (
+        capsys.readouterr().err == f"{last}; the newest reachable job of another scheduler: docker://torchx/eval-b2\n"
+    )
 
 
 def test_a_job_id_of_slurm_names_its_app(env, tmp_path):

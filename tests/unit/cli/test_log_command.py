@@ -312,7 +312,7 @@ def write_error(**failure):
 
 TRACEBACK = "Traceback (most recent call last):\n  main.py\nValueError: boom"
 KNOWN = {"traceback": TRACEBACK, "exception": "ValueError: boom"}
-REPORTED = "the job's report has these lines of it"
+REPORTED = "the job's report has these lines of the rank"
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,7 @@ def test_a_cluster_to_which_a_job_was_submitted_from_here_is_missed(serve, capsy
     record_last_remote(find_state_dir(os.environ), "kubernetes", "team:train-9")
     serve(Apps("one", {"a": AppState.FAILED}), Apps("kubernetes", {}, NotConfiguredError("no cluster is configured")))
     assert commands.main(["list"]) == 0
-    newest = "its newest job from here: kubernetes://torchx/team:train-9"
+    newest = "the newest job submitted to kubernetes from here: kubernetes://torchx/team:train-9"
     assert capsys.readouterr().err == f"muster: kubernetes: no cluster is configured; {newest}\n"
     serve(Apps("kubernetes", {}, EngineError("no answer")))
     assert commands.main(["list"]) == 0

@@ -51,7 +51,7 @@ def test_a_missing_script_is_named_with_what_was_meant(workspace, script, note):
         ("*.py", "main.py", ".torchxignore leaves main.py out"),
         ("/tools", "./tools/train.py", ".torchxignore leaves tools out"),
         ("*.py\n!main.py", "main.py", ""),
-        ("", "id_train", "the line !id_train in .torchxignore would send id_train"),
+        ("", "id_train", "muster leaves id_train out by default, and the line !id_train in .torchxignore sends it"),
         ("", "linked/main.py", "the symbolic link linked leads out of it"),
     ],
 )
@@ -60,7 +60,7 @@ def test_a_script_that_is_left_out_is_named_with_the_reason(workspace, ignored, 
     (workspace / "id_train").touch()
     (workspace.parent / "main.py").touch()
     (workspace / "linked").symlink_to("..")
-    line = f"{script} is not sent with the workspace: {why}; the image must have it"
+    line = f"{script} is not sent with the workspace: {why}; otherwise the image must have it"
     assert describe(workspace, script=script) == (line if why else "")
 
 

@@ -57,6 +57,7 @@ _DEADLINE: Final = "DeadlineExceeded"
 _RAN_BEFORE: Final = (
     "no pod of the job runs now, but it ran before: its pods ended or were deleted, and the cluster creates new ones"
 )
+_VERBS: Final = {"Pending": ("waits", "wait"), "Running": ("runs", "run"), "Failed": ("failed", "failed")}
 _DELETED: Final = "its pod was deleted when the job ended"
 _EVENTS_REFUSED: Final = "this account may not list events, which say why pods wait"
 
@@ -520,8 +521,8 @@ def _group_pods(observation: Observation, state: AppState, report: Report | None
     for (phase, reason), facts in sorted(groups.items(), key=lambda item: -len(item[1])):
         detail = next((f" ({fact.text.splitlines()[-1][:300]})" for fact in facts if fact.text), "")
         what = _describe_failed(facts, reason) if phase == "Failed" else reason
-        verb = {"Pending": " waits" if len(facts) == 1 else " wait", "Failed": " failed"}.get(phase, "")
-        clauses.append(f"{_count_pods(len(facts), count)}{verb}: {what}{detail}")
+        one, several = _VERBS.get(phase, (f"is {phase}", f"are {phase}"))
+        clauses.append(f"{_count_pods(len(facts), count)} {one if len(facts) == 1 else several}: {what}{detail}")
     return clauses
 
 

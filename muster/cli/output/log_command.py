@@ -249,7 +249,9 @@ class _Log:
         if rank is None or rank in known:
             why += "muster-agent writes it to files only with `--tee 3` or `-r 3`, else to the console only"
         else:
-            why += "its node wrote to another log folder; give all agents one `--log-dir` that they share"
+            why += (
+                "its node wrote to another log folder: give that one on its node, or let agents share one `--log-dir`"
+            )
         if rank is not None and self._print_from_report(role, rank, attempt, why):
             return
         report = self._read_report(role) if self._query.failed else None

@@ -161,7 +161,7 @@ def test_a_rank_of_a_node_with_a_folder_of_its_own(start, tmp_path, capsys):
             event["detail"]["world_size"] = 8
     (run / "events.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in events))
     code, _, err = read_log(capsys, str(run), "--failed")
-    share = "its node wrote to another log folder; give all agents one `--log-dir` that they share"
+    share = "its node wrote to another log folder: give that one on its node, or let agents share one `--log-dir`"
     assert code == ExitCode.REFUSED
     assert err.startswith(
         f"muster: the root cause: rank 7, attempt 0\nmuster: {run} has no output of rank 7: {share}; ranks 0-1 f"

@@ -12,6 +12,7 @@ from muster.schedulers.adapter.status import build_status
 from muster.schedulers.kubernetes.app_id import AppRef
 from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION, CANCEL_ANNOTATION
 from muster.schedulers.kubernetes.live.cancelling import _build_record
+from muster.schedulers.kubernetes.live.operations import describe_stopper
 from muster.schedulers.kubernetes.live.pod_status import find_latest_pods, read_pod
 from muster.schedulers.kubernetes.live.status import Observation, build_facts, find_submitted_s
 from muster.schedulers.kubernetes.manifests.app_annotation import encode_app
@@ -434,6 +435,20 @@ def test_the_node_that_failed_is_failed_although_its_pod_is_gone():
     replicas = describe([job(("Failed", "PodFailurePolicy"))], [told]).roles_statuses[0].replicas
     assert [each.state for each in replicas][:2] == [AppState.FAILED, AppState.FAILED]
     assert "ValueError: bad batch" in replicas[1].structured_error_msg
+
+
+@pytest.mark.parametrize(
+    ("parents", "said"),
+    [
+        ([], "its Job was deleted"),
+        ([job() | {"spec": {"suspend": True}}], "its Job was suspended"),
+        ([job(annotations={CANCEL_ANNOTATION: "muster stop"})], "stopped by `muster stop`"),
+        ([job(annotations={CANCEL_ANNOTATION: "torchx cancel"})], "cancelled by `torchx cancel`"),
+        ([job()], ""),
+    ],
+)
+def test_what_has_stopped_an_app(parents, said):
+    assert describe_stopper(parents) == said
 
 
 def test_a_pod_that_was_drained_does_not_stand_for_its_node():

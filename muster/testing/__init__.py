@@ -14,6 +14,10 @@ An adapter's own test file derives a class from it, and pytest runs what it inhe
 It needs pytest, and knows `muster.schedulers.adapter` only. From outside, import `SchedulerContract` from this package.
 """
 
-from muster.testing.contract import SchedulerContract
+import pytest
+
+pytest.register_assert_rewrite("muster.testing.contract")  # a failed assertion shows its values, as in a test file
+
+from muster.testing.contract import SchedulerContract  # noqa: E402
 
 __all__ = ["SchedulerContract"]

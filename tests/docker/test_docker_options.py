@@ -1,5 +1,11 @@
 """What the options do on a real engine: the workspace, users, networks, what is kept."""
 
+import io
+import os
+import tarfile
+import threading
+from types import SimpleNamespace
+
 import pytest
 from torchx.specs import AppState, BindMount
 
@@ -238,6 +244,24 @@ def test_limits_of_the_log_stand_beside_the_engines_own_driver(apps, app_of, cli
 )
 def test_what_the_engine_refuses_is_one_line(apps, app_of, workspace, options, why):
     apps.refuse(app_of("sleep 600"), why, workspace=workspace, **options)
+
+
+def test_a_container_that_could_not_start_has_not_started_during_its_removal(apps, client):
+    """Many files are in it, so the engine needs some time to remove it."""
+    labels = {"io.muster.app": f"removed-{os.urandom(4).hex()}"}
+    container = client.containers.create("muster-test:bare", "true", labels={**labels, "io.muster.role": "w"})
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        for number in range(4000):
+            archive.addfile(tarfile.TarInfo(f"files/{number}"))
+    container.put_archive("/tmp", packed.getvalue())
+    removal = threading.Thread(target=container.remove)
+    removal.start()
+    seen = []
+    while removal.is_alive():
+        seen.append(apps.scheduler._is_starting(SimpleNamespace(labels=labels, containers=["w"])))
+    assert len(seen) > 1
+    assert all(seen)
 
 
 def test_environment_and_limits_reach_the_command(apps, app_of, monkeypatch):

@@ -73,6 +73,9 @@ _NO_ENGINE: Final = "no Docker engine answers at {}: this is what was last known
 _ROLE_AND_INDEX: Final = 30
 """Characters that names of containers and networks need after the app's name."""
 
+_NOT_STARTED: Final = frozenset({"created", "removing", "dead"})
+"""States of a container that is yet to start, and of one that could not, on its way to its removal."""
+
 _CHECK_S: Final = 1.0
 """Between two looks at an app that starts, if the engine reports nothing of it."""
 
@@ -287,11 +290,9 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         raise EngineError(record.app.reason)
 
     def _is_starting(self, request: AppRequest) -> bool:
-        """Return whether a container waits for its start, or has been removed since it could not be started."""
-        if self._engine.has_created_containers(request.labels):
-            return True
-        there = self._engine.list_container_ids({**request.labels, Label.ROLE: None})
-        return len(there) < len(request.containers)
+        """Return whether a container waits for its start, or is removed since it could not be started."""
+        states = self._engine.list_states({**request.labels, Label.ROLE: None})
+        return len(states) < len(request.containers) or not _NOT_STARTED.isdisjoint(states)
 
     def _roll_back(self, spec: AppSpec) -> None:
         """Remove a submission that failed, or was interrupted, after its supervisor started. Leave other apps alone."""

@@ -40,7 +40,8 @@ _FLOOD_PACKETS: Final = 2000
 _TIMES_STEP_S: Final = 0.01
 _NOTICE: Final = "lost.notice"
 _NOTICE_BYTES: Final = 512
-_ARMED: Final = select.EPOLLIN | select.EPOLLONESHOT
+_ARMED: Final = select.EPOLLIN | select.EPOLLET
+"""The kernel notes when each write comes, also while an earlier one is being read."""
 
 
 def log_path(folder: Path, stream: str) -> Path:
@@ -232,7 +233,7 @@ class Capture:
             return
         if chunks:
             self._write(self._streams[fd], b"".join(chunks), cut=len(chunks[-1]) >= _ONE_PACKET_BYTES)
-        # Later writes queue behind the other stream's.
+        # The rest of a flood queues behind the other stream's. What came since the read has its place already.
         self._epoll.modify(fd, _ARMED)
 
     def _write(self, stream: str, data: bytes, *, cut: bool) -> None:

@@ -2,6 +2,8 @@
 
 import errno
 import os
+import threading
+import time
 
 import pytest
 
@@ -41,6 +43,33 @@ def test_lines_have_the_times_at_which_they_were_written(tmp_path, monkeypatch):
     assert times == [("one\n", 100.0), ("two\n", 100.0), ("three\n", 107.5), ("error\n", 107.5)]
     (tmp_path / "combined.times").unlink()  # as in a log of another program
     assert not any(isinstance(line, TimedLine) for line in read(tmp_path))
+
+
+def test_two_writes_to_one_stream_come_before_a_later_one_to_the_other(tmp_path, monkeypatch):
+    """Both come while the write before them is on its way to the disk."""
+    event_queue, write = EventQueue(), capture.LogFile.write
+
+    def write_slowly(*args):
+        write(*args)
+        time.sleep(0.002)
+
+    monkeypatch.setattr(capture.LogFile, "write", write_slowly)
+    made = Capture(event_queue, tmp_path)
+    texts = [text for number in range(50) for text in (b"rank 1 ", b"of %d\n" % number, b"error %d\n" % number)]
+
+    def write_all():
+        for text in texts:
+            os.write(made.write_fds[text.startswith(b"error")], text)
+        event_queue.post("over")
+
+    writer = threading.Thread(target=write_all)
+    writer.start()
+    while event_queue.pop() is None:
+        event_queue.run_once()
+    writer.join()
+    made.close()
+    event_queue.close()
+    assert "".join(read(tmp_path)) == b"".join(texts).decode()
 
 
 def test_a_full_disk_loses_output_and_reports_it_once(tmp_path, monkeypatch):

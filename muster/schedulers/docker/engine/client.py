@@ -302,10 +302,11 @@ class Engine:
         with self._translate_errors(f"inspect container {container[:12]!r}"):
             return parse_container(self._api.inspect_container(container))
 
-    def has_created_containers(self, labels: Mapping[str, str]) -> bool:
-        """Return whether containers with these labels wait for their first start."""
+    def list_states(self, labels: Mapping[str, str | None]) -> list[str]:
+        """Return the engine's word for the state of each container with these labels: `created`, `running`, ..."""
         with self._translate_errors("list containers"):
-            return bool(self._api.containers(all=True, filters={"label": _label_filter(labels), "status": "created"}))
+            found = self._api.containers(all=True, filters={"label": _label_filter(labels)})
+        return [container["State"] for container in found]
 
     def list_container_ids(self, labels: Mapping[str, str | None], *, running_only: bool = False) -> list[str]:
         """Return the ids of the containers that carry all these labels (None: any value)."""

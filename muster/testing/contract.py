@@ -306,6 +306,10 @@ class SchedulerContract:
             "1 of 2 attempt 0",
             "1 of 2 attempt 1",
         ]
+        lines = [line.rpartition("]: ")[2] for line in console.splitlines()]
+        for word in ("line", "warning"):
+            expected = [f"{word} {number} of attempt {attempt}" for attempt in (0, 1) for number in range(50)]
+            assert [line for line in lines if line.startswith(f"{word} ")] == expected, "a line was lost or cut"
 
     def test_rules_say_what_follows_from_a_failure(self, scheduler: PluginScheduler) -> None:
         """Check free restarts, a restart that uses the budget, a node that leaves and is replaced, and a stop.

@@ -56,10 +56,13 @@ import os, sys, time
 attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
 print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], "attempt", attempt, flush=True)
 if os.environ["RANK"] == "1":
+    for number in range(50):
+        print("line", number, "of attempt", attempt)
+        print("warning", number, "of attempt", attempt, file=sys.stderr)
     sys.exit("the batch was bad")
 time.sleep(600)
 """
-"""The second of two ranks fails in every attempt."""
+"""The second of two ranks fails in every attempt. It writes each line in parts, to both streams."""
 
 
 FAULTS: Final = """\

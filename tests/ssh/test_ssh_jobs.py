@@ -68,6 +68,17 @@ def test_a_connection_that_breaks_is_made_again(scheduler, cfg, runs):
     wait_gone(runs)
 
 
+def test_lines_come_in_the_order_in_which_they_were_written(scheduler, cfg):
+    """Each is written in two parts, to both streams in turn, and the connection breaks once."""
+    script = "for i in $(seq 300); do printf 'line '; echo $i; printf 'error ' >&2; echo $i >&2; done"
+    app_id = scheduler.submit(build_shell(f"{script}; sleep 1; {script}"), cfg)
+    wait_text(scheduler, app_id, "error 300\n", 0)
+    os.kill(find_ssh(find_link(scheduler, app_id, 0)), signal.SIGKILL)
+    wait_state(scheduler, app_id, AppState.SUCCEEDED)
+    expected = [f"{word} {number}\n" for number in range(1, 301) for word in ("line", "error")]
+    assert read(scheduler, app_id, 0) == 2 * expected
+
+
 @pytest.mark.parametrize("reached", [pytest.param("again", id="again"), pytest.param("elsewhere", id="elsewhere")])
 def test_an_agent_is_asked_whose_host_is_reached(world, scheduler, cfg, runs, tmp_path, reached):
     """After a cut whoever asks first inherits the search for the host's address that began during it.

@@ -28,7 +28,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from muster.schedulers.inside.frames import ERROR_NAME, FRAME, GROWING, REPLACED, pack, pack_file
+from muster.schedulers.inside.frames import ERROR_NAME, FRAME, GROWING, REPLACED, OutputPipes, pack, pack_file
 
 ORDER, DATA, END = b"O", b"D", b"E"
 """The link's. ORDER: JSON, see `link`. DATA: of the file that was asked for next. END: of that file."""
@@ -115,6 +115,7 @@ class NodeRun:
         self._grown: dict[str, int] = {}
         self._seen: dict[str, tuple[int, int]] = {}
         self._pending = bytearray()
+        self._outputs = OutputPipes()
         self._end: bytes | None = None
         self._holder = self._connect()
 
@@ -126,9 +127,9 @@ class NodeRun:
             self._stdin.read(1)  # until the link ends
             return
         self._make_folder()
-        fds = self._give()
+        self._give()
         os.set_blocking(1, False)
-        self._serve(*fds)
+        self._serve()
 
     # -- the holder -----------------------------------------------------------------------------------------------
 
@@ -170,25 +171,24 @@ class NodeRun:
                 send(BUSY, told.encode())
             time.sleep(_AGAIN_S)
 
-    def _give(self) -> tuple[int, int]:
-        """Give the run to the holder. Return the ends of its standard output and error."""
+    def _give(self) -> None:
+        """Give the run to the holder, with the pipes for its output."""
         env = {name: value for name, value in os.environ.items() if name not in _DROPPED}
         env |= {name: self._fill(value) for name, value in self._order["env"].items()}
         cwd = self._order["cwd"] or (self._work_dir if os.path.isdir(self._work_dir) else os.getcwd())
         order = {"args": [self._fill(word) for word in self._order["args"]], "env": env, "cwd": cwd}
         if not os.path.isdir(cwd):
             raise RefusedError(f"{cwd} is no folder of this node; submit with a workspace")
-        pipes = os.pipe(), os.pipe()
         fd, null = os.memfd_create("order"), os.open(os.devnull, os.O_RDWR)
         os.write(fd, json.dumps(order).encode())
-        fds = [fd, null, pipes[0][1], pipes[1][1]]
+        fds = [fd, null, *self._outputs.write_fds]
         try:
             socket.send_fds(self._holder, [json.dumps({"run": self._order["run"]}).encode()], fds)
         except OSError as error:
             raise RefusedError("the hold has ended") from error
-        for each in fds:
-            os.close(each)
-        return pipes[0][0], pipes[1][0]
+        os.close(fd)
+        os.close(null)
+        self._outputs.close_write_ends()
 
     def _fill(self, text: str) -> str:
         return text.replace(HOLD_DIR, self._folder)
@@ -252,19 +252,19 @@ class NodeRun:
 
     # -- while it runs --------------------------------------------------------------------------------------------
 
-    def _serve(self, out: int, err: int) -> None:
+    def _serve(self) -> None:
         wake_read, wake_write = os.pipe()
         os.set_blocking(wake_write, False)
         for signum in _FORWARDED:
             signal.signal(signum, lambda _signum, _frame: None)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        outputs = {out: OUT, err: ERR}
+        outputs = self._outputs.fileno()
         looked_s = time.monotonic()
-        while self._end is None or outputs or self._pending:
-            ready = self._wait([wake_read, *(outputs if len(self._pending) < _LIMIT_BYTES else ())])
-            for fd in ready:
-                if fd in outputs:
-                    self._read(outputs, fd)
+        while self._end is None or self._pending or not self._outputs.is_over:
+            ready = self._wait([wake_read, outputs] if len(self._pending) < _LIMIT_BYTES else [wake_read])
+            if outputs in ready:
+                for number, data, _ in self._outputs.read():
+                    self._pending += pack((OUT, ERR)[number - 1], data)
             if wake_read in ready:
                 self._pass_on(os.read(wake_read, 4096))
             if self._end is None and (self._holder.fileno() in ready or time.monotonic() - looked_s >= _LOOK_S):
@@ -290,14 +290,6 @@ class NodeRun:
         if self._pending:
             poller.register(1, select.POLLOUT)
         return [fd for fd, _ in poller.poll(1000 * (_LOOK_S if self._end is None else _REST_S))]
-
-    def _read(self, outputs: dict[int, bytes], fd: int) -> None:
-        data = os.read(fd, _CHUNK_BYTES)
-        if data:
-            self._pending += pack(outputs[fd], data)
-        else:
-            del outputs[fd]
-            os.close(fd)
 
     def _read_end(self) -> bytes:
         """Return the last frame."""

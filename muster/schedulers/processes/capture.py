@@ -1,26 +1,18 @@
 """Writes a replica's output to three files: stdout, stderr, and both in the order in which they were written.
 
-To keep the order, each stream is a pipe in packet mode (O_DIRECT) with room for a single packet. A second write to the
-same stream blocks until the first was read. So at any time at most one write of each stream is pending, and the kernel
-reports which pipe became readable first. As measured, 0 of 6,000 alternating writes are out of place, against 4,700
-with ordinary pipes, for 40 to 55 microseconds per write. A stream with very many writes gets a large pipe until the
-rate falls. Then the writer does not wait for us, and the order is that of batches.
-
-A pipe splits a write that is longer than a packet, and the other stream's writes come in between. The combined file
-gets the beginning of such a line only together with its end.
-
-Source: pipe(7), fcntl(2) F_SETPIPE_SZ, epoll(7).
+`OutputPipes` keeps the order. It splits a write that is longer than a packet, and the other stream's writes come in
+between. The combined file gets the beginning of such a line only together with its end.
 """
 
 import contextlib
-import fcntl
 import os
-import select
 import struct
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from muster.schedulers.inside.frames import OutputPipes
 from muster.schedulers.supervision.driver import EventQueue
 
 _ERRORS: Final = "stderr"
@@ -29,19 +21,13 @@ COMBINED: Final = "combined"
 TIMES_RECORD: Final = struct.Struct("<dQ")
 """One row of `<stream>.times`: wall-clock seconds, and the offset of the first byte written then."""
 
-_ONE_PACKET_BYTES: Final = 4096
 _CUT_LIMIT_S: Final = 2.0
 """How long the beginning of a line that the pipe split waits for the rest, which comes at once if the writer runs."""
 
 _CUT_LIMIT_BYTES: Final = 16 << 20
-_FLOOD_BYTES: Final = 1 << 20
-_FLOOD_PACKETS: Final = 2000
-"""More than this in one second is a flood."""
 _TIMES_STEP_S: Final = 0.01
 _NOTICE: Final = "lost.notice"
 _NOTICE_BYTES: Final = 512
-_ARMED: Final = select.EPOLLIN | select.EPOLLET
-"""The kernel notes when each write comes, also while an earlier one is being read."""
 
 
 def log_path(folder: Path, stream: str) -> Path:
@@ -104,8 +90,8 @@ class CombinedLog:
             stream: the stream's name.
             data: its next bytes.
             now_s: when they came, by the wall clock.
-            cut: the pipe split the write, so more of it follows. Text that the writer itself leaves without a newline,
-                such as a prompt or a progress bar, is written as it is.
+            cut: more of the line is on its way, because the pipe split a write, or there are very many. Text that the
+                writer itself leaves without a newline, such as a prompt or a progress bar, is written as it is.
 
         Raises:
             OSError: see `LogFile.write`. The data is lost.
@@ -175,20 +161,14 @@ class Capture:
         self._files = {stream: LogFile(folder, stream) for stream in (*STREAMS, COMBINED)}
         self._combined = CombinedLog(self._files[COMBINED])
         self._notice = Notice(folder)
-        self._epoll = select.epoll()
+        self._pipes = OutputPipes(event_queue.now_s)
         self._timers = {stream: f"the rest of {log_path(folder, stream)}" for stream in STREAMS}
-        self._streams: dict[int, str] = {}
-        self._packets: dict[int, int] = {}
-        self._second_s: dict[int, float] = {}
-        self._flooding: set[int] = set()
-        self.write_fds: tuple[int, ...] = ()
-        for stream in STREAMS:
-            read_fd, write_fd = _make_pipe()
-            self._streams[read_fd] = stream
-            self._epoll.register(read_fd, _ARMED)
-            self.write_fds += (write_fd,)
-        # An epoll descriptor is readable: our order stays.
-        event_queue.watch_readable(self._epoll.fileno(), self._read_ready)
+        event_queue.watch_readable(self._pipes.fileno(), lambda: self._write_all(self._pipes.read()))
+
+    @property
+    def write_fds(self) -> tuple[int, ...]:
+        """The ends for the process."""
+        return self._pipes.write_fds
 
     def write_line(self, text: str) -> None:
         """Add a line of our own to what the process writes to standard error."""
@@ -197,44 +177,24 @@ class Capture:
 
     def close_write_ends(self) -> None:
         """Close our copies after the process has inherited them, so that the streams can end."""
-        for fd in self.write_fds:
-            os.close(fd)
-        self.write_fds = ()
+        self._pipes.close_write_ends()
 
     def close(self) -> None:
         """Read what is left, then release everything. Call it after all writers have ended."""
         self.close_write_ends()
-        while ready := self._epoll.poll(0):
-            for fd, _ in ready:
-                self._read(fd)
+        self._write_all(self._pipes.drain())
         for stream in STREAMS:
             self._write_rest(stream)
             self._event_queue.clear_timer(self._timers[stream])
-        self._event_queue.unwatch(self._epoll.fileno())
-        self._epoll.close()
-        for fd in self._streams:
-            os.close(fd)
-        self._streams.clear()
+        self._event_queue.unwatch(self._pipes.fileno())
+        self._pipes.close()
         for file in self._files.values():
             file.close()
         self._notice.close()
 
-    def _read_ready(self) -> None:
-        for fd, _ in self._epoll.poll(0):
-            self._read(fd)
-
-    def _read(self, fd: int) -> None:
-        """Read one write, or a batch in a flood. Close a stream that has ended."""
-        chunks = self._receive(fd)
-        if chunks is None:
-            self._epoll.unregister(fd)
-            os.close(fd)
-            del self._streams[fd]
-            return
-        if chunks:
-            self._write(self._streams[fd], b"".join(chunks), cut=len(chunks[-1]) >= _ONE_PACKET_BYTES)
-        # The rest of a flood queues behind the other stream's. What came since the read has its place already.
-        self._epoll.modify(fd, _ARMED)
+    def _write_all(self, found: Iterable[tuple[int, bytes, bool]]) -> None:
+        for number, data, cut in found:
+            self._write(STREAMS[number - 1], data, cut=cut)
 
     def _write(self, stream: str, data: bytes, *, cut: bool) -> None:
         now_s = time.time()
@@ -251,44 +211,3 @@ class Capture:
             self._combined.write_rest(stream, time.time())
         except OSError as error:
             self._notice.write(error)
-
-    def _receive(self, fd: int) -> list[bytes] | None:
-        """Return the data that can be read now, one item per write. Return None once the stream has ended."""
-        self._update_flood_state(fd)
-        chunks: list[bytes] = []
-        for _ in range(256 if fd in self._flooding else 1):
-            try:
-                chunk = os.read(fd, 65536)
-            except BlockingIOError:
-                break
-            if not chunk:
-                return chunks or None  # the next read sees the end again
-            chunks.append(chunk)
-        return chunks
-
-    def _update_flood_state(self, fd: int) -> None:
-        """Detect the beginning and the end of a flood."""
-        now_s = self._event_queue.now_s()
-        if now_s - self._second_s.get(fd, 0.0) >= 1.0:
-            if fd in self._flooding and self._packets.get(fd, 0) < _FLOOD_PACKETS // 16:
-                self._resize(fd, _ONE_PACKET_BYTES)
-            self._second_s[fd], self._packets[fd] = now_s, 0
-        self._packets[fd] = self._packets.get(fd, 0) + 1
-        if self._packets[fd] > _FLOOD_PACKETS and fd not in self._flooding:
-            self._resize(fd, _FLOOD_BYTES)
-
-    def _resize(self, fd: int, size_bytes: int) -> None:
-        with contextlib.suppress(OSError):  # content or quota is too large
-            fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, size_bytes)
-            self._flooding ^= {fd}
-
-
-def _make_pipe() -> tuple[int, int]:
-    """Return a pipe that holds one packet, or an ordinary one if the kernel has no packet mode."""
-    try:
-        read_fd, write_fd = os.pipe2(os.O_CLOEXEC | os.O_DIRECT)
-        fcntl.fcntl(read_fd, fcntl.F_SETPIPE_SZ, _ONE_PACKET_BYTES)
-    except OSError:
-        read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
-    os.set_blocking(read_fd, False)
-    return read_fd, write_fd

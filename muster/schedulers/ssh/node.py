@@ -24,11 +24,20 @@ import sys
 import tarfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from muster.schedulers.inside.frames import ERROR_NAME, GROWING, REPLACED, FrameReader, pack, pack_file
+from muster.schedulers.inside.frames import (
+    ERROR_NAME,
+    FRAME,
+    GROWING,
+    REPLACED,
+    FrameReader,
+    OutputPipes,
+    pack,
+    pack_file,
+)
 
 MAGIC = b"\0muster-ssh\n"
 """Ends what the user's shell may print before."""
@@ -59,34 +68,56 @@ sys.exit(main(sys.argv[2:]))
 
 
 class _Spool:
-    """One stream of the replica's output, until the link has it."""
+    """The replica's output until the link has it: frames in a file, in the order in which it was written."""
 
-    def __init__(self, kind: bytes, path: str, pipe: int) -> None:
-        self.kind = kind
-        self.pipe = pipe
-        self.sent = self.size = self._base = 0
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    def __init__(self) -> None:
+        self._fd = os.open("output", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        self._sent = self._size = 0
+        self._base = {OUT: 0, ERR: 0}
+        """Bytes of each stream that are no longer in the file."""
+        self._written = dict(self._base)
 
-    def add(self, data: bytes) -> None:
+    def add(self, kind: bytes, data: bytes) -> None:
         """Append output. A full disk costs output, and not the replica."""
-        with contextlib.suppress(OSError):
-            self.size += os.pwrite(self._fd, data, self.size - self._base)
+        for begin in range(0, len(data), _CHUNK_BYTES):
+            content = data[begin : begin + _CHUNK_BYTES]
+            frame = pack(kind, content)
+            with contextlib.suppress(OSError):
+                if os.pwrite(self._fd, frame, self._size) == len(frame):
+                    self._size += len(frame)
+                    self._written[kind] += len(content)
 
     def read(self) -> bytes:
-        """Return what comes next for the link."""
-        data = os.pread(self._fd, _CHUNK_BYTES, self.sent - self._base)
-        self.sent += len(data)
-        return data
+        """Return the next frames for the link."""
+        frames = b"".join(pack(*each) for each in self._read_frames())
+        self._sent += len(frames)
+        return frames
 
-    def confirm(self, received: int) -> None:
-        """Drop what need not be kept, because the link has this many bytes."""
-        if received == self.size and self.size - self._base > _SPOOL_LIMIT_BYTES:
+    def confirm(self, received: Mapping[str, int]) -> None:
+        """Drop what need not be kept, because the link has all of it.
+
+        Args:
+            received: bytes that it has of each stream.
+        """
+        has_all = all(received.get(kind.decode()) == count for kind, count in self._written.items())
+        if has_all and self._size > _SPOOL_LIMIT_BYTES:
             os.ftruncate(self._fd, 0)
-            self._base = self.size
+            self._sent = self._size = 0
+            self._base = dict(self._written)
 
-    def rewind(self, received: int) -> None:
-        """Begin again for another link."""
-        self.sent = max(received, self._base)
+    def rewind(self, received: Mapping[str, int]) -> None:
+        """Begin again for another link, after what it has of each stream."""
+        self._sent, counts = 0, dict(self._base)
+        while frames := self._read_frames():
+            for kind, content in frames:
+                counts[kind] += len(content)
+                if counts[kind] > received.get(kind.decode(), 0):
+                    return
+                self._sent += FRAME.size + len(content)
+
+    def _read_frames(self) -> list[tuple[bytes, bytes]]:
+        data = os.pread(self._fd, min(self._size - self._sent, 2 * _CHUNK_BYTES), self._sent)
+        return list(FrameReader().feed(data))
 
 
 class Keeper:
@@ -148,51 +179,34 @@ class Keeper:
         command = list(self._order["command"])
         if not self._order["runs_agent"]:  # an agent brings its own guard
             command = [sys.executable, "-c", _GUARD, os.path.join(self._run, "muster-agent.zip"), "--", *command]
-        outputs = os.pipe(), os.pipe()
+        self._outputs = OutputPipes()
         process = subprocess.Popen(
             command,
             env={**os.environ, **self._order["env"]},
             cwd=os.path.join(self._run, "work"),
             stdin=subprocess.DEVNULL,
-            stdout=outputs[0][1],
-            stderr=outputs[1][1],
+            stdout=self._outputs.write_fds[0],
+            stderr=self._outputs.write_fds[1],
             start_new_session=True,
             preexec_fn=prepare,  # noqa: PLW1509  # this process has one thread
         )
         self._pid = process.pid
         self._pidfd = os.pidfd_open(process.pid)
         self._selector.register(self._pidfd, selectors.EVENT_READ, self._handle_end)
-        self._spools = []
-        for kind, name, (read_end, write_end) in zip((OUT, ERR), ("stdout", "stderr"), outputs, strict=True):
-            os.close(write_end)
-            os.set_blocking(read_end, False)
-            spool = _Spool(kind, name, read_end)
-            self._spools.append(spool)
-            self._selector.register(read_end, selectors.EVENT_READ, self._make_reader(spool))
+        self._outputs.close_write_ends()
+        self._spool = _Spool()
+        self._selector.register(self._outputs, selectors.EVENT_READ, lambda: self._keep(self._outputs.read()))
 
-    def _make_reader(self, spool: _Spool) -> Callable[[], None]:
-        def read() -> None:
-            try:
-                data = os.read(spool.pipe, _CHUNK_BYTES)
-            except BlockingIOError:
-                return
-            if data:
-                spool.add(data)
-            else:
-                self._selector.unregister(spool.pipe)
-
-        return read
+    def _keep(self, found: Iterable[tuple[int, bytes, bool]]) -> None:
+        for number, data, _ in found:
+            self._spool.add((OUT, ERR)[number - 1], data)
 
     def _handle_end(self) -> None:
         self._selector.unregister(self._pidfd)
         code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
         self._code = code if code >= 0 else 128 - code
         self._kill_rest()
-        for spool in self._spools:  # all writers have ended
-            reader = self._make_reader(spool)
-            limit_s = time.monotonic() + 1.0
-            while spool.pipe in {key.fd for key in self._selector.get_map().values()} and time.monotonic() < limit_s:
-                reader()
+        self._keep(self._outputs.drain())  # all writers have ended
         self._ended_s = time.monotonic()
         self._look_at_files()
 
@@ -258,13 +272,12 @@ class Keeper:
             self._is_over = self._code is not None
         elif kind in (HELLO, ALIVE):
             received = json.loads(content)
-            for spool in self._spools:
-                count = received["streams"].get(spool.kind.decode(), 0)
-                spool.rewind(count) if kind == HELLO else spool.confirm(count)
             if kind == HELLO:
+                self._spool.rewind(received["streams"])
                 self._greeted, self._stays, self._grown, self._seen = True, self._order["stays"], received["files"], {}
                 self._look_at_files()
             else:
+                self._spool.confirm(received["streams"])
                 self._pending += pack(ALIVE)
 
     def _push(self) -> None:
@@ -285,12 +298,7 @@ class Keeper:
 
     def _fill(self) -> bool:
         """Return whether there is something to send."""
-        for spool in self._spools:
-            if self._pending:
-                return True
-            data = spool.read()
-            if data:
-                self._pending = pack(spool.kind, data)
+        self._pending = self._pending or self._spool.read()
         if not self._pending and self._code is not None and not self._told_exit:
             self._told_exit = True
             self._pending = pack(EXIT, str(self._code).encode())

@@ -45,17 +45,11 @@ def test_lines_have_the_times_at_which_they_were_written(tmp_path, monkeypatch):
     assert not any(isinstance(line, TimedLine) for line in read(tmp_path))
 
 
-def test_two_writes_to_one_stream_come_before_a_later_one_to_the_other(tmp_path, monkeypatch):
-    """Both come while the write before them is on its way to the disk."""
-    event_queue, write = EventQueue(), capture.LogFile.write
-
-    def write_slowly(*args):
-        write(*args)
-        time.sleep(0.002)
-
-    monkeypatch.setattr(capture.LogFile, "write", write_slowly)
-    made = Capture(event_queue, tmp_path)
-    texts = [text for number in range(50) for text in (b"rank 1 ", b"of %d\n" % number, b"error %d\n" % number)]
+def capture_all(folder, count):
+    """Write lines of which each but every third is a part, in a thread, and capture them."""
+    event_queue = EventQueue()
+    made = Capture(event_queue, folder)
+    texts = [text for number in range(count) for text in (b"rank 1 ", b"of %d\n" % number, b"error %d\n" % number)]
 
     def write_all():
         for text in texts:
@@ -69,7 +63,25 @@ def test_two_writes_to_one_stream_come_before_a_later_one_to_the_other(tmp_path,
     writer.join()
     made.close()
     event_queue.close()
-    assert "".join(read(tmp_path)) == b"".join(texts).decode()
+    return b"".join(texts).decode().splitlines(keepends=True)
+
+
+def test_two_writes_to_one_stream_come_before_a_later_one_to_the_other(tmp_path, monkeypatch):
+    """Both come while the write before them is on its way to the disk."""
+    write = capture.LogFile.write
+
+    def write_slowly(*args):
+        write(*args)
+        time.sleep(0.002)
+
+    monkeypatch.setattr(capture.LogFile, "write", write_slowly)
+    expected = capture_all(tmp_path, 50)
+    assert read(tmp_path) == expected
+
+
+def test_a_flood_cuts_no_line(tmp_path):
+    expected = capture_all(tmp_path, 20000)
+    assert sorted(read(tmp_path)) == sorted(expected)
 
 
 def test_a_full_disk_loses_output_and_reports_it_once(tmp_path, monkeypatch):

@@ -1,0 +1,86 @@
+"""The output that a host keeps until the link has it."""
+
+import errno
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from muster.schedulers.inside.frames import FrameReader
+from muster.schedulers.ssh import node
+from muster.schedulers.ssh.node import ERR, OUT
+
+
+@pytest.fixture
+def spool(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return node._Spool()
+
+
+def take(spool: node._Spool) -> Iterator[tuple[bytes, bytes]]:
+    """Receive all, as a link does."""
+    while data := spool.read():
+        yield from FrameReader().feed(data)
+
+
+WRITTEN = [(OUT, b"line "), (OUT, b"1\n"), (ERR, b"error 1\n"), (OUT, b"line 2\n"), (ERR, b"err"), (ERR, b"or 2\n")]
+
+
+@pytest.mark.parametrize("count", range(len(WRITTEN) + 1))
+def test_another_link_goes_on_where_the_earlier_one_ended(spool, count):
+    for each in WRITTEN:
+        spool.add(*each)
+    assert list(take(spool)) == WRITTEN
+    received = {kind.decode(): sum(len(data) for each, data in WRITTEN[:count] if each == kind) for kind in (OUT, ERR)}
+    spool.rewind(received)
+    assert list(take(spool)) == WRITTEN[count:]
+    spool.rewind({})
+    assert list(take(spool)) == WRITTEN
+
+
+def test_much_output_comes_whole_and_in_order(spool):
+    long = os.urandom(node._CHUNK_BYTES * 3 + 7)
+    spool.add(OUT, b"before\n")
+    spool.add(ERR, long)
+    for number in range(20000):
+        spool.add(OUT, b"%d\n" % number)
+    found = list(take(spool))
+    assert b"".join(data for kind, data in found if kind == ERR) == long
+    numbers = b"".join(b"%d\n" % number for number in range(20000))
+    assert b"".join(data for kind, data in found if kind == OUT) == b"before\n" + numbers
+    received = {"1": len(b"before\n"), "2": 2 * node._CHUNK_BYTES}
+    spool.rewind(received)
+    assert next(take(spool)) == (ERR, long[2 * node._CHUNK_BYTES : 3 * node._CHUNK_BYTES])
+
+
+def test_what_the_link_has_is_dropped(spool, monkeypatch):
+    monkeypatch.setattr(node, "_SPOOL_LIMIT_BYTES", 10)
+    for each in WRITTEN:
+        spool.add(*each)
+    assert len(list(take(spool))) == len(WRITTEN)
+    sizes = {kind.decode(): sum(len(data) for each, data in WRITTEN if each == kind) for kind in (OUT, ERR)}
+    spool.confirm({**sizes, "2": sizes["2"] - 1})
+    assert os.path.getsize("output") > 0
+    spool.confirm(sizes)
+    assert os.path.getsize("output") == 0
+    spool.add(ERR, b"later\n")
+    assert list(take(spool)) == [(ERR, b"later\n")]
+    spool.rewind(sizes)
+    assert list(take(spool)) == [(ERR, b"later\n")]
+
+
+def test_a_full_disk_costs_output_only(spool, monkeypatch):
+    write, left = os.pwrite, [3]
+
+    def write_a_part(fd, data, offset):
+        if not left:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(fd, data[: left.pop()], offset)
+
+    spool.add(OUT, b"before\n")
+    with monkeypatch.context() as full:
+        full.setattr(os, "pwrite", write_a_part)
+        spool.add(OUT, b"lost\n")
+        spool.add(ERR, b"lost, too\n")
+    spool.add(OUT, b"after\n")
+    assert list(take(spool)) == [(OUT, b"before\n"), (OUT, b"after\n")]

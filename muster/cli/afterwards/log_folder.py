@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -165,16 +166,48 @@ def _list_nodes(role: str, status: "JobStatus | None", placed: Sequence[Placed])
         return None
     states = {"lost": AppState.FAILED}
     nodes = [(each.node_index, states.get(each.state.value, AppState.RUNNING), each.host) for each in status.nodes]
-    told = {index for index, _, _ in nodes}
-    nodes += [(index, AppState.FAILED, host) for index, host in _find_left_out(placed).items() if index not in told]
+    nodes += [(index, AppState.FAILED, host) for index, host in _find_left_out(status, placed)]
     return [ReplicaStatus(id=index, role=role, state=state, hostname=host) for index, state, host in nodes]
 
 
-def _find_left_out(placed: Sequence[Placed]) -> dict[int, str]:
-    """Return the hosts of nodes that took part in a round, by node index, if no record says that the agent ended."""
-    events = [each.event for each in placed if each.event.node_index is not None]
-    took_part = {each.agent for each in events if each.what == "round_formed"}
-    ended = {each.agent for each in events if each.what == "agent_ended"}
-    newest = {each.node_index: each for each in events if each.what == "agent_started"}
-    lost = (each for each in newest.values() if each.agent in took_part - ended)
-    return {each.node_index: str(each.detail.get("host", "")) for each in lost if each.node_index is not None}
+def _find_left_out(status: "JobStatus", placed: Sequence[Placed]) -> list[tuple[int, str]]:
+    """Return the last index and the host of each lost node that the status does not list.
+
+    Nodes without a `--node-rank` are numbered anew in each round, so that agents are compared, and not numbers. An
+    agent that was started after a loss takes the place of the lost one: with its number, or else on its host, or else
+    of the first.
+    """
+    agents: dict[str, list[Placed]] = defaultdict(list)
+    for each in placed:
+        if each.incarnation == placed[-1].incarnation:
+            agents[each.event.agent].append(each)
+    told = {each.node_index for each in status.nodes}
+    has_all = sum(each[-1].event.round >= status.round for each in agents.values()) >= status.nodes_running
+    broken_s = {
+        each.event.round: each.at_s for each in reversed(placed) if each.event.what in ("round_broken", "fenced")
+    }
+    lost: list[list[Placed]] = []
+    for records in sorted(agents.values(), key=lambda each: each[0].at_s):
+        began = records[0]
+        given, host = began.event.detail.get("node_index"), began.event.detail.get("host")
+        before = [
+            each
+            for each in lost
+            if each[0].event.detail.get("node_index") == given
+            and (given is not None or broken_s.get(each[-1].event.round, each[-1].at_s) < began.at_s)
+        ]
+        if before:
+            lost.remove(min(before, key=lambda each: each[0].event.detail.get("host") != host))
+        last = records[-1].event
+        is_told = last.node_index in told if given is not None or last.round >= status.round else not has_all
+        if _was_lost(records) and not is_told:
+            lost.append(records)
+    return [(each[-1].event.node_index or 0, str(each[0].event.detail.get("host", ""))) for each in lost]
+
+
+def _was_lost(records: Sequence[Placed]) -> bool:
+    """Return whether an agent took part in a round, and neither ended by itself nor by a signal of a person."""
+    kinds = {each.event.what for each in records}
+    return "round_formed" in kinds and (
+        "agent_ended" not in kinds or any(each.event.detail.get("guard_died") is True for each in records)
+    )

@@ -82,8 +82,8 @@ def count_nodes(facts: AppFacts) -> dict[str, int]:
     }
 
 
-def _find_lost(facts: AppFacts) -> dict[str, tuple[int, list[int]]]:
-    """Return how many nodes of each role are lost, and which, as far as that is known.
+def _find_lost(facts: AppFacts) -> dict[str, tuple[int, list[tuple[int, str]]]]:
+    """Return how many nodes of each role are lost, and the index and host of those that are known.
 
     A node is lost if the leader has lost it, or if it has ended for good: a job that waits for nodes has formed no
     round that would know of the last ones.
@@ -92,11 +92,13 @@ def _find_lost(facts: AppFacts) -> dict[str, tuple[int, list[int]]]:
         return {}
     replicas, found = facts.replicas or (), {}
     for role in {**dict.fromkeys(each.role for each in replicas), **facts.jobs}:
-        names = {each.id for each in replicas if each.role == role and each.state is AppState.FAILED}
+        lost = [(each.id, each.hostname) for each in replicas if each.role == role and each.state is AppState.FAILED]
         status = facts.jobs[role].status if role in facts.jobs else None
         if status is not None:
-            names |= {each.node_index for each in status.nodes if each.state.value == "lost"}
-        found[role] = (max(len(names), 0 if status is None else status.nodes_lost), sorted(names))
+            ended = {index for index, _ in lost}
+            left = (each for each in status.nodes if each.state.value == "lost" and each.node_index not in ended)
+            lost += [(each.node_index, each.host) for each in left]
+        found[role] = (max(len(lost), 0 if status is None else status.nodes_lost), sorted(lost))
     return found
 
 
@@ -205,12 +207,25 @@ def _list_nodes(facts: AppFacts) -> Iterator[str]:
 
 
 def _name_lost(facts: AppFacts) -> str:
-    """Return the names of the lost nodes in brackets. "": none is known."""
+    """Return the names of the lost nodes in brackets. "": none is known.
+
+    If another node has the number of a lost one now, the lost ones are named by their hosts.
+    """
     lost = _find_lost(facts)
-    names = [str(each) if len(lost) == 1 else f"{role}/{each}" for role, (_, found) in lost.items() for each in found]
-    shown = ", ".join(names[:_MOST_NAMED]) + (", ..." if len(names) > _MOST_NAMED else "")
+    known = [(role, index, host) for role, (_, nodes) in lost.items() for index, host in nodes]
+    names = [str(index) for _, index, _ in known] if len(lost) == 1 else [f"{role}/{index}" for role, index, _ in known]
     word = "" if len(lost) > 1 else f"node{'s'[: len(names) != 1]} "
-    return f" ({word}{shown})" if names else ""
+    if _has_renumbered(facts) and all(host for _, _, host in known):
+        word, names = "on ", [host for _, _, host in known]
+    shown = list(dict.fromkeys(names))[:_MOST_NAMED]
+    left = sum(count for count, _ in lost.values()) - sum(name in shown for name in names)
+    return f" ({word}{', '.join(shown)}{f' and {left} more' if left else ''})" if shown else ""
+
+
+def _has_renumbered(facts: AppFacts) -> bool:
+    """Return whether two nodes have the same number: those that go on without a lost one were numbered anew."""
+    names = [(each.role, each.id) for each in facts.replicas or ()]
+    return len(set(names)) < len(names)
 
 
 def _list_progress(jobs: Mapping[str, JobFacts]) -> Iterator[str]:

@@ -3,15 +3,18 @@
 import json
 import os
 import signal
+import socket
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from harness import Tree, wait_until
+from harness import Tree, find_free_port, wait_until
 
 from muster._shared.control import ExitCode
 from muster.cli import commands
+from muster.cli.afterwards import sources
 from muster.schedulers.slurm import client
 
 SCRIPT = """\
@@ -30,9 +33,9 @@ def start(tmp_path: Path):
     script = tmp_path / "steps.py"
     script.write_text(SCRIPT)
 
-    def start(*words: str, run_id: str = "job7", keeps: str = "3") -> Tree:
-        flags = ["--nproc-per-node", "2", "--rdzv-id", run_id, "--log-dir", str(tmp_path / "logs"), "-r", keeps]
-        return Tree([sys.executable, "-m", "muster.agent", *flags, str(script), *words])
+    def start(*words: str, run_id: str = "job7", keeps: str = "3", flags: Sequence[str] = ()) -> Tree:
+        every = ["--nproc-per-node", "2", "--rdzv-id", run_id, "--log-dir", str(tmp_path / "logs"), "-r", keeps]
+        return Tree([sys.executable, "-m", "muster.agent", *every, *flags, str(script), *words])
 
     return start
 
@@ -192,6 +195,27 @@ def test_agents_that_were_killed_leave_a_job_that_is_unknown(start, tmp_path, ca
     assert code == 8
     assert "UNKNOWN: node 0 has written nothing for 2 min" in line
     assert ", and no record says that its agent has ended; since " in line
+
+
+def test_the_loss_of_the_first_node_is_shown_as_that_of_another_one(start, tmp_path, capsys):
+    """Without --node-rank, another node has its number by then: the line said "2 of 2 nodes run"."""
+    flags = ["--nnodes", "1:3", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{find_free_port()}"]
+
+    def shows(words: str) -> bool:
+        return (tmp_path / "logs").exists() and f"; {words}; " in read(tmp_path / "logs", capsys)[1]
+
+    def start_node() -> Tree:
+        return start("100000", "0", flags=flags)
+
+    lost = f"1 is lost (on {socket.gethostname()})"
+    with start_node(), start_node(), start_node():
+        wait_until(lambda: shows("3 of 3 nodes run"), what="all nodes")
+        events = sources.load(str(tmp_path / "logs")).events
+        (first,) = (each for each in events if each.what == "agent_started" and each.node_index == 0)
+        os.kill(first.detail["pid"], signal.SIGKILL)
+        wait_until(lambda: shows(f"2 of 3 nodes run, {lost}"), what="the loss")
+        with start_node():
+            wait_until(lambda: shows("3 of 3 nodes run"), what="a node in the place of the lost one")
 
 
 def test_a_folder_without_a_job_is_refused(tmp_path, capsys):

@@ -210,7 +210,7 @@ def test_nodes_that_have_ended_for_good_are_lost_also_if_the_leader_has_not_coun
         (None, "1 is lost (node 1)"),  # agents that cannot be asked: the line said "1 of 2 nodes runs" alone
         (JobStatus(), "1 is lost (node 1)"),
         (make_members(1, nodes_lost=1), "1 is lost (node 1)"),
-        (make_members(1, nodes_lost=2), "2 are lost (node 1)"),
+        (make_members(1, nodes_lost=2), "2 are lost (node 1 and 1 more)"),
         (make_members(1, nodes_lost=1, lost=(3,)), "2 are lost (nodes 1, 3)"),
     ],
 )
@@ -229,7 +229,25 @@ def test_lost_nodes_of_several_roles_have_the_names_of_their_roles():
     replicas.append(ReplicaStatus(id=0, state=AppState.RUNNING, role="a", hostname="h"))
     assert format_line(build_facts(replicas=replicas)) == "RUNNING: 1 of 3 nodes runs, 2 are lost (a/1, b/1)"
     replicas = [ReplicaStatus(id=index, state=AppState.FAILED, role="t", hostname="h") for index in range(9)]
-    assert format_line(build_facts(replicas=replicas)).endswith("9 are lost (nodes 0, 1, 2, 3, 4, 5, 6, 7, ...)")
+    assert format_line(build_facts(replicas=replicas)).endswith("9 are lost (nodes 0, 1, 2, 3, 4, 5, 6, 7 and 1 more)")
+
+
+@pytest.mark.parametrize(
+    ("lost", "words"),
+    [
+        ([(0, "h-a")], "1 is lost (on h-a)"),
+        ([(0, "h-a"), (0, "h-b")], "2 are lost (on h-a, h-b)"),
+        ([(0, "h-a"), (0, "h-a")], "2 are lost (on h-a)"),
+        ([(2, "h-c")], "1 is lost (node 2)"),
+    ],
+)
+def test_a_lost_node_whose_number_another_one_has_now_is_named_by_its_host(lost, words):
+    """Each number counted once: of two lost nodes, one was not in the line."""
+    nodes = [(0, AppState.RUNNING, "h"), *((index, AppState.FAILED, host) for index, host in lost)]
+    replicas = [ReplicaStatus(id=index, state=state, role="t", hostname=host) for index, state, host in nodes]
+    facts = build_facts(replicas=replicas)
+    assert format_line(facts) == f"RUNNING: 1 of {len(nodes)} nodes runs, {words}"
+    assert build_data(facts)["nodes"]["lost"] == len(lost)
 
 
 def test_a_response_of_torchx_has_facts_for_the_line():

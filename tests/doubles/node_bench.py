@@ -314,7 +314,7 @@ NAMES = {
     "Stopped": "stopped",
     "Leaving": "leaving",
 }
-HIDDEN = ("is_urgent", "port", "has_stepped", "can_host_store", "ends_job", "is_interrupt", "is_signalled", "snapshots")
+HIDDEN = ("is_urgent", "port", "has_stepped", "can_host_store", "ends_job", "is_interrupt", "snapshots")
 """Fields that are no part of a call's detail."""
 
 

@@ -300,6 +300,8 @@ class Finish:
     code: int
     ended: JobEnded | None = None
     rendezvous_failed: RendezvousFailed | None = None
+    at_once: bool = False
+    """Whether to exit even if this node leads and others still stop their workers."""
 
 
 AgentAction: TypeAlias = (

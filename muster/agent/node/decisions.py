@@ -131,10 +131,6 @@ from muster.agent.round import Round
 HELD_LINES_S = 0.5
 """How long after another node's end this node may be stopped too, if both are stopped together."""
 
-SIGNAL_LIMIT_S = 2.0
-"""How long workers that are being stopped may still save without a leader, until this node is stopped, too. A node that
-a scheduler replaces also needs about this time. The lease ends later, by default."""
-
 CAUSE_LIMIT_S = 1.0
 """How long the line about a break waits for its cause, if the known one may be a consequence."""
 
@@ -478,26 +474,12 @@ def _break_round(state: NodeState, event: RoundBroken, broken: Round) -> Decisio
         stacks = CollectStacks(round=phase.round, is_hang=event.is_hang) if event.want_stacks else None
         # With one Ctrl-C for all nodes, workers get the same signal even if the break comes first.
         signum = signal.SIGINT if event.is_interrupt and state.rules.stops_together else signal.SIGTERM
-        then = Rejoin(round=broken)
-        state, actions = begin_stop(state, phase, kill=is_fenced, stacks=stacks, then=then, signum=signum)
-        return replace(state, phase=replace(state.stopping, is_signalled=event.is_signalled)), actions
+        return begin_stop(state, phase, kill=is_fenced, stacks=stacks, then=Rejoin(round=broken), signum=signum)
     if isinstance(phase, Stopping):
-        return _stop_without_leader(state, phase) if event.kind is BreakKind.FENCED else (state, ())
+        # A leader that is stopped leads on until no workers are left (`supervisor`). So it was lost, and others may
+        # continue without this node.
+        return kill_now(state, phase) if event.kind is BreakKind.FENCED else (state, ())
     return _report_stopped(state, broken)  # no workers to stop
-
-
-def _stop_without_leader(state: NodeState, phase: Stopping) -> Decision:
-    """Kill workers that are being stopped, because the leader is lost and others may continue without this node.
-
-    But with one Ctrl-C or stop for all nodes of this machine, a leader that was faster ends no other node's grace
-    period, even if the signal has not arrived here yet. A takeover waits until the lease has ended.
-    """
-    if not state.rules.stops_together or not (_is_leaving(state) or phase.is_signalled):
-        return kill_now(state, phase)
-    if _is_leaving(state):
-        return state, ()
-    timer = RoundTimer(purpose=TimerPurpose.LEADER, round_number=phase.round.number)
-    return state, (StartTimer(timer=timer, delay_s=SIGNAL_LIMIT_S),)
 
 
 def _is_leaving(state: NodeState) -> bool:
@@ -652,8 +634,6 @@ def _on_timer_expired(state: NodeState, timer: RoundTimer) -> Decision:
             return end_stacks_wait(state, phase) if isinstance(phase, Stopping) else (state, ())
         case TimerPurpose.GRACE:
             return kill_now(state, phase) if isinstance(phase, Stopping) else _end_drain_grace(state)
-        case TimerPurpose.LEADER:
-            return kill_now(state, phase) if isinstance(phase, Stopping) and not _is_leaving(state) else (state, ())
         case TimerPurpose.SLOW:
             return on_slow_stop(state)
         case TimerPurpose.LOOK | TimerPurpose.DRAIN:
@@ -746,8 +726,9 @@ def _stop_on_signal(state: NodeState, event: SignalReceived) -> Decision:
 def _leave_on_signal(state: NodeState, event: SignalReceived) -> Decision:
     phase = state.phase
     if isinstance(phase, Stopping) and isinstance(phase.then, Finish):
-        again = event.signum == signal.SIGINT or event.guard_died
-        return kill_now(state, phase) if again else (state, ())
+        if event.signum != signal.SIGINT and not event.guard_died:
+            return state, ()
+        return kill_now(state, replace(phase, then=replace(phase.then, at_once=True)))
     may_drain = event.is_asked if isinstance(phase, Running) else isinstance(phase, Succeeded) and phase.is_told
     if may_drain and isinstance(phase, Running | Succeeded) and event.signum in state.rules.preempt_signals:
         from muster.agent.node.drain_decisions import on_preemption
@@ -755,7 +736,8 @@ def _leave_on_signal(state: NodeState, event: SignalReceived) -> Decision:
         if (decided := on_preemption(state, phase, event)) is not None:
             return decided
     is_preemption = event.signum in state.rules.preempt_signals
-    finish = Finish(code=ExitCode.TERMINATED if is_preemption else ExitCode.of_signal(event.signum))
+    code = ExitCode.TERMINATED if is_preemption else ExitCode.of_signal(event.signum)
+    finish = Finish(code=code, at_once=event.guard_died)
     if isinstance(phase, Running | Succeeded):
         # A user who stops a stalled job wants to see what its workers do.
         page = CollectStacks(round=phase.round, is_hang=True) if event.still_s >= STILL_S else None
@@ -771,8 +753,7 @@ def _leave_on_signal(state: NodeState, event: SignalReceived) -> Decision:
     told = (PrintLine(text=_describe_stop(state, event)),) if is_told else ()
     if event.is_quit:
         reason = "the debugger of one of its ranks was quit"
-    is_interrupt, is_signalled = event.signum == signal.SIGINT, not event.guard_died and not event.is_quit
-    leave = Leaving(reason=reason, ends_job=event.is_quit, is_interrupt=is_interrupt, is_signalled=is_signalled)
+    leave = Leaving(reason=reason, ends_job=event.is_quit, is_interrupt=event.signum == signal.SIGINT)
     state = replace(state, held_lines=())
     if isinstance(state.phase, Stopping) and state.phase.step is StopStep.STACKS:
         return replace(state, phase=replace(state.phase, leave=leave)), (*told, *actions)
@@ -798,8 +779,7 @@ def _leave_drained(state: NodeState, phase: Running | Succeeded, *, kill: bool =
     signum = signal.SIGTERM if state.preemption is None else state.preemption.signum
     reason = "its ranks were told to stop" if state.preemption is None else _name_cause(signum)
     state, actions = begin_stop(state, phase, signum=signum, kill=kill, then=Finish(code=ExitCode.TERMINATED))
-    leave = Leaving(reason=reason, is_signalled=state.preemption is not None)
-    return state, (Send(message=leave), *actions)
+    return state, (Send(message=Leaving(reason=reason)), *actions)
 
 
 def _leave_at_fault(state: NodeState, event: RoundBroken) -> Decision:

@@ -39,8 +39,6 @@ class TimerPurpose(Enum):
     """Do not wait for stacks any longer."""
     GRACE = "grace"
     """The grace period is over: that of a stop, or that of ranks that have been told a drain's step."""
-    LEADER = "leader"
-    """Kill workers that are being stopped: the leader is lost, and the signal that stopped it did not follow here."""
     SLOW = "slow"
     """Print which workers have not ended since the signal of a stop."""
     LOOK = "look"

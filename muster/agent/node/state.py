@@ -271,8 +271,6 @@ class Stopping:
     """Stacks by local rank, as far as they were collected."""
     leave: Leaving | None = None
     """Sent after the stacks: the other nodes then stop their workers, which these workers may wait for."""
-    is_signalled: bool = False
-    """Whether a node that a signal stopped has broken the round. This node may get the same signal."""
 
 
 @record

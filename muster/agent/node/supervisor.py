@@ -248,22 +248,24 @@ class Supervisor:
         self._event_log.close()
         self._logs.close()
 
-    def _wait_for_leaving_nodes(self) -> None:
-        """Lead on while other nodes that leave, too, stop their workers: without a leader these would be killed.
+    def _wait_for_stopping_nodes(self) -> None:
+        """Lead on while other nodes stop their workers: without a leader these would be killed.
 
-        It takes at most the grace period. Ctrl-C and the guard's death end it.
+        They may still save, and their nodes may be stopped, too. It takes at most the grace period. Ctrl-C and the
+        guard's death end it.
         """
+        self._loop.turn(0.0)  # this node's `Leaving`
         until_s = self._loop.clock.now_s() + self._config.shutdown_timeout_s
-        while self._leads_leaving_nodes() and (left_s := until_s - self._loop.clock.now_s()) > 0:
+        while self._leads_stopping_nodes() and (left_s := until_s - self._loop.clock.now_s()) > 0:
             self._loop.turn(left_s)
             signals = [each for each in self._events if isinstance(each, events.SignalReceived)]
             if any(each.guard_died or each.signum == signal.SIGINT for each in signals):
                 return
             self._events.clear()
 
-    def _leads_leaving_nodes(self) -> bool:
+    def _leads_stopping_nodes(self) -> bool:
         found = self._rendezvous.read_members()
-        return found is not None and any(each.is_leaving and not each.is_leader for each in found.members)
+        return found is not None and any(each.is_stopping and not each.is_leader for each in found.members)
 
     def _wait_for_notifier(self) -> None:
         """Wait for `--notify`, which has its limit. After a signal it gets the grace period; Ctrl-C ends it."""
@@ -507,8 +509,8 @@ class Supervisor:
             case actions.Finish():
                 from muster.agent.node import outcome
 
-                if action.ended is None and action.rendezvous_failed is None:
-                    self._wait_for_leaving_nodes()
+                if action.ended is None and action.rendezvous_failed is None and not action.at_once:
+                    self._wait_for_stopping_nodes()
                 if action.ended is not None and action.ended.succeeded and self._logs.run_dir is not None:
                     self._remove_checkpoint(self._logs.run_dir)
                 self._prints_report = action.ended is not None and action.ended.prints_report

@@ -128,8 +128,6 @@ class RoundBroken:
     """Whether this node leads: of several nodes that share a console, the leading one prints the reason."""
     is_interrupt: bool = False
     """Whether a node left because of a Ctrl-C."""
-    is_signalled: bool = False
-    """Whether a node left because of a signal that asked it to stop, a Ctrl-C included. Other nodes may get it, too."""
     is_join: bool = False
     """Whether nodes have joined, and nothing has failed."""
     is_free: bool = False
@@ -519,8 +517,6 @@ class Leaving:
     """Whether its user has ended the whole job there, so that the others stop as well."""
     is_interrupt: bool = False
     """Whether a Ctrl-C caused it."""
-    is_signalled: bool = False
-    """Whether a signal that asked it to stop caused it, a Ctrl-C included."""
 
 
 PlainNodeMessage: TypeAlias = (
@@ -572,8 +568,8 @@ class MemberStatus:
     """Its group rank in the current or last round; None if it takes no part."""
     is_leader: bool
     """Whether it is the leader's own node, which sends no summary."""
-    is_leaving: bool = False
-    """Whether it has said that it leaves. It is a member until its workers have ended."""
+    is_stopping: bool = False
+    """Whether workers of it may still have to end after a round."""
     suspicion: str = ""
     """Why it is the last choice; "" if it is not."""
     summary: Summary | None = None

@@ -1,4 +1,4 @@
-"""Both nodes of a job are stopped: each has its whole grace period, also if node 0 has ended long before."""
+"""Node 0 of a job is stopped: all workers have their whole grace period, also if those of node 0 have ended before."""
 
 import signal
 import sys
@@ -17,6 +17,7 @@ def save(signum, frame):
     (folder / ("saved-by-" + rank)).touch()
     sys.exit(1)
 signal.signal(signal.SIGTERM, save)
+signal.signal(signal.SIGINT, save)
 (folder / ("up-" + rank)).touch()
 threading.Event().wait()
 """
@@ -24,25 +25,57 @@ LONG_S = 8.0
 """Longer than a node may live without a leader."""
 
 
-@pytest.mark.parametrize("backend", ["muster", "static"])
-def test_node_0_leads_until_the_workers_of_the_others_have_saved(backend: str, tmp_path: Path) -> None:
+def build_command(tmp_path: Path, *flags: str) -> list[str]:
     script = tmp_path / "train.py"
     script.write_text(PROGRAM.format(folder=str(tmp_path), seconds=LONG_S))
+    return [sys.executable, "-m", "muster.agent", "--nnodes", "2", *flags, "--start", "cold", "--rdzv-id", "saves"]
+
+
+def start(tmp_path: Path, command: list[str], index: int) -> Tree:
+    flags = ["--node-rank", str(index), "--log-dir", str(tmp_path / f"logs-{index}")]
+    return Tree([*command, *flags, str(tmp_path / "train.py")])
+
+
+@pytest.mark.parametrize("later_s", [0.0, 1.0, None])
+@pytest.mark.parametrize("backend", ["muster", "static"])
+def test_node_0_leads_until_the_workers_of_the_others_have_saved(
+    backend: str, later_s: float | None, tmp_path: Path
+) -> None:
+    """Node 1 gets its signal that much after the workers of node 0 have ended, or none.
+
+    Its workers were killed at once if they were still saving when node 0 had ended before the signal.
+    """
     flags = ["--rdzv-backend", "muster", "--rdzv-endpoint", f"127.0.0.1:{find_free_port()}"]
     if backend == "static":
         flags = ["--master-addr", "127.0.0.1", "--master-port", str(find_free_port())]
-    agent = [sys.executable, "-m", "muster.agent", "--nnodes", "2", *flags, "--start", "cold", "--rdzv-id", "saves"]
-
-    def start(index: int) -> Tree:
-        return Tree([*agent, "--node-rank", str(index), "--log-dir", str(tmp_path / f"logs-{index}"), str(script)])
-
-    with start(0) as first, start(1) as second:
+    command = build_command(tmp_path, *flags)
+    with start(tmp_path, command, 0) as first, start(tmp_path, command, 1) as second:
         wait_until(lambda: len(list(tmp_path.glob("up-*"))) == 2, timeout_s=60, what="workers that run")
         begun_s = time.monotonic()
-        for node in (first, second):
-            node.send(signal.SIGTERM, node.pid)
-        outcomes = [node.wait(60) for node in (first, second)]
+        first.send(signal.SIGTERM, first.pid)
+        if later_s:
+            wait_until((tmp_path / "saved-by-0").exists, timeout_s=60, what="the save of node 0")
+            time.sleep(later_s)
+        if later_s is not None:
+            second.send(signal.SIGTERM, second.pid)
+        outcomes = [first.wait(60)]
+        if later_s is None:
+            second.send(signal.SIGTERM, second.pid)
+        outcomes.append(second.wait(60))
     shown = "\n".join(each.explain() for each in outcomes)
     assert sorted(each.name for each in tmp_path.glob("saved-by-*")) == ["saved-by-0", "saved-by-1"], shown
     assert [each.exit_code for each in outcomes] == [143, 143], shown
     assert time.monotonic() - begun_s < LONG_S + 10, shown
+
+
+def test_a_second_ctrl_c_ends_node_0_although_others_still_save(tmp_path: Path) -> None:
+    command = build_command(tmp_path, "--rdzv-backend", "muster", "--rdzv-endpoint", f"127.0.0.1:{find_free_port()}")
+    with start(tmp_path, command, 0) as first, start(tmp_path, command, 1) as second:
+        wait_until(lambda: len(list(tmp_path.glob("up-*"))) == 2, timeout_s=60, what="workers that run")
+        for name in ("saved-by-0", ""):
+            first.send(signal.SIGINT, first.pid)
+            wait_until((tmp_path / name).exists, timeout_s=60, what="the save of node 0")
+        assert first.wait(60).exit_code == 130
+        assert not (tmp_path / "saved-by-1").exists()
+        second.send(signal.SIGTERM, second.pid)
+        assert second.wait(60).exit_code == 143

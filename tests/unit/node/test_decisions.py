@@ -32,7 +32,7 @@ from muster.agent.node.actions import (
     StartTimer,
     StartWorkers,
 )
-from muster.agent.node.decisions import ACCEPTED, HOLD_S, SIGNAL_LIMIT_S, decide
+from muster.agent.node.decisions import ACCEPTED, HOLD_S, decide
 from muster.agent.node.events import (
     AgentStarted,
     Choice,
@@ -637,8 +637,6 @@ def told(state: NodeState, *events: Event) -> list[str]:
 
 
 LEFT = RoundBroken(round_number=1, kind=BreakKind.MEMBERSHIP, reason="node 1 left")
-STOPPED_BY_SIGTERM = replace(LEFT, is_signalled=True)
-INTERRUPTED = replace(LEFT, is_signalled=True, is_interrupt=True)
 FENCED = RoundBroken(round_number=1, kind=BreakKind.FENCED, reason="the leader was lost")
 LEADER_LOST = Notice(text="the leader was lost", is_leader_lost=True)
 LINES_DUE = expired(TimerPurpose.LINES)
@@ -662,70 +660,45 @@ def test_nodes_that_are_stopped_together_print_one_line() -> None:
 
 
 @pytest.mark.parametrize("stops_together", [True, False])
-@pytest.mark.parametrize(
-    "events",
-    [
-        (SIGTERM,),
-        (SIGINT,),
-        (STOPPED_BY_SIGTERM,),
-        (STOPPED_BY_SIGTERM, SIGTERM),
-        (INTERRUPTED,),
-        (INTERRUPTED, SIGINT),
-    ],
-)
-def test_a_leader_that_ends_first_ends_no_grace_period_of_nodes_that_stop_together(
+@pytest.mark.parametrize("events", [(SIGTERM,), (SIGINT,), (LEFT,), (LEFT, SIGTERM), (broken(),)])
+def test_workers_that_still_stop_are_killed_at_once_if_the_leader_is_lost(
     events: tuple[Event, ...], stops_together: bool
 ) -> None:
-    """Its workers were faster. Those here still save."""
+    """A leader that is stopped leads on until they have ended, so others may continue without this node."""
     _, history = run(*RUNNING, *events, FENCED, state=new_state(stops_together=stops_together))
-    assert has_killed(history) is not stops_together
+    assert KillWorkers(round_number=1) in history[-1]
 
 
-def has_killed(history: list[tuple[Action, ...]]) -> bool:
-    return any(isinstance(action, KillWorkers) for actions in history for action in actions)
-
-
-@pytest.mark.parametrize("left", [STOPPED_BY_SIGTERM, INTERRUPTED])
-def test_workers_save_without_a_leader_only_for_a_while_unless_their_node_is_stopped_too(left: RoundBroken) -> None:
-    """The node goes on if only the leader was stopped, so it waits for the same signal no longer than a replacement."""
-    state, due = new_state(stops_together=True), expired(TimerPurpose.LEADER)
-    _, history = run(*RUNNING, left, FENCED, state=state)
-    assert StartTimer(timer=due.timer, delay_s=SIGNAL_LIMIT_S) in history[-1]
-    for follows, kills in [((), True), ((SIGTERM,), False), ((SIGINT,), False)]:
-        _, history = run(*RUNNING, left, FENCED, *follows, due, state=state)
-        assert has_killed(history) is kills
-    later, _ = run(*RUNNING, left, FENCED, due, gone(), formed(2), due, state=state)
-    assert isinstance(later.phase, Running), "the timer was of the last round"
-
-
-@pytest.mark.parametrize("ends", [LEFT, broken()])
-def test_a_leader_that_no_signal_stopped_is_followed_by_a_kill_at_once(ends: RoundBroken) -> None:
-    _, history = run(*RUNNING, ends, FENCED, state=new_state(stops_together=True))
-    assert has_killed(history)
+@pytest.mark.parametrize(
+    ("events", "at_once"),
+    [
+        ((SIGTERM,), False),
+        ((SIGTERM, SIGTERM), False),
+        ((SIGINT,), False),
+        ((SIGINT, SIGINT), True),
+        ((SIGTERM, SIGINT), True),
+        ((SignalReceived(signum=signal.SIGTERM, guard_died=True),), True),
+    ],
+)
+def test_a_second_ctrl_c_and_the_guards_death_wait_for_no_other_node(events: tuple[Event, ...], at_once: bool) -> None:
+    assert finish_of(*RUNNING, *events, exited(0), exited(1), gone()).at_once is at_once
 
 
 @pytest.mark.parametrize("stops_together", [True, False])
 @pytest.mark.parametrize("is_interrupt", [True, False])
 def test_a_ctrl_c_has_one_signal_on_all_nodes_that_stop_together(stops_together: bool, is_interrupt: bool) -> None:
     """The break by the node that got it first may come first; a node on a terminal of its own gets no Ctrl-C."""
-    left = replace(LEFT, is_interrupt=is_interrupt, is_signalled=True)
+    left = replace(LEFT, is_interrupt=is_interrupt)
     _, history = run(*RUNNING, left, SIGINT, state=new_state(stops_together=stops_together))
     sent = [action.signum for actions in history for action in actions if isinstance(action, SignalWorkers)]
     assert sent == [signal.SIGINT if stops_together and is_interrupt else signal.SIGTERM]
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_a_node_says_which_signal_ends_it(signum: int) -> None:
+def test_a_node_says_whether_a_ctrl_c_ends_it(signum: int) -> None:
     _, history = run(*RUNNING, SignalReceived(signum=signum))
     [leave] = [action for action in history[-1] if isinstance(action, Leaving)]
     assert leave.is_interrupt is (signum == signal.SIGINT)
-    assert leave.is_signalled
-
-
-def test_a_node_whose_guard_died_was_stopped_by_no_signal() -> None:
-    _, history = run(*RUNNING, SignalReceived(signum=signal.SIGTERM, guard_died=True))
-    [leave] = [action for action in history[-1] if isinstance(action, Leaving)]
-    assert not leave.is_signalled
 
 
 @pytest.mark.parametrize("node_index", [0, 1, 2])

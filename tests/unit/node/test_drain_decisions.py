@@ -286,7 +286,7 @@ def test_withdrawn_the_workers_go_on_and_the_preempted_node_leaves():
     actions = node.send(WITHDRAWN)
     assert kinds(actions)[:2] == [WithdrawCommand, WriteDeadline]
     assert SignalWorkers(signum=signal.SIGTERM) in actions
-    assert Leaving(reason="received SIGTERM", is_signalled=True) in actions
+    assert Leaving(reason="received SIGTERM") in actions
     assert node.state.phase.then == Finish(code=143)
 
 

@@ -673,14 +673,22 @@ def test_leaving_breaks_at_once_and_reforms_when_the_connection_is_gone() -> Non
     assert [assignment.id for assignment in leader.formed().assignments] == ["m0"]
 
 
-@pytest.mark.parametrize(("is_interrupt", "is_signalled"), [(True, True), (False, True), (False, False)])
-def test_a_break_says_whether_a_signal_is_its_cause(is_interrupt: bool, is_signalled: bool) -> None:
+@pytest.mark.parametrize("leaving", [0, 1])
+def test_a_node_that_has_succeeded_breaks_the_round_only_if_it_leads(leaving: int) -> None:
+    """The workers of the other node can still save. They were killed at once when the leader was gone."""
+    leader = Leader(rules(2, 2))
+    leader.form(2)
+    leader.feed(Reported(id=f"m{leaving}", message=AllSucceeded(round_number=1)))
+    leader.feed(Reported(id=f"m{leaving}", message=Leaving(reason="SIGTERM")))
+    assert isinstance(leader.state.phase, Forming if leaving == 0 else RoundRunning)
+
+
+@pytest.mark.parametrize("is_interrupt", [True, False])
+def test_a_break_says_whether_a_ctrl_c_is_its_cause(is_interrupt: bool) -> None:
     leader = Leader(rules(1, 2))
     leader.form(2)
-    leaving = Leaving(reason="x", is_interrupt=is_interrupt, is_signalled=is_signalled)
-    leader.feed(Reported(id="m1", message=leaving), after_s=1.0)
-    told = leader.only(RoundBreak)
-    assert (told.is_interrupt, told.is_signalled) == (is_interrupt, is_signalled)
+    leader.feed(Reported(id="m1", message=Leaving(reason="x", is_interrupt=is_interrupt)), after_s=1.0)
+    assert leader.only(RoundBreak).is_interrupt is is_interrupt
 
 
 def test_a_fenced_leader_node_breaks_its_round() -> None:

@@ -289,7 +289,6 @@ def break_round(
     final: FinalFailure | None = None,
     *,
     is_interrupt: bool = False,
-    is_signalled: bool = False,
     is_join: bool = False,
     leaves: tuple[str, ...] = (),
     cause: str = "",
@@ -314,7 +313,6 @@ def break_round(
         want_stacks=kind in (BreakKind.FAILURE, BreakKind.FINAL),
         is_hang=_has_hung(state),
         is_interrupt=is_interrupt,
-        is_signalled=is_signalled,
         is_join=is_join,
         cause=cause,
         is_free=is_free,
@@ -439,21 +437,12 @@ def refund_attempt(state: JobState, phase: Forming, lost_id: str, reason: str, n
     return _explain_break(state, BreakKind.MEMBERSHIP, reason) if failures.is_provisional else (state, ())
 
 
-def break_for_loss(
-    state: JobState,
-    lost_id: str,
-    reason: str,
-    now_s: float,
-    *,
-    is_interrupt: bool = False,
-    is_signalled: bool = False,
-) -> Decision:
+def break_for_loss(state: JobState, lost_id: str, reason: str, now_s: float, *, is_interrupt: bool = False) -> Decision:
     """End the running round because one of its members was lost or leaves."""
     if lost_id in state.failures.failed_by:
         return break_for_failure(state, now_s)
     state = replace(state, failures=RoundFailures())
-    kind = BreakKind.MEMBERSHIP
-    return break_round(state, kind, reason, now_s, is_interrupt=is_interrupt, is_signalled=is_signalled)
+    return break_round(state, BreakKind.MEMBERSHIP, reason, now_s, is_interrupt=is_interrupt)
 
 
 def on_checked(state: JobState, sender: str, message: Checked, now_s: float) -> Decision:

@@ -245,16 +245,18 @@ def on_member_lost(state: JobState, event: MemberLost, now_s: float) -> Decision
         phase = replace(phase, stopping=phase.stopping.without(event.id), since_s=now_s)
         state = replace(state, phase=phase, fence_until_s=max(state.fence_until_s, now_s + state.rules.fence_s))
         return refund_attempt(state, phase, event.id, reason, now_s)
-    if not _is_lost_from_round(state, event.id):
+    if not _is_lost_from_round(state, member):
         return _clear_batch(state), ()
     state = replace(state, fence_until_s=max(state.fence_until_s, now_s + state.rules.fence_s))
     return break_for_loss(state, event.id, reason, now_s)
 
 
-def _is_lost_from_round(state: JobState, member_id: str) -> bool:
-    """Return whether the running round cannot continue without this member."""
+def _is_lost_from_round(state: JobState, member: MemberRecord) -> bool:
+    """Return whether the running round cannot continue without this member: the leader, or workers that it awaits."""
     phase = state.phase
-    return isinstance(phase, RoundRunning) and member_id in state.assignments and member_id not in phase.succeeded
+    if not isinstance(phase, RoundRunning) or member.id not in state.assignments:
+        return False
+    return member.is_leader or member.id not in phase.succeeded
 
 
 def drop_stopping(state: JobState, phase: Forming, now_s: float) -> Decision:
@@ -297,12 +299,11 @@ def on_leaving(state: JobState, sender: str, message: Leaving, now_s: float) -> 
     """Break the running round for a member that announced that it leaves."""
     member = state.members[sender]
     state = replace(state, members=state.members.with_item(sender, replace(member, is_leaving=True)))
-    if not _is_lost_from_round(state, sender):
+    if not _is_lost_from_round(state, member):
         return _clear_batch(state), ()
     if message.ends_job:
         cause = f"{describe_member(state, member)}: {message.reason}"
         return break_round(state, BreakKind.FINAL, cause, now_s, FinalFailure(cause=cause))
     # Stopping until its connection closes: only then have its workers ended.
     reason = f"{describe_member(state, member)} left: {message.reason}"
-    is_interrupt, is_signalled = message.is_interrupt, message.is_signalled
-    return break_for_loss(state, sender, reason, now_s, is_interrupt=is_interrupt, is_signalled=is_signalled)
+    return break_for_loss(state, sender, reason, now_s, is_interrupt=message.is_interrupt)

@@ -28,7 +28,7 @@ from muster.agent.rendezvous.consensus.events import (
     TimerFired,
 )
 from muster.agent.rendezvous.consensus.members import MemberRecord
-from muster.agent.rendezvous.consensus.state import FOREVER, JobState, build_initial_state
+from muster.agent.rendezvous.consensus.state import FOREVER, Forming, JobState, build_initial_state
 from muster.agent.rendezvous.consensus.waits import find_next_due_s
 from muster.agent.rendezvous.faulty_nodes import describe_fault, find_fault
 from muster.agent.rendezvous.interface import JobMembers, MemberStatus, Summary
@@ -253,6 +253,8 @@ class Leader:
     def read_members(self) -> JobMembers:
         """Return what is known about the members."""
         now_s, found = self._clock.boottime_s(), []
+        phase = self.state.phase
+        stopping = phase.stopping if isinstance(phase, Forming) else ()
         for member in self.state.members.values():
             assignment = self.state.assignments.get(member.id)
             at_s, summary = self._summaries.get(member.id, (now_s, None))
@@ -263,7 +265,7 @@ class Leader:
                     nproc=member.nproc,
                     group_rank=None if assignment is None else assignment.group_rank,
                     is_leader=member.is_leader,
-                    is_leaving=member.is_leaving,
+                    is_stopping=member.id in stopping,
                     suspicion=_describe_suspicion(self.state, member),
                     summary=summary,
                     age_s=now_s - at_s,

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 
 import pytest
@@ -17,6 +18,7 @@ from muster._shared import processes
 from muster._shared.control import ControlError, ExitCode
 from muster.cli.commands import main
 from muster.schedulers.adapter import AskKind, AskOutcome, SchedulerError
+from muster.schedulers.errors import UnsafeFolderError
 from muster.schedulers.slurm import client, live
 from muster.schedulers.supervision.state import ReplicaId
 
@@ -399,6 +401,39 @@ def test_a_folder_that_the_nodes_do_not_have_is_named(slurm, tmp_path):
         "writable for you, or name another one with -cfg node_dir=PATH"
     )
     job.close()
+
+
+def test_a_folder_on_the_nodes_that_others_can_write_to_is_named(slurm, tmp_path):
+    """The nodes refuse it, and without a shared folder what they print is lost: the status gave no reason."""
+    node_dir = slurm.home / "local"
+    later = {"sbatch": "--begin=now+1hour"}
+    app = build_app(tmp_path / "job")
+    job = Job(slurm, tmp_path / "job", app=app, shared=False, node_dir=str(node_dir), **later)
+    job_id, name = job.find_job()[0], f"muster-{job.app_id}"
+    folders = [slurm.home / f"local-n{number}" / name for number in range(1, 5)]
+    for folder in folders:
+        folder.mkdir()
+        folder.chmod(0o777)
+    slurm.run("scontrol", "update", f"JobId={job_id}", "StartTime=now")
+    described = job.wait_state("FAILED")
+    for folder in folders:
+        folder.rmdir()
+        for bundle in folder.parent.glob(f"{name}.*.zip"):
+            bundle.unlink()
+    assert described.msg.startswith(
+        f"Slurm job {job_id} has no folder: {node_dir}/{name} on a node is another user's, or others can write to it: "
+        "remove it, or name another folder with -cfg node_dir=PATH"
+    )
+    job.close()
+
+
+def test_a_job_dir_that_others_can_replace_is_refused_before_the_job_starts(slurm, tmp_path):
+    """The job ran, and the status, the list and each command refused its folder. They advised another option."""
+    with tempfile.TemporaryDirectory() as parent:  # nothing above it keeps others out
+        os.chmod(parent, 0o777)
+        with pytest.raises(UnsafeFolderError, match=rf"can write to {parent}: .*, on Slurm with -cfg job_dir=FOLDER"):
+            Job(slurm, tmp_path / "job", job_dir=f"{parent}/app")
+        assert not os.listdir(parent)
 
 
 @pytest.mark.parametrize(("by", "line"), [("stop", "[muster] muster stop: "), ("cancel", "[muster] cancelled\n")])

@@ -37,10 +37,12 @@ from muster.schedulers.slurm.node import (
     LOG_NAME,
     LOG_START_NAME,
     NODE_NAME,
+    NOT_OURS,
     RUNS_DIR,
     STOPS,
     NodeFolder,
     choose_reason,
+    describe_foreign,
     list_replicas,
     list_runs,
     read_sizes,
@@ -355,12 +357,14 @@ def explain_end(app: App, state: AppState) -> list[str]:
     by_slurm = "" if app.entry is None else words.explain_end(app.entry)
     if reasons:
         return [reasons[0], by_slurm]
-    return [by_slurm, _read_last_line(app.folder) if app.is_shared else _explain_not_sent(app)]
+    return [by_slurm, _read_last_line(app.folder) if app.is_shared else _explain_node_dir(app)]
 
 
-def _explain_not_sent(app: App) -> str:
-    """Say that the job's script could not write to `node_dir`, where the nodes share no folder. "": it could."""
+def _explain_node_dir(app: App) -> str:
+    """Say that the job could not use its folder in `node_dir`, where the nodes share no folder. "": it could."""
     ended = None if app.entry is None else client.find_ended(app.entry.job_id)
+    if ended is not None and ended.exit_code == NOT_OURS:
+        return f"Slurm job {ended.job_id} has no folder: {describe_foreign(app.spec.folder, 'a node')}"
     if ended is None or ended.exit_code != NOT_SENT:
         return ""
     where = f"Slurm job {ended.job_id} could not write its files to {posixpath.dirname(app.spec.folder)} on its nodes"

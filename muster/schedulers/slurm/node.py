@@ -60,6 +60,8 @@ STOPS: Final = {STOP_WORD: "stopped (muster stop)", "cancel": "cancelled"}
 """What a request that is recorded in the app's folder is called in the status."""
 SIZES_NAME: Final = "sizes"
 """In the app's state folder: `ROLE NODES` per line, of roles that have fewer nodes than submitted."""
+NOT_OURS: Final = 98
+"""Exit code of a node on which another user owns the app's folder, or can write to it. Programs rarely use it."""
 FILES_DIR: Final = "files/"
 """In the zip: what a node without the shared folder unpacks into the app's state folder."""
 
@@ -858,7 +860,7 @@ def _claim_folder(path: str) -> None:
     """Make the app's folder on this node, whose parent any user can write to. An existing one must be ours.
 
     Raises:
-        SystemExit: it is not. The message is one line.
+        SystemExit: it is not. Standard error gets one line, and the job's exit code tells the status.
     """
     try:
         os.mkdir(path, 0o700)
@@ -866,8 +868,14 @@ def _claim_folder(path: str) -> None:
         status = os.lstat(path)
         is_ours = status.st_uid == os.geteuid() and not status.st_mode & 0o022
         if not (stat.S_ISDIR(status.st_mode) and is_ours):
-            why = f"{path} on {os.uname().nodename} is another user's, or others can write to it"
-            sys.exit(f"muster: {why}: remove it, or name another folder with -cfg node_dir=PATH")
+            sys.stderr.write(f"muster: {describe_foreign(path, os.uname().nodename)}\n")
+            sys.exit(NOT_OURS)
+
+
+def describe_foreign(path: str, node: str) -> str:
+    """Say why a node has refused the app's folder, and what helps."""
+    why = f"{path} on {node} is another user's, or others can write to it"
+    return f"{why}: remove it, or name another folder with -cfg node_dir=PATH"
 
 
 def _remove_earlier(bundle: str, path: str) -> None:

@@ -163,7 +163,8 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
             print(f"muster: {request.notice}", file=sys.stderr, flush=True)
         if client.can_wait_for_children():
             request = replace(request, script=request.script.replace(SRUN, f"{SRUN}{client.WAIT_FOR_CHILDREN} "))
-        folder, registry = AppFolder(request.folder), self._find_registry()
+        registry = self._find_registry()
+        folder = registry.check(Path(request.folder))
         try:
             with contextlib.ExitStack() as undo:
                 folder.create(request.spec)

@@ -19,7 +19,7 @@ from muster._shared.ownership import check_folder, make_folders
 from muster.schedulers.errors import UnsafeFolderError
 from muster.schedulers.supervision.app_folder import AppFolder, may_hold_app
 
-_LOG_DIR_ADVICE = "choose a folder of your own with -cfg log_dir=FOLDER"
+_LOG_DIR_ADVICE = "choose a folder of your own with -cfg log_dir=FOLDER, on Slurm with -cfg job_dir=FOLDER"
 _STATE_ADVICE = "set XDG_STATE_HOME to a folder of your own"
 
 _LAST: Final = "last"
@@ -92,6 +92,11 @@ class AppRegistry:
             return None
         folder = check_app_folder(path)
         return folder if folder.spec_file.is_file() else None
+
+    @staticmethod
+    def check(path: Path) -> AppFolder:
+        """See `check_app_folder`."""
+        return check_app_folder(path)
 
     def __iter__(self) -> Iterator[str]:
         """Return the ids of all apps whose folder exists, oldest first, with those that `find` refuses."""

@@ -492,7 +492,7 @@ def test_a_script_does_not_send_what_another_user_has_put_in_its_place(tmp_path)
     assert (done.returncode, done.stdout) == (97, "")
 
 
-def test_a_folder_on_a_node_must_be_ours(tmp_path):
+def test_a_folder_on_a_node_must_be_ours(tmp_path, capsys):
     mine, open_to_all, link = tmp_path / "mine", tmp_path / "open", tmp_path / "link"
     for _ in range(2):
         node._claim_folder(str(mine))
@@ -501,8 +501,9 @@ def test_a_folder_on_a_node_must_be_ours(tmp_path):
     open_to_all.chmod(0o777)
     link.symlink_to(mine)
     for path in (open_to_all, link):
-        with pytest.raises(SystemExit, match="is another user's, or others can write to it: remove it, or name"):
+        with pytest.raises(SystemExit, match="98"):
             node._claim_folder(str(path))
+        assert "is another user's, or others can write to it: remove it, or name" in capsys.readouterr().err
 
 
 def test_a_run_removes_what_earlier_ones_have_brought(tmp_path):

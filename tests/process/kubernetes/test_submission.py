@@ -23,6 +23,7 @@ from torchx.specs.api import NONE, AppState
 from muster._shared.control import ExitCode
 from muster.cli.commands import main as run_muster
 from muster.schedulers.errors import EngineError, SchedulerError
+from muster.schedulers.kubernetes.app_id import parse_app_id
 from muster.schedulers.kubernetes.live import kept_logs
 
 pytestmark = pytest.mark.torchx
@@ -830,6 +831,52 @@ def test_the_logs_of_pods_that_are_removed_at_once_are_kept(cluster, scheduler, 
     assert "what they have written is kept in " in capsys.readouterr().err
     for index in range(2):
         assert list(scheduler.log_iter(app_id, "trainer", index)) == [f"node {index}\n"]
+
+
+def start_again(cluster, scheduler):
+    """An app whose node 0 has a pod that failed, and one that runs. Both have written a line. Returns its id."""
+    app_id = submit(scheduler, build_app(max_retries=1))
+    for second, text in ((1, "the first\n"), (2, "the second\n")):
+        pod = cluster.find_pod(app_id.partition(":")[2], 0)
+        cluster.start_pod(pod)
+        cluster.write_log(pod, text, second)
+        if second == 1:
+            cluster.end_pod(pod, 137)
+    return app_id
+
+
+@pytest.mark.parametrize("tail", [False, True])
+def test_the_log_of_a_cancelled_node_begins_with_its_failed_pod(cluster, scheduler, tail):
+    """As long as the failed pod was there, the kept lines of the pod that the cancel had deleted were not printed."""
+    app_id = start_again(cluster, scheduler)
+    cluster.grace = lambda pod: (time.sleep(0.3), cluster.write_log(pod, "saved\n", 3))
+    scheduler.cancel(app_id)
+    wait_until(lambda: len(cluster.find("pods")) == 1)
+    lines = ["the first\n", "the second\n", "saved\n"]
+    assert list(scheduler.log_iter(app_id, "trainer", 0, should_tail=tail)) == lines
+    scheduler.delete(app_id)
+    assert list(kept_logs.read_kept_logs(parse_app_id(app_id), "trainer", 0)) == []
+
+
+def test_what_is_kept_of_a_pod_that_is_still_there_is_printed_once(cluster, scheduler, monkeypatch):
+    app_id = start_again(cluster, scheduler)
+    release = threading.Event()
+    cluster.grace = lambda _pod: release.wait(60)
+    monkeypatch.setattr(kept_logs, "COLLECT_LIMIT_S", 0.5)
+    scheduler.cancel(app_id)
+    assert len(list_running(cluster)) == 1
+    assert len(kept_logs.read_kept_logs(parse_app_id(app_id), "trainer", 0)) == 1
+    assert list(scheduler.log_iter(app_id, "trainer", 0)) == ["the first\n", "the second\n"]
+    release.set()
+
+
+def test_the_log_of_a_pod_that_goes_before_it_is_read_is_the_kept_one(cluster, scheduler):
+    """A line said that the rest is lost."""
+    app_id, _ = start_two(cluster, scheduler)
+    lines = scheduler.log_iter(app_id, "trainer", 0)
+    scheduler.cancel(app_id)
+    assert not cluster.find("pods")
+    assert list(lines) == ["node 0\n"]
 
 
 def test_a_ctrl_c_while_logs_are_opened_leaves_a_stopped_job(cluster, scheduler, monkeypatch):

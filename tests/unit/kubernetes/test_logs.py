@@ -170,12 +170,12 @@ def test_the_end_of_a_long_log_is_kept(tmp_path, monkeypatch, spare, said):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     lines, stops = [], []
     ref = AppRef(namespace="team", name="job")
-    pod = SimpleNamespace(phase="Running", index=0, role="w", name="job-w-0")
+    pod = SimpleNamespace(phase="Running", index=0, role="w", name="job-w-0", uid="u0")
     stop_and_keep_logs(Cluster(), ref, lambda: [pod], lambda: stops.append(1), lines.append)
     assert stops == [1]
     folder = tmp_path / "muster/kubernetes-logs/team/job"
     assert lines == [f"Kubernetes deletes the pods and their logs; what they have written is kept in {folder}{said}"]
-    kept = (folder / "w-0.log").read_bytes()
+    kept = (folder / "w-0.u0.log").read_bytes()
     assert kept.startswith(line)
     assert kept.endswith(line + b"the end\n")
     assert LOG_LIMIT_BYTES - 2 * len(line) < len(kept) <= LOG_LIMIT_BYTES
@@ -202,7 +202,8 @@ def keep(tmp_path, monkeypatch, logs):
     """Returns the folder with the logs, and the line for the user."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     ref, lines = AppRef(namespace="team", name="job"), []
-    pods = [SimpleNamespace(phase="Running", index=index, role="w", name=name) for index, name in enumerate(logs)]
+    known = {"phase": "Running", "role": "w"}
+    pods = [SimpleNamespace(**known, index=index, name=name, uid=f"u{index}") for index, name in enumerate(logs)]
     stop_and_keep_logs(LogServer(logs), ref, lambda: pods, lambda: None, lines.append)
     [line] = lines
     return tmp_path / "muster/kubernetes-logs/team/job", line
@@ -222,14 +223,14 @@ def test_what_broken_logs_had_is_told_as_kept(tmp_path, monkeypatch):
     """It said that nothing could be kept, and the beginning was."""
     folder, line = keep(tmp_path, monkeypatch, {"p0": [b"one\n", EngineError("the stream broke")]})
     assert line.endswith(f"is kept in {folder}; the logs of p0 are lost or incomplete: the stream broke")
-    assert (folder / "w-0.log").read_bytes() == b"one\n"
+    assert (folder / "w-0.u0.log").read_bytes() == b"one\n"
 
 
 def test_a_log_that_was_trimmed_begins_with_a_whole_line(tmp_path, monkeypatch):
     """It began in the middle of one if nothing more came after the trim."""
     monkeypatch.setattr(kept_logs, "LOG_LIMIT_BYTES", 100)
     folder, line = keep(tmp_path, monkeypatch, {"p0": [b"0123456\n" * 30]})
-    assert (folder / "w-0.log").read_bytes() == b"0123456\n" * 12
+    assert (folder / "w-0.u0.log").read_bytes() == b"0123456\n" * 12
     assert "(of each the last " in line
 
 

@@ -44,6 +44,8 @@ ANSWER_LIMIT_S: Final = 5.0
 COLLECT_LIMIT_S: Final = 20.0
 """How long pods may go on writing after the stop. Most end within a second or two."""
 
+_SUFFIX: Final = ".log"
+
 _NAMES_LIMIT: Final = 5
 """Pods that the line for the user names."""
 
@@ -210,7 +212,7 @@ class _PodLog:
                 self.is_cut = self._had_all_lines(content)
         if not content:
             return
-        target = _find_file(folder, self.fact.role, self.fact.index)
+        target = folder / f"{_begin_name(self.fact.role, self.fact.index)}{self.fact.uid}{_SUFFIX}"
         temporary = target.with_suffix(f".{os.getpid()}")
         temporary.write_bytes(content)
         temporary.replace(target)
@@ -270,17 +272,24 @@ def find_folder(ref: AppRef) -> Path:
     return find_state_dir(os.environ) / "kubernetes-logs" / ref.namespace / ref.name
 
 
-def _find_file(folder: Path, role: str, index: int) -> Path:
-    return folder / f"{role}-{index}.log"
+def _begin_name(role: str, index: int) -> str:
+    """Return how the names of a node's files begin. No role's label has a dot."""
+    return f"{role}-{index}."
 
 
-def read_kept_log(ref: AppRef, role: str, index: int) -> Iterator[bytes]:
-    """Yield the kept lines of one node, each with its time. Yield nothing if none were kept here."""
+def read_kept_logs(ref: AppRef, role: str, index: int) -> dict[str, Iterator[bytes]]:
+    """Return the kept lines of each pod of one node, with their times, by the pod's uid. {}: none were kept here."""
+    beginning = _begin_name(role, index)
     try:
-        with _find_file(find_folder(ref), role, index).open("rb") as lines:
-            yield from lines
+        found = sorted(find_folder(ref).glob(f"{beginning}*{_SUFFIX}"), key=lambda path: path.stat().st_mtime_ns)
     except (FileNotFoundError, UnsafeFolderError):
-        return
+        return {}
+    return {path.name[len(beginning) : -len(_SUFFIX)]: _read_lines(path) for path in found}
+
+
+def _read_lines(path: Path) -> Iterator[bytes]:
+    with suppress(FileNotFoundError), path.open("rb") as lines:  # deleted meanwhile
+        yield from lines
 
 
 def forget_logs(ref: AppRef) -> None:

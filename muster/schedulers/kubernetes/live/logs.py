@@ -10,7 +10,7 @@ a report that name such files are left out, and a guess about the sender of SIGT
 
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -115,8 +115,8 @@ class PodLogQuery:
     until: Stamp | None = None
     tail: bool = False
     """Follow the log until the app ends."""
-    kept: Callable[[], Iterator[bytes]] = lambda: iter(())
-    """Lines, with times, that were collected before the app was cancelled."""
+    kept: Callable[[], Mapping[str, Iterable[bytes]]] = dict
+    """Lines, with times, that were collected when the app was cancelled: those of each pod of the node, by its uid."""
     log_dir: str = ""
     """Where the user wants the files of the role's agents. "": they are lost with the pods."""
     has_succeeded: Callable[[], bool] = lambda: False
@@ -152,8 +152,11 @@ class LogReader:
                 done.add(pod.uid)
                 yield from self._read_pod(query, pod, pods)
             elif not query.tail or ended:
-                if not done:
-                    yield from _read_kept(query) if pod is None else iter((_describe_absence(query, pod),))
+                kept = [lines for uid, lines in query.kept().items() if uid not in done]
+                for lines in kept:  # of pods that the cancel has deleted: none came after them
+                    yield from _select_kept(lines, Position(query.since), query)
+                if not done and not kept:
+                    yield _describe_absence(query, pod)
                 return
             else:
                 pods.wait()
@@ -219,9 +222,7 @@ class LogReader:
             return
         except (ApiError, RequestError) as error:
             if error.refusal.status == 404 and not previous:
-                when = _AT_SUCCESS if query.has_succeeded() else ""
-                why = f"Kubernetes has removed the pod{when}; {query.describe_keeping()}"
-                yield f"[muster] the rest of the log of {pod.name} is lost: {why}\n"
+                yield from _read_rest(query, pod, position)
             elif error.refusal.status >= 500:
                 yield f"[muster] {error}\n"
             elif error.refusal.status not in (400, 404):
@@ -301,14 +302,20 @@ def _name_stopper(text: str, query: PodLogQuery, pod: PodFact | None, pods: PodS
     return f"{guess[1]} ({stopper}){guess[2]}" if stopper else text
 
 
-def _read_kept(query: PodLogQuery) -> Iterator[str]:
-    """Yield what was kept of the node's log, or a line that says that there is none."""
-    position, found = Position(query.since), False
-    for raw in query.kept():
-        found = True
+def _read_rest(query: PodLogQuery, pod: PodFact, position: Position) -> Iterator[str]:
+    """Yield what was kept of the log of a pod that is gone, from where it was read, or say that the rest is lost."""
+    kept = query.kept().get(pod.uid)
+    if kept is not None:
+        yield from _select_kept(kept, position, query)
+        return
+    when = _AT_SUCCESS if query.has_succeeded() else ""
+    why = f"Kubernetes has removed the pod{when}; {query.describe_keeping()}"
+    yield f"[muster] the rest of the log of {pod.name} is lost: {why}\n"
+
+
+def _select_kept(lines: Iterable[bytes], position: Position, query: PodLogQuery) -> Iterator[str]:
+    for raw in lines:
         yield from _select(raw, position, query, None, None)
-    if not found:
-        yield _describe_absence(query, None)
 
 
 def _describe_absence(query: PodLogQuery, pod: PodFact | None) -> str:

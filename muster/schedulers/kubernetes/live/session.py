@@ -251,7 +251,7 @@ class Session:
             until=None if until is None else convert_to_stamp(until),
             tail=tail,
             log_dir=log_dir,
-            kept=lambda: kept_logs.read_kept_log(ref, label, index),
+            kept=lambda: kept_logs.read_kept_logs(ref, label, index),
             has_succeeded=lambda: label in list_completed_roles(operations.find_parents(resources, ref)),
             find_stopper=lambda: operations.describe_stopper(operations.find_parents(resources, ref)),
         )

@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 
 from torchx.schedulers.api import ListAppResponse
 from torchx.specs import AppDef, AppState
+from torchx.specs.api import ReplicaStatus
 
 from muster._shared.contract import HOLD_FLAG, show_controls
 from muster._shared.control import ControlError, ExitCode
@@ -88,17 +89,14 @@ def print_status(word: str, *, as_json: bool) -> int:
     Raises:
         ControlError: see `read_app`.
     """
-    from muster.schedulers.adapter.replica_errors import find_line_reason
-    from muster.schedulers.adapter.status import explain_replicas
-
     handle, facts = read_app(word)
     code = STATE_CODES[facts.state]
     if as_json:
         print(json.dumps({**build_entry(handle, facts), "roles": _build_roles(facts), "exit_code": code}))
         return code
     print(f"{handle}  {format_line(facts)}")
-    for each in explain_replicas(facts):
-        why = find_line_reason(each) if each.state is AppState.CANCELLED else ""
+    for each, reason in _explain_replicas(facts):
+        why = f" ({reason})" if reason else ""
         host = f"  {each.hostname}" if each.hostname else ""
         print(show_controls(f"  {each.role}/{each.id}  {each.state.name}{why}{host}"))
     if where := facts.ui_url or facts.logs:
@@ -111,13 +109,22 @@ def build_entry(handle: str, facts: AppFacts) -> dict[str, object]:
     return {"handle": handle, **build_data(facts), "ui_url": facts.ui_url}
 
 
+def _explain_replicas(facts: AppFacts) -> list[tuple[ReplicaStatus, str | None]]:
+    """Return the replicas of an app, each with the reason of its end. None: it is not known, or has not failed."""
+    from muster.schedulers.adapter.replica_errors import find_reason
+    from muster.schedulers.adapter.status import explain_replicas
+
+    return [(each, find_reason(each)) for each in explain_replicas(facts)]
+
+
 def _build_roles(facts: AppFacts) -> list[dict[str, object]]:
+    replicas = _explain_replicas(facts)
     return [
         {
             "role": role.name,
             "replicas": [
-                {"id": each.id, "state": each.state.name, "host": each.hostname}
-                for each in facts.replicas or ()
+                {"id": each.id, "state": each.state.name, "host": each.hostname, "reason": reason}
+                for each, reason in replicas
                 if each.role == role.name
             ],
         }

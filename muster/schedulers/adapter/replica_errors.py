@@ -53,10 +53,17 @@ def replace_line(replica: ReplicaStatus, why: str) -> ReplicaStatus:
     return dataclasses.replace(replica, structured_error_msg=f"{_begin_line(replica)} ({why})")
 
 
-def find_line_reason(replica: ReplicaStatus) -> str:
-    """Return what `replace_line` has added to a replica's state: " (why)". "": nothing."""
-    beginning, line = _begin_line(replica), str(replica.structured_error_msg)
-    return line[len(beginning) :] if line.startswith(beginning) else ""
+def find_reason(replica: ReplicaStatus) -> str | None:
+    """Return why a replica has failed or was cancelled, as `explain_replica` says it. None: it is not known."""
+    error, beginning = str(replica.structured_error_msg), _begin_line(replica)
+    if error == NONE:
+        return None
+    try:
+        message = json.loads(error)["message"]
+        return str(message["message"] if isinstance(message, dict) else message)
+    except (ValueError, LookupError, TypeError):  # see `replace_line`, or what another package says
+        why = error[len(f"{beginning} (") : -len(")")] if error.startswith(beginning) else error.strip()
+        return None if why in ("", _ELSEWHERE) else why
 
 
 def _begin_line(replica: ReplicaStatus) -> str:

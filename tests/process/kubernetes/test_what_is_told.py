@@ -113,7 +113,7 @@ def test_muster_status_says_of_a_replica_what_torchx_status_says(cluster, schedu
     main(["status", f"kubernetes://session/{app_id}"])
     lines = capsys.readouterr().out.splitlines()
     why = "CANCELLED (its pod was deleted when the job ended)"
-    assert lines[1:3] == [f"  trainer/0  {why}", f"  trainer/1  FAILED  {name}"]
+    assert lines[1:3] == [f"  trainer/0  {why}", f"  trainer/1  FAILED (was ended by SIGKILL)  {name}"]
     assert f"*trainer[0]:{why}" in show(scheduler.describe(app_id))
 
 

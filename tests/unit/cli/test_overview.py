@@ -8,10 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 from torchx.specs import AppDef, AppState, Role
-from torchx.specs.api import ReplicaStatus
+from torchx.specs.api import NONE, ReplicaStatus
 
 from muster._shared.control import ControlError, ExitCode
 from muster._shared.job_view import JobState, JobStatus, NodeState, NodeStatus
+from muster._shared.reports import Failure, Report
 from muster.cli import commands, operations, overview
 from muster.cli.afterwards import log_folder, sources
 from muster.cli.afterwards.clocks import Placed
@@ -242,7 +243,51 @@ def test_the_exit_code_says_the_state(serve, capsys, state, code):
     assert commands.main(["status", "a", "--json"]) == code
     data = json.loads(capsys.readouterr().out)
     assert (data["handle"], data["state"], data["exit_code"]) == ("one://torchx/a", state.name, code)
-    assert data["roles"][0]["replicas"][0]["state"] == state.name
+    reason = "the job was cancelled" if state is AppState.CANCELLED else None
+    told = {"id": 0, "state": state.name, "host": "node\x1b[2J", "reason": reason}
+    assert data["roles"] == [{"role": "t", "replicas": [told]}]
+
+
+def test_status_says_why_each_replica_has_failed(serve, capsys):
+    """Its JSON had no reasons, and its page had none of replicas that failed."""
+    one = Apps("one", {"a": AppState.FAILED})
+    read = one.read_facts
+    error = json.dumps({"message": {"message": "was evicted", "errorCode": 1, "extraInfo": {"timestamp": "1"}}})
+    known = [
+        (AppState.FAILED, error),
+        (AppState.CANCELLED, NONE),
+        (AppState.FAILED, NONE),
+        (AppState.FAILED, "by (it)"),
+    ]
+    replicas = [
+        ReplicaStatus(id=index, state=state, role="t", hostname="h", structured_error_msg=text)
+        for index, (state, text) in enumerate(known)
+    ]
+    one.read_facts = lambda app_id: replace(read(app_id), replicas=replicas)
+    serve(one)
+    assert commands.main(["status", "a", "--json"]) == 1
+    rows = json.loads(capsys.readouterr().out)["roles"][0]["replicas"]
+    reasons = ["was evicted", "stopped when the job failed", None, "by (it)"]
+    assert [each["reason"] for each in rows] == reasons
+    assert commands.main(["status", "a"]) == 1
+    shown = [f" ({reason})" if reason else "" for reason in reasons]
+    lines = [f"  t/{each['id']}  {each['state']}{why}  h" for each, why in zip(rows, shown, strict=True)]
+    assert capsys.readouterr().out.splitlines()[1:-1] == lines
+
+
+def test_the_node_at_fault_and_those_that_ended_because_of_it_are_told_apart(serve, capsys):
+    one = Apps("one", {"a": AppState.FAILED})
+    read = one.read_facts
+    place = {"node": 1, "node_index": 1, "host": "h", "local_rank": 0, "global_rank": 8, "attempt": 0, "round": 1}
+    failure = Failure(**place, pid=7, time_s=1e9, exit_code=3, exception="ValueError: bad batch 17")
+    report = Report(reason="rank 8 on node 1 (h) exited with code 3", failures=(failure,))
+    replicas = [ReplicaStatus(id=index, state=AppState.FAILED, role="t", hostname="h") for index in range(2)]
+    one.read_facts = lambda app_id: replace(read(app_id), replicas=replicas, reports={"t": report})
+    serve(one)
+    assert commands.main(["status", "a", "--json"]) == 1
+    rows = json.loads(capsys.readouterr().out)["roles"][0]["replicas"]
+    root = "rank 8 exited with code 3 (ValueError: bad batch 17)"
+    assert [each["reason"] for each in rows] == ["ended because of t[1]", root]
 
 
 def test_an_app_that_is_not_known_is_one_line(serve, capsys):

@@ -1,5 +1,7 @@
 """An app from submission to deletion, on a real engine, with plain commands; both TorchX lines."""
 
+import re
+
 import pytest
 from torchx.specs import AppDef, AppState, RetryPolicy
 
@@ -73,13 +75,23 @@ def test_prune_removes_what_ended_jobs_left(apps, app_of, capsys):
     assert len(apps.containers(running, every=False)) == 1
 
 
-def test_a_job_whose_containers_are_gone_is_not_listed(apps, app_of):
-    app_id = apps.run(app_of("true"))
+def test_a_job_whose_containers_a_person_has_removed_is_told_alike_by_all_commands(apps, app_of, capsys):
+    """`muster list` did not show it, though it was `last`. `muster log` printed nothing."""
+    from muster.cli.commands import main
+
+    app_id = apps.run(app_of("echo hello"))
     assert apps.wait(app_id).state == AppState.SUCCEEDED
-    assert app_id in [item.app_id for item in apps.scheduler.list()]
     for container in apps.containers(app_id):
         container.remove()
-    assert app_id not in [item.app_id for item in apps.scheduler.list()]
+    assert {item.app_id: item.state for item in apps.scheduler.list()}[app_id] == AppState.SUCCEEDED
+    assert main(["list", "-s", "docker"]) == 0
+    assert re.search(rf"^docker://torchx/{app_id} .* SUCCEEDED: ended at ", capsys.readouterr().out, re.MULTILINE)
+    assert main(["status", app_id]) == 0
+    assert capsys.readouterr().out.startswith(f"docker://torchx/{app_id}  SUCCEEDED: ended at ")
+    line = "[muster] w/0 has no log: its containers were removed, and their output with them\n"
+    for words in ([], ["-f"]):
+        assert main(["log", app_id, *words]) == 0
+        assert line in capsys.readouterr().out
 
 
 @pytest.mark.alone  # what an older version has left (test_docker_golden.py) is removed, too

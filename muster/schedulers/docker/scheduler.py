@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from torchx.schedulers.api import ListAppResponse, Stream
-from torchx.specs import AppDef, AppDryRunInfo, AppState, Role, is_terminal
+from torchx.specs import AppDef, AppDryRunInfo, Role
 from torchx.workspace.api import WorkspaceMixin
 
 from muster._shared.contract import LogNames
@@ -39,7 +39,6 @@ from muster.schedulers.errors import (
     EngineError,
     NotConfiguredError,
     SchedulerError,
-    UnsafeFolderError,
     describe_os_error,
 )
 from muster.schedulers.failure_report import read_error_file
@@ -340,7 +339,6 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
                     raise NotConfiguredError(f"{error}; set DOCKER_HOST") from error
                 logger.warning("%s: apps that only the engine knows are not listed", error)
             else:
-                states = {app_id: state for app_id, state in states.items() if not self._is_gone(app_id, state, found)}
                 unknown = {app_id: containers for app_id, containers in found.items() if app_id not in states}
                 states |= {app_id: unregistered.find_app_state(each) for app_id, each in unknown.items()}
                 state_dir = str(find_state_dir(os.environ))
@@ -349,20 +347,8 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
                 }
         return [replace(each, has_other_home=each.app_id in others) for each in self.list_states(states)]
 
-    def _is_gone(self, app_id: str, state: AppState, found: Mapping[str, Any]) -> bool:
-        """Return whether an app has ended and its containers, with their logs, have been removed from this engine."""
-        try:
-            folder = self.find_folder(app_id)
-        except UnsafeFolderError:
-            return False
-        if folder is None:
-            return True
-        if not is_terminal(state) or app_id in found:
-            return False
-        return bool(folder.read_spec().description.get(ENGINE_KEY) == pick_address(os.environ))
-
     def read_log(self, app_id: str, request: LogRequest) -> Iterable[str]:
-        """See `PluginScheduler`. Output of all containers of the replica, in order."""
+        """See `PluginScheduler`. Output of all containers of the replica, in order, or a line that there is none."""
         query = ContainerLogQuery(
             labels={
                 Label.APP: app_id,

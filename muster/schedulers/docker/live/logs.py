@@ -61,7 +61,10 @@ class LogReader:
         """Container -> how far it was followed: one that is started again goes on from there."""
 
     def lines(self) -> Iterator[str]:
-        """Return the lines with their newline. The last one of a container may have none."""
+        """Return the lines with their newline. The last one of a container may have none.
+
+        A line that begins with "[muster]" is ours: the replica has no container.
+        """
         done = -1
         while True:
             ended = self._app_has_ended is None or self._app_has_ended()
@@ -69,8 +72,11 @@ class LogReader:
                 done = int(container.labels[Label.INCARNATION])
                 yield from join_lines(self._frames(container.id))
             if ended:
-                return
+                break
             self._wait(CHECK_S)
+        if done < 0:
+            replica = f"{self._query.labels[Label.ROLE]}/{self._query.labels[Label.REPLICA]}"
+            yield f"[muster] {replica} has no log: its containers were removed, and their output with them\n"
 
     def _containers(self, after: int) -> list[ContainerFacts]:
         try:

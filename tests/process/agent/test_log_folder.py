@@ -47,7 +47,7 @@ def read(folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
 
 def test_a_job_that_runs_and_is_stopped(start, tmp_path, capsys):
     logs = tmp_path / "logs"
-    with start("500", "0") as agent:
+    with start("100000", "0") as agent:
         wait_until(lambda: "step 2" in read(logs, capsys)[1] if logs.exists() else False, what="a step in the status")
         code, line = read(logs / "job7", capsys)
         assert code == 10
@@ -74,7 +74,7 @@ def test_a_job_that_runs_and_is_stopped(start, tmp_path, capsys):
 )
 def test_a_slurm_job_by_hand_says_why_slurm_ended_it(start, tmp_path, capsys, monkeypatch, state, ended_ago_s, why):
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    with start("500", "0") as agent:
+    with start("100000", "0") as agent:
         wait_until((tmp_path / "logs").exists, what="the log folder")
         wait_until(lambda: "step 2" in read(tmp_path / "logs", capsys)[1], what="a step")
         agent.send(signal.SIGTERM)
@@ -173,7 +173,7 @@ def test_a_rank_of_a_node_with_a_folder_of_its_own(start, tmp_path, capsys):
 
 def test_a_job_that_was_stopped_has_no_rank_that_failed(start, tmp_path, capsys):
     run = tmp_path / "logs" / "job7"
-    with start("500", "0") as agent:
+    with start("100000", "0") as agent:
         wait_until(lambda: run.exists() and "step 2" in read(run, capsys)[1], what="a step")
         agent.send(signal.SIGTERM)
         agent.wait()
@@ -184,7 +184,7 @@ def test_a_job_that_was_stopped_has_no_rank_that_failed(start, tmp_path, capsys)
 
 def test_agents_that_were_killed_leave_a_job_that_is_unknown(start, tmp_path, capsys):
     run = tmp_path / "logs" / "job7"
-    with start("500", "0") as agent:
+    with start("100000", "0") as agent:
         wait_until((run / "status.json").exists, what="the status")
         (child,) = agent.children()  # the guard's
         agent.send(signal.SIGKILL, child)

@@ -202,10 +202,10 @@ def test_a_cluster_needs_no_safe_home(open_dir, monkeypatch):
     """Only logs of cancelled apps are kept there: a job that was submitted has been submitted."""
     from muster.cli.handles import list_names
     from muster.schedulers.kubernetes.app_id import AppRef
-    from muster.schedulers.kubernetes.live.kept_logs import forget_logs, read_kept_log
+    from muster.schedulers.kubernetes.live.kept_logs import forget_logs, read_kept_logs
 
     monkeypatch.setenv("XDG_STATE_HOME", str(make(open_dir / "home", 0o755, OTHER)))
-    assert list(read_kept_log(AppRef(namespace="default", name="app-x"), "role", 0)) == []
+    assert read_kept_logs(AppRef(namespace="default", name="app-x"), "role", 0) == {}
     forget_logs(AppRef(namespace="default", name="app-x"))
     assert list_names(os.environ) == ["last"]
     assert issubclass(UnsafeFolderError, OSError), "which `last` does without"

@@ -7,7 +7,7 @@ from doubles.samples import write_report
 from torchx import specs
 from torchx.specs.api import AppState, AppStatus
 
-from muster.schedulers.adapter.replica_errors import find_line_reason
+from muster.schedulers.adapter.replica_errors import find_reason
 from muster.schedulers.adapter.status import build_status
 from muster.schedulers.kubernetes.app_id import AppRef
 from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION, CANCEL_ANNOTATION
@@ -422,11 +422,11 @@ def test_a_pod_that_ends_with_its_job_is_cancelled():
     """It was RUNNING."""
     ends = pod(0, metadata={"deletionTimestamp": "2026-01-01T00:01:00Z"})
     facts = build_facts("ns:app-x1", Observation(parents=[job(FAILED_INDEX)], pods=[read_pod(ends)]))
-    lines = [(each.state, find_line_reason(each)) for each in facts.replicas[:2]]
-    told = " (its pod is being deleted, because the job has ended)", " (its pod was deleted when the job ended)"
+    lines = [(each.state, find_reason(each)) for each in facts.replicas[:2]]
+    told = "its pod is being deleted, because the job has ended", "its pod was deleted when the job ended"
     assert lines == [(AppState.CANCELLED, why) for why in told]
     runs = build_facts("ns:app-x1", Observation(parents=[job()], pods=[read_pod(ends)])).replicas[0]
-    assert (runs.state, find_line_reason(runs)) == (AppState.RUNNING, "")
+    assert (runs.state, find_reason(runs)) == (AppState.RUNNING, None)
 
 
 def test_the_node_that_failed_is_failed_although_its_pod_is_gone():

@@ -225,16 +225,22 @@ def run_tree(
         return tree.wait(timeout_s)
 
 
-def wait_until(holds: Callable[[], object], *, timeout_s: float = 30, what: str = "the condition") -> None:
+def wait_until(
+    holds: Callable[[], object],
+    *,
+    timeout_s: float = 30,
+    what: str = "the condition",
+    show: Callable[[], object] = lambda: "",
+) -> None:
     """Poll a condition of the real world until it holds.
 
     Raises:
-        AssertionError: it did not within `timeout_s`.
+        AssertionError: it did not within `timeout_s`. It has what `show` returns.
     """
     pause = threading.Event()
     deadline_s = time.monotonic() + timeout_s
     while not holds():
-        assert time.monotonic() < deadline_s, f"{timeout_s} s passed and {what} does not hold"
+        assert time.monotonic() < deadline_s, f"{timeout_s} s passed and {what} does not hold {show()}"
         pause.wait(0.01)
 
 

@@ -122,6 +122,9 @@ def _load_folder(folder: Path) -> JobRecords:
         tracebacks = _read_tracebacks(events, lambda _, name: _read_first(folders, name))
     except OSError as error:
         raise ControlError(f"{error.filename or folder}: {error.strerror}", ExitCode.LOST) from error
+    if not events:
+        why = "its job has just begun, or its agents could not write, as with a full disk"
+        raise ControlError(f"{paths[0]} has no records: {why}", ExitCode.REFUSED)
     missing, begins_late = _describe_missing(events)
     return JobRecords(
         name=name, events=events, report=report, tracebacks=tracebacks, missing=missing, begins_late=begins_late

@@ -201,8 +201,15 @@ def test_the_loss_of_the_first_node_is_shown_as_that_of_another_one(start, tmp_p
     """Without --node-rank, another node has its number by then: the line said "2 of 2 nodes run"."""
     flags = ["--nnodes", "1:3", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{find_free_port()}"]
 
+    shown = [""]
+
     def shows(words: str) -> bool:
-        return (tmp_path / "logs").exists() and f"; {words}; " in read(tmp_path / "logs", capsys)[1]
+        shown.append(read(tmp_path / "logs", capsys)[1] if (tmp_path / "logs").exists() else "")
+        return f"; {words}; " in shown[-1]
+
+    def list_all() -> str:
+        """Show what the agents have recorded."""
+        return shown[-1] + "\n".join(path.read_text() for path in (tmp_path / "logs").rglob("events.jsonl"))
 
     def start_node() -> Tree:
         return start("100000", "0", flags=flags)
@@ -213,9 +220,20 @@ def test_the_loss_of_the_first_node_is_shown_as_that_of_another_one(start, tmp_p
         events = sources.load(str(tmp_path / "logs")).events
         (first,) = (each for each in events if each.what == "agent_started" and each.node_index == 0)
         os.kill(first.detail["pid"], signal.SIGKILL)
-        wait_until(lambda: shows(f"2 of 3 nodes run, {lost}"), what="the loss")
+        wait_until(lambda: shows(f"2 of 3 nodes run, {lost}"), what="the loss", show=list_all)
         with start_node():
-            wait_until(lambda: shows("3 of 3 nodes run"), what="a node in the place of the lost one")
+            wait_until(lambda: shows("3 of 3 nodes run"), what="a node in the place of the lost one", show=list_all)
+
+
+@pytest.mark.parametrize("words", [["status"], ["top", "--once"], ["events"], ["timeline"], ["log", "--failed"]])
+def test_a_job_without_a_record_has_a_line(tmp_path, capsys, words):
+    """It was a traceback."""
+    path = tmp_path / "job7" / "events.jsonl"
+    path.parent.mkdir()
+    path.touch()
+    assert commands.main([*words, str(tmp_path)]) == ExitCode.REFUSED
+    why = "its job has just begun, or its agents could not write, as with a full disk"
+    assert capsys.readouterr() == ("", f"muster: {path} has no records: {why}\n")
 
 
 def test_a_folder_without_a_job_is_refused(tmp_path, capsys):

@@ -65,7 +65,7 @@ def place(events: Iterable[Event]) -> tuple[Placed, ...]:
 def _list_incarnations(agents: Mapping[str, Sequence[Event]]) -> list[list[str]]:
     """Return the agents that belong together, in the order of time.
 
-    They have named the same leader, or ran at the same time.
+    They have named the same leader, took part in the same round, or ran at the same time.
     """
     groups: list[tuple[set[str], list[str]]] = []
     spans = {name: (records[0].time_s, records[-1].time_s) for name, records in agents.items()}
@@ -75,16 +75,43 @@ def _list_incarnations(agents: Mapping[str, Sequence[Event]]) -> list[list[str]]
         rest = [group for group in groups if not names & group[0]]
         merged = {each for group in joined for each in group[0]} | names
         groups = [*rest, (merged, [each for group in joined for each in group[1]] + [name])]
+    groups = _join_by_rounds(groups, agents)
     known = [group for group in groups if group[0]]
-    for _, (name,) in (group for group in groups if not group[0]):
-        began_s, ended_s = spans[name]
+    for _, members in (group for group in groups if not group[0]):
+        began_s, ended_s = min(spans[each][0] for each in members), max(spans[each][1] for each in members)
         for _, others in known:
             if any(spans[each][0] <= ended_s and began_s <= spans[each][1] for each in others):
-                others.append(name)
+                others += members
                 break
         else:
-            known.append((set(), [name]))
+            known.append((set(), members))
     return sorted((members for _, members in known), key=lambda each: min(spans[name][0] for name in each))
+
+
+def _join_by_rounds(
+    groups: Iterable[tuple[set[str], list[str]]], agents: Mapping[str, Sequence[Event]]
+) -> list[tuple[set[str], list[str]]]:
+    """Join groups that took part in the same round, as different nodes.
+
+    A leader that is lost in its first second leaves no comparison of another one's clock. In the same round of another
+    incarnation, which may meet at the same address, the same nodes take part.
+    """
+    joined: list[tuple[set[str], list[str], defaultdict[tuple[int, str], set[int | None]]]] = []
+    for names, members in groups:
+        nodes: defaultdict[tuple[int, str], set[int | None]] = defaultdict(set)
+        for each in (event for name in members for event in agents[name] if event.what == "round_formed"):
+            nodes[each.round, str(each.detail.get("master"))].add(each.node)
+        for others in joined:
+            shared = nodes.keys() & others[2].keys()
+            if shared and not any(nodes[key] & others[2][key] for key in shared):
+                others[0].update(names)
+                others[1].extend(members)
+                for key, found in nodes.items():
+                    others[2][key] |= found
+                break
+        else:
+            joined.append((set(names), list(members), nodes))
+    return [(names, members) for names, members, _ in joined]
 
 
 def _list_comparisons(records: Iterable[Event]) -> list[Event]:

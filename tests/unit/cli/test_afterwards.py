@@ -164,6 +164,24 @@ def test_an_agent_that_compared_no_clocks_is_placed_by_its_rounds_and_schema_1_b
     assert {each.incarnation for each in placed} == {0}
 
 
+def test_a_leader_that_was_lost_before_any_clock_was_compared_with_its_own_is_of_the_same_job() -> None:
+    """It counted as an earlier run of the job, and so it was no lost node."""
+    job = Job()
+    job.start()
+    lost, other = job.agents
+    other.lines = [line for line in other.lines if line["what"] != "clock_compared"]
+    for line in lost.lines:
+        if line["what"] == "clock_compared":
+            assert line["detail"]["leader"] == line["detail"]["member"], "the leader's own"
+    other.write(job.at_s + 1.0, "round_broken", kind="fenced", reason="the leader was lost", hang=False, joined=False)
+    other.round = 2
+    other.write(job.at_s + 2.0, "round_formed", world_size=2, nodes=1, master="b:1", restarts_left=3, rank_offset=0)
+    other.compare(job.at_s + 3.0, other)
+    placed = place(parse_files(iter(job.list_files())))
+    assert {each.event.agent for each in placed} == {lost.name, other.name}
+    assert {each.incarnation for each in placed} == {0}
+
+
 # -- the story ---------------------------------------------------------------------------------------------------------
 
 

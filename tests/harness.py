@@ -235,7 +235,7 @@ def wait_until(
     """Poll a condition of the real world until it holds.
 
     Raises:
-        AssertionError: it did not within `timeout_s`. It has what `show` returns.
+        AssertionError: it did not within `timeout_s`. The message has what `show` returns.
     """
     pause = threading.Event()
     deadline_s = time.monotonic() + timeout_s

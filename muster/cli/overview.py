@@ -110,7 +110,7 @@ def build_entry(handle: str, facts: AppFacts) -> dict[str, object]:
 
 
 def _explain_replicas(facts: AppFacts) -> list[tuple[ReplicaStatus, str | None]]:
-    """Return the replicas of an app, each with the reason of its end. None: it is not known, or has not failed."""
+    """Return the replicas of an app, each with the reason why it failed or was cancelled. None: none is known."""
     from muster.schedulers.adapter.replica_errors import find_reason
     from muster.schedulers.adapter.status import explain_replicas
 

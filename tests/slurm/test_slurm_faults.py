@@ -421,8 +421,8 @@ def test_a_folder_on_the_nodes_that_others_can_write_to_is_named(slurm, tmp_path
         for bundle in folder.parent.glob(f"{name}.*.zip"):
             bundle.unlink()
     assert described.msg.startswith(
-        f"Slurm job {job_id} has no folder: {node_dir}/{name} on a node is another user's, or others can write to it: "
-        "remove it, or name another folder with -cfg node_dir=PATH"
+        f"Slurm job {job_id} could not use its folder: {node_dir}/{name} on a node is another user's, or others can "
+        "write to it: remove it, or name another folder with -cfg node_dir=PATH"
     )
     job.close()
 

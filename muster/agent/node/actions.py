@@ -301,7 +301,7 @@ class Finish:
     ended: JobEnded | None = None
     rendezvous_failed: RendezvousFailed | None = None
     at_once: bool = False
-    """Whether to exit even if this node leads and others still stop their workers."""
+    """Whether to exit even if this node leads and other nodes still stop their workers."""
 
 
 AgentAction: TypeAlias = (

@@ -476,8 +476,8 @@ def _break_round(state: NodeState, event: RoundBroken, broken: Round) -> Decisio
         signum = signal.SIGINT if event.is_interrupt and state.rules.stops_together else signal.SIGTERM
         return begin_stop(state, phase, kill=is_fenced, stacks=stacks, then=Rejoin(round=broken), signum=signum)
     if isinstance(phase, Stopping):
-        # A leader that is stopped leads on until no workers are left (`supervisor`). So it was lost, and others may
-        # continue without this node.
+        # A leader that is stopped keeps leading until no workers are left (`supervisor`). So this one was lost, and
+        # other nodes may continue without this node.
         return kill_now(state, phase) if event.kind is BreakKind.FENCED else (state, ())
     return _report_stopped(state, broken)  # no workers to stop
 

@@ -249,12 +249,12 @@ class Supervisor:
         self._logs.close()
 
     def _wait_for_stopping_nodes(self) -> None:
-        """Lead on while other nodes stop their workers: without a leader these would be killed.
+        """Keep leading while other nodes stop their workers. Without a leader, these workers would be killed.
 
-        They may still save, and their nodes may be stopped, too. It takes at most the grace period. Ctrl-C and the
-        guard's death end it.
+        They may still save, and their nodes may be stopped, too. The wait takes at most the grace period. Ctrl-C and
+        the guard's death end it.
         """
-        self._loop.turn(0.0)  # this node's `Leaving`
+        self._loop.turn(0.0)  # delivers this node's `Leaving`
         until_s = self._loop.clock.now_s() + self._config.shutdown_timeout_s
         while self._leads_stopping_nodes() and (left_s := until_s - self._loop.clock.now_s()) > 0:
             self._loop.turn(left_s)

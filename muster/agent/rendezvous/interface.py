@@ -569,7 +569,7 @@ class MemberStatus:
     is_leader: bool
     """Whether it is the leader's own node, which sends no summary."""
     is_stopping: bool = False
-    """Whether workers of it may still have to end after a round."""
+    """Whether its workers may still run after the end of a round."""
     suspicion: str = ""
     """Why it is the last choice; "" if it is not."""
     summary: Summary | None = None

@@ -65,7 +65,7 @@ def place(events: Iterable[Event]) -> tuple[Placed, ...]:
 def _list_incarnations(agents: Mapping[str, Sequence[Event]]) -> list[list[str]]:
     """Return the agents that belong together, in the order of time.
 
-    They have named the same leader, took part in the same round, or ran at the same time.
+    They named the same leader, took part in the same round, or ran at the same time.
     """
     groups: list[tuple[set[str], list[str]]] = []
     spans = {name: (records[0].time_s, records[-1].time_s) for name, records in agents.items()}
@@ -91,10 +91,10 @@ def _list_incarnations(agents: Mapping[str, Sequence[Event]]) -> list[list[str]]
 def _join_by_rounds(
     groups: Iterable[tuple[set[str], list[str]]], agents: Mapping[str, Sequence[Event]]
 ) -> list[tuple[set[str], list[str]]]:
-    """Join groups that took part in the same round, as different nodes.
+    """Join groups whose agents took part in the same round as different nodes.
 
-    A leader that is lost in its first second leaves no comparison of another one's clock. In the same round of another
-    incarnation, which may meet at the same address, the same nodes take part.
+    If a leader is lost in its first second, no other agent has compared its clock with it. Another incarnation may have
+    a round with the same number and address, but the same nodes take part in it.
     """
     joined: list[tuple[set[str], list[str], defaultdict[tuple[int, str], set[int | None]]]] = []
     for names, members in groups:

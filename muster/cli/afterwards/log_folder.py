@@ -173,9 +173,9 @@ def _list_nodes(role: str, status: "JobStatus | None", placed: Sequence[Placed])
 def _find_left_out(status: "JobStatus", placed: Sequence[Placed]) -> list[tuple[int, str]]:
     """Return the last index and the host of each lost node that the status does not list.
 
-    Nodes without a `--node-rank` are numbered anew in each round, so that agents are compared, and not numbers. An
-    agent that was started after a loss takes the place of the lost one: with its number, or else on its host, or else
-    of the first.
+    Nodes without a `--node-rank` are numbered anew in each round, so this compares agents, not numbers. An agent that
+    was started after a loss takes the place of a lost one. With a `--node-rank`, that is the one with the same number.
+    Without it, that is one on the same host, or else the one that was started first.
     """
     agents: dict[str, list[Placed]] = defaultdict(list)
     for each in placed:
@@ -206,7 +206,7 @@ def _find_left_out(status: "JobStatus", placed: Sequence[Placed]) -> list[tuple[
 
 
 def _was_lost(records: Sequence[Placed]) -> bool:
-    """Return whether an agent took part in a round, and neither ended by itself nor by a signal of a person."""
+    """Return whether an agent took part in a round, and then recorded no end or lost its guard."""
     kinds = {each.event.what for each in records}
     return "round_formed" in kinds and (
         "agent_ended" not in kinds or any(each.event.detail.get("guard_died") is True for each in records)

@@ -123,7 +123,7 @@ def _load_folder(folder: Path) -> JobRecords:
     except OSError as error:
         raise ControlError(f"{error.filename or folder}: {error.strerror}", ExitCode.LOST) from error
     if not events:
-        why = "its job has just begun, or its agents could not write, as with a full disk"
+        why = "the job has just begun, or its agents could not write, for example to a full disk"
         raise ControlError(f"{paths[0]} has no records: {why}", ExitCode.REFUSED)
     missing, begins_late = _describe_missing(events)
     return JobRecords(

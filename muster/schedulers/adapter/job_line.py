@@ -209,7 +209,7 @@ def _list_nodes(facts: AppFacts) -> Iterator[str]:
 def _name_lost(facts: AppFacts) -> str:
     """Return the names of the lost nodes in brackets. "": none is known.
 
-    If another node has the number of a lost one now, the lost ones are named by their hosts.
+    If another node now has the number of a lost one, the lost ones are named by their hosts.
     """
     lost = _find_lost(facts)
     known = [(role, index, host) for role, (_, nodes) in lost.items() for index, host in nodes]
@@ -223,7 +223,7 @@ def _name_lost(facts: AppFacts) -> str:
 
 
 def _has_renumbered(facts: AppFacts) -> bool:
-    """Return whether two nodes have the same number: those that go on without a lost one were numbered anew."""
+    """Return whether two nodes have the same number, because nodes were numbered anew after a loss."""
     names = [(each.role, each.id) for each in facts.replicas or ()]
     return len(set(names)) < len(names)
 

@@ -61,7 +61,7 @@ def find_reason(replica: ReplicaStatus) -> str | None:
     try:
         message = json.loads(error)["message"]
         return str(message["message"] if isinstance(message, dict) else message)
-    except (ValueError, LookupError, TypeError):  # see `replace_line`, or what another package says
+    except (ValueError, LookupError, TypeError):  # a line of `replace_line`, or what another package says
         why = error[len(f"{beginning} (") : -len(")")] if error.startswith(beginning) else error.strip()
         return None if why in ("", _ELSEWHERE) else why
 

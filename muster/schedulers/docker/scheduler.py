@@ -73,7 +73,7 @@ _ROLE_AND_INDEX: Final = 30
 """Characters that names of containers and networks need after the app's name."""
 
 _NOT_STARTED: Final = frozenset({"created", "removing", "dead"})
-"""States of a container that is yet to start, and of one that could not, on its way to its removal."""
+"""States of a container that has yet to start, and of one that could not start and is being removed."""
 
 _CHECK_S: Final = 1.0
 """Between two looks at an app that starts, if the engine reports nothing of it."""
@@ -289,7 +289,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         raise EngineError(record.app.reason)
 
     def _is_starting(self, request: AppRequest) -> bool:
-        """Return whether a container waits for its start, or is removed since it could not be started."""
+        """Return whether a container waits for its start, or could not start and is being removed or was removed."""
         states = self._engine.list_states({**request.labels, Label.ROLE: None})
         return len(states) < len(request.containers) or not _NOT_STARTED.isdisjoint(states)
 
@@ -348,7 +348,10 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         return [replace(each, has_other_home=each.app_id in others) for each in self.list_states(states)]
 
     def read_log(self, app_id: str, request: LogRequest) -> Iterable[str]:
-        """See `PluginScheduler`. Output of all containers of the replica, in order, or a line that there is none."""
+        """Return the output of all containers of the replica, in order. If there are none, one line says so.
+
+        See `PluginScheduler`.
+        """
         query = ContainerLogQuery(
             labels={
                 Label.APP: app_id,

@@ -90,8 +90,9 @@ class CombinedLog:
             stream: the stream's name.
             data: its next bytes.
             now_s: when they came, by the wall clock.
-            cut: more of the line is on its way, because the pipe split a write, or there are very many. Text that the
-                writer itself leaves without a newline, such as a prompt or a progress bar, is written as it is.
+            cut: more of the line is on its way, because the pipe split a write, or because very many writes come. Text
+                that the writer itself leaves without a newline, such as a prompt or a progress bar, is written as it
+                is.
 
         Raises:
             OSError: see `LogFile.write`. The data is lost.
@@ -167,7 +168,7 @@ class Capture:
 
     @property
     def write_fds(self) -> tuple[int, ...]:
-        """The ends for the process."""
+        """The ends that the process inherits."""
         return self._pipes.write_fds
 
     def write_line(self, text: str) -> None:

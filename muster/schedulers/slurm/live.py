@@ -361,10 +361,10 @@ def explain_end(app: App, state: AppState) -> list[str]:
 
 
 def _explain_node_dir(app: App) -> str:
-    """Say that the job could not use its folder in `node_dir`, where the nodes share no folder. "": it could."""
+    """Say why a job whose nodes share no folder could not use its folder in `node_dir`. "": it could."""
     ended = None if app.entry is None else client.find_ended(app.entry.job_id)
     if ended is not None and ended.exit_code == NOT_OURS:
-        return f"Slurm job {ended.job_id} has no folder: {describe_foreign(app.spec.folder, 'a node')}"
+        return f"Slurm job {ended.job_id} could not use its folder: {describe_foreign(app.spec.folder, 'a node')}"
     if ended is None or ended.exit_code != NOT_SENT:
         return ""
     where = f"Slurm job {ended.job_id} could not write its files to {posixpath.dirname(app.spec.folder)} on its nodes"

@@ -860,7 +860,7 @@ def _claim_folder(path: str) -> None:
     """Make the app's folder on this node, whose parent any user can write to. An existing one must be ours.
 
     Raises:
-        SystemExit: it is not. Standard error gets one line, and the job's exit code tells the status.
+        SystemExit: it is not. Standard error gets one line, and the status reads the exit code.
     """
     try:
         os.mkdir(path, 0o700)
@@ -873,7 +873,7 @@ def _claim_folder(path: str) -> None:
 
 
 def describe_foreign(path: str, node: str) -> str:
-    """Say why a node has refused the app's folder, and what helps."""
+    """Say why a node has refused the app's folder, and what to do."""
     why = f"{path} on {node} is another user's, or others can write to it"
     return f"{why}: remove it, or name another folder with -cfg node_dir=PATH"
 

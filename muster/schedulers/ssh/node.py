@@ -106,7 +106,7 @@ class _Spool:
             self._base = dict(self._written)
 
     def rewind(self, received: Mapping[str, int]) -> None:
-        """Begin again for another link, after what it has of each stream."""
+        """Go back to the first output that another link does not have yet. See `confirm`."""
         self._sent, counts = 0, dict(self._base)
         while frames := self._read_frames():
             for kind, content in frames:

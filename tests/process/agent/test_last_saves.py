@@ -41,9 +41,9 @@ def start(tmp_path: Path, command: list[str], index: int) -> Tree:
 def test_node_0_leads_until_the_workers_of_the_others_have_saved(
     backend: str, later_s: float | None, tmp_path: Path
 ) -> None:
-    """Node 1 gets its signal that much after the workers of node 0 have ended, or none.
+    """Node 1 gets its signal at once (0), this long after the save of node 0, or only after the end of node 0 (None).
 
-    Its workers were killed at once if they were still saving when node 0 had ended before the signal.
+    If node 0 had ended before the signal came, the workers of node 1 were killed at once, although they still saved.
     """
     flags = ["--rdzv-backend", "muster", "--rdzv-endpoint", f"127.0.0.1:{find_free_port()}"]
     if backend == "static":

@@ -227,12 +227,12 @@ def test_the_loss_of_the_first_node_is_shown_as_that_of_another_one(start, tmp_p
 
 @pytest.mark.parametrize("words", [["status"], ["top", "--once"], ["events"], ["timeline"], ["log", "--failed"]])
 def test_a_job_without_a_record_has_a_line(tmp_path, capsys, words):
-    """It was a traceback."""
+    """The commands printed a traceback."""
     path = tmp_path / "job7" / "events.jsonl"
     path.parent.mkdir()
     path.touch()
     assert commands.main([*words, str(tmp_path)]) == ExitCode.REFUSED
-    why = "its job has just begun, or its agents could not write, as with a full disk"
+    why = "the job has just begun, or its agents could not write, for example to a full disk"
     assert capsys.readouterr() == ("", f"muster: {path} has no records: {why}\n")
 
 

@@ -834,7 +834,7 @@ def test_the_logs_of_pods_that_are_removed_at_once_are_kept(cluster, scheduler, 
 
 
 def start_again(cluster, scheduler):
-    """An app whose node 0 has a pod that failed, and one that runs. Both have written a line. Returns its id."""
+    """Submit an app whose node 0 has a pod that failed, and one that runs. Both have written a line. Return its id."""
     app_id = submit(scheduler, build_app(max_retries=1))
     for second, text in ((1, "the first\n"), (2, "the second\n")):
         pod = cluster.find_pod(app_id.partition(":")[2], 0)

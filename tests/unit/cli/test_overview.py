@@ -249,7 +249,7 @@ def test_the_exit_code_says_the_state(serve, capsys, state, code):
 
 
 def test_status_says_why_each_replica_has_failed(serve, capsys):
-    """Its JSON had no reasons, and its page had none of replicas that failed."""
+    """Its JSON had no reasons, and its lines had none for replicas that failed."""
     one = Apps("one", {"a": AppState.FAILED})
     read = one.read_facts
     error = json.dumps({"message": {"message": "was evicted", "errorCode": 1, "extraInfo": {"timestamp": "1"}}})
@@ -329,7 +329,7 @@ def build_record(agent, what, index, at_s, number=1, **detail):
 
 
 def start_agent(agent, index, at_s, **detail):
-    """The first records of an agent on a host of its name."""
+    """Return the first records of an agent on a host of its name."""
     return [
         build_record(agent, "agent_started", index, at_s, 0, host=f"h-{agent}", **detail),
         build_record(agent, "round_formed", index, max(1.0, at_s)),
@@ -337,13 +337,13 @@ def start_agent(agent, index, at_s, **detail):
 
 
 def go_on(agents, number, at_s):
-    """The records of a loss, and of the next round, in which the agents are numbered anew."""
+    """Return the records of a loss, and of the next round, in which the agents are numbered anew."""
     found = [build_record(each, "round_broken", at, at_s, number - 1) for at, each in enumerate(agents)]
     return found + [build_record(each, "round_formed", at, at_s + 0.3, number) for at, each in enumerate(agents)]
 
 
 def list_nodes(placed, *agents, number=2):
-    """The nodes that are listed beside these, which the agents report in this round."""
+    """Return the nodes that are listed in addition to those of these agents, which take part in this round."""
     listed = tuple(NodeStatus(node_index=index, host=f"h-{each}") for index, each in enumerate(agents))
     status = JobStatus(round=number, nodes=listed, nodes_running=len(agents))
     found = log_folder._list_nodes("job", status, sorted(placed, key=lambda each: each.at_s))
@@ -377,7 +377,7 @@ def test_a_node_by_hand_is_lost_also_after_the_others_went_on():
 
 @pytest.mark.parametrize("lost", "abc")
 def test_of_nodes_that_are_numbered_anew_each_loss_is_listed(lost):
-    """Without --node-rank, only the loss of the last node was: the others have its number by then."""
+    """Without --node-rank, only the loss of the last node was listed. Another node had the number of any other one."""
     placed = [record for at, each in enumerate("abc") for record in start_agent(each, at, at / 10)]
     left = [each for each in "abc" if each != lost]
     placed += go_on(left, 2, 3.0)

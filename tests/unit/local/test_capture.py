@@ -46,7 +46,7 @@ def test_lines_have_the_times_at_which_they_were_written(tmp_path, monkeypatch):
 
 
 def capture_all(folder, count):
-    """Write lines of which each but every third is a part, in a thread, and capture them."""
+    """Write lines in a thread, and capture them: those of standard output come in two parts."""
     event_queue = EventQueue()
     made = Capture(event_queue, folder)
     texts = [text for number in range(count) for text in (b"rank 1 ", b"of %d\n" % number, b"error %d\n" % number)]

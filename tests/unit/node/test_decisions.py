@@ -664,7 +664,7 @@ def test_nodes_that_are_stopped_together_print_one_line() -> None:
 def test_workers_that_still_stop_are_killed_at_once_if_the_leader_is_lost(
     events: tuple[Event, ...], stops_together: bool
 ) -> None:
-    """A leader that is stopped leads on until they have ended, so others may continue without this node."""
+    """A leader that is stopped keeps leading until they have ended. This one is lost, so others may continue."""
     _, history = run(*RUNNING, *events, FENCED, state=new_state(stops_together=stops_together))
     assert KillWorkers(round_number=1) in history[-1]
 

@@ -252,7 +252,7 @@ def on_member_lost(state: JobState, event: MemberLost, now_s: float) -> Decision
 
 
 def _is_lost_from_round(state: JobState, member: MemberRecord) -> bool:
-    """Return whether the running round cannot continue without this member: the leader, or workers that it awaits."""
+    """Return whether the running round needs this member: it leads, or its workers have not succeeded yet."""
     phase = state.phase
     if not isinstance(phase, RoundRunning) or member.id not in state.assignments:
         return False

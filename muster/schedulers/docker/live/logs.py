@@ -63,7 +63,7 @@ class LogReader:
     def lines(self) -> Iterator[str]:
         """Return the lines with their newline. The last one of a container may have none.
 
-        A line that begins with "[muster]" is ours: the replica has no container.
+        A line that begins with "[muster]" is ours. It says that the replica has no container.
         """
         done = -1
         while True:

@@ -288,7 +288,7 @@ def read_kept_logs(ref: AppRef, role: str, index: int) -> dict[str, Iterator[byt
 
 
 def _read_lines(path: Path) -> Iterator[bytes]:
-    with suppress(FileNotFoundError), path.open("rb") as lines:  # deleted meanwhile
+    with suppress(FileNotFoundError), path.open("rb") as lines:  # deleted since it was listed
         yield from lines
 
 

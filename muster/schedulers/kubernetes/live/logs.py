@@ -153,7 +153,7 @@ class LogReader:
                 yield from self._read_pod(query, pod, pods)
             elif not query.tail or ended:
                 kept = [lines for uid, lines in query.kept().items() if uid not in done]
-                for lines in kept:  # of pods that the cancel has deleted: none came after them
+                for lines in kept:  # of pods that the cancel has deleted: they were the last
                     yield from _select_kept(lines, Position(query.since), query)
                 if not done and not kept:
                     yield _describe_absence(query, pod)
@@ -303,7 +303,7 @@ def _name_stopper(text: str, query: PodLogQuery, pod: PodFact | None, pods: PodS
 
 
 def _read_rest(query: PodLogQuery, pod: PodFact, position: Position) -> Iterator[str]:
-    """Yield what was kept of the log of a pod that is gone, from where it was read, or say that the rest is lost."""
+    """Yield the rest of the log of a pod that is gone, if it was kept, or a line that says that the rest is lost."""
     kept = query.kept().get(pod.uid)
     if kept is not None:
         yield from _select_kept(kept, position, query)

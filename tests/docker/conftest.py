@@ -131,8 +131,17 @@ class Apps:
         from muster.schedulers.supervision import client
 
         client.read_app(folder := self.scheduler.find_folder(app_id))
-        assert client.wait_ended(folder, limit_s=deadline_s), f"end of {app_id}: not within {deadline_s:g} s"
+        if not client.wait_ended(folder, limit_s=deadline_s):
+            pytest.fail(f"end of {app_id}: not within {deadline_s:g} s\n{self._show(app_id, folder)}")
         return self.status(app_id)
+
+    def _show(self, app_id, folder):
+        """What an app that has not ended has recorded and printed."""
+        shown = [folder.state_file.read_text(), folder.log_file.read_text()]
+        for container in self.containers(app_id):
+            output = container.logs(timestamps=True, tail=40).decode(errors="replace")
+            shown.append(f"{container.name} {container.id[:12]}: {container.attrs['State']}\n{output}")
+        return "\n".join(shown)
 
     def logs(self, app_id, role="w", replica=0, **how):
         return list(self.runner.log_lines(f"docker://test/{app_id}", role, replica, **how))

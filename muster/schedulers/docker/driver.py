@@ -3,16 +3,16 @@
 Threads call the engine, because its client blocks. A few carry out starts and signals, and one watcher follows the
 engine's events and reports every end. When the engine stops, the watcher waits until it answers again. Containers that
 have ended by then were ended by the engine. They are started again, and do not count as lost. What a thread of the pool
-could not do is tried again, because an engine that only hung does not end the watcher's stream of events. A person may
-also restart a container (`docker restart`), so an end by the engine's SIGTERM is not reported before it is clear that
-the container does not run again. No container of the app outlives the app. Over 400 lines: all threads share the
-replicas' state, and the rules of its lock are in one place.
+could not do is tried again, because an engine that only hung, or failed one request, does not end the watcher's stream
+of events. A person may also restart a container (`docker restart`), so an end by the engine's SIGTERM is not reported
+before it is clear that the container does not run again. No container of the app outlives the app. Over 400 lines: all
+threads share the replicas' state, and the rules of its lock are in one place.
 """
 
 import threading
 import traceback
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,9 +67,11 @@ class _Replica:
     asked: str = ""
     """The signal by which it is to end, the strongest since its start. "": none."""
     is_unsent: bool = False
-    """`asked` could not be sent because the engine was unavailable."""
+    """`asked` could not be sent."""
     is_retrying: bool = False
     """The pool is about to look at it again."""
+    was_away: bool = False
+    """The engine was unavailable, and may have ended the container, since the pool last looked at it again."""
     end_reported: bool = True
     """False from start or adoption until its end is posted."""
     suspension: threading.Lock = field(default_factory=threading.Lock)
@@ -101,6 +103,7 @@ class DockerDriver:
         self._shutdown = EngineShutdown(engine)
         self._outside_stops = OutsideStops()
         self._watcher: threading.Thread | None = None
+        self._printed: set[str] = set()
 
     # -- called by the supervisor, in its own thread ------------------------------------------------------------------
 
@@ -177,19 +180,33 @@ class DockerDriver:
         with suppress(RuntimeError):  # the pool has just been shut down
             if not self._closing.is_set():
                 done = self._pool.submit(call, replica, *args)
-                done.add_done_callback(lambda future: self._handle_failure(replica, future))
+                done.add_done_callback(
+                    lambda _: self._handle_failure(replica, None if done.cancelled() else done.exception())
+                )
 
-    def _handle_failure(self, replica: ReplicaId, call: "Future[None]") -> None:
-        """Print what a call in the pool raised to the supervisor's log. The pool itself prints nothing."""
-        error = None if call.cancelled() else call.exception()
-        if isinstance(error, EngineUnavailable):
-            self._retry_later(replica)
-        elif error is not None:
+    def _handle_failure(self, replica: ReplicaId, error: BaseException | None) -> None:
+        """Look at a replica again after a call in the pool has failed: else its end might never be reported."""
+        if error is None:
+            return
+        was_away = isinstance(error, EngineUnavailable)
+        if not was_away:
+            self._print_once(error)
+        self._retry_later(replica, was_away=was_away)
+
+    def _print_once(self, error: BaseException) -> None:
+        """Print an error to the supervisor's log, unless it was printed before: each attempt may raise it again."""
+        if repr(error) in self._printed:
+            return
+        self._printed.add(repr(error))
+        if isinstance(error, DockerError):  # only this request failed
+            processes.write_stderr(f"retrying: {error}\n")
+        else:
             traceback.print_exception(error)
 
-    def _retry_later(self, replica: ReplicaId) -> None:
+    def _retry_later(self, replica: ReplicaId, *, was_away: bool = True) -> None:
         known = self._replicas[replica]
         with self._lock:
+            known.was_away |= was_away
             if known.is_retrying:
                 return
             known.is_retrying = True
@@ -197,10 +214,12 @@ class DockerDriver:
 
     def _retry(self, replica: ReplicaId) -> None:
         is_closing = self._closing.wait(RECONNECT_S)
+        known = self._replicas[replica]
         with self._lock:
-            self._replicas[replica].is_retrying = False
+            known.is_retrying = False
         if not is_closing:
-            self._catch_up_one(replica, was_away=True)
+            self._catch_up_one(replica, known.was_away)
+            known.was_away = False
 
     def _start(self, replica: ReplicaId) -> None:
         known = self._replicas[replica]
@@ -276,12 +295,12 @@ class DockerDriver:
                 return
         try:
             self._engine.signal_container(container, known.asked)
-        except EngineUnavailable:
+        except DockerError as error:
             with self._lock:
                 known.is_unsent = True
                 if known.asked == _INTERRUPT:  # a second one kills
                     known.asked = "SIGTERM"
-            self._retry_later(replica)
+            self._handle_failure(replica, error)
             return
         if self._is_suspended and known.request.runs_agent:
             # A suspended guard must continue first.
@@ -313,7 +332,7 @@ class DockerDriver:
 
     def _watch(self) -> None:
         """Follow the engine's events. When it stops, wait until it answers again and check all replicas."""
-        was_away, told = False, ""
+        was_away = False
         while not self._closing.is_set():
             try:
                 since_s = self._engine.now_s()
@@ -324,13 +343,8 @@ class DockerDriver:
                 was_away = True  # an engine that stops closes the stream
             except EngineUnavailable:
                 was_away = True
-            except DockerError as error:
-                # Only this request failed: go on.
-                processes.write_stderr(f"retrying: {error}\n")
-            except Exception as error:  # noqa: BLE001  # a bug: without a watcher the app would never end
-                if told != repr(error):
-                    told = repr(error)
-                    traceback.print_exception(error)
+            except Exception as error:  # noqa: BLE001  # also a bug: without a watcher the app would never end
+                self._print_once(error)
             self._closing.wait(RECONNECT_S)
 
     def _handle_event(self, event: dict[str, Any]) -> None:
@@ -411,11 +425,10 @@ class DockerDriver:
         known = self._replicas[replica]
         try:
             newest = self._find_newest(replica)
-        except EngineUnavailable:
+        except Exception:
             with self._lock:
                 known.starting = False
-            self._retry_later(replica)
-            return
+            raise
         if newest is None or newest.status == "created" or not newest.running:
             self._start(replica)
             return

@@ -1,8 +1,10 @@
 """The driver with an engine that fails in ways a real one cannot be made to fail: every end is still reported."""
 
 import errno
+import io
 import json
 import queue
+import tarfile
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +15,7 @@ from muster._shared.contract import AGENT_BUNDLE_NAME, LogNames
 from muster.schedulers.docker import driver as drivers
 from muster.schedulers.docker.driver import DockerDriver
 from muster.schedulers.docker.engine import outside_stops
+from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.container_state import ContainerFacts
 from muster.schedulers.docker.engine.errors import DockerError, EngineUnavailable, NotFound
 from muster.schedulers.docker.live.restarts import read_events
@@ -77,6 +80,7 @@ class ScriptedEngine:
         return True
 
     def list_container_ids(self, labels, *, running_only=False):
+        self._may_fail("list_container_ids")
         return []
 
     def start_container(self, container):
@@ -169,7 +173,66 @@ def test_watcher_continues_after_an_error_of_a_running_engine(driver, engine, ev
     driver.start(REPLICA, 1)
     engine.end(3)
     assert next_end(event_queue).exit_code == 3
-    assert capfd.readouterr().err.count("retrying: cannot ask: 500") == 2
+    assert capfd.readouterr().err.count("retrying: cannot ask: 500") == 1
+
+
+@pytest.mark.parametrize("error", [DockerError("cannot inspect: 500"), ZeroDivisionError("a bug")])
+def test_end_is_reported_after_errors_of_the_last_look_of_a_start(driver, engine, event_queue, capfd, error):
+    """No event follows of a container that has ended while it was started: the app ran for ever."""
+
+    def start_container(container):
+        engine.status, engine.exit_code = "exited", 143  # with True for was_away it would be started again
+        engine.fail("inspect_container", error, error, error)
+
+    engine.start_container = start_container
+    driver._ensure_watcher()
+    engine.is_followed.wait()
+    driver.start(REPLICA, 1)
+    assert next_end(event_queue).exit_code == 143
+    driver._closing.wait(0.05)
+    assert event_queue.pop() is None
+    assert capfd.readouterr().err.count(str(error)) == 1
+
+
+@pytest.mark.parametrize("runs_agent", [False])
+def test_end_of_a_stopped_container_is_reported_after_an_error_of_the_engine(driver, engine, event_queue, monkeypatch):
+    """The driver asks whether the engine stops. Without an answer it forgot the container, and the app ran for ever."""
+    monkeypatch.setattr(drivers, "SETTLE_S", 0.02)
+    monkeypatch.setattr(outside_stops, "RESTART_S", 0.1)
+    driver.start(REPLICA, 1)
+    wait_started(driver)
+    engine.fail("list_container_ids", DockerError("cannot list containers: 500"))
+    engine.post("kill", signal="15")
+    engine.end(143)
+    engine.post("stop")
+    assert next_end(event_queue).exit_code == 143
+    driver._closing.wait(0.05)
+    assert event_queue.pop() is None
+
+
+def test_end_of_an_adopted_replica_is_reported_after_an_error_of_the_engine(driver, engine, event_queue):
+    """The replica counted as starting from then on, so its end was ignored."""
+    engine.status = "running"
+    engine.fail("inspect_container", EngineUnavailable("gone"), DockerError("cannot list containers: 500"))
+    assert driver.adopt(REPLICA, {"start": 1})
+    while driver._replicas[REPLICA].container is None:
+        driver._closing.wait(0.001)
+    engine.end(3)
+    assert next_end(event_queue).exit_code == 3
+
+
+@pytest.mark.parametrize("size", [0, 100, 600])
+def test_a_broken_archive_is_an_error_of_the_engine(size):
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as archive:
+        member = tarfile.TarInfo("error.json")
+        member.size = 1000
+        archive.addfile(member, io.BytesIO(bytes(1000)))
+    engine = Engine({})
+    stream = iter([packed.getvalue()[:size]])
+    engine._client = SimpleNamespace(api=SimpleNamespace(get_archive=lambda *_: (stream, {"size": 1000})))
+    with pytest.raises(DockerError, match=r"^cannot copy '/error.json' out of container 'c': .+$"):
+        engine.copy_out("c", "/error.json", 2000)
 
 
 def test_end_is_reported_when_the_containers_files_cannot_be_read(driver, engine, event_queue):
@@ -261,10 +324,11 @@ def test_an_engine_that_hung_during_a_start_starts_the_container_later(driver, e
     assert next_end(event_queue).exit_code == 0
 
 
-def test_a_signal_that_a_hanging_engine_did_not_take_is_sent_again(driver, engine):
+@pytest.mark.parametrize("error", [EngineUnavailable("Read timed out"), DockerError("500")])
+def test_a_signal_that_the_engine_did_not_take_is_sent_again(driver, engine, error):
     driver.start(REPLICA, 1)
     wait_started(driver)
-    engine.fail("signal_container", *[EngineUnavailable("Read timed out")] * 3)
+    engine.fail("signal_container", *[error] * 3)
     driver.stop(REPLICA)
     assert engine.signals.get() == "SIGTERM"
 

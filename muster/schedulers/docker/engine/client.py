@@ -363,10 +363,13 @@ class Engine:
                 packed = b"".join(stream)
         except NotFound:
             return None
-        with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
-            member = archive.next()
-            content = archive.extractfile(member) if member is not None and member.isreg() else None
-            return None if content is None else content.read()
+        try:
+            with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+                member = archive.next()
+                content = archive.extractfile(member) if member is not None and member.isreg() else None
+                return None if content is None else content.read()
+        except tarfile.TarError as error:
+            raise DockerError(f"cannot copy {path!r} out of container {container[:12]!r}: {one_line(error)}") from error
 
     def read_folder_mode(self, container: str, path: str) -> int | None:
         """Return the permissions of a folder of a container. Return None if it is a link, or missing."""

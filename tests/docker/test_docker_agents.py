@@ -22,6 +22,7 @@ IMAGE = "muster-test:torch"
 
 def ddp(script, j, volume=None, **how):
     mounts = [] if volume is None else ["type=volume", f"src={volume.name}", "dst=/data"]
+    how.setdefault("rdzv_conf", "keep_alive_max_attempt=60")  # on a busy machine an agent gets no CPU for seconds
     return dist.ddp(script=script, j=j, image=IMAGE, name="job", mounts=mounts, **how)
 
 
@@ -86,7 +87,7 @@ dist.destroy_process_group()
 def test_a_long_job_of_two_warm_nodes_is_left_alone(apps, tmp_path):
     """Longer than the store's process may stand still: its socket listens at the container's address alone."""
     (tmp_path / "main.py").write_text(LONG_JOB)
-    app_id = apps.run(ddp("main.py", "2x1", start="warm"), workspace=str(tmp_path))
+    app_id = apps.run(ddp("main.py", "2x1", start="warm", rdzv_conf=""), workspace=str(tmp_path))
     status = apps.wait(app_id)
     log = "".join(line for replica in (0, 1) for line in apps.logs(app_id, role=_role(apps, app_id), replica=replica))
     assert status.state == AppState.SUCCEEDED, log

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,6 +12,7 @@ from muster._shared.contract import Env
 from muster.agent import launch
 from muster.agent.cli.arguments import parse_args
 from muster.agent.node.supervisor import Supervisor
+from muster.agent.runtime.loop import Loop
 
 
 @pytest.mark.parametrize(
@@ -78,21 +80,46 @@ def test_what_was_lost_with_drained_pods_is_said_unless_the_folder_is_kept(tmp_p
     assert launch.describe_loss(str(tmp_path), {Env.DRAINED_PODS: "1"}) == ""
 
 
+class Loaded(SimpleNamespace):
+    """An agent that loads ahead what a failure needs. Each part is recorded with the turn of the loop, or raises."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        super().__init__(_loop=Loop(), _code=None, turn=0, parts=[])
+        self.error = error
+        self._open_control, self._begin_telemetry = partial(self._load, "control"), partial(self._load, "telemetry")
+        self._read_evidence = lambda: SimpleNamespace(skip_kernel_log=partial(self._record, "evidence"))
+        for name in ("_after_turns", "_load_part", "_load_diagnosis"):
+            setattr(self, name, partial(getattr(Supervisor, name), self))
+
+    def _load(self, part: str) -> None:
+        if self.error is not None:
+            raise self.error
+        self._record(part)
+
+    def _record(self, part: str) -> None:
+        self.parts.append((self.turn, part))
+
+    def load(self, turns: int = 4) -> list[tuple[int, str]]:
+        """Return the parts that were loaded in these turns, with the turn of each."""
+        Supervisor._load_evidence(self)  # type: ignore[arg-type]
+        for self.turn in range(1, turns + 1):
+            self._loop.turn(0.0)
+        self._loop.close()
+        return self.parts
+
+
+def test_parts_are_loaded_in_turns_of_their_own_for_heartbeats_to_come_between() -> None:
+    """On a busy machine each may take a second. All in one turn, they took half of a lease."""
+    assert Loaded().load() == [(1, "control"), (2, "evidence"), (3, "telemetry")]
+
+
+def test_nothing_is_loaded_ahead_once_the_agent_ends() -> None:
+    parts = Loaded()
+    parts._code = 0
+    assert parts.load() == []
+
+
 @pytest.mark.parametrize("error", [OSError(errno.EMFILE, "Too many open files"), ImportError("Too many open files")])
 def test_workers_that_run_are_not_ended_because_nothing_can_be_loaded_ahead(error: Exception) -> None:
-    def fail() -> None:
-        raise error
-
-    parts = SimpleNamespace(_open_control=fail, _read_evidence=fail, _begin_telemetry=fail)
-    Supervisor._load_evidence(parts)  # type: ignore[arg-type]
-
-
-def test_evidence_is_loaded_although_nothing_can_be_asked() -> None:
-    def fail() -> None:
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    loaded: list[bool] = []
-    evidence = SimpleNamespace(skip_kernel_log=lambda: loaded.append(True))
-    parts = SimpleNamespace(_open_control=fail, _read_evidence=lambda: evidence, _begin_telemetry=fail)
-    Supervisor._load_evidence(parts)  # type: ignore[arg-type]
-    assert loaded == [True]
+    """Evidence is loaded although nothing can be asked."""
+    assert Loaded(error).load() == [(2, "evidence")]

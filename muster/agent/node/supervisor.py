@@ -11,6 +11,7 @@ import signal
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from muster._shared.contract import ExitCode
@@ -337,16 +338,21 @@ class Supervisor:
                 assert_never(action)
 
     def _load_evidence(self) -> None:
-        with suppress(OSError, ImportError):  # no descriptors left: keep the workers
-            self._open_control()
-        with suppress(OSError, ImportError):
-            self._read_evidence().skip_kernel_log()
-            import muster.agent.diagnosis.root_cause  # noqa: F401  # what decides about a failure needs it
-        with suppress(OSError, ImportError):
-            self._begin_telemetry()
+        """Load each part in a turn of its own: on a busy machine one takes a second, and heartbeats wait for it."""
+        for turns, load in enumerate((self._open_control, self._load_diagnosis, self._begin_telemetry), 1):
+            self._after_turns(turns, partial(self._load_part, load))
+
+    def _load_part(self, load: Callable[[], None]) -> None:
+        if self._code is None:
+            with suppress(OSError, ImportError):  # no descriptors left: keep the workers
+                load()
+
+    def _load_diagnosis(self) -> None:
+        self._read_evidence().skip_kernel_log()
+        import muster.agent.diagnosis.root_cause  # noqa: F401  # what decides about a failure needs it
 
     def _begin_telemetry(self) -> None:
-        if self._telemetry is not None or self._code is not None:
+        if self._telemetry is not None:
             return
         from muster.agent.telemetry import StatusFile, Telemetry
 

@@ -100,7 +100,7 @@ _NOTHING_SAVED: Final = (
 )
 _SIGNAL_SPREAD_S: Final = 60.0
 """Slurm may send the signal of `--signal` so much earlier than it was asked to."""
-_PREEMPTIONS: Final = (signal.SIGTERM, signal.SIGUSR1)
+_HANDLED: Final = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 _IGNORE: Final = """trap '' USR1; exec "$0" "$@\""""
 _GOES_ON: Final = ("RUNNING", "PREEMPTED", "TIMEOUT")
 """States of a job that has not been cancelled, and that is not queued again already."""
@@ -373,10 +373,11 @@ class NodeSupervisor(Supervisor):
 
     def watch_signals(self) -> None:
         """Treat SIGTERM and SIGUSR1 as a preemption, and SIGHUP as fewer nodes of the role from now on."""
-        for signum in (*_PREEMPTIONS, signal.SIGHUP):
+        for signum in _HANDLED:
             signal.signal(signum, self._note_signal)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)  # the zip's main has blocked them
 
     def _note_signal(self, signum: int, _frame: object) -> None:
         continues = signum != signal.SIGHUP
@@ -520,7 +521,7 @@ def main(arguments: list[str]) -> int:
     supervisor.begin()
     supervisor.run()
     supervisor.close()
-    for signum in (*_PREEMPTIONS, signal.SIGHUP):  # Slurm may signal every process, commands included
+    for signum in _HANDLED:  # Slurm may signal every process, commands included
         signal.signal(signum, signal.SIG_IGN)
     return _end_run(folder, spec, allocation, supervisor.record.app, has_to_continue=supervisor.has_to_continue)
 

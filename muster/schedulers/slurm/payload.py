@@ -26,8 +26,10 @@ _MODULES: Final = (
     *("schedulers/supervision/" + name for name in ("events", "machine", "state", "supervisor")),
 )
 _MAIN: Final = """\
-import sys
+import signal, sys
 
+# Kept until `watch_signals`: Slurm may send them in a job's first second.
+signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP))
 if sys.version_info < (3, 10):
     sys.exit("muster: needs Python 3.10 or newer, but %s is Python %d.%d" % ((sys.executable,) + sys.version_info[:2]))
 from muster.schedulers.slurm.node import main

@@ -377,7 +377,7 @@ def detach(folder: str) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Be the hold of `FOLDER PYTHON ENTRY`, and return the exit code."""
+    """Be the hold of `FOLDER PYTHON ENTRY` until it ends; return 0 at once if that folder has one."""
     is_again = argv[:1] == [default_hold.POOL_AGAIN]
     folder, *command = argv[is_again:]
     text = os.pread(0, os.fstat(0).st_size, 0)
@@ -389,4 +389,4 @@ def main(argv: Sequence[str]) -> int:
     pool = Pool(folder, command, json.loads(text))
     del text  # a job's environment
     pool.run()
-    return 0
+    os._exit(0)  # now: who ends the hold waits until its connection closes, and takes it that nothing is left

@@ -77,7 +77,6 @@ STILL_S = 10.0
 _PAGE_LIMIT_S = 1.5
 """How long that may delay the stop."""
 
-_AWAITED = "hung: torch would soon end a rank that waits, at its process group's timeout (--hang-timeout)"
 _FENCED_LINE = "this node lost contact with the job: its workers were killed, because other nodes may replace them"
 
 
@@ -259,10 +258,13 @@ def begin_stop(
 
 
 def _report_awaited(current: Round, alive: frozenset[int], stacks: CollectStacks) -> tuple[Action, ...]:
-    """Report busy workers in a hang: those of other nodes may wait for them, so the report needs them."""
+    """Report busy workers in a hang: those of other nodes may wait for them, so the report needs them.
+
+    They have no reason of their own: the leader knows why the job counts as hung.
+    """
     if not stacks.is_hang or current.group_world_size == 1:
         return ()
-    return (ReportIdle(round=current, local_ranks=tuple(sorted(alive)), reason=_AWAITED),)
+    return (ReportIdle(round=current, local_ranks=tuple(sorted(alive))),)
 
 
 def _signal_workers(state: NodeState, phase: Stopping) -> Decision:

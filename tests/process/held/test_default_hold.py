@@ -19,6 +19,10 @@ from held_jobs import FACTS, VARYING, is_gone, list_below, read_command
 from memory_cgroup import join, memory_cgroup
 from other_user import call_as_other, needs_two_users, shared_dir
 
+from muster._shared.contract import HOLD_STATE_NAME
+from muster._shared.holds import default as default_hold
+from muster._shared.holds.connection import connect
+
 __all__ = ["shared_dir"]
 
 BIN = Path(sys.executable).parent
@@ -223,6 +227,33 @@ def test_off_ends_all_but_jobs(own: Everyday) -> None:
         (own.folder / "jobgo").touch()
         assert program.wait(60) == 0
     wait_until(lambda: all(map(is_gone, left)), what="nothing of it runs")
+
+
+SLOW_END = """
+import ctypes, sys
+from muster.agent.hold.pool import main
+libc = ctypes.CDLL(None)
+libc.on_exit(libc.pause, None)  # after the end of the interpreter, which closes connections
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_the_process_has_ended_when_its_connection_closes(tmp_path: Path) -> None:
+    """Otherwise it is still there after `muster hold --default off`, as long as the end of the interpreter takes."""
+    folder = tmp_path / "hold"
+    orders = default_hold.write_order([], idle_limit_s=60.0, after_pid=0)
+    command = [sys.executable, "-c", SLOW_END, str(folder), sys.executable, "none"]
+    with subprocess.Popen(command, stdin=orders) as pool:
+        os.close(orders)
+        try:
+            wait_until((folder / HOLD_STATE_NAME).exists, timeout_s=30, what="it listens")
+            with connect(str(folder)) as connection:
+                connection.settimeout(30)
+                connection.send(b'{"end": true}')
+                assert connection.recv(1) == b""
+            assert pool.wait(10) == 0
+        finally:
+            pool.kill()
 
 
 @LONG

@@ -760,8 +760,10 @@ def test_of_a_hang_the_report_also_has_the_workers_that_are_busy() -> None:
     leader = Leader(rules(2, 2))
     leader.form(2)
     report(leader, "u0", round_number=1)
-    report(leader, "i1", round_number=1)
-    assert [seen.failure.node for seen in leader.state.failures.seen] == [0, 1]
+    busy = failure(1, exit_code=None, hung=True)  # its node does not know why the job counts as hung
+    leader.feed(Reported(id="m1", message=Idle(round_number=1, failures=(busy,))))
+    seen = [each.failure for each in leader.state.failures.seen]
+    assert [(each.node, each.reason) for each in seen] == [(0, "made no progress"), (1, "made no progress")]
 
 
 def test_a_node_that_is_idle_when_another_has_failed_adds_no_failure() -> None:

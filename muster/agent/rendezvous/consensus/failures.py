@@ -86,8 +86,10 @@ def on_idle(state: JobState, sender: str, message: Idle, now_s: float) -> Decisi
     One node may wait for another; see `_check_hang`.
     """
     phase = state.phase
-    if isinstance(phase, Forming) and _has_hung(state):  # its workers do not hang alone: others wait for them
-        return on_failed(state, sender, message.failures, now_s)
+    if isinstance(phase, Forming) and (hung := _list_hung(state)):
+        why = hung[0].reason  # its workers do not hang alone: others wait for them
+        failures = tuple(replace(each, reason=each.reason or why) for each in message.failures)
+        return on_failed(state, sender, failures, now_s)
     if not isinstance(phase, RoundRunning) or sender in phase.succeeded:
         return state, ()
     if message.failures and now_s < phase.succeeded_s + STALE_IDLE_S:
@@ -133,9 +135,9 @@ def _date_failures(failures: tuple[Failure, ...], now_s: float) -> tuple[DatedFa
     return tuple(DatedFailure(when_s=now_s - failure.age_s, failure=failure) for failure in failures)
 
 
-def _has_hung(state: JobState) -> bool:
-    """Return whether the round ends because of a hang."""
-    return any(each.failure.hung for each in state.failures.seen)
+def _list_hung(state: JobState) -> tuple[Failure, ...]:
+    """Return the failures because of which the round ends as hung, the earliest first; empty: it does not hang."""
+    return tuple(each.failure for each in state.failures.seen if each.failure.hung)
 
 
 def build_verdict_rules(rules: ConsensusRules) -> VerdictRules:
@@ -311,7 +313,7 @@ def break_round(
         kind=kind,
         reason=reason,
         want_stacks=kind in (BreakKind.FAILURE, BreakKind.FINAL),
-        is_hang=_has_hung(state),
+        is_hang=bool(_list_hung(state)),
         is_interrupt=is_interrupt,
         is_join=is_join,
         cause=cause,

@@ -68,6 +68,8 @@ class _Replica:
     """The signal by which it is to end, the strongest since its start. "": none."""
     is_unsent: bool = False
     """`asked` could not be sent."""
+    is_out_of_step: bool = False
+    """It could not be suspended or continued."""
     is_retrying: bool = False
     """The pool is about to look at it again."""
     was_away: bool = False
@@ -112,7 +114,7 @@ class DockerDriver:
         known = self._replicas[replica]
         with self._lock:
             known.end_reported, known.starting, known.container = False, True, None
-            known.asked, known.is_unsent = "", False
+            known.asked, known.is_unsent, known.is_out_of_step = "", False, False
         self._submit(self._start, replica)
         self._ensure_watcher()
         return {"start": start_number}
@@ -120,13 +122,13 @@ class DockerDriver:
     def adopt(self, replica: ReplicaId, handle: Handle) -> bool:  # noqa: ARG002  # labels say more than the handle
         """See `ReplicaDriver`. Adopts the newest container with the replica's labels.
 
-        While no engine answers, the container may still exist: then this returns True, and the watcher looks for it
-        when the engine answers.
+        While the engine does not answer, or answers with an error, the container may still exist: then this returns
+        True, and the pool looks for it until the engine answers.
         """
         known = self._replicas[replica]
         try:
             newest = self._find_newest(replica)
-        except EngineUnavailable:
+        except DockerError:
             newest = None
         else:
             if newest is None:
@@ -217,9 +219,15 @@ class DockerDriver:
         known = self._replicas[replica]
         with self._lock:
             known.is_retrying = False
-        if not is_closing:
-            self._catch_up_one(replica, known.was_away)
-            known.was_away = False
+            was_away, known.was_away = known.was_away, False
+        if is_closing:
+            return
+        try:
+            self._catch_up_one(replica, was_away)
+        except Exception:
+            with self._lock:
+                known.was_away |= was_away
+            raise
 
     def _start(self, replica: ReplicaId) -> None:
         known = self._replicas[replica]
@@ -295,16 +303,15 @@ class DockerDriver:
                 return
         try:
             self._engine.signal_container(container, known.asked)
+            if self._is_suspended and known.request.runs_agent:
+                # A suspended guard must continue first.
+                self._engine.signal_container(container, "SIGCONT")
         except DockerError as error:
             with self._lock:
                 known.is_unsent = True
                 if known.asked == _INTERRUPT:  # a second one kills
                     known.asked = "SIGTERM"
             self._handle_failure(replica, error)
-            return
-        if self._is_suspended and known.request.runs_agent:
-            # A suspended guard must continue first.
-            self._engine.signal_container(container, "SIGCONT")
 
     def _follow_suspension(self, replica: ReplicaId) -> None:
         """Suspend or continue a container, whichever was asked for last.
@@ -316,12 +323,14 @@ class DockerDriver:
             container, suspended = known.container, self._is_suspended
             if container is None or known.starting or known.asked or known.end_reported:
                 return
+            known.is_out_of_step = True
             if known.request.runs_agent:
                 self._engine.signal_container(container, "SIGTSTP" if suspended else "SIGCONT")
             elif suspended:
                 self._engine.pause_container(container)
             else:
                 self._engine.unpause_container(container)
+            known.is_out_of_step = False
 
     # -- watching -----------------------------------------------------------------------------------------------------
 
@@ -418,6 +427,8 @@ class DockerDriver:
             return
         if is_unsent:
             self._signal(replica, known.asked)
+        if known.is_out_of_step:
+            self._follow_suspension(replica)
         self._check_end(replica, was_away=was_away)
 
     def _resume(self, replica: ReplicaId) -> None:

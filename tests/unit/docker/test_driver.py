@@ -96,9 +96,11 @@ class ScriptedEngine:
         return 137
 
     def pause_container(self, container):
+        self._may_fail("pause_container")
         self.signals.put("pause")
 
     def unpause_container(self, container):
+        self._may_fail("unpause_container")
         self.signals.put("unpause")
 
     def remove_container(self, container):
@@ -210,10 +212,11 @@ def test_end_of_a_stopped_container_is_reported_after_an_error_of_the_engine(dri
     assert event_queue.pop() is None
 
 
-def test_end_of_an_adopted_replica_is_reported_after_an_error_of_the_engine(driver, engine, event_queue):
+@pytest.mark.parametrize("error", [EngineUnavailable("gone"), DockerError("500")])
+def test_end_of_an_adopted_replica_is_reported_after_an_error_of_the_engine(driver, engine, event_queue, error):
     """The replica counted as starting from then on, so its end was ignored."""
     engine.status = "running"
-    engine.fail("inspect_container", EngineUnavailable("gone"), DockerError("cannot list containers: 500"))
+    engine.fail("inspect_container", error, DockerError("cannot list containers: 500"))
     assert driver.adopt(REPLICA, {"start": 1})
     while driver._replicas[REPLICA].container is None:
         driver._closing.wait(0.001)
@@ -380,6 +383,55 @@ def test_a_suspended_job_is_continued(driver, engine, expected):
     for suspended, word in zip((True, False), expected, strict=True):
         driver.suspend(suspended=suspended)
         assert engine.signals.get() == word
+
+
+@pytest.mark.parametrize("error", [EngineUnavailable("Read timed out"), DockerError("500")])
+@pytest.mark.parametrize(
+    ("runs_agent", "calls", "expected"),
+    [
+        (True, ("signal_container",) * 2, ["SIGTSTP", "SIGCONT"]),
+        (False, ("pause_container", "unpause_container"), ["pause", "unpause"]),
+    ],
+    ids=["agent", "plain"],
+)
+def test_a_suspension_that_the_engine_did_not_take_is_sent_again(driver, engine, calls, expected, error):
+    """A job whose continuation was lost stood still for ever."""
+    driver.start(REPLICA, 1)
+    wait_started(driver)
+    for suspended, call, word in zip((True, False), calls, expected, strict=True):
+        engine.fail(call, *[error] * 3)
+        driver.suspend(suspended=suspended)
+        assert engine.signals.get(timeout=30) == word
+
+
+def test_a_continuation_before_a_stop_that_the_engine_did_not_take_is_sent_again(driver, engine):
+    driver.start(REPLICA, 1)
+    wait_started(driver)
+    driver.suspend(suspended=True)
+    assert engine.signals.get() == "SIGTSTP"
+    send, failing = engine.signal_container, [DockerError("500")]
+
+    def refuse_once(container, name):
+        if name == "SIGCONT" and failing:
+            raise failing.pop()
+        send(container, name)
+
+    engine.signal_container = refuse_once
+    driver.stop(REPLICA)
+    assert [engine.signals.get(timeout=30) for _ in range(3)] == ["SIGTERM", "SIGTERM", "SIGCONT"]
+
+
+def test_an_end_by_a_stopped_engine_is_no_loss_if_the_first_look_fails(driver, engine, event_queue):
+    """The first look forgot that the engine was away."""
+    driver.start(REPLICA, 1)
+    wait_started(driver)
+    engine.status, engine.exit_code = "exited", 143
+    engine.fail("inspect_container", DockerError("500"))
+    restarted = threading.Event()
+    driver._restart = lambda *_: restarted.set()
+    driver._handle_failure(REPLICA, EngineUnavailable("gone"))
+    assert restarted.wait(30)
+    assert event_queue.pop() is None
 
 
 def test_a_container_that_starts_while_the_job_is_suspended_is_suspended_too(driver, engine):

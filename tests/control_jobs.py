@@ -22,6 +22,8 @@ from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
 
 PROGRAM = Path(__file__).parent / "programs" / "control_steps.py"
 COMMANDS = ("stop", "checkpoint", "pause", "resume", "stacks", "resize")
+PATIENT = ("--rdzv-conf", "keep_alive_max_attempt=60")
+"""An agent without CPU time for some seconds is no lost node, unless the loss of one is the subject."""
 READY_S = 90.0
 END_S = 120.0
 
@@ -43,7 +45,7 @@ class Shell:
 
 
 def build_app(
-    folder: Path, *words: str, nodes: int = 2, nproc: int = 2, least: int | None = None, flags: Sequence[str] = ()
+    folder: Path, *words: str, nodes: int = 2, nproc: int = 2, least: int | None = None, flags: Sequence[str] = PATIENT
 ) -> AppDef:
     size = str(nodes) if least is None else f"{least}:{nodes}"
     args = ["-m", "muster.agent", "--nnodes", size, "--nproc-per-node", str(nproc)]

@@ -228,7 +228,7 @@ class HeldContract:
     @pytest.mark.long
     def test_a_hold_that_is_idle_ends_with_success(self, hold_one: "Callable[..., Held]") -> None:
         """Whatever retries it has."""
-        held = hold_one("--idle-minutes", "0.05")
+        held = hold_one("--idle-minutes", "0.2")
         assert held.wait_ended() == "SUCCEEDED", held.read_line()
 
 

@@ -8,13 +8,14 @@ import base64
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from harness import find_free_port
 
 GRACE_S = 30.0
 
@@ -185,12 +186,6 @@ class Kubelet:
             self.end(process, signal.SIGKILL)
         for thread in self.threads:
             thread.join(10)
-
-
-def find_free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @contextmanager

@@ -50,12 +50,12 @@ class FileTimers:
         self._rest = b""
         self._timers: dict[tuple[int, str], _Timer] = {}
 
-    def receive(self) -> None:
-        """Read what workers have written."""
+    def receive(self) -> bool:
+        """Read what workers have written, one chunk at a time; return False if there is nothing more."""
         try:
             data = os.read(self.fd, _CHUNK_BYTES)
         except BlockingIOError:
-            return
+            return False
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             with contextlib.suppress(ValueError, KeyError, TypeError):  # any process may write there
@@ -66,6 +66,7 @@ class FileTimers:
                     float(message["expiration_time"]),
                     int(message["signal"]),
                 )
+        return True
 
     def _set(self, pid: int, scope: str, due_s: float, signum: int) -> None:
         self._drop((pid, scope))
@@ -84,7 +85,14 @@ class FileTimers:
         return None if due_s is None else max(0.0, due_s - time.time())
 
     def expire(self) -> None:
-        """Send the signals of the timers that are due."""
+        """Send the signals of the timers that are due.
+
+        What was written by now counts, because a timer may have been released in time while this process got no CPU.
+        """
+        if self.find_wait_s() != 0.0:
+            return
+        while self.receive():
+            pass
         for (pid, scope), timer in list(self._timers.items()):
             if timer.due_s > time.time():
                 continue

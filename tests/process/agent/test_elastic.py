@@ -105,14 +105,25 @@ def test_a_full_job_does_not_wait_for_the_last_call(launch: Launch, sums: tuple[
     wait_for_success(*nodes)
 
 
-@pytest.mark.parametrize(("sleep_s", "first"), [(1.5, 0), (8.0, 1)])
+SLOW = """
+import os, pathlib, time
+def count():
+    return sum(each.read_text().count('"worker_released"') for each in pathlib.Path(LOGS1).rglob("events.jsonl"))
+if os.environ["NODE"] == "0":
+    while not IS_OVER:
+        time.sleep(0.02)
+"""
+
+
+@pytest.mark.parametrize(("is_over", "first"), [("time.sleep(1.5) is None", 0), ("count() == 2", 1)])
 def test_workers_wait_a_limited_time_for_global_rank_0(
-    sleep_s: float, first: int, launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    is_over: str, first: int, launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker that connects before the store listens is refused, and torch's client then sleeps."""
     if ONE_START == "cold":
         pytest.skip("cold workers have nothing to prepare")
-    (tmp_path / "slow.py").write_text(f"import os, time\nif os.environ['NODE'] == '0':\n    time.sleep({sleep_s})\n")
+    text = SLOW.replace("LOGS1", repr(str(tmp_path / "logs1"))).replace("IS_OVER", is_over)
+    (tmp_path / "slow.py").write_text(text)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     nodes = []
     for index in (0, 1):
@@ -276,7 +287,7 @@ def test_an_agent_with_other_rules_is_refused(
 def test_an_agent_of_another_version_is_refused_at_once(launch: Launch, older: int) -> None:
     """Each names its own version; the one that joins prints the reason and exits at the join timeout."""
     agents = {older: {"agent": (str(PROGRAMS / "agent" / "older.py"),)}}
-    conf = "join_timeout=3"
+    conf = "join_timeout=15"
     trees = [launch(index, "2", "conf_exits.py", "0", "all", conf=conf, **agents.get(index, {})) for index in (0, 1)]
     trees[1].wait_for_line("cannot join the job at .*version", stream="stderr")
     outcomes = [tree.wait() for tree in trees]

@@ -128,7 +128,7 @@ def test_a_node_that_is_done_takes_part_again(job: Job) -> None:
 
 def test_a_node_that_is_killed_late_is_no_success(job: Job) -> None:
     """Nothing replaces it: the other one gives up when its patience has passed."""
-    stays, goes = job.start_both(patience_s=4)
+    stays, goes = job.start_both(patience_s=10 if job.backend in ("static", "muster") else 30)  # torch's import counts
     job.end(find_rank(stays), 0)
     wait_for_worker_end(stays)
     kill_all(goes)

@@ -21,6 +21,7 @@ PROGRAM = Path(__file__).parents[2] / "programs/agent/stepping.py"
 def start_node(folder: Path, rank: int | None, port: int) -> Tree:
     """Start an agent with this `--node-rank` and its own log folder, or without one and with the others' log folder."""
     flags = ["--nnodes", "2:3", "--nproc-per-node", "2", "--rdzv-id", "job", "--tee", "3", "--rdzv-backend", "c10d"]
+    flags += ["--last-call-timeout", "60"]  # the third one belongs to the first round
     flags += ["--rdzv-endpoint", f"127.0.0.1:{port}", "--log-dir", str(folder / str(rank or 0))]
     flags += [] if rank is None else ["--node-rank", str(rank)]
     return Tree([sys.executable, "-m", "muster.agent", *flags, str(PROGRAM), str(folder / "go")], cwd=folder)

@@ -95,7 +95,10 @@ import atexit, os, sys, time
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     if os.environ["RANK"] == "1":
         atexit.register(time.sleep, 30)  # an interpreter with torch may take a second
+        open("about to", "w").close()
         WHAT
+    while not os.path.exists("about to"):
+        time.sleep(0.01)
     time.sleep(0.5)
     raise RuntimeError("[gloo] Connection closed by peer [127.0.0.1]:4711")
 """

@@ -97,7 +97,7 @@ def test_of_two_shells_that_contradict_each_other_one_wins_and_both_are_told(tmp
             assert late.code == 1, job.explain(late)
             assert "is being stopped: stopped (muster stop)" in late.stderr, job.explain(late)
         finally:
-            os.kill(job.pid_of(3), signal.SIGCONT)
+            continue_process(job.pid_of(3))
         stopped = finish(third)
         assert stopped.code == 0, job.explain(stopped)
         assert "ranks have stopped at step" in stopped.stdout, job.explain(stopped)
@@ -107,19 +107,18 @@ def test_of_two_shells_that_contradict_each_other_one_wins_and_both_are_told(tmp
 def test_a_rank_that_hangs_is_named(tmp_path):
     with start_job(tmp_path) as job:
         os.kill(job.pid_of(3), signal.SIGSTOP)
-        late = muster("pause", job.handle, "--limit", "2", "--json")
+        late = muster("pause", job.handle, "--limit", "6", "--json")
         assert (late.code, late.answer["outcome"]) == (5, "late"), job.explain(late)
-        [rank] = late.answer["late"]
-        assert rank["global_rank"] == 3
-        text = rf"rank 3 is at step {rank['step']} since \d+ s; the pause is withdrawn"
-        assert re.search(text, late.answer["line"]), job.explain(late)
-        unsaved = muster("checkpoint", job.handle, "--limit", "2")
+        [rank] = [each for each in late.answer["late"] if each["global_rank"] == 3]  # another one may only be slow
+        assert f"rank 3 is at step {rank['step']} since " in late.answer["line"], job.explain(late)
+        assert "; the pause is withdrawn" in late.answer["line"], job.explain(late)
+        unsaved = muster("checkpoint", job.handle, "--limit", "6")
         assert unsaved.code == 5, job.explain(unsaved)
         assert "rank 3 is at step" in unsaved.stderr, job.explain(unsaved)
         stacks = muster("stacks", job.handle)
         assert stacks.code == 5, job.explain(stacks)
         assert "the stacks of 3 of 4 ranks" in stacks.stderr, job.explain(stacks)
-        stopped = muster("stop", job.handle, "--limit", "2")
+        stopped = muster("stop", job.handle, "--limit", "6")
         assert stopped.code == 0, job.explain(stopped)
         assert "rank 3 is at step" in stopped.stdout, job.explain(stopped)
         assert "all replicas got SIGTERM and have ended" in stopped.stdout, job.explain(stopped)
@@ -128,7 +127,7 @@ def test_a_rank_that_hangs_is_named(tmp_path):
 
 def test_the_leader_is_lost_during_a_stop(tmp_path):
     """What was recorded stays: nothing is started again, and the person gets one answer."""
-    with start_job(tmp_path) as job:
+    with start_job(tmp_path, flags=()) as job:
         os.kill(job.pid_of(3), signal.SIGSTOP)
         stopping = begin("stop", job.handle, "--limit", "100")
         job.wait_for_line("muster stop: all ranks stop at step")
@@ -143,7 +142,7 @@ def test_the_leader_is_lost_during_a_stop(tmp_path):
 @pytest.mark.parametrize("command", ["checkpoint", "pause"])
 def test_the_leader_is_lost_while_a_checkpoint_or_a_pause_is_under_way(tmp_path, command):
     """The person is told, nothing of it stays, and the job heals and saves the next checkpoint."""
-    with start_job(tmp_path) as job:
+    with start_job(tmp_path, flags=()) as job:
         hanging = job.pid_of(3)
         os.kill(hanging, signal.SIGSTOP)
         try:
@@ -161,7 +160,7 @@ def test_the_leader_is_lost_while_a_checkpoint_or_a_pause_is_under_way(tmp_path,
 @pytest.mark.parametrize("command", ["resume", pytest.param("stacks", marks=pytest.mark.long)])
 def test_the_leader_is_lost_while_it_is_asked_to_resume_or_for_stacks(tmp_path, command):
     """The person is told why nothing came of it, or what came when the job had healed meanwhile."""
-    with start_job(tmp_path) as job:
+    with start_job(tmp_path, flags=()) as job:
         if command == "resume":
             assert muster("pause", job.handle).code == 0, job.explain()
         job.signal_agent(0, signal.SIGSTOP)  # so that it has not answered yet

@@ -7,7 +7,7 @@ import sys
 
 import control_jobs
 import pytest
-from control_jobs import END_S, begin, continue_process, finish, muster, start_job, unknown_line
+from control_jobs import END_S, PATIENT, begin, continue_process, finish, muster, start_job, unknown_line
 from harness import wait_until
 
 from muster._shared import processes
@@ -18,9 +18,10 @@ pytestmark = [
 ]
 
 
-def start_elastic(tmp_path, monkeypatch, *words):
+def start_elastic(tmp_path, monkeypatch, *words, flags=PATIENT):
+    """Start a job whose first world has all three nodes."""
     monkeypatch.setattr(control_jobs, "PROGRAM", control_jobs.PROGRAM.with_name("resize_steps.py"))
-    return start_job(tmp_path, *words, nodes=3, nproc=1, least=1)
+    return start_job(tmp_path, *words, nodes=3, nproc=1, least=1, flags=("--last-call-timeout", "60", *flags))
 
 
 def read_begins(job):
@@ -95,15 +96,20 @@ def test_of_two_resizes_at_once_the_second_is_carried_out_after_the_first(tmp_pa
 
 
 def test_the_leader_is_lost_while_a_resize_is_under_way(tmp_path, monkeypatch):
-    with start_elastic(tmp_path, monkeypatch) as job:
+    with start_elastic(tmp_path, monkeypatch, flags=()) as job:
         wait_for_world(job, 3, 1)
         asking = begin("resize", job.handle, "2")
         wait_until(lambda: job.state.read_record().app.sizes, timeout_s=END_S, what=job.explain())
+        begins = len(read_begins(job))
         job.signal_agent(0)
         fewer = finish(asking)
         assert fewer.code == 0, job.explain(fewer)
         assert f"{job.app_id} has 2 nodes from now on: r/2 was ended" in fewer.stdout, job.explain(fewer)
-        wait_until(lambda: read_begins(job)[-1][0] == 2, timeout_s=END_S, what=job.explain(fewer))
+        wait_until(
+            lambda: len(read_begins(job)) > begins and read_begins(job)[-1][0] == 2,
+            timeout_s=END_S,
+            what=job.explain(fewer),
+        )
         (job.folder / "finish").touch()
         assert (job.wait_ended(), list_states(job)) == ("SUCCEEDED", ["SUCCEEDED", "SUCCEEDED", "CANCELLED"])
         assert job.count_starts()[1:] == [1, 1], job.explain(fewer)
@@ -111,7 +117,7 @@ def test_the_leader_is_lost_while_a_resize_is_under_way(tmp_path, monkeypatch):
 
 def test_the_one_node_that_is_left_survives_the_loss_of_its_agent(tmp_path, monkeypatch):
     """It waited for other nodes that remember the last round; there are none."""
-    with start_elastic(tmp_path, monkeypatch) as job:
+    with start_elastic(tmp_path, monkeypatch, flags=()) as job:
         wait_for_world(job, 3, 1)
         assert muster("resize", job.handle, "1").code == 0, job.explain()
         wait_for_world(job, 1, 2)

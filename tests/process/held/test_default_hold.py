@@ -260,6 +260,7 @@ def test_the_process_has_ended_when_its_connection_closes(tmp_path: Path) -> Non
 def test_two_jobs_at_a_time(everyday: Everyday) -> None:
     pool, agents = everyday.wait_ready(), everyday.read()["agents"]  # also of other tests' kinds
     with everyday.start("first") as first:
+        wait_until(lambda: len(everyday.read()["jobs"]) == 1, timeout_s=20, what="it has the first one")
         wait_until(lambda: everyday.read()["agents"] == agents, timeout_s=60, what="another one waits")
         with everyday.start("second") as second:
             wait_until(lambda: len(everyday.read()["jobs"]) == 2, what="it has both")
@@ -332,6 +333,7 @@ def test_a_changed_site_packages_is_seen(own: Everyday) -> None:
 def test_a_process_of_a_job_is_killed(everyday: Everyday, victim: str) -> None:
     pool = everyday.wait_ready()
     with everyday.start(victim) as program:
+        wait_until(lambda: everyday.read()["jobs"], timeout_s=20, what="the hold has written that it has a job")
         (guard,) = everyday.read()["jobs"]
         tree = list_below(guard)
         clients = (int(each.name) for each in Path("/proc").iterdir() if each.name.isdigit())

@@ -376,7 +376,7 @@ def test_a_running_agent_behind_the_exec(scheduler, app, job):
     hanging = job.pid_of(3)
     os.kill(hanging, signal.SIGSTOP)
     try:
-        late = scheduler.ask_app(app, AskKind.PAUSE, 2.0)
+        late = scheduler.ask_app(app, AskKind.PAUSE, 6.0)
         assert late.outcome is AskOutcome.LATE, f"{late}\n{job.explain()}"
         assert 3 in [rank.global_rank for rank in late.late], f"{late}\n{job.explain()}"
         answers, asking = begin_asking(scheduler, app, AskKind.PAUSE)
@@ -405,7 +405,7 @@ def test_ranks_that_hang_are_told_by_stacks_and_end_with_a_stop(scheduler, app, 
     stacks = scheduler.ask_app(app, AskKind.STACKS, 60.0)
     assert (stacks.outcome, [stack.global_rank for stack in stacks.stacks]) == (AskOutcome.LATE, [0, 1, 2])
     assert "the stacks of 3 of 4 ranks" in stacks.line, job.explain()
-    stopped = scheduler.stop_app(app, 2.0)
+    stopped = scheduler.stop_app(app, 6.0)
     assert stopped.outcome is AskOutcome.DONE, f"{stopped}\n{job.explain()}"
     assert "rank 3 is at step" in stopped.line, f"{stopped}\n{job.explain()}"
     assert "all pods got SIGTERM and have ended" in stopped.line, f"{stopped}\n{job.explain()}"

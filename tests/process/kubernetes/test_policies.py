@@ -20,7 +20,7 @@ def test_what_follows_is_what_the_rules_say(cluster, tmp_path, what, end) -> Non
     ):
         app = build_policy_app(what, tmp_path / "code", image="img")
         handle = runner.run(app, "kubernetes", cfg={"namespace": "team"}, workspace=str(tmp_path / "code"))
-        wait_until(lambda: is_terminal(runner.status(handle).state), what="its end", timeout_s=120)
+        wait_until(lambda: is_terminal(runner.status(handle).state), what="its end", timeout_s=240)
         status = runner.status(handle)
     log = "".join(line.partition(b" ")[2].decode() for lines in cluster.logs.values() for _, line in lines)
     check_policies(what, end, log)

@@ -40,8 +40,10 @@ def test_a_job_is_told_while_it_runs_and_after_it_was_cancelled(tmp_path, monkey
     scheduler = create_detached_scheduler("torchx")
     app_id = scheduler.submit(dist.ddp(script="train.py", j="2x2", start="cold", max_retries=1), {})
     try:
-        wait_until(lambda: (tmp_path / "state").exists() and "steps_done" in _read(tmp_path), what="steps")
-        wait_until(lambda: ask("events", app_id).count("  workers_started ") == 4, timeout_s=120, what="a restart")
+        wait_until(
+            lambda: (tmp_path / "state").exists() and "steps_done" in _read(tmp_path), timeout_s=90, what="steps"
+        )
+        wait_until(lambda: ask("events", app_id).count("  workers_started ") >= 4, timeout_s=120, what="a restart")
         wait_until(lambda: '"attempt": 1' in _read(tmp_path).rpartition("steps_done")[0][-500:], what="steps again")
         facts = json.loads(ask("timeline", app_id, "-o", "page.html", "--json"))
         assert (facts["has_ended"], facts["failures"]) == (False, {"worker": 1})

@@ -18,7 +18,7 @@ def test_what_follows_is_what_the_rules_say(tmp_path, monkeypatch, what, end) ->
         app = build_policy_app(what, tmp_path / "code")
         monkeypatch.chdir(tmp_path / "code")
         handle = runner.run(app, "local_cwd", cfg={})
-        wait_until(lambda: is_terminal(runner.status(handle).state), what="its end", timeout_s=120)
+        wait_until(lambda: is_terminal(runner.status(handle).state), what="its end", timeout_s=240)
         status = runner.status(handle)
         log = "\n".join(line for node in range(2) for line in runner.log_lines(handle, "policies", node))
     check_policies(what, end, log)

@@ -24,6 +24,7 @@ def run(tmp_path: Path, nodes: str) -> tuple[str, str]:
     """Run the job to its success: the console, and the step at which all ranks stopped."""
     env = os.environ | {"XDG_STATE_HOME": str(tmp_path / "state"), "VIRTUAL_ENV": str(TORCHX.parent.parent)}
     command = [str(TORCHX), "run", "-s", "local_cwd", "dist.ddp", "-j", nodes, "--max_retries", "0", "--start", "cold"]
+    command += ["--rdzv_conf", "last_call_timeout=60"]  # the first world has all nodes
     outcome = run_tree(
         [*command, "--script", PROGRAM, "--", str(tmp_path), "300"], env=env, cwd=tmp_path, timeout_s=150
     )

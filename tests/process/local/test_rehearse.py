@@ -236,7 +236,7 @@ def test_nothing_is_left_of_a_rehearsal_that_is_ended(
     command = [str(MUSTER), "rehearse", "--seed", "1", "--faults", fault, *JOB, "right"]
     journals = folder.parent / "state" / "muster" / "rehearsals"
     with Tree(command, cwd=folder, env=build_env(folder), settle_s=40) as tree:
-        wait_until(lambda: any(undo in each.read_text() for each in journals.glob("*.json")), timeout_s=60)
+        wait_until(lambda: any(undo in each.read_text() for each in journals.glob("*.json")), timeout_s=170)
         time.sleep(0 if undo == "continue" else 3)  # its nodes start there
         tree.send(signum)
         outcome = tree.wait()
@@ -253,6 +253,7 @@ def test_nothing_is_left_of_a_rehearsal_that_is_ended(
 
 
 @pytest.mark.long
+@pytest.mark.timeout(400)
 def test_a_running_job_is_disturbed_after_a_question(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "train.py").write_text(
         "import time\nfrom muster import worker\nfor i in range(100000):\n    time.sleep(0.05)\n    worker.step(i)\n"
@@ -267,7 +268,8 @@ def test_a_running_job_is_disturbed_after_a_question(folder: Path, monkeypatch: 
         refused = run_tree(command, env=build_env(folder))
         assert (refused.exit_code, json.loads(refused.stdout)["rows"][0]["verdict"]) == (1, "not tried")
         assert read_events(folder.parent / "state").count('"worker_failed"') == 0
-        outcome = run_tree([*command, "--yes", "--faults", "rank-killed,agent-killed,preempted"], env=build_env(folder))
+        words = ["--yes", "--faults", "rank-killed,agent-killed,preempted"]  # each time all steps are done again
+        outcome = run_tree([*command, *words], env=build_env(folder), timeout_s=200)
         assert outcome.exit_code == 0, outcome.explain()
         rows = json.loads(outcome.stdout)["rows"]
         assert [row["verdict"] for row in rows] == ["survived"] * 3, outcome.explain()

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.torchx
 
 TICKS = """
 import os, sys, time
-for step in range(600):
+for step in range(6000):
     print("step", step, flush=True)
     if os.path.exists(sys.argv[1]):
         break
@@ -201,7 +201,7 @@ def test_a_cancelled_job_says_so_once(scheduler, tmp_path) -> None:
     app_id = scheduler.submit(dist.ddp(str(tmp_path / "done"), script="train.py", j="3x1", start="cold"), {})
     folder = find_folder(app_id)
     logs = [folder.role_dir("train") / str(index) / "stdout.log" for index in range(3)]
-    wait_until(lambda: all(log.exists() and "step 1\n" in log.read_text() for log in logs), what="all nodes run")
+    wait_for_text(logs, "step 1\\n")
     scheduler.cancel(app_id)
     wait_until(lambda: scheduler.describe(app_id).state.name == "CANCELLED", timeout_s=60, what="the end")
     lines = [line for line in read_stderr(folder, 3).splitlines() if line.startswith("[muster]")]
@@ -211,22 +211,27 @@ def test_a_cancelled_job_says_so_once(scheduler, tmp_path) -> None:
     assert lines[1].startswith("[muster] stopped after ")
 
 
+def wait_for_text(logs: list[Path], text: str) -> None:
+    is_there = lambda: all(log.exists() and text in log.read_text() for log in logs)  # noqa: E731
+    wait_until(is_there, timeout_s=90, what="all nodes run")
+
+
 @pytest.mark.soak
 def test_a_suspended_job_stands_still_on_all_nodes(scheduler, tmp_path) -> None:
     """For longer than the lease of its two nodes and their hang timeout; then it goes on where it was."""
     (tmp_path / "train.py").write_text(TICKS)
     done = tmp_path / "done"
-    app = dist.ddp(str(done), script="train.py", j="2x1", start="cold", hang_timeout=2)
+    app = dist.ddp(str(done), script="train.py", j="2x1", start="cold", hang_timeout=6)
     app_id = scheduler.submit(app, {})
     folder = find_folder(app_id)
     logs = [folder.role_dir("train") / str(index) / "stdout.log" for index in (0, 1)]
-    wait_until(lambda: all(log.exists() and "step 5\n" in log.read_text() for log in logs), what="both nodes run")
+    wait_for_text(logs, "step 5\\n")
     assert folder.send_request("suspend")
     sizes: list[int] = []
 
     def stand_still() -> bool:
         last, sizes[:] = sizes[:], [log.stat().st_size for log in logs]
-        threading.Event().wait(0.5)
+        threading.Event().wait(2)
         return last == sizes
 
     wait_until(stand_still, what="no node writes")

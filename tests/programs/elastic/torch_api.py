@@ -45,6 +45,12 @@ def foo(bar):
     return bar, os.environ.get("RANK"), os.environ.get("X")
 
 
+def foo_when(path, bar):
+    while not os.path.exists(path):
+        time.sleep(0.01)
+    return foo(bar)
+
+
 def wait_for_signal():
     sys.stdout.write("waiting\n")  # as above
     sys.stdout.flush()
@@ -113,10 +119,12 @@ def scenario_processes():
     for number, older in enumerate((True, False)):
         log_dir = tempfile.mkdtemp()
         logs = {"log_dir": log_dir} if older else {"logs_specs": DefaultLogsSpecs(log_dir=log_dir, tee=Std.OUT)}
+        args = {rank: (f"{log_dir}.go", f"bar{rank}") for rank in (0, 1)}
         context = start_processes(
-            name="trainer", entrypoint=foo, args={0: ("bar0",), 1: ("bar1",)}, envs={0: {}, 1: {"X": "1"}}, **logs
+            name="trainer", entrypoint=foo_when, args=args, envs={0: {}, 1: {"X": "1"}}, **logs
         )
         print(sorted(context.pids()), context.wait(0))
+        open(f"{log_dir}.go", "w").close()
         result = context.wait()
         print(type(result) is RunProcsResult, result.return_values, sorted(result.stdouts))
 
@@ -174,7 +182,7 @@ def expire(after):
 
     timer.configure(timer.FileTimerClient(os.environ["TORCHELASTIC_TIMER_FILE"]))
     attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-    with timer.expires(after=after):
+    with timer.expires(after=after):  # it would expire while rank 0 sleeps
         pass
     with timer.expires(after=after if attempt == 0 and os.environ["RANK"] == "1" else 600):
         if attempt == 0:
@@ -184,9 +192,9 @@ def expire(after):
 
 def scenario_timers():
     os.environ["TORCHELASTIC_ENABLE_FILE_TIMER"] = "1"
-    print(elastic_launch(make_config(max_restarts=1), expire)(0.5))
+    print(elastic_launch(make_config(max_restarts=1), expire)(5))
     try:
-        elastic_launch(make_config(max_restarts=0), expire)(0.5)
+        elastic_launch(make_config(max_restarts=0), expire)(5)
     except ChildFailedError as error:
         print(error.get_first_failure()[0], error.get_first_failure()[1].exitcode)
     print("TORCHELASTIC_TIMER_FILE" in os.environ)

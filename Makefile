@@ -94,7 +94,7 @@ soak-docker: $(STABLE)/.ready $(NIGHTLY)/.ready
 	$(call print_at_its_end,$(PYTEST) -q --numprocesses 2 --dist loadfile -m 'long and not alone' tests/docker)
 	$(call print_at_its_end,$(PYTEST) -q -m 'long and alone' tests/docker)
 	$(call print_at_its_end,$(NIGHTLY)/python -m pytest -q -m 'alone and not long' tests/docker)
-	$(call print_at_its_end,$(NIGHTLY)/python -m pytest -q --numprocesses 3 --dist loadfile -m docker $(CONTROL))
+	$(call print_at_its_end,$(NIGHTLY)/python -m pytest -q --numprocesses 3 --dist loadfile -m 'docker and not alone' $(CONTROL))
 
 soak-slurm: $(STABLE)/.ready $(NIGHTLY)/.ready
 	$(call print_at_its_end,$(PYTEST) -q --numprocesses 3 -m long tests/slurm)

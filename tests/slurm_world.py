@@ -93,10 +93,15 @@ def wait_until(check, what, deadline_s=DEADLINE_S):
     return found
 
 
-def build_app(folder, nodes=2, least=None, total=100000, delay_s=0.05, retries=0):
+PATIENT = "keep_alive_max_attempt=60"
+"""An agent without CPU time for some seconds is no lost node, where the loss of one is not the subject."""
+
+
+def build_app(folder, nodes=2, least=None, total=100000, delay_s=0.05, retries=0, conf=""):
     size = str(nodes) if least is None else f"{least}:{nodes}"
     args = ["-m", "muster.agent", "--nnodes", size, "--nproc-per-node", "1", "--start", "cold"]
     args += ["--rank0-env", macros.rank0_env, "--node-rank", macros.replica_id, "--rdzv-id", macros.app_id]
+    args += ["--rdzv-conf", conf] if conf else []
     args += ["--shutdown-timeout", "2", str(PROGRAM), str(folder), str(total), str(delay_s)]
     role = Role("w", image="", entrypoint="python3", args=args, num_replicas=nodes, min_replicas=least)
     role.max_retries = retries

@@ -178,7 +178,7 @@ class SchedulerContract:
         scheduler.delete(app_id)
         assert scheduler.describe(app_id) is None
         assert app_id not in self._list(scheduler)
-        assert self.list_left(app_id) == []
+        self.wait(lambda: not self.list_left(app_id), "what it has left goes")
         scheduler.delete(app_id)  # again, and of an unknown app
         scheduler.cancel(app_id)
         with pytest.raises((SchedulerError, EngineError)):

@@ -218,7 +218,7 @@ def test_a_suspended_job_stands_still_on_all_nodes(apps, volume, wait_until):
 
     def stand_still():
         last, shown[:] = shown[:], [apps.logs(app_id, role=role, replica=index) for index in (0, 1)]
-        time.sleep(0.5)
+        time.sleep(2)
         return last == shown
 
     wait_until(stand_still, "no node prints")

@@ -34,6 +34,7 @@ def start(apps, *words, **more):
         image=IMAGE,
         name="job",
         start="cold",
+        rdzv_conf="keep_alive_max_attempt=60",  # on a busy machine agents of containers get no CPU time for seconds
         **{"env": {"PET_SHUTDOWN_TIMEOUT": "4"}, **more},
     )
     app_id = apps.run(app, workspace=str(PROGRAMS))
@@ -195,7 +196,7 @@ def begin(apps, app_id, role, command, times=1):
 @pytest.mark.timeout(400)
 def test_a_rank_that_hangs_is_named_and_a_lost_leader_is_told(apps):
     # on a busy machine an agent may be silent for 5 s; the leader's end is seen at once
-    app_id, handle, role = start(apps, max_retries=2, rdzv_conf="keep_alive_max_attempt=60")
+    app_id, handle, role = start(apps, max_retries=2)
 
     stop_rank(apps, app_id, role, 3, replica=1)
     late = muster("pause", handle, "--limit", "2", "--json")
@@ -238,7 +239,7 @@ def stop_rank(apps, app_id, role, rank, replica):
 @pytest.mark.parametrize("is_leader_lost", [False, True], ids=["a rank hangs", "the leader is lost"])
 def test_a_stop_that_fails_ends_the_app_at_once(apps, is_leader_lost):
     """Nothing is started again, and the person gets one answer."""
-    app_id, handle, role = start(apps, max_retries=2, rdzv_conf="keep_alive_max_attempt=60")
+    app_id, handle, role = start(apps, max_retries=2)
     stop_rank(apps, app_id, role, 3, replica=1)
     if is_leader_lost:
         with begin(apps, app_id, role, "stop") as stopping:
@@ -274,7 +275,7 @@ def pause(container):
 @pytest.mark.parametrize("command", ["pause", "resume", "stacks"])
 def test_the_leader_is_lost_while_it_is_asked(apps, command):
     """The person is told why nothing came of it, or what came when the job had healed meanwhile."""
-    app_id, handle, role = start(apps, max_retries=2, rdzv_conf="keep_alive_max_attempt=60")
+    app_id, handle, role = start(apps, max_retries=2)
     if command == "resume":
         paused = muster("pause", handle)
         assert paused.returncode == 0, show(apps, app_id, role, paused)

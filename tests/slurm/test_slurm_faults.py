@@ -87,7 +87,7 @@ def test_a_spare_replaces_a_lost_node(own_slurm, tmp_path, lost, nodes):
     assert (job.folder / "weight").read_text() == repr(compute_weight(total))
     done = Counter(step for step, _ in job.trace())
     assert sorted(done) == list(range(total))
-    assert min(step for step, times in done.items() if times > 1) > confirmed, "only those since the last checkpoint"
+    assert all(step > confirmed for step, times in done.items() if times > 1), "only those since the last checkpoint"
     assert max(done.values()) <= 2
     assert len({run for _, run in job.trace()}) == 1, "the job was not queued again"
     wait_until(lambda: is_ended(own_slurm, job), "the job without a script ends, too")
@@ -100,7 +100,7 @@ def test_a_job_that_cannot_go_on_without_its_first_node_is_queued_again(own_slur
 
     With one, the other of two nodes, which hears nothing of the leader, cannot know that it does not go on elsewhere.
     """
-    total = 200
+    total = 400
     app = build_app(tmp_path / "job", total=total)
     app.roles[0].args[2:2] = ["--rdzv-conf", "join_timeout=40"]
     job = Job(own_slurm, tmp_path / "job", app=app, spares=spares, grace_s=12)
@@ -113,7 +113,7 @@ def test_a_job_that_cannot_go_on_without_its_first_node_is_queued_again(own_slur
     assert (job.folder / "weight").read_text() == repr(compute_weight(total))
     done = Counter(step for step, _ in job.trace())
     assert sorted(done) == list(range(total))
-    assert min(step for step, times in done.items() if times > 1) > confirmed, "only those since the last checkpoint"
+    assert all(step > confirmed for step, times in done.items() if times > 1), "only those since the last checkpoint"
     assert len({run for _, run in job.trace()}) == 2
     job.close()
 
@@ -282,10 +282,11 @@ def find_confirmed(job):
 @pytest.mark.parametrize("continues", ["requeue", pytest.param("follow-up", marks=pytest.mark.long)])
 def test_the_next_run_leaves_out_a_node_that_is_suspected(slurm, tmp_path, continues):
     """A rank has said that its node is at fault; then all ranks are told to stop, and the job goes on elsewhere."""
-    app = build_app(tmp_path / "job", total=200, retries=1)
+    app = build_app(tmp_path / "job", total=400, retries=1)
     app.roles[0].args[2:2] = ["--max-restarts", "1"]
-    job = Job(slurm, tmp_path / "job", app=app, grace_s=12, continues=continues)
+    (tmp_path / "job").mkdir()
     (tmp_path / "job" / "leave-1").touch()
+    job = Job(slurm, tmp_path / "job", app=app, grace_s=12, continues=continues)
     wait_until(lambda: len(job.find_nodes(2)) == 4, "the node has left, and was started again")
     bad = find_last_node(job, 1)
     status = job.scheduler.find_run_dir(job.app_id, "w") / "status.json"
@@ -296,7 +297,7 @@ def test_the_next_run_leaves_out_a_node_that_is_suspected(slurm, tmp_path, conti
     jobs = slurm.run("squeue", "-h", "-t", "all", "--name", job.app_id, "-o", "%i").split()
     assert f" ExcNodeList={bad} " in slurm.run("scontrol", "-o", "show", "job", max(jobs, key=int))
     assert bad not in (find_last_node(job, 0), find_last_node(job, 1)), job.read() + job.read(1)
-    assert (job.folder / "weight").read_text() == repr(compute_weight(200))
+    assert (job.folder / "weight").read_text() == repr(compute_weight(400))
     job.close()
 
 
@@ -312,7 +313,7 @@ def is_ended(cluster, job):
 @pytest.mark.long
 def test_the_controller_restarts_during_a_job_and_its_log(own_slurm, tmp_path):
     """The job, its status and a command that follows its log outlive slurmctld."""
-    total = 320
+    total = 600
     job = Job(own_slurm, tmp_path / "job", app=build_app(tmp_path / "job", total=total), grace_s=12)
     job.wait_steps(1)
     program = "import sys; from torchx.cli.main import main; main(sys.argv[1:])"

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from slurm_world import Job, build_app, compute_weight, wait_until
+from slurm_world import PATIENT, Job, build_app, compute_weight, wait_until
 
 pytestmark = pytest.mark.slurm
 
@@ -18,7 +18,13 @@ def check_steps(job, total):
 @pytest.mark.timeout(450)
 def test_a_time_limit_is_survived_twice(slurm, tmp_path):
     """By three incarnations, or more on a busy machine: the limit is a minute, the last 40 s are for saving."""
-    job = Job(slurm, tmp_path / "job", app=build_app(tmp_path / "job", total=800, delay_s=0.05), time="1", grace_s=40)
+    job = Job(
+        slurm,
+        tmp_path / "job",
+        app=build_app(tmp_path / "job", total=800, delay_s=0.05, conf=PATIENT),
+        time="1",
+        grace_s=40,
+    )
     job.wait_state("RUNNING")
     job.wait_state("SUCCEEDED", 400)
     check_steps(job, 800)
@@ -32,7 +38,7 @@ def test_a_time_limit_is_survived_twice(slurm, tmp_path):
 @pytest.mark.timeout(450)
 def test_a_follow_up_goes_on(slurm, tmp_path):
     """Another job by dependency; the app's handle, its log and its resume path stay."""
-    app = build_app(tmp_path / "job", total=500, delay_s=0.05)
+    app = build_app(tmp_path / "job", total=500, delay_s=0.05, conf=PATIENT)
     job = Job(slurm, tmp_path / "job", app=app, time="1", grace_s=40, continues="follow-up")
     job.wait_state("SUCCEEDED", 400)
     check_steps(job, 500)
@@ -54,7 +60,7 @@ def test_a_script_that_saves_nothing_ends_with_its_time_limit(slurm, tmp_path, s
     folder = tmp_path / "job"
     folder.mkdir()
     (folder / "train.py").write_text("import time\nfor step in range(600):\n    time.sleep(1)\n")
-    app = build_app(folder)
+    app = build_app(folder, conf=PATIENT)
     app.roles[0].args[-4:] = [str(folder / "train.py")]
     cfg = {"grace_s": 45} if signal is None else {"grace_s": 5, "signal": signal}
     job = Job(slurm, folder, app=app, time="1", **cfg)
@@ -66,13 +72,16 @@ def test_a_script_that_saves_nothing_ends_with_its_time_limit(slurm, tmp_path, s
 
 def test_a_preemption_and_a_requeue_by_an_operator(slurm, tmp_path):
     """Both stop all ranks at one step. Without cgroups a requeue sends SIGTERM to every process of the job."""
-    job = Job(slurm, tmp_path / "job", app=build_app(tmp_path / "job", total=200, delay_s=0.05), grace_s=12)
+    job = Job(
+        slurm, tmp_path / "job", app=build_app(tmp_path / "job", total=400, delay_s=0.05, conf=PATIENT), grace_s=12
+    )
     job.wait_steps(40)
     job_id, _ = job.find_job()
     submitted_s = job.scheduler.read_facts(job.app_id).submitted_s
     slurm.run("scancel", "--signal=USR1", job_id)
     job.wait_line("begins at", times=2)
-    assert [step for step, _ in job.trace()] == list(range(len(job.trace()))), "no step was done twice"
+    steps = [step for step, _ in job.trace()]
+    assert steps == list(range(len(steps))), "no step was done twice"
     job.wait_steps(40)
     slurm.run("scontrol", "requeuehold", job_id)
     described = wait_until(
@@ -83,7 +92,7 @@ def test_a_preemption_and_a_requeue_by_an_operator(slurm, tmp_path):
     slurm.run("scontrol", "release", job_id)
     job.wait_state("SUCCEEDED")
     assert job.scheduler.read_facts(job.app_id).submitted_s == submitted_s, "of the app, not of its last incarnation"
-    assert (job.folder / "weight").read_text() == repr(compute_weight(200))
+    assert (job.folder / "weight").read_text() == repr(compute_weight(400))
     assert job.read().count("begins at") == 3
     marks = re.findall(
         r"\[muster\] incarnation (\d) of this job starts, 20.* UTC \(Slurm job (\d+)\); (.*)\n", job.read()
@@ -104,7 +113,7 @@ def test_a_job_that_is_preempted_loses_no_step(own_slurm, tmp_path, partition):
     """Queued again at once, with KillWait to save; and after a grace time, of which SIGTERM tells first."""
     if not own_slurm.signals_only_tasks:
         pytest.skip("SIGTERM reaches the workers here: there is no freezer of cgroup v1")
-    app = build_app(tmp_path / "job", total=200, delay_s=0.05)
+    app = build_app(tmp_path / "job", total=200, delay_s=0.05, conf=PATIENT)
     job = Job(own_slurm, tmp_path / "job", app=app, grace_s=12, partition=partition)
     job.wait_steps(50)
     own_slurm.run("sbatch", "--partition=urgent", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=sleep 3")
@@ -117,7 +126,7 @@ def test_a_job_that_is_preempted_loses_no_step(own_slurm, tmp_path, partition):
 
 def test_a_cancel_lets_all_ranks_save(slurm, tmp_path):
     """`scancel` would end the workers; nothing is queued again."""
-    job = Job(slurm, tmp_path / "job", app=build_app(tmp_path / "job"), grace_s=12)
+    job = Job(slurm, tmp_path / "job", app=build_app(tmp_path / "job", conf=PATIENT), grace_s=12)
     job.wait_steps(40)
     job.scheduler.cancel(job.app_id)
     assert job.wait_state("CANCELLED").msg == "cancelled"

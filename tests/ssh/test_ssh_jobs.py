@@ -55,12 +55,18 @@ def test_the_command_line_runs_a_job_on_two_hosts(world, runs, tmp_path):
     wait_gone(runs)
 
 
-def test_a_connection_that_breaks_is_made_again(scheduler, cfg, runs):
+def test_a_connection_that_breaks_is_made_again(scheduler, cfg, runs, tmp_path):
     index = 1
-    app_id = scheduler.submit(build_shell("for i in $(seq 60); do echo line $i; sleep 0.1; done", replicas=2), cfg)
+    go = tmp_path / "go"
+    go.write_text("0")
+    waits = f"while [ $(cat {go}) -lt $i ]; do sleep 0.05; done"  # until the test has ended the connection
+    body = f"echo line $i; sleep 0.1; case $i in 6|26) {waits};; esac"
+    script = f"for i in $(seq 60); do {body}; done"
+    app_id = scheduler.submit(build_shell(script, replicas=2), cfg)
     for line in (5, 25):
         wait_text(scheduler, app_id, f"line {line}\n", index)
         os.kill(find_ssh(find_link(scheduler, app_id, index)), signal.SIGKILL)
+        go.write_text(f"{line + 1}")
     described = wait_state(scheduler, app_id, AppState.SUCCEEDED)
     assert described.num_restarts == 0
     for each in range(2):
@@ -68,12 +74,14 @@ def test_a_connection_that_breaks_is_made_again(scheduler, cfg, runs):
     wait_gone(runs)
 
 
-def test_lines_come_in_the_order_in_which_they_were_written(scheduler, cfg):
+def test_lines_come_in_the_order_in_which_they_were_written(scheduler, cfg, tmp_path):
     """Each is written in two parts, to both streams in turn, and the connection breaks once."""
     script = "for i in $(seq 300); do printf 'line '; echo $i; printf 'error ' >&2; echo $i >&2; done"
-    app_id = scheduler.submit(build_shell(f"{script}; sleep 1; {script}"), cfg)
+    waits = f"until [ -e {tmp_path}/killed ]; do sleep 0.05; done"
+    app_id = scheduler.submit(build_shell(f"{script}; {waits}; {script}"), cfg)
     wait_text(scheduler, app_id, "error 300\n", 0)
     os.kill(find_ssh(find_link(scheduler, app_id, 0)), signal.SIGKILL)
+    (tmp_path / "killed").touch()
     wait_state(scheduler, app_id, AppState.SUCCEEDED)
     expected = [f"{word} {number}\n" for number in range(1, 301) for word in ("line", "error")]
     assert read(scheduler, app_id, 0) == 2 * expected

@@ -7,6 +7,7 @@ import stat
 from pathlib import Path
 
 import pytest
+from harness import wait_until
 from other_user import needs_two_users, shared_dir
 from ssh_jobs import find_processes, wait_gone, wait_state, wait_text
 from sshd_world import SshWorld, find_reason
@@ -57,7 +58,8 @@ def test_two_users_have_jobs_on_the_same_hosts(hosts, scheduler, shared_dir):
     scheduler.cancel(ann)
     wait_state(scheduler, ann, AppState.CANCELLED)
     assert scheduler.describe(ben).state is AppState.RUNNING
-    assert [path.name for path in Path(runs).iterdir()] == [f"muster-{ben}"]
+    names = lambda: [path.name for path in Path(runs).iterdir()]  # noqa: E731
+    wait_until(lambda: names() == [f"muster-{ben}"], timeout_s=30, what="the other one's folder is gone")
     assert scheduler.stop_app(ben, 30.0).step is not None
     wait_state(scheduler, ben, AppState.CANCELLED)
     wait_gone(runs)

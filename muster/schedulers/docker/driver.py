@@ -302,10 +302,11 @@ class DockerDriver:
                 known.is_unsent = True
                 return
         try:
-            self._engine.signal_container(container, known.asked)
-            if self._is_suspended and known.request.runs_agent:
-                # A suspended guard must continue first.
-                self._engine.signal_container(container, "SIGCONT")
+            with known.suspension:  # a suspension that comes later is not carried out
+                self._engine.signal_container(container, known.asked)
+                if self._is_suspended and known.request.runs_agent:
+                    # A suspended guard must continue first.
+                    self._engine.signal_container(container, "SIGCONT")
         except DockerError as error:
             with self._lock:
                 known.is_unsent = True

@@ -282,11 +282,17 @@ def _read_end(path: Path) -> bytes:
 
 
 def kill_orphans(guards: set[int]) -> None:
-    """Kill and reap the children of this process that are not live guards, and all their descendants."""
+    """Kill and reap the children of this process that are not live guards, and all their descendants.
+
+    Commands that a thread of this process has started, and waits for, are no orphans. They are in this process's
+    session, which nothing below a guard can be in: see `launch.spawn`.
+    """
+    session = str(os.getsid(0))
     deadline_s = time.monotonic() + ORPHAN_LIMIT_S
     while time.monotonic() < deadline_s:
         parents = processes.list_parents()
-        ours = [pid for pid, parent in parents.items() if parent == os.getpid() and pid not in guards]
+        children = [pid for pid, parent in parents.items() if parent == os.getpid() and pid not in guards]
+        ours = [pid for pid in children if (stat := processes.read_stat(pid)) is not None and stat[3] != session]
         if not ours:
             return
         for pid in ours:

@@ -43,7 +43,7 @@ class Launcher:
         """Start an agent. A program whose first word ends in .py is one of tests/programs."""
         script = str(PROGRAMS / program[0]) if program[0].endswith(".py") else program[0]
         words = [*self.command, *self._choose_start(flags, env), *flags, script, *program[1:]]
-        return Tree(words, env={**self.env, **env}, cwd=self.cwd, settle_s=2)
+        return Tree(words, env={**self.env, **env}, cwd=self.cwd, settle_s=10 if self.is_muster else 2)
 
     def _choose_start(self, flags: Sequence[str], env: Mapping[str, str]) -> tuple[str, ...]:
         """Nothing for programs that are not run by the agent's Python: to be told to fork them is a usage error."""

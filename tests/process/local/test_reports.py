@@ -201,7 +201,7 @@ def test_a_cancelled_job_says_so_once(scheduler, tmp_path) -> None:
     app_id = scheduler.submit(dist.ddp(str(tmp_path / "done"), script="train.py", j="3x1", start="cold"), {})
     folder = find_folder(app_id)
     logs = [folder.role_dir("train") / str(index) / "stdout.log" for index in range(3)]
-    wait_for_text(logs, "step 1\\n")
+    wait_for_text(logs, "step 1\n")
     scheduler.cancel(app_id)
     wait_until(lambda: scheduler.describe(app_id).state.name == "CANCELLED", timeout_s=60, what="the end")
     lines = [line for line in read_stderr(folder, 3).splitlines() if line.startswith("[muster]")]
@@ -225,7 +225,7 @@ def test_a_suspended_job_stands_still_on_all_nodes(scheduler, tmp_path) -> None:
     app_id = scheduler.submit(app, {})
     folder = find_folder(app_id)
     logs = [folder.role_dir("train") / str(index) / "stdout.log" for index in (0, 1)]
-    wait_for_text(logs, "step 5\\n")
+    wait_for_text(logs, "step 5\n")
     assert folder.send_request("suspend")
     sizes: list[int] = []
 

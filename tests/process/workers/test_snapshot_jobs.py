@@ -136,10 +136,13 @@ class Nodes:
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_node_that_takes_over_gets_its_ranks_states_from_a_neighbour(lost: int, tmp_path: Path) -> None:
     """Node 0 leads: with it the leader is lost."""
+    pause = tmp_path / "pause-120"  # the job does not end before
+    pause.touch()
     nodes = Nodes(tmp_path, 3, "150", "0.02", "700000")
     try:
         nodes.wait_for_step(100)
         nodes.lose(lost)
+        pause.unlink()
         outcomes = nodes.finish()
     finally:
         nodes.close()
@@ -152,10 +155,13 @@ def test_a_node_that_takes_over_gets_its_ranks_states_from_a_neighbour(lost: int
 
 
 def test_without_copies_a_job_that_loses_a_node_begins_anew(tmp_path: Path) -> None:
+    pause = tmp_path / "pause-50"  # the job does not end before
+    pause.touch()
     nodes = Nodes(tmp_path, 2, "60", "0.02", flags=("--snapshot-copies", "0"))
     try:
         nodes.wait_for_step(40)
         nodes.lose(1)
+        pause.unlink()
         outcomes = nodes.finish()
     finally:
         nodes.close()

@@ -3,8 +3,8 @@
 Usage: chain.py FOLDER STEPS [DELAY_S [BYTES]]
 
 It saves every step by `_shared.snapshot_file` alone. `FOLDER/kill-RANK-STEP` (removed when found) makes the rank kill
-itself after that step; with `-saving` at the end, in the middle of its save. The last line says whether the state is
-what all steps lead to.
+itself after that step; with `-saving` at the end, in the middle of its save. While `FOLDER/pause-STEP` exists, all
+ranks wait after that step. The last line says whether the state is what all steps lead to.
 """
 
 import hashlib
@@ -97,6 +97,8 @@ while step < steps:
     time.sleep(delay_s)
     if files is not None:
         save(files, step, state)
+    while (folder / f"pause-{step}").exists():
+        time.sleep(0.005)
     if takes_kill(f"kill-{rank}-{step}"):
         os.kill(os.getpid(), signal.SIGKILL)
 right = begin(rank)

@@ -265,8 +265,8 @@ class Run:
         self._wait(is_arriving, "a copy that is being sent")
 
     def _finish(self) -> None:
-        (self.folder / "end.new").write_text(str(self._find_last() + self.plan.steps_after))
-        (self.folder / "end.new").rename(self.folder / "end")
+        (self.folder / "asked.new").write_text(str(self._find_last() + self.plan.steps_after))
+        (self.folder / "asked.new").rename(self.folder / "asked")  # rank 0 decides: see `programs/snapshots/ends.py`
         self.outcomes += [tree.wait(LIMIT_S) for tree in self.trees]
 
     def _find_last(self) -> int:

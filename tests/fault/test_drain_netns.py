@@ -28,8 +28,8 @@ pytestmark = [
 
 
 def start(world: World, nnodes: str, run_id: str, *program: object) -> list[Node]:
-    words = tuple(map(str, program))
-    return [world.launch(index, nnodes, program=words, **{"rdzv-id": run_id}) for index in range(NODES)]
+    words, patient = tuple(map(str, program)), "keep_alive_max_attempt=60"  # no node is lost
+    return [world.launch(index, nnodes, program=words, conf=patient, **{"rdzv-id": run_id}) for index in range(NODES)]
 
 
 def preempt(world: World, nodes: list[Node], victim: int) -> None:

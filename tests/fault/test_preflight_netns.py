@@ -37,16 +37,16 @@ def test_an_interface_that_the_other_node_cannot_reach(obstacle: str, tmp_path: 
 
 
 def test_a_link_that_is_back_in_time_is_no_finding(tmp_path: Path) -> None:
-    """Only the other address is silent for a second: the job goes on."""
+    """Only the other address is silent for a second, or longer on a busy machine: the job goes on."""
     program = tmp_path / "waits.py"
-    program.write_text("import time; time.sleep(5)\n")
+    program.write_text("import time; time.sleep(10)\n")
     with World(tmp_path) as world:
         world.net.add_node()
         space, address = world.net.spaces[0], "10.77.0.99"
         run_tool("ip", "-n", space, "addr", "add", f"{address}/24", "dev", "eth0")
         rule = ["INPUT", "-d", address, "-i", "eth0", "-j", "DROP"]
         run_tool("ip", "netns", "exec", space, "iptables", "-A", *rule)
-        flags = {"sums": "plain", "conf": QUICK, "program": (str(program),)}
+        flags = {"sums": "plain", "program": (str(program),)}
         nodes = [world.launch(0, "2:2", **flags, **{"local-addr": address}), world.launch(1, "2:2", **flags)]
         world.wait_for(lambda: all('"workers_started"' in node.read_events() for node in nodes), "both nodes run")
         run_tool("ip", "netns", "exec", space, "iptables", "-D", *rule)

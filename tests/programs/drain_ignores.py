@@ -23,7 +23,7 @@ def save(*_):
     time.sleep(3)  # the agent would have passed a signal on by now
     if child.is_alive() and not os.path.exists(f"{FOLDER}/child"):
         open(f"{FOLDER}/saved", "w").close()
-    signal.pause()  # until the grace is over
+    os._exit(0)
 
 
 child = get_context("fork").Process(target=load, daemon=True)

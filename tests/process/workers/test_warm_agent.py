@@ -23,21 +23,24 @@ def read_events(log_dir: Path) -> list[dict[str, Any]]:
 
 
 def test_successors_are_forked_while_the_old_workers_are_being_stopped(tmp_path: Path) -> None:
-    """The old worker ignores SIGTERM, so that stopping it takes the whole grace period."""
+    """The old worker ends once they are there, and the grace period is longer than this test."""
     script = tmp_path / "main.py"
     script.write_text(
-        "import os, signal, sys, threading\n"
+        "import os, pathlib, signal, sys, threading\n"
         "os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' or sys.exit()\n"
         "if os.environ['RANK'] == '0':\n"
         "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "    os.mkdir(sys.argv[1])\n"
-        "    threading.Event().wait()\n"
+        "    [events] = pathlib.Path(sys.argv[2]).glob('*/events.jsonl')\n"
+        "    while 'workers_parked' not in events.read_text().partition('round_broken')[2]:\n"
+        "        threading.Event().wait(0.05)\n"
         "while not os.path.exists(sys.argv[1]):\n"
         "    threading.Event().wait(0.01)\n"
         "os._exit(3)\n"
     )
-    flags = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "1", "--shutdown-timeout", "2"]
-    with Tree([*AGENT, *flags, "--log-dir", str(tmp_path / "logs"), str(script), str(tmp_path / "is-deaf")]) as tree:
+    flags = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "1", "--shutdown-timeout", "90"]
+    logs = str(tmp_path / "logs")
+    with Tree([*AGENT, *flags, "--log-dir", logs, str(script), str(tmp_path / "is-deaf"), logs]) as tree:
         outcome = tree.wait()
     assert (outcome.exit_code, outcome.leftovers) == (0, ()), outcome.explain()
     story = [event["what"] for event in read_events(tmp_path / "logs")]

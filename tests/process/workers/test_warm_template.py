@@ -447,11 +447,14 @@ def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.usefixtures("short_limits")
-def test_a_template_that_is_stopped_ends_and_workers_start_cold(make_agent: Callable[..., Agent], script: str) -> None:
+def test_a_template_that_is_stopped_ends_and_workers_start_cold(
+    make_agent: Callable[..., Agent], script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It would be waited for in vain, by the job's restart."""
+    monkeypatch.setattr(stall_watch, "LOOK_S", 0.1)
     agent = make_agent(script)
     agent.turn_until(lambda: agent.has("workers_parked"))
+    monkeypatch.setattr(stall_watch, "ANSWER_LIMIT_S", 1.0)
     os.kill(agent.template_pid, signal.SIGSTOP)
     agent.start(4)
     assert agent.wait_for_end(4) == [40, 41, 42, 43]
@@ -494,15 +497,16 @@ subprocess.run([sys.executable, "-c", "import os, sys\nwhile not os.path.exists(
 
 
 @pytest.mark.soak
-@pytest.mark.usefixtures("short_limits")
 def test_an_import_that_waits_for_a_program_at_work_is_waited_for(
-    make_agent: Callable[..., Agent], script: str, tmp_path: Path
+    make_agent: Callable[..., Agent], script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It builds an extension, for example: three times the limit."""
+    monkeypatch.setattr(stall_watch, "LOOK_S", 0.1)
+    monkeypatch.setattr(stall_watch, "IMPORT_LIMIT_S", 3.0)  # a busy machine may let it stand still for a second
     (tmp_path / "odd.py").write_text(SLOW_IMPORT.format(str(tmp_path / "built")))
     agent = make_agent(script, preload="odd")
     agent.start()
-    agent.loop.call_later(3.0, (tmp_path / "built").touch)
+    agent.loop.call_later(9.0, (tmp_path / "built").touch)
     assert agent.wait_for_end() == [40, 41]
     assert (agent.ways, agent.notices) == (["warm", "warm"], [])
 

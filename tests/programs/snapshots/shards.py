@@ -1,6 +1,6 @@
 """A worker that trains with FSDP2. It continues from memory, or, to compare, from what `torch.save` has written.
 
-    shards.py FOLDER            until the step in FOLDER/end; saves every step by `muster.snapshots`
+    shards.py FOLDER            until the step that `ends` finds; saves every step by `muster.snapshots`
     shards.py FOLDER FROM LAST  from the file FROM ("-": the beginning) to the step LAST; writes FOLDER/LAST.pt
 
 The last line of rank 0 has a sum of all bits of the weights.
@@ -36,15 +36,6 @@ momenta = {name: torch.zeros_like(each) for name, each in weights.items()}
 step = 0
 
 
-def find_end() -> int:
-    if last is not None:
-        return last
-    try:
-        return int((folder / "end").read_text())
-    except FileNotFoundError:
-        return 1 << 40
-
-
 def gather() -> dict[str, torch.Tensor]:
     both = {f"{kind}.{name}": each for kind, all_ in (("w", weights), ("m", momenta)) for name, each in all_.items()}
     return {name: each.full_tensor() for name, each in both.items()}
@@ -59,7 +50,7 @@ elif begin != "-":
         into.to_local().copy_(distribute_tensor(whole, mesh, into.placements).to_local())
     step = int(Path(begin).stem)
 os.write(log_fd, (json.dumps(["started", size, step]) + "\n").encode())
-while step < find_end():
+while step < (find_end(folder, rank, step) if last is None else last):
     step += 1
     generator = torch.Generator().manual_seed(step * size + rank)
     inputs = torch.randn(8, 13, generator=generator)

@@ -3,7 +3,7 @@
     train.py FOLDER
 
 `FOLDER/settings.json` has how it trains, and the faults: each is done once, by who removes `FOLDER/fault-NUMBER` first.
-A job ends at the step in `FOLDER/end`. `FOLDER/log-RANK-PID` has what the rank has done, and when in its order: what a
+A job ends where `ends` says. `FOLDER/log-RANK-PID` has what the rank has done, and when in its order: what a
 killed process has written stays.
 """
 
@@ -19,6 +19,7 @@ from pathlib import Path
 import learner
 import torch
 import torch.distributed as dist
+from ends import find_end
 
 from muster import snapshots, worker
 from muster._shared.snapshot_file import SLOT_SPACE, Control, open_files
@@ -114,13 +115,6 @@ def read_parent(pid: int) -> int | None:
         return None
 
 
-def find_end() -> int:
-    try:
-        return int((folder / "end").read_text())
-    except FileNotFoundError:
-        return 1 << 40
-
-
 model = learner.Learner(rank, settings["ballast_bytes"])
 files = open_files(os.environ)
 control = None if files is None else files.control
@@ -131,7 +125,7 @@ dist.init_process_group("gloo")
 gathered = [torch.zeros(learner.SIZE) for _ in range(size)]
 draw = random.Random(rank)
 confirmed = None
-while model.step < find_end():
+while model.step < find_end(folder, rank, model.step, settings["every"]):
     model.accumulate()
     if settings["every"] > 1:
         time.sleep(draw.random() * 2 * settings["delay_s"])  # ranks drift apart between two exchanges

@@ -102,7 +102,7 @@ def test_a_preemption_and_a_requeue_by_an_operator(slurm, tmp_path):
     assert job.read().count(sent) == 1, "the agent knows only of SIGTERM"
     assert marks[0][2] == "the previous incarnation ended: Slurm sent SIGUSR1", marks
     assert "incarnation" not in job.read(1), "the first node tells it"
-    twice = len(job.trace()) - 200
+    twice = len(job.trace()) - 400
     assert 0 <= twice <= (0 if slurm.signals_only_tasks else 20), "those since the last checkpoint at most"
     job.close()
 

@@ -735,8 +735,9 @@ def _end_without_script(folder: AppFolder, spec: AppSpec, allocation: Allocation
                 return
         if _run(*probe, "--ntasks=1", "--mem=0", "--quiet", "--input=none", "echo", "lives"):
             return
-    if _read_state(allocation) not in ("", "PENDING"):
-        _run("scancel", allocation.job_id)
+    # Another node may have queued it again, so that it is completing or pending: a cancel would end it for good.
+    if _read_state(allocation) == "RUNNING":
+        _run("scancel", "--state=RUNNING", allocation.job_id)
 
 
 def _continue_job(folder: AppFolder, spec: AppSpec, allocation: Allocation) -> None:

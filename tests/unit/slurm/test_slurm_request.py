@@ -538,6 +538,7 @@ def test_the_controller_is_asked_less_and_less_often():
         (["", "lives"], "RUNNING", False),
         (["", ""], "", False),
         (["", ""], "PENDING", False),
+        (["", ""], "COMPLETING", False),
     ],
 )
 def test_a_job_that_has_lost_its_script_is_ended_and_no_other(monkeypatch, tmp_path, probes, state, ends):

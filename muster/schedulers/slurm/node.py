@@ -12,6 +12,7 @@ import glob
 import json
 import os
 import re
+import resource
 import signal
 import stat
 import subprocess
@@ -511,6 +512,8 @@ def main(arguments: list[str]) -> int:
     if allocation.task == 0:
         (node.run_dir / LOG_START_NAME).write_text(str(_find_size(folder.state_dir / LOG_NAME)))
     node.write_record(started)
+    if allocation.task == 0:
+        disarm_srun(arguments)
     processes.become_subreaper()
     event_queue = EventQueue()
     driver = SlurmDriver(spec=spec, event_queue=event_queue)
@@ -524,6 +527,33 @@ def main(arguments: list[str]) -> int:
     for signum in _HANDLED:  # Slurm may signal every process, commands included
         signal.signal(signum, signal.SIG_IGN)
     return _end_run(folder, spec, allocation, supervisor.record.app, has_to_continue=supervisor.has_to_continue)
+
+
+def disarm_srun(arguments: Sequence[str]) -> None:
+    """Keep srun's child on this node from killing all tasks at once when srun is killed.
+
+    The child waits for the end of srun. After a SIGKILL it asks the controller to kill the step, unless it is killed in
+    the same moment, as when an administrator sets the node of the script to DOWN. Then no node could save, or queue the
+    job again. Without srun Slurm ends the script, and so the job, by SIGTERM first. A process that may open no file
+    cannot ask the controller; the child does nothing else.
+
+    Args:
+        arguments: of this program, with which the command of its srun ends.
+    """
+    words = [os.fsencode(each) for each in arguments]
+    parents = processes.list_parents()
+    commands = {pid: command for pid in parents if (command := _read_command(pid))[-len(words) :] == words}
+    for pid, command in commands.items():
+        if os.path.basename(command[0]) == b"srun" and commands.get(parents[pid]) == command:
+            with contextlib.suppress(OSError):  # it has ended, or is another user's
+                resource.prlimit(pid, resource.RLIMIT_NOFILE, (0, 0))
+
+
+def _read_command(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
+    except OSError:
+        return []
 
 
 def describe_incarnation(folder: AppFolder, spec: AppSpec, allocation: Allocation, replica: ReplicaId) -> str:
@@ -729,15 +759,16 @@ def _end_without_script(folder: AppFolder, spec: AppSpec, allocation: Allocation
     probe = ("srun", "--overlap", f"--jobid={allocation.job_id}", f"--nodelist={allocation.hosts[0]}", "--nodes=1")
     for pause_s in (_LAST_WORDS_S, _PROBE_PAUSE_S):
         time.sleep(pause_s)
+        if _read_state(allocation) != "RUNNING":
+            return  # another node may have queued it again: this node's end is all that it waits for
         with contextlib.suppress(StateError):
             record = first.read_record()
             if record is not None and record.app.phase is AppPhase.ENDED:
                 return
         if _run(*probe, "--ntasks=1", "--mem=0", "--quiet", "--input=none", "echo", "lives"):
             return
-    # Another node may have queued it again, so that it is completing or pending: a cancel would end it for good.
-    if _read_state(allocation) == "RUNNING":
-        _run("scancel", "--state=RUNNING", allocation.job_id)
+    # One that was queued again meanwhile is completing or pending: a cancel would end it for good.
+    _run("scancel", "--state=RUNNING", allocation.job_id)
 
 
 def _continue_job(folder: AppFolder, spec: AppSpec, allocation: Allocation) -> None:

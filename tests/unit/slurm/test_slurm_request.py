@@ -532,22 +532,23 @@ def test_the_controller_is_asked_less_and_less_often():
 
 
 @pytest.mark.parametrize(
-    ("probes", "state", "ends"),
+    ("probes", "states", "ends"),
     [
-        (["", ""], "RUNNING", True),
-        (["", "lives"], "RUNNING", False),
-        (["", ""], "", False),
-        (["", ""], "PENDING", False),
-        (["", ""], "COMPLETING", False),
+        (["", ""], ["RUNNING", "RUNNING"], True),
+        (["", "lives"], ["RUNNING", "RUNNING"], False),
+        ([], [""] * 5, False),
+        ([], ["PENDING"], False),
+        ([], ["COMPLETING"], False),
+        ([""], ["RUNNING", "COMPLETING"], False),
     ],
 )
-def test_a_job_that_has_lost_its_script_is_ended_and_no_other(monkeypatch, tmp_path, probes, state, ends):
+def test_a_job_that_has_lost_its_script_is_ended_and_no_other(monkeypatch, tmp_path, probes, states, ends):
     """A step that fails once, or a controller that does not answer, is not the loss of the first node."""
     ran = []
 
     def answer(*words):
         ran.append(words[0])
-        return {"srun": lambda: probes.pop(0), "squeue": lambda: state, "scancel": str}[words[0]]()
+        return {"srun": lambda: probes.pop(0), "squeue": lambda: states.pop(0), "scancel": str}[words[0]]()
 
     monkeypatch.setattr(node, "_run", answer)
     monkeypatch.setattr(node.time, "sleep", lambda _seconds: None)
@@ -555,6 +556,7 @@ def test_a_job_that_has_lost_its_script_is_ended_and_no_other(monkeypatch, tmp_p
     spec = build(build_role(nodes=2, least=1)).spec
     node._end_without_script(node.AppFolder(tmp_path), spec, Allocation.of(env))
     assert ("scancel" in ran) is ends
+    assert (probes, states) == ([], []), "nothing is asked that does not matter"
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from slurm_world import Job, build_app, compute_weight, wait_until
@@ -229,6 +230,27 @@ def test_the_status_says_that_the_process_of_the_first_node_was_killed(slurm, tm
     assert [each.state.name for each in job.describe().roles_statuses[0].replicas] == ["FAILED", "RUNNING"]
     job.scheduler.cancel(job.app_id)
     job.close()
+
+
+def test_all_ranks_save_when_srun_is_killed(slurm, tmp_path):
+    """A child of srun had Slurm kill all tasks, at once and by SIGKILL."""
+    job = Job(slurm, tmp_path / "job", app=build_app(tmp_path / "job", total=2000), grace_s=12)
+    job.wait_steps(20)
+    commands = {pid: read_command(pid) for pid in processes.list_parents()}
+    ours = [pid for pid, command in commands.items() if "/srun " in command and f"/{job.app_id} " in command]
+    assert len(ours) == 2, commands
+    os.kill(min(ours), signal.SIGKILL)
+    assert job.wait_state("FAILED").msg.startswith("Slurm sent SIGTERM")
+    last = re.findall(r"rank \d stops at (\d+)", job.read(0) + job.read(1))
+    assert len(last) == 2, job.explain()
+    assert last == [str(find_confirmed(job))] * 2
+    job.close()
+
+
+def read_command(pid):
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").replace("\0", " ")
+    return ""
 
 
 def test_an_elastic_job_does_without_an_agent(slurm, tmp_path):

@@ -532,10 +532,10 @@ def main(arguments: list[str]) -> int:
 def disarm_srun(arguments: Sequence[str]) -> None:
     """Keep srun's child on this node from killing all tasks at once when srun is killed.
 
-    The child waits for the end of srun. After a SIGKILL it asks the controller to kill the step, unless it is killed in
-    the same moment, as when an administrator sets the node of the script to DOWN. Then no node could save, or queue the
-    job again. Without srun Slurm ends the script, and so the job, by SIGTERM first. A process that may open no file
-    cannot ask the controller; the child does nothing else.
+    The child waits for the end of srun. If srun was killed, the child asks the controller to kill the step by SIGKILL,
+    so no node can save or queue the job again. When an administrator sets the node of the script to DOWN, Slurm kills
+    both, and the child is sometimes quicker. Without its request Slurm ends the job when its script has ended, and
+    sends SIGTERM first. A process that may open no file cannot ask the controller. The child does nothing else.
 
     Args:
         arguments: of this program, with which the command of its srun ends.

@@ -202,7 +202,7 @@ class SchedulerContract:
         assert scheduler.describe(ended) is None
         assert f"{scheduler.backend}://{ended}" not in {each.name for each in scheduler.find_leftovers()}
         scheduler.delete(running)
-        assert self.list_left(ended) == []
+        self.wait(lambda: not self.list_left(ended), "what it has left goes")
 
     def test_another_shell_sees_and_ends_it(self, scheduler: PluginScheduler) -> None:
         """Check that other processes know the app, and read its log while it is written."""

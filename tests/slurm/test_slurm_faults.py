@@ -357,7 +357,8 @@ def test_a_cancel_of_the_step_by_hand_ends_the_app(slurm, tmp_path):
     job = Job(slurm, tmp_path / "job", app=build_app(tmp_path / "job"), grace_s=12, continues="no")
     job.wait_steps(10)
     job_id, _ = job.find_job()
-    helper = subprocess.Popen(["srun", "--overlap", f"--jobid={job_id}", "-n1", "-N1", "-wn1", "sleep", "60"])
+    node = wait_until(lambda: job.find_nodes(2), "the names of its nodes")[0]
+    helper = subprocess.Popen(["srun", "--overlap", f"--jobid={job_id}", "-n1", "-N1", f"-w{node}", "sleep", "60"])
     wait_until(lambda: f"{job_id}.1" in slurm.run("squeue", "-h", "-s", "-j", job_id, "-o", "%i"), "a second step")
     slurm.run("scancel", f"{job_id}.1")
     helper.wait(timeout=30)

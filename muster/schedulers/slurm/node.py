@@ -513,7 +513,7 @@ def main(arguments: list[str]) -> int:
         (node.run_dir / LOG_START_NAME).write_text(str(_find_size(folder.state_dir / LOG_NAME)))
     node.write_record(started)
     if allocation.task == 0:
-        disarm_srun(arguments)
+        limit_child_of_srun(arguments)
     processes.become_subreaper()
     event_queue = EventQueue()
     driver = SlurmDriver(spec=spec, event_queue=event_queue)
@@ -529,7 +529,7 @@ def main(arguments: list[str]) -> int:
     return _end_run(folder, spec, allocation, supervisor.record.app, has_to_continue=supervisor.has_to_continue)
 
 
-def disarm_srun(arguments: Sequence[str]) -> None:
+def limit_child_of_srun(arguments: Sequence[str]) -> None:
     """Keep srun's child on this node from killing all tasks at once when srun is killed.
 
     The child waits for the end of srun. If srun was killed, the child asks the controller to kill the step by SIGKILL,
@@ -760,14 +760,14 @@ def _end_without_script(folder: AppFolder, spec: AppSpec, allocation: Allocation
     for pause_s in (_LAST_WORDS_S, _PROBE_PAUSE_S):
         time.sleep(pause_s)
         if _read_state(allocation) != "RUNNING":
-            return  # another node may have queued it again: this node's end is all that it waits for
+            return  # another node may have queued it again, and it then waits for the end of this one
         with contextlib.suppress(StateError):
             record = first.read_record()
             if record is not None and record.app.phase is AppPhase.ENDED:
                 return
         if _run(*probe, "--ntasks=1", "--mem=0", "--quiet", "--input=none", "echo", "lives"):
             return
-    # One that was queued again meanwhile is completing or pending: a cancel would end it for good.
+    # Only if it still runs: a job that was queued again completes or waits, and a cancel would end it for good.
     _run("scancel", "--state=RUNNING", allocation.job_id)
 
 

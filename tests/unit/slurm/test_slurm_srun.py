@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.schedulers.slurm.node import disarm_srun
+from muster.schedulers.slurm.node import limit_child_of_srun
 
 SRUN = """\
 import os, socket
@@ -46,14 +46,14 @@ def start_srun(arguments: list[str], name: str = "srun") -> "subprocess.Popen[by
 
 def test_its_child_asks_for_nothing_after_its_kill(arguments: list[str]) -> None:
     with start_srun(arguments) as srun:
-        disarm_srun(arguments)
+        limit_child_of_srun(arguments)
         srun.kill()
         assert srun.communicate()[0] == b"Too many open files"
 
 
 def test_its_end_is_as_before(arguments: list[str]) -> None:
     with start_srun(arguments) as srun:
-        disarm_srun(arguments)
+        limit_child_of_srun(arguments)
         assert srun.communicate(b"\n")[0] == b""
         assert srun.returncode == 0
 
@@ -61,7 +61,7 @@ def test_its_end_is_as_before(arguments: list[str]) -> None:
 def test_other_programs_are_left_alone(arguments: list[str]) -> None:
     """The srun of another app, and what is no srun."""
     with start_srun([*arguments[:1], "/other"]) as other, start_srun(arguments, "python3") as program:
-        disarm_srun(arguments)
+        limit_child_of_srun(arguments)
         for each in (other, program):
             each.kill()
             assert each.communicate()[0] == b"asks the controller"

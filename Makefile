@@ -5,40 +5,32 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
+# or each process of a test compiles what it imports anew
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 TORCHX_NIGHTLY ?= torchx-nightly==2026.10.26
 SOAK_COUNT ?= 10
+SLOW_COUNT ?= 2
 SIM_SEEDS ?= 100000
 
 STABLE := .venv/bin
 NIGHTLY := .venv-nightly/bin
+# the nightly line with torch and all else, for `make nightly`
+WHOLE := .venv-nightly-whole/bin
+# each run of pytest writes how long its tests took; tests/durations.py reads it
+JUNIT := build/junit
+pytest = $(1)/python -m pytest -q --junitxml=$(JUNIT)/$(2).xml
 PYTEST := $(STABLE)/python -m pytest
 # what runs against both TorchX lines; the other files may import torch, which .venv-nightly has not
 BOTH_LINES = $(shell grep -rlE 'mark\.torchx' tests --include='test_*.py')
-# on the nightly line in `make soak` only, since others' tests of it run on both lines: what is asked of containers, their
-# agents and limits, killed submissions
-CONTROL := tests/docker/test_docker_control.py tests/docker/test_docker_contract.py tests/docker/test_docker_agents.py \
-	tests/docker/test_docker_container_restart.py tests/docker/test_docker_killed_submission.py \
-	tests/docker/test_docker_host_network.py tests/docker/test_docker_afterwards.py tests/docker/test_docker_limits.py \
-	tests/docker/test_docker_golden.py tests/docker/test_docker_hold.py
-# on the nightly line in `make nightly` only, since it hardly meets TorchX: what is asked of running jobs, pods, queues,
-# the bundle, golden states, folders, logs and reports on this machine
-ASIDE := tests/process/control/test_local_control.py tests/process/control/test_resize.py \
-	tests/process/kubernetes/test_control.py tests/process/kubernetes/test_pod.py \
-	tests/process/kubernetes/test_submission.py \
-	tests/process/kubernetes/test_queue.py tests/process/kubernetes/test_follow.py \
-	tests/process/kubernetes/test_restarted_server.py tests/process/kubernetes/test_what_is_told.py \
-	$(wildcard tests/process/*/test_golden.py) tests/process/local/test_ends.py tests/process/local/test_folders.py \
-	tests/process/local/test_logs.py tests/process/local/test_prune.py tests/process/local/test_reports.py \
-	tests/process/local/test_two_users.py tests/process/local/test_working_dir.py \
-	tests/unit/schedulers/test_bundle.py tests/unit/cli/test_afterwards.py
 # minutes for each script: in `make nightly` only
 REHEARSED := tests/process/examples/test_rehearsed_examples.py
 # collecting all files so many times takes minutes
 SOAK = $(shell grep -rlE 'mark\.soak' tests --include='test_*.py')
 
-.PHONY: help run check test test-processes test-nightly test-docker test-docker-nightly test-docker-alone test-slurm \
+.PHONY: help run check lint test test-unit test-processes test-nightly test-docker test-docker-alone test-slurm \
 	soak soak-long soak-docker soak-slurm soak-loops gpu nightly bench docs package environments
 
 help: ## say what there is
@@ -48,35 +40,38 @@ run: $(STABLE)/.runs ## train on handwritten digits, 2 nodes x 4 workers on this
 	$(STABLE)/torchx run -s local_cwd dist.ddp -j 2x4 --script examples/digits/train.py
 
 check: $(STABLE)/.ready ## lint, spelling, types, unit tests
+	$(MAKE) --no-print-directory --keep-going --jobs 2 test-unit lint
+
+lint: $(STABLE)/.ready
 	$(STABLE)/ruff check .
 	$(STABLE)/ruff format --check .
 	$(STABLE)/codespell
 	$(STABLE)/mypy
-	$(PYTEST) -q --numprocesses 2 -m 'not long' tests/unit
 
-# Most tests wait most of the time, so two parts run at a time; a third makes the machine so busy that time limits are missed.
-# A part that fails does not keep the others from running: one run names all failures.
-test: check $(NIGHTLY)/.ready ## all tests but those marked long, on both TorchX lines
-	$(MAKE) --no-print-directory --keep-going --jobs 2 test-processes test-docker test-docker-nightly test-nightly \
-		test-slurm test-docker-alone
+# Most tests wait most of the time, so parts run side by side. A part that fails does not keep the others from running:
+# one run names all failures.
+test: $(STABLE)/.ready $(NIGHTLY)/.ready ## all tests but those marked long; what meets TorchX on both of its lines; lint, types, the documentation
+	rm -rf $(JUNIT)
+	$(MAKE) --no-print-directory --keep-going --jobs 3 test-processes test-docker test-unit test-nightly test-slurm \
+		lint docs test-docker-alone
+
+test-unit: $(STABLE)/.ready
+	$(call pytest,$(STABLE),unit) --numprocesses 3 -m 'not long' tests/unit
 
 test-processes: $(STABLE)/.ready
-	$(PYTEST) -q --numprocesses 5 -m 'not long' tests/process tests/fault tests/conformance tests/ssh
+	$(call pytest,$(STABLE),processes) --numprocesses 7 -m 'not long' tests/process tests/fault tests/conformance tests/ssh
 
 test-nightly: $(NIGHTLY)/.ready
-	$(call print_at_its_end,$(NIGHTLY)/python -m pytest -q --numprocesses 4 --dist loadfile -m 'torchx and not long' $(filter-out $(CONTROL) $(ASIDE),$(BOTH_LINES)))
+	$(call print_at_its_end,$(call pytest,$(NIGHTLY),nightly) --numprocesses 3 --dist loadfile -m 'torchx and not alone and not long' $(BOTH_LINES))
 
 test-docker: $(STABLE)/.ready
-	$(call print_at_its_end,$(PYTEST) -q --numprocesses 2 --dist loadfile -m 'not alone and not long' tests/docker tests/kubernetes)
+	$(call print_at_its_end,$(call pytest,$(STABLE),docker) --numprocesses 2 --dist loadfile -m 'not alone and not long' tests/docker tests/kubernetes)
 
-test-docker-nightly: $(NIGHTLY)/.ready
-	$(call print_at_its_end,$(NIGHTLY)/python -m pytest -q --numprocesses 2 --dist loadfile -m 'not alone and not long' tests/docker $(CONTROL:%=--ignore=%))
-
-test-docker-alone: $(STABLE)/.ready test-docker test-docker-nightly # with nothing else on the engine
-	$(call print_at_its_end,$(PYTEST) -q -m 'alone and not long' tests/docker)
+test-docker-alone: $(STABLE)/.ready test-docker test-nightly # with nothing else on the engine
+	$(call print_at_its_end,$(call pytest,$(STABLE),alone) -m 'alone and not long' tests/docker)
 
 test-slurm: $(STABLE)/.ready
-	$(call print_at_its_end,$(PYTEST) -q --numprocesses 3 -m 'not long' tests/slurm)
+	$(call print_at_its_end,$(call pytest,$(STABLE),slurm) --numprocesses 3 -m 'not long' tests/slurm)
 
 # beside a part that prints as it goes
 define print_at_its_end
@@ -87,39 +82,36 @@ soak: $(STABLE)/.ready $(NIGHTLY)/.ready ## the tests marked long; 10 times, wit
 	$(MAKE) --no-print-directory --keep-going --jobs 3 soak-long soak-docker soak-slurm
 	$(MAKE) --no-print-directory soak-loops
 
-soak-long: $(STABLE)/.ready $(NIGHTLY)/.ready
-	$(PYTEST) -q --numprocesses 4 --dist worksteal -m 'long and not soak' --ignore $(REHEARSED) tests/unit tests/process tests/fault tests/conformance tests/ssh
+soak-long: $(STABLE)/.ready
+	$(call pytest,$(STABLE),long) --numprocesses 4 --dist worksteal -m 'long and not soak' --ignore $(REHEARSED) tests/unit tests/process tests/fault tests/conformance tests/ssh
 
-soak-docker: $(STABLE)/.ready $(NIGHTLY)/.ready
-	$(call print_at_its_end,$(PYTEST) -q --numprocesses 2 --dist loadfile -m 'long and not alone' tests/docker)
-	$(call print_at_its_end,$(PYTEST) -q -m 'long and alone' tests/docker)
-	$(call print_at_its_end,$(NIGHTLY)/python -m pytest -q -m 'alone and not long' tests/docker)
-	$(call print_at_its_end,$(NIGHTLY)/python -m pytest -q --numprocesses 3 --dist loadfile -m 'docker and not alone' $(CONTROL))
+soak-docker: $(STABLE)/.ready
+	$(call print_at_its_end,$(call pytest,$(STABLE),long-docker) --numprocesses 2 --dist loadfile -m 'long and not alone' tests/docker)
+	$(call print_at_its_end,$(call pytest,$(STABLE),long-alone) -m 'long and alone' tests/docker)
 
-soak-slurm: $(STABLE)/.ready $(NIGHTLY)/.ready
-	$(call print_at_its_end,$(PYTEST) -q --numprocesses 3 -m long tests/slurm)
-	$(call print_at_its_end,$(NIGHTLY)/python -m pytest -q --numprocesses 2 tests/slurm/test_slurm_contract.py)
-	$(call print_at_its_end,$(NIGHTLY)/python -m pytest -q --numprocesses 2 tests/ssh/test_ssh_contract.py)
+soak-slurm: $(STABLE)/.ready
+	$(call print_at_its_end,$(call pytest,$(STABLE),long-slurm) --numprocesses 3 -m long tests/slurm)
 
+# CI runs each once: SOAK_COUNT=1 SLOW_COUNT=1
 soak-loops: $(STABLE)/.ready
 	busy=(); trap 'kill "$${busy[@]}"' EXIT; \
 	for ((core = 0; core < $$(nproc); core++)); do (while :; do :; done) & busy+=($$!); done; \
-	$(PYTEST) -q -m 'soak and not netns and not slow' --count $(SOAK_COUNT) --numprocesses 6 --timeout 300 $(SOAK); \
-	$(PYTEST) -q -m 'soak and slow' --count 2 --numprocesses 4 --dist worksteal --timeout 600 $(SOAK); \
-	$(PYTEST) -q -m 'soak and netns' --count 2 --numprocesses 4 --dist worksteal --timeout 300 $(SOAK); \
-	MUSTER_DRAIN_RUNS=10 $(PYTEST) -q --numprocesses 3 --timeout 600 tests/fault/test_drain_netns.py
+	$(call pytest,$(STABLE),loops) -m 'soak and not netns and not slow' --count $(SOAK_COUNT) --numprocesses 6 --timeout 300 $(SOAK); \
+	$(call pytest,$(STABLE),loops-slow) -m 'soak and slow' --count $(SLOW_COUNT) --numprocesses 4 --dist worksteal --timeout 600 $(SOAK); \
+	$(call pytest,$(STABLE),loops-netns) -m 'soak and netns' --count $(SLOW_COUNT) --numprocesses 4 --dist worksteal --timeout 300 $(SOAK); \
+	MUSTER_DRAIN_RUNS=$(SOAK_COUNT) $(call pytest,$(STABLE),loops-drains) --numprocesses 3 --timeout 600 tests/fault/test_drain_netns.py
 
 gpu: $(STABLE)/.ready ## the tests that need an NVIDIA GPU, and what muster sees of this machine
 	-$(STABLE)/muster doctor
 	MUSTER_REQUIRE=gpu $(PYTEST) -m gpu -rs tests/process
 
-nightly: $(STABLE)/.ready $(NIGHTLY)/.ready ## the simulations with more seeds; 1,000 jobs from one program; forked jobs; eight rehearsed scripts; what hardly meets TorchX on its nightly line
+nightly: $(STABLE)/.ready $(WHOLE)/.ready ## the simulations with more seeds; 1,000 jobs from one program; forked jobs; eight rehearsed scripts; all tests of the unit, process and docker folders on TorchX's nightly line
 	MUSTER_SIM_SEEDS=$(SIM_SEEDS) $(PYTEST) -q --numprocesses auto tests/unit/rendezvous/test_simulation.py \
 		tests/unit/rendezvous/test_member_decisions.py
 	MUSTER_ELASTIC_DRAIN_SEEDS=20000 $(PYTEST) -q --numprocesses auto tests/unit/rendezvous/test_elastic_drain_simulation.py
 	MUSTER_DRAIN_RUNS=50 $(PYTEST) -q --numprocesses 2 --timeout 600 tests/fault/test_drain_netns.py
 	MUSTER_SNAPSHOT_RUNS=0:200 $(PYTEST) -q --numprocesses 4 tests/fault/test_snapshot_runs.py
-	$(NIGHTLY)/python -m pytest -q --numprocesses 4 --dist loadfile -m torchx $(ASIDE)
+	$(call pytest,$(WHOLE),whole-nightly) --numprocesses 4 --dist worksteal -m 'not long and not alone' tests/unit tests/process tests/docker tests/ssh tests/slurm
 	MUSTER_LAUNCHES=1000 $(PYTEST) -q -k loop_leave_nothing tests/process/elastic/test_launch.py
 	$(PYTEST) -q --count 3 --numprocesses 2 -k 'example or told_what' $(REHEARSED) tests/process/local/test_rehearse.py
 	MUSTER_HOLD_RUNS=200 $(PYTEST) -q --timeout 7200 -k many_runs tests/process/held/test_holds.py
@@ -132,6 +124,7 @@ bench: $(STABLE)/.ready ## measure against torchrun, side by side
 docs: $(STABLE)/.ready ## build the documentation into build/docs; a warning is an error
 	rm -rf build/docs
 	$(STABLE)/python -m sphinx -q -W --keep-going -b html -d build/doctrees docs build/docs
+	MUSTER_SITE=build/docs $(PYTEST) -q tests/process/docs/test_site.py
 	@echo "build/docs/index.html"
 
 package: $(STABLE)/.ready ## build wheel and sdist into dist/, check them, install them on every Python there is
@@ -159,6 +152,15 @@ $(NIGHTLY)/.ready: pyproject.toml setup.py Makefile
 	$(call install,$(NIGHTLY),the nightly line of TorchX: a minute,"$(TORCHX_NIGHTLY)" docker kubernetes pytest pytest-timeout \
 		pytest-xdist hypothesis kubernetes-validate kubeflow-trainer-api jsonschema)
 	$(call install,$(NIGHTLY),muster beside it,-e . --no-deps)
+	@touch $@
+
+# all that the stable line has, but for TorchX: muster's dependency names the stable distribution of it
+$(WHOLE)/.ready: pyproject.toml setup.py Makefile
+	$(call make_environment,.venv-nightly-whole)
+	$(call install,$(WHOLE),torch,"$(TORCH)")
+	$(call install,$(WHOLE),what the tests need,-e '.[test$(COMMA)clients$(COMMA)docker$(COMMA)kubernetes]')
+	$(WHOLE)/python -m pip uninstall -q -y torchx torchx-nightly
+	$(call install,$(WHOLE),the nightly line of TorchX,"$(TORCHX_NIGHTLY)")
 	@touch $@
 
 # pip's own progress, with names and sizes, where somebody sees it

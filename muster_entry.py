@@ -11,7 +11,7 @@ import sys
 
 _COMMANDS = {
     "run_command": "muster.cli.commands:main",
-    "run_agent": "muster.agent.hold.command:main",
+    "run_agent": "muster.agent.__main__:main",
 }
 SCHEDULERS = {
     "local_cwd": "muster.schedulers.local:create_scheduler",
@@ -64,5 +64,5 @@ def find_other() -> "str | None":
     folder, name = os.path.split(spec.origin)
     if name != "__init__.py":
         return spec.origin
-    is_ours = any(os.path.exists(os.path.join(folder, name)) for name in ("_shared/contract.py", "_contract.py"))
+    is_ours = os.path.exists(os.path.join(folder, "_shared/contract.py"))
     return None if is_ours or ".zip" in folder else folder

@@ -1,17 +1,16 @@
 """Whole runs on a hold beside the same on local_cwd: `dist.ddp -j 2x4`, one gloo all-reduce over eight workers.
 
     python benchmarks/hold.py [--count N]
-    python benchmarks/hold.py --default [--count N]
     python benchmarks/hold.py --functions [--count N]
     python benchmarks/hold.py --scheduler local_docker --words "--image muster-test:torch" --cfg keep=none [--nodes 2x2]
     python benchmarks/hold.py --scheduler ssh
     python benchmarks/hold.py --scheduler slurm --words "--cpu 1 --memMB 64"
     python benchmarks/hold.py --scheduler kubernetes --words "--image img"
 
-The second line: `torchx run -s local_cwd` with the default hold beside the same without it. The third: `elastic_launch`
-of functions, spawn, two workers, with `held=` beside torch's. The others: on a hold of another adapter, beside the same
-job on that adapter. The hosts behind ssh are servers of this machine, and the cluster of Kubernetes is the model of the
-tests, whose pods are processes of this machine. Docker's engine and Slurm must run.
+The second line: `elastic_launch` of functions, spawn, two workers, with `held=` beside torch's. The others: on a hold
+of another adapter, beside the same job on that adapter. The hosts behind ssh are servers of this machine, and the
+cluster of Kubernetes is the model of the tests, whose pods are processes of this machine. Docker's engine and Slurm
+must run.
 
 From the start of the command line's process to its end, `torchx run` and `muster run` each; and of that what is after
 the last worker's last script line. A run begins when an agent waits again on both nodes, as it does for whoever edits
@@ -99,43 +98,7 @@ def read_states(folder: Path) -> list[str]:
 
 def make_env(folder: Path) -> dict[str, str]:
     """Return the environment of all commands."""
-    own = {"XDG_STATE_HOME": str(folder / "state"), "XDG_RUNTIME_DIR": str(folder / "run")}
-    return {**clean_env(BIN), "MARKS": str(folder / "marks"), **own}
-
-
-def measure_default(folder: Path, *, is_on: bool) -> Run:
-    """Run one whole process of local_cwd, on agents of the default hold or without it."""
-    settings = folder / "state/muster/default-hold.json"
-    aside = settings.with_name("aside")
-    if is_on:
-        _launching.wait_for(lambda: is_waiting(folder), LIMIT_S)
-    else:
-        settings.rename(aside)
-    try:
-        return measure(folder, "torchx", "local_cwd")
-    finally:
-        if not is_on:
-            aside.rename(settings)
-
-
-def is_waiting(folder: Path) -> bool:
-    """Return whether agents of the default hold wait and no job runs on it."""
-    states = [json.loads(path.read_text()) for path in folder.glob("run/muster/hold-*/hold.json")]
-    return any(state["state"] == "ready" and state["idle_since_s"] is not None for state in states)
-
-
-def compare_default(folder: Path, count: int) -> None:
-    """Compare jobs of local_cwd with the default hold and without it."""
-    subprocess.run([BIN / "muster", "hold", "--default"], env=make_env(folder), check=True)
-    try:
-        measure(folder, "torchx", "local_cwd")  # starts the hold
-        samplers = {
-            "default hold": partial(measure_default, folder, is_on=True),
-            "local_cwd": partial(measure_default, folder, is_on=False),
-        }
-        show_runs("torchx run -s local_cwd dist.ddp -j 2x4", sample_in_turn(count, samplers), limit=0.45)
-    finally:
-        subprocess.run([BIN / "muster", "hold", "--default", "off"], env=make_env(folder), check=False)
+    return {**clean_env(BIN), "MARKS": str(folder / "marks"), "XDG_STATE_HOME": str(folder / "state")}
 
 
 def show_runs(what: str, sampled: Mapping[str, Samples[Run]], *, limit: float) -> None:
@@ -246,12 +209,10 @@ def prepare(folder: Path) -> None:
     """Write the script, and make the folders of the commands."""
     (folder / "main.py").write_text(SCRIPT)
     (folder / "state").mkdir()
-    (folder / "run").mkdir(mode=0o700)
 
 
 def main() -> None:
     parser = build_parser(__doc__)
-    parser.add_argument("--default", action="store_true", help="with the default hold")
     parser.add_argument("--functions", action="store_true", help="functions beside torch's launcher")
     parser.add_argument("--scheduler", default="local_cwd", help="where the nodes are")
     parser.add_argument("--words", default="", help="more arguments of dist.ddp")
@@ -266,9 +227,6 @@ def main() -> None:
             return
         if options.functions:
             compare_functions(folder, options.count)
-            return
-        if options.default:
-            compare_default(folder, options.count)
             return
         with hold(folder, "2x4"):
             for command, scheduler, limit in (("torchx", "local_held", 0.45), ("muster", "held", 0.2)):

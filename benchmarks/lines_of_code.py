@@ -50,7 +50,10 @@ def print_table(folder: Path, depth: int) -> None:
     for path in sorted(folder.rglob("*.py")):
         parents = path.relative_to(folder.parent).parts[:-1]
         package = "/".join(parents[: depth + 1])
-        lines[package] += count_lines(path)
+        try:
+            lines[package] += count_lines(path)
+        except SyntaxError:
+            continue  # a program of the tests that is wrong on purpose
         files[package] += 1
     for package, count in sorted(lines.items()):
         print(f"{package:40} {count:7,} lines {files[package]:4} files")

@@ -18,6 +18,7 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 from _sampling import build_parser, describe, median, sample_in_turn
 
@@ -106,7 +107,8 @@ def run_agent(folder, *, is_watched):
 def connect(node):
     from muster._shared.records import replace
     from muster.agent.cli.arguments import parse_args
-    from muster.agent.telemetry.outside import connect as connect_agent
+    from muster.agent.features.export.sink import connect as connect_agent
+    from muster.agent.features.sink import SinkContext
 
     words = [sys.executable, __file__, "--watch"]
     other = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -114,7 +116,17 @@ def connect(node):
     environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{port}", "OTEL_METRIC_EXPORT_INTERVAL": "100"}
     config = parse_args(["--standalone", "--metrics-port", "0", "x.py"], {})
     node.loop.call_from_thread = lambda call: call()
-    connect_agent(replace(config, nproc=RANKS), environ, node.loop, node.log, sys.exit)
+    connect_agent(
+        SinkContext(
+            config=replace(config, nproc=RANKS),
+            environ=environ,
+            loop=node.loop,
+            logs=SimpleNamespace(print_line=sys.exit),
+            children=None,
+            event_log=node.log,
+            add_witness=sys.exit,
+        )
+    )
     node.on_look = node.log.on_look
     source = node.log.on_look.__self__
 

@@ -163,9 +163,8 @@ def build_events() -> str:
 
 Every agent writes `events.jsonl` into the log folder of the job: one JSON object per line and transition.
 Its JSON schema is `muster/cli/afterwards/events.schema.json` in the package, and `muster events` prints the records of
-all nodes in their order ([See a job afterwards](../timeline.md)). A reader must understand versions 1 and 2, and ignore
-events and fields that it does not know; records of version 1 have no field `schema`. The fields are the same in every
-record:
+all nodes in their order ([See a job afterwards](../timeline.md)). A reader must check `format`, and ignore events and
+fields that it does not know. The fields are the same in every record:
 
 | field | means |
 |---|---|

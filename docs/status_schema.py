@@ -44,7 +44,7 @@ def build_event_schema() -> dict[str, Any]:
     texts = _read_texts(EventRecord)
     number, count = {"type": "number"}, {"type": "integer", "minimum": 0}
     fields: dict[str, Any] = {
-        "schema": {"const": EventRecord.schema},
+        "format": {"const": EventRecord.format},
         "agent": {"type": "string"},
         "time_s": number,
         "monotonic_s": number,
@@ -60,10 +60,9 @@ def build_event_schema() -> dict[str, Any]:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "a line of events.jsonl of a muster job",
-        "description": "Records of schema 1 have neither schema nor agent: a reader must understand both.",
         "type": "object",
         "properties": {name: {**each, "description": texts.get(name, "")} for name, each in fields.items()},
-        "required": [name for name in fields if name not in ("schema", "agent")],
+        "required": list(fields),
         "allOf": [
             {
                 "if": {"properties": {"what": {"const": name}}},

@@ -4,7 +4,7 @@
     run.main(["--nproc-per-node=4", "train.py"])
 
 The agent is a process of its own under its guard. The parser is torchrun's, with muster's flags added. torch is
-imported only for the classes of `config_from_args`, and for exceptions.
+imported only for its classes, and for exceptions.
 """
 
 import os
@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from muster.agent.cli.arguments import parse_ranks, parse_texts
+from muster.agent.cli.command_line import COMPLETIONS, format_completion
 from muster.agent.cli.flag_table import FLAGS, GROUPS, Flag
 from muster.agent.cli.rendezvous_flags import parse_conf, parse_nnodes
 from muster.agent.config import AgentConfig
@@ -33,6 +34,7 @@ _DEFAULTS: dict[str, Any] = {
     "start_method": "spawn",
     "event_log_handler": "null",
     "role": "default",
+    "log_line_prefix_template": "",
     "redirects": "0",
     "tee": "0",
     "local_ranks_filter": "",
@@ -53,9 +55,19 @@ _TYPES: dict[str, Callable[[str], Any]] = {
     "duplicate_stdout_filters": lambda text: list(parse_texts(text)),
     "duplicate_stderr_filters": lambda text: list(parse_texts(text)),
 }
-_CHOICES = {"start_method": ("spawn", "fork", "forkserver")}
+_CHOICES = {"start_method": ("spawn", "fork", "forkserver"), "print_completion": tuple(COMPLETIONS)}
+_ELASTIC = ("LaunchConfig", "elastic_launch", "DefaultLogsSpecs", "LogsSpecs", "Std", "record")
+"""Names that torch's module has from others."""
 _FOR_STATIC = ("node_rank", "master_addr", "master_port")
 """torchrun ignores them with other backends, where its namespace has their defaults all the same."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ELASTIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from muster import elastic
+
+    return getattr(elastic, name)
 
 
 class _FromVariable(Action):
@@ -67,11 +79,14 @@ class _FromVariable(Action):
             super().__init__(nargs=0, default=bool(int(text)) if text else False, **settings)
         else:
             # argparse converts a text default.
-            super().__init__(default=_DEFAULTS.get(flag.dest) if text is None else text, **settings)
+            super().__init__(default=text or _DEFAULTS.get(flag.dest), **settings)
 
     def __call__(
-        self, _parser: ArgumentParser, namespace: Namespace, values: Any, _option_string: str | None = None
+        self, parser: ArgumentParser, namespace: Namespace, values: Any, _option_string: str | None = None
     ) -> None:
+        if self.dest == "print_completion":
+            print(format_completion(values))
+            parser.exit()
         setattr(namespace, self.dest, True if self.nargs == 0 else values)
 
 
@@ -109,38 +124,65 @@ def parse_min_max_nnodes(nnodes: str) -> tuple[int, int]:
     return parts[0], parts[-1]
 
 
-def config_from_args(args: Namespace) -> tuple[Any, str, list[str]]:
-    """Return a `LaunchConfig`, the command, and its arguments, as torch's function does. It imports torch.
+def determine_local_world_size(nproc_per_node: str) -> int:
+    """Return the number of workers on this node, as `--nproc-per-node` gives it: a number, `cpu`, `gpu`, `auto`.
+
+    Raises:
+        UsageError: the value is not allowed, or there is no such device. It is a ValueError.
+    """
+    from muster.agent.placement.device_count import count_workers
+
+    return count_workers(str(nproc_per_node), origin="--nproc-per-node", env=os.environ, python=sys.executable)
+
+
+def get_rdzv_endpoint(args: Namespace) -> str:
+    """Return the endpoint: with the static backend that of the master, if none is given."""
+    if args.rdzv_backend != "static" or args.rdzv_endpoint:
+        return str(args.rdzv_endpoint)
+    return f"{args.master_addr}:{29500 if args.master_port is None else args.master_port}"
+
+
+def get_use_env(args: Namespace) -> bool:
+    """Return False if workers get `--local-rank`, as `torch.distributed.launch` passes it."""
+    return bool(getattr(args, "use_env", True))
+
+
+def run_script_path(training_script: str, *training_script_args: str) -> None:
+    """Run a script in this process, as `--run-path` does in a worker."""
+    import runpy
+
+    sys.argv = [training_script, *training_script_args]
+    runpy.run_path(training_script, run_name="__main__")
+
+
+def config_from_args(args: Namespace) -> tuple[Any, str | Callable[..., None], list[str]]:
+    """Return a `LaunchConfig`, the command or function, and its arguments, as torch's function does. It imports torch.
 
     The command starts every worker from scratch. `run` starts warm workers.
 
     Raises:
         UsageError: a value is not allowed. It is a ValueError.
     """
-    from muster.agent.placement.device_count import count_workers
     from muster.elastic import DefaultLogsSpecs, LaunchConfig, Std
     from muster.elastic.flags import PREFIX_VARIABLE
 
     min_nodes, max_nodes = parse_nnodes(str(args.nnodes), origin="--nnodes")
     static = args.rdzv_backend == "static"
-    port = 29500 if args.master_port is None else args.master_port
     conf: dict[str, Any] = dict(parse_conf(args.rdzv_conf, origin="--rdzv-conf"))
     ranks = parse_ranks(args.local_ranks_filter, origin="--local-ranks-filter")
     config = LaunchConfig(
         min_nodes=min_nodes,
         max_nodes=max_nodes,
-        nproc_per_node=count_workers(
-            str(args.nproc_per_node), origin="--nproc-per-node", env=os.environ, python=sys.executable
-        ),
+        nproc_per_node=determine_local_world_size(args.nproc_per_node),
         run_id=args.rdzv_id,
         role=args.role,
-        rdzv_endpoint=args.rdzv_endpoint or (f"{args.master_addr}:{port}" if static else ""),
+        rdzv_endpoint=get_rdzv_endpoint(args),
         rdzv_backend=args.rdzv_backend,
         rdzv_configs={**conf, "rank": args.node_rank} if static else conf,
         max_restarts=args.max_restarts,
         monitor_interval=args.monitor_interval,
         start_method=args.start_method,
-        log_line_prefix_template=os.environ.get(PREFIX_VARIABLE),
+        log_line_prefix_template=getattr(args, "log_line_prefix_template", "") or os.environ.get(PREFIX_VARIABLE),
         local_addr=args.local_addr,
         logs_specs=DefaultLogsSpecs(
             log_dir=args.log_dir,
@@ -167,9 +209,11 @@ def _build_numa_options(binding: str | None) -> Any:
     return NumaOptions(affinity_mode=AffinityMode(binding))
 
 
-def _build_command(args: Namespace) -> tuple[str, list[str]]:
+def _build_command(args: Namespace) -> tuple[str | Callable[..., None], list[str]]:
     script_args = [*_build_rank_argument(args), *args.training_script_args]
-    if args.no_python and not args.run_path:
+    if args.run_path:
+        return run_script_path, [args.training_script, *script_args]
+    if args.no_python:
         return args.training_script, script_args
     python = os.environ.get("PYTHON_EXEC", sys.executable)
     return python, ["-u", *(["-m"] if args.module else []), args.training_script, *script_args]
@@ -177,7 +221,7 @@ def _build_command(args: Namespace) -> tuple[str, list[str]]:
 
 def _build_rank_argument(args: Namespace) -> list[str]:
     """Return what torch.distributed.launch adds for scripts that do not read LOCAL_RANK."""
-    return [] if getattr(args, "use_env", True) else ["--local-rank=${local_rank}"]
+    return [] if get_use_env(args) else ["--local-rank=${local_rank}"]
 
 
 def run(args: Namespace) -> None:
@@ -204,7 +248,7 @@ def build_flags(args: Namespace) -> list[str]:
     static = getattr(args, "rdzv_backend", "static") == "static" and not getattr(args, "rdzv_endpoint", "")
     for flag in FLAGS:
         value = getattr(args, flag.dest, None)
-        if value is None or value is False or value in ("", []):
+        if value is None or value is False or value == [] or (value == "" and flag.dest != "role"):
             continue
         if flag.dest in _FOR_STATIC and value == _DEFAULTS.get(flag.dest) and not static:
             continue

@@ -37,7 +37,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import NoReturn, SupportsFloat
 
-from muster._shared.contract import Env, has_controls
+from muster._shared.contract import FORMAT, Env, check_format, has_controls
 from muster._shared.contract import StatusPageLayout as Layout
 
 __all__ = [
@@ -161,6 +161,8 @@ def should_pause(i: int) -> bool:
 
 def saved(i: int, path: str | os.PathLike[str] | None = None) -> None:
     """Report that this rank's checkpoint of step `i` is complete and durable.
+
+    The agent looks four times a second. If its node is lost sooner, the checkpoint before this one counts.
 
     Args:
         i: the step.
@@ -417,7 +419,7 @@ def _map_slot(path: str, round_number: int, number: int, claim: "Callable[[_Slot
         memory = mmap.mmap(opened, os.fstat(opened).st_size)
         header = memoryview(memory)[: Layout.BLOCK_BYTES].cast("q")
         if header[Layout.MAGIC_WORD] != Layout.MAGIC:
-            raise ValueError(f"it is of another version than {Layout.VERSION}")
+            check_format(header[Layout.MAGIC_WORD] ^ Layout.MAGIC ^ FORMAT, "it")
         attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0)
         if (header[Layout.ROUND], header[Layout.ATTEMPT]) != (round_number, attempt):
             raise ValueError("it belongs to another round")

@@ -19,11 +19,13 @@ settings.load_profile("muster")
 # With it, `print` writes a line and its end apart, and the lines of two ranks with one standard output run together.
 os.environ.pop("PYTHONUNBUFFERED", None)
 
-# A shell that runs us in the background has both ignored, and so would have every program that a test starts.
+# A shell that runs us in the background has two of them ignored, and nohup the third, and so would have every program
+# that a test starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-if signal.getsignal(signal.SIGQUIT) is signal.SIG_IGN:
-    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+for _ignored in (signal.SIGQUIT, signal.SIGHUP):
+    if signal.getsignal(_ignored) is signal.SIG_IGN:
+        signal.signal(_ignored, signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -2,9 +2,9 @@
 
 import os
 import signal
-from pathlib import Path
 
-from muster._shared import processes
+from harness import find_processes
+
 from muster.schedulers.supervision.state import ReplicaId
 from muster.testing import SchedulerContract
 
@@ -22,17 +22,4 @@ class OnThisMachine(SchedulerContract):
         state = self._folder / "state" / "muster"
         links = [path for path in (state / self.name).glob("*") if path.name.startswith(app_id)]
         folders = [path for path in (state / "logs" / "contract").glob("*") if path.name.startswith(app_id)]
-        return [str(each) for each in (*links, *folders, *self._list_processes())]
-
-    def _list_processes(self):
-        """Whatever has this test's folder in its environment or command, and is not this process."""
-        needle = f"{self._folder}/state".encode()
-        found = []
-        for pid in processes.list_parents():
-            try:
-                told = Path(f"/proc/{pid}/environ").read_bytes() + Path(f"/proc/{pid}/cmdline").read_bytes()
-            except OSError:
-                continue
-            if needle in told and pid != os.getpid():
-                found.append(pid)
-        return found
+        return [str(each) for each in (*links, *folders, *find_processes(f"{self._folder}/state"))]

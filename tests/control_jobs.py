@@ -1,12 +1,13 @@
 """Jobs whose ranks count steps, and `muster` from another shell."""
 
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,7 +51,7 @@ def build_app(
     size = str(nodes) if least is None else f"{least}:{nodes}"
     args = ["-m", "muster.agent", "--nnodes", size, "--nproc-per-node", str(nproc)]
     args += ["--rank0-env", macros.rank0_env, "--node-rank", macros.replica_id, "--rdzv-id", macros.app_id]
-    args += ["--start", "cold", "--shutdown-timeout", "4", *flags, str(PROGRAM), str(folder), "100000", *words]
+    args += ["--start", "cold", "--shutdown-timeout", "2", *flags, str(PROGRAM), str(folder), "100000", *words]
     role = Role(
         name="r", image="", entrypoint="python3", args=args, num_replicas=nodes, max_retries=2, min_replicas=least
     )
@@ -70,7 +71,7 @@ class Job:
         self.ranks = ranks
 
     def wait_ready(self) -> None:
-        """All ranks count steps, and agents listen."""
+        """All ranks count steps, so they take part in what their agents agree on."""
         wait_until(
             lambda: len(list(self.folder.glob("pid*"))) == self.ranks,
             timeout_s=READY_S,
@@ -127,8 +128,7 @@ def start_job(tmp_path: Path, *words: str, **more) -> Iterator[Job]:
         app_id = scheduler.submit(app, {})
         job = Job(scheduler, folder, app_id, more.get("nodes", 2) * more.get("nproc", 2))
         try:
-            if PROGRAM.name == "control_steps.py":
-                job.wait_ready()
+            job.wait_ready()
             yield job
         finally:
             scheduler.delete(app_id)
@@ -143,7 +143,7 @@ def continue_process(pid: int) -> None:
 
 
 def begin(*words: str) -> "subprocess.Popen[str]":
-    """Start a `muster` command in another process."""
+    """Start a `muster` command in another process, beside others."""
     command = [sys.executable, "-m", "muster", *words]
     return subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -153,6 +153,13 @@ def begin(*words: str) -> "subprocess.Popen[str]":
 def finish(process: "subprocess.Popen[str]") -> Shell:
     stdout, stderr = process.communicate(timeout=END_S)
     return Shell(code=process.returncode, stdout=stdout, stderr=stderr)
+
+
+def muster(*words: str) -> Shell:
+    """Run a `muster` command in this process."""
+    with redirect_stdout(io.StringIO()) as stdout, redirect_stderr(io.StringIO()) as stderr:
+        code = main([*words])
+    return Shell(code=code, stdout=stdout.getvalue(), stderr=stderr.getvalue())
 
 
 def list_answers(handle: str, capsys) -> dict[str, tuple[int, str]]:
@@ -171,8 +178,3 @@ def unknown_line(scheduler: str, app_id: str) -> str:
         f"muster: {scheduler} has no job {app_id!r}: it may have been deleted, or submitted by another user or on "
         f"another machine; `muster list -s {scheduler}` lists the jobs that are known here\n"
     )
-
-
-def muster(*words: str) -> Shell:
-    """Run a `muster` command in another process."""
-    return finish(begin(*words))

@@ -1,6 +1,6 @@
 """Causes the faults of `muster rehearse` in agents that a test has started itself, each the child of its guard.
 
-cause(agent_killed.FAULT, TreeScene(tree))
+cause(AGENT_KILLED, TreeScene(tree))
 """
 
 import contextlib

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -165,6 +165,17 @@ def compare(probe: Probe, folder: Path, *, plain: bool = True) -> None:
     expect_same("cold", cold.shown[0][0], "warm", warm.shown[0][0])
     if plain:
         expect_same("plain", run_plainly(probe), "cold", cold.shown[0][0])
+
+
+def compare_all(probes: Sequence[Probe], folder: Path) -> None:
+    """Do what `compare` does for programs that differ in target and arguments only, with one driver for each way."""
+    each = [[{"target": probe.target, "args": probe.args} for probe in probes]]
+    cold, warm = (run_started(probes[0], how, folder / how, each=each) for how in ("cold", "warm"))
+    assert set(warm.ways) == {"warm"}, (warm.notices, warm.records)
+    plain = [start_plainly(probe) for probe in probes]
+    for number, running in enumerate(plain):
+        expect_same("cold", cold.shown[0][number], "warm", warm.shown[0][number])
+        expect_same("plain", running.wait(), "cold", cold.shown[0][number])
 
 
 def expect_same(one_name: str, one: Shown, other_name: str, other: Shown) -> None:

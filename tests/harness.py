@@ -244,6 +244,27 @@ def wait_until(
         pause.wait(0.01)
 
 
+def read_command(pid: int) -> str:
+    """Its words and a space after each; "" when it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").replace("\0", " ")
+    except OSError:
+        return ""
+
+
+def find_processes(*needles: str) -> list[int]:
+    """Processes that have one of the texts in their environment or command."""
+    found = []
+    for pid in list_processes():
+        try:
+            told = Path(f"/proc/{pid}/environ").read_bytes() + Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            continue
+        if pid != os.getpid() and any(needle.encode() in told for needle in needles):
+            found.append(pid)
+    return found
+
+
 def find_free_port() -> int:
     """A port of 127.0.0.1 without a listener, and none that the system gives to somebody who asks for any port.
 

@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import wait_until
-from held_jobs import is_gone, list_below, read_command
-from ssh_jobs import find_processes
+from harness import find_processes, read_command, wait_until
+from subreaper import list_descendants
 
 from muster._shared import processes
 from muster._shared.contract import HOLD_FLAG, WAITING_FLAG, Env, find_hold_dir
@@ -36,6 +35,55 @@ print("sum", value.item(), sorted(os.listdir()), os.environ.get("A_WORD"), flush
 dist.destroy_process_group()
 """
 SLEEP = "import time\nimport torch\nprint('up', flush=True)\ntime.sleep(600)\n"
+
+VARYING = ("TORCHELASTIC_", "MASTER_", "MUSTER_", "TORCHX_", "PYTEST_", "KUBEFLOW_")
+"""Prefixes of variables that have a job's id, folder or port."""
+FACTS = """
+import json, os, resource, signal, sys, threading, time
+import torch
+def count_threads():
+    value = torch.ones(400, 400)
+    torch.mm(value, value)
+    return [torch.get_num_threads(), *torch.__config__.parallel_info().splitlines()]
+def count_in_another_thread():
+    found = []
+    thread = threading.Thread(target=lambda: found.extend(count_threads()))
+    thread.start()
+    thread.join()
+    while os.path.exists(f"/proc/self/task/{thread.native_id}"):
+        time.sleep(0.001)  # at its end, free() opens /proc/sys/vm/overcommit_memory
+    return found
+status = dict(line.split(":", 1) for line in open("/proc/self/status") if ":" in line)
+facts = {
+    "environ": {k: v for k, v in os.environ.items() if not k.startswith(VARYING)},
+    "cwd": os.getcwd(), "argv": sys.argv, "path": sys.path, "flags": str(sys.flags), "orig_argv": sys.orig_argv[1:],
+    "limits": {n: resource.getrlimit(getattr(resource, n)) for n in dir(resource) if n.startswith("RLIMIT_")},
+    "signals": {int(s): str(signal.getsignal(s)) for s in signal.valid_signals()},
+    "status": {k: status[k].strip() for k in ("Umask", "SigBlk", "SigIgn", "CapEff", "Groups", "NoNewPrivs")},
+    "nice": os.nice(0), "cpus": sorted(os.sched_getaffinity(0)), "oom": open("/proc/self/oom_score_adj").read(),
+    "threads": threading.active_count(), "torch_threads": count_threads(), "others": count_in_another_thread(),
+    "zone": [time.tzname, time.timezone, time.localtime(0)[:5]], "cuda": torch.cuda._parse_visible_devices(),
+    "fds": sorted(n for n in os.listdir("/proc/self/fd") if os.path.exists("/proc/self/fd/" + n)),
+    "stdin": os.readlink("/proc/self/fd/0"), "cgroup": open("/proc/self/cgroup").read(),
+    "shm": sorted(n for n in os.listdir("/dev/shm") if "muster" in n and not n.startswith("muster-bench-")),
+    "modules": sorted(n for n in sys.modules if n.partition(".")[0] == "muster"),
+}
+open(sys.argv[1] + os.environ["RANK"], "w").write(json.dumps(facts, sort_keys=True, indent=1))
+""".replace("VARYING", repr(VARYING))
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("Z", "X")
+    except OSError:
+        return True
+
+
+def hide_torch(folder: Path) -> dict[str, str]:
+    """Variables with which no torch can be imported: holds and workers start in tenths of a second."""
+    (folder / "without/torch").mkdir(parents=True)
+    (folder / "without/torch/__init__.py").write_text("raise ModuleNotFoundError('hidden', name='torch')\n")
+    return {"PYTHONPATH": str(folder / "without")}
 
 
 class Commands:
@@ -58,10 +106,13 @@ class Commands:
         assert done.returncode == 0, done
         return Held(self, json.loads(done.stdout.splitlines()[-1]))
 
-    def run(self, script: str, *words: str, j: str = "2x1", cfg: str = "") -> "subprocess.CompletedProcess[str]":
+    def run(
+        self, script: str, *words: str, j: str = "2x1", cfg: str = "", on: str = "held", **more: Any
+    ) -> "subprocess.CompletedProcess[str]":
         (self.work / "main.py").write_text(script)
         options = ["-cfg", cfg] if cfg else []
-        return self.call("muster", "run", "-s", "held", *options, "dist.ddp", "-j", j, "--script", "main.py", *words)
+        command = ["muster", "run", "-s", on, *options, "dist.ddp", "-j", j, "--script", "main.py", *words]
+        return self.call(*command, **more)
 
     @contextlib.contextmanager
     def started(self, script: str, name: str, j: str = "2x1", until: str | None = "up") -> "Iterator[Run]":
@@ -133,6 +184,27 @@ class Held:
         self.facts = facts
         self.handle = str(facts["handle"]).replace("torchx/", "")
         self.app_id = self.handle.rpartition("/")[2]
+
+    @property
+    def app_dir(self) -> Path:
+        """Where a hold of this machine has its logs."""
+        return next((self.commands.folder / "state").rglob(f"logs/*/{self.app_id}"))
+
+    def read(self, index: int = 0) -> dict[str, Any]:
+        """What a holder of this machine reports of itself."""
+        (path,) = self.app_dir.glob(f"*/hold-{index}/hold.json")
+        return dict(json.loads(path.read_text()))
+
+    def wait_ready(self) -> None:
+        """As `wait_idle`, of a hold of this machine."""
+        wait_until(lambda: self.read()["state"] == "ready", timeout_s=60, what="an agent waits")
+
+    def list_tree(self) -> dict[int, str]:
+        """Processes below the supervisor of a hold of this machine, with their command lines."""
+        return {pid: read_command(pid) for pid in list_descendants(self.find_supervisor())}
+
+    def find_supervisor(self) -> int:
+        return int(json.loads((self.app_dir / ".muster/state.json").read_text())["supervisor"]["pid"])
 
     def read_line(self) -> str:
         """What `muster status` says of it."""
@@ -279,29 +351,6 @@ def look_settled(look: Callable[[], object]) -> object:
     return looks[-1]
 
 
-def check_many_runs(held: Held, look: Callable[[], object], count: int = 10) -> None:
-    """Nothing of many runs is left, a third of which fail.
-
-    Args:
-        held: the hold.
-        look: returns what must be alike.
-        count: of runs.
-    """
-    before: object = None
-    for number in range(count):
-        held.wait_idle()
-        if number % 3 == 2:
-            check_failure(held)
-        else:
-            done = held.commands.run(REDUCE)
-            assert (done.returncode, done.stderr.count("sum 2.0")) == (0, 2), done
-        if number == 2:
-            held.wait_idle()
-            before = look_settled(look)
-    held.wait_idle()
-    wait_until(lambda: look() == before, timeout_s=30, what=f"as before: {before} {look()}")
-
-
 @contextlib.contextmanager
 def started_late(held: Held, name: str) -> Iterator[tuple[Run, int]]:
     """A run on node 0, whose holder stands still: it has the run's order, and has not looked at it.
@@ -370,5 +419,5 @@ def find_hold_folder(holder: int, index: int) -> Path:
 
 def find_waiting(holder: int) -> tuple[int, int]:
     """The guard and the agent that wait below a holder, or have its run."""
-    guard = min(pid for pid in list_below(holder) if WAITING_FLAG in read_command(pid))
-    return guard, min(pid for pid in list_below(guard) if WAITING_FLAG in read_command(pid))
+    guard = min(pid for pid in list_descendants(holder) if WAITING_FLAG in read_command(pid))
+    return guard, min(pid for pid in list_descendants(guard) if WAITING_FLAG in read_command(pid))

@@ -22,6 +22,9 @@ STARTS = (ONE_START,) if ONE_START else ("cold", "warm")
 """What tests of both ways run."""
 MOSTLY_WARM = tuple(pytest.param(start, marks=[pytest.mark.long] * (start == "cold")) for start in STARTS)
 """The same where the two differ little: the cold ones in the soak."""
+SCALED = {"MUSTER_TIME_SCALE": "0.4"}
+"""For tests of losses, joins and hangs: a silent node is lost after 2 s instead of 5 s, and all limits of
+`muster.agent.runtime.limits` shrink alike. There is room for an agent that gets no CPU time for a second."""
 START_FLAGS = ("--start", ONE_START) if ONE_START else ()
 """What tests that leave the way to the agent add to its flags, and to a component's."""
 
@@ -66,6 +69,7 @@ def make_launcher(name: str, cwd: Path) -> Launcher:
         command = (sys.executable, "-m", "muster.agent")
     kept = ("PATH", "HOME", "LANG", "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX")
     env = {key: os.environ[key] for key in kept if key in os.environ}
+    env |= SCALED if name == MUSTER else {}
     return Launcher(name=name, command=command, cwd=cwd, env=env | {"TMPDIR": str(cwd)})
 
 
@@ -73,3 +77,19 @@ def read_facts(text: str) -> list[dict[str, Any]]:
     """What conf_facts.py printed, in order of global rank."""
     found = [json.loads(line[line.index("{") :]) for line in text.splitlines() if '{"argv"' in line]
     return sorted(found, key=lambda facts: int(facts["env"]["RANK"]))
+
+
+CALLS_SAY = [
+    "{0: ('Pair', 30, 0), 1: ('Pair', 30, 1)} 0",
+    "{0: (3, '__main__'), 1: (3, '__main__')}",
+    "{0: None, 1: 'stayed'}",
+    "{0: 1, 1: 1} 1",
+    *(f"{method} [0, 1] from rank 0 {{0: None, 1: None}} 20 2" for method in ("spawn", "forkserver")),
+    "ValueError the text True",
+    "[(1, 1)]",
+    "running (0, 1) 2 0",
+    "the job still runs after 0.1 s",
+    "the job was stopped; the agent was ended by SIGTERM ()",
+    "failed",
+]
+"""What `programs/elastic/calls.py` prints of its calls, without the lines about idle workers."""

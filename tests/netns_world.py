@@ -15,16 +15,16 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 from fault_scenes import TreeScene, cause
 from harness import Tree, wait_until
-from launchers import ONE_START
+from launchers import ONE_START, SCALED
 
 from muster.cli.rehearse.faults.fault import NotPossibleError
-from muster.cli.rehearse.faults.nodes import agent_killed
+from muster.cli.rehearse.faults.nodes import AGENT_KILLED
 from muster.cli.rehearse.journal import Journal
 from muster.cli.rehearse.world import Network, run_tool
 
@@ -32,8 +32,6 @@ PROGRAM = Path(__file__).parent / "programs" / "netns_sums.py"
 HUB = Path(__file__).parent / "slow_hub.py"
 LIMIT_S = 90.0
 SERIAL = itertools.count()
-QUICK = "keep_alive_interval=0.5,keep_alive_max_attempt=4"
-"""Frequent heartbeats, so that a test of silence is short: a silence limit of 2 s, a lease of 1.3 s."""
 
 
 class Net(Network):
@@ -90,11 +88,14 @@ class Net(Network):
 class Node:
     """One node's agent."""
 
-    def __init__(self, space: str, index: int, command: list[str], folder: Path, number: int) -> None:
+    def __init__(
+        self, space: str, index: int, command: list[str], folder: Path, number: int, more: Mapping[str, str]
+    ) -> None:
         self.index = index
         self.log_dir = folder / f"logs{number}"
         env = {
             **os.environ,
+            **more,
             "PYTHONWARNINGS": "ignore",
             "GLOO_SOCKET_IFNAME": "eth0",
             "MUSTER_TOKEN": "0123456789abcdef" * 2,
@@ -129,7 +130,7 @@ class Node:
 
     def kill_agent(self) -> None:
         """SIGKILL the agent alone: the guard cleans up, so that nothing of the node is left."""
-        cause(agent_killed.FAULT, TreeScene(self.tree))
+        cause(AGENT_KILLED, TreeScene(self.tree))
         outcome = self.tree.wait()
         assert (outcome.exit_code, outcome.leftovers) == (128 + signal.SIGKILL, ()), outcome.explain()
 
@@ -160,6 +161,8 @@ class World:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.net = Net(folder)
+        self.env = SCALED
+        """What agents get beside this process's environment."""
         self.nodes: list[Node] = []
         self._stack = contextlib.ExitStack()
 
@@ -207,7 +210,7 @@ class World:
         }
         words = [word for name, value in given.items() for word in (f"--{name}", value)]
         command = [*words, *(program or (str(PROGRAM), sums, str(self.folder)))]
-        node = Node(self.net.spaces[index], index, command, self.folder, len(self.nodes))
+        node = Node(self.net.spaces[index], index, command, self.folder, len(self.nodes), self.env)
         self.nodes.append(self._stack.enter_context(_closing(node)))
         return node
 

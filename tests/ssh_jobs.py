@@ -1,29 +1,16 @@
 """What tests of ssh look at: processes, links, states and logs of apps."""
 
-import os
 from pathlib import Path
 
-from harness import wait_until
+from harness import find_processes, wait_until
 from torchx.specs import AppState
 
 from muster._shared import processes
+from muster.cli.commands import main
 from muster.schedulers.adapter import ReplicaId
 from muster.testing.contract_apps import ROLE
 
 LIMIT_S = 90.0
-
-
-def find_processes(*needles: str) -> list[int]:
-    """Processes that have one of the texts in their environment or command."""
-    found = []
-    for pid in processes.list_parents():
-        try:
-            told = Path(f"/proc/{pid}/environ").read_bytes() + Path(f"/proc/{pid}/cmdline").read_bytes()
-        except OSError:
-            continue
-        if pid != os.getpid() and any(needle.encode() in told for needle in needles):
-            found.append(pid)
-    return found
 
 
 def find_link(scheduler, app_id: str, index: int) -> int:
@@ -50,6 +37,13 @@ def _read_pid_lines(path: Path) -> list[str]:
         return [line for line in path.read_text().splitlines() if line.startswith("Pid:")]
     except OSError:
         return []  # it was closed
+
+
+def read_shell(capsys, *words: str) -> str:
+    """What a command of muster prints."""
+    capsys.readouterr()
+    main([*words])
+    return capsys.readouterr().out
 
 
 def wait_state(scheduler, app_id: str, state: AppState):

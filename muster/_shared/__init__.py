@@ -12,7 +12,7 @@
     foreign_files  reads files and JSON that anything may have written
     control        how commands and adapters ask a running job, and join the answers of its roles
     guard          the agent's parent: kills what is left when the agent ends, and fences when the lease expires
-    processes      process trees, cores, and the system calls that Python lacks
+    processes      how programs are started, found and waited for; cores; system calls that Python lacks
     holds          where agents that wait for jobs are found and reached (a package)
     preflight      what can be wrong with a node: the table of checks, and the reading of this machine (a package)
     ownership      whether another user could change or replace a file or folder

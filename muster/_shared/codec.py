@@ -5,8 +5,7 @@ of any length, and text that cannot be printed. What `decode` returns needs no f
 and no text or list is longer than declared. Lone surrogates (from a byte of a file name that is not UTF-8) are
 replaced. A record whose fields may contradict each other has a method `find_contradiction` that returns what is wrong.
 
-A file may be of another version, or a container may have written it. For such files, `salvage` reads what is valid, and
-leaves the rest out.
+A container may have written a file. For such files, `salvage` reads what is valid, and leaves the rest out.
 
 Codecs are made from the annotations when a record is first sent or received, so an agent that is starting pays for
 none.
@@ -108,10 +107,7 @@ def encode(value: object, limit_bytes: int) -> str:
 
 
 def to_data(value: object) -> dict[str, object]:
-    """Return a record as a JSON parser would return it, with the limits of its fields.
-
-    For JSON that is laid out otherwise.
-    """
+    """Return a record as a JSON parser would, for JSON that is laid out otherwise. Check the limits of its fields."""
     data: dict[str, object] = json.loads(encode(value, SHARED_LIMIT_BYTES))
     return data
 
@@ -160,7 +156,7 @@ class MessageUnion(Generic[T]):
         self._by_name = {kind.__name__: kind for kind in self.kinds}
 
     def read(self, frame: object, **known: object) -> T | None:
-        """Read what arrived: JSON, or a record from this same process. None for messages of newer versions.
+        """Read what arrived: JSON, or a record from this same process. None for one that is none of these.
 
         Args:
             frame: the message.
@@ -385,15 +381,14 @@ def _read_valid(read: Read, items: Iterable[object]) -> Iterator[object]:
 
 
 def _build_pairs(pair: Hashable, limit: Limit) -> tuple[Read, Write]:
-    """Return the pairs of a name and a value, as an object.
-
-    Lists of pairs are read, too: older agents answer with them.
-    """
+    """Return the pairs of a name and a value, as an object."""
     read, _ = _build_many(tuple, pair, limit)
     write_name, write_value = (_build_codec(arg)[1] for arg in get_args(pair))
 
     def read_object(value: object, is_lenient: bool) -> object:
-        return read(list(map(list, value.items())) if isinstance(value, dict) else value, is_lenient)
+        if not isinstance(value, dict):
+            raise MalformedMessageError("not an object")
+        return read(list(map(list, value.items())), is_lenient)
 
     def write_object(value: Iterable[tuple[object, object]], budget: _Budget) -> str:
         return f"{{{','.join(f'{write_name(name, budget)}:{write_value(each, budget)}' for name, each in value)}}}"

@@ -6,7 +6,10 @@ of them must agree on. Over 400 lines: a name is looked up in one place.
 
 import signal
 from enum import Enum, IntEnum
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from typing import TextIO
 
 AGENT_MODULE: Final = "muster.agent"
 """`python3 -m muster.agent`: the entrypoint that components write and adapters recognise."""
@@ -87,7 +90,13 @@ RDZV_CONF_SECONDS: Final = ("join_timeout", "timeout", "last_call_timeout", "kee
 RDZV_CONF_KEYS: Final = (*RDZV_CONF_SECONDS, "keep_alive_max_attempt", "is_host")
 """Keys of `--rdzv-conf` for muster's backends."""
 
-RDZV_CONF_WITHOUT_EFFECT: Final = ("close_timeout", "heartbeat_timeout", "read_timeout", "store_type")
+RDZV_CONF_WITHOUT_EFFECT: Final = (
+    "close_timeout",
+    "heartbeat_timeout",
+    "read_timeout",
+    "cas_backoff_max_seconds",
+    "store_type",
+)
 """Keys of torch's stores, accepted and ignored."""
 
 RDZV_BACKENDS: Final = ("c10d", "muster", "static")
@@ -99,6 +108,9 @@ DEFAULT_RUN_ID: Final = "none"
 DEFAULT_RDZV_PORT: Final = 29400
 """Port of the rendezvous leader when neither the command line nor an adapter names one (as torchrun's c10d)."""
 
+
+SIZE_LIMIT: Final = 16384
+"""The most nodes of a job, and the most workers of a node: more is a slip, which would fill the memory."""
 
 DEFAULT_SNAPSHOT_SHARE: Final = 400
 """Thousandths of the free memory that a node's snapshots may take."""
@@ -115,7 +127,7 @@ class Env:
     """
 
     RDZV_PORT: Final = "MUSTER_RDZV_PORT"
-    """Set by an adapter that chose the leader's port itself. It overrides `--rdzv-port`."""
+    """Set by an adapter that chose the leader's port itself. With muster's backend it overrides `--rdzv-port`."""
 
     RDZV_FD: Final = "MUSTER_RDZV_FD"
     """Number of an inherited listening socket for the leader (local_cwd, node 0 only). Removed before workers start."""
@@ -161,7 +173,7 @@ class Env:
 
     JOB_OBJECT: Final = "MUSTER_JOB_OBJECT"
     """`PATH[ ROLE]`. PATH is the path in Kubernetes' API of the object for which the agent writes Events and
-    annotations (`agent.runtime.job_object`). ROLE is put before their texts if several roles share the object. Unset:
+    annotations (`agent.features.job_object`). ROLE is put before their texts if several roles share the object. Unset:
     none is written."""
 
     ACCOUNT_DIR: Final = "MUSTER_ACCOUNT_DIR"
@@ -323,6 +335,8 @@ class AskKind(Enum):
     PAUSE = "pause"
     RESUME = "resume"
     STACKS = "stacks"
+    REACH = "reach"
+    """Nothing. The agent that gets it answers itself, which shows that the job can be asked."""
 
 
 class AskOutcome(Enum):
@@ -330,11 +344,13 @@ class AskOutcome(Enum):
 
     DONE = "done"
     REFUSED = "refused"
-    """Nothing was changed."""
+    """The job does not do it, or cannot: its ranks call no function for it, or no workers run."""
     LATE = "late"
     """Some ranks have not done it within the limit."""
     LOST = "lost"
-    """Nodes that were to do it, or to answer, are gone."""
+    """Nodes that were to do it, or to answer, are gone, or do not run workers yet."""
+    UNREACHED = "unreached"
+    """The request or its answer was lost on the way to a node that runs: what the job would have done is not known."""
 
 
 _HIGHEST_SIGNAL_CODE: Final = 128 + 64
@@ -373,6 +389,25 @@ SNAPSHOT_MEMORY: Final = "a share of the free memory from 1% to 100%, bytes with
 """What `parse_snapshot_memory` takes, for messages."""
 
 
+def parse_digits(text: str, most: int = 10**17) -> int | None:
+    """Parse a whole number in plain digits. Return None for other text, or for more than `most`."""
+    text = text.strip()
+    is_number = text.isascii() and text.isdecimal() and len(text) <= 20 and int(text) <= most  # an `int` may be long
+    return int(text) if is_number else None
+
+
+SECONDS_LIMIT: Final = 1e9
+
+
+def parse_seconds(text: str) -> float | None:
+    """Parse a number of seconds in plain digits. Return None for other text, less than 0 or more than the limit."""
+    try:
+        seconds = float(text) if text.isascii() and "_" not in text else -1.0
+    except ValueError:
+        return None
+    return seconds if 0.0 <= seconds <= SECONDS_LIMIT else None  # NaN is not
+
+
 def parse_snapshot_memory(text: str) -> tuple[int, int | None] | None:
     """Parse the most memory that snapshots may take on a node.
 
@@ -380,11 +415,12 @@ def parse_snapshot_memory(text: str) -> tuple[int, int | None] | None:
         The share in thousandths of what is free, and the limit in bytes (None: only the share). None: it is neither.
     """
     number, unit = (text[:-1], text[-1:]) if text[-1:] in "%KMGT" else (text, "")
-    if number.isascii() and number.isdecimal() and len(number) < 18:  # longer ones overflow
-        if unit == "%" and 0 < int(number) <= 100:
-            return 10 * int(number), None
+    count = parse_digits(number)
+    if count is not None:
+        if unit == "%" and 0 < count <= 100:
+            return 10 * count, None
         if unit != "%":
-            size = int(number) << {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}[unit]
+            size = count << {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}[unit]
             if size < 1 << 62:
                 return 0, size
     return None
@@ -399,20 +435,21 @@ def parse_listen_address(text: str) -> tuple[str, int] | None:
     import socket  # workers, too, read this module
 
     host, colon, port = text.strip().rpartition(":")
-    if not (port.isascii() and port.isdecimal()) or len(port) > 5 or int(port) > 65535:
+    number = parse_digits(port, 65535)
+    if number is None:
         return None
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     elif ":" in host:  # IPv6 without brackets
         return None
     if not colon:
-        return "", int(port)
+        return "", number
     for family in (socket.AF_INET, socket.AF_INET6):
         try:
             socket.inet_pton(family, host)
         except (OSError, ValueError):
             continue
-        return host, int(port)
+        return host, number
     return None
 
 
@@ -497,13 +534,34 @@ class LogNames:
     """
 
 
-EVENT_SCHEMA: Final = 2
-"""The schema of the records of `events.jsonl`. Those of schema 1 have no field `schema`.
+FORMAT: Final = 1
+"""The format of all that one process of muster writes and another one reads: files, messages, annotations, shared
+memory.
 
-A reader must understand both.
+Raise it when a reader would misread what is written, or miss a field. A reader takes one format and refuses all others
+with `check_format`, in one line. No reader has a default for what is always written, and none accepts an earlier form.
 """
-REPORT_SCHEMA: Final = 1
-STATUS_SCHEMA: Final = 2
+
+
+class FormatError(ValueError):
+    """What is read has another format than `FORMAT`. `str()` is a line with its name, its number and ours."""
+
+
+def check_format(found: object, name: str) -> None:
+    """Refuse what has another format.
+
+    Args:
+        found: the number that it has, which anything may have written. None: it has none.
+        name: the path of a file, or which peer has sent it.
+
+    Raises:
+        FormatError: it is not `FORMAT`.
+    """
+    if type(found) is not int or found != FORMAT:
+        has = "no format number" if found is None else f"format {str(found)[:20]}"
+        raise FormatError(f"{name} is of another version of muster: it has {has}, and format {FORMAT} is needed")
+
+
 STATUS_LIMIT_BYTES: Final = 1 << 18
 """The largest `status.json`."""
 TERMINATION_LOG_LIMIT_BYTES: Final = 4096
@@ -511,16 +569,15 @@ TERMINATION_LOG_LIMIT_BYTES: Final = 4096
 
 
 class StatusPageLayout:
-    """Layout of the status page, version 2: one small memory file per node and round, shared by agent and workers.
+    """Layout of the status page: one small memory file per node and round, shared by agent and workers.
 
     The agent writes the header, each worker its own slot. Every field is one aligned native 8-byte word (a signed
     integer, or a double where said), written by one store: a reader never sees half a field. There is no lock and no
     order between fields, so nothing may be concluded from two fields together but what one word holds.
     """
 
-    VERSION: Final = 2
-    MAGIC: Final = 0x6D75737465720000 | VERSION
-    """`muster` and the version. A worker that finds another value uses no page."""
+    MAGIC: Final = 0x6D75737465720000 | FORMAT
+    """`muster` and the format. A worker that finds another value uses no page."""
     BLOCK_BYTES: Final = 4096
     """Size of the header and of each slot. Slot n begins at block n + 1."""
     WORDS: Final = BLOCK_BYTES // 8
@@ -559,7 +616,7 @@ class StatusPageLayout:
     DEBUGGER: Final = 14
     """What the rank asks of this node's terminal: `DEBUGGER_NONE`, `_WANTS` it, or `_QUIT` (end the job)."""
     TERMINAL: Final = 15
-    """The agent's answer, 0 while there is none: `TERMINAL_LENT` or `TERMINAL_NONE`."""
+    """The agent's answer, 0 while there is none: `TERMINAL_QUEUED`, then `_LENT`; or `_NONE`."""
     PHASE_TABLE: Final = 16
     FIRST: Final = 88
     """1 + the first step that the script has reported.
@@ -600,6 +657,7 @@ class StatusPageLayout:
     DEBUGGER_QUIT: Final = 2
     TERMINAL_LENT: Final = 1
     TERMINAL_NONE: Final = 2
+    TERMINAL_QUEUED: Final = 3
 
     STOP: Final = 0
     CHECKPOINT: Final = 1
@@ -665,7 +723,21 @@ def show_controls(text: str) -> str:
         import re
 
         text = re.sub(r"\x1b\[[0-9;:]*m", "", text)
+    if not text.isascii():
+        text = text.encode(errors="backslashreplace").decode()  # names of files that are no UTF-8
     return text.translate(_CONTROLS)
+
+
+def print_line(text: str, stream: "TextIO | None" = None) -> None:
+    """Print one or several lines at once. All that may quote a worker, a file or another machine is printed by this.
+
+    Args:
+        text: without its last newline.
+        stream: None: stderr.
+    """
+    import sys
+
+    print(show_controls(text), file=stream or sys.stderr, flush=True)
 
 
 def has_controls(text: str) -> bool:
@@ -679,8 +751,7 @@ class SnapshotHeader:
     The agent writes all but `USED`, most of them before it starts the workers of a round.
     """
 
-    VERSION: Final = 1
-    MAGIC_VALUE: Final = 0x6D75737473000000 | VERSION
+    MAGIC_VALUE: Final = 0x6D75737473000000 | FORMAT
     BYTES: Final = 4096
     """The size of the header, and of each block."""
 

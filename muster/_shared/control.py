@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, TypeAlias, TypeVar
 
-from muster._shared.contract import AskKind, AskOutcome, describe_exit_code
+from muster._shared.contract import AskKind, AskOutcome, check_format, describe_exit_code, show_controls
 from muster._shared.foreign_files import parse_json
 from muster._shared.records import replace
 from muster._shared.reports import Answer
@@ -33,19 +33,22 @@ class ExitCode(IntEnum):
 
 def get_exit_code(answer: Answer) -> ExitCode:
     """Return the exit code of the `muster` command."""
-    return ExitCode[answer.outcome.name]
+    return ExitCode.LOST if answer.outcome is AskOutcome.UNREACHED else ExitCode[answer.outcome.name]
 
 
 class ControlError(RuntimeError):
     """A request could not be passed on. `str()` is one line. `exit_code` is that of the `muster` command."""
 
     def __init__(self, line: str, exit_code: ExitCode) -> None:
-        super().__init__(line)
+        super().__init__(show_controls(line))
         self.exit_code = exit_code
 
 
 NO_AGENT: Final = 3
 """Exit code of `muster-agent ask job` when no agent of the job answers it."""
+
+SILENT: Final = 4
+"""Its exit code when an agent is there and does not greet: it is stopped, or answers too many others."""
 
 NOT_REACHED: Final = 255
 """Exit code of an `AskNode` whose node was not reached: nothing was asked."""
@@ -75,12 +78,13 @@ def ask_first(nodes: Iterable[str], words: Sequence[str], ask_node: AskNode, non
             try:
                 return parse_answer(output)
             except ValueError as error:
-                return Answer(outcome=AskOutcome.LOST, line=f"{node} gave no answer that can be read ({error})")
+                line = f"{node} gave no answer that can be read ({error})"
+                return Answer(outcome=AskOutcome.UNREACHED, line=line)
         if code != NO_AGENT:
             lines = errors.strip().splitlines()
             why = lines[-1] if lines else f"its command {describe_exit_code(code)}"
-            lost = Answer(outcome=AskOutcome.LOST, line=f"{node} cannot be asked: {why}")
-            if code != NOT_REACHED:
+            lost = Answer(outcome=AskOutcome.UNREACHED, line=f"{node} cannot be asked: {why}")
+            if code not in (SILENT, NOT_REACHED):
                 return lost
             unreached = unreached or lost
     return unreached or Answer(outcome=AskOutcome.LOST, line=none)
@@ -112,13 +116,16 @@ def merge_answers(answers: Mapping[str, Answer]) -> Answer:
     """Return one answer of an app whose roles are jobs of their own, by role. The worst outcome counts."""
     if len(answers) == 1:
         return next(iter(answers.values()))
-    worst = max(answers.values(), key=get_exit_code)
+    worst = max(answers.values(), key=lambda each: (get_exit_code(each), each.outcome is AskOutcome.UNREACHED))
     line = "; ".join(f"{role}: {answer.line}" for role, answer in answers.items())
     stacks = tuple(replace(each, role=role) for role, answer in answers.items() for each in answer.stacks)
     late = tuple(replace(each, role=role) for role, answer in answers.items() for each in answer.late)
     progress = tuple(replace(each, role=role) for role, answer in answers.items() for each in answer.progress)
     ranks = sum(answer.ranks for answer in answers.values())
-    return replace(worst, line=line, stacks=stacks, progress=progress, late=late, ranks=ranks)
+    is_unchanged = all(answer.is_unchanged for answer in answers.values())
+    return replace(
+        worst, line=line, is_unchanged=is_unchanged, stacks=stacks, progress=progress, late=late, ranks=ranks
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,12 +172,16 @@ def close_stop(asked: Answer, what: str, took_s: float, *, has_ended: bool) -> A
     """
     if not has_ended:
         line = f"{asked.line}; its {what} were told to end, and some still run after {took_s:.1f} s"
-        return replace(asked, outcome=AskOutcome.LATE, line=line, took_s=took_s)
+        return replace(asked, outcome=AskOutcome.LATE, line=line, is_unchanged=False, took_s=took_s)
     if asked.outcome is AskOutcome.DONE:
         return asked
-    said = asked.line.replace("; nothing was changed", "")
-    line = f"{said}, so no common step was saved; all {what} got SIGTERM and have ended, after {took_s:.1f} s"
+    line = f"{asked.line}, so no common step was saved; all {what} got SIGTERM and have ended, after {took_s:.1f} s"
     return Answer(outcome=AskOutcome.DONE, line=line, took_s=took_s, late=asked.late)
+
+
+def describe_answer(answer: Answer) -> str:
+    """Say what became of a request."""
+    return f"{answer.line}; nothing was changed" if answer.is_unchanged else answer.line
 
 
 def count_nodes(nodes: int) -> str:
@@ -186,4 +197,7 @@ def parse_answer(text: str) -> Answer:
     """
     from muster._shared.codec import decode
 
-    return decode(Answer, parse_json(text))
+    data = parse_json(text)
+    if isinstance(data, dict):
+        check_format(data.get("format"), "the answer")
+    return decode(Answer, data)

@@ -17,6 +17,8 @@ from typing import ClassVar, TextIO
 from muster._shared.contract import StatusPageLayout as Layout
 
 _LOOK_S = 0.02
+_ANSWER_S = 30.0
+"""An agent that has not answered by then has no debugger. It looks once a second."""
 
 
 def debug(frame: FrameType, words: "memoryview | None", terminal: str) -> None:
@@ -51,11 +53,12 @@ class _Session:
         self._words = words
         self._path = terminal
         self._saved_fds: list[int] = []
+        self._answer_s = _ANSWER_S
         self._streams: tuple[TextIO, TextIO, TextIO] = sys.stdin, sys.stdout, sys.stderr
         self.debugger = _Debugger(self)
 
     def borrow(self) -> bool:
-        """Wait for the terminal, and take it. False: there is none. The agent answers, or it has ended this process."""
+        """Wait for the terminal, and take it. False: there is none."""
         if self._saved_fds:
             return True
         for stream in (sys.stdout, sys.stderr):
@@ -65,8 +68,13 @@ class _Session:
             time.sleep(_LOOK_S)  # until the agent sees its end
         words[Layout.TERMINAL] = 0
         words[Layout.DEBUGGER] = Layout.DEBUGGER_WANTS
-        while words[Layout.TERMINAL] == 0:
+        until_s = time.monotonic() + self._answer_s
+        while words[Layout.TERMINAL] == Layout.TERMINAL_QUEUED or (
+            words[Layout.TERMINAL] == 0 and time.monotonic() < until_s
+        ):
             time.sleep(_LOOK_S)
+        if words[Layout.TERMINAL] == 0:
+            self._answer_s = 0.0
         if words[Layout.TERMINAL] == Layout.TERMINAL_LENT and self._open_terminal():
             return True
         words[Layout.DEBUGGER] = Layout.DEBUGGER_NONE

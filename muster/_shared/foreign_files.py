@@ -1,4 +1,4 @@
-"""Reads files and JSON that anything may have written: a worker, a container, another user, an older version.
+"""Reads files and JSON that anything may have written: a worker, a container, another user.
 
 `codec.salvage` makes records of it. This module also keeps a link in folders where others may write.
 """
@@ -6,25 +6,32 @@
 import contextlib
 import errno
 import json
+import math
 import os
+import select
 import stat
+import time
+from collections.abc import Iterator
 from typing import Final
 
 from muster._shared.contract import LogNames
 
 _JSON_DEPTH: Final = 50
 _PIECE_BYTES: Final = 1 << 20
+WHOLE_LIMIT_BYTES: Final = 4 << 20
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
 def parse_json(text: str | bytes) -> object:
-    """Parse what a worker, a container or an older agent has written: anything may stand there.
+    """Parse what a worker or a container has written: anything may stand there.
 
     Raises:
         ValueError: it is no JSON, or is nested deeper than what we write: what prints it would end in RecursionError.
     """
     try:
         content: object = json.loads(text)
+        if _has_long_number(text):
+            content = json.loads(text, parse_int=_parse_int)
     except RecursionError:
         raise ValueError("nested too deeply") from None
     count = text.count(b"{") + text.count(b"[") if isinstance(text, bytes) else text.count("{") + text.count("[")
@@ -33,22 +40,94 @@ def parse_json(text: str | bytes) -> object:
     return content
 
 
+def _has_long_number(text: str | bytes) -> bool:
+    import re  # the agent's start needs none
+
+    return re.search(rb"[0-9]{300}", text if isinstance(text, bytes) else text.encode(errors="replace")) is not None
+
+
+def _parse_int(text: str) -> int:
+    if not math.isfinite(float(text)):  # it could not be compared with a time, or shown
+        raise ValueError("a number is too large")
+    return int(text)
+
+
 def _is_deep(content: object, levels: int) -> bool:
     parts = content.values() if isinstance(content, dict) else content if isinstance(content, list) else ()
     return bool(parts) and (levels == 0 or any(_is_deep(part, levels - 1) for part in parts))
 
 
-def read_regular(path: str, limit_bytes: int, start_bytes: int = 0) -> bytes:
+def read_whole(
+    path: str | os.PathLike[str],
+    limit_bytes: int = WHOLE_LIMIT_BYTES,
+    *,
+    is_own: bool = False,
+    pipe_limit_s: float = 0.0,
+) -> bytes:
+    """Return the bytes of a file that is to be read as a whole.
+
+    Args:
+        path: of the file.
+        limit_bytes: the most that it may have.
+        is_own: it must belong to this user or to root.
+        pipe_limit_s: how long to wait for what is written, if it is a pipe, such as a shell's `<(command)`. 0: it
+            must be no pipe.
+
+    Raises:
+        OSError: see `read_regular`. Or it is larger, or another user's.
+    """
+    if pipe_limit_s and stat.S_ISFIFO(os.stat(path).st_mode):
+        content = _read_pipe(path, limit_bytes + 1, pipe_limit_s)
+    else:
+        content = read_regular(path, limit_bytes + 1, is_own=is_own)
+    if len(content) > limit_bytes:
+        raise OSError(errno.EFBIG, f"it is larger than {limit_bytes} bytes", os.fspath(path))
+    return content
+
+
+def _read_pipe(path: str | os.PathLike[str], limit_bytes: int, limit_s: float) -> bytes:
+    until_s = time.monotonic() + limit_s
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as file:
+        poller = select.poll()
+        poller.register(file, select.POLLIN)
+        content = b""
+        while len(content) < limit_bytes:
+            if not poller.poll(max(0.0, until_s - time.monotonic()) * 1000):
+                raise OSError(errno.ETIMEDOUT, f"it is a pipe that no process has written and closed in {limit_s:g} s")
+            piece = file.read(_PIECE_BYTES)
+            if not piece:
+                break
+            content += piece
+        return content
+
+
+def read_regular(
+    path: str | os.PathLike[str],
+    limit_bytes: int,
+    start_bytes: int = 0,
+    *,
+    is_own: bool = False,
+    follows: bool = True,
+) -> bytes:
     """Return the bytes of a file from an offset on. A negative offset counts from its end.
+
+    Args:
+        path: of the file.
+        limit_bytes: the most that is read.
+        start_bytes: where to begin.
+        is_own: it must belong to this user or to root.
+        follows: it may be a symbolic link.
 
     Raises:
         OSError: it cannot be read, or it is not a regular file: a named pipe would block.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follows else os.O_NOFOLLOW))
     with open(fd, "rb") as file:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
-            raise OSError(errno.EINVAL, "it is not a regular file", path)
+            raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
+        if is_own and found.st_uid not in (0, os.geteuid()):
+            raise OSError(errno.EPERM, "it belongs to another user", os.fspath(path))
         file.seek(max(0, found.st_size + start_bytes) if start_bytes < 0 else start_bytes)
         pieces: list[bytes] = []
         while limit_bytes > 0 and (
@@ -57,6 +136,38 @@ def read_regular(path: str, limit_bytes: int, start_bytes: int = 0) -> bytes:
             pieces.append(piece)
             limit_bytes -= len(piece)
         return b"".join(pieces)
+
+
+def walk_files(folder: str | os.PathLike[str]) -> Iterator["os.DirEntry[str]"]:
+    """Return what is in a folder at any depth and is no folder. What cannot be listed is left out.
+
+    Without recursion, which has a limit: `os.walk` and `rglob` end in RecursionError where a folder is very deep.
+    """
+    folders = [os.fspath(folder)]
+    while folders:
+        with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                else:
+                    yield entry
+
+
+def remove_folder(folder: str | os.PathLike[str]) -> None:
+    """Remove a folder with all that is in it.
+
+    Raises:
+        OSError: see `shutil.rmtree`, which has the limit of recursion.
+    """
+    import shutil
+    import subprocess
+
+    try:
+        shutil.rmtree(folder)
+    except RecursionError:
+        done = subprocess.run(["rm", "-rf", "--", folder], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise OSError(errno.EIO, done.stderr.strip().splitlines()[-1], os.fspath(folder)) from None
 
 
 # -- the newest job, or run ------------------------------------------------------------------------------------------

@@ -39,6 +39,11 @@ FORWARDED_SIGNALS = (
 )
 """Signals passed on to the guarded process. SIGKILL and SIGSTOP cannot be. All others keep their default."""
 
+_KILL_HINTS: dict[int, str] = {
+    signal.SIGKILL: " (by a person, or by the kernel for want of memory)",
+    signal.SIGUSR1: " (see --preempt-signal)",
+}
+
 STOP_LIMIT_S = 30.0
 """Agent and guard wait this long for killed processes that do not end (uninterruptible sleep), then report them."""
 
@@ -256,7 +261,9 @@ class Guard:
         for signum in (*forwarded, *stops, signal.SIGCHLD):
             signal.signal(signum, _do_nothing)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
-        signal.pthread_sigmask(signal.SIG_SETMASK, {*old_mask, signal.SIGCONT} if self._waits_suspended else old_mask)
+        signal.pthread_sigmask(
+            signal.SIG_SETMASK, {*old_mask, signal.SIGTTOU, *([signal.SIGCONT] if self._waits_suspended else ())}
+        )
         self._wait()
         code = self._sweep()
         if self._killed_by and self._reported_as:
@@ -310,8 +317,8 @@ class Guard:
         processes.send_signal([self._guarded_pid], signal.SIGKILL)
 
     def _report_killed(self, signum: int) -> None:
-        if signum not in FORWARDED_SIGNALS:  # a person has asked for it
-            hint = " (by a person, or by the kernel for want of memory)" if signum == signal.SIGKILL else ""
+        hint = _KILL_HINTS.get(signum, "")
+        if hint or signum not in FORWARDED_SIGNALS:  # a person has asked for it
             processes.write_stderr(
                 f"muster: {self._reported_as} {describe_end(-signum)}{hint}: its workers were killed, too\n"
             )
@@ -394,11 +401,11 @@ def run_guarded_process(guard_pid: int, mask: Collection[int], body: Callable[[]
     processes.set_death_signal(signal.SIGTERM)
     if os.getppid() != guard_pid:
         os._exit(128 + signal.SIGTERM)
-    # A terminal's Ctrl-C then comes once, from the guard.
+    # A terminal's Ctrl-C then comes once, from the guard. It may write in the background, too (`stty tostop`).
     os.setpgid(0, 0)
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    signal.pthread_sigmask(signal.SIG_SETMASK, {*mask, signal.SIGTTOU})
     code = 1
     try:
         code = body()
@@ -449,8 +456,8 @@ def _report_shortage(error: OSError) -> int:
 
 
 def _exec_command(command: Sequence[str]) -> int:
-    for signum in processes.IGNORED_BY_PYTHON:
-        signal.signal(signum, signal.SIG_DFL)
+    processes.reset_ignored()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTTOU])
     try:
         os.execvp(command[0], list(command))  # noqa: S606  # no shell, on purpose
     except OSError as error:

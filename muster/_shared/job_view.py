@@ -1,9 +1,8 @@
 """How a job that runs is doing, as records: its state, nodes, ranks, recoveries and events.
 
 The leader's node writes a `JobStatus` into `status.json`. Commands, adapters and views read it by `codec.salvage`.
-`status.schema.json` beside this module is its JSON schema. Every field has a default: older agents write fewer, and a
-field of schema 2 that has its default is not written. Every list and text has a limit, so that the file has one:
-`contract.STATUS_LIMIT_BYTES`.
+`status.schema.json` beside this module is its JSON schema. A field marked as sparse is left out while it has its
+default. Every list and text has a limit, so that the file has one: `contract.STATUS_LIMIT_BYTES`.
 
 A job of more than `LISTED_RANKS` ranks lists no ranks: its nodes name their slowest one. A job of more than
 `LISTED_NODES` nodes lists those that differ. `nodes_running`, `nodes_spare` and `nodes_lost` count all.
@@ -12,7 +11,7 @@ A job of more than `LISTED_RANKS` ranks lists no ranks: its nodes name their slo
 from enum import Enum
 from typing import Annotated, Final
 
-from muster._shared.contract import STATUS_SCHEMA
+from muster._shared.contract import FORMAT
 from muster._shared.fields import AS_OBJECT, SPARSE, Count, Integer, Limit, Line, Name, Number, Seconds, Step
 from muster._shared.records import record
 from muster._shared.reports import format_duration
@@ -259,10 +258,12 @@ class SlowRank:
 class JobStatus:
     """How a job is doing. `step` to `values` are of the rank that has done the fewest steps."""
 
-    schema: Count = STATUS_SCHEMA
+    format: Count = FORMAT
     round: Count = 0
     attempt: Count = 0
     state: JobState = JobState.RUNNING
+    bar: _Name = ""
+    """The name of the progress bar that step and total are from, such as "Epoch 2"."""
     paused_since_s: Seconds | None = None
     """By the wall clock, as all times here."""
     step: Step | None = None
@@ -276,7 +277,6 @@ class JobStatus:
     """When it was written."""
     most_steps_done: _Step = None
     """The most steps of an ended job in an earlier round, if those are more than in the last one."""
-    # Since schema 2:
     run_id: _Name = ""
     reason: _Line = ""
     """Why the job is in its state, in one clause."""
@@ -349,6 +349,7 @@ class JobStatus:
         if self.state is JobState.PAUSED:
             words = [f"paused at {place}{paused_since}"]
         else:
+            place = f"{self.bar}: {place}" if self.bar else place
             words = [place if self.step is None or self.total is None else f"{place} of {self.total}"]
             if (still_s := self.still_s) is not None:
                 words.append(f"no step for {format_duration(still_s)}")

@@ -1,18 +1,20 @@
-"""Process trees, cores, and the two Linux calls the standard library lacks. For the guard, the agent and local_cwd.
+"""How processes are started, found and ended; cores; and the two Linux calls the standard library lacks.
+
+It is standard library only, because it also goes with programs to nodes, see `schedulers.inside.frames`.
 
 Source: prctl(2), timerfd_create(2), proc(5).
 """
 
 import contextlib
 import ctypes
+import errno
 import os
 import select
 import signal
 import sys
-from collections.abc import Callable, Container, Iterable, Mapping
-from typing import Final, TypeAlias
-
-from muster._shared.contract import Env
+import warnings
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from typing import Final, NoReturn, TypeAlias
 
 LINUX = sys.platform.startswith("linux")
 """Jobs run on Linux: only what submits them asks, and the guard."""
@@ -20,6 +22,17 @@ LINUX = sys.platform.startswith("linux")
 IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 """Signals that the interpreter ignores from its start. A program that it execs would inherit that."""
 
+READ: Final = select.POLLIN
+WRITE: Final = select.POLLOUT
+"""What `wait_events` waits for."""
+
+_HANDLED: Final = tuple(
+    getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCHLD")
+)
+"""Signals that a process which starts others may handle or ignore."""
+_EXEC_FAILED: Final = 127
+_EXEC_LIMIT_S: Final = 10.0
+_REPORT_BYTES: Final = 4096
 _PR_SET_PDEATHSIG = 1
 _PR_GET_PDEATHSIG = 2
 _PR_SET_CHILD_SUBREAPER = 36
@@ -97,6 +110,127 @@ class BoottimeTimer:
         os.close(self.fd)
 
 
+# -- starts ------------------------------------------------------------------------------------------------------------
+
+
+def spawn(
+    become: Callable[[], object],
+    streams: Sequence[int],
+    keep_fds: Sequence[int] = (),
+    *,
+    death_signal: int,
+    limit_s: float = _EXEC_LIMIT_S,
+    keeps_ignored: bool = False,
+) -> int:
+    """Start a program in a session of its own, and return its process id. The caller collects it.
+
+    `subprocess` does not fit for three reasons. It collects the child itself, while agents and supervisors also collect
+    orphans that they did not start, with `waitpid(-1)`. It waits without a limit for an exec, whose disk may hang. And
+    code that runs between fork and exec cannot report what failed.
+
+    Args:
+        become: runs in the child, and execs the program. What the program inherits is arranged by then.
+        streams: become its descriptors 0, 1 and 2.
+        keep_fds: what it inherits besides, under the same numbers.
+        death_signal: it gets this signal when the *thread* that calls this function ends.
+        limit_s: how long to wait for the exec. If it fails later, the process exits with 127.
+        keeps_ignored: see `strip_process`.
+
+    Raises:
+        OSError: without a file's name, if nothing could be forked; with one ("": none), if the child has failed.
+    """
+    report_read, report_write = os.pipe()  # closed by an exec
+    parent_pid = os.getpid()
+
+    def begin() -> None:
+        os.setsid()
+        set_death_signal(death_signal)
+        if os.getppid() != parent_pid:
+            os._exit(_EXEC_FAILED)
+        strip_process(streams, keep_fds, report_write, keeps_ignored=keeps_ignored)
+        become()
+
+    try:
+        try:
+            with warnings.catch_warnings():
+                # Python 3.12 warns of threads: ours hold no lock that the child needs before exec.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                pid = os.fork()
+            if pid == 0:
+                _exec_or_report(begin, report_write)
+        finally:
+            os.close(report_write)
+        failed = os.read(report_read, _REPORT_BYTES) if wait_readable(report_read, limit_s) else b""
+    finally:
+        os.close(report_read)
+    if failed:
+        os.waitpid(pid, 0)
+        number, _, name = failed.partition(b" ")
+        raise OSError(int(number), os.strerror(int(number)), os.fsdecode(name))
+    return pid
+
+
+def _exec_or_report(begin: Callable[[], None], report_fd: int) -> NoReturn:
+    number, name = errno.EINVAL, ""
+    try:
+        begin()
+    except OSError as error:
+        number, name = error.errno or number, error.filename or ""
+    finally:
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # the parent may be gone
+        with contextlib.suppress(OSError):
+            os.write(report_fd, os.fsencode(f"{number} {name}")[:_REPORT_BYTES])
+        os._exit(_EXEC_FAILED)
+
+
+def strip_process(
+    streams: Sequence[int], keep_fds: Sequence[int], own_fd: int = -1, *, keeps_ignored: bool = False
+) -> None:
+    """Keep nothing for a program but these descriptors: signals get their default, and none is blocked.
+
+    Args:
+        streams: become 0, 1 and 2.
+        keep_fds: the program inherits them.
+        own_fd: stays open until the exec.
+        keeps_ignored: what is ignored stays so (nohup), except for what the interpreter ignores.
+    """
+    for number, fd in enumerate(streams):
+        os.dup2(fd, number)
+    close_all_but(keep_fds, own_fd)
+    for signum in _HANDLED:
+        if not keeps_ignored or signal.getsignal(signum) is not signal.SIG_IGN:
+            signal.signal(signum, signal.SIG_DFL)
+    reset_ignored()
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def reset_ignored() -> None:
+    """Give the signals that the interpreter ignores their default, for a program."""
+    for signum in IGNORED_BY_PYTHON:
+        signal.signal(signum, signal.SIG_DFL)
+
+
+def list_descriptors() -> list[int]:
+    """Return the open descriptors, and perhaps the one that listed them."""
+    return [int(name) for name in os.listdir("/proc/self/fd")]
+
+
+def close_all_but(inherited: Sequence[int], own_fd: int = -1) -> None:
+    """Close every descriptor above 2 but `own_fd` and those that a program is to inherit.
+
+    `os.closerange` tries a thousand million numbers where that is the limit, if Python knows no close_range(2).
+    """
+    for fd in list_descriptors():
+        if fd > 2 and fd != own_fd and fd not in inherited:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+    for fd in inherited:
+        os.set_inheritable(fd, True)
+
+
+# -- trees -------------------------------------------------------------------------------------------------------------
+
+
 def list_parents() -> dict[int, int]:
     """Return the parent of every live process the kernel shows. Zombies are left out.
 
@@ -146,23 +280,30 @@ def list_descendants(root: int, *, keep: Container[int] = ()) -> list[int]:
 
 
 def read_peak_bytes() -> int:
-    """Return the peak resident memory of the largest process that has ended among this process's descendants, or 0.
-
-    None has.
-    """
+    """Return the peak resident memory of the largest descendant that has ended, or 0 if none has."""
     import resource
 
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
 
 
 def wait_readable(fd: int, limit_s: float | None) -> bool:
-    """Wait until a descriptor is readable or its other end closed. Return False after `limit_s` (None: without limit).
+    """Wait until a descriptor is readable or its other end closed. Return False after `limit_s` (None: no limit)."""
+    return bool(wait_events({fd: READ}, limit_s))
+
+
+def wait_events(wanted: Mapping[int, int], limit_s: float | None = None) -> dict[int, int]:
+    """Wait for descriptors, at most `limit_s` (None: without limit), and return the events of those that are ready.
 
     With `poll`, because `select` takes no descriptor above 1023, and programs that start jobs may have many.
+
+    Args:
+        wanted: `READ`, `WRITE`, both or 0 by descriptor. The end of the other side counts always.
+        limit_s: see above.
     """
     poller = select.poll()
-    poller.register(fd, select.POLLIN)
-    return bool(poller.poll(None if limit_s is None else max(0.0, limit_s) * 1000))
+    for fd, events in wanted.items():
+        poller.register(fd, events)
+    return dict(poller.poll(None if limit_s is None else max(0.0, limit_s) * 1000))
 
 
 def write_stderr(text: str, limit_s: float = 2.0) -> None:
@@ -170,11 +311,11 @@ def write_stderr(text: str, limit_s: float = 2.0) -> None:
 
     A pipe that is writable has room for at least 4096 bytes, so the write of a line does not block.
     """
-    poller = select.poll()
-    poller.register(2, select.POLLOUT)
     with contextlib.suppress(OSError):
-        if poller.poll(limit_s * 1000):
-            os.write(2, text.encode(errors="backslashreplace")[:4096])
+        if wait_events({2: WRITE}, limit_s):
+            from muster._shared.contract import show_controls
+
+            os.write(2, show_controls(text).encode()[:4096])
 
 
 def send_signal(pids: Iterable[int], signum: int) -> None:
@@ -251,20 +392,17 @@ def read_terminal_settings(fd: int) -> TerminalSettings | None:
 
 
 def restore_terminal(fd: int, settings: TerminalSettings) -> None:
-    """Give the terminal its settings again, also where this process is in the background. It may have been hung up."""
+    """Give the terminal its settings again: guard and agent block SIGTTOU. It may have been hung up."""
     import termios
 
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTTOU])
-    try:
+    with contextlib.suppress(termios.error):
         termios.tcsetattr(fd, termios.TCSADRAIN, settings)
-    except termios.error:
-        pass
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def find_nvml(environ: Mapping[str, str]) -> str | None:
     """Return NVML's library if the machine has NVIDIA's driver. None: nothing for devices is loaded or opened."""
+    from muster._shared.contract import Env
+
     named = environ.get(Env.NVML)
     if named:
         return named

@@ -3,14 +3,13 @@
 `job_view` has the status of a job that runs.
 
 The agent writes them, with `_shared.codec`: to its leader, into files of the run's folder, into a container's last
-message, as the answer of `muster-agent ask`. Adapters, commands and the Python API read them. So a field that is added
-has a default, because older agents do not write it.
+message, as the answer of `muster-agent ask`. Adapters, commands and the Python API read them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated
 
-from muster._shared.contract import REPORT_SCHEMA, AskOutcome, describe_end
+from muster._shared.contract import FORMAT, AskOutcome, describe_end
 from muster._shared.fields import (
     AS_OBJECT,
     PACKED,
@@ -94,7 +93,7 @@ class Failure:
     early: bool = False
     """It failed with a start-up error within seconds. The same error twice in a row is not retried."""
     cause: Name = ""
-    """The class of its cause, one of `causes.CLASSES`. "": it was ended by us, or its agent is older."""
+    """The class of its cause, one of `causes.CLASSES`. "": it was ended by us."""
     evidence: Line = ""
     """The line that the class was found by. "": the end of the process says it."""
     wish: Name = ""
@@ -297,7 +296,7 @@ class Report:
     stacks: Stacks = ()
     suspected: Annotated[tuple[Line, ...], Limit(most=64)] = ()
     """Nodes that are suspected to be at fault, one clause each."""
-    schema: Count = REPORT_SCHEMA
+    format: Count = FORMAT
 
 
 @record
@@ -306,7 +305,9 @@ class Answer:
 
     outcome: AskOutcome
     line: Line
-    """For the person."""
+    """For the person, see `control.describe_answer`."""
+    is_unchanged: bool = False
+    """Nothing was changed for it."""
     step: Step | None = None
     """The step that was agreed on. For `stacks` it is that of the rank that has done the fewest."""
     ranks: Count = 0
@@ -316,6 +317,7 @@ class Answer:
     stacks: Stacks = ()
     progress: Annotated[tuple[RankProgress, ...], Limit(most=4096)] = ()
     """The progress of the ranks whose stacks were asked for."""
+    format: Count = FORMAT
 
 
 def print_values(values: Mapping[str, float]) -> tuple[tuple[str, str], ...]:

@@ -25,7 +25,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from muster._shared.contract import Env, SnapshotBlock, SnapshotHeader
+from muster._shared.contract import FORMAT, Env, SnapshotBlock, SnapshotHeader, check_format
 
 SLOTS: Final = SnapshotBlock.SLOTS
 SLOT_SPACE: Final = SnapshotBlock.SLOT_SPACE
@@ -214,7 +214,7 @@ def open_files(environ: Mapping[str, str]) -> WorkerFiles | None:
 
     Raises:
         OSError: they cannot be opened: of another user, or in another namespace of processes.
-        ValueError: they are of another version or round.
+        ValueError: they have another format, or are of another round.
     """
     where = environ.get(Env.SNAPSHOTS)
     if not where:
@@ -227,7 +227,7 @@ def open_files(environ: Mapping[str, str]) -> WorkerFiles | None:
         os.close(fd)
     words, local_rank = control.words, int(rank)
     if words[Header.MAGIC] != MAGIC:
-        raise ValueError(f"it is of another version than {SnapshotHeader.VERSION}")
+        check_format(words[Header.MAGIC] ^ MAGIC ^ FORMAT, "it")
     if words[Header.ROUND] != int(round_number) or not 0 <= local_rank < words[Header.RANKS]:
         raise ValueError("it belongs to another round")
     owner = control.read_block(local_rank, Block.OWNER)

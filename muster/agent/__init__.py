@@ -14,7 +14,7 @@
     runtime/    loop, clock, signals, event log             diagnosis/  why a worker or the job failed
     node/       what one node does about each event         placement/  CPUs and GPUs of workers
     workers/    starting and stopping workers               rendezvous/ agreement among the nodes
-    hold/       a held node between runs
+    hold/       a held node between runs                features/   what is optional, a folder each
     control/    people's requests to a running job: stop, checkpoint, pause, stacks
     telemetry/  what people see of it                   snapshots/  the ranks' state in this node's memory
 

@@ -41,7 +41,9 @@ def main(args: Sequence[str]) -> int:
     try:
         step, stride = _parse(args)
     except _Misuse as error:
-        sys.stderr.write(f"muster: {error}\n{USAGE}")
+        from muster._shared.contract import print_line
+
+        print_line(f"muster: {error}\n{USAGE}")
         return MISUSE
     from muster._shared.contract import Env
 
@@ -74,12 +76,13 @@ def _parse(args: Sequence[str]) -> tuple[int, int | None]:
 
 
 def _parse_number(name: str, text: str, least: int) -> int:
-    from muster._shared.contract import StatusPageLayout
+    from muster._shared.contract import StatusPageLayout, parse_digits
 
     most = StatusPageLayout.MAX_STEP
-    if not (text.isascii() and text.isdecimal()) or len(text) > 20 or not least <= int(text) <= most:
+    number = parse_digits(text, most)
+    if number is None or number < least:
         raise _Misuse(f"ask stop {name} {text!r}: must be a whole number, {least} to {most}")
-    return int(text)
+    return number
 
 
 if __name__ == "__main__":

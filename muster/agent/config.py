@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from muster._shared.contract import DEFAULT_DRAIN_LIMIT_S, DEFAULT_SNAPSHOT_SHARE, Env
 from muster._shared.records import NO_ITEMS, record
 from muster.agent.errors import UsageError
+from muster.agent.runtime.limits import KEEP_ALIVE_INTERVAL_S, LAST_CALL_S
 from muster.agent.workers.spec import Program
 
 if TYPE_CHECKING:
@@ -85,8 +86,8 @@ class RendezvousConfig:
     machine_name: str = ""
     """See `contract.Env.MACHINE_NAME`."""
     join_timeout_s: float = 600.0
-    last_call_timeout_s: float = 3.0
-    keep_alive_interval_s: float = 1.0
+    last_call_timeout_s: float = LAST_CALL_S
+    keep_alive_interval_s: float = KEEP_ALIVE_INTERVAL_S
     keep_alive_max_attempt: int = 5
     checkpoint: "Checkpoint | None" = None
     """The last checkpoint of the job's earlier incarnations."""
@@ -135,7 +136,7 @@ class LogConfig:
     logs_specs: str | None = None
     """Name of a `torchrun.logs_specs` entry point."""
     prefix_template: str | None = None
-    """TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE."""
+    """--log-line-prefix-template, or TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE."""
     shows_prefixed: bool = False
     """Whether streams that neither go to files nor are teed also pass through the agent, with prefixes and live
     progress bars.

@@ -11,20 +11,21 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from muster._shared.contract import DEFAULT_RUN_ID, Env, ExitCode, KubeflowEnv, LogNames, OtelEnv, show_controls
+from muster._shared.contract import DEFAULT_RUN_ID, Env, ExitCode, LogNames
 from muster._shared.guard import GuardLease
 from muster._shared.processes import find_nvml, write_stderr
 from muster._shared.records import replace
 from muster.agent.cli.arguments import parse_args
 from muster.agent.config import AgentConfig
 from muster.agent.errors import InternalError, MusterError, SpawnError, UsageError
+from muster.agent.features import SINKS
 from muster.agent.runtime.loop import Awaited, JobClock, Loop
 from muster.agent.workers.environment import MONITOR_ADDRESS, build_common_env
 from muster.agent.workers.spec import ProgramKind, WorkerStarter
 from muster.agent.workers.warm.template_handle import TemplateHandle, TemplateOptions
 
 if TYPE_CHECKING:
-    from muster._shared.job_view import JobStatus
+    from muster.agent.features.sink import Witness
     from muster.agent.hold.start import HeldStart
     from muster.agent.logs import LogRouter
     from muster.agent.node.events import LocalChecked
@@ -79,7 +80,7 @@ def _name_exhausted(error: OSError | ImportError) -> str | None:
 
 def _report_error(line: str, code: int) -> int:
     """Print one line to stderr, and return the exit code."""
-    write_stderr(f"muster: {show_controls(line)}\n")
+    write_stderr(f"muster: {line}\n")
     return int(code)
 
 
@@ -155,17 +156,16 @@ def _run_supervisor(
             "--rank-order segment: nothing names this node's NVLink domain (ClusterUUID, the node label "
             "nvidia.com/gpu.clique, SLURM_JOB_SEGMENT_SIZE, MUSTER_SEGMENT), so it keeps its place by node index"
         )
+    ranks = config.logs.local_ranks_filter
+    if ranks is not None and ranks.isdisjoint(range(config.nproc)):
+        logs.print_line("--local-ranks-filter: no worker of this node is shown")
     config = _add_checkpoint(config, logs.run_dir, environ)
     config = replace(config, loss=describe_loss(logs.run_dir, environ))
     if incarnation := describe_incarnation(config, environ, time.time()):
         logs.print_line(incarnation)
         config = replace(config, counts_since=incarnation.partition(" starts, ")[0])
-    event_log = _open_event_log(config, environ, loop, logs)
-    if config.metrics_address is not None or any(environ.get(name) for name in OtelEnv.ENDPOINTS):
-        from muster.agent.telemetry.outside import connect
-
-        config = connect(config, environ, loop, event_log, logs.print_line)
-    children = ChildWatch(loop)
+    event_log, children = _open_event_log(config, loop, logs), ChildWatch(loop)
+    config, witnesses = _connect_sinks(config, environ, loop=loop, logs=logs, children=children, event_log=event_log)
     parts = AgentParts(
         loop=loop,
         lease=lease,
@@ -175,6 +175,7 @@ def _run_supervisor(
         starter=_build_starter(loop, children, logs, event_log, warm, template, refused),
         placements=placements,
         checks=checks,
+        witnesses=witnesses,
         connect=lambda post: create_rendezvous(
             config.rendezvous, config.nproc, config.role, loop, lease, config.node_name, post
         ),
@@ -245,38 +246,46 @@ def describe_incarnation(config: AgentConfig, environ: Mapping[str, str], now_s:
     return f"incarnation {text} of this job starts, {began}{where}{before}"
 
 
-def _open_event_log(config: AgentConfig, environ: Mapping[str, str], loop: Loop, logs: "LogRouter") -> "EventLog":
+def _open_event_log(config: AgentConfig, loop: Loop, logs: "LogRouter") -> "EventLog":
     from muster.agent.runtime.event_log import EventLog, open_sinks
 
     event_log = EventLog(loop.clock, open_sinks(config.event_log_handler, logs.print_text))
-    told = [logs.show_status]
-
-    def print_line(line: str) -> None:
-        loop.call_from_thread(lambda: logs.print_notice(line))
-
-    def tell(status: "JobStatus") -> None:
-        for each in told:
-            each(status)
-
-    event_log.on_status = tell
+    event_log.status_readers.append(logs.show_status)
     if config.control_fd is not None:
         from muster.agent.control_socket import ControlSink
 
         event_log.add_sink(ControlSink(config.control_fd))
-    if environ.get(Env.JOB_OBJECT):
-        from muster.agent.runtime.job_object import JobObject
-
-        job_object = JobObject(environ, config.rendezvous.node_index, print_line)
-        event_log.add_sink(job_object)
-        told.append(job_object.write_status)
-    if environ.get(KubeflowEnv.URL):
-        from muster.agent.telemetry.train_job import TrainJob, is_wanted
-
-        if is_wanted(environ):
-            train_job = TrainJob(environ, print_line)
-            event_log.add_sink(train_job)
-            told.append(train_job.write_status)
     return event_log
+
+
+def _connect_sinks(
+    config: AgentConfig,
+    environ: Mapping[str, str],
+    *,
+    loop: Loop,
+    logs: "LogRouter",
+    children: "ChildWatch",
+    event_log: "EventLog",
+) -> "tuple[AgentConfig, tuple[Witness, ...]]":
+    """Connect the sinks that are wanted; return the configuration with what they add, and the witnesses among them."""
+    witnesses: list[Witness] = []
+    for row in SINKS:
+        if row.is_wanted(environ, config):
+            from importlib import import_module
+
+            from muster.agent.features.sink import SinkContext
+
+            context = SinkContext(
+                config=config,
+                environ=environ,
+                loop=loop,
+                logs=logs,
+                children=children,
+                event_log=event_log,
+                add_witness=witnesses.append,
+            )
+            config = import_module(f"muster.agent.features.{row.name}.sink").connect(context)
+    return config, tuple(witnesses)
 
 
 def _build_starter(

@@ -5,6 +5,5 @@
 what became of them. `handles` finds the job that a person means, and `adapters` its scheduler. `prune` removes what
 jobs that have ended left behind, and `leftovers` finds it. The package `doctor` looks at this machine, and `rehearse`
 runs a job through faults. `inside` runs a command or a terminal on the nodes of a job, `rerun` runs the last line of a
-folder again, and `completion` is for shells. `hold_command` keeps agents with torch imported for runs to come, and
-`default_hold_command` does so for everyday jobs.
+folder again, and `completion` is for shells. `hold_command` keeps agents with torch imported for runs to come.
 """

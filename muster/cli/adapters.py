@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from importlib.metadata import EntryPoint, entry_points
 from typing import Final
 
+from muster._shared.contract import show_controls
 from muster._shared.control import ControlError, ExitCode
 from muster.schedulers.adapter.scheduler import PluginScheduler
 from muster.schedulers.errors import EngineError, SchedulerError
@@ -107,7 +108,7 @@ def close_quietly(name: str, scheduler: object) -> None:
 
 def describe_error(error: Exception) -> str:
     """Return one line. Python's own errors, such as `KeyError`, say little without their name."""
-    text = " ".join(str(error).split())
+    text = show_controls(" ".join(str(error).split()))
     is_for_people = type(error).__module__ != "builtins" or isinstance(error, (ImportError, OSError))
     return text if is_for_people and text else f"{type(error).__name__}: {text}"
 

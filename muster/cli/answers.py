@@ -6,8 +6,8 @@ import sys
 from collections.abc import Iterator
 
 from muster._shared.codec import to_data
-from muster._shared.contract import show_controls
-from muster._shared.control import ControlError, get_exit_code
+from muster._shared.contract import print_line
+from muster._shared.control import ControlError, describe_answer, get_exit_code
 from muster._shared.fields import LateRank
 from muster._shared.reports import Answer, RankProgress, Stack, name_ranks, remove_thread_ids
 
@@ -19,9 +19,9 @@ def print_answer(answer: Answer, *, as_json: bool) -> int:
         print(json.dumps({**_build_json(answer), "exit_code": int(code)}))
     else:
         stream = sys.stdout if code == 0 else sys.stderr
-        print(show_controls(answer.line), file=stream)
+        print_line(describe_answer(answer), stream)
         for line in format_stacks(answer.stacks):
-            print(show_controls(line))
+            print_line(line, sys.stdout)
     return int(code)
 
 
@@ -57,7 +57,7 @@ def print_error(error: ControlError, *, as_json: bool) -> int:
     if as_json:
         print(json.dumps({"outcome": error.exit_code.name.lower(), "line": str(error), "exit_code": error.exit_code}))
     else:
-        print(f"muster: {show_controls(str(error))}", file=sys.stderr)
+        print_line(f"muster: {error}")
     return int(error.exit_code)
 
 

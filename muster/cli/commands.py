@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from muster import __version__
+from muster._shared.contract import parse_digits, parse_seconds
 from muster._shared.control import ControlError, ExitCode
 from muster._shared.reports import Answer
 
@@ -94,6 +95,9 @@ def _run(argv: Sequence[str] | None) -> int:
     logging.basicConfig(level=logging.WARNING, format="muster: %(message)s")
     parser = build_parser()
     args = _parse(parser, argv)
+    if os.path.expanduser("~") == "~":  # TorchX looks for it when it is imported
+        print("muster: this user has no home folder: set HOME", file=sys.stderr)
+        return 2
     if args.command == "prune":
         from muster.cli.prune import prune
 
@@ -129,8 +133,10 @@ def _parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpa
         parser.exit(ExitCode.USAGE, f"muster: {_refuse_command(words[0], commands)}\n")
     args, unknown = parser.parse_known_args(words)
     if unknown:
-        near = _find_near_option(unknown[0], list_options(parser)[args.command])
-        commands[args.command].error(f"unrecognized arguments: {' '.join(unknown)}{near}")
+        hint = _find_near_option(unknown[0], list_options(parser)[args.command])
+        if "component" in args:
+            hint = hint or "; a component such as dist.ddp must stand before its arguments"
+        commands[args.command].error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     return args
 
 
@@ -166,7 +172,7 @@ def order_exec_words(argv: Sequence[str]) -> list[str]:
         if not rest[0].startswith("-"):
             handle = [rest.pop(0)]
             continue
-        has_value = rest[0] in ("--node", "--role")
+        has_value = any(each.startswith(rest[0]) for each in ("--node", "--role"))  # abbreviated, too
         options += rest[: 1 + has_value]
         del rest[: 1 + has_value]
     return ["exec", *options, *handle, *rest]
@@ -229,13 +235,8 @@ def _run_job(args: argparse.Namespace, parser: argparse.ArgumentParser, words: S
                 record_line(words)
             return run_command.run(args, parser)
         if args.command == "hold":
-            if args.default is not None:
-                from muster.cli import default_hold_command
-
-                return default_hold_command.set_default(args)
             from muster.cli import hold_command
 
-            args.idle_minutes = args.idle_minutes or args.default_idle_minutes
             return hold_command.hold(args, parser)
         from muster.cli.rehearse.command import rehearse
 
@@ -269,9 +270,7 @@ def _tell_afterwards(args: argparse.Namespace) -> int:
 
     if args.command == "events":
         return commands.print_events(args.handle, role=args.role, as_json=args.json)
-    return commands.write_timeline(
-        args.handle, role=args.role, output=args.output, perfetto=args.perfetto, as_json=args.json
-    )
+    return commands.write_timeline(args.handle, role=args.role, output=args.output, as_json=args.json)
 
 
 def _print_log(args: argparse.Namespace) -> int:
@@ -316,7 +315,8 @@ def _list_arguments(args: argparse.Namespace) -> tuple[list[int], dict[str, floa
     """Return what the operation gets besides the handle."""
     if args.command == "resize":
         return [args.nodes], {} if args.role is None else {"role": args.role}
-    return [], {} if args.limit is None else {"limit_s": args.limit}
+    options = {} if args.limit is None else {"limit_s": args.limit}
+    return [], {**options, "now": True} if getattr(args, "now", False) else options
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -345,6 +345,12 @@ def build_parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--limit", type=_parse_limit, default=None, metavar="SECONDS", help="how long the ranks may take (60)"
         )
+        if name == "stop":
+            command.add_argument(
+                "--now",
+                action="store_true",
+                help="end the job as `torchx cancel` does: the ranks are not asked to save",
+            )
     command = _add_command(commands, "resize", "change the number of nodes of an elastic job")
     command.add_argument("nodes", type=_parse_nodes, metavar="NODES", help="the new number, within MIN:MAX of -j")
     command.add_argument("--role", help="which role, if several are elastic")
@@ -426,16 +432,9 @@ def _add_hold(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     command.add_argument(
         "--idle-minutes",
         type=_parse_minutes,
+        default=30.0,
         metavar="MINUTES",
         help="end the hold after this time without a run (30)",
-    )
-    command.set_defaults(default_idle_minutes=30.0)
-    command.add_argument(
-        "--default",
-        nargs="?",
-        choices=("on", "off"),
-        const="on",
-        help="from now on jobs of local_cwd and muster-agent start on agents that wait, if there are any; off: no more",
     )
     command.add_argument("--json", action="store_true", help="print what is held as one line of JSON, when it is ready")
     command.add_argument(
@@ -543,9 +542,6 @@ def _add_afterwards(commands: "argparse._SubParsersAction[argparse.ArgumentParse
     command = _add_command(commands, "timeline", text, epilog=_LOG_EPILOG, one=False, has_json=False)
     command.add_argument("--role", help="which role, if several run agents")
     command.add_argument("-o", "--output", metavar="FILE", help="the page (NAME.html in this folder)")
-    command.add_argument(
-        "--perfetto", metavar="FILE", help="write a trace for ui.perfetto.dev; a page is then written only with -o"
-    )
     command.add_argument("--json", action="store_true", help="print the facts as one line of JSON")
 
 
@@ -646,40 +642,36 @@ def _parse_nodes(text: str) -> int:
 
 
 def _parse_count(text: str, what: str = "number") -> int:
-    if not (text.isascii() and text.isdecimal()) or int(text) < 1:
+    number = parse_digits(text)
+    if not number:
         raise argparse.ArgumentTypeError(f"{text!r} is not a {what}, 1 or more")
-    return int(text)
+    return number
 
 
 def _parse_index(text: str) -> int:
-    if not (text.isascii() and text.isdecimal()):
+    number = parse_digits(text)
+    if number is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number, 0 or more")
-    return int(text)
+    return number
 
 
 def _parse_regex(text: str) -> "re.Pattern[str]":
     try:
         return re.compile(text)
-    except re.error as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a regular expression: {error}") from error
+    except (re.error, OverflowError, RecursionError) as error:
+        raise argparse.ArgumentTypeError(f"{text[:200]!r} is not a regular expression: {error}") from error
 
 
 def _parse_minutes(text: str) -> float:
-    try:
-        minutes = float(text)
-    except ValueError:
-        minutes = -1.0
-    if not 0.01 <= minutes <= _MOST_MINUTES:
+    minutes = parse_seconds(text)
+    if minutes is None or not 0.01 <= minutes <= _MOST_MINUTES:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of minutes from 0.01 to {_MOST_MINUTES:g}")
     return minutes
 
 
 def _parse_limit(text: str) -> float:
-    try:
-        limit_s = float(text)
-    except ValueError:
-        limit_s = -1.0
-    if not 1.0 <= limit_s <= _MOST_LIMIT_S:
+    limit_s = parse_seconds(text)
+    if limit_s is None or not 1.0 <= limit_s <= _MOST_LIMIT_S:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 1 to {_MOST_LIMIT_S:g}")
     return limit_s
 

@@ -13,22 +13,25 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from torchx import specs
-from torchx.runner import Runner, config
+from torchx.runner import Runner
 from torchx.specs import AppDef, AppState, is_terminal, macros
 
 import muster
-from muster._shared.contract import HOLD_FLAG, HOLD_METADATA, AskOutcome, HoldKey
-from muster._shared.control import ControlError, ExitCode
+from muster._shared.contract import HOLD_FLAG, HOLD_METADATA, AskOutcome, HoldKey, print_line
+from muster._shared.control import ControlError, ExitCode, count_nodes
 from muster._shared.processes import count_usable_cores
 from muster._shared.reports import Answer
 from muster.cli import operations, run_command
 from muster.cli.adapters import create_scheduler
+from muster.cli.output.streaming import say
 from muster.schedulers.adapter.scheduler import PluginScheduler
+from muster.schedulers.adapter.waiting_line import WaitingLine
 from muster.schedulers.agent_command import is_agent_role, list_agent_flags
 from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.gpus import list_devices
 from muster.schedulers.held.holds import SHARED_KEY, build_remote, choose_hold, read_states
 from muster.schedulers.local.holds import add_hold, build_hold, forget_hold
+from muster.schedulers.runner import config_file
 from muster.schedulers.supervision import client
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
 
@@ -63,7 +66,7 @@ def hold(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         scheduler = create_scheduler(name, _SESSION)
         with Runner(_SESSION, {name: lambda *_args, **_more: scheduler}) as runner:
             cfg = scheduler.run_opts().cfg_from_str(args.scheduler_args)
-            config.apply(scheduler=name, cfg=cfg)
+            config_file.apply_section(scheduler.run_opts(), name, cfg)
             if "detach" in dict(scheduler.run_opts()) and str(cfg.setdefault("detach", "true")).lower() != "true":
                 raise ControlError(
                     "a hold always goes on when its command ends: leave detach=false out", ExitCode.USAGE
@@ -77,7 +80,8 @@ def hold(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             app_id = specs.parse_app_handle(handle)[2]
             add_hold(state_dir, name, app_id)
             if not args.json:
-                print(handle, flush=True)
+                print_line(handle, sys.stdout)
+                sys.stdout.flush()
             try:
                 states = _wait_ready(app_id) if name == _SCHEDULER else _wait_ready_elsewhere(scheduler, name, app_id)
             except BaseException:
@@ -149,11 +153,13 @@ def _wait_ready_elsewhere(scheduler: PluginScheduler, name: str, app_id: str) ->
         ControlError: the hold has ended.
     """
     state_dir = find_state_dir(os.environ)
+    waiting_line = WaitingLine(lambda app_id, line: say(f"{app_id} {line}"))
     while True:
         response = scheduler.describe_app(app_id)
         if response is None or is_terminal(response.state):
             state = "it was deleted" if response is None else response.state.name
             raise ControlError(f"{app_id} has ended: {state}; `muster log {app_id}` prints why", ExitCode.REFUSED)
+        waiting_line.update(response)
         made = build_remote(state_dir, name, app_id, list(response.roles))
         if response.state is AppState.RUNNING and made is not None:
             states = read_states(scheduler, made, waits=True)
@@ -187,9 +193,9 @@ def _print_ready(handle: str, states: Sequence[Mapping[str, Any]], *, as_json: b
         }
         print(json.dumps(facts))
         return
-    nodes = "1 node" if count == 1 else f"{count} nodes"
+    most = ("1 process" if processes == 1 else f"{processes} processes") + (" each" if count > 1 else "")
     print(
-        f"ready: {nodes} with up to {processes} processes each; {modules} imported in {import_s:.1f} s; ends after "
+        f"ready: {count_nodes(count)} with up to {most}; {modules} imported in {import_s:.1f} s; ends after "
         f"{limit_s / 60:g} min without a run. `muster run -s held dist.ddp -j {count}x{processes} --script "
         f"main.py` runs on it, `muster release` ends it",
         file=sys.stderr,

@@ -12,13 +12,13 @@ import fcntl
 import logging
 import os
 import re
-import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
+from muster._shared.foreign_files import remove_folder, walk_files
 from muster.cli.adapters import close_quietly, create_keepers, describe_error
 from muster.schedulers import bundle_start
 from muster.schedulers.adapter.scheduler import Leftover, measure_folder
@@ -26,12 +26,6 @@ from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
 
 _DOCKER: Final = "docker"
 """The registry of both Docker schedulers."""
-
-_PACKED_AGE_S: Final = 86400.0
-"""The age of a packed workspace that no command has locked.
-
-Until then an older version may be packing it. After a day that was killed.
-"""
 
 _AGENT_LOGS: Final = re.compile(r"muster_[a-z0-9_]{8}")
 """As `tempfile.mkdtemp` names the folder of an agent without `--log-dir`."""
@@ -45,14 +39,14 @@ def find_leftovers(env: Mapping[str, str], *, ended_before_s: float, opened: Exi
     Args:
         env: the environment, for the state folder and the engine's address.
         ended_before_s: wall-clock seconds. Jobs that ended later are left alone.
-        opened: closes the schedulers with which what was found is removed.
+        opened: closes the schedulers and the engine with which what was found is removed.
     """
     state_dir = find_state_dir(env)
     found = [*_find_of_schedulers(opened), *_find_packed(state_dir)]
     found += _find_killed_submissions(state_dir)
     found += _find_unpacked_agents()
     found += _find_logs_of_agents(Path(env.get("TMPDIR") or tempfile.gettempdir()))
-    found += _find_lost_containers(state_dir)
+    found += _find_lost_containers(env, state_dir, opened)
     old = [each for each in found if each.ended_s is None or each.ended_s <= ended_before_s]
     return sorted(old, key=lambda each: (each.ended_s or 0.0, each.name))
 
@@ -67,22 +61,19 @@ def _find_of_schedulers(opened: ExitStack) -> Iterator[Leftover]:
 
 
 def _find_packed(state_dir: Path) -> Iterator[Leftover]:
-    from muster.schedulers.docker.live.payload import LOCK, find_left_folders
+    from muster.schedulers.docker.live.payload import find_left_folders
 
-    killed = set(find_left_folders(state_dir))
-    for folder in state_dir.glob(".packed-*"):
+    for folder in find_left_folders(state_dir):
         try:
             changed_s = folder.stat().st_mtime
         except OSError:
             continue
-        if folder not in killed and (folder / LOCK).exists():
-            continue
         yield Leftover(
-            name=f"{folder.name}",
+            name=folder.name,
             what="a workspace that a killed command had packed",
             size_bytes=measure_folder(folder),
-            ended_s=changed_s + (0.0 if folder in killed else _PACKED_AGE_S),
-            remove=lambda folder=folder: shutil.rmtree(folder),  # type: ignore[misc]
+            ended_s=changed_s,
+            remove=lambda folder=folder: remove_folder(folder),  # type: ignore[misc]
         )
 
 
@@ -102,7 +93,7 @@ def _find_killed_submissions(state_dir: Path) -> Iterator[Leftover]:
 
 def _find_unpacked_agents() -> Iterator[Leftover]:
     """Return the agents that jobs of this machine have unpacked, and that no process runs from."""
-    for base in bundle_start.list_bases():
+    for base in bundle_start.find_bases():
         for used_s, folder in bundle_start.list_unpacked(base):
             try:
                 if bundle_start.is_used(folder):
@@ -127,8 +118,8 @@ def _find_logs_of_agents(folder: Path) -> Iterator[Leftover]:
                 continue
             with _lock_ended(path):
                 has_failed = any(path.glob("*/report.json"))
-                files = (Path(base, name) for base, _, names in os.walk(path) for name in names)
-                ended_s = max((file.lstat().st_mtime for file in files), default=path.stat().st_mtime)
+                times = (each.stat(follow_symlinks=False).st_mtime for each in walk_files(path))
+                ended_s = max(times, default=path.stat().st_mtime)
         except OSError:  # it runs, or is being removed
             continue
         yield Leftover(
@@ -157,17 +148,19 @@ def _lock_ended(path: Path) -> Iterator[None]:
 
 def _remove_ended(path: Path) -> None:
     with _lock_ended(path):
-        shutil.rmtree(path)
+        remove_folder(path)
 
 
-def _find_lost_containers(state_dir: Path) -> Iterator[Leftover]:
+def _find_lost_containers(env: Mapping[str, str], state_dir: Path, opened: ExitStack) -> Iterator[Leftover]:
     """Return the containers of this home's apps whose state folder is gone, and reservations without an app."""
     from muster.schedulers.docker.engine.client import Engine
     from muster.schedulers.docker.engine.errors import DockerError
     from muster.schedulers.docker.live import creation, submissions, unregistered
     from muster.schedulers.docker.spec import Label
+    from muster.schedulers.docker.users import build_user_id
 
-    engine = Engine(os.environ)
+    engine = Engine(env)
+    opened.callback(engine.close)
     try:
         apps, remains = unregistered.list_apps(engine), unregistered.list_remains(engine)
         caches = unregistered.list_caches(engine)
@@ -176,29 +169,28 @@ def _find_lost_containers(state_dir: Path) -> Iterator[Leftover]:
         return
     # Submissions register first, then unmark.
     known = submissions.list_submitting(state_dir) | set(AppRegistry(state_dir, _DOCKER))
+    mine = {Label.USER: build_user_id(), Label.STATE_DIR: str(state_dir)}
     for app_id, containers in apps.items():
         if app_id in known or any(facts.running for facts in containers):
             continue
         if unregistered.find_other_state_dir(containers, str(state_dir)) is not None:
             continue
-        user = containers[0].labels[Label.USER]
         yield Leftover(
             name=f"{_DOCKER}://{app_id}",
             what=f"its state folder is gone: {len(containers)} containers",
             size_bytes=0,
             ended_s=unregistered.find_end_s(containers),
-            remove=lambda labels={Label.APP: app_id, Label.USER: user}: creation.remove_app(engine, labels),  # type: ignore[misc]
+            remove=lambda labels={**mine, Label.APP: app_id}: creation.remove_app(engine, labels),  # type: ignore[misc]
         )
     for app_id, labels in remains.items():
-        ours = {name: labels[0][name] for name in (Label.APP, Label.USER, Label.STATE_DIR) if name in labels[0]}
-        if app_id in known or ours.get(Label.STATE_DIR, str(state_dir)) != str(state_dir):
+        if app_id in known or labels[0][Label.STATE_DIR] != str(state_dir):
             continue
         yield Leftover(
             name=f"{_DOCKER}://{app_id}",
             what="reservations, networks or volumes of a job that is gone",
             size_bytes=0,
             ended_s=None,
-            remove=lambda labels=ours: creation.remove_app(engine, labels),  # type: ignore[misc]
+            remove=lambda labels={**mine, Label.APP: app_id}: creation.remove_app(engine, labels),  # type: ignore[misc]
         )
     for volume, created_s in caches.items():
         yield Leftover(

@@ -12,11 +12,14 @@ changed.
 
 import os
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from typing import Final
+
+from torchx.specs import is_terminal
 
 from muster._shared.contract import AskKind, AskOutcome
 from muster._shared.control import ControlError, ExitCode
+from muster._shared.records import replace
 from muster._shared.reports import Answer
 from muster.cli.adapters import create_scheduler
 from muster.cli.handles import LAST, AppName, find_app, list_newest, name_handle
@@ -32,21 +35,42 @@ from muster.schedulers.errors import (
 
 DEFAULT_LIMIT_S: Final = 60.0
 """How long the ranks may take."""
+_REACH_LIMIT_S: Final = 10.0
 
 
-def stop(handle: str, *, limit_s: float = DEFAULT_LIMIT_S) -> Answer:
+def stop(handle: str, *, limit_s: float = DEFAULT_LIMIT_S, now: bool = False) -> Answer:
     """Let all ranks save and stop at one step, and end the app. Ranks that cannot agree get the polite signal.
+
+    If a node that runs cannot be asked, nothing is changed (`AskOutcome.UNREACHED`): its ranks might have saved.
 
     Args:
         handle: of the app, as `torchx run` prints it: `local_cwd://torchx/train-x7k2`. It may also be the app's name,
             the beginning of its name if no other app begins so, or `last`, see `handles`.
         limit_s: how long the agreement and the ranks may take.
+        now: send the polite signal, and ask nothing before.
 
     Raises:
         ControlError: see the module.
     """
     with open_scheduler(handle) as (scheduler, app_id):
+        if now:
+            return _cancel(scheduler, app_id)
+        with suppress(ControlError):  # it cannot be asked anything: it has ended, or waits, or has no agents
+            reached = scheduler.ask_app(app_id, AskKind.REACH, _REACH_LIMIT_S)
+            if reached.outcome is AskOutcome.UNREACHED:
+                hint = "`muster stop --now` ends the job, and its ranks are not asked to save"
+                return replace(reached, line=f"{reached.line}; {hint}", is_unchanged=True)
         return scheduler.stop_app(app_id, limit_s)
+
+
+def _cancel(scheduler: PluginScheduler, app_id: str) -> Answer:
+    app = scheduler.describe_app(app_id)
+    if app is None:
+        raise UnknownAppError(app_id)
+    if is_terminal(app.state):
+        raise ControlError(f"{app_id} has ended already ({app.state.name}): nothing was changed", ExitCode.ENDED)
+    scheduler.cancel(app_id)
+    return Answer(outcome=AskOutcome.DONE, line=f"{app_id} is cancelled, and its ranks were not asked to save")
 
 
 def checkpoint(handle: str, *, limit_s: float = DEFAULT_LIMIT_S) -> Answer:

@@ -17,7 +17,7 @@ from torchx.schedulers.api import ListAppResponse
 from torchx.specs import AppDef, AppState
 from torchx.specs.api import ReplicaStatus
 
-from muster._shared.contract import HOLD_FLAG, show_controls
+from muster._shared.contract import HOLD_FLAG, print_line
 from muster._shared.control import ControlError, ExitCode
 from muster.cli.adapters import create_scheduler, describe_error, list_names
 from muster.cli.handles import SAME_APPS, list_newest, name_handle
@@ -94,13 +94,13 @@ def print_status(word: str, *, as_json: bool) -> int:
     if as_json:
         print(json.dumps({**build_entry(handle, facts), "roles": _build_roles(facts), "exit_code": code}))
         return code
-    print(f"{handle}  {format_line(facts)}")
+    print_line(f"{handle}  {format_line(facts)}", sys.stdout)
     for each, reason in _explain_replicas(facts):
         why = f" ({reason})" if reason else ""
         host = f"  {each.hostname}" if each.hostname else ""
-        print(show_controls(f"  {each.role}/{each.id}  {each.state.name}{why}{host}"))
+        print_line(f"  {each.role}/{each.id}  {each.state.name}{why}{host}", sys.stdout)
     if where := facts.ui_url or facts.logs:
-        print(show_controls(f"  logs: {where}"))
+        print_line(f"  logs: {where}", sys.stdout)
     return code
 
 
@@ -186,19 +186,15 @@ def print_list(names: Iterable[str], *, limit: int, as_json: bool) -> int:
     _print_apps(apps[::-1])
     left = sum(each.count for each in listings) - len(apps)
     if left:
-        print(f"{left} older one{'s are' if left > 1 else ' is'} not shown; `-n {limit + left}` shows all")
-    for backend, others in ((each.scheduler, each.others) for each in listings if each.others):
-        print(
-            f"{others} jobs of {backend} were submitted with another home folder; `muster list -s {backend}` shows them"
+        print_line(
+            f"{left} older one{'s are' if left > 1 else ' is'} not shown; `-n {limit + left}` shows all", sys.stdout
         )
-    if not wanted:
-        from muster.cli.default_hold_command import describe
-
-        for line in describe():
-            print(line)
+    for backend, others in ((each.scheduler, each.others) for each in listings if each.others):
+        hint = f"`muster list -s {backend}` shows them"
+        print_line(f"{others} jobs of {backend} were submitted with another home folder; {hint}", sys.stdout)
     for each in listings:
         if each.problem:
-            print(f"muster: {show_controls(each.describe_problem())}", file=sys.stderr)
+            print_line(f"muster: {each.describe_problem()}")
     return int(code)
 
 
@@ -218,7 +214,7 @@ def _print_apps(apps: Iterable[Listed]) -> None:
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
     for handle, age, line in rows:
         text = f"{handle:{widths[0]}}  {age:{widths[1]}}  {line}"
-        print(f"{text[: columns - 1]}…" if columns and len(text) > columns else text)
+        print_line(f"{text[: columns - 1]}…" if columns and len(text) > columns else text, sys.stdout)
 
 
 def find_names() -> list[str]:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from muster._shared.contract import show_controls
+from muster._shared.contract import print_line
 from muster.cli.adapters import describe_error
 from muster.cli.leftovers import find_leftovers
 from muster.schedulers.adapter.scheduler import Leftover
@@ -30,7 +30,7 @@ def prune(*, older_than_s: float, dry_run: bool, yes: bool) -> int:
         try:
             found = find_leftovers(os.environ, ended_before_s=time.time() - older_than_s, opened=opened)
         except EngineError as error:
-            print(f"muster: {show_controls(str(error))}", file=sys.stderr)
+            print_line(f"muster: {error}")
             return 1
         return _remove_all(found, dry_run=dry_run, yes=yes)
 
@@ -55,8 +55,8 @@ def print_leftovers(found: Sequence[Leftover]) -> None:
     width = max(len(each.name) for each in found)
     for each in found:
         line = f"{each.name:{width}}  {format_size(each.size_bytes):>8}  {format_age(each.ended_s):>14}  {each.what}"
-        print(show_controls(line))
-    print(f"{len(found)} in all, {format_size(sum(each.size_bytes for each in found))} in files")
+        print_line(line, sys.stdout)
+    print_line(f"{len(found)} in all, {format_size(sum(each.size_bytes for each in found))} in files", sys.stdout)
 
 
 def format_size(size_bytes: float) -> str:
@@ -97,8 +97,8 @@ def _remove(leftover: Leftover) -> bool:
     except FileNotFoundError:  # another command has removed it
         pass
     except BlockingIOError:
-        print(show_controls(f"{leftover.name} stays: a job has begun to use it"))
+        print_line(f"{leftover.name} stays: a job has begun to use it", sys.stdout)
     except Exception as error:  # noqa: BLE001  # it may be another package's
-        print(show_controls(f"{leftover.name} is not removed: {describe_error(error)}"), file=sys.stderr)
+        print_line(f"{leftover.name} is not removed: {describe_error(error)}")
         return False
     return True

@@ -14,6 +14,7 @@ import io
 import os
 import signal
 import sys
+import traceback
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -29,7 +30,7 @@ from torchx.schedulers.api import DescribeAppResponse, Stream
 from torchx.specs import AppDef, AppDryRunInfo, AppState, is_terminal
 from torchx.specs.builders import materialize_appdef, parse_args
 
-from muster._shared.contract import show_controls
+from muster._shared.contract import print_line
 from muster._shared.control import ControlError, ExitCode
 from muster.cli.adapters import create_scheduler
 from muster.cli.output.reported import list_stderr, parse_error
@@ -41,6 +42,7 @@ from muster.schedulers.adapter.waiting_line import WaitingLine
 from muster.schedulers.agent_command import is_agent_role
 from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.failure_report import find_root_cause
+from muster.schedulers.runner import config_file
 from muster.schedulers.runner.command_line import is_interrupted
 from muster.schedulers.runner.option_parsing import FALSE_WORDS
 
@@ -63,6 +65,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     Raises:
         ControlError: the scheduler cannot be used, or the job cannot be submitted.
     """
+    config_file.check_files()
     defaults = config.get_configs(prefix="cli", name="run")
     name = args.scheduler or defaults.get("scheduler") or "local_cwd"
     workspace = defaults.get("workspace") if args.workspace is None else args.workspace
@@ -72,7 +75,7 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         scheduler = create_scheduler(name, _SESSION)
         with Runner(_SESSION, {name: lambda *_args, **_more: scheduler}) as runner:
             cfg = scheduler.run_opts().cfg_from_str(args.scheduler_args)
-            config.apply(scheduler=name, cfg=cfg)
+            config_file.apply_section(scheduler.run_opts(), name, cfg)
             for option, value in scheduler.RUN_DEFAULTS.items():
                 cfg.setdefault(option, value)
             info = runner.dryrun(
@@ -86,7 +89,8 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
                 _print_dry_run(info)
                 return 0
             handle = runner.schedule(info)
-            print(handle, flush=True)
+            print_line(handle, sys.stdout)
+            sys.stdout.flush()
             app_id = specs.parse_app_handle(handle)[2]
             is_attached = name.startswith("local") or str(cfg.get("detach")).lower() in FALSE_WORDS
             if not (is_attached or args.wait or args.log):
@@ -142,9 +146,16 @@ def build_app(component: str, words: Sequence[str]) -> AppDef:
             if hint:
                 raise ControlError(f"there is no component {component!r}: {hint}", ExitCode.REFUSED) from error
         is_no_file = isinstance(error, FileNotFoundError) and function is None
-        if not is_no_file and not isinstance(error, (ComponentValidationException, ComponentNotFoundException)):
+        is_known = isinstance(error, (ComponentValidationException, ComponentNotFoundException))
+        if not (is_no_file or is_known or _is_of_decoding(error)):
             raise
         raise ControlError(f"component {component}: {' '.join(str(error).split())}", ExitCode.REFUSED) from error
+
+
+def _is_of_decoding(error: Exception) -> bool:
+    """Return whether TorchX has raised it for an argument that should be pairs or a list."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return isinstance(error, ValueError) and frame.f_globals.get("__name__") == "torchx.util.types"
 
 
 def _check_words(component: str, function: Any, words: Sequence[str], defaults: dict[str, str] | None) -> None:
@@ -223,6 +234,7 @@ def find_workspace_folder(named: str | None) -> str:
     Args:
         named: `--workspace`. None: that of `.torchxconfig`, or this folder.
     """
+    config_file.check_files()
     workspace = config.get_configs(prefix="cli", name="run").get("workspace") if named is None else named
     folder = (workspace or "").removeprefix("file://")
     return folder if os.path.isdir(folder) else os.getcwd()
@@ -270,7 +282,7 @@ def _follow(scheduler: PluginScheduler, app_id: str, *, is_attached: bool, shows
             say(f"{app_id} goes on; `muster stop {scheduler.backend}://{app_id}` ends it")
         raise
     if response is None:
-        raise ControlError(f"{app_id} has been deleted", ExitCode.UNKNOWN)
+        raise ControlError(f"{app_id} no longer exists: {scheduler.DELETED}", ExitCode.UNKNOWN)
     if response.state is AppState.SUCCEEDED or not has_report:
         facts = scheduler.read_facts(app_id)
         say(f"{app_id} {format_line(parse_status(response) if facts is None else facts)}")
@@ -298,7 +310,7 @@ def _print_report(scheduler: PluginScheduler, app_id: str, response: DescribeApp
     if root is not None and lines:
         say(f"the report is not in the output of node 0; it has these lines of rank {root.global_rank}, the root cause")
         for line in lines:
-            sys.stderr.write(f"{show_controls(line)}\n")
+            print_line(line)
     return False
 
 

@@ -2,12 +2,13 @@
 
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from torchx import specs
 from torchx.specs import macros
+from torchx.util.types import to_dict
 
 from muster._shared.contract import (
     AGENT_MODULE,
@@ -19,6 +20,7 @@ from muster._shared.contract import (
     SNAPSHOT_MEMORY,
     RoleKey,
     parse_listen_address,
+    parse_seconds,
     parse_snapshot_memory,
 )
 from muster._shared.verdicts.policy import PolicyError, parse_policy
@@ -59,7 +61,7 @@ class JobRequest:
     bare: Bare
     """What a number alone means in `j`."""
     env: EnvArgument
-    metadata: Mapping[str, str] | None
+    metadata: EnvArgument
     max_retries: int
     mounts: Sequence[str] | None
     debug: bool
@@ -118,7 +120,7 @@ def build_application(request: JobRequest) -> Any:
         mounts=_parse_mounts(request.mounts),
         metadata={**request.resources.build_role_metadata(topology), **_build_env_metadata(env)},
     )
-    return specs.AppDef(name=names.run, roles=[role], metadata=dict(request.metadata or {}))
+    return specs.AppDef(name=names.run, roles=[role], metadata=_parse_metadata(request.metadata))
 
 
 def _check(request: JobRequest) -> None:
@@ -155,11 +157,8 @@ def _check_snapshots(request: JobRequest) -> None:
 def _check_hang(request: JobRequest) -> None:
     timeout, action = str(request.hang_timeout), request.hang_action
     if timeout != "auto":
-        try:
-            seconds = float(timeout)
-        except ValueError:
-            seconds = -1.0
-        if not 0 <= seconds < float("inf"):  # refuses NaN too
+        seconds = parse_seconds(timeout)
+        if seconds is None:
             raise ComponentError(
                 f"--hang_timeout {timeout} is neither auto nor a number of seconds, 0 or more; 0 means never"
             )
@@ -207,18 +206,11 @@ def _check_rdzv_conf(request: JobRequest) -> None:
             problem = f"{pair!r} is not key=value"
         elif request.rdzv_backend in RDZV_BACKENDS and key not in known:
             problem = f"unknown key {key!r}; the keys are {', '.join(known)}"
-        elif request.rdzv_backend in RDZV_BACKENDS and key in RDZV_CONF_SECONDS and not _is_seconds(value):
+        elif request.rdzv_backend in RDZV_BACKENDS and key in RDZV_CONF_SECONDS and parse_seconds(value) is None:
             problem = f"{key}={value} is not a number of seconds, 0 or more"
         if problem:
             example = "join_timeout=600,last_call_timeout=30"
             raise ComponentError(f"--rdzv_conf {request.rdzv_conf!r}: {problem}; for example: {example}")
-
-
-def _is_seconds(text: str) -> bool:
-    try:
-        return 0 <= float(text) < float("inf")
-    except ValueError:
-        return False
 
 
 def _build_args(request: JobRequest, names: JobNames, topology: Topology) -> list[str]:
@@ -272,6 +264,13 @@ def _build_env(request: JobRequest, given: GivenEnv, names: JobNames) -> dict[st
     if request.debug:
         env.update(DEBUG_ENV)
     return env
+
+
+def _parse_metadata(given: EnvArgument) -> dict[str, str]:
+    try:
+        return dict(to_dict(given)) if isinstance(given, str) else dict(given or {})
+    except ValueError as error:
+        raise ComponentError(f"--metadata {given!r} is not KEY=VALUE,KEY=VALUE") from error
 
 
 def _build_env_metadata(given: GivenEnv) -> dict[str, str]:

@@ -11,7 +11,7 @@ partials here, not functions.
 """
 
 from functools import partial
-from typing import Dict, List, Optional
+from typing import List, Optional
 
 import torchx
 from torchx import specs
@@ -36,7 +36,7 @@ def ddp(
     j: str = "1x2",
     env: EnvArgument = None,
     env_file: Optional[str] = None,
-    metadata: Optional[Dict[str, str]] = None,
+    metadata: EnvArgument = None,
     max_retries: int = 0,
     rdzv_port: int = 29500,
     rdzv_backend: str = "c10d",
@@ -80,7 +80,7 @@ def ddp(
             ps nor a dry run shows the values
         metadata: metadata for the scheduler (e.g. KEY1=v1,KEY2=v2,KEY3=v3)
         max_retries: how many worker failures the job survives (its workers restart in place), and how many lost nodes
-        rdzv_port: rendezvous port on node 0; a scheduler that picks a free port ignores it
+        rdzv_port: rendezvous port on node 0; with c10d a scheduler that picks a free port ignores it
         rdzv_backend: rendezvous backend; c10d means muster's own, others are torch's
         rdzv_conf: rendezvous settings in seconds (e.g. join_timeout=600,last_call_timeout=30)
         mounts: mounts into the nodes' containers, each begins with type=bind, volume or device (e.g.
@@ -169,7 +169,7 @@ def torchrun(
     j: str = "1x2",
     env: EnvArgument = None,
     env_file: Optional[str] = None,
-    metadata: Optional[Dict[str, str]] = None,
+    metadata: EnvArgument = None,
     max_retries: int = 0,
     rdzv_port: int = 29500,
     rdzv_backend: str = "c10d",
@@ -216,7 +216,7 @@ def torchrun(
             ps nor a dry run shows the values
         metadata: metadata for the scheduler (e.g. KEY1=v1,KEY2=v2,KEY3=v3)
         max_retries: how many worker failures the job survives (its workers restart in place), and how many lost nodes
-        rdzv_port: rendezvous port on node 0; a scheduler that picks a free port ignores it
+        rdzv_port: rendezvous port on node 0; with c10d a scheduler that picks a free port ignores it
         rdzv_backend: rendezvous backend; c10d means muster's own, others are torch's
         rdzv_conf: rendezvous settings in seconds (e.g. join_timeout=600,last_call_timeout=30)
         mounts: mounts into the nodes' containers, each begins with type=bind, volume or device (e.g.
@@ -302,7 +302,7 @@ def spmd(
     j: str = "1x1",
     env: EnvArgument = None,
     env_file: Optional[str] = None,
-    metadata: Optional[Dict[str, str]] = None,
+    metadata: EnvArgument = None,
     max_retries: int = 0,
     mounts: Optional[List[str]] = None,
     debug: bool = False,
@@ -383,7 +383,7 @@ def spmd(
             module=m,
             image=image,
             name=name,
-            resources=resources.ResourceRequest(h=h),
+            resources=resources.ResourceRequest(h=h, default_h=resources.DEFAULT_HOST),
             j=j,
             bare=topology.Bare.NODES,
             env=env,

@@ -20,11 +20,11 @@ import re
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, Optional
 
 from torchx.util.types import to_dict
 
+from muster._shared.foreign_files import read_whole
 from muster.components.errors import ComponentError
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ _EMPTY: Final = re.compile(r"(^|[,;])[^=,;]+=\s*([,;]|$)")
 _WITH_EQUALS: Final = re.compile(r"(?:^|[,;])([A-Z_][A-Z0-9_]*)=[^=,;]*=")
 """A value with '='. Only what is spelt like a variable is named: it may be part of another value."""
 _NO_NAME: Final = re.compile(r"[\s\0,;$]")
+_PIPE_LIMIT_S: Final = 60.0
 _READABLE: Final = stat.S_IRGRP | stat.S_IROTH
 
 logger = logging.getLogger(__name__)
@@ -117,9 +118,8 @@ def _find(name: str, environ: Mapping[str, str], where: str) -> str:
 
 def _read_file(path: str, environ: Mapping[str, str]) -> dict[str, str]:
     try:
-        with Path(path).expanduser().open("rb") as file:
-            _warn_of_readers(path, os.fstat(file.fileno()))
-            content = file.read()
+        content = read_whole(os.path.expanduser(path), pipe_limit_s=_PIPE_LIMIT_S)
+        _warn_of_readers(path, os.stat(os.path.expanduser(path)))
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise ComponentError(f"--env_file {path}: {reason}; give a file of lines NAME=VALUE or NAME") from error

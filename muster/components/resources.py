@@ -45,6 +45,8 @@ class ResourceRequest:
     memory_mb: int = DEFAULT_MEMORY_MB
     h: str | None = None
     """A named resource, which overrides the three others."""
+    default_h: str | None = None
+    """The component's default of `h`."""
 
     def find_host(self) -> Host | None:
         """Return the host against which -j is checked. Return None if the caller named neither a host nor GPUs.
@@ -54,7 +56,7 @@ class ResourceRequest:
         """
         if self.h:
             # TorchX copies defaults: a typed one looks the same.
-            advice = "; on hosts without GPUs use dist.ddp" if self.h == DEFAULT_HOST else ""
+            advice = "; on hosts without GPUs use dist.ddp" if self.h == self.default_h else ""
             label = f"{self.h}, the default of -h" if advice else f"-h {self.h}"
             return Host(label=label, gpus=int(self.build_resource().gpu), advice=advice)
         if self.gpu > 0:

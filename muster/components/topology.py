@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
+from muster._shared.contract import SIZE_LIMIT
 from muster.components.errors import ComponentError
 
 COUNTED_PROCESSES: Final = ("gpu", "cpu", "auto")
@@ -21,7 +22,7 @@ COUNTED_PROCESSES: Final = ("gpu", "cpu", "auto")
 
 _GRAMMAR: Final = re.compile(r"(?:(?:([0-9]+):)?([0-9]+)x)?([0-9]+|gpu|cpu|auto)")
 _SHOWN_CHARACTERS: Final = 60
-_DIGITS_LIMIT: Final = 100  # more than any machine has, and int() allows
+_DIGITS_LIMIT: Final = 100  # int() allows it
 
 
 class Bare(Enum):
@@ -117,8 +118,9 @@ def _match(j: str) -> tuple[str | None, str | None, str]:
     if match is None:
         raise _RefusedError("is not [[MIN:]NODESx]PROCESSES with plain digits, or gpu, cpu or auto as PROCESSES")
     low, high, processes = match.groups()
-    if any(len(number or "") > _DIGITS_LIMIT for number in (low, high, processes)):
-        raise _RefusedError(f"has a number of more than {_DIGITS_LIMIT} digits")
+    numbers = [number for number in (low, high, processes) if number and number not in COUNTED_PROCESSES]
+    if any(len(number) > _DIGITS_LIMIT or int(number) > SIZE_LIMIT for number in numbers):
+        raise _RefusedError(f"has a number above {SIZE_LIMIT}")
     return low, high, processes
 
 

@@ -39,13 +39,13 @@ def build_worker_flags(config: Any) -> list[str]:
         "role": config.role,
         "max-restarts": config.max_restarts,
         "monitor-interval": config.monitor_interval,
-        "local-addr": getattr(config, "local_addr", None),
+        "local-addr": getattr(config, "local_addr", None) or None,
         "event-log-handler": None if has_event_handler(events) else events,
         "duplicate-stdout-filters": _join_texts(getattr(config, "duplicate_stdout_filters", None)),
         "duplicate-stderr-filters": _join_texts(getattr(config, "duplicate_stderr_filters", None)),
         "numa-binding": _name_binding(getattr(config, "numa_options", None)),
     }
-    flags = [f"--{name}={value}" for name, value in named.items() if value is not None and value != ""]
+    flags = [f"--{name}={value}" for name, value in named.items() if value is not None]
     return [*flags, *(["--virtual-local-rank"] if getattr(config, "virtual_local_rank", False) else [])]
 
 

@@ -4,7 +4,7 @@ import sys
 import warnings
 
 from muster import run
-from muster._shared.contract import ExitCode
+from muster._shared.contract import ExitCode, print_line
 from muster.agent.__main__ import main as run_agent
 from muster.launch import DEPRECATED, check_args, parse_args
 
@@ -16,7 +16,7 @@ def main() -> int:
     try:
         check_args(args)
     except ValueError as error:
-        sys.stderr.write(f"muster: {error}\n")
+        print_line(f"muster: {error}")
         return ExitCode.USAGE
     return run_agent(run.build_flags(args))
 

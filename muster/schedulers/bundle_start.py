@@ -14,6 +14,10 @@ import os
 import stat
 import sys
 
+TYPE_CHECKING = False  # `typing` takes time to import
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 _TEMPORARY = "unfinished"
 _TEMPORARY_AGE_S = 3600.0
 """A folder that has been unfinished for so long belongs to an agent that was killed."""
@@ -32,13 +36,9 @@ def find_import_folder(bundle: str, digest: str, total_bytes: int) -> str:
     """
     if sys.dont_write_bytecode:  # then the zip is as good
         return bundle
-    for path in list_bases():
+    for base in find_bases(makes=True):
+        folder = os.path.join(base, digest)
         try:
-            os.makedirs(path, mode=0o700, exist_ok=True)
-            base = os.path.realpath(os.path.dirname(path)) + "/" + os.path.basename(path)
-            if not _is_private(base) or not _is_kept(base):
-                continue
-            folder = os.path.join(base, digest)
             # Files may be empty after a power failure.
             if not os.path.isdir(folder) or _sum_sizes(folder) != total_bytes:
                 _unpack(bundle, folder)
@@ -50,11 +50,38 @@ def find_import_folder(bundle: str, digest: str, total_bytes: int) -> str:
     return bundle
 
 
-def list_bases() -> "list[str]":
+def find_bases(makes: bool = False) -> "Iterator[str]":
+    """Find where folders are: nothing else may be read or removed, whatever another user has put in such a place.
+
+    Args:
+        makes: make those that are not there.
+    """
+    for path in _list_places():
+        try:
+            if makes:
+                os.makedirs(path, mode=0o700, exist_ok=True)
+            base = _find_base(path)
+        except OSError:
+            continue
+        if base is not None:
+            yield base
+
+
+def _list_places() -> "list[str]":
     """Return where folders may be. The node's own disk first: a home folder may be on the network."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     temporary = os.environ.get("TMPDIR") or "/tmp"  # noqa: S108  # private, see _is_private
     return [os.path.join(temporary, f"muster-{os.geteuid()}"), os.path.join(cache, "muster")]
+
+
+def _find_base(path: str) -> "str | None":
+    """Return a place without links above it; None if another user could have made it or can change what lies there.
+
+    Raises:
+        OSError: there is none.
+    """
+    base = os.path.realpath(os.path.dirname(path)) + "/" + os.path.basename(path)
+    return base if _is_private(base) and _is_kept(base) else None
 
 
 def _is_private(folder: str) -> bool:

@@ -10,8 +10,15 @@ from collections.abc import Mapping
 from torchx.specs.api import InvalidRunConfigException
 from torchx.specs.finder import ComponentValidationException
 
+from muster._shared.contract import show_controls
 
-class SchedulerError(ComponentValidationException, ValueError):  # type: ignore[misc]
+
+class _LineError(Exception):
+    def __str__(self) -> str:
+        return show_controls(super().__str__())
+
+
+class SchedulerError(_LineError, ComponentValidationException, ValueError):  # type: ignore[misc]
     """The caller's fault: one line that names the value and what is allowed."""
 
 
@@ -23,7 +30,7 @@ class EndedAppError(SchedulerError):
     """The app has ended already."""
 
 
-class EngineError(ComponentValidationException, RuntimeError):  # type: ignore[misc]
+class EngineError(_LineError, ComponentValidationException, RuntimeError):  # type: ignore[misc]
     """The machine's or the engine's fault: one line that says what is missing and what to do."""
 
 
@@ -47,7 +54,7 @@ class OptionError(SchedulerError, InvalidRunConfigException):  # type: ignore[mi
     """A scheduler option (`-cfg`) that does not exist or has an impossible value. `cfg_key` names it."""
 
     def __init__(self, message: str, cfg_key: str, cfg: Mapping[str, object] | None = None) -> None:
-        Exception.__init__(self, message)
+        Exception.__init__(self, message.replace("\n", r"\n"))  # a value may have several lines
         self.cfg_key = cfg_key
         self.cfg = dict(cfg or {})
 

@@ -1,18 +1,17 @@
 """Reads what an agent left about its job: its report, the error file in torch's format, and its records.
 
-What is declared in `_shared.reports` is read by `codec.salvage`, because older agents write less, and a container may
-have written the file itself.
+What is declared in `_shared.reports` is read by `codec.salvage`, because a container may have written the file itself.
 """
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 from muster._shared.codec import salvage
-from muster._shared.contract import STATUS_SCHEMA, show_controls
+from muster._shared.contract import FormatError, check_format, show_controls
 from muster._shared.fields import Count, Line, Name, Range
 from muster._shared.foreign_files import parse_json, read_regular
 from muster._shared.records import record
@@ -24,36 +23,20 @@ if TYPE_CHECKING:  # `torchx list` needs none
 
 
 def parse_report(text: str | bytes) -> Report | None:
-    """Read an agent's report. Return None for other text, such as the one sentence of an agent without a round."""
+    """Read an agent's report. Return None for other text, such as the one sentence of an agent without a round.
+
+    The reason of a report with another format says so.
+    """
     try:
         data = parse_json(text)
-        if isinstance(data, dict) and isinstance(data.get("failures"), list):
-            data = {**data, "failures": list(map(_complete, data["failures"]))}
+        if not isinstance(data, dict) or "format" not in data:
+            return None
+        check_format(data["format"], "the agents' report")
         return salvage(Report, data)
+    except FormatError as error:
+        return Report(reason=str(error))
     except ValueError:
         return None
-
-
-_NOT_KNOWN: Mapping[str, object] = {
-    **dict.fromkeys(("node", "node_index", "local_rank", "global_rank", "attempt", "round", "pid"), 0),
-    "host": "",
-    "time_s": 0.0,
-}
-"""For the fields of a failure that have no default: what it says of its end is worth more than its place."""
-
-
-def _complete(failure: object) -> object:
-    if not isinstance(failure, dict) or _is_failure(failure):
-        return failure
-    return {**_NOT_KNOWN, **{name: each for name, each in failure.items() if _is_failure({**_NOT_KNOWN, name: each})}}
-
-
-def _is_failure(data: object) -> bool:
-    try:
-        salvage(Failure, data)
-    except ValueError:
-        return False
-    return True
 
 
 def describe_report(report: Report) -> str:
@@ -196,15 +179,23 @@ def describe_trouble(records: bytes) -> str:
 
 
 def parse_status(status: bytes) -> "JobStatus | None":
-    """Return the status file. Return None if it is none, or is of a newer version."""
+    """Return the status file. Return None if it is none.
+
+    Raises:
+        FormatError: it has another format.
+    """
     if not status:
         return None
     from muster._shared.job_view import JobStatus
 
     try:
         data = parse_json(status)
-        schema = data.get("schema") if isinstance(data, dict) else None
-        return salvage(JobStatus, data) if isinstance(schema, int) and 1 <= schema <= STATUS_SCHEMA else None
+        if not isinstance(data, dict) or "format" not in data:
+            return None
+        check_format(data["format"], "the agents' status")
+        return salvage(JobStatus, data)
+    except FormatError:
+        raise
     except ValueError:
         return None
 
@@ -232,7 +223,7 @@ def _parse_events(records: bytes) -> Iterator[_Event]:
 
 
 def _parse_event(line: bytes) -> _Event | None:
-    """Parse an event. Return None if it is cut off, damaged or of another version."""
+    """Parse an event. Return None if it is cut off or damaged."""
     try:
         return salvage(_Event, parse_json(line))
     except ValueError:

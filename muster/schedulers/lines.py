@@ -156,7 +156,7 @@ def read_lines(
     until_s: float | None = None,
     follow: bool = False,
 ) -> Iterator[str]:
-    r"""Read lines as they come. See `PluginScheduler.read_log`.
+    """Read lines as they come. See `PluginScheduler.read_log`.
 
     Args:
         source: the log, which is closed at the end.

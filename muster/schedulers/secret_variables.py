@@ -89,7 +89,8 @@ def mask_env(env: Mapping[str, str], named: Collection[str] = ()) -> dict[str, s
         env: not changed.
         named: variables that are secret whatever they look like, see `list_named_secrets`.
     """
-    return {name: MASK if name in named or is_secret(name, value) else value for name, value in env.items()}
+    secret = frozenset(named)
+    return {name: MASK if name in secret or is_secret(name, value) else value for name, value in env.items()}
 
 
 def mask_args(args: Sequence[str]) -> list[str]:

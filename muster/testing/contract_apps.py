@@ -18,8 +18,9 @@ def say(*words):
     sys.stdout.flush()
 
 step = 0
-say("of", os.environ["WORLD_SIZE"], "counts")
 while not worker.should_stop(step):
+    if step == 1:  # it has asked by then
+        say("of", os.environ["WORLD_SIZE"], "counts")
     if worker.should_checkpoint(step):
         say("saves at", step)
         worker.saved(step)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from harness import Outcome
-from launchers import MUSTER, PROGRAMS, TORCHRUN, Launcher, read_facts
+from launchers import MUSTER, PROGRAMS, SCALED, TORCHRUN, Launcher, read_facts
 
 RunOnce = Callable[..., tuple[Outcome, Path]]
 FLAGS = ("--standalone", "--nproc-per-node", "2", "--role", "trainer", "--max-restarts", "3")
@@ -40,6 +40,7 @@ def test_each_worker_has_its_own_error_file(run_once: RunOnce, launcher: Launche
         assert path.parts[-3:] == ("attempt_0", str(rank), "error.json")
 
 
+@pytest.mark.long  # torchrun itself runs
 def test_no_variable_of_torchruns_is_missing_and_eight_are_added(run_once: RunOnce) -> None:
     names = {}
     for name in (TORCHRUN, MUSTER):
@@ -53,7 +54,7 @@ def test_no_variable_of_torchruns_is_missing_and_eight_are_added(run_once: RunOn
     ours |= {"MUSTER_JOB_ID", "MUSTER_ATTEMPT_ID"}
     # Of global rank 0 alone: where a Trainer tells its progress.
     trainer = {"KUBEFLOW_TRAINER_SERVER_URL", "KUBEFLOW_TRAINER_SERVER_TOKEN"}
-    assert names[MUSTER] - names[TORCHRUN] == ours | trainer
+    assert names[MUSTER] - names[TORCHRUN] == ours | trainer | {*SCALED}
 
 
 def test_macros_and_arguments(run_once: RunOnce, launcher: Launcher) -> None:

@@ -70,17 +70,11 @@ def test_the_node_rank_decides(launcher: Launcher, free_port: int) -> None:
     assert [read_facts(outcome.stdout)[0]["env"]["GROUP_RANK"] for outcome in outcomes] == ["1", "0"]
 
 
-def test_an_elastic_job_starts_with_the_nodes_that_joined(launcher: Launcher, free_port: int) -> None:
-    flags = c10d(free_port, "--rdzv-conf", "last_call_timeout=1", nnodes="1:2")
-    outcome = launcher.run(flags, ["conf_facts.py"])
-    assert outcome.exit_code == 0, outcome.explain()
-    assert read_facts(outcome.stdout)[0]["env"]["WORLD_SIZE"] == "1"
-
-
 @pytest.mark.fault(5, "33 s to the first worker: it waits 30 s for a second node", recorded=True)
-def test_an_elastic_job_starts_soon_by_default(launcher: Launcher, free_port: int) -> None:
+def test_an_elastic_job_starts_soon_with_the_nodes_that_joined(launcher: Launcher, free_port: int) -> None:
     outcome = launcher.run(c10d(free_port, nnodes="1:2"), ["conf_facts.py"], timeout_s=20)
     assert outcome.exit_code == 0, outcome.explain()
+    assert read_facts(outcome.stdout)[0]["env"]["WORLD_SIZE"] == "1"
 
 
 def test_missing_nodes_are_not_waited_for_without_end(launcher: Launcher, free_port: int) -> None:

@@ -120,11 +120,3 @@ def test_a_gloo_group_survives_the_crash_of_one(launcher: Launcher) -> None:
         "rank 0 sum 3 attempt 1",
         "rank 1 sum 3 attempt 1",
     ]
-
-
-@pytest.mark.torch
-def test_a_gloo_group(launcher: Launcher) -> None:
-    pytest.importorskip("torch")
-    outcome = launcher.run(["--nproc-per-node", "2"], ["conf_allreduce.py"], timeout_s=120)
-    assert outcome.exit_code == 0, outcome.explain()
-    assert outcome.stdout.count("sum 3 attempt 0") == 2

@@ -12,6 +12,7 @@ import tempfile
 import time
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -295,6 +296,49 @@ def apps_of_own_engine(own_engine, apps_on, monkeypatch):
     client = docker.DockerClient(own_engine, timeout=60)
     yield apps_on(client)
     client.close()
+
+
+@pytest.fixture
+def apps_with_gpus(apps_of_own_engine, fake_tools, monkeypatch):
+    monkeypatch.setenv("PATH", f"{fake_tools}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return apps_of_own_engine
+
+
+@pytest.fixture
+def make_image(client):
+    """Makes an image out of the test image: what a change to a container of it leaves."""
+    made = []
+
+    def make(tag, command="true", files=None, changes=None):
+        container = client.containers.create(IMAGE, ["sh", "-c", command])
+        try:
+            if files is not None:
+                container.put_archive("/", files)
+            container.start()
+            assert container.wait()["StatusCode"] == 0
+            container.commit("muster-test", tag, changes=changes)
+        finally:
+            container.remove()
+        made.append(f"muster-test:{tag}")
+        return made[-1]
+
+    yield make
+    for image in made:
+        client.images.remove(image, force=True)
+
+
+@pytest.fixture
+def shell(capsys):
+    """Runs a command of `muster` in this process; it has `code`, `out` and `err`."""
+    from muster.cli.commands import main
+
+    def run(*words):
+        capsys.readouterr()
+        code = main([*words])
+        return SimpleNamespace(code=code, **capsys.readouterr()._asdict())
+
+    return run
 
 
 @pytest.fixture

@@ -4,12 +4,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from other_user import OTHER, needs_two_users
-from torchx.specs import AppDef, AppState, BindMount
+from torchx.specs import AppState, BindMount
 
 from muster.components import dist
 
@@ -23,16 +22,18 @@ IMAGE = "muster-test:torch"
 def ddp(script, j, volume=None, **how):
     mounts = [] if volume is None else ["type=volume", f"src={volume.name}", "dst=/data"]
     how.setdefault("rdzv_conf", "keep_alive_max_attempt=60")  # on a busy machine an agent gets no CPU for seconds
-    return dist.ddp(script=script, j=j, image=IMAGE, name="job", mounts=mounts, **how)
+    return dist.ddp(script=script, j=j, image=IMAGE, name="job", start="cold", mounts=mounts, **how)
 
 
-def count_in_log(apps, app_id, replica, text):
-    """How often a text appears in a replica's log so far."""
-    return sum(text in line for line in apps.logs(app_id, role=_role(apps, app_id), replica=replica))
+@pytest.fixture
+def run(apps, volume):
+    """Submits a program of `tests/programs`; it finds the test's volume in /data."""
+    return lambda script, j, **how: apps.run(ddp(script, j, volume, **how), workspace=str(PROGRAMS))
 
 
-def _role(apps, app_id):
-    return apps.containers(app_id)[0].labels["io.muster.role"]
+def read_log(apps, app_id, replica=0):
+    role = apps.containers(app_id)[0].labels["io.muster.role"]
+    return "".join(apps.logs(app_id, role=role, replica=replica))
 
 
 def node(apps, app_id, replica):
@@ -42,22 +43,16 @@ def node(apps, app_id, replica):
 
 def test_a_report_comes_after_the_last_line(apps, tmp_path):
     """The engine keeps up to 1 MiB of each stream in memory, and has no common order of the two."""
-    (tmp_path / "main.py").write_text("for line in range(300_000):\n    print('line', line)\nraise ValueError('bad')\n")
-    app_id = apps.run(ddp("main.py", "1x1", start="cold", max_retries=0), workspace=str(tmp_path))
+    program = "for line in range(3000):\n    print('line', line, '.' * 1200)\nraise ValueError('bad')\n"
+    (tmp_path / "main.py").write_text(program)
+    app_id = apps.run(ddp("main.py", "1x1", max_retries=0), workspace=str(tmp_path))
     assert apps.wait(app_id).state == AppState.FAILED
-    log = "".join(apps.logs(app_id, role=_role(apps, app_id)))
-    assert log.index("line 299999\n") < log.index("JOB FAILED")
-
-
-def test_image_does_not_contain_muster(client):
-    said = client.containers.run(
-        IMAGE, ["python3", "-c", "import importlib.util as u; print(u.find_spec('muster'))"], remove=True
-    )
-    assert said == b"None\n"
+    log = read_log(apps, app_id)
+    assert log.index("line 2999 ") < log.index("JOB FAILED")
 
 
 def test_digits_from_the_command_line(apps):
-    what = ["dist.ddp", "-j", "2x2", "--image", IMAGE, "--script", "digits/train.py"]
+    what = ["dist.ddp", "-j", "2x1", "--image", IMAGE, "--script", "digits/train.py", "--", "--epochs", "2"]
     done = subprocess.run(
         [sys.executable, "-m", "torchx.cli.main", "run", "-s", "local_docker", *what],
         cwd=ROOT / "examples",
@@ -87,35 +82,12 @@ dist.destroy_process_group()
 def test_a_long_job_of_two_warm_nodes_is_left_alone(apps, tmp_path):
     """Longer than the store's process may stand still: its socket listens at the container's address alone."""
     (tmp_path / "main.py").write_text(LONG_JOB)
-    app_id = apps.run(ddp("main.py", "2x1", start="warm", rdzv_conf=""), workspace=str(tmp_path))
+    app = dist.ddp(script="main.py", j="2x1", image=IMAGE, name="job", start="warm")
+    app_id = apps.run(app, workspace=str(tmp_path))
     status = apps.wait(app_id)
-    log = "".join(line for replica in (0, 1) for line in apps.logs(app_id, role=_role(apps, app_id), replica=replica))
+    log = "".join(read_log(apps, app_id, replica) for replica in (0, 1))
     assert status.state == AppState.SUCCEEDED, log
     assert "stood still" not in log
-
-
-@pytest.mark.parametrize("network", [None, "host"])
-def test_two_agent_roles_of_one_app_are_two_jobs(apps, tmp_path, app_of, network):
-    (tmp_path / "main.py").write_text(
-        "import os\n"
-        "print('ids', *(os.environ[name] for name in ('RANK', 'WORLD_SIZE', 'TORCHELASTIC_RUN_ID', 'MASTER_ADDR')))\n"
-    )
-    roles = app_of("echo beside", role="ps").roles  # first: nothing of the others' is where it is
-    for name in ("actor", "critic"):
-        (role,) = ddp("/code/main.py", "2x1", start="cold").roles
-        role.name = name
-        role.mounts = [BindMount(src_path=str(tmp_path), dst_path="/code", read_only=True)]  # a workspace is role 0's
-        roles.append(role)
-    app_id = apps.run(AppDef(name="two", roles=roles), **{"network": network} if network else {})
-    status = apps.wait(app_id)
-    assert status.state == AppState.SUCCEEDED, status.msg
-    masters = set()
-    for name in ("actor", "critic"):
-        lines = [line for k in (0, 1) for line in apps.logs(app_id, role=name, replica=k) if "ids " in line]
-        printed = [line.split("ids ")[1].split() for line in lines]
-        assert sorted(words[:3] for words in printed) == [[str(k), "2", f"{app_id}-{name}"] for k in (0, 1)]
-        masters |= {words[3] for words in printed}
-    assert len(masters) == (1 if network else 2), "each meets at its own node 0"
 
 
 @needs_two_users
@@ -125,7 +97,7 @@ def test_logs_in_another_users_volume_are_written_and_its_owner_can_read_them(ap
     logs = tmp_path / "logs"
     logs.mkdir()
     os.chown(logs, OTHER, OTHER)
-    app = ddp("/code/main.py", "1x1", start="cold", env={"MUSTER_LOG_DIR": "/logs"})
+    app = ddp("/code/main.py", "1x1", env={"MUSTER_LOG_DIR": "/logs"})
     app.roles[0].mounts = [
         BindMount(src_path=str(tmp_path), dst_path="/code", read_only=True),
         BindMount(src_path=str(logs), dst_path="/logs", read_only=False),
@@ -136,129 +108,64 @@ def test_logs_in_another_users_volume_are_written_and_its_owner_can_read_them(ap
     assert (logs / app_id).stat().st_mode & 0o005 == 0o005
 
 
-def test_killed_container_of_an_elastic_job_is_replaced(apps, volume, wait_until):
-    app_id = apps.run(ddp("docker_waits.py", "1:2x1", volume, max_retries=1, start="cold"), workspace=str(PROGRAMS))
-    wait_until(lambda: count_in_log(apps, app_id, 1, "of 2"), "both nodes")
-    node(apps, app_id, 1).kill("SIGKILL")
-    wait_until(lambda: count_in_log(apps, app_id, 0, "of 2") >= 2, "both nodes again")
-    assert apps.status(app_id).num_restarts == 1
-    node(apps, app_id, 0).exec_run(["touch", "/data/go"])
-    assert apps.wait(app_id).state == AppState.SUCCEEDED
-
-
-def test_docker_stop_of_one_container_loses_no_step_and_uses_no_retry(apps, volume, wait_until):
+def test_docker_stop_of_one_container_loses_no_step_and_uses_no_retry(apps, run, wait_until):
     """All containers are replaced, and the new ones, whose log folders are empty, resume where the old ones stopped."""
-    app = ddp("docker_resumes.py", "3x1", volume, max_retries=0, start="cold")
-    app_id = apps.run(app, workspace=str(PROGRAMS))
-    wait_until(lambda: all(count_in_log(apps, app_id, index, "asks") for index in range(3)), "all nodes")
+    app_id = run("docker_resumes.py", "2x1", max_retries=0)
+    wait_until(lambda: all("asks" in read_log(apps, app_id, index) for index in range(2)), "all nodes")
     node(apps, app_id, 1).stop()
     assert apps.wait(app_id).state == AppState.SUCCEEDED
-    lines = [line for replica in range(3) for line in apps.logs(app_id, role=_role(apps, app_id), replica=replica)]
-    [step] = {line.split("stops at step ")[1].strip() for line in lines if "stops at step " in line}
-    assert sum(f"resumes from /data/{step}" in line for line in lines) == 3, lines
+    log = "".join(read_log(apps, app_id, index) for index in range(2))
+    [step] = {line.split("stops at step ")[1].strip() for line in log.splitlines() if "stops at step " in line}
+    assert log.count(f"resumes from /data/{step}\n") == 2, log
 
 
-def test_elastic_job_goes_on_without_a_container(apps, volume, wait_until):
-    app_id = apps.run(ddp("docker_waits.py", "1:2x1", volume, start="cold"), workspace=str(PROGRAMS))
-    wait_until(lambda: count_in_log(apps, app_id, 1, "of 2"), "both nodes")
-    node(apps, app_id, 1).kill("SIGKILL")
-    wait_until(lambda: count_in_log(apps, app_id, 0, "of 1"), "one node")
-    node(apps, app_id, 0).exec_run(["touch", "/data/go"])
-    assert apps.wait(app_id).state == AppState.SUCCEEDED
-
-
-def test_killed_leader_is_replaced(apps, volume, wait_until):
-    app_id = apps.run(ddp("docker_waits.py", "1:2x1", volume, max_retries=1, start="cold"), workspace=str(PROGRAMS))
-    wait_until(lambda: count_in_log(apps, app_id, 1, "of 2"), "both nodes")
+@pytest.mark.long
+def test_a_killed_leader_is_replaced(apps, run, wait_until):
+    app_id = run("docker_waits.py", "1:2x1", max_retries=1)
+    wait_until(lambda: "of 2" in read_log(apps, app_id, 1), "both nodes")
     node(apps, app_id, 0).kill("SIGKILL")
-    wait_until(lambda: count_in_log(apps, app_id, 1, "of 2") >= 2, "both nodes again")
+    wait_until(lambda: read_log(apps, app_id, 1).count("of 2") >= 2, "both nodes again")
+    assert apps.status(app_id).num_restarts == 1
     node(apps, app_id, 1).exec_run(["touch", "/data/go"])
     assert apps.wait(app_id).state == AppState.SUCCEEDED
 
 
-def test_fixed_job_ends_completely_when_a_container_is_lost(apps, volume, wait_until):
-    quick = {"grace_s": 5.0, "env": {"PET_SHUTDOWN_TIMEOUT": "2"}}
-    app_id = apps.run(ddp("docker_waits.py", "2x1", volume, start="cold"), workspace=str(PROGRAMS), **quick)
-    wait_until(lambda: count_in_log(apps, app_id, 1, "of 2"), "both nodes")
-    node(apps, app_id, 1).kill("SIGKILL")
-    status = apps.wait(app_id)
-    assert status.state == AppState.FAILED
-    assert "/1 was ended by SIGKILL; no retries" in status.msg
-    assert apps.containers(app_id, every=False) == []
-
-
-def test_failure_names_what_the_worker_raised(apps):
-    app_id = apps.run(ddp("docker_raises.py", "2x1", start="cold", max_retries=0), workspace=str(PROGRAMS))
-    status = apps.wait(app_id)
-    assert status.state == AppState.FAILED
-    assert "exited with code 1" in status.msg
-    assert "ValueError: the data set is empty" in status.msg
-    assert "the data set is empty" in status.structured_error_msg
-    assert status.num_restarts == 0  # an agent's exit 1 is never tried again
-
-
-def test_restarts_in_place_are_counted(apps, volume, wait_until):
-    app = ddp("docker_fails_once.py", "2x1", volume, start="cold", max_retries=2)
-    app_id = apps.run(app, workspace=str(PROGRAMS))
-    wait_until(lambda: count_in_log(apps, app_id, 1, "attempt 1"), "the second attempt")
-    assert apps.status(app_id).num_restarts == 1, "while it runs"
-    node(apps, app_id, 0).exec_run(["touch", "/data/go"])
-    assert apps.wait(app_id).num_restarts == 1
-
-
-def test_a_suspended_job_stands_still_on_all_nodes(apps, volume, wait_until):
-    """For longer than the lease of its two nodes and their hang timeout; then it goes on where it was."""
-    app_id = apps.run(
-        ddp("docker_ticks.py", "2x1", volume, start="cold", hang_timeout=2), workspace=str(PROGRAMS), keep="all"
-    )
-    wait_until(lambda: all(count_in_log(apps, app_id, index, "step 5\n") for index in (0, 1)), "both nodes run")
+@pytest.mark.long
+def test_a_job_that_is_suspended_stands_still_goes_on_and_can_be_cancelled(apps, run, wait_until):
+    app_id = run("docker_ticks.py", "2x1")
+    wait_until(lambda: all("step 5\n" in read_log(apps, app_id, index) for index in (0, 1)), "both nodes run")
     folder = apps.scheduler.find_folder(app_id)
-    assert folder.send_request("suspend")
-    role, shown = _role(apps, app_id), []
+    role = apps.containers(app_id)[0].labels["io.muster.role"]
 
-    def stand_still():
-        last, shown[:] = shown[:], [apps.logs(app_id, role=role, replica=index) for index in (0, 1)]
-        time.sleep(2)
-        return last == shown
+    def read_states():
+        """Of the worker of each node, which stands still on its own while its agent looks after the lease."""
+        look = "for d in /proc/[0-9]*; do grep -qs docker_ticks.py $d/cmdline && cut -d' ' -f3 $d/stat; done; true"
+        return ["T" in apps.inside(app_id, look, role=role, replica=index).split() for index in (0, 1)]
 
-    wait_until(stand_still, "no node prints")
-    time.sleep(7)
-    assert [apps.logs(app_id, role=role, replica=index) for index in (0, 1)] == shown
+    def suspend():
+        assert folder.send_request("suspend")
+        wait_until(lambda: read_states() == [True, True], "all workers stand still")
+        return [read_log(apps, app_id, index).count("step ") for index in (0, 1)]
+
+    seen = suspend()
     assert folder.send_request("continue")
-    node(apps, app_id, 0).exec_run(["touch", "/data/go"])
-    status = apps.wait(app_id)
-    assert (status.state, status.num_restarts) == (AppState.SUCCEEDED, 0)
-    for index in (0, 1):
-        assert count_in_log(apps, app_id, index, "step 0\n") == 1, "workers started again"
-
-
-def test_a_suspended_job_can_be_cancelled(apps, volume, wait_until):
-    app_id = apps.run(ddp("docker_ticks.py", "2x1", volume, start="cold"), workspace=str(PROGRAMS))
-    wait_until(lambda: count_in_log(apps, app_id, 1, "step 1\n"), "both nodes run")
-    apps.scheduler.find_folder(app_id).send_request("suspend")
+    wait_until(lambda: all(read_log(apps, app_id, k).count("step ") > seen[k] for k in (0, 1)), "they go on")
+    assert [read_log(apps, app_id, index).count("step 0\n") for index in (0, 1)] == [1, 1], "not started again"
+    suspend()
     apps.cancel(app_id)
     assert apps.wait(app_id, deadline_s=25).state == AppState.CANCELLED  # the grace period is 45 s
 
 
 def test_memory_limit_ends_in_an_out_of_memory_report(apps):
-    app = ddp("docker_eats.py", "1x1", memMB=128, start="cold")
-    app_id = apps.run(app, workspace=str(PROGRAMS))
+    app_id = apps.run(ddp("docker_eats.py", "1x1", memMB=128), workspace=str(PROGRAMS))
     status = apps.wait(app_id)
     assert status.state == AppState.FAILED
     assert "out of memory, limit 128 MiB" in status.msg
 
 
-def test_no_memory_limit_unless_requested(apps, client):
-    app_id = apps.run(ddp("docker_raises.py", "1x1", start="cold"), workspace=str(PROGRAMS))
-    (container,) = apps.containers(app_id)
-    assert container.attrs["HostConfig"]["Memory"] == 0
-    apps.cancel(app_id)
-    assert apps.wait(app_id).state == AppState.CANCELLED
-
-
-def test_job_goes_on_when_its_supervisor_was_killed(apps, volume, wait_until):
-    app_id = apps.run(ddp("docker_waits.py", "2x1", volume, start="cold"), workspace=str(PROGRAMS))
-    wait_until(lambda: count_in_log(apps, app_id, 1, "of 2"), "both nodes")
+def test_job_goes_on_when_its_supervisor_was_killed(apps, run, wait_until):
+    app_id = run("docker_waits.py", "2x1")
+    wait_until(lambda: "of 2" in read_log(apps, app_id, 1), "both nodes")
     first = apps.scheduler.find_folder(app_id).read_record().supervisor
     os.kill(first.pid, signal.SIGKILL)
     wait_until(lambda: not first.is_alive(), "death of the supervisor")

@@ -14,31 +14,23 @@ PROGRAMS = Path(__file__).resolve().parents[1] / "programs"
 BARE = "muster-test:bare"
 
 
-def test_a_container_that_is_restarted_runs_on_and_uses_no_retry(apps, app_of, wait_until):
-    app_id = apps.run(app_of("trap 'exit 3' TERM; echo begun; while :; do sleep 0.1; done", replicas=2, image=BARE))
-    wait_until(lambda: apps.logs(app_id, replica=1), "first start")
-    (container,) = apps.containers(app_id, replica=1)
-    container.restart(timeout=5)
-    wait_until(lambda: len(apps.logs(app_id, replica=1)) == 2, "second start")
+def test_a_container_that_is_restarted_runs_on_and_uses_no_retry(apps, app_of):
+    """And its log is followed on."""
+    app_id = apps.run(app_of("trap 'exit 3' TERM; hostname; while :; do sleep 0.1; done", replicas=2, image=BARE))
+    lines = iter(apps.runner.log_lines(f"docker://test/{app_id}", "w", 1, should_tail=True))
+    assert next(lines) == "w-1\n"
+    apps.containers(app_id, replica=1)[0].restart(timeout=5)
+    assert next(lines) == "w-1\n"
     status = apps.status(app_id)
     assert (status.state, status.num_restarts) == (AppState.RUNNING, 0), status.msg
     assert len(apps.containers(app_id)) == 2
     apps.cancel(app_id)
+    assert list(lines) == []
     assert apps.wait(app_id).state == AppState.CANCELLED
     assert apps.containers(app_id, every=False) == []
 
 
-def test_the_log_of_a_container_that_is_restarted_is_followed_on(apps, app_of):
-    app_id = apps.run(app_of("trap 'exit 3' TERM; hostname; while :; do sleep 0.1; done", image=BARE))
-    lines = iter(apps.runner.log_lines(f"docker://test/{app_id}", "w", 0, should_tail=True))
-    assert next(lines) == "w-0\n"
-    apps.containers(app_id)[0].restart(timeout=5)
-    assert next(lines) == "w-0\n"
-    apps.cancel(app_id)
-    assert list(lines) == []
-
-
-def test_no_container_that_is_restarted_outlives_its_app(apps, app_of, wait_until):
+def test_no_container_that_is_restarted_outlives_its_app(apps, app_of):
     """The app fails while the engine restarts one of its containers."""
     command = "[ $REPLICA = 0 ] || exec sleep 600; until [ -e /go ]; do sleep 0.02; done; exit 3"
     app_id = apps.run(app_of(command, replicas=2, image=BARE, env={"REPLICA": "${replica_id}"}), grace_s=1.0)
@@ -51,6 +43,7 @@ def test_no_container_that_is_restarted_outlives_its_app(apps, app_of, wait_unti
     assert apps.containers(app_id, every=False) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("replica", [0, 1])
 def test_a_job_of_agents_survives_the_restart_of_one_of_its_containers(apps, volume, wait_until, replica):
     mounts = ["type=volume", f"src={volume.name}", "dst=/data"]

@@ -19,6 +19,14 @@ class TestDocker(SchedulerContract):
     image = "muster-test:torch"
     steps = ("muster.schedulers.docker.live.creation:_join_network", *SchedulerContract.steps)
 
+    @pytest.mark.long
+    def test_rules_say_what_follows_from_a_failure(self, scheduler):
+        super().test_rules_say_what_follows_from_a_failure(scheduler)
+
+    @pytest.mark.long
+    def test_a_command_that_is_killed_leaves_nothing_that_cannot_be_removed(self, scheduler):
+        super().test_a_command_that_is_killed_leaves_nothing_that_cannot_be_removed(scheduler)
+
     @pytest.fixture(autouse=True)
     def _engine(self, client, state_home):
         self.client = client

@@ -37,15 +37,18 @@ def engine():
     control("start")
 
 
-def test_plain_app_survives_a_restart_of_the_engine(apps, app_of, engine, wait_until):
-    app_id = apps.run(app_of("echo begun; sleep 600", replicas=2))
-    wait_until(lambda: apps.logs(app_id, replica=1), "first start")
+def test_a_plain_app_survives_a_restart_of_the_engine(apps, app_of, engine, wait_until):
+    """And its log is followed through it."""
+    app_id = apps.run(app_of("hostname; sleep 600", replicas=2))
+    lines = iter(apps.runner.log_lines(f"docker://test/{app_id}", "w", 1, should_tail=True))
+    assert next(lines) == "w-1\n"
     engine("restart")
     wait_until(lambda: len(apps.containers(app_id, every=False)) == 2, "second start")
     status = apps.status(app_id)
-    assert status.state == AppState.RUNNING
-    assert status.num_restarts == 0  # a stop of the engine uses no retries
-    wait_until(lambda: apps.logs(app_id, replica=1) == ["begun\n"] * 2, "second start")
+    assert (status.state, status.num_restarts) == (AppState.RUNNING, 0), "a stop of the engine uses no retries"
+    assert next(lines) == "w-1\n"
+    apps.cancel(app_id)
+    assert list(lines) == []
 
 
 def test_job_of_agents_survives_a_killed_engine(apps, engine, wait_until):
@@ -68,43 +71,22 @@ def test_job_of_agents_survives_a_killed_engine(apps, engine, wait_until):
     assert apps.wait(app_id).state == AppState.SUCCEEDED
 
 
-def test_cancel_while_the_engine_is_down(apps, app_of, engine, wait_until):
-    app_id = apps.run(app_of("sleep 600", replicas=2))
-    engine("stop")
-    status = apps.status(app_id)
-    assert status.state == AppState.RUNNING
-    assert "no Docker engine answers at " in status.msg
-    apps.cancel(app_id)
-    folder = apps.scheduler.find_folder(app_id)
-    wait_until(lambda: folder.read_record().app.phase is AppPhase.ENDING, "the request")
-    status = apps.status(app_id)
-    assert status.state == AppState.RUNNING
-    assert "no Docker engine answers at " in status.msg
-    engine("start")
-    assert apps.wait(app_id).state == AppState.CANCELLED
-    assert apps.containers(app_id, every=False) == []
-
-
-def test_supervisor_starts_while_the_engine_is_down(apps, app_of, engine, wait_until):
-    app_id = apps.run(app_of("echo begun; sleep 600", replicas=2))
-    wait_until(lambda: apps.logs(app_id, replica=1), "first start")
-    supervisor = apps.scheduler.find_folder(app_id).read_record().supervisor
+def test_apps_are_cancelled_and_supervised_again_while_the_engine_is_down(apps, app_of, engine, wait_until):
+    cancelled, adopted = (apps.run(app_of("sleep 600", replicas=2)) for _ in range(2))
+    supervisor = apps.scheduler.find_folder(adopted).read_record().supervisor
     os.kill(supervisor.pid, 9)
     engine("stop")
     wait_until(lambda: not supervisor.is_alive(), "death of the supervisor")
-    assert apps.status(app_id).state == AppState.RUNNING
+    assert apps.status(adopted).state == AppState.RUNNING  # this starts another one
+    folder = apps.scheduler.find_folder(cancelled)
+    apps.cancel(cancelled)
+    wait_until(lambda: folder.read_record().app.phase is AppPhase.ENDING, "the request")
+    status = apps.status(cancelled)
+    assert (status.state, "no Docker engine answers at " in status.msg) == (AppState.RUNNING, True), status.msg
     engine("start")
-    wait_until(lambda: len(apps.containers(app_id, every=False)) == 2, "second start")
-
-
-def test_log_is_followed_through_a_restart_of_the_engine(apps, app_of, engine, wait_until):
-    app_id = apps.run(app_of("hostname; sleep 600"))
-    lines = iter(apps.runner.log_lines(f"docker://test/{app_id}", "w", 0, should_tail=True))
-    assert next(lines) == "w-0\n"
-    engine("restart")
-    assert next(lines) == "w-0\n"
-    apps.cancel(app_id)
-    assert list(lines) == []
+    assert apps.wait(cancelled).state == AppState.CANCELLED
+    assert apps.containers(cancelled, every=False) == []
+    wait_until(lambda: len(apps.containers(adopted, every=False)) == 2, "second start")
 
 
 @pytest.mark.long

@@ -17,11 +17,13 @@ PROGRAM = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_
 
 @pytest.fixture
 def submit(apps, tmp_path):
-    (tmp_path / "main.py").write_text(PROGRAM)
+    code = tmp_path / "code"  # the state, which each of two submissions at once changes, is beside it
+    code.mkdir()
+    (code / "main.py").write_text(PROGRAM)
 
     def run(number):
         app = dist.ddp(script="main.py", j="2x1", image="muster-test:torch", name=f"job{number}", start="cold")
-        return apps.run(app, workspace=str(tmp_path), network="host")
+        return apps.run(app, workspace=str(code), network="host")
 
     return run
 

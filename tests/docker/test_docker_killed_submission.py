@@ -46,14 +46,6 @@ POINTS = {
 }
 
 
-@pytest.fixture
-def apps_with_gpus(apps_of_own_engine, fake_tools, monkeypatch, state_home):
-    monkeypatch.setenv("PATH", f"{fake_tools}:{os.environ['PATH']}")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    (state_home / "muster" / "docker-images").unlink()  # images are tried again
-    return apps_of_own_engine
-
-
 def list_left(apps):
     """Names of all that the engine has of any app."""
     label = {"label": "io.muster.app"}
@@ -68,6 +60,7 @@ def list_left(apps):
 @pytest.fixture
 def killed(apps_with_gpus, state_home, tmp_path, request):
     """The app id of a submission that was killed at a point."""
+    (state_home / "muster" / "docker-images").unlink()  # images are tried again
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "main.py").touch()
     words = [sys.executable, "-c", KILLED, *POINTS[request.param], str(tmp_path / "code")]
@@ -79,7 +72,13 @@ def killed(apps_with_gpus, state_home, tmp_path, request):
     return mark.name
 
 
-@pytest.mark.parametrize("killed", POINTS, indirect=True)
+def at(*points):
+    """A submission that was killed at each of these points, and in the long tests at the others, too."""
+    rest = [pytest.param(each, marks=pytest.mark.long) for each in POINTS if each not in points]
+    return pytest.mark.parametrize("killed", [*points, *rest], indirect=True)
+
+
+@at("created")
 def test_the_next_submission_removes_what_a_killed_one_has_left(killed, apps_with_gpus, app_of, state_home, tmp_path):
     app = app_of("sleep 600", image="tiny")
     app.roles[0].resource = Resource(cpu=-1, gpu=3, memMB=0)  # all that the engine has
@@ -91,44 +90,27 @@ def test_the_next_submission_removes_what_a_killed_one_has_left(killed, apps_wit
     assert [item.app_id for item in apps_with_gpus.scheduler.list()] == [app_id]
 
 
-@pytest.mark.parametrize("killed", ["reserved", "registered"], indirect=True)
-def test_prune_removes_what_a_killed_submission_has_left(killed, apps_with_gpus, state_home, capsys):
-    assert main(["prune", "--yes"]) == 0
-    told = capsys.readouterr().out
-    assert f"docker://{killed}" in told
-    assert ".packed-" in told
+@at("registered")
+def test_prune_removes_what_a_killed_submission_has_left(killed, apps_with_gpus, state_home, shell):
+    done = shell("prune", "--yes")
+    assert (done.code, f"docker://{killed}" in done.out, ".packed-" in done.out) == (0, True, True), done
     assert list_left(apps_with_gpus) == []
     assert sorted(path.name for path in (state_home / "muster").rglob(f"*{killed}*")) == []
     assert list((state_home / "muster").glob(".packed-*")) == []
 
 
-@pytest.mark.parametrize("killed", POINTS, indirect=True)
-def test_delete_removes_what_prune_lists_of_a_killed_submission(killed, apps_with_gpus, state_home, capsys):
+@at("reserved")
+def test_delete_removes_what_prune_lists_of_a_killed_submission(killed, apps_with_gpus, state_home, shell):
     """`muster prune` printed this handle, and `muster delete` knew no such app."""
     handle = f"docker://torchx/{killed}"
-    assert main(["delete", handle]) == 0, capsys.readouterr().err
+    assert (done := shell("delete", handle)).code == 0, done
     assert list_left(apps_with_gpus) == []
     assert sorted(path.name for path in (state_home / "muster").rglob(f"*{killed}*")) == []
-    assert main(["delete", handle]) == ExitCode.UNKNOWN
+    assert shell("delete", handle).code == ExitCode.UNKNOWN
 
 
-@pytest.mark.parametrize("killed", ["reserved"], indirect=True)
-def test_delete_removes_the_reservation_of_an_older_version(killed, apps_with_gpus, state_home):
-    (state_home / "muster" / "docker-submissions" / killed).unlink()
-    assert main(["delete", f"docker://torchx/{killed}"]) == 0
-    assert list_left(apps_with_gpus) == []
-
-
-@pytest.mark.parametrize("killed", ["reserved"], indirect=True)
-def test_prune_removes_the_reservation_of_an_older_version(killed, apps_with_gpus, state_home, capsys):
-    (state_home / "muster" / "docker-submissions" / killed).unlink()
-    assert main(["prune", "--yes"]) == 0
-    assert f"docker://{killed}" in capsys.readouterr().out
-    assert list_left(apps_with_gpus) == []
-
-
-@pytest.mark.alone  # what an older version has left (test_docker_golden.py) is removed, too
-@pytest.mark.parametrize("point", ["created", "registered"])
+@pytest.mark.alone
+@pytest.mark.parametrize("point", ["created", pytest.param("registered", marks=pytest.mark.long)])
 def test_prune_leaves_an_app_alone_that_is_being_submitted(apps, app_of, monkeypatch, point):
     """Its containers were created, no state folder told of them yet, and they were removed."""
 
@@ -144,7 +126,7 @@ def test_prune_leaves_an_app_alone_that_is_being_submitted(apps, app_of, monkeyp
     assert apps.logs(app_id) == ["runs\n"]
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_a_command_that_a_signal_ends_leaves_nothing(apps, state_home, tmp_path, wait_until, signum):
     """Its packed workspace stayed in the state folder, its containers and network on the engine."""
     code = tmp_path / "code"
@@ -161,7 +143,7 @@ def test_a_command_that_a_signal_ends_leaves_nothing(apps, state_home, tmp_path,
         (mark,) = wait_until(lambda: list((state / "docker-submissions").glob("*")), "a submission")
         wait_until(lambda: apps.left(mark.name) or process.poll() is not None, "something of it")
         process.send_signal(signum)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=200)
     finally:
         process.kill()
         process.communicate()
@@ -189,17 +171,6 @@ def list_all(apps_of_own_engine):
     return lambda: ({image["Id"] for image in api.images(all=True)}, {each["Id"] for each in api.containers(all=True)})
 
 
-FAILS = "ARG IMAGE\nFROM $IMAGE\nRUN echo a >/a\nRUN echo b >/b\nRUN exit 3\n"
-
-
-def test_a_build_that_fails_leaves_no_container_and_no_image(apps_of_own_engine, app_of, tmp_path, list_all):
-    before = list_all()
-    (tmp_path / "Dockerfile.torchx").write_text(FAILS)
-    with pytest.raises(RuntimeError, match="returned a non-zero code: 3"):
-        apps_of_own_engine.run(app_of("true", image="tiny"), workspace=str(tmp_path))
-    assert list_all() == before
-
-
 IMAGE_REPO = {"image_repo": "127.0.0.1:1/x", "quiet": True}
 
 
@@ -210,15 +181,20 @@ def code(tmp_path):
     return tmp_path / "code"
 
 
-def test_a_build_for_a_cluster_that_fails_leaves_neither_and_is_one_line(app_of, code, list_all):
-    """TorchX's builder left both, and its error was a traceback."""
+def test_a_build_that_fails_is_one_line_and_leaves_no_container_and_no_image(
+    apps_of_own_engine, app_of, code, list_all
+):
+    """Also for a cluster: TorchX's builder left both, and its error was a traceback."""
     before = list_all()
-    (code / "Dockerfile.torchx").write_text(FAILS)
-    with closing(kubernetes.create_scheduler("test")) as scheduler:
-        (role,) = app_of("true", image="tiny").roles
-        why = "cannot build the workspace's image: The command '/bin/sh -c exit 3' returned a non-zero code: 3"
-        with pytest.raises(EngineError, match=f"^{re.escape(why)}$"):
-            scheduler.build_workspace_and_update_role(role, str(code), IMAGE_REPO)
+    (code / "Dockerfile.torchx").write_text("ARG IMAGE\nFROM $IMAGE\nRUN echo a >/a\nRUN echo b >/b\nRUN exit 3\n")
+    why = "The command '/bin/sh -c exit 3' returned a non-zero code: 3"
+    app = app_of("true", image="tiny")
+    with pytest.raises(RuntimeError, match=re.escape(why)):
+        apps_of_own_engine.run(app, workspace=str(code))
+    assert list_all() == before
+    line = re.escape(f"cannot build the workspace's image: {why}")
+    with closing(kubernetes.create_scheduler("test")) as scheduler, pytest.raises(EngineError, match=f"^{line}$"):
+        scheduler.build_workspace_and_update_role(app.roles[0], str(code), IMAGE_REPO)
     assert list_all() == before
 
 

@@ -4,7 +4,6 @@ import concurrent.futures
 import os
 
 import pytest
-from torchx.schedulers.api import Stream
 from torchx.specs import AppState, BindMount
 
 from muster.schedulers.docker.engine.client import Engine
@@ -60,15 +59,13 @@ def test_missing_bind_mount_is_one_line_and_leaves_nothing(apps, app_of):
     assert not list_containers(apps, "bound-")
 
 
-def test_second_app_of_a_name_is_refused_and_the_first_not_touched(apps, app_of):
+def test_containers_of_the_same_name_are_refused_and_not_touched(apps, app_of):
+    """Of a second app of one name, and of another program."""
     apps.ids.append(submit_as(apps, app_of("sleep 600"), "twin"))
     with pytest.raises(SchedulerError, match="'twin'"):
         submit_as(apps, app_of("sleep 600"), "twin")
     assert apps.status("twin").state == AppState.RUNNING
     assert len(apps.containers("twin", every=False)) == 1
-
-
-def test_foreign_container_of_our_name_is_not_touched(apps, app_of):
     foreign = apps.client.containers.create("muster-test:bare", "true", name="clash-w-1")
     try:
         with pytest.raises(EngineError, match="clash-w-1"):
@@ -79,6 +76,7 @@ def test_foreign_container_of_our_name_is_not_touched(apps, app_of):
         foreign.remove()
 
 
+@pytest.mark.long
 def test_twelve_apps_at_once(apps, app_of):
     with concurrent.futures.ThreadPoolExecutor(12) as pool:
         ids = list(pool.map(lambda _: apps.run(app_of("hostname", replicas=2)), range(12)))
@@ -96,6 +94,7 @@ def fill_address_pools(engine, label):
     pytest.fail("30 networks fit")
 
 
+@pytest.mark.long
 def test_apps_share_a_network_when_address_pools_are_exhausted(apps_of_own_engine, app_of):
     apps = apps_of_own_engine
     engine = Engine(os.environ)
@@ -118,16 +117,14 @@ def test_apps_share_a_network_when_address_pools_are_exhausted(apps_of_own_engin
         engine.close()
 
 
-def test_shared_memory_is_large_and_bounded(apps, app_of):
-    # ten times the engine's 64 MiB fits by default; a bound is a bound and no more than a write error
-    app_id = apps.run(app_of("head -c 640M /dev/zero >/dev/shm/x && stat -c %s /dev/shm/x"))
+def test_shared_memory_is_large(apps, app_of):
+    # more than the engine's 64 MiB fits by default
+    app_id = apps.run(app_of("head -c 100M /dev/zero >/dev/shm/x && stat -c %s /dev/shm/x"))
     assert apps.wait(app_id).state == AppState.SUCCEEDED
-    assert apps.logs(app_id) == ["671088640\n"]
-    app_id = apps.run(app_of("head -c 64M /dev/zero >/dev/shm/x; echo then $?"), shm_size="32m")
-    assert apps.wait(app_id).state == AppState.SUCCEEDED
-    assert apps.logs(app_id, streams=Stream.STDOUT) == ["then 1\n"]
+    assert apps.logs(app_id) == ["104857600\n"]
 
 
+@pytest.mark.long
 def test_out_of_memory_is_named(apps, app_of):
     eats = ["-c", "x = [bytearray(b'x' * (8 << 20)) for _ in range(10**6)]"]
     app_id = apps.run(app_of("", entrypoint="python3", args=eats, memory_mb=64))
@@ -150,7 +147,7 @@ def test_objects_of_others_are_not_touched(apps, app_of, monkeypatch):
         apps.delete("theirs")
         with monkeypatch.context() as elsewhere:
             for module in (scheduler, unregistered):
-                elsewhere.setattr(module, "list_user_ids", lambda: ("0@elsewhere",))
+                elsewhere.setattr(module, "build_user_id", lambda: "0@elsewhere")
             elsewhere.setenv("XDG_STATE_HOME", os.environ["XDG_STATE_HOME"] + "-other")
             assert app_id not in [item.app_id for item in apps.scheduler.list()]
             assert apps.scheduler.describe(app_id) is None

@@ -11,9 +11,11 @@ import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from doubles.leader_history import member, rules
 from doubles.samples import make_round
 
 from muster._shared.contract import StatusPageLayout as Layout
+from muster._shared.records import replace
 from muster.agent.node import actions as node_actions
 from muster.agent.node import events as node_events
 from muster.agent.node.decisions import decide as decide_node
@@ -23,7 +25,6 @@ from muster.agent.rendezvous.consensus import actions as leader_actions
 from muster.agent.rendezvous.consensus import events as leader_events
 from muster.agent.rendezvous.consensus.decisions import decide as decide_leader
 from muster.agent.rendezvous.consensus.events import RoundAcknowledged
-from muster.agent.rendezvous.consensus.members import ConsensusRules, MemberRecord
 from muster.agent.rendezvous.consensus.state import build_initial_state
 from muster.agent.rendezvous.drain_ceiling import LOOK_S, RankSlot
 from muster.agent.rendezvous.report_messages import Failed
@@ -129,21 +130,11 @@ class DrainWorld:
 
     def _form_round(self, plans):
         nodes = len(plans)
-        rules = ConsensusRules(
-            run_id="r",
-            min_nodes=nodes,
-            max_nodes=nodes,
-            max_restarts=0,
-            join_timeout_s=600,
-            last_call_s=1,
-            rejoin_wait_s=5,
-        )
-        state = build_initial_state(rules, 0.0, takeover=False)
-        for index, own in enumerate(plans):
-            member = MemberRecord(
-                id=str(index), index=index, nproc=len(own), role="r", host=f"h{index}", port=1, is_leader=index == 0
-            )
-            state, _ = decide_leader(state, leader_events.Joined(member=member), 0.0)
+        own = replace(rules(nodes, nodes, max_restarts=0), join_timeout_s=600.0)
+        state = build_initial_state(own, 0.0, takeover=False)
+        for index, ranks in enumerate(plans):
+            joins = leader_events.Joined(member=replace(member(index, nproc=len(ranks)), id=str(index)))
+            state, _ = decide_leader(state, joins, 0.0)
         state, _ = decide_leader(state, leader_events.LeaseChecked(is_held=True), 0.0)
         for index in range(nodes):
             event = leader_events.Reported(id=str(index), message=RoundAcknowledged(round_number=state.round_number))

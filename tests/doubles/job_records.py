@@ -4,6 +4,8 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from muster._shared.contract import FORMAT
+
 START_S = 1_800_000_000.0
 
 
@@ -16,17 +18,16 @@ class Agent:
     clock_s: float
     """Its monotonic clock at the job's start."""
     wall_error_s: float = 0.0
-    has_schema: bool = True
     lines: list[dict[str, Any]] = field(default_factory=list)
     round: int = 0
     attempt: int = 0
 
     def write(self, at_s: float, what: str, ranks: tuple[int, ...] = (), **detail: Any) -> None:
         """`at_s`: since the job's start."""
-        new = {"schema": 2, "agent": self.name} if self.has_schema else {}
         self.lines.append(
             {
-                **new,
+                "format": FORMAT,
+                "agent": self.name,
                 "time_s": START_S + at_s + self.wall_error_s,
                 "monotonic_s": self.clock_s + at_s,
                 "node": self.index if self.round else None,

@@ -6,11 +6,12 @@ from doubles.sent import show_sent
 from muster._shared.reports import Failure
 from muster.agent.rendezvous.consensus.actions import CheckLease, RoundStart, SetTimer
 from muster.agent.rendezvous.consensus.decisions import decide
-from muster.agent.rendezvous.consensus.events import Joined, LeaseChecked, Reported, TimerFired
+from muster.agent.rendezvous.consensus.events import Joined, LeaseChecked, MemberLost, Reported, TimerFired
 from muster.agent.rendezvous.consensus.members import ConsensusRules, MemberRecord
 from muster.agent.rendezvous.consensus.recovery import RecoveryRecord
 from muster.agent.rendezvous.consensus.state import JobState, NewRound, build_initial_state
-from muster.agent.rendezvous.report_messages import Stopped
+from muster.agent.rendezvous.interface import AllSucceeded
+from muster.agent.rendezvous.report_messages import Failed, Stopped
 
 
 def rules(min_nodes: int, max_nodes: int, max_restarts: int = 1) -> ConsensusRules:
@@ -69,32 +70,57 @@ class Leader:
             self.actions = before + answer
         return self.actions
 
+    def join(self, *members: int | MemberRecord, after_s: float = 0.0) -> list:
+        """Each of them joins, after the same time."""
+        for each in members:
+            self.feed(Joined(member=member(each) if isinstance(each, int) else each), after_s=after_s)
+        return self.actions
+
+    def lose(self, number: int, *, after_s: float = 0.0) -> list:
+        return self.feed(MemberLost(id=f"m{number}", reason="connection closed"), after_s=after_s)
+
+    def fail(self, number: int, *, after_s: float = 0.0, suspicion_s: float = 0.0, **changes) -> list:
+        """A worker of this member fails in the newest round."""
+        failed = Failed(round_number=self.state.round_number, failures=(failure(number, **changes),))
+        return self.feed(Reported(id=f"m{number}", message=failed, suspicion_s=suspicion_s), after_s=after_s)
+
+    def succeed(self, *numbers: int, after_s: float = 0.0) -> list:
+        for number in numbers:
+            done = AllSucceeded(round_number=self.state.round_number)
+            self.feed(Reported(id=f"m{number}", message=done), after_s=after_s)
+        return self.actions
+
     def wait(self, for_s: float) -> list:
         """Let time pass and the timer fire."""
         return self.feed(TimerFired(round_number=self.state.round_number), after_s=for_s)
 
     def next_due_s(self) -> float:
-        assert self.state.timer is not None
         return self.state.timer.due_s
 
     def form(self, count: int) -> NewRound:
-        for number in range(count):
-            self.feed(Joined(member=member(number)))
+        self.join(*range(count))
         return self.formed()
 
     def form_by_last_call(self, count: int) -> NewRound:
-        for number in range(count):
-            self.feed(Joined(member=member(number)))
+        self.join(*range(count))
         self.wait(3.1)
         return self.formed()
 
     def formed(self) -> NewRound:
         """The round that the last event formed: each of its members was told so."""
-        assert self.state.formed is not None
         new = self.state.formed[0]
         told = [action.ids for action in self.actions if isinstance(action, RoundStart)]
         assert told == [(each.id,) for each in new.assignments], self.actions
         return new
+
+    def formed_of(self) -> list[str]:
+        return [each.id for each in self.formed().assignments]
+
+    def reform(self, *numbers: int) -> list[str]:
+        """Whose workers stop; those of which the next round is formed after the fence."""
+        self.stop_all(*numbers)
+        self.wait(0.31)
+        return self.formed_of()
 
     def only(self, kind):
         found = [action for action in self.actions if isinstance(action, kind)]
@@ -103,6 +129,5 @@ class Leader:
 
     def stop_all(self, *numbers: int) -> None:
         for number in numbers:
-            self.feed(
-                Reported(id=f"m{number}", message=Stopped(round_number=self.state.round_number, port=2000 + number))
-            )
+            stopped = Stopped(round_number=self.state.round_number, port=2000 + number)
+            self.feed(Reported(id=f"m{number}", message=stopped))

@@ -12,7 +12,6 @@ import itertools
 import os
 import selectors
 import signal
-import threading
 from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -82,10 +81,7 @@ class BenchLoop(Loop):
     """Reads what the real one reads in a thread: the test's time stands still meanwhile."""
 
     def call_in_thread(
-        self,
-        read: Callable[[], T],
-        then: Callable[[T], None],
-        without: Callable[[RuntimeError], T] | None = None,
+        self, read: Callable[[], T], then: Callable[[T], None], without: Callable[[RuntimeError], T] | None = None
     ) -> None:
         self.call_soon(lambda: then(read()))
 
@@ -149,17 +145,15 @@ class FakeThread:
 
 
 class FakeFiles:
-    """In place of what reads and opens files: only a read that hangs goes on in a thread."""
+    """In place of what reads and opens files."""
 
     def __init__(self, loop: Loop) -> None:
         self.thread = FakeThread(loop)
+        self.is_hanging = False
+        """The disk does not answer."""
 
     def call(self, read: Callable[[], Any], limit_s: float = 2.0) -> Any:
-        results: list[Any] = []
-        reader = threading.Thread(target=lambda: results.append(read()), daemon=True)
-        reader.start()
-        reader.join(limit_s)
-        return results[0] if results else None
+        return None if self.is_hanging else read()
 
 
 class FakeLogs:
@@ -229,7 +223,8 @@ class FakeLogs:
     def report_incomplete_logs(self, line: str) -> None:
         self._bench.lines.append(line)
 
-    def close(self) -> None:
+    def close(self, *, notice_s: float) -> None:
+        del notice_s
         assert not self.opened
 
 
@@ -241,9 +236,8 @@ class FakeStarter:
         self.prepare_s = 0.0
         self.start_s = 0.01
         self.parked = 0
-        self.stores: list[tuple[int, int]] = []
+        self.stores: list[int] = []
         """Port and number of workers, of the one there is."""
-        self.store_checks = 0
         self.lose_store: Callable[[str], None] | None = None
         self._batch = itertools.count()
         self._current = -1
@@ -258,12 +252,9 @@ class FakeStarter:
     def can_host_store(self) -> bool:
         return True
 
-    def start_store(self, addr: str, port: int, world_size: int, on_lost: Callable[[str], None]) -> None:
-        self.stores.append((port, world_size))
+    def start_store(self, addr: str, port: int, on_lost: Callable[[str], None]) -> None:
+        self.stores.append(port)
         self.lose_store = on_lost
-
-    def check_store(self) -> None:
-        self.store_checks += 1
 
     def end_store(self) -> None:
         self.stores.clear()
@@ -404,6 +395,7 @@ class Bench:
                 **config,
             ),
             AgentParts(
+                witnesses=(),
                 loop=self.loop,
                 lease=self.lease,  # type: ignore[arg-type]
                 logs=self.logs,  # type: ignore[arg-type]

@@ -5,13 +5,23 @@ from collections.abc import Callable
 from typing import Any
 
 from muster._shared.codec import encode_message
+from muster.agent.rendezvous.consensus.recovery import RecoveryRecord
 from muster.agent.rendezvous.protocol.framing import FRAME_LIMIT_BYTES, Frame
+from muster.agent.rendezvous.protocol.job_rules import JobRules
+from muster.agent.rendezvous.protocol.member_messages import Join
 from muster.agent.rendezvous.protocol.messages import Message
 
 
 def encode_and_decode(message: Message) -> Any:
     """What arrives of a message: JSON, not read yet."""
     return json.loads(encode_message(message, FRAME_LIMIT_BYTES))
+
+
+def make_join(rules: JobRules, **changes: Any) -> Join:
+    """What node 1 of "run" sends to its leader."""
+    values: dict[str, Any] = {"run_id": "run", "id": "m1", "index": 1, "nproc": 1, "role": "default", "host": "h1"}
+    values |= {"port": 1, "listen_port": 2, "local_addr": None, "recovery": RecoveryRecord(), "group_ranks": ()}
+    return Join(rules=rules, **{**values, **changes})
 
 
 class StandingClock:

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from doubles.samples import make_failure
+
 from muster._shared.records import replace
 from muster._shared.reports import Failure
 from muster.agent.config import RendezvousConfig
@@ -156,7 +158,6 @@ class SimLink:
         world.schedule(at_s - world.now_s, None, partial(self.arrive, deliver))
 
     def arrive(self, deliver: Callable[[], None]) -> None:
-        assert self.other is not None
         world, source, target = self.world, self.process.machine, self.other.process
         if world.is_cut(source, target.machine):
             world.delayed.append((source, target.machine, partial(self.arrive, deliver)))
@@ -488,16 +489,14 @@ class Process:
     def build_failure(self) -> Failure | None:
         if self.round is None:
             return None
-        return Failure(
-            node=self.round.group_rank,
+        formed = self.round
+        return make_failure(
+            node=formed.group_rank,
             node_index=self.config.node_index or 0,
             host=self.machine.host,
-            local_rank=0,
-            global_rank=self.round.rank_offset,
-            attempt=self.round.attempt,
-            round=self.round.number,
-            pid=1,
-            time_s=0.0,
+            global_rank=formed.rank_offset,
+            attempt=formed.attempt,
+            round=formed.number,
             exit_code=1,
             cause=self.world.cause,
         )
@@ -545,10 +544,6 @@ class Machine:
     ports: dict[int, SimListener] = field(default_factory=dict)
     process: Process | None = None
     boots: int = 0
-
-    def awake_s(self) -> float:
-        until_s = self.asleep_since_s if self.is_asleep else self.world.now_s
-        return until_s - self.asleep_total_s
 
     def sleep(self) -> None:
         self.is_asleep, self.asleep_since_s = True, self.world.now_s
@@ -725,8 +720,6 @@ class World:
                     f"{other.machine.host} still runs {other.instance}"
                 )
         nodes = [p for p in self.processes if p.workers_alive and p.instance == process.instance]
-        assert process.instance is not None
-        assert process.round is not None
         if len(nodes) == process.instance[2]:
             self._record_complete(process.instance, process.round.attempt, nodes)
 

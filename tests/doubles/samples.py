@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from muster._shared.contract import FORMAT
 from muster._shared.reports import Failure
 from muster.agent.round import Round
 
@@ -36,4 +37,5 @@ def make_failure(**changes: Any) -> Failure:
 
 def write_report(reason: str, *failures: Mapping[str, Any], run_id: str = "x") -> str:
     """An agent's last message; each failure is what differs from `FAILURE`."""
-    return json.dumps({"run_id": run_id, "reason": reason, "failures": [{**FAILURE, **each} for each in failures]})
+    told = {"format": FORMAT, "run_id": run_id, "reason": reason}
+    return json.dumps({**told, "failures": [{**FAILURE, **each} for each in failures]})

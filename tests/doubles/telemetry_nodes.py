@@ -194,7 +194,6 @@ class Node:
         )
 
     def send_summary(self, summary: Summary) -> None:
-        assert self.leader is not None
         if not self.leader.is_busy:
             self.leader.summaries[self.rank] = summary
             self.leader.told_s[self.rank] = self.loop.at_s

@@ -2,11 +2,12 @@
 
 from typing import Any
 
+from doubles.leader_history import member, rules
 from doubles.sent import show_sent
 
+from muster._shared.records import replace
 from muster.agent.rendezvous.consensus.decisions import decide
 from muster.agent.rendezvous.consensus.events import Event, Joined, LeaseChecked
-from muster.agent.rendezvous.consensus.members import ConsensusRules, MemberRecord
 from muster.agent.rendezvous.consensus.state import build_initial_state
 
 
@@ -14,21 +15,11 @@ class TwoMembers:
     """Member ids are "0", the leader's own, and "1"."""
 
     def __init__(self, hang_action: str) -> None:
-        rules = ConsensusRules(
-            run_id="r",
-            min_nodes=2,
-            max_nodes=2,
-            max_restarts=0,
-            join_timeout_s=600,
-            last_call_s=1,
-            rejoin_wait_s=5,
-            hang_action=hang_action,
-        )
+        own = replace(rules(2, 2, max_restarts=0), join_timeout_s=600.0, hang_action=hang_action)
         self.now_s = 0.0
-        self.state = build_initial_state(rules, 0.0, takeover=False)
+        self.state = build_initial_state(own, 0.0, takeover=False)
         for index in range(2):
-            member = MemberRecord(id=str(index), index=index, nproc=1, role="r", host="h", port=1, is_leader=index == 0)
-            self.decide(Joined(member=member))
+            self.decide(Joined(member=replace(member(index), id=str(index), host="h")))
         self.decide(LeaseChecked(is_held=True))
         self.number = self.state.round_number
 

@@ -16,25 +16,34 @@ from pathlib import Path
 import pytest
 from fault_scenes import TreeScene, cause
 from harness import Tree, find_free_port, run_tree
-from launchers import START_FLAGS, STARTS
+from launchers import MOSTLY_WARM, START_FLAGS, STARTS
 
-from muster.cli.rehearse.faults.nodes import agent_killed
+from muster.cli.rehearse.faults.nodes import AGENT_KILLED
 
 PROGRAM = str(Path(__file__).parent.parent / "programs" / "agent" / "ready.py")
 AGENT = [sys.executable, "-m", "muster.agent", "--shutdown-timeout", "1", *START_FLAGS]
 SIGNALS = [
     signal.SIGTERM,
-    signal.SIGINT,
-    *(pytest.param(signum, marks=pytest.mark.long) for signum in (signal.SIGHUP, signal.SIGQUIT)),
+    *(pytest.param(signum, marks=pytest.mark.long) for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)),
 ]
 pytestmark = [pytest.mark.soak, pytest.mark.filterwarnings("ignore::ResourceWarning")]
 
 
-@pytest.fixture(params=STARTS)
+@pytest.fixture(params=MOSTLY_WARM)
 def agent(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
     """An agent of one node with two workers, output captured and shown."""
-    flags = ["--standalone", "--nproc-per-node", "2", "--tee", "3", "--start", request.param]
-    return [*AGENT, *flags, "--log-dir", str(tmp_path / "logs")]
+    return build_agent(tmp_path, request.param)
+
+
+@pytest.fixture
+def cold_agent(tmp_path: Path) -> list[str]:
+    """The same where no template can start the program."""
+    return build_agent(tmp_path, "cold")
+
+
+def build_agent(folder: Path, start: str, nproc: int = 2) -> list[str]:
+    flags = ["--standalone", "--nproc-per-node", str(nproc), "--tee", "3", "--start", start]
+    return [*AGENT, *flags, "--log-dir", str(folder / "logs")]
 
 
 @pytest.mark.parametrize("signum", SIGNALS, ids=lambda s: signal.Signals(s).name)
@@ -108,16 +117,24 @@ class TestSignals:
         assert outcome.leftovers == (), outcome.explain()
 
 
-@pytest.mark.parametrize("words", ["", "ignore-term", "grandchild-ignores-term", "grandchild-hides", "grandchildren"])
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(pytest.param(each, marks=pytest.mark.long) for each in ("", "ignore-term", "grandchildren")),
+        "ignore-term grandchild-ignores-term grandchild-hides",
+    ],
+)
 @pytest.mark.parametrize("victim", ["guard", "agent"])
-def test_sigkill(agent: list[str], victim: str, words: str) -> None:
+def test_sigkill(tmp_path: Path, start: str, victim: str, words: str) -> None:
+    agent = build_agent(tmp_path, start)
     # 400 grandchildren take a busy machine a moment; the harness continues as soon as nothing is left
     with Tree([*agent, PROGRAM, *words.split()], settle_s=10) as tree:
         tree.wait_for_line("ready rank", count=2)
         if victim == "guard":
             tree.send(signal.SIGKILL)
         else:
-            cause(agent_killed.FAULT, TreeScene(tree))
+            cause(AGENT_KILLED, TreeScene(tree))
         outcome = tree.wait()
     expected = -9 if victim == "guard" else 137
     assert (outcome.exit_code, outcome.leftovers) == (expected, ()), outcome.explain()
@@ -128,12 +145,9 @@ def test_sigkill(agent: list[str], victim: str, words: str) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        "ignore-term",
-        "grandchild-ignores-term",
-        "grandchild-hides",
-        "grandchildren",
-        "stop-self",
+        "grandchild-ignores-term grandchild-hides",
         "ignore-term stop-self",
+        *(pytest.param(each, marks=pytest.mark.long) for each in ("ignore-term", "grandchildren", "stop-self")),
     ],
 )
 def test_whatever_workers_do_the_end_is_clean(agent: list[str], words: str) -> None:
@@ -144,7 +158,10 @@ def test_whatever_workers_do_the_end_is_clean(agent: list[str], words: str) -> N
     assert (outcome.exit_code, outcome.leftovers) == (143, ()), outcome.explain()
 
 
-@pytest.mark.parametrize("words", ["ignore-term", "grandchild-ignores-term", "grandchild-hides", "grandchildren"])
+@pytest.mark.parametrize(
+    "words",
+    ["ignore-term grandchild-ignores-term grandchild-hides", pytest.param("grandchildren", marks=pytest.mark.long)],
+)
 def test_a_failed_job_leaves_nothing(agent: list[str], words: str) -> None:
     outcome = run_tree([*agent, PROGRAM, *words.split(), "crash"], settle_s=0.0)
     assert (outcome.exit_code, outcome.leftovers) == (1, ()), outcome.explain()
@@ -175,27 +192,22 @@ def test_sigterm_reaches_workers_and_not_their_children(agent: list[str], tmp_pa
 
 
 class TestSpawnFailures:
-    def test_no_such_program(self, agent: list[str]) -> None:
-        cold = [word if word != "warm" else "cold" for word in agent]
-        outcome = run_tree([*cold, "--no-python", "/no/such/program"])
-        assert (outcome.exit_code, outcome.leftovers) == (1, ()), outcome.explain()
-        assert "'/no/such/program': No such file or directory" in outcome.stderr
-        assert "Traceback" not in outcome.stderr
-
-    def test_not_executable(self, agent: list[str]) -> None:
-        cold = [word if word != "warm" else "cold" for word in agent]
-        outcome = run_tree([*cold, "--no-python", "/etc/passwd"])
+    def test_not_executable(self, cold_agent: list[str]) -> None:
+        outcome = run_tree([*cold_agent, "--no-python", "/etc/passwd"])
         assert (outcome.exit_code, outcome.leftovers) == (1, ()), outcome.explain()
         assert "'/etc/passwd': Permission denied" in outcome.stderr
 
-    def test_too_many_open_files(self, agent: list[str]) -> None:
-        many = [word if word != "2" else "16" for word in agent]
+    @pytest.mark.parametrize("start", MOSTLY_WARM)
+    def test_too_many_open_files(self, tmp_path: Path, start: str) -> None:
+        many = build_agent(tmp_path, start, nproc=16)
         outcome = run_tree(["sh", "-c", 'ulimit -n 40; exec "$@"', "sh", *many, PROGRAM])
         assert (outcome.exit_code, outcome.leftovers) == (1, ()), outcome.explain()
         assert "Too many open files" in outcome.stderr
         assert "Traceback" not in outcome.stderr
 
-    @pytest.mark.parametrize("most", [5, 6, 7, 8, 9, 10, 11, 12, 13, 14])
+    @pytest.mark.parametrize(
+        "most", [each if each % 3 == 0 else pytest.param(each, marks=pytest.mark.long) for each in range(5, 15)]
+    )
     def test_too_few_open_files_to_begin(self, most: int, agent: list[str]) -> None:
         """Wherever descriptors run out, there is one line and no traceback."""
         outcome = run_tree(["sh", "-c", f'ulimit -n {most}; exec "$@"', "sh", *agent, PROGRAM])
@@ -203,7 +215,8 @@ class TestSpawnFailures:
         assert "Too many open files" in outcome.stderr
         assert "Traceback" not in outcome.stderr
 
-    def test_no_processes_left(self, agent: list[str], tmp_path: Path) -> None:
+    @pytest.mark.parametrize("start", MOSTLY_WARM)
+    def test_no_processes_left(self, tmp_path: Path, start: str) -> None:
         """As a user with a process limit: root is not bound by one."""
         if os.geteuid() != 0:
             pytest.skip("needs root to become a user with a limit")
@@ -217,7 +230,7 @@ class TestSpawnFailures:
             pytest.skip(f"cannot make a cgroup: {error}")
         try:
             (limited / "pids.max").write_text("8")
-            many = [word if word != "2" else "16" for word in agent]
+            many = build_agent(tmp_path, start, nproc=16)
             join = f'echo $$ > {limited}/cgroup.procs; exec "$@"'
             outcome = run_tree(["sh", "-c", join, "sh", *many, PROGRAM])
         finally:
@@ -226,7 +239,7 @@ class TestSpawnFailures:
         assert "Resource temporarily unavailable" in outcome.stderr
 
 
-def test_as_pid_1_orphans_are_reaped(agent: list[str]) -> None:
+def test_as_pid_1_orphans_are_reaped(cold_agent: list[str]) -> None:
     """In a container no other process reaps them."""
     alone = ["unshare", "--pid", "--fork", "--mount-proc"]
     if shutil.which("ps") is None or run_tree([*alone, "true"]).exit_code != 0:
@@ -236,8 +249,7 @@ def test_as_pid_1_orphans_are_reaped(agent: list[str]) -> None:
         "for i in $(seq 200); do left=$(ps -eo stat= | grep -c Z); [ $left = 0 ] && break; sleep 0.05; done\n"
         "echo zombies $left"
     )
-    flags = [word if word != "warm" else "cold" for word in agent]
-    outcome = run_tree([*alone, *flags, "--no-python", "sh", "-c", script])
+    outcome = run_tree([*alone, *cold_agent, "--no-python", "sh", "-c", script])
     assert outcome.exit_code == 0, outcome.explain()
     assert outcome.stdout.count("zombies 0") == 2, outcome.explain()
 

@@ -11,7 +11,7 @@ import pytest
 from fault_scenes import TreeScene, cause
 from harness import Outcome, Tree, find_free_port
 
-from muster.cli.rehearse.faults.nodes import preempted
+from muster.cli.rehearse.faults.nodes import PREEMPTED
 
 PROGRAMS = Path(__file__).parent.parent / "programs"
 PROGRAM, ELASTIC = str(PROGRAMS / "drain_trains.py"), str(PROGRAMS / "drain_elastic.py")
@@ -69,7 +69,7 @@ def test_all_ranks_save_the_same_step_and_the_next_run_continues(tmp_path: Path,
     with start_job(tmp_path, LONG) as trees:
         for tree in trees:
             tree.wait_for_line("trains", count=NPROC, timeout_s=LIMIT_S)
-        cause(preempted.FAULT, TreeScene(*trees, node=victim))
+        cause(PREEMPTED, TreeScene(*trees, node=victim))
         outcomes = wait_for_all(trees)
     assert [(each.exit_code, each.leftovers) for each in outcomes] == [(143, ())] * NODES, explain(outcomes)
     saved = read_checkpoints(tmp_path)
@@ -94,7 +94,7 @@ def test_the_others_of_an_elastic_job_go_on_at_the_next_step(tmp_path: Path, vic
     with start_job(tmp_path, program=ELASTIC, nnodes="1:3", flags=("--rdzv-backend", "c10d")) as trees:
         for tree in trees:
             tree.wait_for_line("trains", count=NPROC, timeout_s=LIMIT_S)
-        cause(preempted.FAULT, TreeScene(*trees, node=victim))
+        cause(PREEMPTED, TreeScene(*trees, node=victim))
         outcomes = wait_for_all(trees)
     expected = [143 if index == victim else 0 for index in range(NODES)]
     assert [each.exit_code for each in outcomes] == expected, explain(outcomes)

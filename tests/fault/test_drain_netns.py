@@ -23,6 +23,7 @@ pytestmark = [
     pytest.mark.netns,
     pytest.mark.torch,
     pytest.mark.slow,
+    pytest.mark.long,  # test_drain has the same without namespaces; `make soak` runs these ten times
     pytest.mark.skipif(sys.platform != "linux", reason="the status page is for Linux"),
 ]
 

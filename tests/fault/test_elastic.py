@@ -62,6 +62,7 @@ def test_who_is_killed(who: str, line: str, tmp_path: Path) -> None:
     assert list(tmp_path.glob("muster_job_*")) == []
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_result_of_a_gibibyte_does_not_pass_through_the_agent(tmp_path: Path) -> None:
     env = {**os.environ, "TMPDIR": str(tmp_path)}

@@ -33,15 +33,6 @@ def wait_until_left(world: World, node: Node, why: str) -> None:
     assert f"this node leaves the job: {why}" in node.tree.stderr
 
 
-def test_a_node_that_fails_on_purpose(world: World) -> None:
-    (zero, one, two), spare = start(world)
-    (world.folder / "fault-1-0").touch()
-    wait_until_left(world, one, "rank 1 on node 1 ")
-    world.wait_for(lambda: all("attempt 1" in each.tree.stdout for each in (zero, two, spare)), "the others go on")
-    assert "a spare node takes its place" in zero.tree.stderr
-    world.finish(zero, two, spare)
-
-
 def test_the_leader_s_node_says_itself_that_it_is_at_fault(world: World) -> None:
     """The next leader knows of the attempt, and of the node."""
     (zero, one, two), spare = start(world)
@@ -69,6 +60,7 @@ def test_counts_are_the_job_s_also_when_the_leader_changes_between_two_failures(
     assert f"restarted once without progress since (--on '{rules}')" in " ".join(said.split())
 
 
+@pytest.mark.long
 def test_the_report_names_a_suspected_node(world: World) -> None:
     """No node can take its place, and no restart is left."""
     zero, one = world.start(2, "2", **{**FLAGS, "max-restarts": "1"})

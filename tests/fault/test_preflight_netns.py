@@ -3,14 +3,14 @@
 from pathlib import Path
 
 import pytest
-from netns_world import QUICK, World
+from netns_world import World
 
 from muster.cli.rehearse.world import run_tool
 
 pytestmark = [pytest.mark.netns, pytest.mark.timeout(240)]
 
 
-@pytest.mark.parametrize("obstacle", ["Network is unreachable", "no answer"])
+@pytest.mark.parametrize("obstacle", ["Network is unreachable", pytest.param("no answer", marks=pytest.mark.long)])
 def test_an_interface_that_the_other_node_cannot_reach(obstacle: str, tmp_path: Path) -> None:
     program = tmp_path / "waits.py"
     program.write_text("import time; time.sleep(600)\n")
@@ -24,7 +24,7 @@ def test_an_interface_that_the_other_node_cannot_reach(obstacle: str, tmp_path: 
             address = "10.99.0.1"
             run_tool("ip", "-n", space, "link", "add", "other0", "type", "veth", "peer", "name", "other1")
             run_tool("ip", "-n", space, "addr", "add", f"{address}/24", "dev", "other0")
-        flags = {"sums": "plain", "conf": QUICK, "program": (str(program),)}
+        flags = {"sums": "plain", "program": (str(program),)}
         nodes = [world.launch(0, "2:2", **flags, **{"local-addr": address}), world.launch(1, "2:2", **flags)]
         outcomes = [node.tree.wait(60) for node in nodes]
         explained = "\n".join(node.explain() for node in nodes)

@@ -27,6 +27,7 @@ def test_loss_of_a_node(world: World) -> None:
     world.finish(one)
 
 
+@pytest.mark.long
 def test_loss_of_node_0_of_two(world: World) -> None:
     one, two = world.start(2, "1:2")
     one.kill_agent()

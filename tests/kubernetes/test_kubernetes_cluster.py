@@ -13,7 +13,6 @@ import pytest
 
 pytestmark = [
     pytest.mark.kubernetes,
-    pytest.mark.torchx,
     pytest.mark.timeout(900),
     # a kubeconfig with insecure-skip-tls-verify is its owner's choice
     pytest.mark.filterwarnings("ignore:Unverified HTTPS request"),
@@ -31,6 +30,7 @@ def torchx(*args):
     return done.stdout + done.stderr
 
 
+@pytest.mark.torchx
 def test_the_digits_example_on_two_nodes_of_two(start):
     job = start("train.py", "--epochs", "3", j="2x2", workspace=EXAMPLES / "digits")
     job.wait_for("SUCCEEDED")
@@ -48,6 +48,7 @@ def test_after_a_success_the_logs_of_all_nodes_still_exist(start):
     assert "done rank=1" in torchx("log", f"{job.handle}/main/1")
 
 
+@pytest.mark.torchx
 def test_a_failing_script_gives_failed_with_the_exception_and_no_more_pods(start):
     job = start("kubernetes_fails.py", max_retries=0)
     status = job.wait_for("FAILED")
@@ -57,10 +58,13 @@ def test_a_failing_script_gives_failed_with_the_exception_and_no_more_pods(start
     assert "ValueError: the batch was bad" in shown
     pods = {pod["metadata"]["uid"] for pod in job.pods()}
     assert len(pods) <= 2
-    for index in range(2):
-        assert f"alive rank={index}" in job.log(index)
+    logs = [job.log(index) for index in range(2)]
+    kept = [f"alive rank={index}" in log for index, log in enumerate(logs)]
+    assert any(kept), logs
+    # the Job controller deletes the pod that has not ended yet, with its log
+    assert all(has_log or "Kubernetes has removed" in log for has_log, log in zip(kept, logs, strict=True)), logs
     # the controller creates no more pods
-    assert {pod["metadata"]["uid"] for pod in job.pods()} == pods
+    assert {pod["metadata"]["uid"] for pod in job.pods()} <= pods
 
 
 def test_a_worker_that_crashes_is_restarted_in_place(start):
@@ -223,9 +227,11 @@ def test_without_the_right_to_events_the_job_is_as_without_them(start, resources
     annotations, told = list_told(job, resources)
     assert not told
     assert "muster.torchx/failed" not in annotations
-    assert job.log(0).count("the job has no Events and annotations: ") == 1
+    log = job.log(0)  # the Job controller may have deleted the pod, with its log
+    assert log.count("the job has no Events and annotations: ") == 1 or "Kubernetes has removed" in log
 
 
+@pytest.mark.torchx
 def test_cancel_keeps_the_objects_and_delete_leaves_nothing(start, wait, resources):
     from muster.schedulers.kubernetes.kinds import JOB, POD, Kind
 
@@ -283,6 +289,7 @@ def test_a_role_that_fails_leaves_the_others_until_cancel(start, wait, resources
     policy = os.environ.get("MUSTER_TEST_PULL_POLICY", "IfNotPresent")
     options = {"namespace": namespace, "image_pull_policy": policy, "grace_s": 5}
     handle = job.runner.run(specs.AppDef(name="echo", roles=roles), "kubernetes", options)
+    job.runner._scheduler("kubernetes").close()  # the process that submitted it would stop the other role
     other = type(job)(job.runner, resources, handle)
     try:
         assert "exited with code 3" in other.wait_for("FAILED").msg
@@ -299,12 +306,11 @@ def test_a_role_that_fails_leaves_the_others_until_cancel(start, wait, resources
 
 def test_a_suspended_job_shows_it_and_can_be_cancelled(start, wait):
     job = start("kubernetes_trains.py", "600", cfg={"suspend": True})
-    wait(lambda: "suspended: waiting for its queue" in job.status().msg, "the reason")
+    wait(lambda: "suspended: to resume it, run: kubectl" in job.status().msg, "the reason: it has no queue")
     assert not job.pods()
     torchx("cancel", job.handle)
     job.wait_for("CANCELLED")
-    [record] = list_jobs(job)
-    assert record["metadata"]["name"] == job.name, "the Job that could be resumed is gone"
+    wait(lambda: list_names(job) == [job.name], "the Job that could be resumed is gone, and a record is left")
     wait(lambda: "Complete" in conditions_of(list_jobs(job)[0]), "the end of the record, which has no pods")
     assert not job.pods()
     assert str(job.status().state) == "CANCELLED"
@@ -314,6 +320,10 @@ def list_jobs(job):
     from muster.schedulers.kubernetes.kinds import JOB
 
     return job.resources.list_all(JOB, job.namespace, labels=f"{LABEL}={job.name}")[0]
+
+
+def list_names(job):
+    return [item["metadata"]["name"] for item in list_jobs(job)]
 
 
 def conditions_of(item):
@@ -335,10 +345,11 @@ def test_the_time_limit_of_a_role_leaves_the_others(start, wait, resources, name
     handle = job.runner.run(specs.AppDef(name="ttl", roles=roles), "kubernetes", options)
     both = type(job)(job.runner, resources, handle)
     try:
-        wait(lambda: "the Job of role first is deleted" in both.status().msg, "the end of the first role's Job")
-        assert [item["metadata"]["name"] for item in list_jobs(both)] == [f"{both.name}-other"]
-        assert [pod["status"]["phase"] for pod in both.pods()] == ["Running"]
-        wait(lambda: both.status() is None, "the end of the whole")
+        wait(lambda: list_names(both) == [f"{both.name}-other"], "the end of the first role's Job")
+        wait(lambda: [pod["status"]["phase"] for pod in both.pods()] == ["Running"], "the other role goes on")
+        # another process has not seen how it ended; this one may have
+        assert "the Job of role first is deleted" in " ".join(torchx("status", both.handle).split())
+        wait(lambda: both.status() is None, "the end of the whole: who has looked before is told it once")
     finally:
         job.runner._scheduler("kubernetes").delete(both.app_id)
     job.wait_for("SUCCEEDED")

@@ -1,11 +1,16 @@
-"""An etcd for those tests that need one."""
+"""An etcd for those tests that need one, and both command lines in the process of the test."""
 
+import logging
 import os
 import shutil
+import signal
 import subprocess
+import sys
+import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -55,3 +60,60 @@ def _is_healthy(client: str) -> bool:
             return b"true" in answer.read()
     except (urllib.error.URLError, OSError):
         return False
+
+
+@pytest.fixture
+def state_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state folder of the test's own, whose folder is the working directory."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    for name in ("VIRTUAL_ENV", "CONDA_PREFIX", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def torchx(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, str]]:
+    """Run `torchx ...` in this process: its exit code and what it prints. A process of its own takes seconds."""
+
+    def call(*words: str) -> tuple[int, str, str]:
+        from torchx.cli import argparse_util
+        from torchx.cli.main import main
+
+        for kind in list(vars(argparse_util).values()):  # 0.7 keeps what this process has had before
+            getattr(kind, "called_args", set()).clear()
+
+        code: object = 0
+        handlers = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP)}
+        with monkeypatch.context() as patch, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            patch.setattr(logging.getLogger(), "handlers", [])  # it makes its own
+            patch.setattr(sys, "excepthook", sys.__excepthook__)
+            patch.setattr(threading, "excepthook", threading.__excepthook__)
+            try:
+                main(list(words))
+            except SystemExit as end:
+                code = end.code
+            except Exception:  # what the interpreter does with it
+                sys.excepthook(*sys.exc_info())
+                code = 1
+        for each, handler in handlers.items():
+            signal.signal(each, handler)
+        out, err = capfd.readouterr()
+        return code if isinstance(code, int) else int(code is not None), out, err
+
+    return call
+
+
+@pytest.fixture
+def muster(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run `muster ...` in this process: its exit code and what it prints."""
+
+    def call(*words: str) -> tuple[int, str, str]:
+        from muster.cli.commands import main
+
+        capfd.readouterr()
+        code = main(list(words))
+        out, err = capfd.readouterr()
+        return code, out, err
+
+    return call

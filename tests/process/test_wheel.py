@@ -107,16 +107,22 @@ def test_its_program_runs(installed):
     assert done.stdout.startswith("muster")
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["muster-agent", "--version"],
-        ["muster", "stop", "x"],
-        ["python", "-c", "from torchx.cli.main import main; main(['run', '-s', 'local_cwd', 'utils.echo'])"],
-    ],
-    ids=["muster-agent", "muster", "torchx"],
+AGENT, TORCHX = (
+    ["muster-agent", "--version"],
+    "from torchx.cli.main import main; main(['run', '-s', 'local_cwd', 'utils.echo'])",
 )
-@pytest.mark.parametrize("name", ["muster/__init__.py", "muster/x/y.py", "muster.py"])
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (AGENT, "muster/__init__.py"),
+        (AGENT, "muster/x/y.py"),
+        (["muster", "stop", "x"], "muster.py"),
+        (["python", "-c", TORCHX], "muster/__init__.py"),
+    ],
+    ids=["muster-agent", "no package", "muster", "torchx"],
+)
 def test_another_package_of_its_name_is_one_line(installed, tmp_path, words, name):
     """Where a Python path names it; the interpreter would find no `muster.agent`."""
     other = tmp_path / name

@@ -1,13 +1,9 @@
 """What every adapter must do, of a real Slurm."""
 
 import os
-import re
 import signal
-import socket
-import tempfile
 
 import pytest
-from slurm_world import Cluster
 
 from muster._shared import processes
 from muster._shared.control import ControlError
@@ -28,6 +24,14 @@ class TestSlurm(SchedulerContract):
     @pytest.fixture(autouse=True)
     def _cluster(self, slurm):
         self.cluster = slurm
+
+    @pytest.mark.long
+    def test_rules_say_what_follows_from_a_failure(self, scheduler):
+        super().test_rules_say_what_follows_from_a_failure(scheduler)
+
+    @pytest.mark.long
+    def test_a_command_that_is_killed_leaves_nothing_that_cannot_be_removed(self, scheduler):
+        super().test_a_command_that_is_killed_leaves_nothing_that_cannot_be_removed(scheduler)
 
     def lose_replica(self, scheduler, app_id, index):
         """Its node's task goes on, as where the replica was killed for its memory: another node has no place for it.
@@ -62,21 +66,3 @@ class TestSlurm(SchedulerContract):
         assert described.state.name == "RUNNING"
         assert "lost node" not in described.msg
         assert [each.state.name for each in described.roles_statuses[0].replicas] == ["RUNNING", "CANCELLED"]
-
-
-@pytest.mark.long
-def test_a_cluster_takes_no_ports_that_are_in_use(shared):
-    """Another cluster's, whose commands would answer in its place."""
-    cluster = Cluster(tempfile.mkdtemp(prefix="slurm-"))
-
-    def start():
-        cluster.script("start")
-        return int(re.search(r"SlurmctldPort=(\d+)", (cluster.home / "slurm.conf").read_text())[1])
-
-    try:
-        port = start()
-        cluster.script("stop")
-        with socket.create_server(("127.0.0.1", port)):
-            assert start() != port
-    finally:
-        cluster.script("stop")

@@ -9,46 +9,44 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from pathlib import Path
 
 import pytest
-from slurm_world import Job, build_app, compute_weight, wait_until
+from harness import read_command
+from slurm_world import PATIENT, Job, build_app, compute_weight, wait_until
+from ssh_jobs import read_shell
 from torchx.specs import is_terminal
 
 from muster._shared import processes
 from muster._shared.control import ControlError, ExitCode
 from muster.cli.commands import main
 from muster.schedulers.adapter import AskKind, AskOutcome, SchedulerError
-from muster.schedulers.errors import UnsafeFolderError
+from muster.schedulers.errors import OptionError, UnsafeFolderError
 from muster.schedulers.slurm import client, live
 from muster.schedulers.supervision.state import ReplicaId
 
 pytestmark = pytest.mark.slurm
 
 
-def test_the_line_and_the_output_of_a_rank(slurm, tmp_path, capsys):
+def test_the_line_the_output_of_a_rank_and_a_cancel(slurm, tmp_path, capsys):
+    """`scancel` would end the workers before they save; nothing is queued again."""
     (tmp_path / "job").mkdir()
-    app = build_app(tmp_path / "job")
+    app = build_app(tmp_path / "job", conf=PATIENT)
     app.roles[0].args[2:2] = ["--tee", "3"]
-    job = Job(slurm, tmp_path / "job", app=app)
-    job.wait_steps(20)
+    job = Job(slurm, tmp_path / "job", app=app, grace_s=12)
     handle = f"slurm://test/{job.app_id}"
-    wait_until(lambda: " step " in read_shell(capsys, "list", "-s", "slurm"), "steps in the list")
-    (listed,) = (each for each in read_shell(capsys, "list", "-s", "slurm").splitlines() if job.app_id in each)
     told = f"RUNNING: Slurm job {job.find_job()[0]}; attempt 0, no restarts allowed; 2 of 2 nodes run; step "
+    wait_until(lambda: told in read_shell(capsys, "status", handle), job.explain)
+    (listed,) = (each for each in read_shell(capsys, "list", "-s", "slurm").splitlines() if job.app_id in each)
     assert f" {told}" in listed
-    assert told in read_shell(capsys, "status", handle)
-    assert read_shell(capsys, "log", handle, "--rank", "1", "--grep", "begins").startswith(
-        "rank 1 of 2 begins at 0 on n"
-    )
+    rank = read_shell(capsys, "log", handle, "--rank", "1", "--grep", "begins")
+    assert rank.startswith("rank 1 of 2 begins at 0 on n"), rank
+    job.scheduler.cancel(job.app_id)
+    assert job.wait_state("CANCELLED").msg == "cancelled"
+    last = job.trace()[-1][0]
+    for index in range(2):
+        assert f"rank {index} stops at {last}" in job.read(index)
+    assert job.find_job()[1] != "PENDING"
     job.close()
-
-
-def read_shell(capsys, *words):
-    """What a command of muster prints."""
-    capsys.readouterr()
-    main([*words])
-    return capsys.readouterr().out
 
 
 SILENT_S = 8
@@ -151,28 +149,6 @@ def test_a_job_whose_first_node_an_administrator_takes_away_is_queued_again(own_
     job.close()
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("lost", ["n1", "n2"])
-def test_a_job_that_is_queued_again_names_the_node_that_slurm_has_lost(own_slurm, tmp_path, lost):
-    job = Job(own_slurm, tmp_path / "job", grace_s=12)
-    job.wait_steps(10)
-    assert lost in job.find_nodes(2)
-    own_slurm.run("scontrol", "update", f"NodeName={lost}", "State=DOWN", "Reason=x")
-    found = job.wait_state("PENDING")
-    assert f"; incarnation 2; the previous incarnation ended: Slurm has lost node {lost}; since " in found.msg, found
-    job.wait_line(f"the previous incarnation ended: Slurm has lost node {lost}")
-    job.close()
-
-
-def test_the_log_of_a_job_whose_tasks_could_not_start_is_what_srun_says(slurm, tmp_path, capsys):
-    job = Job(slurm, tmp_path / "job", python="/opt/nope/bin/python3")
-    job.wait_state("FAILED")
-    lines = read_shell(capsys, "log", f"slurm://test/{job.app_id}").splitlines()
-    assert any("w/0 slurm.log: slurmstepd" in line and "execve(): /opt/nope/bin/python3" in line for line in lines)
-    assert not any(line.startswith("w/1") for line in lines), "once"
-    job.close()
-
-
 def test_more_nodes_than_the_cluster_has_are_refused(slurm, tmp_path):
     line = "the job asks for 9 nodes, and partition patient has 4; this cluster has at most 4"
     with pytest.raises(SchedulerError, match=line):
@@ -191,22 +167,6 @@ def test_a_job_of_too_many_nodes_says_so(slurm, tmp_path, monkeypatch, capsys):
     job.close()
 
 
-def test_a_job_that_waits_is_neither_asked_nor_told_to_save(slurm, tmp_path):
-    job = Job(slurm, tmp_path / "job")
-    job.wait_steps(20)
-    wait_until(lambda: find_confirmed(job) >= 0, "a checkpoint of all ranks")
-    job_id, _ = job.find_job()
-    slurm.run("scontrol", "requeuehold", job_id)
-    job.wait_state("PENDING")
-    with pytest.raises(ControlError, match=rf"is PENDING: job {job_id} waits: "):
-        job.scheduler.ask_app(job.app_id, AskKind.CHECKPOINT, 10.0)
-    stopped = job.scheduler.stop_app(job.app_id, 10.0).line
-    assert stopped.startswith("it was waiting in the queue and is cancelled; its last checkpoint is step "), stopped
-    assert str(tmp_path) in stopped, stopped
-    assert job.wait_state("CANCELLED").msg == "stopped (muster stop)"
-    job.close()
-
-
 def test_a_job_that_cannot_do_without_an_agent_ends_at_once(slurm, tmp_path):
     """No retry is left. The other node would wait for it until `join_timeout`, and its end would hide the cause."""
     job = Job(slurm, tmp_path / "job", app=build_app(tmp_path / "job", total=2000), grace_s=12)
@@ -220,6 +180,7 @@ def test_a_job_that_cannot_do_without_an_agent_ends_at_once(slurm, tmp_path):
     job.close()
 
 
+@pytest.mark.long
 def test_the_status_says_that_the_process_of_the_first_node_was_killed(slurm, tmp_path):
     """It runs the node's agent and keeps its log, so that only srun can say it."""
     job = Job(slurm, tmp_path / "job", app=build_app(tmp_path / "job", total=2000), grace_s=12)
@@ -248,21 +209,7 @@ def test_all_ranks_save_when_srun_is_killed(slurm, tmp_path):
     job.close()
 
 
-def read_command(pid):
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").replace("\0", " ")
-    return ""
-
-
-def test_an_elastic_job_does_without_an_agent(slurm, tmp_path):
-    job = Job(slurm, tmp_path / "job", app=build_app(tmp_path / "job", nodes=3, least=2, total=400), grace_s=12)
-    job.wait_steps(20)
-    kill_agent(job, 2)
-    job.wait_line("of 2 begins at", times=1)
-    job.wait_state("SUCCEEDED")
-    job.close()
-
-
+@pytest.mark.long
 def test_a_role_that_fails_ends_the_others(slurm, tmp_path):
     app = build_app(tmp_path / "job", nodes=1)
     [failing] = build_app(tmp_path / "job", nodes=1).roles
@@ -302,7 +249,8 @@ def find_confirmed(job):
     return max((each["detail"]["step"] for each in events if each["what"] == "checkpoint_completed"), default=-1)
 
 
-@pytest.mark.parametrize("continues", ["requeue", pytest.param("follow-up", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("continues", ["requeue", "follow-up"])
 def test_the_next_run_leaves_out_a_node_that_is_suspected(slurm, tmp_path, continues):
     """A rank has said that its node is at fault; then all ranks are told to stop, and the job goes on elsewhere."""
     app = build_app(tmp_path / "job", total=400, retries=1)
@@ -352,6 +300,7 @@ def test_the_controller_restarts_during_a_job_and_its_log(own_slurm, tmp_path):
     assert [step for step, _ in job.trace()] == list(range(total))
 
 
+@pytest.mark.long
 def test_a_cancel_of_the_step_by_hand_ends_the_app(slurm, tmp_path):
     """`scancel JOB.0`: Slurm ends all tasks, and the job with them; a step of another command does not matter."""
     job = Job(slurm, tmp_path / "job", app=build_app(tmp_path / "job"), grace_s=12, continues="no")
@@ -371,25 +320,19 @@ def test_a_cancel_of_the_step_by_hand_ends_the_app(slurm, tmp_path):
     job.close()
 
 
-def test_a_job_that_never_starts_says_why(slurm, tmp_path, monkeypatch):
-    """Words of Slurm's for why it waits; an error of the script's for why it has ended."""
+def test_a_job_that_never_starts_says_why(slurm, tmp_path, capsys):
+    """Words of Slurm's for why it waits; for why it has ended those of srun, which are its log, once."""
     waiting = Job(slurm, tmp_path / "a", sbatch="--begin=now+1hour")
+    broken = Job(slurm, tmp_path / "b", python="/no/such/python3")
     wait_until(lambda: "its time to begin has not come (BeginTime)" in waiting.describe().msg, "the reason")
     waiting.scheduler.cancel(waiting.app_id)
     assert waiting.wait_state("CANCELLED").msg == "cancelled"
     waiting.close()
-    broken = Job(slurm, tmp_path / "b", python="/no/such/python3")
-    described = wait_until(lambda: is_terminal((found := broken.describe()).state) and found, "its end")
-    assert described.state.name == "FAILED"
-    assert "/no/such/python3" in described.msg
+    assert "/no/such/python3" in broken.wait_state("FAILED").msg
+    lines = read_shell(capsys, "log", f"slurm://test/{broken.app_id}").splitlines()
+    assert any("w/0 slurm.log: slurmstepd" in line and "execve(): /no/such/python3" in line for line in lines)
+    assert not any(line.startswith("w/1") for line in lines), "once"
     broken.close()
-    monkeypatch.setattr(
-        client, "can_wait_for_children", lambda: True
-    )  # as with a newer Slurm: srun gets an option more
-    newer = Job(slurm, tmp_path / "c")
-    described = wait_until(lambda: is_terminal((found := newer.describe()).state) and found, "its end")
-    assert "unrecognized option '--wait-for-children'" in described.msg
-    newer.close()
 
 
 @pytest.mark.long
@@ -461,7 +404,13 @@ def test_a_job_dir_that_others_can_replace_is_refused_before_the_job_starts(slur
         assert not os.listdir(parent)
 
 
-@pytest.mark.parametrize(("by", "line"), [("stop", "[muster] muster stop: "), ("cancel", "[muster] cancelled\n")])
+@pytest.mark.parametrize(
+    ("by", "line"),
+    [
+        ("stop", "[muster] muster stop: "),
+        pytest.param("cancel", "[muster] cancelled\n", marks=pytest.mark.long),
+    ],
+)
 def test_without_a_shared_folder_the_log_says_who_stops_the_job(slurm, tmp_path, by, line):
     node_dir = slurm.home / "local"
     job = Job(
@@ -482,8 +431,6 @@ def test_without_a_shared_folder_the_log_says_who_stops_the_job(slurm, tmp_path,
 
 
 def test_an_option_that_this_slurm_does_not_have_is_named(slurm, tmp_path):
-    from muster.schedulers.errors import OptionError, SchedulerError
-
     with pytest.raises(OptionError, match="has no option --segment"):
         Job(slurm, tmp_path / "a", segment=2)
     with pytest.raises(OptionError, match=r"srun of this cluster .* has no option --container-image"):

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import held_runs
 import pytest
-from harness import wait_until
+from harness import find_processes, read_command, wait_until
 from held_runs import SLEEP, Commands, Held, HeldContract
 from slurm_world import Cluster
-from ssh_jobs import find_processes
 
 NODE = ("--cpu", "1", "--memMB", "64")
 
@@ -43,6 +42,10 @@ def hold_one(commands: Commands) -> Callable[..., Held]:
 class TestHolds(HeldContract):
     """Holds of allocations."""
 
+    @pytest.mark.long
+    def test_two_runs_after_one_another(self, held: Held) -> None:
+        super().test_two_runs_after_one_another(held)
+
     test_a_process_is_killed_between_the_receipt_of_the_workspace_and_the_start = None  # the nodes have this folder
 
 
@@ -57,7 +60,7 @@ def test_a_workspace_travels_where_the_nodes_share_no_folder(commands: Commands)
 def test_a_run_whose_node_is_lost_names_it_and_what_is_left_can_be_used(commands: Commands) -> None:
     held = commands.hold("-s", "slurm", "dist.ddp", "-j", "2x1", *NODE)
     with commands.started(SLEEP, "main") as run:
-        holders = [pid for pid in find_processes(held.app_id) if "\0001:" in read_command(pid)]
+        holders = [pid for pid in find_processes(held.app_id) if " 1:" in read_command(pid)]
         for signum in (signal.SIGSTOP, signal.SIGKILL):  # or one could tell of the other's end before its own
             for pid in holders:
                 with contextlib.suppress(ProcessLookupError):  # the end of one before ends others
@@ -70,13 +73,6 @@ def test_a_run_whose_node_is_lost_names_it_and_what_is_left_can_be_used(commands
     held.wait_idle()
     done = commands.run(held_runs.REDUCE, j="1x1")
     assert (done.returncode, done.stderr.count("sum 1.0")) == (0, 1), done
-
-
-def read_command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
-    except OSError:
-        return ""
 
 
 SAVE = """

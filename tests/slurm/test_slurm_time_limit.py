@@ -1,9 +1,16 @@
 """A job goes on over its time limit, preemptions, requeues and holds: no step is lost, and none is done twice."""
 
 import re
+import shlex
+import shutil
+import sys
 
 import pytest
-from slurm_world import PATIENT, Job, build_app, compute_weight, wait_until
+from slurm_world import PATIENT, PROGRAM, Job, build_app, compute_weight, wait_until
+
+from muster._shared.control import ControlError
+from muster.schedulers.adapter import AskKind
+from muster.schedulers.slurm import client
 
 pytestmark = pytest.mark.slurm
 
@@ -71,39 +78,42 @@ def test_a_script_that_saves_nothing_ends_with_its_time_limit(slurm, tmp_path, s
 
 
 def test_a_preemption_and_a_requeue_by_an_operator(slurm, tmp_path):
-    """Both stop all ranks at one step. Without cgroups a requeue sends SIGTERM to every process of the job."""
-    job = Job(
-        slurm, tmp_path / "job", app=build_app(tmp_path / "job", total=400, delay_s=0.05, conf=PATIENT), grace_s=12
-    )
-    job.wait_steps(40)
+    """Both stop all ranks at one step. Without cgroups a requeue sends SIGTERM to every process of the job.
+
+    While the job waits, it is neither asked nor told to save.
+    """
+    job = Job(slurm, tmp_path / "job", app=build_app(tmp_path / "job", conf=PATIENT), grace_s=12)
+    job.wait_steps(20)
     job_id, _ = job.find_job()
     submitted_s = job.scheduler.read_facts(job.app_id).submitted_s
     slurm.run("scancel", "--signal=USR1", job_id)
     job.wait_line("begins at", times=2)
     steps = [step for step, _ in job.trace()]
     assert steps == list(range(len(steps))), "no step was done twice"
-    job.wait_steps(40)
+    job.wait_steps(20)
     slurm.run("scontrol", "requeuehold", job_id)
     described = wait_until(
-        lambda: (found := job.describe()).state.name == "PENDING" and "held" in found.msg and found, "held"
+        lambda: (found := job.describe()).state.name == "PENDING" and "held" in found.msg and found, job.explain
     )
     assert "scontrol release" in described.msg
     assert "incarnation 3" in described.msg
-    slurm.run("scontrol", "release", job_id)
-    job.wait_state("SUCCEEDED")
     assert job.scheduler.read_facts(job.app_id).submitted_s == submitted_s, "of the app, not of its last incarnation"
-    assert (job.folder / "weight").read_text() == repr(compute_weight(400))
-    assert job.read().count("begins at") == 3
+    with pytest.raises(ControlError, match=rf"is PENDING: job {job_id} waits: "):
+        job.scheduler.ask_app(job.app_id, AskKind.CHECKPOINT, 10.0)
     marks = re.findall(
         r"\[muster\] incarnation (\d) of this job starts, 20.* UTC \(Slurm job (\d+)\); (.*)\n", job.read()
     )
-    assert [mark[:2] for mark in marks] == [("2", job_id), ("3", job_id)]
+    assert marks == [("2", job_id, "the previous incarnation ended: Slurm sent SIGUSR1")]
     sent = "[muster] Slurm sent SIGUSR1 (usually for `scancel`, a preemption, a lost node or the time limit)\n"
     assert job.read().count(sent) == 1, "the agent knows only of SIGTERM"
-    assert marks[0][2] == "the previous incarnation ended: Slurm sent SIGUSR1", marks
     assert "incarnation" not in job.read(1), "the first node tells it"
-    twice = len(job.trace()) - 400
-    assert 0 <= twice <= (0 if slurm.signals_only_tasks else 20), "those since the last checkpoint at most"
+    stopped = job.scheduler.stop_app(job.app_id, 10.0).line
+    words = re.escape(f"it was waiting in the queue and is cancelled; its last checkpoint is step STEP ({tmp_path}")
+    found = re.match(words.replace("STEP", r"(\d+)"), stopped)
+    assert found, stopped
+    lost = job.trace()[-1][0] - int(found[1])
+    assert 0 <= lost <= (0 if slurm.signals_only_tasks else 20), "steps since the last checkpoint at most"
+    assert job.wait_state("CANCELLED").msg.startswith("stopped (muster stop)")
     job.close()
 
 
@@ -124,14 +134,47 @@ def test_a_job_that_is_preempted_loses_no_step(own_slurm, tmp_path, partition):
     job.close()
 
 
-def test_a_cancel_lets_all_ranks_save(slurm, tmp_path):
-    """`scancel` would end the workers; nothing is queued again."""
-    job = Job(slurm, tmp_path / "job", app=build_app(tmp_path / "job", conf=PATIENT), grace_s=12)
-    job.wait_steps(40)
-    job.scheduler.cancel(job.app_id)
-    assert job.wait_state("CANCELLED").msg == "cancelled"
-    last = job.trace()[-1][0]
-    assert f"rank 0 stops at {last}" in job.read()
-    assert f"rank 1 stops at {last}" in job.read(1)
-    assert job.find_job()[1] != "PENDING"
+@pytest.fixture
+def image(slurm, tmp_path, monkeypatch):
+    """A folder with neither our Python nor Slurm's commands, and an srun that runs tasks in it."""
+    (tmp_path / "bin").mkdir()
+    srun = tmp_path / "bin" / "srun"
+    stand_in = [sys.executable, shutil.copy(PROGRAM.parent / "srun_with_images.py", tmp_path), shutil.which("srun")]
+    srun.write_text(f'#!/bin/sh\nexec {shlex.join(stand_in)} "$@"\n')
+    srun.chmod(0o755)
+    monkeypatch.setenv("PATH", str(srun.parent), prepend=":")
+    client.read_help.cache_clear()
+    yield str(tmp_path / "image")
+    client.read_help.cache_clear()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("total", "cfg"),
+    [
+        (30, {}),
+        pytest.param(200, {"grace_s": 12, "shared": False}, marks=pytest.mark.long),
+        pytest.param(500, {"grace_s": 40, "time": "1", "continues": "follow-up"}, marks=pytest.mark.long),
+    ],
+)
+def test_a_job_in_an_image_without_slurm_finds_its_nodes_and_goes_on(slurm, tmp_path, monkeypatch, image, total, cfg):
+    folder = tmp_path / "job"
+    folder.mkdir()
+    shutil.copy(PROGRAM, folder)
+    monkeypatch.chdir(folder)
+    app = build_app(folder, total=total, conf=PATIENT)
+    if "shared" in cfg:
+        cfg = {**cfg, "node_dir": str(slurm.home / "local"), "container_mounts": f"{folder}:{folder}"}
+        app.roles[0].args[-4] = str(folder / PROGRAM.name)
+    else:
+        app.roles[0].args[-4] = PROGRAM.name
+    job = Job(slurm, folder, app=app, container_image=image, **cfg)
+    if total == 200:
+        job.wait_steps(20)
+        asked = job.scheduler.ask_app(job.app_id, AskKind.CHECKPOINT, 10.0)
+        assert asked.line.endswith("never called should_checkpoint"), asked
+        slurm.run("scancel", "--signal=USR1", job.find_job()[0])
+    job.wait_state("SUCCEEDED")
+    check_steps(job, total)
+    assert len({run for _, run in job.trace()}) == (1 if total == 30 else 2)
     job.close()

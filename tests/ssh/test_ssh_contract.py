@@ -3,11 +3,10 @@
 import os
 import signal
 import sys
-from pathlib import Path
 
 import pytest
+from harness import find_processes
 
-from muster._shared import processes
 from muster.schedulers.adapter import ReplicaId
 from muster.testing import SchedulerContract
 
@@ -35,27 +34,16 @@ class TestSsh(SchedulerContract):
     def test_a_cancel_during_the_start_ends_it(self, scheduler):
         super().test_a_cancel_during_the_start_ends_it(scheduler)
 
+    @pytest.mark.long
+    def test_rules_say_what_follows_from_a_failure(self, scheduler):
+        super().test_rules_say_what_follows_from_a_failure(scheduler)
+
     def lose_replica(self, scheduler, app_id, index):
         """The keeper and all below it: as when the host is switched off."""
         handle = scheduler.find_folder(app_id).read_record().handles[ReplicaId("w", index)]
-        needle = f"{self._runs}/muster-{app_id}/w-{index}-{handle['start']}/".encode()
-        for pid in processes.list_parents():
-            try:
-                told = Path(f"/proc/{pid}/environ").read_bytes()
-            except OSError:
-                continue
-            if needle in told:
-                os.kill(pid, signal.SIGKILL)
+        for pid in find_processes(f"{self._runs}/muster-{app_id}/w-{index}-{handle['start']}/"):
+            os.kill(pid, signal.SIGKILL)
 
     def list_left(self, app_id):
         folders = [path for path in self._runs.glob("*") if path.name.startswith(f"muster-{app_id}")]
-        needle = str(self._runs).encode()
-        found = []
-        for pid in processes.list_parents():
-            try:
-                told = Path(f"/proc/{pid}/environ").read_bytes() + Path(f"/proc/{pid}/cmdline").read_bytes()
-            except OSError:
-                continue
-            if needle in told and pid != os.getpid():
-                found.append(pid)
-        return [str(each) for each in (*folders, *found)]
+        return [str(each) for each in (*folders, *find_processes(str(self._runs)))]

@@ -7,11 +7,10 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import held_runs
 import pytest
-from harness import wait_until
+from harness import find_processes, wait_until
 from held_runs import SLEEP, Commands, Held, HeldContract
-from ssh_jobs import find_processes, wait_gone
+from ssh_jobs import wait_gone
 from sshd_world import SshWorld
 
 
@@ -48,17 +47,9 @@ def hold_one(world: SshWorld, commands: Commands, runs: Path) -> Iterator[Callab
 class TestHolds(HeldContract):
     """Holds of hosts."""
 
-
-@pytest.mark.long
-def test_nothing_of_many_runs_is_left(held: Held) -> None:
-    def look() -> object:
-        return len(find_processes(held.app_id))
-
-    before = set(os.listdir("/dev/shm"))
-    held_runs.check_many_runs(held, look)
-    # Other tests on this machine have such objects, too, for a while.
-    left = set(os.listdir("/dev/shm")) - before
-    wait_until(lambda: not left & set(os.listdir("/dev/shm")), timeout_s=60, what=f"{left} are gone")
+    @pytest.mark.long
+    def test_two_runs_after_one_another(self, held: Held) -> None:
+        super().test_two_runs_after_one_another(held)
 
 
 @pytest.mark.long

@@ -12,15 +12,11 @@ import time
 from pathlib import Path
 
 import pytest
-from harness import wait_until
-from ssh_jobs import LIMIT_S, find_link, find_processes, find_ssh, read, wait_gone, wait_state, wait_text
-from sshd_world import SshWorld, find_reason
+from harness import find_processes, wait_until
+from ssh_jobs import LIMIT_S, find_link, find_ssh, read, read_shell, wait_gone, wait_state, wait_text
 from torchx.specs import AppState
 
-from muster._shared import processes
-from muster.cli import leftovers
-from muster.cli.commands import main
-from muster.schedulers.adapter import EngineError, ReplicaId, SchedulerError
+from muster.schedulers.adapter import EngineError, ReplicaId
 from muster.schedulers.ssh import create_scheduler, node
 from muster.testing.contract_apps import COUNTS, ROLE, build_agents, build_shell
 
@@ -56,53 +52,48 @@ def test_the_command_line_runs_a_job_on_two_hosts(world, runs, tmp_path):
 
 
 def test_a_connection_that_breaks_is_made_again(scheduler, cfg, runs, tmp_path):
+    """Lines come in the order in which they were written, to both streams in turn, each in two parts."""
     index = 1
     go = tmp_path / "go"
     go.write_text("0")
     waits = f"while [ $(cat {go}) -lt $i ]; do sleep 0.05; done"  # until the test has ended the connection
-    body = f"echo line $i; sleep 0.1; case $i in 6|26) {waits};; esac"
-    script = f"for i in $(seq 60); do {body}; done"
-    app_id = scheduler.submit(build_shell(script, replicas=2), cfg)
-    for line in (5, 25):
-        wait_text(scheduler, app_id, f"line {line}\n", index)
+    body = f"printf 'line '; echo $i; printf 'error ' >&2; echo $i >&2; case $i in 100|200) {waits};; esac"
+    app_id = scheduler.submit(build_shell(f"for i in $(seq 300); do {body}; done", replicas=2), cfg)
+    for line in (100, 200):
+        wait_text(scheduler, app_id, f"error {line}\n", index)
         os.kill(find_ssh(find_link(scheduler, app_id, index)), signal.SIGKILL)
-        go.write_text(f"{line + 1}")
+        whole = go.with_name("whole")
+        whole.write_text(f"{line}")
+        whole.replace(go)
     described = wait_state(scheduler, app_id, AppState.SUCCEEDED)
     assert described.num_restarts == 0
+    expected = [f"{word} {number}\n" for number in range(1, 301) for word in ("line", "error")]
     for each in range(2):
-        assert read(scheduler, app_id, each) == [f"line {number}\n" for number in range(1, 61)]
+        assert read(scheduler, app_id, each) == expected
     wait_gone(runs)
 
 
-def test_lines_come_in_the_order_in_which_they_were_written(scheduler, cfg, tmp_path):
-    """Each is written in two parts, to both streams in turn, and the connection breaks once."""
-    script = "for i in $(seq 300); do printf 'line '; echo $i; printf 'error ' >&2; echo $i >&2; done"
-    waits = f"until [ -e {tmp_path}/killed ]; do sleep 0.05; done"
-    app_id = scheduler.submit(build_shell(f"{script}; {waits}; {script}"), cfg)
-    wait_text(scheduler, app_id, "error 300\n", 0)
-    os.kill(find_ssh(find_link(scheduler, app_id, 0)), signal.SIGKILL)
-    (tmp_path / "killed").touch()
-    wait_state(scheduler, app_id, AppState.SUCCEEDED)
-    expected = [f"{word} {number}\n" for number in range(1, 301) for word in ("line", "error")]
-    assert read(scheduler, app_id, 0) == 2 * expected
+def make_ssh(path, lines, world):
+    """A program `ssh` with lines before what the hosts are reached by."""
+    path.write_text(f'#!/bin/sh\n{lines}exec {world.ssh} "$@"\n')
+    path.chmod(0o755)
+    return str(path)
 
 
-@pytest.mark.parametrize("reached", [pytest.param("again", id="again"), pytest.param("elsewhere", id="elsewhere")])
+@pytest.mark.parametrize("reached", ["again", pytest.param("elsewhere", marks=pytest.mark.long)])
 def test_an_agent_is_asked_whose_host_is_reached(world, scheduler, cfg, runs, tmp_path, reached):
     """After a cut whoever asks first inherits the search for the host's address that began during it.
 
     A host that is lost is not reached again; another one knows what happens.
     """
-    cut, ssh = tmp_path / "cut", tmp_path / "ssh"
-    ssh.write_text(
-        f'#!/bin/sh\nif [ -e \'{cut}.always\' ]; then case " $* " in *" a exec "*) cut=1; esac; fi\n'
+    cut = tmp_path / "cut"
+    lines = (
+        f'if [ -e \'{cut}.always\' ]; then case " $* " in *" a exec "*) cut=1; esac; fi\n'
         f"if [ \"$cut\" ] || rm '{cut}' 2>/dev/null; then touch '{cut}.seen'\n"
-        f'  echo "ssh: connect to host a port 22: No route to host" >&2; exit 255\nfi\nexec {world.ssh} "$@"\n'
+        '  echo "ssh: connect to host a port 22: No route to host" >&2; exit 255\nfi\n'
     )
-    ssh.chmod(0o755)
-    app_id = scheduler.submit(build_agents(COUNTS), {**cfg, "ssh": str(ssh)})
-    for index in range(2):
-        wait_text(scheduler, app_id, "counts", index)
+    app_id = scheduler.submit(build_agents(COUNTS), {**cfg, "ssh": make_ssh(tmp_path / "ssh", lines, world)})
+    wait_counting(scheduler, app_id)
     for name in {"again": ["cut"], "elsewhere": ["cut", "cut.always"]}[reached]:
         (tmp_path / name).touch()
     stopped = scheduler.stop_app(app_id, 60.0)
@@ -113,16 +104,10 @@ def test_an_agent_is_asked_whose_host_is_reached(world, scheduler, cfg, runs, tm
 
 
 def test_an_answer_that_is_cut_is_none(world, scheduler, cfg, runs, tmp_path):
-    cut, ssh = tmp_path / "cut", tmp_path / "ssh"
-    some = len(node.MAGIC) + 5
-    ssh.write_text(
-        f"#!/bin/sh\nif rm '{cut}' 2>/dev/null; then {world.ssh} \"$@\" | head -c {some}; exit; fi\n"
-        f'exec {world.ssh} "$@"\n'
-    )
-    ssh.chmod(0o755)
-    app_id = scheduler.submit(build_agents(COUNTS), {**cfg, "ssh": str(ssh)})
-    for index in range(2):
-        wait_text(scheduler, app_id, "counts", index)
+    cut = tmp_path / "cut"
+    lines = f"if rm '{cut}' 2>/dev/null; then {world.ssh} \"$@\" | head -c {len(node.MAGIC) + 5}; exit; fi\n"
+    app_id = scheduler.submit(build_agents(COUNTS), {**cfg, "ssh": make_ssh(tmp_path / "ssh", lines, world)})
+    wait_counting(scheduler, app_id)
     cut.touch()
     stopped = scheduler.stop_app(app_id, 60.0)
     assert not cut.exists()
@@ -131,19 +116,11 @@ def test_an_answer_that_is_cut_is_none(world, scheduler, cfg, runs, tmp_path):
     wait_gone(runs)
 
 
-def test_prune_removes_what_a_job_has_left_here(scheduler, cfg, runs, monkeypatch):
-    monkeypatch.setattr(leftovers, "_find_lost_containers", lambda _: ())  # this machine may have no engine
-    app_id = scheduler.submit(build_shell("echo done"), cfg)
-    wait_state(scheduler, app_id, AppState.SUCCEEDED)
-    folder = scheduler.find_folder(app_id).path
-    with contextlib.ExitStack() as opened:
-        found = leftovers.find_leftovers(os.environ, ended_before_s=time.time() + 60, opened=opened)
-        [left] = [each for each in found if each.name == f"ssh://{app_id}"]
-        assert left.what == "succeeded: logs"
-        left.remove()
-    assert not folder.exists()
-    assert scheduler.describe(app_id) is None
-    wait_gone(runs)
+def wait_counting(scheduler, *app_ids):
+    """Wait until both ranks of each job count."""
+    for app_id in app_ids:
+        for index in range(2):
+            wait_text(scheduler, app_id, "of 2 counts", index)
 
 
 @pytest.mark.long
@@ -165,34 +142,36 @@ def test_a_replica_without_a_connection_for_ever_ends(scheduler, cfg, runs):
     assert "a: " in described.msg
 
 
-def test_the_line_and_the_output_of_a_rank(scheduler, cfg, capsys):
+def test_two_jobs_share_their_hosts_and_ctrl_c_reaches_all_of_one(scheduler, cfg, runs, capsys):
+    """What is told of each, and the output of a rank."""
     app = build_agents(COUNTS)
     app.roles[0].args[2:2] = ["--tee", "3"]
-    app_id = scheduler.submit(app, cfg)
+    ids = [scheduler.submit(app, cfg) for _ in range(2)]
+    wait_counting(scheduler, *ids)
+    told = "RUNNING: attempt 0, no restarts allowed; 2 of 2 nodes run; step "
+    handles = [f"ssh://test/{app_id}" for app_id in ids]
+    for handle in handles:
+        wait_until(lambda each=handle: told in read_shell(capsys, "status", each), what="steps", timeout_s=LIMIT_S)
+    listed = read_shell(capsys, "list", "-s", "ssh")
+    assert [f"ssh://torchx/{app_id}" in listed for app_id in ids] == [True, True], listed
+    assert listed.count(told) == 2, listed
+    assert read_shell(capsys, "log", handles[0], "--rank", "1") == "rank 1 of 2 counts\n"
+    assert scheduler.find_folder(ids[0]).send_request("interrupt")
+    found = wait_state(scheduler, ids[0], AppState.CANCELLED)
+    assert [each.hostname for each in found.roles_statuses[0].replicas] == ["a", "b"]
     for index in range(2):
-        wait_text(scheduler, app_id, "counts", index)
-    handle = f"ssh://test/{app_id}"
-    wait_until(lambda: " step " in read_shell(capsys, "list", "-s", "ssh"), what="steps in the list", timeout_s=LIMIT_S)
-    assert f"ssh://torchx/{app_id}" in (listed := read_shell(capsys, "list", "-s", "ssh"))
-    assert "RUNNING: attempt 0, no restarts allowed; 2 of 2 nodes run; step " in listed
-    assert "RUNNING: attempt 0, no restarts allowed; 2 of 2 nodes run; step " in read_shell(capsys, "status", handle)
-    code = main(["log", handle, "--rank", "1"])
-    out, err = capsys.readouterr()
-    assert (code, out) == (0, "rank 1 of 2 counts\n"), err
-
-
-def read_shell(capsys, *words):
-    """What a command of muster prints."""
-    capsys.readouterr()
-    main([*words])
-    return capsys.readouterr().out
+        text = "".join(read(scheduler, ids[0], index))
+        assert "KeyboardInterrupt" in text or "Ctrl-C" in text, "by the signal, not by the kill after the grace period"
+    assert scheduler.describe(ids[1]).state is AppState.RUNNING
+    assert scheduler.stop_app(ids[1], 30.0).step is not None
+    wait_state(scheduler, ids[1], AppState.CANCELLED)
+    wait_gone(runs)
 
 
 @pytest.mark.long
 def test_replicas_that_stay_are_found_again(scheduler, cfg, runs):
     app_id = scheduler.submit(build_agents(COUNTS), {**cfg, "stays": True})
-    for index in range(2):
-        wait_text(scheduler, app_id, "counts", index)
+    wait_counting(scheduler, app_id)
     record = scheduler.find_folder(app_id).read_record()
     links = [find_link(scheduler, app_id, index) for index in range(2)]
     os.kill(record.supervisor.pid, signal.SIGKILL)
@@ -240,8 +219,7 @@ def test_a_killed_command_takes_its_own_job_along_only(scheduler, cfg, runs, tmp
 def test_a_spare_takes_the_place_of_a_lost_host(world, scheduler, cfg, runs):
     app = build_agents(COUNTS, retries=1)
     app_id = scheduler.submit(app, {**cfg, "hosts": ["a", "b", "c"], "spares": 1})
-    for index in range(2):
-        wait_text(scheduler, app_id, "counts", index)
+    wait_counting(scheduler, app_id)
     connection = find_ssh(find_link(scheduler, app_id, 0))
     world.stop("a")
     try:
@@ -302,18 +280,6 @@ def test_a_host_is_looked_at_and_started_by_one_connection(world, scheduler, cfg
     wait_gone(runs)
 
 
-def test_hosts_are_named_by_one_option(scheduler, cfg, tmp_path):
-    for options, line in [
-        ({"hosts": []}, "none of them is given"),
-        ({"hostfile": str(tmp_path / "none")}, "hosts and hostfile"),
-        ({"hosts": ["a", "a"]}, "names 'a' twice"),
-        ({"hosts": ["a"]}, "2 nodes need as many hosts, and 1 is named"),
-        ({"hosts": ["a", "-oProxyCommand=x"]}, "is not HOST, USER@HOST or HOST:N"),
-    ]:
-        with pytest.raises(SchedulerError, match=line):
-            scheduler.submit(build_agents(COUNTS), {**cfg, **options})
-
-
 @pytest.mark.long
 def test_an_elastic_job_follows_a_discovery_script(scheduler, cfg, runs, tmp_path):
     hosts = tmp_path / "hosts"
@@ -370,61 +336,3 @@ def test_a_host_that_hangs_and_one_that_refuses_have_a_line_each(world, schedule
     assert closed_line.startswith("  closed: ")
     assert closed_line.endswith("Connection refused")
     assert scheduler.list({}) == []
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a file system needs root")
-def test_a_host_with_a_full_disk_has_a_line(scheduler, cfg, tmp_path):
-    small = tmp_path / "small"
-    small.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(small)], check=False).returncode != 0:
-        pytest.skip("no file system can be mounted here")
-    try:
-        with pytest.raises(EngineError, match=r"a: .*small has 1 MB free, and 34 MB are needed"):
-            scheduler.submit(build_shell("true"), {**cfg, "folder": str(small)})
-    finally:
-        subprocess.run(["umount", str(small)], check=True)
-
-
-def test_two_jobs_share_their_hosts(scheduler, cfg, runs):
-    ids = [scheduler.submit(build_agents(COUNTS), cfg) for _ in range(2)]
-    for app_id in ids:
-        for index in range(2):
-            wait_text(scheduler, app_id, "of 2 counts", index)
-    scheduler.cancel(ids[0])
-    wait_state(scheduler, ids[0], AppState.CANCELLED)
-    assert scheduler.describe(ids[1]).state is AppState.RUNNING
-    assert scheduler.stop_app(ids[1], 30.0).step is not None
-    wait_state(scheduler, ids[1], AppState.CANCELLED)
-    wait_gone(runs)
-
-
-def test_ctrl_c_reaches_all_hosts(scheduler, cfg, runs):
-    app_id = scheduler.submit(build_agents(COUNTS), cfg)
-    for index in range(2):
-        wait_text(scheduler, app_id, "of 2 counts", index)
-    assert [each.hostname for each in scheduler.describe(app_id).roles_statuses[0].replicas] == ["a", "b"]
-    assert scheduler.find_folder(app_id).send_request("interrupt")
-    wait_state(scheduler, app_id, AppState.CANCELLED)
-    assert [each.hostname for each in scheduler.describe(app_id).roles_statuses[0].replicas] == ["a", "b"]
-    for index in range(2):
-        text = "".join(read(scheduler, app_id, index))
-        assert "KeyboardInterrupt" in text or "Ctrl-C" in text, "by the signal, not by the kill after the grace period"
-    wait_gone(runs)
-
-
-@pytest.mark.skipif(find_reason() is not None, reason=str(find_reason()))
-def test_servers_leave_no_connection_whose_client_is_out_of_reach(tmp_path):
-    made = SshWorld(tmp_path / "one host", hosts=1)
-    client = subprocess.Popen([*shlex.split(made.ssh), "a", "echo on; exec sleep 601"], stdout=subprocess.PIPE)
-    try:
-        assert client.stdout.read(2) == b"on"
-        client.send_signal(signal.SIGSTOP)  # as behind a network that carries nothing any more
-        [server] = made._servers.values()
-        sessions = processes.list_descendants(server.pid)
-        assert len(sessions) >= 2
-        made.close()
-        wait_until(lambda: all((processes.read_stat(pid) or "Z")[0] == "Z" for pid in sessions), what="they end")
-    finally:
-        made.close()
-        client.kill()
-        client.communicate()

@@ -7,9 +7,9 @@ import stat
 from pathlib import Path
 
 import pytest
-from harness import wait_until
+from harness import find_processes, wait_until
 from other_user import needs_two_users, shared_dir
-from ssh_jobs import find_processes, wait_gone, wait_state, wait_text
+from ssh_jobs import wait_gone, wait_state, wait_text
 from sshd_world import SshWorld, find_reason
 from torchx.specs import AppState
 

@@ -65,7 +65,6 @@ def test_every_member_of_every_closed_union_needs_a_handler(tmp_path: Path) -> N
         matches = list(find_cases(source))
         cases = [case for match in matches for case in match]
         assert cases
-        (tmp_path / f"{name}_whole.py").write_text(source)
         (tmp_path / f"{name}_without_cases.py").write_text(without(source, cases))
         expected[f"{name}_without_cases"] = len(matches)
         if path in TAKEN_OUT:

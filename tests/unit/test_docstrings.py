@@ -42,3 +42,4 @@ def test_docstrings_of_functions_are_sentences_in_the_imperative() -> None:
     ]
     assert fragments == []
     assert [place for place, text in found if text.split("\n\n")[0].rstrip()[-1] not in ".:"] == []
+    assert [place for place, text in found if " ` `" in text] == [], "an escape sequence was written out"

@@ -1,12 +1,26 @@
-"""Files that anything may have written are read within limits."""
+"""Files that anything may have written are read within limits, and what they hold is shown without its orders."""
 
+import ast
+import inspect
+import json
 import os
+import re
+import stat
+import sys
 import tracemalloc
 from pathlib import Path
 
 import pytest
+from torchx.specs import AppDef, AppState, Role
+from torchx.specs.api import ReplicaStatus
 
-from muster._shared.foreign_files import read_regular
+import muster
+from muster._shared.contract import print_line
+from muster._shared.control import ControlError, ExitCode
+from muster._shared.foreign_files import parse_json, read_regular, read_whole, remove_folder, walk_files
+from muster.schedulers.adapter.facts import AppFacts
+from muster.schedulers.adapter.status import build_status
+from muster.schedulers.errors import EngineError, SchedulerError
 
 
 def test_a_small_file_takes_little_memory_whatever_the_limit_is(tmp_path: Path) -> None:
@@ -34,3 +48,154 @@ def test_a_named_pipe_is_none(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match="not a regular file"):
         read_regular(str(tmp_path / "pipe"), 10)
+    with pytest.raises(OSError, match="that no process has written and closed"):
+        read_whole(tmp_path / "pipe", pipe_limit_s=0.01)
+
+
+def test_a_file_that_is_read_as_a_whole_has_a_limit(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"1234")
+    assert read_whole(path, 4) == b"1234"
+    with pytest.raises(OSError, match="larger than 3 bytes"):
+        read_whole(path, 3)
+    for device in ("/dev/zero", tmp_path):
+        with pytest.raises(OSError):  # the system's words
+            read_whole(device)
+
+
+def test_a_file_of_another_user_is_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"x")
+    monkeypatch.setattr(os, "geteuid", lambda: 4321)
+    monkeypatch.setattr(os, "fstat", lambda fd: os.stat_result((stat.S_IFREG, 0, 0, 1, 1234, 0, 1, 0, 0, 0)))
+    with pytest.raises(OSError, match="another user"):
+        read_whole(path, is_own=True)
+
+
+def test_a_number_that_no_float_can_hold_is_refused() -> None:
+    assert parse_json("[1e300, 123456789012345678901234567890]") == [1e300, 123456789012345678901234567890]
+    with pytest.raises(ValueError, match="too large"):
+        parse_json('{"resizes": 1' + "0" * 400 + "}")
+
+
+READ_OTHERWISE = {
+    "the reader itself": "_shared/foreign_files",
+    "files of the system": "agent/features/export/metrics/endpoint",
+    "files of the kernel, descriptors and pipes of our own": "_shared/debugger _shared/preflight/__init__ "
+    "_shared/processes _shared/snapshot_file agent/control/address agent/placement/machine agent/preflight/facts "
+    "agent/workers/hooks/measure agent/workers/memory cli/doctor/machine cli/rehearse/journal cli/rehearse/watch "
+    "elastic/fork/worker elastic/jobs/results schedulers/processes/launch schedulers/supervision/client "
+    "schedulers/supervision/machine schedulers/supervision/app_folder",
+    "sources and pages of a package": "_shared/preflight/versions _shared/programs agent/hold/difference "
+    "cli/afterwards/page cli/rehearse/page schedulers/bundle schedulers/inside/frames schedulers/kubernetes/schema "
+    "schedulers/slurm/payload",
+    "the program that is run": "agent/workers/program agent/workers/warm/fork_safety agent/workers/warm/late_changes "
+    "agent/workers/warm/preload",
+    "tokens that a cluster mounts": "agent/placement/segments agent/features/job_object/sink "
+    "agent/features/train_job/sink schedulers/kubernetes/api/connection",
+    "it checks more of the file": "agent/checkpoint_file agent/rendezvous/shared_token agent/diagnosis/stacks",
+    "read piece by piece, or written as well": "cli/rehearse/saves schedulers/held/link "
+    "schedulers/kubernetes/live/kept_logs schedulers/processes/capture "
+    "schedulers/processes/file_logs schedulers/ssh/link "
+    "schedulers/workspace/packing",
+    "a program that runs elsewhere": "schedulers/inside/program",
+    "what a submission has just written": "schedulers/docker/live/payload",
+    "no file of this machine": "schedulers/kubernetes/live/logs",
+    "for tests": "testing/shell",
+}
+MODE = re.compile("[rwxabt+]{1,3}")
+
+
+def list_calls(path: Path, *words: str) -> list[ast.Call]:
+    """Return the calls of a module, if it has one of the words."""
+    text = path.read_text()
+    nodes = ast.walk(ast.parse(text)) if any(word in text for word in words) else ()
+    return [node for node in nodes if isinstance(node, ast.Call)]
+
+
+def read_directly(path: Path) -> bool:
+    """Return whether a module of the product reads a file that it has opened itself."""
+    for call in list_calls(path, "open(", "read_text(", "read_bytes("):
+        name, given = ast.unparse(call.func), [node.value for node in call.args[:2] if isinstance(node, ast.Constant)]
+        modes = [text for text in given if isinstance(text, str) and MODE.fullmatch(text)]
+        is_method = name.endswith(".open") and bool(modes) and name not in ("os.open", "tarfile.open")
+        is_read = (name == "open" or is_method) and not set("".join(modes)) & set("wxa")
+        is_read = is_read or name.rpartition(".")[2] in ("read_text", "read_bytes")
+        if is_read and not re.search("/(proc|sys)/", ast.unparse(call)):
+            return True
+    return False
+
+
+def test_all_else_that_reads_a_file_does_it_by_the_one_reader() -> None:
+    root = Path(muster.__file__).parent
+    found = {str(path.relative_to(root).with_suffix("")) for path in root.rglob("*.py") if read_directly(path)}
+    listed = set(" ".join(READ_OTHERWISE.values()).split())
+    removed = {each for each in listed if "/features/" in each and not (root / f"{each}.py").exists()}
+    assert found == listed - removed
+
+
+# -- what is printed --------------------------------------------------------------------------------------------------
+
+PRINT_OTHERWISE = {
+    "lines of the job, as they came": "cli/output/log_command",
+    "each of its texts is cleaned": "cli/rehearse/command cli/top/command cli/doctor/command "
+    "schedulers/runner/shown/live_lines",
+    "JSON, and what `repr` has made": "cli/run_command cli/afterwards/commands agent/control/client",
+    "numbers and words of our own": "run _shared/guard agent/ask agent/cli/arguments cli/hold_command cli/completion "
+    "agent/workers/hooks/measure elastic/jobs/job elastic/services/file_timers schedulers/slurm/node",
+    "a worker's own words": "_shared/debugger agent/workers/program elastic/fork/worker snapshots/content worker",
+    "for tests": "testing/shell",
+}
+CLEAN = re.compile("show_controls|json.dumps|dump_json")
+
+
+def prints_directly(path: Path) -> bool:
+    """Return whether a module of the product prints what is no constant, and neither cleans it nor makes it JSON."""
+    for call in list_calls(path, "print(", "stderr.write(", "stdout.write("):
+        is_print = ast.unparse(call.func) in ("print", "sys.stderr.write", "sys.stdout.write")
+        is_fixed = all(isinstance(each, ast.Constant) for each in call.args)
+        if is_print and not is_fixed and not CLEAN.search(ast.unparse(call)):
+            return True
+    return False
+
+
+def test_all_else_that_prints_does_it_by_the_one_function() -> None:
+    root = Path(muster.__file__).parent
+    found = {str(path.relative_to(root).with_suffix("")) for path in root.rglob("*.py") if prints_directly(path)}
+    assert found == set(" ".join(PRINT_OTHERWISE.values()).split())
+
+
+def test_the_one_function_shows_what_a_terminal_would_obey(capsys: pytest.CaptureFixture[str]) -> None:
+    print_line("\x1b[2J\x1b[31mred\x1b[0m \u202e\x9b1m a\udcffb\r", sys.stdout)
+    assert capsys.readouterr().out == r"\x1b[2Jred \u202e\x9b1m a\udcffb\r" + "\n"
+
+
+def test_neither_an_error_nor_a_status_has_escape_sequences() -> None:
+    for error in (EngineError("a\x1b[2J"), SchedulerError("a\x1b[2J"), ControlError("a\x1b[2J", ExitCode.REFUSED)):
+        assert str(error) == r"a\x1b[2J"
+    error = json.dumps({"message": {"message": "\x1b[2J", "extraInfo": {"py_callstack": "a\n\x1b[31mb"}}})
+    replicas = [
+        ReplicaStatus(id=0, role="main", state=AppState.FAILED, hostname="", structured_error_msg=text)
+        for text in (error, "\x1bc")
+    ]
+    app = AppDef("app", [Role("main", image="")])
+    status = build_status(AppFacts(app_id="app", app=app, state=AppState.FAILED, replicas=replicas, error=error))
+    texts = [status.structured_error_msg, *(each.structured_error_msg for each in status.roles_statuses[0].replicas)]
+    cleaned = {"message": {"message": r"\x1b[2J", "extraInfo": {"py_callstack": "a\nb"}}}
+    assert [json.loads(text) for text in texts[:2]] == [cleaned, cleaned]
+    assert texts[2] == r"\x1bc"
+
+
+def test_a_folder_of_any_depth_is_walked_and_removed(tmp_path: Path) -> None:
+    levels = 200
+    bottom = tmp_path / "a" / "/".join("d" * levels)
+    bottom.mkdir(parents=True)
+    (bottom / "file").touch()
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack(0)) + 100)
+    try:
+        assert [each.name for each in walk_files(tmp_path)] == ["file"]
+        remove_folder(tmp_path / "a")
+    finally:
+        sys.setrecursionlimit(before)
+    assert not (tmp_path / "a").exists()

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import pytest
+from doubles.record_histories import RECORDS
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,6 +38,12 @@ class Job:
 
     def write(self, what: str, **detail: object) -> None:
         self.ledger.follow(what, detail, self.at_s)
+
+    def begin(self) -> "Job":
+        self.write("agent_started")
+        self.form()
+        self.write("workers_started")
+        return self
 
     def form(self, nodes: int = 2) -> None:
         self.shown = None
@@ -130,7 +137,6 @@ def test_a_scripted_job_with_a_crash_repeated_steps_a_pause_a_hang_and_a_checkpo
         assert found[bucket] == pytest.approx(truth_s, abs=0.02 * total_s), bucket
     assert found["productive"] == pytest.approx(job.truth["productive"], rel=0.02)
     goodput = job.ledger.build_goodput(job.at_s)
-    assert goodput is not None
     assert goodput.fraction == pytest.approx(500 / (total_s - 40.0), abs=0.02)
     assert goodput.pause_s == pytest.approx(40.0, abs=1.5)
     assert job.ledger.time_to_start_s == pytest.approx(41.5, abs=1.0)
@@ -138,10 +144,7 @@ def test_a_scripted_job_with_a_crash_repeated_steps_a_pause_a_hang_and_a_checkpo
 
 
 def test_a_node_that_joins_is_no_failure_and_a_lost_one_is() -> None:
-    job = Job()
-    job.write("agent_started")
-    job.form()
-    job.write("workers_started")
+    job = Job().begin()
     job.step(1, 1.0)
     job.end_round("membership", joined=True)
     job.form()
@@ -154,10 +157,7 @@ def test_a_node_that_joins_is_no_failure_and_a_lost_one_is() -> None:
 
 
 def test_a_script_that_counts_each_epoch_from_0_repeats_nothing() -> None:
-    job = Job()
-    job.write("agent_started")
-    job.form()
-    job.write("workers_started")
+    job = Job().begin()
     for _ in range(5):
         for done in range(1, 21):
             job.step(done, 2.0)
@@ -180,48 +180,17 @@ def test_who_reports_no_steps_has_the_exact_numbers_and_no_goodput() -> None:
 
 
 def test_the_time_of_a_job_that_runs_is_open_until_the_next_step() -> None:
-    job = Job()
-    job.write("agent_started")
-    job.form()
-    job.write("workers_started")
+    job = Job().begin()
     for done in range(1, 11):
         job.step(done, 1.0)
     job.look()
     job.at_s += 30.0
     assert job.read()["unfinished"] == 30.0
     goodput = job.ledger.build_goodput(job.at_s)
-    assert goodput is not None
     assert (goodput.productive_s, goodput.lost_s) == (10.0, ())
 
 
-RECORDS = (
-    *(("round_formed", {"nodes": 2}), ("workers_started", {}), ("workers_stopped", {}), ("fenced", {})),
-    *(
-        ("round_broken", {"kind": kind, "hang": hang})
-        for kind in ("failure", "drained", "final")
-        for hang in (True, False)
-    ),
-    *(("hang_named", {}), ("hang_ended", {}), ("stood_still", {}), ("moved_again", {}), ("nodes_awaited", {})),
-    *(("drain_begun", {"kind": kind}) for kind in ("stop", "checkpoint", "pause")),
-    *(("drain_committed", {"step": 5}), ("drain_withdrawn", {}), ("checkpoint_completed", {"step": 5})),
-)
-
-
-@given(
-    st.lists(
-        st.tuples(
-            st.floats(0.0, 1000.0),
-            st.one_of(
-                st.sampled_from(RECORDS),
-                st.tuples(
-                    st.integers(0, 20), st.floats(0.0, 5.0), st.booleans(), st.sampled_from(("", "save", "eval"))
-                ),
-            ),
-        ),
-        max_size=60,
-    ),
-    st.booleans(),
-)
+@given(RECORDS, st.booleans())
 def test_the_buckets_sum_up_to_the_wall_clock_whatever_happens(history: list, has_ended: bool) -> None:
     ledger, at_s = GoodputLedger(), 50.0
     ledger.follow("agent_started", {}, at_s)
@@ -242,10 +211,7 @@ def test_the_buckets_sum_up_to_the_wall_clock_whatever_happens(history: list, ha
 @pytest.mark.parametrize("is_stopped", [False, True])
 def test_a_node_that_leaves_a_job_that_is_being_stopped_is_no_failure(is_stopped: bool) -> None:
     """After Ctrl-C the last lines told of a lost node."""
-    job = Job()
-    job.write("agent_started")
-    job.form()
-    job.write("workers_started")
+    job = Job().begin()
     if is_stopped:
         job.write("signal", name="SIGINT", guard_died=False)
     job.write("round_broken", kind="membership", reason="node 1 (vm) left: Ctrl-C (SIGINT)", joined=False, hang=False)
@@ -258,10 +224,7 @@ def test_a_node_that_leaves_a_job_that_is_being_stopped_is_no_failure(is_stopped
 @pytest.mark.parametrize(("after_s", "lost"), [(0.5, {}), (9.0, {"node": 1})])
 def test_a_node_that_left_just_before_this_one_was_stopped_is_no_failure(after_s: float, lost: dict) -> None:
     """A scheduler that cancels a job stops its nodes one after the other."""
-    job = Job()
-    job.write("agent_started")
-    job.form()
-    job.write("workers_started")
+    job = Job().begin()
     job.write("round_broken", kind="membership", reason="node 1 (vm) left: SIGTERM", joined=False, hang=False)
     job.spend("stop", after_s)
     job.write("signal", name="SIGTERM", guard_died=False)

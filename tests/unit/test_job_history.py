@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
+from doubles.record_histories import RECORDS
 from hypothesis import example, given
-from hypothesis import strategies as st
 
 from muster._shared.goodput import CAUSES
 from muster._shared.job_history import JobHistory
@@ -57,7 +57,6 @@ class Job:
 
     def lost(self) -> dict[str, float]:
         goodput = self.history.build_goodput(self.at_s)
-        assert goodput is not None
         return {"productive": goodput.productive_s, **dict(goodput.lost_s)}
 
 
@@ -70,17 +69,9 @@ def test_time_belongs_to_one_cause_and_sums_up(job: Job) -> None:
     job.step(1, 2, 3, 4)  # 1 is the first of the attempt
     assert job.lost() == {"start": 1.0, "productive": 4.0}  # a step takes a second
     job.fail().start(2.0).step(3, 4, 5, 6)  # resumed from the step 2
-    assert job.lost() == {
-        "productive": 6.0,
-        "start": 1.0,
-        "detect": 0.5,
-        "stop": 0.2,
-        "restart": 2.0,
-        "repeated": 2.0,
-    }
+    assert job.lost() == {"productive": 6.0, "start": 1.0, "detect": 0.5, "stop": 0.2, "restart": 2.0, "repeated": 2.0}
     assert sum(job.lost().values()) == pytest.approx(job.at_s, abs=0.1)
     goodput = job.history.build_goodput(job.at_s)
-    assert goodput is not None
     assert goodput.fraction == pytest.approx(6.0 / 11.75, abs=0.001)
 
 
@@ -122,33 +113,7 @@ def test_a_recovery_from_a_hang_that_was_named_costs_the_hang_too(job: Job) -> N
     assert (job.history.recoveries[0].cost_s, dict(job.history.recoveries[0].parts_s)) == (37.0, parts)
 
 
-RECORDS = (
-    *(("round_formed", {}), ("workers_started", {}), ("workers_stopped", {}), ("fenced", {}), ("agent_started", {})),
-    *(
-        ("round_broken", {"kind": kind, "hang": hang, "reason": kind})
-        for kind in ("failure", "membership", "drained", "final")
-        for hang in (True, False)
-    ),
-    *(("hang_named", {}), ("hang_ended", {}), ("stood_still", {}), ("moved_again", {}), ("nodes_awaited", {})),
-    *(("drain_begun", {"kind": kind}) for kind in ("stop", "checkpoint", "pause")),
-    *(("drain_committed", {"step": 5}), ("drain_withdrawn", {}), ("checkpoint_completed", {"step": 5})),
-)
-
-
-@given(
-    st.lists(
-        st.tuples(
-            st.floats(0.0, 1000.0),
-            st.one_of(
-                st.sampled_from(RECORDS),
-                st.tuples(
-                    st.integers(0, 20), st.floats(0.0, 5.0), st.booleans(), st.sampled_from(("", "save", "eval"))
-                ),
-            ),
-        ),
-        max_size=60,
-    )
-)
+@given(RECORDS)
 @example(
     [(after_s, (what, {})) for what, after_s in (("fenced", 0), ("workers_started", 2), ("fenced", 0))]
     + [(0, ("agent_started", {})), (0, ("workers_started", {}))]
@@ -222,7 +187,6 @@ def test_a_pause_counts_for_nothing(job: Job) -> None:
     assert job.history.state is JobState.RUNNING
     assert job.lost() == {"start": 1.0, "productive": 3.0}
     goodput = job.history.build_goodput(job.at_s)
-    assert goodput is not None
     assert goodput.pause_s == 100.0
 
 

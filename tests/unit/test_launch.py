@@ -59,11 +59,7 @@ BY_SLURM = {**SLURM, Env.ADAPTER: "slurm", Env.JOB_INCARNATION: "2 Slurm sent SI
         ({**SLURM, Env.ADAPTER: "local_cwd"}, 0, ""),  # within somebody else's job
         (BY_SLURM, 0, f"{SECOND} (Slurm job 7); the previous incarnation ended: Slurm sent SIGTERM"),
         (BY_SLURM, 1, ""),
-        (
-            {Env.ADAPTER: "docker", Env.INCARNATION: "1"},
-            1,
-            f"incarnation 2 of this node starts, {BEGUN}",
-        ),
+        ({Env.ADAPTER: "docker", Env.INCARNATION: "1"}, 1, f"incarnation 2 of this node starts, {BEGUN}"),
     ],
 )
 def test_an_incarnation_after_the_first_is_marked(environ: dict[str, str], index: int, line: str) -> None:

@@ -10,9 +10,7 @@ from other_user import OTHER, needs_two_users
 from muster._shared import ownership
 from muster.schedulers.errors import EngineError, UnsafeFolderError
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec
-from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
-
-pytestmark = pytest.mark.torchx
+from muster.schedulers.supervision.registry import AppRegistry, check_app_folder, find_state_dir
 
 
 @pytest.fixture
@@ -209,3 +207,9 @@ def test_a_cluster_needs_no_safe_home(open_dir, monkeypatch):
     forget_logs(AppRef(namespace="default", name="app-x"))
     assert list_names(os.environ) == ["last"]
     assert issubclass(UnsafeFolderError, OSError), "which `last` does without"
+
+
+@pytest.mark.parametrize("path", ["/tmp/" + "a" * 300, "/proc/self/status/x"])
+def test_a_folder_that_cannot_exist_is_one_line(path: str) -> None:
+    with pytest.raises(UnsafeFolderError, match=r"^/\S+: (File name too long|Not a directory)$"):
+        check_app_folder(Path(path))

@@ -12,7 +12,7 @@ def format_status_line(status: JobStatus) -> str:
     """Say it in one line. "": the job reports no steps, or has ended.
 
     >>> format_status_line(JobStatus(step=11, total=100, rate=7.9, eta_s=24.0))
-    'step 11 of 100 (12 %), 7.9 a second; ETA 24 s'
+    'step 11 of 100 (11 %), 7.9 a second; ETA 24 s'
     """
     if (status.step is None and status.optimizer_steps is None) or status.state is JobState.ENDED:
         return ""
@@ -34,6 +34,6 @@ def _describe_place(status: JobStatus) -> str:
     text = status.describe()
     if status.step is None or not status.total or status.step >= status.total:
         return text
-    percent = status.steps_done * 100 // status.total
-    place = f"of {status.total}"
+    percent = status.step * 100 // status.total
+    place = f"step {status.step} of {status.total}"
     return text.replace(place, f"{place} ({percent} %)", 1)

@@ -2,10 +2,13 @@
 
 from muster._shared.contract import show_controls
 from muster._shared.job_view import Goodput, JobStatus, Recovery, describe_steps
+from muster._shared.records import replace
 from muster._shared.reports import format_duration
 
 _MOST_RECOVERIES = 5
 _LEAST_LOST_S = 0.1
+_LEAST_S = 60.0
+"""Of a shorter job nobody asks which part of its time went into steps."""
 CAUSES = {
     "start": "until the first step",
     "detect": "in steps that were not finished",
@@ -30,7 +33,7 @@ def format_summary(status: JobStatus) -> list[str]:
     Args:
         status: the last one of the job.
     """
-    lines = [_describe_steps(status), _describe_values(status), describe_exact(status), *_list_recoveries(status)]
+    lines = [_describe_steps(status), _describe_values(status), *_list_recoveries(status)]
     lines += [slow.describe() for slow in status.slow_ranks[:1] if slow.is_chronic]
     return [show_controls(line) for line in lines if line]
 
@@ -41,8 +44,11 @@ def _describe_steps(status: JobStatus) -> str:
         parts.append(describe_steps(status.steps_done, status.most_steps_done or 0, status.total))
     elif status.optimizer_steps:
         parts.append(f"{status.optimizer_steps} step{'s'[: status.optimizer_steps != 1]} of the optimizer")
-    if status.goodput is not None:
-        parts.append(_describe_goodput(status.goodput))
+    goodput = status.goodput
+    if goodput is not None and goodput.productive_s + sum(lost_s for _, lost_s in goodput.lost_s) >= _LEAST_S:
+        parts.append(_describe_goodput(goodput))
+        status = replace(status, time_to_start_s=None)  # it names that time as lost
+    parts += [exact] if (exact := describe_exact(status)) else []
     return "; ".join(parts)
 
 

@@ -1,4 +1,4 @@
-r"""Cuts what ranks write into units, and says which units are alike. Pure.
+"""Cuts what ranks write into units, and says which units are alike. Pure.
 
 A unit is a line, a traceback or a Python warning. Lines are alike when they are equal after digits, hexadecimal numbers
 and paths are masked (`mask_line`). Tracebacks and warnings are compared without what `_OWN` matches. A finished

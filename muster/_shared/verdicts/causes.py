@@ -23,7 +23,7 @@ UNKNOWN: Final = "unknown"
 CLASSES: Final[Mapping[str, str]] = {
     USAGE: "program, arguments or environment",
     DATA: "data",
-    HOST_OOM: "out of memory of the host",
+    HOST_OOM: "out of main memory",
     DEVICE_OOM: "out of memory of a device",
     DEVICE: "device or link",
     DISK: "full or failing disk",
@@ -39,5 +39,5 @@ CLASSES: Final[Mapping[str, str]] = {
 
 
 def name_class(cause: str) -> str:
-    """Name a class for people. Leave one of a newer agent, or none, as it is."""
+    """Name a class for people. Leave what is none as it is."""
     return CLASSES.get(cause, cause)

@@ -18,19 +18,28 @@ from muster._shared.contract import (
     DEFAULT_RUN_ID,
     DEFAULT_SNAPSHOT_SHARE,
     LISTEN_ADDRESS,
+    SIZE_LIMIT,
     SNAPSHOT_MEMORY,
     Env,
+    parse_digits,
     parse_listen_address,
     parse_snapshot_memory,
 )
 from muster._shared.guard import STOP_LIMIT_VARIABLE, parse_stop_limit_s
 from muster._shared.processes import count_usable_cores
-from muster.agent.cli.command_line import FlagValues, describe_seconds, format_help, parse_command_line, parse_seconds
+from muster.agent.cli.command_line import (
+    FlagValues,
+    describe_seconds,
+    format_completion,
+    format_help,
+    parse_command_line,
+    parse_seconds,
+)
 from muster.agent.cli.rendezvous_flags import build_rendezvous_config, parse_hang_timeout_s
 from muster.agent.config import AgentConfig, LogConfig, RendezvousConfig, Std, StdChoice
 from muster.agent.errors import UsageError
 from muster.agent.runtime.event_log import EVENT_LOG_HANDLERS
-from muster.agent.workers.environment import choose_visible_device
+from muster.agent.workers.environment import build_device_env
 from muster.agent.workers.spec import Program, ProgramKind
 
 _START_METHODS = ("spawn", "fork", "forkserver")
@@ -67,7 +76,7 @@ def parse_args(argv: Sequence[str], environ: Mapping[str, str]) -> AgentConfig:
 
     Raises:
         UsageError: one line that names the value and what is allowed.
-        SystemExit: code 0, after `--help` or `--version` has been printed.
+        SystemExit: code 0, after what `--help`, `--version` or `--print-completion` asks for has been printed.
     """
     line = parse_command_line(argv)
     if line.wants_help:
@@ -76,6 +85,8 @@ def parse_args(argv: Sequence[str], environ: Mapping[str, str]) -> AgentConfig:
         _print_and_exit(format_help(min(_HELP_COLUMNS, get_terminal_size((_HELP_COLUMNS, 0)).columns)))
     if line.wants_version:
         _print_and_exit(f"muster-agent {__version__}, Python {sys.version.split()[0]}")
+    if "print_completion" in line.given:
+        _print_and_exit(format_completion(line.given["print_completion"]))
     if line.script is None:
         raise UsageError("no script: give a program to run after the flags; --help lists them")
     values = FlagValues(line.given, environ if environ.get(Env.CONTROL_FD) is None else {})
@@ -99,9 +110,10 @@ def _build_config(values: FlagValues, environ: Mapping[str, str], program: Progr
     nproc = _choose_nproc(values, environ)
     virtual_local_rank = values.switch("virtual-local-rank")
     if virtual_local_rank:
-        choose_visible_device(environ, nproc - 1)
+        build_device_env(environ, nproc - 1)
     start, start_method = _choose_start(values, program)
-    role = values.text("role") or "default"
+    named = values.text("role")
+    role = "default" if named is None else named
     snapshot_share, snapshot_limit_bytes = _parse_snapshot_memory(values)
     return AgentConfig(
         program=program,
@@ -198,7 +210,9 @@ def _build_log_config(values: FlagValues, environ: Mapping[str, str], *, nproc: 
         duplicate_stdout_filters=parse_texts(values.text("duplicate-stdout-filters") or ""),
         duplicate_stderr_filters=parse_texts(values.text("duplicate-stderr-filters") or ""),
         logs_specs=_choose_logs_specs(values),
-        prefix_template=environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE") or None,
+        prefix_template=values.text("log-line-prefix-template")
+        or environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")
+        or None,
         shows_prefixed=_shows_prefixed(values, environ, nproc=nproc),
         marks_bars=environ.get(Env.LIVE_BARS) == "1",
         merges_lines=_merges_lines(values, nproc=nproc),
@@ -314,11 +328,10 @@ def _choose_preflight(values: FlagValues, program: Program) -> str:
 
 def _parse_devices(values: FlagValues) -> int | None:
     text = values.text("devices")
-    if text is None:
-        return None
-    if not text.isdecimal():
+    count = None if text is None else parse_digits(text, SIZE_LIMIT)
+    if text is not None and count is None:
         raise values.build_error("devices", "a number of GPUs")
-    return int(text)
+    return count
 
 
 def _parse_notify(values: FlagValues, environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -361,11 +374,8 @@ def _read_drain_limit_s(environ: Mapping[str, str]) -> float:
     text = environ.get(Env.DRAIN_LIMIT_S)
     if not text:
         return DEFAULT_DRAIN_LIMIT_S
-    try:
-        limit_s = float(text)
-    except ValueError:
-        limit_s = -1.0
-    if not 0.0 <= limit_s < 1e9:
+    limit_s = parse_seconds(text, zero=True)
+    if limit_s is None:
         raise UsageError(f"{Env.DRAIN_LIMIT_S} {text!r}: must be a number of seconds, 0 or more")
     return limit_s
 
@@ -406,14 +416,14 @@ def _build_log_command(environ: Mapping[str, str]) -> str | None:
     adapter, app_id = environ.get(Env.ADAPTER), environ.get(Env.APP_ID)
     if not app_id or adapter is None or adapter in _LOCAL_ADAPTERS:
         return None
-    namespace = environ.get(Env.POD_NAMESPACE)
+    namespace = environ.get(Env.POD_NAMESPACE) if adapter == "kubernetes" else None  # a pod may be a hold's
     return f"torchx log {adapter}://torchx/{f'{namespace}:' if namespace else ''}{app_id}"
 
 
 def _choose_nproc(values: FlagValues, environ: Mapping[str, str]) -> int:
     text = values.text("nproc-per-node") or "1"
-    if text.isdecimal() and int(text):
-        return int(text)
+    if number := parse_digits(text, SIZE_LIMIT):
+        return number
     from muster.agent.placement.device_count import count_workers
 
     python = environ.get("PYTHON_EXEC") or sys.executable
@@ -447,9 +457,10 @@ def parse_std_choice(text: str, *, origin: str) -> StdChoice:
     by_rank: dict[int, Std] = {}
     for pair in text.split(","):
         rank, colon, choice = pair.partition(":")
-        if not (colon and rank.isdecimal() and choice in _STD_CHOICES):
+        number = parse_digits(rank, SIZE_LIMIT)
+        if not colon or number is None or choice not in _STD_CHOICES:
             raise UsageError(f"{origin} {text!r}: must be {_ALLOWED_STD}")
-        by_rank[int(rank)] = _STD_CHOICES[choice]
+        by_rank[number] = _STD_CHOICES[choice]
     return StdChoice(by_rank=by_rank)
 
 
@@ -461,10 +472,10 @@ def parse_ranks(text: str, *, origin: str) -> frozenset[int] | None:
     """
     if not text:
         return None
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() for word in words):
+    ranks = [parse_digits(word, SIZE_LIMIT) for word in text.split(",")]
+    if None in ranks:
         raise UsageError(f"{origin} {text!r}: must be local ranks separated by commas, as in 0,2")
-    return frozenset(int(word) for word in words)
+    return frozenset(rank for rank in ranks if rank is not None)
 
 
 def parse_texts(text: str) -> tuple[str, ...]:

@@ -10,11 +10,15 @@ page of usage before the line that matters.
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from muster._shared import contract
 from muster._shared.records import record
 from muster.agent.cli.flag_table import FLAGS, GROUPS, Flag
 from muster.agent.errors import UsageError
 
 ON: Final = "1"
+COUNT_LIMIT: Final = 2**31 - 1
+_FREE: Final = ("log-dir", "notify", "on", "rdzv-conf", "duplicate-stdout-filters", "duplicate-stderr-filters")
+"""Flags whose values are paths, or texts of several lines."""
 _BY_NAME: Final = {flag.name: flag for flag in FLAGS}
 _BY_SHORT: Final = {flag.short: flag for flag in FLAGS if flag.short}
 
@@ -105,7 +109,8 @@ def _pop_value(flag: Flag, words: list[str]) -> str:
 def find_flag(spelling: str) -> Flag:
     """Find the flag for `--name`, `--na_me` or an unambiguous prefix of it.
 
-    torchrun's flags take precedence, so our flags never make a prefix ambiguous that torchrun understands.
+    torchrun's flags take precedence, so our flags never make a prefix ambiguous that torchrun understands. Those of
+    all its versions come before newer ones, so a prefix that one version understands keeps its meaning.
 
     Raises:
         UsageError: no flag matches, or several do.
@@ -113,8 +118,9 @@ def find_flag(spelling: str) -> Flag:
     name = spelling.removeprefix("--").replace("_", "-")
     if name in _BY_NAME:
         return _BY_NAME[name]
-    for ours in (False, True):
-        found = [flag for flag in FLAGS if flag.ours is ours and flag.name.startswith(name)]
+    matches = [flag for flag in FLAGS if flag.name.startswith(name)]
+    torchruns = [flag for flag in matches if not flag.ours]
+    for found in ([flag for flag in torchruns if not flag.since], torchruns, matches):
         if len(found) == 1:
             return found[0]
         if found:
@@ -148,7 +154,7 @@ class FlagValues:
     def is_given(self, name: str) -> bool:
         """Return whether the command line or a variable sets it."""
         flag = _BY_NAME[name]
-        return flag.dest in self._given or (flag.has_variable and flag.variable in self._environ)
+        return flag.dest in self._given or (flag.has_variable and bool(self._environ.get(flag.variable)))
 
     def is_on_command_line(self, name: str) -> bool:
         """Return whether the command line sets it."""
@@ -158,29 +164,30 @@ class FlagValues:
         """Return the unparsed value; None when there is none."""
         flag = _BY_NAME[name]
         value = self._given.get(flag.dest)
-        return self._environ.get(flag.variable) if value is None and flag.has_variable else value
+        if value is None and flag.has_variable:
+            value = self._environ.get(flag.variable) or None
+        if value is not None and name not in _FREE and (contract.has_controls(value) or not is_utf8(value)):
+            raise UsageError(f"{self.origin(name)} {value!r}: must be UTF-8 text without control characters")
+        return value
 
     def switch(self, name: str) -> bool:
         """Return whether the switch is on, by the flag or by a variable that is a number other than 0."""
         value = self.text(name)
         if value is None:
             return False
-        try:
-            return int(value) != 0
-        except ValueError:
-            raise self.build_error(name, "0 or 1") from None
+        number = contract.parse_digits(value)
+        if number is None:
+            raise self.build_error(name, "0 or 1")
+        return number != 0
 
-    def integer(self, name: str, *, minimum: int, maximum: int | None = None) -> int | None:
+    def integer(self, name: str, *, minimum: int = 0, maximum: int | None = None) -> int | None:
         """Return a whole number within bounds; None when there is none."""
         value = self.text(name)
         if value is None:
             return None
         allowed = f"a whole number, at least {minimum}" + ("" if maximum is None else f" and at most {maximum}")
-        try:
-            number = int(value)
-        except ValueError:
-            raise self.build_error(name, allowed) from None
-        if number < minimum or (maximum is not None and number > maximum):
+        number = contract.parse_digits(value, COUNT_LIMIT if maximum is None else maximum)
+        if number is None or number < minimum:
             raise self.build_error(name, allowed)
         return number
 
@@ -206,19 +213,21 @@ class FlagValues:
         return UsageError(f"{self.origin(name)} {self.text(name)!r}: must be {allowed}")
 
 
+def is_utf8(text: str) -> bool:
+    """Return whether a text has no bytes that are no UTF-8."""
+    return text.isascii() or not any("\ud800" <= each <= "\udfff" for each in text)
+
+
 def parse_seconds(text: str, *, zero: bool) -> float | None:
-    """Return a finite number of seconds, from 0 on (`zero`) or above it; None if the text is no such number."""
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    finite = number < float("inf")  # false for nan too
-    return number if finite and (number > 0 or (zero and number == 0)) else None
+    """Return a number of seconds, from 0 on (`zero`) or above it; None if the text is no such number."""
+    number = contract.parse_seconds(text)
+    return number if number or zero else None
 
 
 def describe_seconds(*, zero: bool) -> str:
     """Describe what `parse_seconds` accepts, for an error."""
-    return "a number of seconds, 0 or more" if zero else "a number of seconds above 0"
+    least = "a number of seconds, 0 or more" if zero else "a number of seconds above 0"
+    return f"{least}, at most {contract.SECONDS_LIMIT:g}"
 
 
 HEAD: Final = """\
@@ -237,12 +246,12 @@ Logs are DIR/ID/attempt_N/LOCAL_RANK/{stdout.log,stderr.log,error.json}; with mo
 DIR/ID/node_INDEX/attempt_N/... (torchrun has no such folder). A restart begins a new attempt; a change of nodes
 appends to the same files. DIR/ID also has events.jsonl and, after a failure, report.json.
 
-TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE replaces the prefix of console lines, [${role_name}${local_rank}]: on one node
-and [${role_name}${local_rank}|n${node}.r${rank}]: on several. It may use torchrun's ${role_name}, ${local_rank} and
-${rank}, and ${global_rank} (the same), ${node} (group rank), ${node_index} (--node-rank), ${world_size}, ${nodes},
-${attempt} and ${round}. A line of more than 16 MiB reaches the console in several pieces, each with the prefix; in the
-file it stays whole. A progress bar (text with carriage returns) is one live line on a terminal, and elsewhere a line
-with its latest state every 5 s.
+TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE or --log-line-prefix-template replaces the prefix of console lines,
+[${role_name}${local_rank}]: on one node and [${role_name}${local_rank}|n${node}.r${rank}]: on several. It may use
+torchrun's ${role_name}, ${local_rank}, ${rank} and ${hostname}, and ${global_rank} (the same as ${rank}), ${node}
+(group rank), ${node_index} (--node-rank), ${world_size}, ${nodes}, ${attempt} and ${round}. A line of more than 16 MiB
+reaches the console in several pieces, each with the prefix; in the file it stays whole. A progress bar (text with
+carriage returns) is one live line on a terminal, and elsewhere a line with its latest state every 5 s.
 
 Differences from torchrun: The agent notices a dead worker or node at once and does not poll. A restart gets a fresh
 store and, except with static, a fresh MASTER_PORT. Node 0 hosts rank 0 as long as it lives; when it is lost,
@@ -253,6 +262,25 @@ Exit codes: 0 all workers succeeded; 1 workers failed, and no restart is left or
 error; 69 the nodes did not find each other in time or lost each other, or this node left the job; 128+n ended by signal
 n.
 """
+
+
+COMPLETIONS: Final = {
+    "bash": 'complete -o default -W "{dashed}" muster-agent',
+    "zsh": "#compdef muster-agent\ncompadd -- {dashed}\n_files",
+    "tcsh": "complete muster-agent 'c/--/({names})/' 'p/*/f/'",
+}
+
+
+def format_completion(shell: str | None) -> str:
+    """Return what completes the flags and file names in a shell. torchrun's needs a package for this.
+
+    Raises:
+        UsageError: it is another shell.
+    """
+    if shell not in COMPLETIONS:
+        raise UsageError(f"--print-completion {shell!r}: must be one of {', '.join(COMPLETIONS)}")
+    names = [*_BY_NAME, "help", "version"]
+    return COMPLETIONS[shell].format(names=" ".join(names), dashed=" ".join(f"--{name}" for name in names))
 
 
 def format_help(width: int = 110) -> str:

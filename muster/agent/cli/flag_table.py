@@ -1,6 +1,6 @@
 """Every flag of the agent, as data: parsing, `--help` and the tests against torchrun's parser all read this table.
 
-Source: torch/distributed/run.py (`get_args_parser`) of torch 2.13 for the flags that are not `ours`.
+Source: torch/distributed/run.py (`get_args_parser`) of torch 2.13 and 2.15 for the flags that are not `ours`.
 """
 
 from typing import Final
@@ -23,6 +23,8 @@ class Flag:
     """The default, for --help only; `arguments` sets the value."""
     ours: bool = False
     """Whether torchrun does not have it."""
+    since: str = ""
+    """The torch whose torchrun has it first: "2.15". "": 2.13 has it, or it is ours."""
     has_variable: bool = True
     """Whether PET_<NAME> is its default."""
     repeats: bool = False
@@ -105,7 +107,7 @@ RENDEZVOUS: Final = (
         default="29400",
         ours=True,
         has_variable=False,
-        text="The leader's port when --rdzv-endpoint names none; MUSTER_RDZV_PORT overrides it. Implies "
+        text="The port when --rdzv-endpoint names none. With muster, MUSTER_RDZV_PORT overrides it. Implies "
         "--rdzv-backend muster.",
     ),
     Flag(
@@ -120,8 +122,8 @@ RENDEZVOUS: Final = (
         text="For muster: join_timeout (600), last_call_timeout (3) and keep_alive_interval (1) are seconds. "
         "keep_alive_max_attempt (5) is the number of silent intervals after which a node is lost. is_host is 1 on "
         "the node that leads, else 0 (with static, node 0 leads). timeout is another name for join_timeout (static: "
-        "900). close_timeout, heartbeat_timeout, read_timeout and store_type=tcp are accepted and have no effect. "
-        "torch's handlers get every key unchanged.",
+        "900). close_timeout, heartbeat_timeout, read_timeout, cas_backoff_max_seconds and store_type=tcp are accepted "
+        "and have no effect. torch's handlers get every key unchanged.",
     ),
     Flag(
         name="last-call-timeout",
@@ -328,7 +330,8 @@ PROGRAM: Final = (
     ),
     Flag(
         name="virtual-local-rank",
-        text="Every worker has LOCAL_RANK=0 and sees one device, its own, through CUDA_VISIBLE_DEVICES.",
+        text="Every worker has LOCAL_RANK=0 and sees one device, its own, through CUDA_VISIBLE_DEVICES, and through "
+        "HIP_VISIBLE_DEVICES if that is set.",
     ),
     Flag(
         name="numa-binding",
@@ -363,6 +366,13 @@ OUTPUT: Final = (
         metavar="WHAT",
         default="0",
         text="Write workers' streams to files and to the console; values as for --redirects.",
+    ),
+    Flag(
+        name="log-line-prefix-template",
+        metavar="TEXT",
+        default="TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",
+        since="2.15",
+        text="The prefix of console lines, such as '${hostname}:${rank}: '. The end of --help lists the macros.",
     ),
     Flag(
         name="local-ranks-filter",
@@ -431,6 +441,13 @@ OUTPUT: Final = (
         "in MLflow. Global rank 0 gets WANDB_RUN_ID and WANDB_RESUME, COMET_EXPERIMENT_KEY and "
         "MLFLOW_RUN_CONTEXT, unless the tracker's variables are set. If a script begins several runs, they "
         "become one. With more than one agent it needs --rdzv-id.",
+    ),
+    Flag(
+        name="print-completion",
+        metavar="SHELL",
+        since="2.15",
+        has_variable=False,
+        text="Print what bash, zsh or tcsh needs to complete the flags of muster-agent, and exit.",
     ),
 )
 

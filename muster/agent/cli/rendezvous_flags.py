@@ -4,8 +4,16 @@ import os
 from collections.abc import Mapping
 from typing import Final
 
-from muster._shared.contract import DEFAULT_RDZV_PORT, DEFAULT_RUN_ID, RDZV_CONF_KEYS, RDZV_CONF_WITHOUT_EFFECT, Env
-from muster.agent.cli.command_line import FlagValues, describe_seconds, parse_seconds
+from muster._shared.contract import (
+    DEFAULT_RDZV_PORT,
+    DEFAULT_RUN_ID,
+    RDZV_CONF_KEYS,
+    RDZV_CONF_WITHOUT_EFFECT,
+    SIZE_LIMIT,
+    Env,
+    parse_digits,
+)
+from muster.agent.cli.command_line import COUNT_LIMIT, FlagValues, describe_seconds, parse_seconds
 from muster.agent.config import HANG_TIMEOUT_AUTO, RendezvousConfig, read_token
 from muster.agent.errors import UsageError
 
@@ -49,9 +57,11 @@ def build_rendezvous_config(
         min_nodes = max_nodes  # all, as with torchrun
     node_index = _choose_node_index(values, backend, max_nodes)
     host, port = _find_leader(values, environ, backend=backend, node_index=node_index, host_name=host_name)
-    if backend == "static" and port == 0 and max_nodes > 1:
-        raise UsageError(f"{values.origin('master-port')} 0: must be 1 to {_PORT_LIMIT} with more than one node")
+    host = host.strip("[]")  # of an IPv6 address
     is_torchs = backend not in ("static", "muster", "standalone")
+    endpoint = _name_endpoint(values, host, port) if is_torchs else f"{host}:{port}"
+    if endpoint.endswith(":0") and max_nodes > 1 and (backend in _TORCHS or not is_torchs):
+        raise UsageError(f"{endpoint}: the port must be 1 to {_PORT_LIMIT} with more than one node")
     conf, read = _read_conf(values, is_torchs=is_torchs)
     is_host = read.truth("is_host")
     default_join_s = _STATIC_TIMEOUT_S if backend == "static" else 600.0
@@ -63,11 +73,11 @@ def build_rendezvous_config(
         node_index=node_index,
         min_nodes=min_nodes,
         max_nodes=max_nodes,
-        standalone=standalone or (backend == "muster" and max_nodes == 1),
+        standalone=standalone or (max_nodes == 1 and (backend == "muster" or (backend == "static" and not port))),
         listen_fd=None if backend == "static" else _read_listen_fd(environ),
         has_stock_host=values.is_given("rank0-env") and node_index == 0 and Env.RDZV_PORT not in environ,
         is_by_hand=Env.ADAPTER not in environ,
-        local_addr=values.text("local-addr") or None,
+        local_addr=(values.text("local-addr") or "").strip("[]") or None,
         token=read_token(environ),
         max_restarts=values.integer("max-restarts", minimum=0) or 0,
         hang_action=_choose_hang_action(values),
@@ -79,12 +89,12 @@ def build_rendezvous_config(
         machine_name=environ.get(Env.MACHINE_NAME, ""),
         join_timeout_s=read.seconds("join_timeout", read.seconds("timeout", default_join_s)),
         last_call_timeout_s=_choose_last_call_s(values, environ, read),
-        keep_alive_interval_s=read.seconds("keep_alive_interval", 1.0),
+        keep_alive_interval_s=read.seconds("keep_alive_interval", RendezvousConfig.keep_alive_interval_s),
         keep_alive_max_attempt=read.count("keep_alive_max_attempt", 5),
         incarnation=_read_incarnation(environ),
         stop_limit_s=stop_limit_s,
         is_host=None if backend == "static" else is_host,
-        endpoint=_name_endpoint(values, host, port) if is_torchs else "",
+        endpoint=endpoint if is_torchs else "",
         conf=conf,
         control_fd=int(environ[Env.CONTROL_FD]) if backend == _CALLERS and Env.CONTROL_FD in environ else None,
         master_addr=host if backend == "static" else "127.0.0.1",
@@ -126,10 +136,11 @@ def _read_conf(values: FlagValues, *, is_torchs: bool) -> "tuple[dict[str, str],
 
 def _choose_node_index(values: FlagValues, backend: str, max_nodes: int) -> int | None:
     """Return the node's index; None if the leader gives this node its place."""
-    index = values.integer("node-rank", minimum=0)
+    index = values.integer("node-rank", minimum=0, maximum=SIZE_LIMIT - 1)
     if index is None:
         return 0 if backend in ("standalone", "static") else None
-    if backend == "static" and index >= max_nodes:  # ours treats it as a spare
+    is_alone = backend == "standalone" and not values.switch("standalone")  # with which torchrun ignores it
+    if (backend == "static" or is_alone) and index >= max_nodes:  # ours treats it as a spare
         raise UsageError(
             f"{values.origin('node-rank')} {index}: must be 0 to {max_nodes - 1} with --nnodes {max_nodes}"
         )
@@ -143,13 +154,10 @@ def parse_nnodes(text: str, *, origin: str) -> tuple[int, int]:
         UsageError: it is neither, MIN is less than 1, or MIN is more than MAX.
     """
     words = text.split(":")
-    try:
-        numbers = [int(word) for word in words]
-    except ValueError:
-        numbers = []
-    if len(numbers) not in (1, 2) or not 0 < numbers[0] <= numbers[-1]:
-        raise UsageError(f"{origin} {text!r}: must be N or MIN:MAX, with 1 <= MIN <= MAX")
-    return numbers[0], numbers[-1]
+    low, high = parse_digits(words[0], SIZE_LIMIT), parse_digits(words[-1], SIZE_LIMIT)
+    if len(words) > 2 or not low or not high or low > high:
+        raise UsageError(f"{origin} {text!r}: must be N or MIN:MAX, with 1 <= MIN <= MAX <= {SIZE_LIMIT}")
+    return low, high
 
 
 def parse_endpoint(text: str, *, default_port: int, origin: str) -> tuple[str, int]:
@@ -170,9 +178,10 @@ def parse_endpoint(text: str, *, default_port: int, origin: str) -> tuple[str, i
         raise UsageError(f"{origin} {text!r}: must be HOST or HOST:PORT, an IPv6 address in brackets")
     if not colon:
         return host, default_port
-    if not port.isdecimal() or int(port) > _PORT_LIMIT:
+    number = parse_digits(port, _PORT_LIMIT)
+    if number is None:
         raise UsageError(f"{origin} {text!r}: the port must be a number from 0 to {_PORT_LIMIT}")
-    return host, int(port)
+    return host, number
 
 
 def parse_conf(text: str, *, origin: str) -> dict[str, str]:
@@ -228,7 +237,7 @@ def _find_leader(
     if backend == "static" and not endpoint and variable is None:
         port = values.integer("master-port", minimum=0, maximum=_PORT_LIMIT)
         return values.text("master-addr") or "127.0.0.1", _STATIC_PORT if port is None else port
-    port = _choose_port(values, environ)
+    port = _choose_port(values, environ, backend)
     if variable is not None:
         return _look_up_host(variable, environ, node_index=node_index, host_name=host_name), port
     if endpoint and backend in ("muster", "static"):
@@ -238,13 +247,14 @@ def _find_leader(
     return "localhost", port
 
 
-def _choose_port(values: FlagValues, environ: Mapping[str, str]) -> int:
-    """Return the port. An adapter's overrides the flag, because the adapter had to choose one that is free."""
-    chosen = environ.get(Env.RDZV_PORT)
+def _choose_port(values: FlagValues, environ: Mapping[str, str], backend: str) -> int:
+    """Return the port. Our leader's is the one that the adapter had to choose, where it did."""
+    chosen = environ.get(Env.RDZV_PORT) if backend == "muster" else None
     if chosen is not None:
-        if not chosen.isdecimal() or int(chosen) > _PORT_LIMIT:
+        number = parse_digits(chosen, _PORT_LIMIT)
+        if number is None:
             raise UsageError(f"{Env.RDZV_PORT} {chosen!r}: must be a port from 0 to {_PORT_LIMIT}")
-        return int(chosen)
+        return number
     port = values.integer("rdzv-port", minimum=0, maximum=_PORT_LIMIT)
     return DEFAULT_RDZV_PORT if port is None else port
 
@@ -295,7 +305,7 @@ def _choose_last_call_s(values: FlagValues, environ: Mapping[str, str], read: "_
     if flag_s is not None:
         return flag_s
     text = environ.get(Env.LAST_CALL_S)
-    adapter_s = 3.0 if text is None else parse_seconds(text, zero=True)
+    adapter_s = RendezvousConfig.last_call_timeout_s if text is None else parse_seconds(text, zero=True)
     if adapter_s is None:
         raise UsageError(f"{Env.LAST_CALL_S} {text!r}: must be {describe_seconds(zero=True)}")
     return read.seconds("last_call_timeout", adapter_s, zero=True)
@@ -303,16 +313,20 @@ def _choose_last_call_s(values: FlagValues, environ: Mapping[str, str], read: "_
 
 def _read_listen_fd(environ: Mapping[str, str]) -> int | None:
     text = environ.get(Env.RDZV_FD)
-    if text is not None and not text.isdecimal():
+    if text is None:
+        return None
+    fd = parse_digits(text, COUNT_LIMIT)
+    if fd is None:
         raise UsageError(f"{Env.RDZV_FD} {text!r}: must be the number of an inherited descriptor")
-    return None if text is None else int(text)
+    return fd
 
 
 def _read_incarnation(environ: Mapping[str, str]) -> int:
     text = environ.get(Env.INCARNATION) or "0"
-    if not text.isdecimal():
+    number = parse_digits(text, COUNT_LIMIT)
+    if number is None:
         raise UsageError(f"{Env.INCARNATION} {text!r}: must be how often this node was started before, 0 or more")
-    return int(text)
+    return number
 
 
 class _ConfReader:
@@ -330,10 +344,10 @@ class _ConfReader:
         return number
 
     def count(self, key: str, default: int) -> int:
-        text = self._conf.get(key, str(default))
-        if not text.isdecimal() or int(text) < 1:
+        number = parse_digits(self._conf.get(key, str(default)), COUNT_LIMIT)
+        if not number:
             raise self._build_error(key, "a whole number, at least 1")
-        return int(text)
+        return number
 
     def truth(self, key: str) -> bool | None:
         text = self._conf.get(key)

@@ -48,11 +48,12 @@ def build_address(token: str, pid: int) -> bytes:
 def list_addresses(token: str) -> list[bytes]:
     """Return the sockets of the job's agents on this machine, or in this container.
 
-    Return none on systems without abstract names.
+    Return none on systems without abstract names. Any user can make sockets whose names have blanks and line feeds, and
+    so any line of the list. A line that ends like a name of ours is tried, and its agent must prove itself.
     """
     try:
-        with open(_SOCKETS, encoding="utf-8", errors="replace") as file:
-            names = {line.split()[-1] for line in file}
+        with open(_SOCKETS, encoding="utf-8", errors="replace", newline="\n") as file:
+            names = {words[-1] for words in map(str.split, file) if words}
     except OSError:  # no such file, or hidden
         return []
     return [b"\0" + name[1:].encode() for name in sorted(names) if _is_named(name, token)]

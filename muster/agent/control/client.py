@@ -1,6 +1,5 @@
 """`muster-agent ask job`: asks the agent of this node, or of any node on this machine, and prints the answer."""
 
-import contextlib
 import json
 import os
 import socket
@@ -10,7 +9,7 @@ from collections.abc import Sequence
 from typing import BinaryIO
 
 from muster._shared.codec import decode, encode
-from muster._shared.contract import AskKind, AskOutcome, Env
+from muster._shared.contract import AskKind, AskOutcome, Env, print_line
 from muster._shared.reports import Answer
 from muster.agent.control.address import (
     LEAST_LIMIT_S,
@@ -22,18 +21,18 @@ from muster.agent.control.address import (
     sign,
 )
 
-ANSWERED, NOT_ANSWERED, MISUSE = 0, 3, 2
+ANSWERED, NOT_ANSWERED, MISUSE, SILENT = 0, 3, 2, 4
 """Exit codes."""
 
 USAGE = """\
-usage: muster-agent ask job {stop|checkpoint|pause|resume|stacks} [--limit SECONDS]
+usage: muster-agent ask job {stop|checkpoint|pause|resume|stacks|reach} [--limit SECONDS]
 
 Asks the job that this node belongs to, and prints the answer as one line of JSON. `muster` runs it on a node of the
 job, where the environment has the job's token.
 
   --limit S    how long the ranks may take (default: 60)
 
-exit code: 0 the answer was printed, 2 wrong usage, 3 no agent of the job answers here
+exit code: 0 the answer was printed, 2 wrong usage, 3 no agent of the job is here, 4 one is, and does not answer
 """
 
 DEFAULT_LIMIT_S = 60.0
@@ -59,13 +58,17 @@ def main(args: Sequence[str]) -> int:
     try:
         kind, limit_s = _parse(args)
     except _Misuse as error:
-        sys.stderr.write(f"muster: {error}\n{USAGE}")
+        print_line(f"muster: {error}\n{USAGE}")
         return MISUSE
     token = os.environ.get(Env.TOKEN)
     if not token:
-        sys.stderr.write(f"muster: {Env.TOKEN} is not set: only an adapter can ask\n")
+        print_line(f"muster: {Env.TOKEN} is not set: only an adapter can ask")
         return NOT_ANSWERED
-    answer = _ask_any(token, kind, limit_s)
+    try:
+        answer = _ask_any(token, kind, limit_s)
+    except _SilentError:
+        sys.stderr.write("muster: an agent of the job is here, and does not answer\n")
+        return SILENT
     if answer is None:
         sys.stderr.write("muster: no agent of the job answers here\n")
         return NOT_ANSWERED
@@ -92,13 +95,24 @@ def _parse(args: Sequence[str]) -> tuple[AskKind, float]:
 
 
 def _ask_any(token: str, kind: AskKind, limit_s: float) -> str | None:
-    """Ask the first agent that greets; return None if none does."""
-    deadline_s = time.monotonic() + APPEAR_S
+    """Ask the first agent that greets; return None if there is none.
+
+    Raises:
+        _SilentError: there are some, and none greets.
+    """
+    deadline_s = time.monotonic() + (0.0 if kind is AskKind.REACH else APPEAR_S)
     while True:
+        silent: _SilentError | None = None
         for address in list_addresses(token):
-            with contextlib.suppress(_SilentError, OSError):
+            try:
                 return _ask_one(address, token, kind, limit_s)
+            except _SilentError as error:  # noqa: PERF203  # another one may greet
+                silent = error
+            except OSError:  # it has just ended, or another user has taken its name
+                continue
         if time.monotonic() >= deadline_s:
+            if silent is not None:
+                raise silent
             return None
         time.sleep(0.1)
 
@@ -108,13 +122,13 @@ def _ask_one(address: bytes, token: str, kind: AskKind, limit_s: float) -> str:
 
     Raises:
         _SilentError: the agent does not greet, so nothing was asked.
-        OSError: the agent cannot be reached.
+        OSError: the agent cannot be reached, or it is another user's.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
         link.settimeout(GREETING_S)
         link.connect(address)
         if not is_same_user(link):
-            raise _SilentError
+            raise PermissionError
         with link.makefile("rb") as lines:
             try:
                 greeting = decode(Greeting, json.loads(lines.readline(4096)))
@@ -132,13 +146,13 @@ def _read_answer(lines: BinaryIO, limit_s: float) -> str:
     try:
         line = lines.readline(_ANSWER_LIMIT_BYTES)
     except TimeoutError:
-        return _build_lost(f"the job gave no answer in {limit_s + MARGIN_S:g} s")
+        return _build_answer(AskOutcome.UNREACHED, f"the job gave no answer in {limit_s + MARGIN_S:g} s")
     except OSError:
         line = b""
     if not line.endswith(b"\n"):
-        return _build_lost("the agent that was asked ended before it could answer")
+        return _build_answer(AskOutcome.LOST, "the agent that was asked ended before it could answer")
     return line.decode().rstrip("\n")
 
 
-def _build_lost(line: str) -> str:
-    return encode(Answer(outcome=AskOutcome.LOST, line=line), _ANSWER_LIMIT_BYTES)
+def _build_answer(outcome: AskOutcome, line: str) -> str:
+    return encode(Answer(outcome=outcome, line=line), _ANSWER_LIMIT_BYTES)

@@ -85,10 +85,16 @@ class ControlServer:
             self._loop,
             link,
             self._token,
-            on_request=lambda request: self._on_request(number, request.kind, request.limit_s),
+            on_request=lambda request: self._pass_on(number, request),
             on_closed=lambda: self._peers.pop(number, None),
         )
         peer.greet()
+
+    def _pass_on(self, number: int, request: SignedRequest) -> None:
+        if request.kind is AskKind.REACH:
+            self.answer((number,), Answer(outcome=AskOutcome.DONE, line="an agent answers"))
+        else:
+            self._on_request(number, request.kind, request.limit_s)
 
     def answer(self, requests: tuple[int, ...], answer: Answer) -> None:
         """Answer these requests; send nothing to people that have gone."""
@@ -162,7 +168,7 @@ class _Peer:
         try:
             self._on_request(self._parse(line))
         except MalformedMessageError as error:
-            self.send_answer(Answer(outcome=AskOutcome.REFUSED, line=f"not a request: {error}"))
+            self.send_answer(Answer(outcome=AskOutcome.UNREACHED, line=f"not a request: {error}"))
 
     def _parse(self, line: bytes) -> SignedRequest:
         try:

@@ -37,7 +37,7 @@ _INTERPRETER_SIGN: Final = re.compile(
 """The interpreter's own lines begin with its path. Libraries print the same words in warnings."""
 _INTERPRETER_CODES: Final = (1, 2)
 
-_EARLY: Final = ("ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError")
+_EARLY: Final = ("ImportError", "ModuleNotFoundError", "SyntaxError", "IndentationError", "TabError", "UsageError")
 """Errors of start-up, after which another attempt of the unchanged program cannot succeed."""
 
 _DEVICE_TEXTS: Final = (
@@ -70,7 +70,7 @@ _USAGE_TEXTS: Final = (
     r"shapes cannot be multiplied|The size of tensor a .* must match|is invalid for input of size",
     r"loaded state dict (?:has|contains)|unrecognized arguments|invalid device ordinal|Given groups=",
     r"expected input.* to have \d+ channels|ConfigKeyError|MissingMandatoryValue|Torch not compiled with CUDA enabled",
-    r"Cannot re-initialize CUDA in forked subprocess|Duplicate GPU detected",
+    r"Cannot re-initialize CUDA in forked subprocess|Duplicate GPU detected|Too many open files(?! in)",
 )
 _DATA_TEXTS: Final = (
     r"UnicodeDecodeError|JSONDecodeError|BadZipFile|BadGzipFile|UnpicklingError|UnidentifiedImageError|EOFError",

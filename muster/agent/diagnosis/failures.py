@@ -4,15 +4,16 @@ import os
 import re
 import resource
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from muster._shared.contract import LogNames, name_signal
 from muster._shared.foreign_files import read_regular
+from muster._shared.processes import wait_events
 from muster._shared.records import NO_ITEMS, record, replace
 from muster._shared.reports import Failure, OomEvidence, format_size, print_values
-from muster._shared.verdicts.causes import DISK, HOST_OOM, UNKNOWN
+from muster._shared.verdicts.causes import CRASH, DISK, HOST_OOM, UNKNOWN, USAGE
 from muster._shared.verdicts.policy import ELSEWHERE, STOP
-from muster.agent.diagnosis.classes import classify, find_usage_sign
+from muster.agent.diagnosis.classes import EARLY_S, FoundClass, classify, find_usage_sign
 from muster.agent.diagnosis.kernel_log import KernelLog
 from muster.agent.diagnosis.oom import OomWatch
 from muster.agent.diagnosis.root_cause import add_early_exits
@@ -74,6 +75,32 @@ class FailedWorker:
     """What the rank itself has requested as follow-up, and why; see `Failure.wish`."""
 
 
+@record
+class WorkerFiles:
+    """What the files of a failed worker say."""
+
+    written_s: float | None = None
+    """When it recorded its exception or its exit code, by the wall clock; None if it recorded none."""
+    exit_code: int | None = None
+    """The exit code that it has recorded; None if it has raised or was killed."""
+    exception: tuple[str, str | None] | None = None
+    """Exception and traceback."""
+    error_file: str | None = None
+
+
+def read_files(worker: FailedWorker) -> WorkerFiles:
+    """Read them, on a disk that may hang."""
+    streams = worker.streams
+    error_file = streams.error_file if streams else None
+    written_s = [os.stat(path).st_mtime for path in _list_records(streams) if os.path.exists(path)]
+    return WorkerFiles(
+        written_s=min(written_s, default=None),
+        exit_code=_read_exit_code(streams),
+        exception=_find_exception(worker),
+        error_file=error_file if error_file and os.path.exists(error_file) else None,
+    )
+
+
 class FailureBuilder:
     """Builds the report of a failed worker."""
 
@@ -91,17 +118,24 @@ class FailureBuilder:
         self._oom = oom
         self._kernel = kernel
 
-    def build(self, worker: FailedWorker) -> Failure:
-        """Build the failure of one worker, and read its error file and stack file."""
+    def build(
+        self, worker: FailedWorker, files: WorkerFiles, advise: Callable[[Failure], str] | None = None
+    ) -> Failure:
+        """Build the failure of one worker.
+
+        Args:
+            worker: the worker.
+            files: what its files say.
+            advise: calls `find_advice`, which may look at a file system.
+        """
         formed, end, streams, slot = worker.round, worker.end, worker.streams, worker.slot
-        age_s, stopped_by_us = self._date(worker)
+        age_s, stopped_by_us = self._date(end, files.written_s)
         code = end.code if end else None
         if end is not None and end.signalled_s is not None and not stopped_by_us:
-            code = _read_exit_code(streams) or code  # the signal came during its end
-        exception, traceback = _find_exception(worker) or (None, None)
+            code = files.exit_code or code  # the signal came during its end
+        exception, traceback = files.exception or (None, None)
         if worker.wish is not None:
             exception = f"{_WISH_CALLS[worker.wish[0]]}: {worker.wish[1]}"
-        error_file = streams.error_file if streams else None
         step = slot.step if slot else None
         saved = formed.snapshot or formed.checkpoint
         has_stepped = step is not None or (slot is not None and bool(slot.optimizer_steps))
@@ -122,9 +156,11 @@ class FailureBuilder:
             check=worker.check,
             exception=exception,
             traceback=traceback,
-            error_file=error_file if error_file and os.path.exists(error_file) else None,
+            error_file=files.error_file,
             stderr_tail=worker.stderr_tail,
-            log_path=streams.log_path if streams else None,
+            log_path=(worker.stderr_text and streams.stderr_log) or streams.stdout_log or streams.stderr_log
+            if streams
+            else None,
             oom=None if code is None or stopped_by_us else self._find_oom(code),
             stopped_by_us=stopped_by_us,
             collateral=stopped_by_us,
@@ -137,9 +173,9 @@ class FailureBuilder:
             wish=worker.wish[0] if worker.wish else "",
             reports_steps=slot is not None and slot.owner_pid is not None,
         )
-        return add_early_exits(self._add_class(failure, worker), worker.ended_ranks)
+        return add_early_exits(self._add_class(failure, worker, advise or find_advice), worker.ended_ranks)
 
-    def _add_class(self, failure: Failure, worker: FailedWorker) -> Failure:
+    def _add_class(self, failure: Failure, worker: FailedWorker, advise: Callable[[Failure], str]) -> Failure:
         """Add the class of the failure's cause, and advice; a worker that we have ended has none."""
         if failure.stopped_by_us:
             return failure
@@ -147,6 +183,8 @@ class FailureBuilder:
         run_time_s = max(0.0, end.ended_s - end.worker.started_s) if end else 0.0
         kernel = () if end is None else self._kernel.read(max(end.worker.started_s, end.ended_s - _KERNEL_S))
         found = classify(failure, run_time_s, worker.spawn_errno, kernel)
+        if worker.streams and worker.streams.stdout_fd is None and _has_lost_console(failure):
+            found = FoundClass(cause=USAGE, evidence="nothing reads its output", early=run_time_s <= EARLY_S)
         evidence = found.evidence
         is_killed = failure.signal == "SIGKILL" and failure.oom is None
         if end is not None and found.cause == UNKNOWN and not evidence and is_killed:
@@ -158,34 +196,29 @@ class FailureBuilder:
         if found.cause == HOST_OOM and is_limited and not _OTHER_MEMORY.search(evidence):
             evidence = f"limit of the process: ulimit -v {format_size(limit)}"
         failure = replace(failure, cause=found.cause, evidence=evidence, early=found.early)
-        return replace(failure, advice=find_advice(failure))
+        return replace(failure, advice=advise(failure))
 
     def _find_other_kill(self, ended_s: float) -> str:
         """Say that the kernel has killed another process of this machine for memory shortly before."""
         kills = [line.pid for line in self._kernel.read(ended_s - _KERNEL_S) if line.cause == HOST_OOM]
         return f"within a minute after the kernel killed process {kills[-1]} for want of memory (OOM)" if kills else ""
 
-    def _date(self, worker: FailedWorker) -> tuple[float, bool]:
+    def _date(self, end: WorkerEnd | None, written_s: float | None) -> tuple[float, bool]:
         """Return how long ago the worker failed, in seconds, and whether it had got a signal of ours before."""
-        end, now_s = worker.end, self._clock.now_s()
+        now_s = self._clock.now_s()
         if end is None:
             return 0.0, False
-        raised_age_s = self._find_exception_age_s(end, worker.streams, now_s)
+        raised_age_s = None
+        if written_s is not None:
+            # The wall clock may have changed.
+            age_s = max(self._clock.wall_s() - written_s, now_s - end.ended_s)
+            raised_age_s = min(age_s, now_s - end.worker.started_s)
         signal_age_s = None if end.signalled_s is None else now_s - end.signalled_s
         if raised_age_s is not None and (signal_age_s is None or raised_age_s > signal_age_s):
             # With torch, an interpreter takes up to a second to end after an exception, and closes its connections
             # before. Its exit may follow a victim's, or our signal.
             return raised_age_s, False
         return max(0.0, now_s - end.ended_s), signal_age_s is not None
-
-    def _find_exception_age_s(self, end: WorkerEnd, streams: WorkerStreams | None, now_s: float) -> float | None:
-        """Return the seconds since the worker recorded its exception or its exit code; None if it recorded none."""
-        written_s = [os.stat(path).st_mtime for path in _list_records(streams) if os.path.exists(path)]
-        if not written_s:
-            return None
-        age_s = self._clock.wall_s() - min(written_s)
-        # The wall clock may have changed.
-        return min(max(age_s, now_s - end.ended_s), now_s - end.worker.started_s)
 
     def _find_oom(self, code: int) -> OomEvidence | None:
         """Return the evidence of an OOM kill that explains the failure.
@@ -194,6 +227,12 @@ class FailureBuilder:
         """
         evidence = self._oom.check()
         return evidence if evidence and (evidence.certain or code == -signal.SIGKILL) else None
+
+
+def _has_lost_console(failure: Failure) -> bool:
+    """Return whether a worker has ended because nothing reads the agent's standard output, which is its own."""
+    is_broken = failure.signal == "SIGPIPE" or "BrokenPipe" in (failure.exception or "")
+    return is_broken and bool(wait_events({1: 0}, 0.0))
 
 
 def find_advice(failure: Failure) -> str:
@@ -208,8 +247,8 @@ def find_advice(failure: Failure) -> str:
         return f"find what has sent SIGKILL: {first}, {second}, or {last}{where}"
     if failure.cause == UNKNOWN and failure.exit_code and not failure.exception:
         return f"look at its last lines, and search the script and its libraries for exit({failure.exit_code})"
-    if failure.signal == "SIGABRT" and not failure.stderr_tail:
-        return "its stderr says what aborted it, in a line such as `what():  ...`; with --tee 2 this report quotes it"
+    if not failure.stderr_tail and (failure.signal == "SIGABRT" or (failure.cause == CRASH and not failure.exception)):
+        return "its stderr says what ended it, in a line such as `what():  ...`; with --tee 2 this report quotes it"
     if failure.cause != DISK:
         return ""
     text = f"{failure.evidence}\n{failure.exception or ''}"

@@ -10,25 +10,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from muster._shared.records import replace
 from muster.agent.diagnosis.hangs.sessions import (
     ProcessKey,
     Reading,
+    complete,
     count_cpu_s,
     find_background_s,
     has_loaded,
     has_written,
 )
+from muster.agent.runtime.limits import COLLECTIVE_WAIT_S, HANG_LOOK_S, STILL_S
 from muster.agent.runtime.loop import Loop, Timer
 
 if TYPE_CHECKING:
     from muster.agent.diagnosis.hangs.limits import LearnedLimits
 
-_LONGEST_INTERVAL_S = 5.0
-"""The longest time between two looks."""
-_LEAST_WAIT_S = 60.0
-"""A worker that waits for less is not reported to hang, however short the timeout of its process group is."""
-STILL_S = 50.0
-"""After this time it is first reported that workers stand still, and then at intervals that double."""
 STILL_FACTOR = 5.0
 """The report comes only after this many times the longest standstill before."""
 _WAITING_SHARE = 0.1
@@ -84,28 +81,37 @@ class StandStill:
     def __init__(self) -> None:
         self.for_s = 0.0
         """How long all of them have stood still; 0 if one does not, or if none runs."""
-        self._before: Mapping[int, Activity] = {}
-        self._before_s = 0.0
         self._since_s: dict[int, float] = {}
         """By local rank, for those that run."""
         self._longest_s = 0.0
         self._said_s = 0.0
 
-    def record(self, activities: Mapping[int, Activity], now_s: float) -> None:
-        """Record the result of a look, by local rank."""
-        took_s = now_s - self._before_s
-        before, self._before, self._before_s = self._before, activities, now_s
+    def record(
+        self,
+        before: Mapping[int, Activity],
+        activities: Mapping[int, Activity],
+        took_s: float,
+        now_s: float,
+        *,
+        is_whole: bool,
+    ) -> None:
+        """Record the results of two looks by local rank, and the time between them.
+
+        What a look that is not whole has missed may have ended a standstill, but begins or prolongs none.
+        """
         self._since_s = {
             rank: self._since_s[rank] if rank in before and _stands_still(before[rank], activity, took_s) else now_s
             for rank, activity in activities.items()
         }
         last_s, self.for_s = self.for_s, now_s - max(self._since_s.values(), default=now_s)
+        if not is_whole:
+            self.for_s = min(last_s, self.for_s)
         if self.for_s < last_s:
             self._longest_s = max(self._longest_s, last_s)
 
-    def forget(self) -> None:
-        """Forget the last look, because the workers could not be looked at, and perhaps could not work."""
-        self._before = {}
+    def omit(self, late_s: float) -> None:
+        """Do not count time in which the workers could not be looked at, and perhaps could not work."""
+        self._since_s = {rank: since_s + late_s for rank, since_s in self._since_s.items()}
 
     def find_due_s(self, limit_s: float) -> float | None:
         """Return how long they have stood still, if that must be reported now.
@@ -132,7 +138,10 @@ class _Baseline:
 
 
 class HangWatch:
-    """Reports when no worker was active for `limit_s`, after each further `limit_s`, and when one is active again."""
+    """Reports when no worker was active for `limit_s`, after each further `limit_s`, and when one is active again.
+
+    What a look could not read is neither activity nor its absence.
+    """
 
     def __init__(
         self,
@@ -140,7 +149,7 @@ class HangWatch:
         *,
         limit_s: float,
         limits: "LearnedLimits | None" = None,
-        read: Callable[[float, float, Callable[[Mapping[int, Activity]], None]], None],
+        read: Callable[[float, float, Callable[[Mapping[int, Activity] | None], None]], None],
         on_idle: Callable[[str | None, bool], None],
         on_still: Callable[[float], None],
     ) -> None:
@@ -151,9 +160,9 @@ class HangWatch:
             limit_s: seconds without activity after which the workers hang; unused with `limits`.
             limits: learns the limit, see there.
             read: reads the activity of the live workers, and calls back on the loop with it by local rank; empty when
-                none run. Until it has called back there is no verdict, and the time does not count. Its first argument
-                is how many seconds the longest idle worker has been idle. Its second argument is for how many seconds
-                no worker has shown anything but CPU time.
+                none run, and None if it could not look. Until it has called back there is no verdict, and the time does
+                not count. Its first argument is how many seconds the longest idle worker has been idle. Its second
+                argument is for how many seconds no worker has shown anything but CPU time.
             on_idle: called with what the workers have not done, and for how long (see `describe_idleness`), at the
                 limit and after each further `limit_s`; with None when a worker is active again. The second argument
                 says whether torch is about to end a worker, whatever the others do.
@@ -163,18 +172,17 @@ class HangWatch:
         self._loop = loop
         self._limit_s = limit_s
         self._limits = limits
-        self._interval_s = (
-            _LONGEST_INTERVAL_S if limits is not None else min(_LONGEST_INTERVAL_S, max(0.05, limit_s / 10))
-        )
+        self._interval_s = HANG_LOOK_S if limits is not None else min(HANG_LOOK_S, max(0.05, limit_s / 10))
         self._phase = ""
         """The phase at the last look."""
-        self._last_look: Mapping[int, Activity] = {}
+        self._known: Mapping[int, Activity] = {}
+        """What the last look has read, and of what it could not read, what an earlier one has."""
+        self._known_s = loop.clock.now_s()
+        """When that look began."""
         self._busy_s = loop.clock.now_s()
         """When a worker was last seen to use CPU time or to write anything."""
         self._longest_quiet_s = 0.0
         """The longest quiet part of the current pause."""
-        self._shown: Mapping[int, Activity] = {}
-        """The activities at the last look."""
         self._shown_s = loop.clock.now_s()
         """When a worker last showed more than CPU time."""
         self._read = read
@@ -205,6 +213,7 @@ class HangWatch:
         self._timer.cancel()
 
     def _schedule(self) -> None:
+        self._due_s = self._loop.clock.now_s() + self._interval_s
         self._timer: Timer = self._loop.call_later(self._interval_s, self._check)
 
     def _check(self) -> None:
@@ -212,22 +221,30 @@ class HangWatch:
         longest_s = max((asked_s - each.at_s for each in self._baselines.values()), default=0.0)
         self._read(longest_s, asked_s - self._shown_s, lambda activities: self._judge(activities, asked_s))
 
-    def _judge(self, activities: Mapping[int, Activity], now_s: float) -> None:
+    def _judge(self, found: Mapping[int, Activity] | None, asked_s: float) -> None:
         if self._is_closed:
             return
-        late_s = self._loop.clock.now_s() - now_s
+        now_s = self._loop.clock.now_s()
+        late_s = now_s - self._due_s
         if late_s > self._interval_s:
             # The workers may have been delayed as well.
             self._active_s += late_s
             self._busy_s += late_s
-            self._still.forget()
-        before, self._shown = self._shown, activities
+            self._still.omit(late_s)
+        if found is not None:
+            self._judge_look(found, asked_s, now_s)
+        self._schedule()
+
+    def _judge_look(self, found: Mapping[int, Activity], asked_s: float, now_s: float) -> None:
+        before, took_s = self._known, now_s - self._known_s
+        activities = {rank: _complete(each, before.get(rank, each)) for rank, each in found.items()}
+        self._known, self._known_s = activities, asked_s
         if not activities or any(_shows(before.get(rank), activity) for rank, activity in activities.items()):
             self._shown_s = now_s
         self._baselines = {rank: each for rank, each in self._baselines.items() if rank in activities}
         active = {rank for rank, activity in activities.items() if self._is_active(rank, activity, now_s)}
         if self._limits is not None:
-            self._learn(self._limits, activities, now_s, is_active=bool(active))
+            self._learn(self._limits, before, took_s, now_s, is_active=bool(active))
         if not activities or active:
             self._active_s = now_s
         idle_s = now_s - self._active_s
@@ -243,11 +260,7 @@ class HangWatch:
             self._on_idle(what, self._is_urgent)
         elif was_idle and not self._idle:
             self._on_idle(None, False)
-        self._report_still(activities, now_s)
-        self._schedule()
-
-    def _report_still(self, activities: Mapping[int, Activity], now_s: float) -> None:
-        self._still.record(activities, now_s)
+        self._still.record(before, activities, took_s, now_s, is_whole=activities == found)
         limit_s = self._limit_s if self._limits is None else self._limits.find(self._phase).quiet_s
         due_s = None if self._idle else self._still.find_due_s(limit_s)
         if due_s is not None:
@@ -259,7 +272,7 @@ class HangWatch:
         A worker that does something else while it waits does not count, because perhaps another of its threads waits
         for orders.
         """
-        waits = (rank for rank in activities if now_s - self._baselines[rank].at_s >= _LEAST_WAIT_S)
+        waits = (rank for rank in activities if now_s - self._baselines[rank].at_s >= COLLECTIVE_WAIT_S)
         return max((activities[rank].timeout_s for rank in waits), default=0.0)
 
     def _is_over(self, idle_s: float, now_s: float) -> bool:
@@ -269,10 +282,10 @@ class HangWatch:
         return idle_s >= limits.busy_s or min(idle_s, now_s - self._busy_s) >= limits.quiet_s
 
     def _learn(
-        self, limits: "LearnedLimits", activities: Mapping[int, Activity], now_s: float, *, is_active: bool
+        self, limits: "LearnedLimits", before: Mapping[int, Activity], took_s: float, now_s: float, *, is_active: bool
     ) -> None:
-        before, self._last_look = self._last_look, activities
-        allowed_s = find_background_s(self._interval_s)
+        activities = self._known
+        allowed_s = find_background_s(took_s)
         if not activities or any(
             rank not in before
             or _has_written(before[rank], activity)
@@ -295,9 +308,14 @@ class HangWatch:
             if not _has_moved(baseline.activity, activity, allowed_s):
                 if baseline.activity.launches is None is not activity.launches:  # a first report
                     baseline.activity = activity
+                baseline.activity = _complete(baseline.activity, activity)
                 return False
-        self._baselines[local_rank] = _Baseline(now_s, activity)
+        self._baselines[local_rank] = _Baseline(self._known_s, activity)
         return True
+
+
+def _complete(now: Activity, other: Activity) -> Activity:
+    return replace(now, processes=complete(now.processes, other.processes))
 
 
 def _has_moved(before: Activity, now: Activity, allowed_s: float) -> bool:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 
 from muster._shared.codec import to_data
-from muster._shared.contract import TERMINATION_LOG_LIMIT_BYTES
+from muster._shared.contract import FORMAT, TERMINATION_LOG_LIMIT_BYTES
 from muster._shared.records import replace
 from muster._shared.reports import Failure, Report
 from muster.agent.diagnosis.root_cause import describe_failure, find_root
@@ -78,7 +78,7 @@ def build_termination_message(report: Report) -> bytes:
         message = json.dumps(_remove_empty(to_data(smaller)), ensure_ascii=False).encode("utf-8", "backslashreplace")
         if len(message) <= TERMINATION_LOG_LIMIT_BYTES:
             return message
-    return json.dumps({"run_id": report.run_id[:200], "reason": report.reason[:200]}).encode()
+    return json.dumps({"run_id": report.run_id[:200], "reason": report.reason[:200], "format": FORMAT}).encode()
 
 
 def _order_root_first(report: Report, root: Failure | None) -> tuple[Failure, ...]:

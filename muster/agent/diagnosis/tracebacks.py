@@ -18,6 +18,11 @@ _UNCAUGHT = re.compile(r"^terminate called after throwing an instance of '([^']+
 _TRACEBACK = "Traceback (most recent call last):"
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 """Source: torch/distributed/distributed_c10d.py, the exception hook that init_process_group installs."""
+_GROUP = re.compile(
+    r"^  \+ Exception Group Traceback.*\n(?: +[|+].*\n)*?.*- 1 -+\n((?: +\|.*\n)+) *\+--.*(?:\n +[|+].*)*", re.MULTILINE
+)
+"""A group of exceptions, and its first exception that is no group itself."""
+_MARGIN = re.compile(r"^ +\| ?", re.MULTILINE)
 _OWN_FRAMES = "muster/agent/workers/"
 """Our frames at the outer end of a stack, which explain nothing."""
 _START = re.compile(r'muster/agent/workers/program\.py", line \d+ in main$')
@@ -55,7 +60,11 @@ def read_error_file(path: str | None) -> tuple[str, str | None] | None:
     stack = extra.get("py_callstack") if isinstance(extra, dict) else None
     text = message.get("message")
     exception = _shorten(str(text)).removesuffix(":") if text is not None else "unknown error"
-    return exception, trim_traceback(stack) if isinstance(stack, str) and stack else None
+    if not (isinstance(stack, str) and stack):
+        return exception, None
+    if stack.rstrip().endswith("---"):  # a group
+        exception, _ = read_stderr(stack) or (exception, None)
+    return exception, trim_traceback(_open_groups(stack))
 
 
 def load_error_file(path: str | None) -> dict[str, object] | None:
@@ -71,7 +80,7 @@ def load_error_file(path: str | None) -> dict[str, object] | None:
 
 def read_stderr(text: str) -> tuple[str, str | None] | None:
     """Find (exception, traceback) in a Python program's stderr; None if it has neither."""
-    text = strip_rank_prefix(text)
+    text = _open_groups(strip_rank_prefix(text))
     fatal = text.rfind(_FATAL)
     if fatal >= 0:
         block = _arrange_fatal(text[fatal:].rstrip().split("\n"))
@@ -95,6 +104,16 @@ def _read_traceback(text: str) -> tuple[str, str | None] | None:
 def strip_rank_prefix(text: str) -> str:
     """Remove torch's `[rank2]: ` from the beginning of each line."""
     return _RANK_PREFIX.sub("", text)
+
+
+def _open_groups(text: str) -> str:
+    """Replace each group of exceptions by its first exception."""
+    return _GROUP.sub(_open_group, text)
+
+
+def _open_group(group: "re.Match[str]") -> str:
+    text = _MARGIN.sub("", group[1])
+    return text if text.startswith(_TRACEBACK) else f"{_TRACEBACK}\n{text}"
 
 
 def trim_traceback(text: str) -> str:
@@ -166,7 +185,7 @@ def remove_traceback(tail: Iterable[str], exception: str | None, traceback: str 
         exception: the one that is shown.
         traceback: its text, if that is shown.
     """
-    lines = [_RANK_PREFIX.sub("", line) for line in tail]
+    lines = _open_groups(strip_rank_prefix("\n".join(tail))).split("\n")
     if not exception:
         return lines
     first, rest = _find_printed_line(exception, traceback), exception.splitlines()[1:]

@@ -6,12 +6,8 @@
     facts       how both sides reach each other, and what must be alike in both
     client      the process that stands for a node of a run: gives what it was started with to the holder
     agents      starts agents that wait, as forks of a process that has imported
-    listening   the loop of a holder or a pool, and what is sent to them
+    listening   the loop of a holder, and what is sent to it
     difference  why one cannot become what a client's process would be
-    pool        the default hold of a user: keeps agents for everyday jobs, several at a time
-    wishes      which kinds of agents it keeps
-    pool_entry  the file that starts the pool
-    command     `muster-agent`, which starts on the default hold if there is one
 
 Nothing of a run outlives it: each run has its own guard, agent, template and workers. Adapters run `client` as a file.
 

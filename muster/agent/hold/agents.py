@@ -29,11 +29,6 @@ class WaitingAgent:
         self.pidfd = -1
         self.is_ready = False
 
-    @property
-    def can_start(self) -> bool:
-        """Whether a run can be given to it."""
-        return self.is_ready and self.control.fileno() >= 0
-
     def receive(self) -> dict[str, object] | None:
         """Return what the agent tells when it is ready; empty: the guard has told its pid. None: nothing more comes."""
         try:
@@ -63,16 +58,13 @@ class WaitingAgent:
 class Original:
     """The process whose forks wait. It ends with this one."""
 
-    def __init__(
-        self, command: Sequence[str], flags: Sequence[str], env: Mapping[str, str], cpus: Collection[int] = ()
-    ) -> None:
+    def __init__(self, command: Sequence[str], flags: Sequence[str], env: Mapping[str, str]) -> None:
         """Start it.
 
         Args:
             command: of agents, without flags.
             flags: of agents, without a program.
             env: theirs.
-            cpus: their affinity; empty: this process's.
         """
         self._order_fd = os.memfd_create("order")
         os.write(self._order_fd, json.dumps({"command": command, "flags": flags, "env": dict(env)}).encode())
@@ -85,8 +77,6 @@ class Original:
                 signal.set_wakeup_fd(-1)
                 processes.set_death_signal(signal.SIGTERM)
                 if os.getppid() == starter:
-                    if cpus:
-                        os.sched_setaffinity(0, cpus)
                     os.set_inheritable(theirs.fileno(), True)
                     os.execve(words[0], words, dict(env))  # noqa: S606  # no shell, on purpose
             finally:

@@ -1,15 +1,11 @@
 """Stands for one node of a run on a hold: gives the node's holder what this process was started with.
 
-    python -I -S client.py [--default] FOLDER NAME WORDS COMMAND ...
+    python -I -S client.py FOLDER NAME WORDS COMMAND ...
 
 FOLDER is the holder's, NAME the run's, and COMMAND the agent's whole command, whose first WORDS words are not its
 flags. Arguments, environment, folder, limits and descriptors go to an agent that waits there. Signals are passed on,
 and the agent's exit code becomes this process's. If the hold cannot run the command as this process would, one line
 says why, and this process becomes the agent, which starts cold. When this process ends, the holder ends the run.
-
-With --default the folder is that of the default hold (`pool`). That hold hands the connection to the guard of the run
-and has no further part in the run. The guard sends this process its own pid and later the exit code, and gets signals
-from it. If that hold has no agent, or has ended, this process silently becomes the agent.
 
 This file is started for every run, so it imports next to nothing. It does not travel, because muster is installed where
 a run is submitted.
@@ -21,13 +17,9 @@ import select
 import signal
 import socket
 import sys
-import time
 
-DEFAULT = "--default"
 LISTENER = "MUSTER_RDZV_FD"
 """`Env.RDZV_FD`."""
-STOPS_TOGETHER = "MUSTER_STOPS_TOGETHER"
-"""`Env.STOPS_TOGETHER`: no shell may see that this process stops."""
 _USAGE = 2
 """`ExitCode.USAGE`: the last line of this process is the reason, and no retry would help."""
 _FORWARDED = (
@@ -35,8 +27,6 @@ _FORWARDED = (
     *(signal.SIGTSTP, signal.SIGCONT),
 )
 _MESSAGE_BYTES = 65536
-_ANSWER_S = 5.0
-"""A stopped default hold must not delay a job."""
 
 
 def _read_environ() -> "dict[str, str]":
@@ -66,18 +56,14 @@ def _build_order(words: int, command: "list[str]") -> "tuple[bytes, list[int]]":
 
 def main(argv: "list[str]") -> int:
     """Run and return the exit code."""
-    is_default = argv[:1] == [DEFAULT]
-    folder, name, words, *command = argv[is_default:]
+    folder, name, words, *command = argv
     parent = os.getppid()
-    if is_default:
-        code = run_on_default(folder, name, int(words), command, parent=parent)
-        return _become_agent(command) if code is None else code
     wake_fd = _watch_signals()
     try:
         holder = _send_order(folder, name, int(words), command)
     except OSError as error:
         return _fail(f"the hold has ended ({error.strerror})")
-    answer = _converse(holder, wake_fd, parent, is_default=False)
+    answer = _converse(holder, wake_fd, parent)
     if "exit" in answer:
         return int(answer["exit"])
     if "refused" in answer:
@@ -87,85 +73,19 @@ def main(argv: "list[str]") -> int:
     return _become_agent(command)
 
 
-def run_on_default(
-    folder: str, name: str, words: int, command: "list[str]", *, parent: "int | None" = None
-) -> "int | None":
-    """Run on the default hold and return the exit code.
-
-    None means that this process must run the agent, and nothing has begun.
-
-    In that case the connection stays open until this process and its forks have ended; the hold imports after that.
-
-    Args:
-        folder: the hold's.
-        name: the job's.
-        words: how many of the command's words are not the agent's flags.
-        command: the agent's.
-        parent: a process with which this one ends; None if there is none.
-    """
-    from muster._shared.holds.default import check_folder
-
-    try:
-        check_folder(folder)
-        holder = _send_order(folder, name, words, command)
-    except PermissionError as error:
-        _say_cold(f"{f'{error.filename}: ' if error.filename else ''}{error.strerror}")
-        return None
-    except OSError:
-        return None  # it has just ended
-    was = {signum: signal.getsignal(signum) for signum in _FORWARDED}
-    wake_fd = _watch_signals()
-    answer = _converse(holder, wake_fd, parent, is_default=True)
-    if "exit" in answer:
-        return int(answer["exit"])
-    os.close(signal.set_wakeup_fd(-1))
-    for signum, handler in was.items():
-        signal.signal(signum, handler)
-    for number in _read_signals(wake_fd):
-        os.kill(os.getpid(), number)
-    os.close(wake_fd)
-    reason = answer.get("cold") or answer.get("late")
-    if reason:
-        _say_cold(reason)
-    if "late" in answer:
-        holder.close()  # prevents a late start
-    else:
-        os.set_inheritable(holder.detach(), True)
-    return None
-
-
-def _converse(holder: socket.socket, wake_fd: int, parent: "int | None", *, is_default: bool) -> "dict[str, str]":
+def _converse(holder: socket.socket, wake_fd: int, parent: int) -> "dict[str, str]":
     """Pass signals on until the run has ended or cannot be here; return the answer."""
     poller = select.poll()
     poller.register(holder, select.POLLIN)
     poller.register(wake_fd, select.POLLIN)
-    guard_fd, early = -1, bytearray()
-    deadline_s = time.monotonic() + _ANSWER_S
     while True:
-        limit_s = deadline_s - time.monotonic() if is_default and guard_fd < 0 else None
-        ready = [each for each, _ in poller.poll(None if limit_s is None else max(0.0, limit_s * 1000))]
-        if not ready:
-            return {"late": "the default hold does not answer"}
+        ready = [each for each, _ in poller.poll()]
         if wake_fd in ready:
-            if parent is not None and os.getppid() != parent:
+            if os.getppid() != parent:
                 return {"exit": str(128 + signal.SIGTERM)}  # the run ends with its supervisor
-            early += os.read(wake_fd, 4096)
+            _pass_on(holder, os.read(wake_fd, 4096))
         if holder.fileno() in ready:
-            answer, fds = _read_answer(holder)
-            if "started" in answer:
-                (guard_fd,) = fds
-            elif answer:
-                return answer
-            elif guard_fd >= 0:
-                return {"exit": str(128 + signal.SIGKILL)}  # killed before reporting
-            else:
-                return {"cold": ""} if is_default else {"refused": "the hold ended during this run"}
-        if not is_default:
-            _pass_on(holder, bytes(early))
-            early.clear()
-        elif guard_fd >= 0:
-            _signal_guard(guard_fd, bytes(early))
-            early.clear()
+            return _read_answer(holder) or {"refused": "the hold ended during this run"}
 
 
 def _watch_signals() -> int:
@@ -178,13 +98,6 @@ def _watch_signals() -> int:
             signal.signal(signum, lambda _signum, _frame: None)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     return wake_read
-
-
-def _read_signals(wake_fd: int) -> bytes:
-    try:
-        return os.read(wake_fd, 4096)
-    except BlockingIOError:
-        return b""
 
 
 def _send_order(folder: str, name: str, words: int, command: "list[str]") -> socket.socket:
@@ -207,23 +120,12 @@ def _pass_on(holder: socket.socket, signums: bytes) -> None:
         return  # ended: the next read reports it
 
 
-def _signal_guard(guard_fd: int, signums: bytes) -> None:
-    for number in dict.fromkeys(signums):
-        try:
-            signal.pidfd_send_signal(guard_fd, number)
-        except ProcessLookupError:
-            return  # ended: the next read reports it
-        if number == signal.SIGTSTP and os.environ.get(STOPS_TOGETHER) != "1":
-            os.kill(os.getpid(), signal.SIGSTOP)  # for the waiting shell
-
-
-def _read_answer(holder: socket.socket) -> "tuple[dict[str, str], list[int]]":
+def _read_answer(holder: socket.socket) -> "dict[str, str]":
     try:
-        message, fds, _flags, _address = socket.recv_fds(holder, _MESSAGE_BYTES, 1)
+        answer: dict[str, str] = json.loads(holder.recv(_MESSAGE_BYTES) or b"{}")
     except OSError:
-        message, fds = b"", []
-    answer: dict[str, str] = json.loads(message or b"{}")
-    return answer, list(fds)
+        return {}
+    return answer
 
 
 def _fail(line: str) -> int:

@@ -23,7 +23,7 @@ def find_difference(order: Order, ours: Mapping[str, str], prefix: Sequence[str]
     for name in sorted(ours.keys() - {"umask", "cgroup"}):
         if theirs.get(name) != ours[name]:
             return f"{name} is not the hold's"
-    if read_cgroup_limits(theirs["cgroup"]) != read_cgroup_limits(ours["cgroup"]):
+    if _read_cgroup_limits(theirs["cgroup"]) != _read_cgroup_limits(ours["cgroup"]):
         return "the limits of its cgroup are not the hold's"
     command = order["command"]
     if not _is_same_python(command[0], prefix[0]):
@@ -66,7 +66,7 @@ def _is_same_file(one: str, other: str) -> bool:
         return False
 
 
-def read_cgroup_limits(text: str) -> list[str]:
+def _read_cgroup_limits(text: str) -> list[str]:
     """Return the limits of the processes of a cgroup, from the text of /proc/PID/cgroup.
 
     With version 1, return the text itself.

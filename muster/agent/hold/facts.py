@@ -2,6 +2,7 @@
 
 import os
 import resource
+import signal
 
 _ROWS = ("Uid", "Gid", "Groups", "NoNewPrivs", "Seccomp", "SigIgn", "SigBlk", "CapInh", "CapPrm", "CapEff", "CapBnd")
 
@@ -28,6 +29,8 @@ def read_facts() -> "dict[str, str]":
     with open("/proc/self/status", encoding="ascii", errors="replace") as file:
         rows = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
     facts = {name: rows.get(name, "") for name in _ROWS}
+    # Agents block SIGTTOU, for themselves only.
+    facts["SigBlk"] = f"{int(rows['SigBlk'], 16) & ~(1 << (signal.SIGTTOU - 1)):016x}"
     for name in sorted(os.listdir("/proc/self/ns")):
         if not name.endswith("_for_children"):
             facts[f"{name} namespace"] = os.readlink(f"/proc/self/ns/{name}")

@@ -1,4 +1,4 @@
-"""The loop of a holder or a pool: its socket in a folder, connections of this user's processes, signals, and its state.
+"""The loop of a holder: its socket in a folder, connections of this user's processes, signals, and its state.
 
 Each connection sends messages of JSON, with descriptors beside them; an empty one is its end. Here is what they say.
 """
@@ -20,10 +20,8 @@ _MOST_FDS: Final = 8
 
 
 class Order(TypedDict, total=False):
-    """A run, or what a pool knows of one."""
+    """A run."""
 
-    name: str
-    """The job's; for a pool."""
     command: list[str]
     """What starts an agent, without flags."""
     args: list[str]
@@ -41,15 +39,6 @@ class Order(TypedDict, total=False):
     driven: str
 
 
-class StartedWith(TypedDict, total=False):
-    """What a pool begins with, see `default_hold.write_order`; `running` has guards of jobs, if it begins again."""
-
-    orders: list[Order]
-    idle_limit_s: float
-    after_pid: int
-    running: list[int]
-
-
 class Message(TypedDict, total=False):
     """One of these. `claim` names a run whose order follows, `member` is another node's holder."""
 
@@ -57,8 +46,6 @@ class Message(TypedDict, total=False):
     claim: str
     signal: int
     member: bool
-    end: bool
-    idle_limit_s: float
 
 
 class Listener:

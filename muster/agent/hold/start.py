@@ -1,19 +1,21 @@
 """What an agent on a hold has before its run: its loop, and a template that has imported torch without a program.
 
-Also how the original of these templates is started.
+The original of these templates is started here too.
 """
 
 import os
+import signal
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Final, NoReturn
 
+from muster._shared import processes
 from muster._shared.guard import GuardLease
 from muster.agent.cli.arguments import parse_args
 from muster.agent.errors import SpawnError
 from muster.agent.runtime.loop import JobClock, Loop
 from muster.agent.workers import program
-from muster.agent.workers.cold import build_command, exec_worker
+from muster.agent.workers.cold import exec_worker
 from muster.agent.workers.environment import build_common_env
 from muster.agent.workers.spec import HELD
 from muster.agent.workers.warm.template_handle import HeldTemplate, TemplateHandle, TemplateOptions
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 _PROGRAM: Final = ("-m", "muster.hold")
 """Flags are parsed together with a program, which does not exist yet."""
 _OF_RUNS: Final = (
-    *("muster.agent.logs", "muster.agent.node.supervisor", "muster.agent.preflight.facts"),
+    *("muster.agent.logs.pump", "muster.agent.node.supervisor", "muster.agent.preflight.facts"),
     *("muster.agent.rendezvous.selection", "muster.agent.rendezvous.static", "muster.agent.rendezvous.comparison"),
     *("muster.agent.rendezvous.member.member", "muster.agent.rendezvous.transport.tcp_network", "encodings.idna"),
     *("muster.agent.workers.warm.starter", "muster.agent.workers.warm.store_handle"),
@@ -120,4 +122,7 @@ def become_original(control_fd: int, flags: Sequence[str], environ: Mapping[str,
     # What the imports print belongs to each worker, see `TemplateHandle`.
     printed = [os.memfd_create(name) for name in ("stdout", "stderr")]
     spec = options.build_spec(*words, stdout_fd=printed[0], stderr_fd=printed[1])
-    exec_worker(spec, build_command(spec), os.open(os.devnull, os.O_WRONLY), os.getppid(), control_fd)
+    os.setsid()
+    processes.set_death_signal(signal.SIGKILL)
+    processes.strip_process((0, *printed), [control_fd], keeps_ignored=True)
+    exec_worker(spec)

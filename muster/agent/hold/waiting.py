@@ -4,9 +4,6 @@ The run arrives as one message with descriptors: the order of `client` in a memo
 leader's listening socket, if it has one. The guard takes the streams and guards from then on. The agent takes all of it
 and continues as if it had been started so. Both end when the holder closes the connection.
 
-The default hold also passes its client's connection (`HANDED`). Then the guard answers the client itself, and the hold
-has no part in the run any more.
-
 The order of a `muster.elastic` job has `driven`, which is the job's folder. Three descriptors replace the listening
 socket: the connection to the program, a pidfd of it, and the hold's lock. Both sides then act as in `driven`.
 """
@@ -16,7 +13,6 @@ import fcntl
 import json
 import os
 import select
-import signal
 import socket
 import time
 from collections.abc import Sequence
@@ -31,8 +27,6 @@ if TYPE_CHECKING:  # the guard stays small
 
 _FDS: Final = 8
 _END_S: Final = 3.0
-HANDED: Final = b"+"
-"""The message if the last descriptor is the client's connection."""
 
 
 def main(args: list[str]) -> int:
@@ -71,18 +65,11 @@ def _guard(control: socket.socket, ours: socket.socket, lease: guard.GuardLease,
     """Wait for the run, then guard its agent, and return the exit code. All signals are blocked until then."""
     own_pid = os.getpid()
     pidfd = os.pidfd_open(pid)
-    poller = select.poll()
-    poller.register(control, select.POLLIN)
-    poller.register(pidfd, select.POLLIN)
-    if pidfd in [fd for fd, _ in poller.poll()]:
+    if pidfd in processes.wait_events(dict.fromkeys((control.fileno(), pidfd), processes.READ)):
         control.shutdown(socket.SHUT_RD)  # a run that comes later gets another agent, see `Holder`
     os.close(pidfd)
     message, fds = _receive(control)
     if not message:  # released, or agent ended
-        _end_descendants(own_pid)
-        return 1
-    client = _meet_client(fds.pop(), control) if message == HANDED else None
-    if client is not None and not _begin(client):
         _end_descendants(own_pid)
         return 1
     with contextlib.suppress(OSError):  # it was killed just now: the guard says so, see below
@@ -98,12 +85,7 @@ def _guard(control: socket.socket, ours: socket.socket, lease: guard.GuardLease,
         return _guard_driven(lease, control, pid, fds[4:], order["driven"])
     for fd in fds[4:]:
         os.close(fd)
-    caller = client or control
-    code = guard.Guard(lease, caller.fileno(), "the agent of this node").adopt(pid)
-    if client is not None:
-        with contextlib.suppress(OSError):  # it has ended
-            client.send(json.dumps({"exit": code}).encode())
-    return code
+    return guard.Guard(lease, control.fileno(), "the agent of this node").adopt(pid)
 
 
 def _end_descendants(own_pid: int) -> None:
@@ -115,28 +97,6 @@ def _end_descendants(own_pid: int) -> None:
                 pidfd = os.pidfd_open(pid)
                 processes.wait_readable(pidfd, deadline_s - time.monotonic())
                 os.close(pidfd)
-
-
-def _meet_client(fd: int, control: socket.socket) -> socket.socket:
-    """Take the client's connection. From now on the hold may end."""
-    holder = os.getppid()
-    processes.set_death_signal(0)
-    control.close()
-    if os.getppid() != holder:
-        signal.sigtimedwait({signal.SIGTERM}, 0)  # from the hold's death: signals are blocked
-    return socket.socket(fileno=fd)
-
-
-def _begin(client: socket.socket) -> bool:
-    """Tell the client that its run begins, and which process is its guard; return False if the client has given up."""
-    pidfd = os.pidfd_open(os.getpid())
-    try:
-        socket.send_fds(client, [b'{"started": true}'], [pidfd])
-    except OSError:
-        return False
-    finally:
-        os.close(pidfd)
-    return True
 
 
 def _guard_driven(lease: guard.GuardLease, control: socket.socket, pid: int, fds: Sequence[int], folder: str) -> int:
@@ -190,11 +150,8 @@ def _wait_as_agent(held: "HeldStart", control: socket.socket, release: socket.so
     control.send(json.dumps(about).encode())
     control.close()
     held.import_ahead()
-    poller = select.poll()
-    poller.register(release, select.POLLIN)
-    if held.template_fd >= 0:
-        poller.register(held.template_fd, select.POLLIN)  # it has ended
-    poller.poll()
+    ends = [held.template_fd] if held.template_fd >= 0 else []
+    processes.wait_events(dict.fromkeys((release.fileno(), *ends), processes.READ))
     message, fds = _receive(release)
     release.close()
     if not message:

@@ -4,11 +4,9 @@
 torch plug-in decides. `files` names and owns the files of a run. `pump` reads the pipe of one stream, and filters its
 lines. `opening` opens a round's files in its own thread, where a disk that hangs delays nothing else. `console` prints
 on the console. `lines` cuts bytes into prefixed lines, recognises progress bars, and defines what is queued.
-`console_writer` is the thread that writes the queue, and draws live rows at the bottom of a terminal. `terminal_loan`
-holds the console back while a worker's debugger has the terminal.
+`console_writer` is the thread that writes the queue, and draws live rows at the bottom of a terminal.
 
-From outside, import `LogRouter`, `WorkerStreams` and `open_own`, and `terminal_loan` when a worker asks for the
-terminal.
+From outside, import `LogRouter`, `WorkerStreams` and `open_own`.
 """
 
 from muster.agent.logs.files import open_own

@@ -288,16 +288,17 @@ class Console:
             with device.changed:
                 device.release()
 
-    def close(self, limit_s: float = 2.0, cap_s: float = 30.0) -> bool:
+    def close(self, limit_s: float = 10.0, cap_s: float = 30.0, notice_s: float = 1.0) -> bool:
         """Write out what is queued and stop; return whether everything was written.
 
         This waits while the console accepts bytes, but not after `limit_s` without progress or `cap_s` in total. Then
-        it discards the workers' lines (their files have them) and tries once more to write the agent's own. A closed
-        console ignores what it gets.
+        it discards the workers' lines (their files have them) and says so, with the agent's own lines, if the console
+        accepts that within `notice_s`. A closed console ignores what it gets.
 
         Args:
             limit_s: seconds without progress.
             cap_s: seconds in total, for each of the two devices.
+            notice_s: seconds for the line about what was discarded.
         """
         self.release()
         devices = [device for device in self._list_devices() if device.started]
@@ -305,6 +306,9 @@ class Console:
         own = self._devices[Std.ERR]
         if lost_bytes and own is not None:
             self.print_line(f"the console is too slow: {lost_bytes} bytes of the workers' output were left out")
+            own.flush(notice_s, notice_s)
+        if own is not None and any(device.full_fds for device in devices):
+            self.print_line("no space was left for the end of the output")
             own.flush(1.0, 1.0)
         for device in self._list_devices():
             device.stop()

@@ -4,11 +4,13 @@ It is a thread, because a non-blocking descriptor would be non-blocking for ever
 """
 
 import contextlib
+import errno
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from muster._shared.processes import WRITE, wait_events
 from muster.agent.logs.lines import AgentLine, End, Gap, Hold, Piece, Source, Span, prefix_lines
 from muster.agent.runtime.loop import Clock, SideThread
 
@@ -81,6 +83,8 @@ class ConsoleWriter:
         """Of these, the bytes that a buffering reader may not have written down at `_passed_on_s`."""
         self._passed_on_s = 0.0
         self._broken_fds: set[int] = set()
+        self.full_fds: set[int] = set()
+        """Descriptors of files that had no room for what was written last."""
         self._bars_due_s: dict[Source, float] = {}
         self._rows: dict[Source, bytes] = {}
         self._redraw_due_s: float | None = None
@@ -393,6 +397,8 @@ class ConsoleWriter:
         return [(fd, b"".join((screen.erase(), *(data for _, data in output), screen.draw(rows, self._status))))]
 
     def _write(self, fd: int, data: bytes) -> None:
+        if fd in self.full_fds:
+            data = b"\n[muster] output was left out here: no space was left\n" + data
         view = memoryview(data)
         while view and fd not in self._broken_fds:
             view = view[self._write_some(fd, view[:_WRITE_BYTES]) :]
@@ -401,11 +407,15 @@ class ConsoleWriter:
         try:
             done = os.write(fd, view)
         except BlockingIOError:
-            _wait_writable(fd)
+            wait_events({fd: WRITE})  # another process has made it non-blocking
             return 0
-        except OSError:
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                self.full_fds.add(fd)
+                return len(view)
             self._mark_broken(fd)
             return 0
+        self.full_fds.discard(fd)
         with self.changed:
             self._written_bytes += done
             self._passed_on = min(self.find_delay_s() * _READER_BYTES_PER_S + done, _READER_BYTES)
@@ -434,15 +444,6 @@ def _measure_terminal(fd: int) -> os.terminal_size:
     except OSError:
         size = os.terminal_size((0, 0))
     return os.terminal_size((size.columns or 80, size.lines or 24))
-
-
-def _wait_writable(fd: int) -> None:
-    """Wait until the descriptor accepts more, because another process has made it non-blocking."""
-    import select
-
-    poller = select.poll()
-    poller.register(fd, select.POLLOUT)
-    poller.poll()
 
 
 def _merge_output(output: list[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:

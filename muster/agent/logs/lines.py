@@ -4,6 +4,7 @@ Work is done per chunk (one `replace` for all its lines) instead of per line, so
 chunks with a carriage return, the sign of a progress bar, are processed line by line.
 """
 
+import os
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -73,7 +74,7 @@ def prefix_lines(prefix: bytes, lines: bytes) -> bytes:
 
 
 class LineAssembler:
-    r"""Cuts one stream into whole lines. Keeps the unterminated rest until its ` ` comes."""
+    r"""Cuts one stream into whole lines. Keeps the unterminated rest until its `\n` comes."""
 
     __slots__ = ("_held", "_held_bytes", "_is_data", "_limit_bytes", "holds_bar", "prefix")
 
@@ -91,7 +92,7 @@ class LineAssembler:
         return prefix_lines(self.prefix, self.cut(chunk))
 
     def finish(self) -> bytes:
-        r"""Return the unterminated last line, prefixed and ended with a ` `; empty if there is none."""
+        r"""Return the unterminated last line, prefixed and ended with a `\n`; empty if there is none."""
         return prefix_lines(self.prefix, self.cut_rest())
 
     def cut(self, chunk: bytes) -> bytes:
@@ -107,7 +108,7 @@ class LineAssembler:
         return whole + self._keep_rest(chunk[cut:]) if cut < len(chunk) else whole
 
     def cut_rest(self) -> bytes:
-        r"""Return the unterminated last line, ended with a ` `; empty if there is none. The stream may continue."""
+        r"""Return the unterminated last line, ended with a `\n`; empty if there is none. The stream may continue."""
         if not self._held_bytes:
             return b""
         line = b"".join(self._held)
@@ -148,14 +149,15 @@ def build_prefix(*, role: str, local_rank: int, round: Round, template: str | No
     """Build the prefix of one worker in one round.
 
     `[role0]:` (role and local rank) as with torchrun; with more than one node `[role0|n1.r3]:`, which adds node (its
-    group rank) and global rank. The number after the role stays the local rank in both.
+    group rank) and global rank. The number after the role stays the local rank in both. It is `[role1:0]:` if the role
+    ends in a digit.
 
     Args:
         role: the role's name.
         local_rank: the worker's rank on this node.
         round: the membership the worker was started for.
-        template: TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE. Knows torch's `${role_name}`, `${rank}` (global) and
-            `${local_rank}`, and `${global_rank}`, `${node}`, `${node_index}`, `${world_size}`, `${nodes}`,
+        template: see `LogConfig.prefix_template`. Knows torch's `${role_name}`, `${rank}` (global), `${local_rank}`
+            and `${hostname}` (short), and `${global_rank}`, `${node}`, `${node_index}`, `${world_size}`, `${nodes}`,
             `${attempt}`, `${round}`. Unknown names stay, as with torchrun.
     """
     return _build_prefix(role, str(local_rank), str(round.rank_offset + local_rank), round, template)
@@ -180,7 +182,8 @@ def _build_prefix(role: str, local: str, ranks: str, round: Round, template: str
     if template:
         return _fill_template(template, role=role, local_rank=local, global_rank=ranks, round=round)
     node = f"|n{round.group_rank}.r{ranks}" if round.group_world_size > 1 else ""
-    return f"[{role}{local}{node}]:".encode("utf-8", "surrogateescape")
+    separator = ":" * role[-1:].isdigit()
+    return f"[{role}{separator}{local}{node}]:".encode("utf-8", "surrogateescape")
 
 
 def _fill_template(template: str, *, role: str, local_rank: str, global_rank: str, round: Round) -> bytes:  # noqa: A002
@@ -192,6 +195,7 @@ def _fill_template(template: str, *, role: str, local_rank: str, global_rank: st
             role_name=role,
             rank=global_rank,
             local_rank=local_rank,
+            hostname=os.uname().nodename,
             global_rank=global_rank,
             node=round.group_rank,
             node_index=round.node_index,

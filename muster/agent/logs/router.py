@@ -9,16 +9,16 @@ from muster._shared.records import record
 from muster.agent.config import LogConfig, Std
 from muster.agent.errors import SpawnError
 from muster.agent.logs.console import Console, Feed
-from muster.agent.logs.files import LogFile, RunFolder
+from muster.agent.logs.files import RunFolder
 from muster.agent.logs.lines import build_common_prefix, build_prefix, find_last_frame
 from muster.agent.logs.opening import FileOpener, OnTrouble, WorkerFiles, raise_broken
-from muster.agent.logs.pump import LineFilter, PumpGroup, StreamPump, open_pipe
 from muster.agent.logs.routing import FolderLayout, Layout, WorkerStreams, shows_stderr
 from muster.agent.round import Round
 from muster.agent.runtime.loop import Loop, LoopThread, Timer
 
 if TYPE_CHECKING:
     from muster._shared.job_view import JobStatus
+    from muster.agent.logs.pump import PumpGroup, StreamPump
 
 _TAIL_LINES = 20
 _TAIL_LINE_CHARS = 500
@@ -104,7 +104,7 @@ class LogRouter:
         if self._thread is not None and self._group is not None:
             # Its streams have ended, or the disk hung: its limit is not this round's.
             self._thread.submit(self._group.close)
-            self._group = PumpGroup(self._thread.loop)
+            self._group = None
         self._files.open_round(round)
 
     def run_when_open(self, then: Callable[[], None]) -> None:
@@ -227,7 +227,10 @@ class LogRouter:
     # -- the agent's own output -------------------------------------------------------------------------------------
 
     def print_line(self, line: str) -> None:
-        """Print a line of the agent on standard error, with its prefix; never within a worker's line."""
+        """Print a line of the agent on standard error, with its prefix; never within a worker's line.
+
+        Any thread may call this, also after the loop's last turn.
+        """
         self._console.print_line(line)
 
     def print_notice(self, line: str) -> None:
@@ -247,7 +250,7 @@ class LogRouter:
         """
         if not self._reported_incomplete:
             self._reported_incomplete = True
-            self.print_line(f"{line}; the job goes on, but log files are incomplete: the rest is on the console only")
+            self.print_line(f"{line}; the job goes on, but log files are incomplete")
 
     def print_text(self, text: str) -> None:
         """Print a text of the agent (the report) unchanged and in one piece."""
@@ -288,24 +291,26 @@ class LogRouter:
         """Whether `print_text` may get colours."""
         return self._console.has_colour(Std.ERR)
 
-    def close(self, limit_s: float = 2.0) -> None:
+    def close(self, limit_s: float = 2.0, notice_s: float = 1.0) -> None:
         """Write out everything and release everything. Idempotent.
 
         Args:
-            limit_s: see `Console.close`; also the limit for log files that hang.
+            limit_s: for log files that hang.
+            notice_s: see `Console.close`.
         """
         thread, group = self._thread, self._group
         self._thread = None
         for local_rank in list(self._child_fds):
             self.close_child_ends(local_rank)
-        if thread is not None and group is not None:
-            thread.submit(group.close)
+        if thread is not None:
+            if group is not None:
+                thread.submit(group.close)
             if not thread.close(limit_s):
                 self.print_line("writing to a log file hangs: it may lack the end of the output")
         if not self._closed and not self._files.close(limit_s):
             self.print_line("the disk with the log files hangs: their last records may be missing")
         self._closed = True
-        self._console.close(limit_s)
+        self._console.close(notice_s=notice_s)
 
     # -- files, pipes and the thread --------------------------------------------------------------------------------
 
@@ -350,6 +355,8 @@ class LogRouter:
             return child_fds[-1]
         if not plan.captured:
             return None
+        from muster.agent.logs.pump import open_pipe
+
         self._start_thread()  # first, so that no pipe leaks
         read_fd, write_fd = open_pipe()
         child_fds.append(write_fd)
@@ -357,11 +364,15 @@ class LogRouter:
         return write_fd
 
     def _start_pump(self, source: "_Source", std: Std, files: WorkerFiles, read_fd: int) -> None:
+        from muster.agent.logs.pump import LineFilter, StreamPump
+
         plan = files.route.streams[std]
         thread, group = self._start_thread()
         shown = self._config.local_ranks_filter is None or source.local_rank in self._config.local_ranks_filter
         file = files.logs.get(std)
         lost = plan.path is not None and file is None
+        filtered, config = files.filtered.get(std), self._config
+        needles = config.duplicate_stdout_filters if std is Std.OUT else config.duplicate_stderr_filters
 
         def open_feed() -> Feed:
             feed = self._console.open_feed(std, source.prefix, source.global_rank, source.name_ranks)
@@ -374,29 +385,25 @@ class LogRouter:
             file=file,
             feed=open_feed() if plan.to_console or (lost and shown) else None,
             open_fallback_feed=lambda: open_feed() if shown else None,
-            line_filter=self._make_line_filter(std, files.filtered.get(std), source.prefix),
+            line_filter=None if filtered is None else LineFilter(prefix=source.prefix, needles=needles, file=filtered),
             keeps_tail=std is Std.ERR,
             on_end=group.remove,
         )
         self._pumps[source.local_rank, std] = pump
         thread.submit(lambda: group.add(pump))
 
-    def _start_thread(self) -> tuple[LoopThread, PumpGroup]:
-        if self._thread is None or self._group is None:
+    def _start_thread(self) -> "tuple[LoopThread, PumpGroup]":
+        if self._thread is None:
             try:
                 self._thread = LoopThread(self._loop, "muster-logs", on_failure=raise_broken)
             except RuntimeError as error:  # `threading`'s EAGAIN
                 shortage = os.strerror(errno.EAGAIN)
                 raise SpawnError(f"cannot start a thread for the workers' output: {shortage}", errno.EAGAIN) from error
+        if self._group is None:
+            from muster.agent.logs.pump import PumpGroup
+
             self._group = PumpGroup(self._thread.loop)
         return self._thread, self._group
-
-    def _make_line_filter(self, std: Std, file: LogFile | None, prefix: bytes) -> LineFilter | None:
-        if file is None:
-            return None
-        config = self._config
-        needles = config.duplicate_stdout_filters if std is Std.OUT else config.duplicate_stderr_filters
-        return LineFilter(prefix=prefix, needles=needles, file=file)
 
 
 def _raise_error(error: OSError) -> NoReturn:

@@ -53,11 +53,6 @@ class WorkerStreams:
     stdout_log: str | None
     stderr_log: str | None
 
-    @property
-    def log_path(self) -> str | None:
-        """The file to read after a failure."""
-        return self.stderr_log or self.stdout_log
-
 
 class Layout(Protocol):
     """Decides where a round's output goes: our `FolderLayout`, or one of torch's logs specs."""

@@ -7,11 +7,12 @@ round's workers: starts, failures, and stops with their grace period. (Whether a
 data.
 
 `supervisor` passes events to it and carries out its actions. `round_workers` carries out the actions on workers, and
-starts and ends the round's store if this node hosts it. `evidence` reads why workers failed, and their stacks.
-`transition_log` records what happens, and `outcome` reports how the job ended. The package `notify` is `--notify`.
+starts and ends the round's store if this node hosts it. `round_parts` calls the parts of features (`agent.features`),
+and `round_hangs` reads whether the workers hang. `evidence` reads why workers failed, and their stacks.
+`transition_log` records what happens, and `outcome` reports how the job ended.
 
 Not here: how workers are started (`workers`), what nodes agree on (`rendezvous`).
 
-From outside, import `supervisor.Supervisor`, and `events`, because the check behind `LocalChecked` begins before there
-is a supervisor.
+From outside, import `supervisor.Supervisor`; `events`, because the check behind `LocalChecked` begins before there is a
+supervisor; and for features that read how a node fares `actions` and `outcome`.
 """

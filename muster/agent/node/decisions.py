@@ -80,7 +80,6 @@ from muster.agent.node.state import (
     Succeeded,
 )
 from muster.agent.node.worker_decisions import (
-    STILL_S,
     Decision,
     RequestDecision,
     begin_stop,
@@ -127,6 +126,7 @@ from muster.agent.rendezvous.interface import (
     StoodStill,
 )
 from muster.agent.round import Round
+from muster.agent.runtime.limits import STILL_PAGE_S
 
 HELD_LINES_S = 0.5
 """How long after another node's end this node may be stopped too, if both are stopped together."""
@@ -633,7 +633,9 @@ def _on_timer_expired(state: NodeState, timer: RoundTimer) -> Decision:
         case TimerPurpose.STACKS:
             return end_stacks_wait(state, phase) if isinstance(phase, Stopping) else (state, ())
         case TimerPurpose.GRACE:
-            return kill_now(state, phase) if isinstance(phase, Stopping) else _end_drain_grace(state)
+            return kill_now(state, phase) if isinstance(phase, Stopping) else (state, ())
+        case TimerPurpose.TOLD:
+            return _end_drain_grace(state)
         case TimerPurpose.SLOW:
             return on_slow_stop(state)
         case TimerPurpose.LOOK | TimerPurpose.DRAIN:
@@ -689,8 +691,8 @@ def _on_signal(state: NodeState, event: SignalReceived) -> Decision:
     """
     is_ctrl_c = event.signum == signal.SIGINT and not event.guard_died and not event.is_quit
     is_running = isinstance(state.phase, Running)
-    if is_ctrl_c and is_running and event.debugged is not None:
-        return state, (InterruptWorker(local_rank=event.debugged),)
+    if is_ctrl_c and is_running and event.foreground is not None:
+        return state, (InterruptWorker(local_rank=event.foreground),)
     if not is_ctrl_c or not state.rules.asks_at_interrupt:
         return _stop_on_signal(state, event)
     if state.interrupt is not None:
@@ -740,7 +742,7 @@ def _leave_on_signal(state: NodeState, event: SignalReceived) -> Decision:
     finish = Finish(code=code, at_once=event.guard_died)
     if isinstance(phase, Running | Succeeded):
         # A user who stops a stalled job wants to see what its workers do.
-        page = CollectStacks(round=phase.round, is_hang=True) if event.still_s >= STILL_S else None
+        page = CollectStacks(round=phase.round, is_hang=True) if event.still_s >= STILL_PAGE_S else None
         state, actions = begin_stop(state, phase, signum=event.signum, kill=event.guard_died, stacks=page, then=finish)
     elif isinstance(phase, Stopping):
         # The sender's grace period has begun: stop waiting for stacks.

@@ -36,7 +36,7 @@ from muster.agent.node.state import (
     Running,
     Succeeded,
 )
-from muster.agent.node.worker_decisions import STILL_S, Decision
+from muster.agent.node.worker_decisions import Decision
 from muster.agent.rendezvous.drain_ceiling import (
     LOOK_S,
     Ceiling,
@@ -56,6 +56,7 @@ from muster.agent.rendezvous.interface import (
     DrainReported,
     DrainWithdrawn,
 )
+from muster.agent.runtime.limits import STILL_PAGE_S
 
 DrainDecision: TypeAlias = tuple[NodeState, tuple[Action, ...], bool]
 """As `Decision`, and whether a preempted node leaves now."""
@@ -84,7 +85,7 @@ def on_preemption(state: NodeState, phase: Running | Succeeded, event: SignalRec
     )
     what = "leaving when all ranks have stopped" if is_told else "asking all ranks to stop at one step"
     # Send both page and drain: hung ranks reach no common step, but they may not hang.
-    is_still = isinstance(phase, Running) and event.still_s >= STILL_S
+    is_still = isinstance(phase, Running) and event.still_s >= STILL_PAGE_S
     page = (CollectStacks(round=phase.round, is_hang=True),) if is_still else ()
     return state, (
         PrintLine(text=f"{cause}: {what}, up to {limit_s:g} s{state.rules.describe_senders(event.signum)}"),
@@ -256,5 +257,5 @@ def _on_time_over(state: NodeState, phase: Running | Succeeded, timer: RoundTime
     if not is_committed:
         line = PrintLine(text="no step was agreed on in time")
         return state, (*reads, line) if state.preemption is not None else reads, True
-    grace = RoundTimer(purpose=TimerPurpose.GRACE, round_number=phase.round.number)
+    grace = RoundTimer(purpose=TimerPurpose.TOLD, round_number=phase.round.number)
     return state, (*reads, StartTimer(timer=grace, delay_s=state.rules.shutdown_timeout_s)), False

@@ -38,7 +38,9 @@ class TimerPurpose(Enum):
     STACKS = "stacks"
     """Do not wait for stacks any longer."""
     GRACE = "grace"
-    """The grace period is over: that of a stop, or that of ranks that have been told a drain's step."""
+    """The grace period of a stop is over."""
+    TOLD = "told"
+    """The grace period of ranks that have been told a drain's step is over."""
     SLOW = "slow"
     """Print which workers have not ended since the signal of a stop."""
     LOOK = "look"
@@ -212,8 +214,8 @@ class SignalReceived:
     """Whether a worker of this node has asked `should_stop`, so that a drain can stop all ranks at one step."""
     at_s: float = 0.0
     """By the agent's clock."""
-    debugged: int | None = None
-    """The local rank whose debugger has the terminal."""
+    foreground: int | None = None
+    """The local rank that Ctrl-C is for, as one whose debugger has the terminal; None: it is for the job."""
     is_quit: bool = False
     """Whether a debugger was quit, which is no signal but ends the whole job."""
     still_s: float = 0.0

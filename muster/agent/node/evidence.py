@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from muster._shared.records import replace
 from muster._shared.reports import ENDED, Failure, RankProgress, RankView, Stack
 from muster.agent.config import AgentConfig
-from muster.agent.diagnosis.failures import FailedWorker, FailureBuilder
+from muster.agent.diagnosis.failures import FailedWorker, FailureBuilder, find_advice, read_files
 from muster.agent.diagnosis.kernel_log import KernelLog
 from muster.agent.diagnosis.oom import OomWatch
 from muster.agent.diagnosis.stacks import StackCollector, StackTarget, find_python
@@ -88,12 +88,17 @@ class Evidence:
             ended_ranks=tuple(round.rank_offset + rank for rank in workers.early_exits),
             wish=None if page is None else page.read_wish(local_rank),
         )
-        built = self._logs.files.call(lambda: self._builder.build(worker))
-        if built is not None:
-            return built
-        self._report_hanging_disk()
-        unread = worker.streams and replace(worker.streams, error_file=None, stack_file=None)
-        return self._builder.build(replace(worker, streams=unread))
+        # Only what reads them runs in the thread: it may go on for as long as the disk hangs.
+        files = self._logs.files.call(lambda: read_files(worker))
+        if files is None:
+            self._report_hanging_disk()
+            files = read_files(replace(worker, streams=None))
+        return self._builder.build(worker, files, self._advise)
+
+    def _advise(self, failure: Failure) -> str:
+        if failure.error_file is None:  # no file system is asked
+            return find_advice(failure)
+        return self._logs.files.call(lambda: find_advice(failure)) or ""
 
     def _report_hanging_disk(self) -> None:
         if not self._has_reported_disk:
@@ -120,7 +125,7 @@ class Evidence:
                 the recorders are not worth the time.
         """
         if always:
-            self._workers.read_progress(
+            self._workers.hangs.read_progress(
                 round, self._host, lambda seen: self._collect_texts(lambda texts: on_done(_join_seen(texts, seen)))
             )
             return
@@ -137,7 +142,7 @@ class Evidence:
                 on_done(stacks)
 
         # Recorders first: the stacks' signal may end a hang in a native sleep.
-        self._workers.read_views(
+        self._workers.hangs.read_views(
             round, self._host, lambda views: self._collect_texts(lambda texts: finish(_join(texts, views)))
         )
 

@@ -75,8 +75,8 @@ def decide_request(
 def _send(state: NodeState, event: Requested) -> Decision:
     phase = state.phase
     if not isinstance(phase, Running | Succeeded):
-        line = "no workers are running: they are being started or stopped; nothing was changed"
-        refused = Answer(outcome=AskOutcome.REFUSED, line=line)
+        line = "no workers are running: they are being started or stopped"
+        refused = Answer(outcome=AskOutcome.REFUSED, line=line, is_unchanged=True)
         return state, (AnswerPerson(requests=(event.request,), answer=refused),)
     number = phase.round.number
     asked = Asked(round_number=number, request=event.request, kind=event.kind, limit_s=event.limit_s)

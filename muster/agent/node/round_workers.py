@@ -1,56 +1,51 @@
-"""Acts on the workers of the current round: starts, signals and kills them, and posts what becomes of them.
-
-This module has over 400 lines because one class carries out every action on workers, as `supervisor` does all others.
-"""
+"""Acts on the workers of the current round: starts, signals and kills them, and posts what becomes of them."""
 
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from muster._shared.contract import Env
 from muster._shared.contract import StatusPageLayout as Layout
-from muster._shared.processes import find_nvml
 from muster._shared.records import assert_never, record
 from muster.agent.config import HANG_TIMEOUT_AUTO, AgentConfig
 from muster.agent.errors import SpawnError
+from muster.agent.features import Sight
 from muster.agent.logs import LogRouter, WorkerStreams
 from muster.agent.node import actions, events
-from muster.agent.rendezvous.interface import Saved, StoodStill
+from muster.agent.node.round_parts import RoundParts
+from muster.agent.rendezvous.interface import Saved
 from muster.agent.round import Round
 from muster.agent.runtime.loop import Loop, Timer
 from muster.agent.runtime.signals import ChildWatch
-from muster.agent.workers.environment import MONITOR_ADDRESS, build_worker_env, substitute_macros
+from muster.agent.workers.environment import build_worker_env, substitute_macros
 from muster.agent.workers.memory import MemoryWatch
 from muster.agent.workers.pool import LiveWorker, WorkerEnd, WorkerPool
 from muster.agent.workers.spec import ProgramKind, WorkerSpec, WorkerStarter
 
 if TYPE_CHECKING:  # imports delay the first worker
     from muster._shared.guard import GuardLease
-    from muster._shared.reports import RankProgress, RankView
-    from muster.agent.diagnosis.hang import Activity, HangWatch
-    from muster.agent.diagnosis.hangs.looks import Reported
-    from muster.agent.diagnosis.hangs.monitor import Monitor
-    from muster.agent.diagnosis.hangs.servers import Progress, WorkerReader
-    from muster.agent.diagnosis.hangs.sessions import FileSizes, Sessions
-    from muster.agent.logs.terminal_loan import TerminalLoan
+    from muster.agent.features.part import PartContext
+    from muster.agent.node.round_hangs import RoundHangs
     from muster.agent.placement.affinity import WorkerPlacement
-    from muster.agent.placement.device_memory import DeviceMemory
     from muster.agent.rendezvous.drain_ceiling import RankSlot
     from muster.agent.rendezvous.interface import Rendezvous, Stream
-    from muster.agent.round import Holding, Source
+    from muster.agent.round import Holding
     from muster.agent.snapshots.node import NodeSnapshots
-    from muster.agent.telemetry import Observed, OpenCollective, Pause
-    from muster.agent.telemetry.trainer_endpoint import TrainerEndpoint
-    from muster.agent.workers.status_page import SnapshotFiles, StatusPage, Told, TrainerPort
+    from muster.agent.telemetry import Observed, Pause
+    from muster.agent.workers.status_page import SnapshotFiles, StatusPage
 
 
 _AUTO_BEGINS_S = 2.0
 """How long after the start of the workers `--hang-timeout auto` begins to watch."""
-_SAVED_LOOK_S = 1.0
-"""How often the page is read for checkpoints that all workers have saved."""
+_SAVED_LOOK_S = 0.25
+"""How often the page is read for checkpoints that all workers have saved: a node that is killed loses what was saved
+since. Four looks a second take 0.07 % of a core more than one."""
+
+_SNAPSHOTS_LOOK_S = 1.0
+"""How often it is checked whether a worker uses snapshots."""
 
 _DRAIN_LOOK_S = 0.1
 """The same once a drain has begun in the round, because a person may wait for it."""
@@ -97,36 +92,28 @@ class RoundWorkers:
         )
         self._opening: actions.StartWorkers | None = None
         """A start that waits for its round's log files."""
-        self._hang: HangWatch | None = None
+        self._hangs: RoundHangs | None = None
+        """Set once something was read about hangs."""
         self._watched_round = 0
-        self._formed: Round | None = None
+        self.formed: Round | None = None
         """The round of the page."""
-        self._reader: WorkerReader | None = None
-        """The reader of the round's hang watch."""
-        self._monitor: Monitor | None = None
-        """NCCL's monitor of the round, once it was asked."""
         self._fencings = 0
         """The guard's count when the workers were started."""
         self._page_failed = False
         self._is_draining = False
         """Whether a command was written for this round."""
-        self._pause: Pause | None = None
+        self.pause: Pause | None = None
         """The pause, if the workers were told to wait."""
         self._reported: tuple[int, str] | None = None
         """The checkpoint of this round that was posted last."""
         self._saved_timer: Timer | None = None
-        self._terminal: TerminalLoan | None = None
-        """The terminal's loan in this round, once a worker has asked for the terminal."""
         self._rank_offset = 0
-        self._device_memory: DeviceMemory | None = None
-        """Set once workers were started on a node with devices."""
         self._snapshot_files: SnapshotFiles | None = None
         """Made for the first round. None also means that they are switched off, or cannot be made."""
         self._snapshots: NodeSnapshots | None = None
         """Set once a worker has used the snapshot files."""
         self._snapshots_timer: Timer | None = None
-        self._trainer_port: TrainerPort | None = None
-        """Set once this node has had global rank 0."""
+        self._parts = RoundParts(self._build_part_context)
         self.page: StatusPage | None = None
         """The page of this round. None means that none could be made, and steps are not shown."""
         self.memory = MemoryWatch()
@@ -137,9 +124,9 @@ class RoundWorkers:
         """The workers' ends, by local rank."""
 
     @property
-    def debugged(self) -> int | None:
-        """The local rank whose debugger has the terminal; None if none has."""
-        return None if self._terminal is None else self._terminal.debugged
+    def foreground(self) -> int | None:
+        """The local rank that Ctrl-C is for; None: it is for all."""
+        return self._parts.foreground
 
     def has_stepped(self, round_number: int) -> bool:
         """Return whether a worker of this round has done a step, as far as it is known."""
@@ -170,7 +157,6 @@ class RoundWorkers:
             self._starter.start_store(
                 formed.master_addr,
                 formed.master_port,
-                formed.world_size,
                 lambda reason: self._post(events.StoreLost(round_number=number, reason=reason)),
             )
 
@@ -190,14 +176,12 @@ class RoundWorkers:
                 self._pool.cancel_starts()
                 self._close_child_ends()
             case actions.SignalWorkers():
-                self._starter.check_store()
                 self._pool.send(action.signum)
             case actions.InterruptWorker():
                 for worker in self._pool.live:
                     if worker.local_rank == action.local_rank:
                         os.kill(worker.pid, signal.SIGINT)  # not reaped, so no reused number
             case actions.KillWorkers():
-                self._starter.check_store()
                 self._kill(action.round_number)
             case actions.ReadSlots():
                 number, drain = action.round_number, action.drain
@@ -207,76 +191,42 @@ class RoundWorkers:
             case _:
                 assert_never(action)
 
+    def _see(self, formed: Round) -> Sight:
+        return Sight(config=self._config, formed=formed, page=self.page)
+
+    def _build_part_context(self) -> "PartContext":
+        from muster.agent.features.part import PartContext
+
+        def quit_job() -> None:
+            self._post(events.SignalReceived(signum=signal.SIGINT, at_s=self._loop.clock.now_s(), is_quit=True))
+
+        return PartContext(
+            config=self._config,
+            loop=self._loop,
+            logs=self._logs,
+            lease=self._lease,
+            get_page=lambda: self.page,
+            quit_job=quit_job,
+        )
+
     # -- start ------------------------------------------------------------------------------------------------------
 
     def _start(self, action: actions.StartWorkers) -> None:
         formed = action.round
-        is_restart = any(end.code != 0 or end.signalled_s is not None for end in self.ends.values())
         self.ends.clear()
         self._fencings = self._lease.count_fencings()
         self.memory.reset()
-        if self._formed is None and formed.number > 1 and formed.neighbour is not None:
-            self._get_compile_caches(formed.neighbour)
         self._renew_page(formed)
         self._watch_for_hangs(formed.number)
         self._opening = action
         self._begin_snapshots(
             formed,
-            lambda: self._await_memory(
-                action, lambda: self._logs.run_when_open(lambda: self._start_opened(action)), is_restart=is_restart
+            lambda: self._parts.begin_round(
+                self._see(formed),
+                lambda: self._logs.run_when_open(lambda: self._start_opened(action)),
+                has_stopped=lambda: self._opening is not action,
             ),
         )
-
-    def _get_compile_caches(self, source: "Source") -> None:
-        """Get what another node of a running job has compiled. The first workers of this node do not wait for it."""
-        env = self._config.base_env
-
-        def give_up(stream: "Stream") -> str:
-            stream.close()
-            return ""
-
-        def fetch(stream: "Stream") -> str:
-            try:
-                from muster.agent.snapshots import compile_caches
-            except (OSError, ImportError):  # no descriptors left
-                return give_up(stream)
-            return compile_caches.fetch(stream, source.host, env)
-
-        def tell(line: str) -> None:
-            if line:
-                self._logs.print_line(line)
-
-        self._get_rendezvous().open_stream(
-            source,
-            lambda stream: self._loop.call_in_thread(lambda: fetch(stream), tell, lambda _error: give_up(stream)),
-            lambda _reason: None,
-        )
-
-    def _await_memory(self, action: actions.StartWorkers, on_ready: Callable[[], None], *, is_restart: bool) -> None:
-        """Call back at once.
-
-        However, if workers on devices were stopped before, first wait until their memory is free or reported.
-        """
-        library = find_nvml(self._config.base_env)
-        if library is None:
-            on_ready()
-            return
-        from muster.agent.placement.device_memory import DeviceMemory
-
-        visible = self._config.base_env.get("CUDA_VISIBLE_DEVICES")
-        memory = self._device_memory = self._device_memory or DeviceMemory(library, self._config.nproc, visible)
-
-        def finish(lines: tuple[str, ...]) -> None:
-            for line in lines:
-                self._logs.print_line(line)
-            on_ready()
-
-        if is_restart:
-            is_cancelled = lambda: self._opening is not action  # noqa: E731
-            self._loop.call_in_thread(lambda: memory.wait(is_cancelled), finish, lambda _error: ())
-        else:
-            self._loop.call_in_thread(memory.remember, lambda _: None, lambda _error: None)
-            on_ready()
 
     def _begin_snapshots(self, formed: Round, on_ready: Callable[[], None]) -> None:
         """Have the workers continue the round's snapshot, and call back when this node has its part of it."""
@@ -314,14 +264,14 @@ class RoundWorkers:
             return None
 
     def _plan_snapshots(self, formed: Round) -> None:
-        """Check once a second whether a worker uses snapshots. Only then load what keeps them."""
+        """Check later whether a worker uses snapshots. Only then load what keeps them."""
         if self._snapshots_timer is not None:
             self._snapshots_timer.cancel()
-        self._snapshots_timer = self._loop.call_later(_SAVED_LOOK_S, lambda: self._look_for_snapshots(formed))
+        self._snapshots_timer = self._loop.call_later(_SNAPSHOTS_LOOK_S, lambda: self._look_for_snapshots(formed))
 
     def _look_for_snapshots(self, formed: Round) -> None:
         is_looked_after = self._snapshots is not None and not self._snapshots.is_idle
-        if is_looked_after or self._snapshot_files is None or self._formed is not formed:
+        if is_looked_after or self._snapshot_files is None or self.formed is not formed:
             return
         if self._snapshot_files.is_used:
             self._load_snapshots(self._snapshot_files).continue_round(formed)
@@ -332,9 +282,8 @@ class RoundWorkers:
         if self._snapshots is None:
             from muster.agent.snapshots.node import NodeSnapshots
 
-            self._snapshots = NodeSnapshots(
-                self._loop, files, self._get_rendezvous(), self._post, self._logs.print_line, self._config.base_env
-            )
+            rendezvous, print_line = self._get_rendezvous(), self._logs.print_line
+            self._snapshots = NodeSnapshots(self._loop, files, rendezvous, self._post, print_line)
         return self._snapshots
 
     def take_stream(self, stream: "Stream") -> None:
@@ -346,8 +295,8 @@ class RoundWorkers:
 
     def list_snapshots(self) -> "tuple[Holding, ...]":
         """Return what this node has of snapshots, once its workers have ended."""
-        if self._formed is not None:
-            self._look_for_snapshots(self._formed)
+        if self.formed is not None:
+            self._look_for_snapshots(self.formed)
         return () if self._snapshots is None else self._snapshots.list_holdings()
 
     def _start_opened(self, action: actions.StartWorkers) -> None:
@@ -375,7 +324,10 @@ class RoundWorkers:
         return WorkerSpec(
             local_rank=local_rank,
             program=substitute_macros(self._config.program, local_rank),
-            env=env | self._build_page_env(formed, local_rank, env) | self._build_snapshot_env(formed, local_rank),
+            env=env
+            | ({} if self.page is None else self.page.build_env(local_rank))
+            | self._parts.build_env(formed, local_rank)
+            | self._build_snapshot_env(formed, local_rank),
             stdout_fd=1 if streams.stdout_fd is None else streams.stdout_fd,
             stderr_fd=2 if streams.stderr_fd is None else streams.stderr_fd,
             cpus=placement.cpus if placement else None,
@@ -385,37 +337,20 @@ class RoundWorkers:
             crash_file=(streams.stderr_fd is None and streams.stack_file) or "",
         )
 
-    def _build_page_env(self, formed: Round, local_rank: int, env: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables by which a worker reports; the first rank's Trainer has one more way to report."""
-        if self.page is None:
-            return {}
-        is_first = formed.rank_offset + local_rank == 0 and self._trainer_port is not None
-        told = self._trainer_port.build_env(env, f"/{formed.number}") if is_first and self._trainer_port else {}
-        return {**self.page.build_env(local_rank), **told}
-
     def _build_snapshot_env(self, formed: Round, local_rank: int) -> dict[str, str]:
         files = self._snapshot_files if formed.lineage else None
         return {} if files is None else files.build_env(formed.number, local_rank)
 
-    def _open_trainer_endpoint(self, token: str) -> "TrainerEndpoint":
-        from muster.agent.telemetry.trainer_endpoint import TrainerEndpoint
-
-        return TrainerEndpoint(self._loop, token, self._record_told)
-
-    def _record_told(self, path: str, told: "Told") -> None:
-        """Record what the Trainer of global rank 0 reports; show nothing of an earlier round."""
-        if self.page is not None and self._rank_offset == 0 and path == f"/{self.page.round_number}":
-            self.page.record_told(0, told)
-
     def _renew_page(self, formed: Round) -> None:
         """Make a new page for each round, so that workers of the last one cannot be mistaken for this one's."""
-        from muster.agent.workers.status_page import StatusPage, TrainerPort  # while the template imports
+        from muster.agent.workers.status_page import StatusPage  # while the template imports
 
         self._close_page()
-        self._close_monitor()
-        self._formed = formed
+        if self._hangs is not None:
+            self._hangs.end_round()
+        self.formed = formed
         self._is_draining, self._rank_offset, self._reported = False, formed.rank_offset, None
-        self._pause = None
+        self.pause = None
         try:
             self.page = StatusPage(nproc=self._config.nproc, round_number=formed.number, attempt=formed.attempt)
         except OSError as error:
@@ -427,19 +362,16 @@ class RoundWorkers:
             self._page_failed = True
         else:
             self._saved_timer = self._loop.call_later(_SAVED_LOOK_S, lambda: self._watch_saved(formed))
-            if formed.rank_offset == 0 and self._trainer_port is None:
-                with suppress(OSError):  # without Trainer progress
-                    self._trainer_port = TrainerPort(self._loop, self._open_trainer_endpoint)
 
     def _watch_saved(self, formed: Round) -> None:
         self._look_for_checkpoint(formed.number)
-        self._look_for_debugger()
+        self._parts.look(self._see(formed))
         delay_s = _DRAIN_LOOK_S if self._is_draining else _SAVED_LOOK_S
         self._saved_timer = self._loop.call_later(delay_s, lambda: self._watch_saved(formed))
 
     def observe(self) -> "Observed | None":
         """See `telemetry.plane.ObservedNode`."""
-        formed, page = self._formed, self.page
+        formed, page = self.formed, self.page
         if formed is None or page is None or page.round_number != formed.number:
             return None
         from muster._shared.job_view import RankState
@@ -450,48 +382,16 @@ class RoundWorkers:
         for local_rank, end in self.ends.items():
             is_failed = end.code != 0 and end.signalled_s is None
             states[local_rank] = RankState.FAILED if is_failed else RankState.ENDED
-        return Observed(
+        observed = Observed(
             formed=formed,
             page=page,
             states=states,
             pids=pids,
             read_last_line=self._logs.read_last_line,
-            collectives=self._find_collectives(pids),
-            arrivals=self._find_arrivals(pids),
-            arrived_s=0.0 if self._reader is None else self._reader.answered_s,
-            are_grouped=self._reader is not None and self._reader.have_begun(pids.values()),
-            pause=self._pause,
+            pause=self.pause,
             snapshot=None if self._snapshots is None else self._snapshots.confirmed,
         )
-
-    def _find_collectives(self, pids: Mapping[int, int]) -> "dict[int, OpenCollective]":
-        """Return the collectives that the workers are in, as the hang watch has last seen them.
-
-        The workers are not asked for this alone.
-        """
-        reader = self._reader
-        if reader is None:
-            return {}
-        from muster.agent.diagnosis.hangs.servers import find_open
-        from muster.agent.telemetry import OpenCollective
-
-        found: dict[int, OpenCollective] = {}
-        for local_rank, pid in pids.items():
-            answer = reader.answers.get(pid)
-            seen = None if answer is None else find_open(answer)
-            if seen is not None:
-                since_s = time.monotonic() - reader.answered_s
-                found[local_rank] = OpenCollective(text=seen[0], age_s=max(0.0, seen[1] + since_s))
-        return found
-
-    def _find_arrivals(self, pids: Mapping[int, int]) -> dict[int, float]:
-        """Return how late the workers were at their last collectives, by local rank, from the same look."""
-        if self._reader is None:
-            return {}
-        from muster.agent.diagnosis.hangs.servers import find_arrivals
-
-        late = find_arrivals(self._reader.answers)
-        return {local_rank: late[pid] for local_rank, pid in pids.items() if pid in late}
+        return observed if self._hangs is None else self._hangs.add_to(observed)
 
     def _look_for_checkpoint(self, round_number: int) -> None:
         """Post a checkpoint that all workers of the round have saved since the last look."""
@@ -499,19 +399,6 @@ class RoundWorkers:
         if found is not None and found != self._reported:
             self._reported = found
             self._post(Saved(round_number=round_number, step=found[0], path=found[1]))
-
-    def _look_for_debugger(self) -> None:
-        page = self.page
-        if page is None or self._terminal is not None or not any(map(page.read_debugger, range(self._config.nproc))):
-            return
-        from muster.agent.logs.terminal_loan import TerminalLoan
-
-        def on_quit() -> None:
-            self._post(events.SignalReceived(signum=signal.SIGINT, at_s=self._loop.clock.now_s(), is_quit=True))
-
-        self._terminal = TerminalLoan(
-            self._loop, self._lease, self._logs, page, nproc=self._config.nproc, on_quit=on_quit
-        )
 
     def is_asked(self) -> bool:
         """Return whether a worker of this round has asked `should_stop`."""
@@ -562,11 +449,11 @@ class RoundWorkers:
                 self.page.write_command(command)
                 self._is_draining = True
                 is_pause = action.is_committed and action.kind == Layout.PAUSE
-                self._pause = self._build_pause(action.step) if is_pause else None
+                self.pause = self._build_pause(action.step) if is_pause else None
             case actions.WithdrawCommand():
                 self.page.write_command(0)
-                if self._pause is not None and self._pool.live:
-                    self._pause = None
+                if self.pause is not None and self._pool.live:
+                    self.pause = None
                     self._watch_for_hangs(self._pool.live[0].round_number)  # excludes the pause
             case actions.WriteDeadline():
                 due_ns = 0 if action.delay_s is None else time.monotonic_ns() + int(action.delay_s * 1e9)
@@ -583,9 +470,7 @@ class RoundWorkers:
         if self._saved_timer is not None:
             self._saved_timer.cancel()
             self._saved_timer = None
-        if self._terminal is not None:
-            self._terminal.close()
-            self._terminal = None
+        self._parts.end_round()
         if self.page is not None:
             self.page.close()
             self.page = None
@@ -609,8 +494,7 @@ class RoundWorkers:
         worker = end.worker
         self.ends[worker.local_rank] = end
         self._look_for_checkpoint(worker.round_number)
-        if self._terminal is not None:
-            self._terminal.end(worker.local_rank)
+        self._parts.end_worker(end)
         fencings = self._lease.count_fencings() - self._fencings
         self._post(
             events.WorkerExited(
@@ -632,201 +516,57 @@ class RoundWorkers:
 
         self._pool.sweep(lambda: self._logs.finish_round(post_gone), post_not_ended, limit_s=self._config.kill_limit_s)
 
-    # -- hangs ------------------------------------------------------------------------------------------------------
-
-    def _watch_for_hangs(self, number: int) -> None:
-        """Watch this round's workers from now on, and not the last one's."""
-        if self._hang is not None:
-            self._hang.close()
-            self._hang = self._reader = None
-        self._watched_round = number
-        if self._config.hang_timeout_s == HANG_TIMEOUT_AUTO:
-            # Its imports would delay the workers' first line.
-            self._loop.call_later(_AUTO_BEGINS_S, lambda: self._begin_auto_watch(number))
-        elif self._config.hang_timeout_s is not None:
-            self._begin_hang_watch(number, self._config.hang_timeout_s)
-
-    def _begin_auto_watch(self, number: int) -> None:
-        with suppress(OSError, ImportError):  # no descriptors or disk space: no watch
-            self._begin_hang_watch(number, HANG_TIMEOUT_AUTO)
-
-    def _begin_hang_watch(self, number: int, limit_s: float) -> None:
-        if number != self._watched_round:
-            return
-        from muster.agent.diagnosis.hang import HangWatch
-        from muster.agent.diagnosis.hangs.limits import LEAST_S, LearnedLimits
-        from muster.agent.diagnosis.hangs.servers import WorkerReader
-        from muster.agent.diagnosis.hangs.sessions import FileSizes
-
-        def on_idle(reason: str | None, is_urgent: bool) -> None:
-            if reason is None:
-                self._post(events.WorkersActive(round_number=number))
-            else:
-                self._post(events.WorkersIdle(round_number=number, reason=reason, is_urgent=is_urgent))
-
-        is_auto = limit_s == HANG_TIMEOUT_AUTO
-        limit_s = LEAST_S if is_auto else limit_s
-
-        def print_death(process: str) -> None:
-            line = f"NCCL's monitor: {process} has not answered the other ranks for a minute, and is dead to them"
-            self._loop.call_from_thread(lambda: self._logs.print_line(line))
-
-        reader, sizes = WorkerReader(limit_s, self._get_monitor(), print_death), FileSizes()
-        self._reader = reader
-        self._hang = HangWatch(
-            self._loop,
-            limit_s=limit_s,
-            limits=LearnedLimits() if is_auto else None,
-            read=lambda idle_s, silent_s, then: self._read_activity(reader, sizes, (idle_s, silent_s), then),
-            on_idle=on_idle,
-            on_still=lambda for_s: self._post(StoodStill(round_number=number, for_s=for_s)),
-        )
-
-    def _get_monitor(self) -> "Monitor | None":
-        """Return NCCL's monitor of this round's workers. None: without devices they have no address of it."""
-        address = self._config.base_env.get(MONITOR_ADDRESS)
-        if self._monitor is None and address is not None and self._formed is not None:
-            from muster.agent.diagnosis.hangs.monitor import Monitor
-
-            self._monitor = Monitor(address, self._formed.world_size)
-        return self._monitor
-
-    def _close_monitor(self) -> None:
-        monitor, self._monitor = self._monitor, None
-        if monitor is not None:
-            monitor.stop_listening()
-
     @property
     def early_exits(self) -> tuple[int, ...]:
         """Local ranks that have ended with code 0, but not because of a signal of ours."""
         return tuple(rank for rank, end in sorted(self.ends.items()) if end.code == 0 and end.signalled_s is None)
 
+    # -- hangs ------------------------------------------------------------------------------------------------------
+
+    @property
+    def hangs(self) -> "RoundHangs":
+        """What can be read about hangs of the round's workers."""
+        if self._hangs is None:
+            from muster.agent.node.round_hangs import RoundHangs
+
+            self._hangs = RoundHangs(self._config, self._loop, self._logs, self, self._post)
+        return self._hangs
+
+    def _watch_for_hangs(self, number: int) -> None:
+        """Watch this round's workers from now on, and not the last one's."""
+        if self._hangs is not None:
+            self._hangs.end_watch()
+        self._watched_round = number
+        limit_s = self._config.hang_timeout_s
+        if limit_s == HANG_TIMEOUT_AUTO:
+            # Its imports would delay the workers' first line.
+            self._loop.call_later(_AUTO_BEGINS_S, lambda: self._begin_auto_watch(number))
+        elif limit_s is not None:
+            self.hangs.begin_watch(number, limit_s)
+
+    def _begin_auto_watch(self, number: int) -> None:
+        with suppress(OSError, ImportError):  # no descriptors or disk space: no watch
+            if number == self._watched_round:
+                self.hangs.begin_watch(number, HANG_TIMEOUT_AUTO)
+
     @property
     def is_idle(self) -> bool:
         """Whether no worker has been active for the hang timeout."""
-        return self._hang is not None and self._hang.is_idle
+        return self._hangs is not None and self._hangs.is_idle
 
     @property
     def still_s(self) -> float:
         """How long all workers have stood still; 0 if one has not, or if that is unknown."""
-        return 0.0 if self._hang is None else self._hang.still_s
-
-    def read_views(self, formed: Round, host: str, then: "Callable[[dict[int, RankView]], None]") -> None:
-        """Read the flight recorders of the live workers; call back with what they say, by local rank."""
-        from muster.agent.diagnosis.hangs import looks
-
-        pids = {worker.local_rank: worker.pid for worker in self._pool.live}
-        monitor = self._get_monitor()
-
-        def read() -> "dict[int, RankView]":
-            try:
-                return {rank: look.view for rank, look in looks.look(pids, formed, host, monitor).items()}
-            except (OSError, RuntimeError):  # no descriptors or threads left
-                return {}
-
-        self._loop.call_in_thread(read, then)
-
-    def read_progress(
-        self, formed: Round, host: str, then: "Callable[[dict[int, tuple[RankView, RankProgress]]], None]"
-    ) -> None:
-        """Look at the live workers twice; call back with what was seen last and what has moved, by local rank."""
-        from muster.agent.diagnosis.hangs import looks
-
-        pids = {worker.local_rank: worker.pid for worker in self._pool.live}
-        before, monitor = self._read_reported(formed), self._get_monitor()
-
-        def read() -> "dict[int, tuple[looks.Look, looks.Look]]":
-            try:
-                return looks.look_twice(pids, formed, host, monitor)
-            except (OSError, RuntimeError):
-                return {}
-
-        def compare(found: "dict[int, tuple[looks.Look, looks.Look]]") -> None:
-            now = self._read_reported(formed)
-            reported = {rank: (before[rank], now[rank]) for rank in before if rank in now}
-            then({rank: (pair[1].view, looks.compare(pair, reported.get(rank))) for rank, pair in found.items()})
-
-        self._loop.call_in_thread(read, compare)
-
-    def _read_reported(self, formed: Round) -> "dict[int, Reported]":
-        """Return what all workers of the round have reported, by local rank; empty if there is no page of it."""
-        from muster.agent.diagnosis.hangs.looks import Reported
-
-        page = self.page
-        if page is None or page.round_number != formed.number:
-            return {}
-        at_s = time.monotonic()
-        # A Trainer's steps, unknown elsewhere, could not be compared.
-        read = page.read_shown if formed.group_world_size == 1 else page.read_slot
-        return {
-            rank: Reported(at_s=at_s, slot=read(rank), values=page.read_values(rank))
-            for rank in range(self._config.nproc)
-        }
-
-    def _read_activity(
-        self,
-        reader: "WorkerReader",
-        sizes: "FileSizes",
-        for_s: tuple[float, float],
-        then: "Callable[[Mapping[int, Activity]], None]",
-    ) -> None:
-        from muster.agent.diagnosis.hang import Activity
-        from muster.agent.diagnosis.hangs.sessions import read_sessions
-
-        live = self._pool.live
-        stack_files = {worker.pid: self.streams[worker.local_rank].stack_file for worker in live}
-
-        def read() -> "tuple[Sessions, Mapping[int, Progress]] | None":
-            try:
-                sessions = read_sessions(stack_files, sizes)
-                return sessions, reader.read_progress(sessions, *for_s)
-            except (OSError, RuntimeError):  # no descriptors or threads left: keep the workers
-                return None
-
-        def add_output(found: "tuple[Sessions, Mapping[int, Progress]] | None") -> None:
-            if found is None:
-                then({})
-                return
-            processes, progress = found
-            then(
-                {
-                    worker.local_rank: Activity(
-                        captured_bytes=self._logs.count_captured_bytes(worker.local_rank),
-                        processes=processes[worker.pid],
-                        progress_ns=self._read_progress_ns(worker.local_rank),
-                        phase=self.page.read_slot(worker.local_rank).phase if self.page else "",
-                        collectives=progress[worker.pid].collectives,
-                        launches=progress[worker.pid].launches,
-                        timeout_s=progress[worker.pid].timeout_s,
-                        is_waiting=progress[worker.pid].is_waiting,
-                    )
-                    for worker in live
-                }
-            )
-
-        # A machine may run thousands of processes.
-        self._loop.call_in_thread(read, add_output)
-
-    def _read_progress_ns(self, local_rank: int) -> int | None:
-        """Return the time of the last progress.
-
-        While a debugger has the terminal, no worker hangs, because the others wait for that rank. Nor does one hang in
-        a pause.
-        """
-        if self.debugged is not None or self._pause is not None:
-            return time.monotonic_ns()
-        return self.page.read_slot(local_rank).changed_ns if self.page else None
+        return 0.0 if self._hangs is None else self._hangs.still_s
 
     def close(self) -> None:
         """End the starter's own processes."""
         self._watched_round, self._opening = 0, None
-        if self._hang is not None:
-            self._hang.close()
-        self._close_monitor()
+        if self._hangs is not None:
+            self._hangs.end_round()
         self._pool.close()
         self._close_page()
-        if self._trainer_port is not None:
-            self._trainer_port.close()
+        self._parts.close()
         if self._snapshots_timer is not None:
             self._snapshots_timer.cancel()
         if self._snapshots is not None:

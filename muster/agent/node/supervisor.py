@@ -45,14 +45,13 @@ if TYPE_CHECKING:  # imports delay the first worker
     from muster._shared.reports import Failure, Stack
     from muster.agent.control import ControlServer
     from muster.agent.control.question import TerminalQuestion
+    from muster.agent.features.sink import Witness
     from muster.agent.node.evidence import Evidence
-    from muster.agent.node.notify import Notifier
     from muster.agent.placement.affinity import WorkerPlacement
     from muster.agent.preflight.site import SiteChecks
     from muster.agent.round import Checkpoint, Round
     from muster.agent.runtime.loop import Awaited
     from muster.agent.telemetry import Telemetry
-    from muster.agent.telemetry.amd_devices import AmdDevices
     from muster.agent.telemetry.devices import Devices
 
 _LOAD_EVIDENCE_AFTER_S = 1.0
@@ -62,6 +61,8 @@ _HANDLE = "TORCHX_JOB_ID"
 """The variable in which TorchX puts the app's handle."""
 _REACH_MARGIN_S = 2.0
 """How much longer MASTER_ADDR is dialled than the silence after which a node is lost, so that a loss is known first."""
+_NOTICE_S = 60.0
+"""How long an agent that was not stopped waits to say that output was lost, because what reads it stands still."""
 _SETTLE_TURNS = 2
 """Turns of the loop between a worker's end and its failure record. By then its last output is in the pipes."""
 
@@ -86,6 +87,8 @@ class AgentParts:
     """Placements by local rank (length nproc). If empty, workers run where the agent may run."""
     checks: "Awaited[events.LocalChecked] | None"
     """The running checks of this machine; None with --preflight off."""
+    witnesses: "tuple[Witness, ...]"
+    """Read the events of the node."""
     connect: Callable[[Callable[[RendezvousEvent], None]], Rendezvous]
     """Builds the rendezvous, which posts its events through the argument; closed by `Supervisor.run`."""
 
@@ -133,7 +136,7 @@ class Supervisor:
         self._code: int | None = None
         self._job_failed_s: float | None = None
         self._prints_report = False
-        self._notifier = _create_notifier(config, parts) if config.notify else None
+        self._witnesses = parts.witnesses
         self._has_checkpoint = config.rendezvous.checkpoint is not None
 
     # -- running ----------------------------------------------------------------------------------------------------
@@ -182,8 +185,8 @@ class Supervisor:
         while self._code is None and self._events:
             event = self._events.popleft()
             self._transition_log.record(event)
-            if self._notifier is not None:
-                self._notifier.read(event, self._state.round)
+            for witness in self._witnesses:
+                witness.read(event, self._state.round)
             self._state, decided = decide(self._state, event)
             for action in decided:
                 self._act(action)
@@ -195,7 +198,7 @@ class Supervisor:
             guard_died=os.getppid() != self._guard_pid,
             is_asked=self._workers.is_asked(),
             at_s=self._loop.clock.now_s(),
-            debugged=self._workers.debugged,
+            foreground=self._workers.foreground,
             still_s=self._workers.still_s,
             is_at_terminal=os.isatty(0),
         )
@@ -244,10 +247,11 @@ class Supervisor:
         if self._question is not None:
             self._question.close()
         self._rendezvous.close()
-        self._wait_for_notifier()
+        self._wait_for_witnesses()
         self._workers.close()
         self._event_log.close()
-        self._logs.close()
+        has_time = self._code is not None and self._code <= ExitCode.of_signal(0)
+        self._logs.close(notice_s=_NOTICE_S if has_time else 1.0)
 
     def _wait_for_stopping_nodes(self) -> None:
         """Keep leading while other nodes stop their workers. Without a leader, these workers would be killed.
@@ -268,15 +272,15 @@ class Supervisor:
         found = self._rendezvous.read_members()
         return found is not None and any(each.is_stopping and not each.is_leader for each in found.members)
 
-    def _wait_for_notifier(self) -> None:
-        """Wait for `--notify`, which has its limit. After a signal it gets the grace period; Ctrl-C ends it."""
-        notifier = self._notifier
-        while self._code is not None and notifier is not None and notifier.is_busy:
+    def _wait_for_witnesses(self) -> None:
+        """Wait for what reports the end, which has its limit. A signal leaves it the grace period; Ctrl-C ends it."""
+        while self._code is not None and any(witness.is_busy for witness in self._witnesses):
             self._loop.turn()
             for event in self._events:
                 if isinstance(event, events.SignalReceived):
-                    is_interrupt = event.signum == signal.SIGINT
-                    notifier.shorten(0.0 if is_interrupt else self._config.shutdown_timeout_s)
+                    limit_s = 0.0 if event.signum == signal.SIGINT else self._config.shutdown_timeout_s
+                    for witness in self._witnesses:
+                        witness.shorten(limit_s)
             self._events.clear()
 
     # -- actions ----------------------------------------------------------------------------------------------------
@@ -366,26 +370,22 @@ class Supervisor:
             run_id=self._config.rendezvous.run_id,
             devices=self._find_devices(),
             status_file=None if run_dir is None else StatusFile(run_dir, self._logs.files.thread.submit),
-            on_status=self._event_log.on_status,
+            on_status=self._event_log.tell_status,
             on_look=self._event_log.on_look,
             metrics_address=self._event_log.metrics_address,
             on_trouble=self._logs.print_line,
         )
         self._telemetry.watch(self._event_log)
 
-    def _find_devices(self) -> "Devices | AmdDevices | None":
+    def _find_devices(self) -> "Devices | None":
         """Return what reads the node's GPUs; load nothing for it if there is no driver."""
         nproc, env = self._config.nproc, self._config.base_env
         library = find_nvml(env)
-        if library is not None:
-            from muster.agent.telemetry.devices import Devices
-
-            return Devices(nproc, env.get("CUDA_VISIBLE_DEVICES"), library)
-        if not os.path.exists("/dev/kfd"):
+        if library is None:
             return None
-        from muster.agent.telemetry.amd_devices import AmdDevices
+        from muster.agent.telemetry.devices import Devices
 
-        return AmdDevices(nproc, env.get("HIP_VISIBLE_DEVICES", env.get("CUDA_VISIBLE_DEVICES")))
+        return Devices(nproc, env.get("CUDA_VISIBLE_DEVICES"), library)
 
     def _open_control(self) -> None:
         """Accept requests of people from now on, unless the job has no token because no adapter has started it."""
@@ -528,8 +528,8 @@ class Supervisor:
                 self._code = outcome.report_outcome(
                     action, self._config, self._logs, self._event_log.times, self._state.round
                 )
-                if self._notifier is not None:
-                    self._notifier.read_end(action, self._state.round, self._event_log.times)
+                for witness in self._witnesses:
+                    witness.read_end(action, self._state.round, self._event_log.times)
             case _:
                 assert_never(action)
 
@@ -561,12 +561,6 @@ class Supervisor:
             from muster.agent import checkpoint_file
 
             self._logs.files.thread.submit(lambda: checkpoint_file.remove(run_dir))
-
-
-def _create_notifier(config: AgentConfig, parts: AgentParts) -> "Notifier":
-    from muster.agent.node.notify import Notifier
-
-    return Notifier(config, parts.loop, parts.children, parts.logs)
 
 
 def _build_rules(config: AgentConfig) -> NodeRules:

@@ -72,8 +72,6 @@ SLOW_STOP_S = 5.0
 """After how long a stop names the workers that it waits for."""
 STACKS_LIMIT_S = 4.0
 """How long a stop waits for flight recorders and stacks, somewhat more than their collection may take."""
-STILL_S = 10.0
-"""How long workers must have stood still for a stop to print their stacks."""
 _PAGE_LIMIT_S = 1.5
 """How long that may delay the stop."""
 
@@ -104,13 +102,11 @@ def on_worker_exited(state: NodeState, event: WorkerExited) -> Decision:
     if isinstance(phase, Running) and drain is not None and drain.has_reached(event.asked):
         return _on_drained(state, phase, drain, event)
     failure = LocalFailure(local_rank=event.local_rank)
-    if event.code != 0:
-        phase = replace(phase, failures=_add_failure(phase.failures, failure))
     if isinstance(phase, Stopping):
+        if event.code != 0:
+            phase = replace(phase, failures=_add_failure(phase.failures, failure))
         return continue_stop(state, phase)
-    if event.code != 0:
-        return replace(state, phase=phase), (SettleFailure(round=phase.round, failure=failure),)
-    return _on_succeeded(state, phase, event.local_rank)
+    return fail_round(state, phase, failure) if event.code != 0 else _on_succeeded(state, phase, event.local_rank)
 
 
 def _on_succeeded(state: NodeState, phase: Running, local_rank: int) -> Decision:
@@ -157,9 +153,7 @@ def on_spawn_failed(state: NodeState, event: SpawnFailed) -> Decision:
     if event.local_rank not in phase.awaited:
         return state, ()
     failure = LocalFailure(local_rank=event.local_rank, reason=event.reason, errno=event.errno)
-    awaited = phase.awaited - {event.local_rank}
-    phase = replace(phase, awaited=awaited, failures=_add_failure(phase.failures, failure))
-    return replace(state, phase=phase), (SettleFailure(round=phase.round, failure=failure),)
+    return fail_round(state, replace(phase, awaited=phase.awaited - {event.local_rank}), failure)
 
 
 def on_store_lost(state: NodeState, event: StoreLost) -> Decision:
@@ -177,16 +171,18 @@ def on_store_lost(state: NodeState, event: StoreLost) -> Decision:
     if isinstance(phase, Stopping) and phase.failures == NO_FAILURES:
         return state, ()
     others = tuple(each for each in phase.failures.unreported if each.local_rank != 0)
-    phase = replace(phase, failures=replace(phase.failures, unreported=others))
-    if isinstance(phase, Running):
+    if isinstance(phase, Running) and others == phase.failures.unreported:
         return fail_round(state, phase, failure)
-    return replace(state, phase=replace(phase, failures=_add_failure(phase.failures, failure))), ()
+    book = _add_failure(replace(phase.failures, unreported=others), failure)
+    return replace(state, phase=replace(phase, failures=book)), ()
 
 
 def fail_round(state: NodeState, phase: Running, failure: LocalFailure) -> Decision:
-    """Count a fault of the node as a failure of a worker."""
-    phase = replace(phase, failures=_add_failure(phase.failures, failure))
-    return replace(state, phase=phase), (SettleFailure(round=phase.round, failure=failure),)
+    """Report the failure of a worker, or a fault of the node as one, unless the worker's failure is known."""
+    book = _add_failure(phase.failures, failure)
+    is_new = book is not phase.failures
+    state = replace(state, phase=replace(phase, failures=book))
+    return state, (SettleFailure(round=phase.round, failure=failure),) if is_new else ()
 
 
 def on_failure_settled(state: NodeState, event: FailureSettled) -> Decision:

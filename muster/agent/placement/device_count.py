@@ -6,7 +6,7 @@ Source: torch/distributed/run.py (`determine_local_world_size`) of torch 2.13.
 import sys
 from collections.abc import Mapping
 
-from muster._shared.contract import describe_end
+from muster._shared.contract import SIZE_LIMIT, describe_end, parse_digits
 from muster._shared.processes import count_allowed_cores
 from muster.agent.errors import UsageError
 
@@ -51,16 +51,15 @@ def count_workers(text: str, *, origin: str, env: Mapping[str, str], python: str
         python: the interpreter that has torch.
 
     Raises:
-        UsageError: the number is less than 1, there is no such device, or torch cannot be imported.
+        UsageError: the number is out of bounds, there is no such device, or torch cannot be imported.
     """
     if text == "cpu":
         return count_allowed_cores()
-    try:
-        number = int(text)
-    except ValueError:
+    number = parse_digits(text)
+    if number is None and text.isidentifier():
         number = _count_devices(text, origin=origin, env=env, python=python)
-    if number < 1:
-        raise UsageError(f"{origin} {text!r}: must be at least 1, or auto, cpu, gpu, xpu, or a device's name")
+    if number is None or not 1 <= number <= SIZE_LIMIT:
+        raise UsageError(f"{origin} {text!r}: must be 1 to {SIZE_LIMIT}, or auto, cpu, gpu, xpu, or a device's name")
     return number
 
 

@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from muster._shared.contract import EVENT_SCHEMA
+from muster._shared.contract import FORMAT
 from muster._shared.records import NO_ITEMS, record, replace
 from muster.agent.runtime.loop import Clock
 
@@ -37,8 +37,8 @@ _WAITING_RECORDS = 1000
 class EventRecord:
     """One transition."""
 
-    schema: int = EVENT_SCHEMA
-    """The records' schema. Records without it are of schema 1, which lacks this field, `agent` and some events."""
+    format: int = FORMAT
+    """The number of the records' format. A reader refuses another one."""
     agent: str = ""
     """Names the process that wrote the record, because agents of one machine may share a file."""
     time_s: float
@@ -210,27 +210,30 @@ class RunTimes:
 
     def __init__(self) -> None:
         self.restarts = 0
-        """How often workers were started again, for whatever reason."""
+        """How often workers were started again, but not because a node joined."""
         self.without_workers_s = 0.0
-        """Time from the ends of rounds to the starts of the next ones."""
+        """Time from the ends of their rounds to the starts of the next ones."""
         self._began_s: float | None = None
         self._last_s = 0.0
         self._broken_s: float | None = None
+        self._is_join = False
 
     @property
     def duration_s(self) -> float:
         """Time from the first record to the last."""
         return self._last_s - (self._began_s or 0.0)
 
-    def add(self, what: str, now_s: float) -> None:
+    def add(self, what: str, now_s: float, *, is_join: bool = False) -> None:
         """Count one record."""
         self._began_s = now_s if self._began_s is None else self._began_s
         self._last_s = now_s
-        if what in ("round_broken", "fenced") and self._broken_s is None:
-            self._broken_s = now_s
+        if what in ("round_broken", "fenced"):
+            self._is_join = is_join and (self._broken_s is None or self._is_join)
+            self._broken_s = now_s if self._broken_s is None else self._broken_s
         elif what == "workers_started" and self._broken_s is not None:
-            self.restarts += 1
-            self.without_workers_s += now_s - self._broken_s
+            if not self._is_join:
+                self.restarts += 1
+                self.without_workers_s += now_s - self._broken_s
             self._broken_s = None
 
 
@@ -248,8 +251,8 @@ class EventLog:
         self.times = RunTimes()
         self.find_round: Callable[[], StampedRound | None] = lambda: None
         """Returns the current round, for every record; None before the first."""
-        self.on_status: Callable[[JobStatus], None] | None = None
-        """Gets the content of the status file whenever that changes; must not block."""
+        self.status_readers: list[Callable[[JobStatus], None]] = []
+        """Get the content of the status file whenever that changes; must not block."""
         self.on_look: OnLook | None = None
         """Gets each look at the workers; must not block."""
         self.metrics_address = ""
@@ -261,6 +264,11 @@ class EventLog:
         if replay:
             for record in self._kept:
                 sink.write(record)
+
+    def tell_status(self, status: "JobStatus") -> None:
+        """Pass on the content of the status file."""
+        for read in self.status_readers:
+            read(status)
 
     def mark(self, name: str) -> None:
         """Start a measurement that a later record ends."""
@@ -284,7 +292,7 @@ class EventLog:
     def write(self, what: str, *, ranks: Iterable[int] = (), since: str | None = None, **detail: object) -> None:
         """Write one record; `since` names the mark that its duration is measured from."""
         now_s = self._clock.now_s()
-        self.times.add(what, now_s)
+        self.times.add(what, now_s, is_join=detail.get("joined") is True)
         began_s = self._since.get(since) if since else None
         current = self.find_round()
         record = EventRecord(

@@ -8,7 +8,7 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from muster._shared.snapshot_file import compute_limit
@@ -43,10 +43,7 @@ OnEnd = Callable[[str | None], None]
 class Exchange:
     """All transfers of one node. Close it."""
 
-    def __init__(
-        self, loop: Loop, memory: SnapshotMemory, open_stream: OpenStream, seek: Seek, env: Mapping[str, str]
-    ) -> None:
-        self._env = env
+    def __init__(self, loop: Loop, memory: SnapshotMemory, open_stream: OpenStream, seek: Seek) -> None:
         self.copies = Copies(self._find_limit)
         self._loop = loop
         self._memory = memory
@@ -265,10 +262,6 @@ class Exchange:
                     self.copies.receive(stream, message)
                 elif message.get("do") == "read":
                     self._send_range(stream, message)
-                elif message.get("do") == "compile-caches":
-                    from muster.agent.snapshots import compile_caches
-
-                    compile_caches.serve(stream, message, self._env)
                 else:
                     self._send_part(stream, message)
         except TransferError as error:

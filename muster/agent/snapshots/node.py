@@ -3,7 +3,7 @@
 All decisions are made on the loop; threads only move bytes (`exchange`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from muster._shared.records import assert_never
@@ -41,9 +41,7 @@ class NodeSnapshots:
         rendezvous: Rendezvous,
         post: Callable[[SnapshotKept | SnapshotCopied | SnapshotSought], None],
         print_line: Callable[[str], None],
-        env: Mapping[str, str],
     ) -> None:
-        self._env = env
         self.memory = SnapshotMemory(files)
         self._loop = loop
         self._rendezvous = rendezvous
@@ -139,7 +137,7 @@ class NodeSnapshots:
         if self._exchange is None:
             from muster.agent.snapshots.exchange import Exchange
 
-            self._exchange = Exchange(self._loop, self.memory, self._rendezvous.open_stream, self._seek, self._env)
+            self._exchange = Exchange(self._loop, self.memory, self._rendezvous.open_stream, self._seek)
         return self._exchange
 
     def _serve_ranges(self) -> None:

@@ -1,21 +1,17 @@
 """What people see of a running job. Nothing ever waits for it, and nothing is decided on it.
 
 `plane` looks once a second, reports to the leader, and has the status written. `sampling` looks at this node's workers:
-their status page and their last lines. `usage` looks at their CPU time and memory, and `devices` and `amd_devices` at
-their GPUs, if there are any. `slow_ranks` finds ranks that block the others. `summaries` packs what travels to the
+their status page and their last lines. `usage` looks at their CPU time and memory, and `devices` at their GPUs, if
+there are any. `slow_ranks` finds ranks that block the others. `summaries` packs what travels to the
 leader. There `merging` combines it with `_shared.job_history`: state, recoveries, events and goodput, from the agent's
-records. `status_file` writes the result, a `_shared.job_view.JobStatus`. `trainer_endpoint` receives what a Trainer
-reports, and `train_job` reports to a TrainJob.
-
-`outside` connects the agent to its outside observers, by the packages `metrics` and `traces`.
+records. `status_file` writes the result, a `_shared.job_view.JobStatus`.
 
 Not here: what must not be lost (failures, checkpoints), which are events and messages of rendezvous.
 
 Imported a second after the first workers have started.
 
-From outside, import `Pause`, `Observed`, `OpenCollective`, `StatusFile` and `Telemetry`. Import `trainer_endpoint` when
-a Trainer connects, `train_job` inside a TrainJob, `outside` for metrics and traces, and `devices` and `amd_devices` if
-there are devices.
+From outside, import `Pause`, `Observed`, `OpenCollective`, `StatusFile` and `Telemetry`. Import
+`devices` if there are devices.
 """
 
 from muster.agent.telemetry.plane import Telemetry

@@ -48,10 +48,12 @@ class MergedNodes:
     """Whether each listed node has reported on this round."""
     first: tuple[int, float] | None = None
     """How many steps the ranks had done when each had done its first one, and the seconds since; None if unknown."""
+    ages_s: Mapping[int, float] = NO_ITEMS
+    """Seconds since each node was looked at, by its group rank."""
 
 
 def merge_nodes(
-    own: NodeSummary, job: JobMembers | None, before: Mapping[int, MemberStatus], number: int
+    own: NodeSummary, job: JobMembers | None, before: Mapping[int, MemberStatus], number: int, own_age_s: float = 0.0
 ) -> MergedNodes:
     """Merge what is known of the nodes.
 
@@ -60,6 +62,7 @@ def merge_nodes(
         job: what the leader knows; None if this node knows only itself.
         before: the members of the round when it began, by group rank. Those that are missing now are lost.
         number: the round's.
+        own_age_s: seconds since the look of this node's summary.
     """
     if job is None:
         return MergedNodes(
@@ -78,14 +81,14 @@ def merge_nodes(
     spare = [each for each in job.members if chosen and each.group_rank is None]
     nodes: list[NodeStatus] = []
     told: dict[int | None, NodeSummary] = {}
-    ages_s = {rank: 0.0 if each.is_leader else each.age_s for rank, each in chosen.items()}
+    ages_s = {rank: own_age_s if each.is_leader else each.age_s for rank, each in chosen.items()}
     for rank in sorted(chosen):
         member = chosen[rank]
         found = own if member.is_leader else _unpack(member, number)
         state = NodeState.LOST if rank in lost else NodeState.RUNNING
         if found is not None:
             told[rank] = found
-        nodes.append(_describe(member, rank, found, state))
+        nodes.append(_describe(member, rank, found, state, ages_s[rank]))
     spares = enumerate(spare[: LISTED_NODES - len(nodes)], len(members) + len(lost))
     nodes += [_describe(member, place, None, NodeState.SPARE) for place, member in spares]
     ranks = sorted((rank for each in told.values() for rank in each.ranks), key=lambda rank: rank.global_rank)
@@ -98,6 +101,7 @@ def merge_nodes(
         lost=len(lost),
         is_complete=len(told) == len(chosen),
         first=_find_first(told, ages_s),
+        ages_s=ages_s,
     )
 
 
@@ -127,7 +131,9 @@ def _unpack(member: MemberStatus, number: int) -> NodeSummary | None:
     return None if summary is None or summary.round_number != number else unpack(summary.text)
 
 
-def _describe(member: MemberStatus, place: int, told: NodeSummary | None, state: NodeState) -> NodeStatus:
+def _describe(
+    member: MemberStatus, place: int, told: NodeSummary | None, state: NodeState, age_s: float = 0.0
+) -> NodeStatus:
     """Describe a node. What the leader knows takes precedence over the node's own report.
 
     Args:
@@ -135,6 +141,7 @@ def _describe(member: MemberStatus, place: int, told: NodeSummary | None, state:
         place: its group rank; of a spare a number above all of them. It is the index of a node that has none.
         told: its report.
         state: its own.
+        age_s: seconds since it was looked at.
     """
     return replace(
         NodeStatus(node_index=0) if told is None else told.node,
@@ -142,7 +149,7 @@ def _describe(member: MemberStatus, place: int, told: NodeSummary | None, state:
         node=None if state is NodeState.SPARE else place,
         host=show_controls(member.host),
         state=state,
-        age_s=None if told is None or state is NodeState.LOST else round(member.age_s, 1),
+        age_s=None if told is None or state is NodeState.LOST else round(age_s, 1),
         ranks=member.nproc,
         suspicion=member.suspicion,
     )
@@ -161,13 +168,14 @@ def _add_lag(ranks: Sequence[RankStatus], ages_s: Mapping[int, float]) -> tuple[
         return ()
     most = max((rank.step for rank in ranks if rank.step is not None), default=0)
     fastest = max((rank.rate or 0.0 for rank in ranks), default=0.0)
+    least_s = min(ages_s.values(), default=0.0)
 
     def find_lag(rank: RankStatus) -> int:
         if rank.step is None:
             return 0
         has_begun = rank.rate is None and rank.still_s is not None and rank.still_s < _BEGUN_S
         rate = fastest if has_begun else rank.rate or 0.0
-        return most - rank.step - math.ceil(rate * ages_s.get(rank.node, 0.0))
+        return most - rank.step - math.ceil(rate * (ages_s.get(rank.node, least_s) - least_s))
 
     lags = map(find_lag, ranks)
     return tuple(replace(rank, lag_steps=lag) if lag > 0 else rank for rank, lag in zip(ranks, lags, strict=True))
@@ -205,8 +213,9 @@ def build_status(
         pause = None
     state = history.state if pause is None else JobState.PAUSED
     rate = slowest.rate if slowest is not None and state is JobState.RUNNING and slowest.rate else 0.0
+    bar = ""
     if step is None and state is JobState.RUNNING and merged.ranks and merged.ranks[0].global_rank == 0:
-        step, total, bar_rate = find_bar(merged.ranks[0].last_line) or (None, None, None)
+        step, total, bar_rate, bar = find_bar(merged.ranks[0].last_line) or (None, None, None, "")
         rate = bar_rate or rate  # an optimizer's may differ
     steps_left = None if step is None or total is None else total - step - 1
     peak_bytes, peak_rank = max(((each.peak_bytes, each.peak_rank) for each in merged.summaries), default=(0, 0))
@@ -217,6 +226,7 @@ def build_status(
         paused_since_s=None if pause is None else round(pause.since_s, 3),
         step=step if pause is None else pause.step,
         total=total,
+        bar=bar,
         most_steps_done=most_done if has_ended and most_done > (0 if step is None else step + 1) else None,
         optimizer_steps=slowest.optimizer_steps if slowest is not None and step is None else None,
         rate=rate,
@@ -252,16 +262,16 @@ def build_status(
     return status if status.still_s is None else replace(status, eta_s=None)
 
 
-def find_bar(line: str) -> tuple[int, int, float | None] | None:
-    """Return the step, total and rate of a tqdm progress bar that is not full; None if the line is not one.
+def find_bar(line: str) -> tuple[int, int, float | None, str] | None:
+    """Return the step, total, rate and name of a tqdm progress bar that is not full; None if the line is not one.
 
     This is for people only, because there may be a bar for each epoch, and one that loads a model. A bar of bytes has
     units.
 
     >>> find_bar("epoch 2:  43%|####3     | 430/1000 [00:10<00:13, 41.90it/s, loss=0.3]")
-    (430, 1000, 41.9)
+    (430, 1000, 41.9, 'epoch 2')
     >>> find_bar(" 10%|#         | 1/10 [00:02<00:18,  2.00s/it]")
-    (1, 10, 0.5)
+    (1, 10, 0.5, '')
     """
     if "%|" not in line:
         return None
@@ -271,7 +281,8 @@ def find_bar(line: str) -> tuple[int, int, float | None] | None:
     if found is None or int(found[1]) >= int(found[2]):
         return None
     number = float(found[3] or 0)
-    return int(found[1]), int(found[2]), (1 / number if found[4] else number) if number else None
+    name = line.partition("%|")[0].rpartition(":")[0].strip()
+    return int(found[1]), int(found[2]), (1 / number if found[4] else number) if number else None, name
 
 
 @record
@@ -298,9 +309,8 @@ def find_steps(merged: MergedNodes, now_s: float) -> StepsDone | None:
     slowest = find_slowest_rank(merged)
     if slowest is None or not merged.is_complete or not all(count_steps(rank) for rank in (slowest, *merged.ranks)):
         return None
-    ages_s = {node.node: node.age_s or 0.0 for node in merged.nodes}
     done = count_steps(slowest)
     last = [slowest, *(rank for rank in merged.ranks if count_steps(rank) == done)]
-    at_s = now_s - min(ages_s.get(rank.node, 0.0) + (rank.still_s or 0.0) for rank in last)
+    at_s = now_s - min(merged.ages_s.get(rank.node, 0.0) + (rank.still_s or 0.0) for rank in last)
     first = None if merged.first is None else (merged.first[0], min(at_s, now_s - merged.first[1]))
     return StepsDone(rank=slowest, done=done, at_s=at_s, first=first)

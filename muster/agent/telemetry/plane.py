@@ -1,15 +1,18 @@
 """The telemetry plane: once a second each node looks at its workers and reports to the leader, which writes the status.
 
 It runs beside everything else. Nothing waits for it, nothing is decided on it, and what does not arrive is lost. It
-begins a second after the first workers and continues between rounds. Any node that leads can run it, because every
-agent keeps the history of the job. A job of more than 256 nodes is looked at less often in proportion. The time that a
-look takes of this process delays the next one, so that looks never take more than `_SHARE`.
+begins a second after the first workers and continues between rounds. All nodes look at the same moments of the leader's
+clock, and the leader shows its own node as it was when the others looked, so that steps can be compared. Any node that
+leads can run it, because every agent keeps the history of the job. A job of more than 256 nodes is looked at less often
+in proportion. The time that a look takes of this process delays the next one, so that looks never take more than
+`_SHARE`.
 
 Ranks themselves record when they did the first step of an attempt. So the duration of a start or restart is exact,
 however late the first look is.
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
@@ -30,7 +33,6 @@ from muster.agent.telemetry.usage import Usage, read_usage
 
 if TYPE_CHECKING:
     from muster.agent.runtime.event_log import OnLook
-    from muster.agent.telemetry.amd_devices import AmdDevices
     from muster.agent.telemetry.devices import Devices, DeviceUse
 
 LOOK_S = 1.0
@@ -47,6 +49,10 @@ _WITHOUT_STEPS = (JobState.RESTARTING, JobState.WAITING, JobState.ENDED)
 """States in which no worker runs, and the other nodes' reports are older: the last steps were recorded at the round's
 end."""
 _SHARE = 0.01
+_TOLD_S = 0.25
+"""How long after the common moment the leader merges what the nodes have sent."""
+_OLD_S = 5.0
+"""The leader's own node is not shown as it was so long ago."""
 _STUCK_S = 10.0
 """A read that takes this long has hung, as a GPU's driver may. Then the last values are no longer shown."""
 
@@ -74,7 +80,7 @@ class Telemetry:
         nproc: int,
         host: str,
         run_id: str,
-        devices: "Devices | AmdDevices | None" = None,
+        devices: "Devices | None" = None,
         status_file: StatusFile | None,
         on_status: Callable[[JobStatus], None] | None,
         on_look: "OnLook | None" = None,
@@ -132,6 +138,10 @@ class Telemetry:
         """Round and steps of the last record of steps."""
         self._record_due_s = 0.0
         self._is_leading = False
+        self._ahead_s = 0.0
+        """The lead of the leader's clock over this loop's."""
+        self._samples: deque[tuple[int, float, NodeSummary]] = deque(maxlen=16)
+        """Rounds, moments and results of the last looks at this node."""
         self._compared: tuple[LeaderClock, float] | None = None
         """The last record of the leader's clock, and its lead over this agent's records."""
         self._last: tuple[object, ...] = ()
@@ -198,6 +208,22 @@ class Telemetry:
         except Exception as error:  # noqa: BLE001  # as in `_look`
             self._give_up(error)
 
+    def _look_before(self) -> None:
+        """Look at this node when all do, before what they send is merged."""
+        try:
+            observed = self._node.observe()
+            if observed is not None:
+                self._sample(observed, self._loop.clock.now_s())
+        except Exception as error:  # noqa: BLE001  # as in `_look`
+            self._give_up(error)
+            return
+        self._timer = self._loop.call_later(_TOLD_S, self._look)
+
+    def _sample(self, observed: Observed, now_s: float) -> NodeSummary:
+        own = self._sampler.sample(observed, self._nproc, now_s)
+        self._samples.append((observed.formed.number, now_s, own))
+        return own
+
     def _look(self) -> None:
         began_s = self._read_used_s()
         try:
@@ -206,8 +232,12 @@ class Telemetry:
             self._give_up(error)
             return
         delay_s = max(LOOK_S, nodes / _NODES_A_SECOND, (self._read_used_s() - began_s) / _SHARE)
+        if nodes > 1:
+            delay_s -= (self._loop.clock.now_s() + self._ahead_s + delay_s) % LOOK_S
+            delay_s += LOOK_S if delay_s < LOOK_S / 2 else 0.0
         if not self._closed:
-            self._timer = self._loop.call_later(delay_s, self._look)
+            look = self._look_before if nodes > 1 and self._is_leading else self._look
+            self._timer = self._loop.call_later(delay_s, look)
 
     def _read_members(self) -> JobMembers | None:
         """Return what the leader knows of all nodes, if this one leads.
@@ -233,7 +263,7 @@ class Telemetry:
         if observed is None:
             return 1
         now_s, formed = self._loop.clock.now_s(), observed.formed
-        own = self._sampler.sample(observed, self._nproc, now_s)
+        own = self._sample(observed, now_s)
         if formed.group_world_size > 1:
             self._compare_clocks()
         job = self._read_members()
@@ -249,7 +279,7 @@ class Telemetry:
         if job is not None:
             self._note_waiting(job, now_s)
         self._is_leading = True
-        merged = self._merge(own, job, formed.number, formed.group_world_size)
+        merged = self._merge(own, job, formed.number, formed.group_world_size, now_s)
         self._record_steps_of(merged, formed.number, now_s, is_last=is_last)
         slow = self._find_slow_ranks(merged, formed.number, now_s)
         status = build_status(
@@ -276,19 +306,26 @@ class Telemetry:
             return self._slow_ranks.repeat()
         told = [each for summary in merged.summaries for each in summary.slow_ranks]
         hosts = {node.node: node.host for node in merged.nodes if node.node is not None}
-        found = self._slow_ranks.find(number, merged.ranks, told, hosts, now_s)
+        found = self._slow_ranks.find(number, merged.ranks, told, hosts, now_s, merged.ages_s)
         for each in found:
             if each.is_chronic and each.global_rank not in self._named_slow and len(self._named_slow) < LISTED_RANKS:
                 self._named_slow.add(each.global_rank)
                 self._history.add_event(self._loop.clock.wall_s(), each.describe())
         return found
 
-    def _merge(self, own: NodeSummary, job: JobMembers | None, number: int, size: int) -> MergedNodes:
+    def _merge(self, own: NodeSummary, job: JobMembers | None, number: int, size: int, now_s: float) -> MergedNodes:
+        at_s = now_s
         if job is not None:
             members = {each.group_rank: each for each in job.members if each.group_rank is not None}
             if number != self._number or len(members) >= size:
                 self._number, self._members = number, members
-        merged = merge_nodes(own, job, self._members, number)
+            if self._history.state is JobState.RUNNING:
+                ages_s = [each.age_s for each in job.members if each.summary is not None and each.age_s < _OLD_S]
+                told_s = now_s - max(ages_s, default=0.0)
+                _, at_s, own = min(
+                    (each for each in self._samples if each[0] == number), key=lambda each: abs(each[1] - told_s)
+                )
+        merged = merge_nodes(own, job, self._members, number, now_s - at_s)
         return merged if job is not None else replace(merged, running=size)
 
     def _send(self, own: NodeSummary, number: int, now_s: float) -> None:
@@ -354,11 +391,13 @@ class Telemetry:
         Both clocks of this machine are read one after the other, so the duration of the look does not matter.
         """
         found, clock = self._rendezvous.read_clock(), self._loop.clock
-        if found is None or self._event_log is None:
+        if found is None:
             return
         first_s, boottime_s, last_s = clock.now_s(), clock.boottime_s(), clock.now_s()
         found = replace(found, uncertainty_s=found.uncertainty_s + (last_s - first_s) / 2)
-        ahead_s = found.ahead_s + boottime_s - (first_s + last_s) / 2
+        self._ahead_s = ahead_s = found.ahead_s + boottime_s - (first_s + last_s) / 2
+        if self._event_log is None:
+            return
         if self._compared is not None and self._compared[0].leader_id == found.leader_id:
             before, before_s = self._compared
             if abs(ahead_s - before_s) <= before.uncertainty_s + found.uncertainty_s + _CLOCK_S:

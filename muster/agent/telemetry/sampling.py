@@ -287,7 +287,7 @@ def clean_text(text: str) -> str:
 
 
 def clean_line(end: bytes) -> str:
-    r"""Return the end of a line in a form that is safe to show.
+    """Return the end of a line in a form that is safe to show.
 
     Escape sequences are omitted, and bytes that are not UTF-8 are replaced.
     """

@@ -11,11 +11,12 @@ Arrivals at a step mean something only for ranks that wait for one another. Amon
 stays as late, whatever it does.
 """
 
+import operator
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
 from muster._shared.job_view import RankStatus, SlowRank
-from muster._shared.records import record, replace
+from muster._shared.records import NO_ITEMS, record, replace
 
 LOOKS = 32
 """The number of last looks that count."""
@@ -37,6 +38,8 @@ _LEAST_RATE = 1e-9
 _ONCE_STEPS = 10.0
 _ONCE_S = 1.0
 _ONCE_KEPT_S = 300.0
+_APART_S = 2.0
+"""Rates that were looked at so far apart are not compared."""
 
 
 @record
@@ -64,27 +67,29 @@ class Arrivals:
         if self._looks and self._looks[-1].keys() != numbers.keys():
             self._looks.clear()
         ordered, late = sorted((number, rank) for rank, number in numbers.items()), {}
+        low, high = (len(ordered) - 2) // 2, (len(ordered) - 1) // 2  # of the others
         for place, (number, rank) in enumerate(ordered):
-            late[rank] = number - _find_middle([each for each, _ in ordered[:place] + ordered[place + 1 :]])
+            late[rank] = number - (ordered[low + (low >= place)][0] + ordered[high + (high >= place)][0]) / 2
         self._looks.append(late)
 
     def find(self, step_s: float | None) -> list[Lateness]:
         """Return the chronically slow ranks, the latest first; `step_s` is the duration of a step, None if unknown."""
         if len(self._looks) < self._least_looks:
             return []
-        found = [self._judge(rank, step_s or 0.0) for rank in self._looks[-1]]
+        latest = [max(look.values()) for look in self._looks]
+        found = [self._judge(rank, step_s or 0.0, latest) for rank in self._looks[-1]]
         return sorted((each for each in found if each is not None), key=lambda each: -each.late_s)
 
-    def _judge(self, rank: int, step_s: float) -> Lateness | None:
+    def _judge(self, rank: int, step_s: float, latest: Sequence[float]) -> Lateness | None:
         own, least_s = [look[rank] for look in self._looks], max(_FLOOR_S, _LEAST_FRACTION * step_s)
         late_s, size = _find_median(own), len(own)
-        if late_s <= least_s:
+        share = sum(map(operator.ge, own, latest)) / size
+        if late_s <= least_s or share < _SHARE:  # few are left: what follows looks at all ranks
             return None
-        share = sum(look[rank] >= max(look.values()) for look in self._looks) / size
         others = [late for look in self._looks for each, late in look.items() if each != rank]
         noise_s = max(least_s, 2.5 * _spread(others), 2 * _spread(own))
         quarters = [_find_median(own[size * each // 4 : size * (each + 1) // 4]) for each in range(4)]
-        if share < _SHARE or min(quarters) <= noise_s:
+        if min(quarters) <= noise_s:
             return None
         return Lateness(rank=rank, late_s=late_s, share=share)
 
@@ -110,19 +115,22 @@ class SingleWaits:
         self._waits: dict[int, tuple[float, float]] = {}
         """How long the others waited, and when that was last seen, by rank."""
 
-    def record(self, ranks: Iterable[RankStatus], now_s: float) -> None:
-        """Record one look at all ranks of a running round."""
+    def record(self, ranks: Iterable[RankStatus], now_s: float, ages_s: Mapping[int, float] = NO_ITEMS) -> None:
+        """Record one look at all ranks of a running round. For `ages_s` see `JobSlowRanks.find`."""
         known = [rank for rank in ranks if rank.step is not None and rank.still_s is not None]
         most = max((rank.step or 0 for rank in known), default=0)
         first = [rank for rank in known if rank.step == most]
         behind = [rank for rank in known if rank.step != most]
         if not behind or len(behind) * 2 >= len(known):
             return
-        waited_s = min(rank.still_s or 0.0 for rank in first)
+        last = min(behind, key=lambda each: each.step or 0)
+        # How long they had waited when that rank was looked at.
+        waited_s = min((rank.still_s or 0.0) + ages_s.get(rank.node, 0.0) for rank in first)
+        waited_s -= ages_s.get(last.node, 0.0)
         rate = max((rank.rate or 0.0) for rank in first)
         if waited_s < max(_ONCE_S, _ONCE_STEPS / rate if rate > 0 else _ONCE_S):
             return
-        rank = min(behind, key=lambda each: each.step or 0).global_rank
+        rank = last.global_rank
         before_s, at_s = self._waits.get(rank, (0.0, now_s))
         longest_s = max(before_s, waited_s) if now_s - at_s < _ONCE_KEPT_S else waited_s
         self._waits[rank] = (longest_s, now_s)
@@ -157,7 +165,13 @@ class JobSlowRanks:
         self._found: tuple[SlowRank, ...] = ()
 
     def find(
-        self, number: int, ranks: Sequence[RankStatus], told: Iterable[SlowRank], hosts: Mapping[int, str], now_s: float
+        self,
+        number: int,
+        ranks: Sequence[RankStatus],
+        told: Iterable[SlowRank],
+        hosts: Mapping[int, str],
+        now_s: float,
+        ages_s: Mapping[int, float] = NO_ITEMS,
     ) -> tuple[SlowRank, ...]:
         """Look at the ranks of a running round, and return the slow ones, the slowest first.
 
@@ -167,12 +181,13 @@ class JobSlowRanks:
             told: what the nodes have found among their own ranks.
             hosts: the nodes' names, by group rank.
             now_s: by the monotonic clock.
+            ages_s: seconds since the nodes were looked at, by group rank; one that is missing was looked at now.
         """
         if number != self._round:
             self._round, self._paces, self._waits = number, Arrivals(), SingleWaits()
-        self._waits.record(ranks, now_s)
+        self._waits.record(ranks, now_s, ages_s)
         rates = {rank.global_rank: rank.rate for rank in ranks if rank.rate is not None and rank.rate > _LEAST_RATE}
-        if now_s >= self._due_s:
+        if now_s >= self._due_s and max(ages_s.values(), default=0.0) - min(ages_s.values(), default=0.0) < _APART_S:
             self._due_s = now_s + WINDOW_S
             self._paces.record({rank: 1 / rate for rank, rate in rates.items()})
         by_rank = {rank.global_rank: rank for rank in ranks}

@@ -32,7 +32,7 @@ def build_worker_env(config: AgentConfig, round: "Round", local_rank: int, *, er
             /dev/null`): the variable is then empty, as torchrun leaves it.
 
     Raises:
-        UsageError: with --virtual-local-rank, CUDA_VISIBLE_DEVICES names fewer devices than there are workers.
+        UsageError: with --virtual-local-rank, a variable names fewer devices than there are workers.
     """
     env = build_common_env(config)
     env.update(
@@ -70,7 +70,7 @@ def build_worker_env(config: AgentConfig, round: "Round", local_rank: int, *, er
         env |= _join_paths(env.get("PYTHONPATH"), _find_bundle(), _find_torch_backend())
     if config.virtual_local_rank:
         env["LOCAL_RANK"] = "0"
-        env["CUDA_VISIBLE_DEVICES"] = choose_visible_device(config.base_env, local_rank)
+        env |= build_device_env(config.base_env, local_rank)
     return env
 
 
@@ -130,22 +130,25 @@ def build_common_env(config: AgentConfig) -> dict[str, str]:
     return env
 
 
-def choose_visible_device(env: Mapping[str, str], local_rank: int) -> str:
-    """Choose the one device that a worker sees with --virtual-local-rank, for CUDA_VISIBLE_DEVICES.
+def build_device_env(env: Mapping[str, str], local_rank: int) -> dict[str, str]:
+    """Choose the one device that a worker sees with --virtual-local-rank.
+
+    ROCm reads HIP_VISIBLE_DEVICES first, if it is not empty, so its devices are then divided, and both variables set.
 
     Raises:
-        UsageError: the inherited CUDA_VISIBLE_DEVICES names no device for this rank.
+        UsageError: the inherited variable names no device for this rank.
     """
-    visible = env.get("CUDA_VISIBLE_DEVICES")
+    names = ["HIP_VISIBLE_DEVICES"] * bool(env.get("HIP_VISIBLE_DEVICES")) + ["CUDA_VISIBLE_DEVICES"]
+    visible = env.get(names[0])
     if visible is None:
-        return str(local_rank)
+        return dict.fromkeys(names, str(local_rank))
     devices = [name.strip() for name in visible.split(",") if name.strip()]
     if local_rank >= len(devices):
         raise UsageError(
-            f"--virtual-local-rank gives every worker its own device: CUDA_VISIBLE_DEVICES={visible!r} names "
+            f"--virtual-local-rank gives every worker its own device: {names[0]}={visible!r} names "
             f"{len(devices)}, too few for local rank {local_rank}"
         )
-    return devices[local_rank]
+    return dict.fromkeys(names, devices[local_rank])
 
 
 def substitute_macros(program: Program, local_rank: int) -> Program:

@@ -48,6 +48,7 @@ _EXIT_SUFFIX = ".exit"
 """From `_shared.contract.Env`, which a cold worker has not imported."""
 _GROUPS_MODULE = "torch.distributed.distributed_c10d"
 _OPTIMIZER_MODULE = "torch.optim.optimizer"
+_STORE_MODULE = "torch.distributed.rendezvous"
 _OLDEST_TORCH = (2, 4)
 """The oldest torch whose optimizers are counted."""
 
@@ -164,7 +165,7 @@ def _choose_place(own_root: str) -> int:
     """
     for place, folder in enumerate(sys.path):
         package = os.path.join(folder, "muster")
-        if os.path.exists(f"{package}/_shared/contract.py") or os.path.exists(f"{package}/_contract.py"):
+        if os.path.exists(f"{package}/_shared/contract.py"):
             theirs = _read_version(f"{package}/__init__.py")
             ours = _read_version(f"{own_root}/muster/__init__.py")
             if theirs != ours:
@@ -265,7 +266,7 @@ def prepare_main(program: "Program") -> None:
     if kind == "module":
         _insert_first(os.getcwd())
     elif kind == "script" and _is_importable(target):  # with __main__.py
-        sys.path.insert(0, target)
+        sys.path.insert(0, _make_absolute(target))
     else:
         _insert_first(os.path.dirname(os.path.realpath(target)))
 
@@ -285,8 +286,11 @@ def choose_call(program: "Program") -> "tuple[Callable[..., None], tuple[object,
     if _is_importable(target):
         return _find_module_runner(), ("__main__", False)
     main_module = sys.modules["__main__"]
-    path = target if os.path.isabs(target) else os.path.join(os.getcwd(), target)
-    return exec, (_load_script(path, main_module), main_module.__dict__)
+    return exec, (_load_script(_make_absolute(target), main_module), main_module.__dict__)
+
+
+def _make_absolute(path: str) -> str:
+    return path if os.path.isabs(path) else os.path.join(os.getcwd(), path)
 
 
 def _insert_first(folder: str) -> None:
@@ -415,13 +419,17 @@ def _find_argparse_message(frames: "list[FrameType]") -> str:
 def hook_torch() -> None:
     """Have `hooks.groups` run when the program initialises a process group, `hooks.steps` when an optimizer steps.
 
-    This is the only place where muster adds to torch. It imports nothing from torch.
+    With the agent's store, also see to stores. This is the only place where muster adds to torch. It imports nothing
+    from torch.
     """
     hooks: dict[str, Callable[[ModuleType], None]] = {}
     if _WATCHED in os.environ:
         hooks[_GROUPS_MODULE] = _hook_groups
     if _STATUS_PAGE in os.environ:
         hooks[_OPTIMIZER_MODULE] = _hook_optimizers
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        addr, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]  # before the program sets its own
+        hooks[_STORE_MODULE] = lambda module: _hook_stores(module, addr, port)
     for name in [name for name in hooks if name in sys.modules]:
         hooks.pop(name)(sys.modules[name])
     if hooks:
@@ -494,6 +502,38 @@ def _load_step_counter() -> "Callable[[object], object]":
         return _load_own_file("hooks/steps")["build_step_counter"]()  # type: ignore[no-any-return]
     except Exception:  # noqa: BLE001  # no page, no descriptors left: all goes on
         return id
+
+
+def _hook_stores(module: "ModuleType", agent_addr: str, agent_port: str) -> None:
+    """Have global rank 0 host the stores that are not the agent's, and give each process group keys of its own.
+
+    torch takes any address for that of the agent's store. This store listens at one address only, and keeps the keys of
+    a group that was destroyed.
+
+    Args:
+        module: torch.distributed.rendezvous.
+        agent_addr: the worker's own MASTER_ADDR, whatever the program sets.
+        agent_port: the same for MASTER_PORT.
+    """
+    try:
+        create, uses_agent = module._create_c10d_store, module._torchelastic_use_agent_store  # noqa: SLF001
+    except AttributeError:  # another torch
+        return
+    counts: dict[int, int] = {}
+
+    def uses_agent_here() -> bool:
+        return str(sys._getframe(1).f_locals.get("port")) == agent_port and uses_agent()  # noqa: SLF001
+
+    def create_store(hostname: str, port: int, *args: object, **kwargs: object) -> object:
+        store = create(agent_addr if str(port) == agent_port else hostname, port, *args, **kwargs)
+        if sys._getframe(2).f_code.co_name == "init_process_group":  # noqa: SLF001
+            counts[port] = count = counts.get(port, 0) + 1
+            if count > 1:
+                return sys.modules["torch.distributed"].PrefixStore(f"init{count}", store)
+        return store
+
+    module._torchelastic_use_agent_store = uses_agent_here  # type: ignore[attr-defined]  # noqa: SLF001
+    module._create_c10d_store = create_store  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 def _hook_groups(module: "ModuleType") -> None:
@@ -699,10 +739,15 @@ def write_error_file(error: BaseException, shown: "TracebackType | None", error_
 def _try_to_write(
     error: BaseException, shown: "TracebackType | None", error_file: str, reason: str, then: str = ""
 ) -> "Exception | None":
-    path = sys.path[:]
+    path, hiding = sys.path[:], {}
     temporary = f"{error_file}.{os.getpid()}"
     try:
-        del sys.path[:1]  # may contain a json.py
+        # Only Python's own modules, for the program may have a json.py.
+        library = os.path.dirname(os.__file__)
+        sys.path[:] = [folder for folder in path if str(folder).startswith(library)]
+        for name in sys.stdlib_module_names & sys.modules.keys():
+            if not str(getattr(sys.modules[name], "__file__", None) or library).startswith(library):
+                hiding[name] = sys.modules.pop(name)
         import json
         import time
         import traceback
@@ -722,6 +767,7 @@ def _try_to_write(
         return failure
     finally:
         sys.path[:] = path
+        sys.modules.update(hiding)
     return None
 
 

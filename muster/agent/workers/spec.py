@@ -105,20 +105,15 @@ class WorkerStarter(Protocol):
         """Return whether this node would host the round's store in a process of its own, if it had global rank 0."""
         ...
 
-    def start_store(self, addr: str, port: int, world_size: int, on_lost: Callable[[str], None]) -> None:
+    def start_store(self, addr: str, port: int, on_lost: Callable[[str], None]) -> None:
         """Listen on MASTER_PORT at once, have a process serve the round's store, and end the store before.
 
         Args:
             addr: MASTER_ADDR.
             port: MASTER_PORT.
-            world_size: how many workers the round has.
             on_lost: called at most once, on the loop, possibly before this returns, if there is no store (any more).
                 Its argument is a clause about the round's rank 0.
         """
-        ...
-
-    def check_store(self) -> None:
-        """Have the store's process check at once what it otherwise checks each second: the workers are about to end."""
         ...
 
     def end_store(self) -> None:

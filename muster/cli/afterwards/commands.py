@@ -15,7 +15,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
 from muster._shared.codec import to_data
-from muster._shared.contract import show_controls
+from muster._shared.contract import print_line, show_controls
 from muster._shared.control import ControlError, ExitCode
 from muster.cli.afterwards import sources
 from muster.cli.afterwards.clocks import Placed, place, show_clock
@@ -48,9 +48,9 @@ def print_events(word: str, *, role: str | None = None, as_json: bool = False) -
         for each in placed:
             print(_to_json(each, start_s))
         return ExitCode.DONE
-    print(f"0 s is {show_clock(start_s)} UTC by the leader's clock")
+    print_line(f"0 s is {show_clock(start_s)} UTC by the leader's clock", sys.stdout)
     for each in _fold_steps(placed):
-        print(_describe(each, start_s))
+        print_line(_describe(each, start_s), sys.stdout)
     return ExitCode.DONE
 
 
@@ -94,7 +94,7 @@ def _without_collector() -> Iterator[None]:
 
 def _print_missing(records: sources.JobRecords) -> None:
     if records.missing:
-        print(records.missing, file=sys.stderr)
+        print_line(records.missing)
 
 
 def _to_json(placed: Placed, start_s: float) -> str:
@@ -134,16 +134,14 @@ def write_timeline(
     *,
     role: str | None = None,
     output: str | None = None,
-    perfetto: str | None = None,
     as_json: bool = False,
 ) -> int:
-    """Write the timeline of a job as one page, and as a trace if that is wanted. Return the exit code.
+    """Write the timeline of a job as one page. Return the exit code.
 
     Args:
         word: an app, or a folder with logs.
         role: of an app with several.
-        output: the page. None: NAME.html in the working directory, or no page if `perfetto` is given.
-        perfetto: the trace. None: none.
+        output: the page. None: NAME.html in the working directory.
         as_json: print one line of JSON.
 
     Raises:
@@ -162,26 +160,19 @@ def write_timeline(
             missing=records.missing,
             begins_late=records.begins_late,
         )
-    written = {}
-    if perfetto is not None:
-        from muster.cli.afterwards.perfetto import build_trace
+    from muster.cli.afterwards.page import build_page
 
-        written[perfetto] = _write(perfetto, build_trace(story))
-    if output is not None or perfetto is None:
-        from muster.cli.afterwards.page import build_page
-
-        name = "".join(sign if sign.isalnum() or sign in "-_." else "-" for sign in records.name)
-        path = output or f"{name}.html"
-        written[path] = _write(path, build_page(story, records.report).encode(errors="replace"))
+    name = "".join(sign if sign.isalnum() or sign in "-_." else "-" for sign in records.name)
+    path = output or f"{name}.html"
+    size = _write(path, build_page(story, records.report).encode(errors="replace"))
     sentences = tell_story(story)
     _print_missing(records)
     if as_json:
-        facts = {**_list_facts(story), "missing": records.missing, "sentences": sentences, "written": list(written)}
+        facts = {**_list_facts(story), "missing": records.missing, "sentences": sentences, "written": [path]}
         print(json.dumps(facts))
         return ExitCode.DONE
-    print("\n".join(show_controls(sentence) for sentence in sentences))
-    for path, size in written.items():
-        print(f"written: {path} ({size})", file=sys.stderr)
+    print_line("\n".join(sentences), sys.stdout)
+    print_line(f"written: {path} ({size})")
     return ExitCode.DONE
 
 

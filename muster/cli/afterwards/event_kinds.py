@@ -1,11 +1,9 @@
-"""What an agent writes into `events.jsonl`, by the name of the event: public, versioned by `contract.EVENT_SCHEMA`.
+"""What an agent writes into `events.jsonl`, by the name of the event: public.
 
 Every line has the fields of `muster.agent.runtime.event_log.EventRecord`. `detail` has those of the record below that
 `EVENT_KINDS` names. `events.schema.json` beside this module says the same as a JSON schema, and the documentation
-prints this list. A later version may add events and fields. A reader ignores what it does not know.
-
-Schema 1, of earlier agents, has no `schema`, no `agent`, and no events `clock_compared`, `steps_done`, `nodes_awaited`
-and `preflight_finding`. A reader must understand 1 and 2.
+prints this list. A later version may add events and fields. A reader ignores what it does not know, and refuses
+records with another `format`.
 """
 
 from collections.abc import Mapping

@@ -10,9 +10,9 @@ from typing import Any, Final, TypeGuard
 from torchx.specs import AppState, Role, is_terminal
 from torchx.specs.api import NONE
 
-from muster._shared.contract import EVENT_SCHEMA, LogNames
+from muster._shared.contract import FORMAT, FormatError, LogNames, check_format
 from muster._shared.control import ControlError, ExitCode
-from muster._shared.foreign_files import parse_json, read_regular
+from muster._shared.foreign_files import parse_json, read_regular, walk_files
 from muster.cli.operations import open_scheduler
 from muster.cli.output.agent_flags import describe_keeping
 from muster.cli.output.streaming import say
@@ -21,6 +21,7 @@ from muster.schedulers.errors import EngineError, UnknownAppError
 
 _LIMIT_BYTES: Final = 256 << 20
 """The limit for a file of records. A longer one is read from its end."""
+_LINE_BYTES: Final = 1 << 20
 _REPORT_BYTES: Final = 1 << 20
 _MOST_NUMBER: Final = 1e15
 _MOST_NODES: Final = 1 << 16
@@ -46,7 +47,7 @@ class Event:
     ranks: tuple[int, ...] = ()
     duration_s: float | None = None
     detail: Mapping[str, Any] = field(default_factory=dict)
-    schema: int = 1
+    format: int = FORMAT
 
     def to_json(self) -> dict[str, object]:
         """Return it as it was written."""
@@ -99,7 +100,8 @@ def is_log_folder(word: str) -> bool:
 
 
 def _list_files(folder: Path) -> Iterator[Path]:
-    return (path for path in sorted(folder.rglob(LogNames.EVENTS)) if path.is_file())
+    found = (Path(each.path) for each in walk_files(folder) if each.name == LogNames.EVENTS and each.is_file())
+    return iter(sorted(found))
 
 
 def _load_folder(folder: Path) -> JobRecords:
@@ -115,9 +117,9 @@ def _load_folder(folder: Path) -> JobRecords:
             more = ", ".join(str(runs[each][0].parent) for each in others[:_MOST_NAMED])
             more += ", ..." if len(others) > _MOST_NAMED else ""
             say(f"{folder} has the logs of {len(runs)} runs; this is the newest, {name}; others are in {more}")
-        events = parse_files((str(path), path.read_bytes()) for path in paths)
+        events = parse_files((str(path), read_events(path)) for path in paths)
         reports = [path.parent / LogNames.REPORT for path in paths]
-        report = next((parse_report(path.read_bytes()) for path in reports if path.is_file()), None)
+        report = next((parse_report(read_regular(path, _REPORT_BYTES)) for path in reports if path.is_file()), None)
         folders = [path.parent for path in paths]
         tracebacks = _read_tracebacks(events, lambda _, name: _read_first(folders, name))
     except OSError as error:
@@ -129,6 +131,15 @@ def _load_folder(folder: Path) -> JobRecords:
     return JobRecords(
         name=name, events=events, report=report, tracebacks=tracebacks, missing=missing, begins_late=begins_late
     )
+
+
+def read_events(path: Path) -> bytes:
+    """Return the records of a file, or the last of them if it is longer than any of ours.
+
+    Raises:
+        OSError: see `read_regular`.
+    """
+    return read_regular(path, _LIMIT_BYTES, -_LIMIT_BYTES)
 
 
 def _find_last_write(paths: Iterable[Path]) -> float:
@@ -314,6 +325,9 @@ def parse_files(files: Iterator[tuple[str, bytes]]) -> tuple[Event, ...]:
 
     Args:
         files: where each was found, and its lines. What is no record is left out.
+
+    Raises:
+        ControlError: records have another format.
     """
     seen: set[bytes] = set()
     found: list[Event] = []
@@ -321,7 +335,9 @@ def parse_files(files: Iterator[tuple[str, bytes]]) -> tuple[Event, ...]:
         digest = hashlib.sha256(content).digest()
         if digest not in seen:
             seen.add(digest)
-            found += _name_agents([each for line in content.split(b"\n") if (each := _parse(line))], source)
+            found += [
+                each for line in content.split(b"\n") if len(line) < _LINE_BYTES and (each := _parse(line, source))
+            ]
     indices = {event.agent: event.node_index for event in found if event.node_index is not None}
     return tuple(
         replace(event, node_index=indices[event.agent])
@@ -331,22 +347,17 @@ def parse_files(files: Iterator[tuple[str, bytes]]) -> tuple[Event, ...]:
     )
 
 
-def _name_agents(events: list[Event], source: str) -> Iterator[Event]:
-    """Name the agents of records of schema 1 by their node, which the first ones lack."""
-    indices = {event.node_index for event in events if event.node_index is not None}
-    only = next(iter(indices), 0) if len(indices) < 2 else None
-    for event in events:
-        index = event.node_index if event.node_index is not None else only
-        yield event if event.agent else replace(event, agent=f"{source}#{index}", node_index=index)
-
-
-def _parse(line: bytes) -> Event | None:
+def _parse(line: bytes, source: str) -> Event | None:
     try:
         data = parse_json(line)
     except ValueError:
         return None
-    if not isinstance(data, dict) or data.get("schema", 1) not in range(1, EVENT_SCHEMA + 1):
+    if not isinstance(data, dict) or "format" not in data:
         return None
+    try:
+        check_format(data["format"], source)
+    except FormatError as error:
+        raise ControlError(str(error), ExitCode.REFUSED) from error
     detail: Mapping[str, Any] = data["detail"] if isinstance(data.get("detail"), dict) else {}
     ranks: Sequence[object] = data["ranks"] if isinstance(data.get("ranks"), list) else ()
     time_s, monotonic_s, number, attempt = map(data.get, ("time_s", "monotonic_s", "round", "attempt"))
@@ -355,7 +366,7 @@ def _parse(line: bytes) -> Event | None:
     node, node_index = _read_index(data.get("node")), _read_index(data.get("node_index"))
     took_s = data.get("duration_s")
     return Event(
-        agent=str(data.get("agent", "")),
+        agent=str(data.get("agent")),
         time_s=float(time_s),
         monotonic_s=float(monotonic_s),
         node=node,
@@ -366,7 +377,7 @@ def _parse(line: bytes) -> Event | None:
         ranks=tuple(each for each in ranks if isinstance(each, int)),
         duration_s=float(took_s) if is_number(took_s) else None,
         detail=detail,
-        schema=data.get("schema", 1),
+        format=data["format"],
     )
 
 

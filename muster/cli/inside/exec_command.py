@@ -6,7 +6,6 @@ command. See `muster.schedulers.inside.program`.
 
 import contextlib
 import os
-import select
 import signal
 import sys
 import threading
@@ -17,8 +16,9 @@ from functools import partial
 from types import FrameType
 from typing import Any, Final
 
-from muster._shared.contract import describe_exit_code, show_controls
+from muster._shared.contract import describe_exit_code, print_line
 from muster._shared.control import ControlError, ExitCode, count_nodes
+from muster._shared.processes import READ, WRITE, wait_events
 from muster.cli import operations
 from muster.cli.inside.targets import FAILED, Target, find_targets
 from muster.schedulers.adapter.scheduler import PluginScheduler
@@ -29,6 +29,7 @@ _OPENED_AT_ONCE: Final = 16
 _END_LIMIT_S: Final = 10.0
 """After SIGINT or SIGTERM: what the command has started is killed then."""
 _CHUNK_BYTES: Final = 1 << 16
+LOOK_S: Final = 1.0
 _PASSED_ON: Final = {signal.SIGINT: "INT", signal.SIGTERM: "TERM", signal.SIGHUP: "HUP", signal.SIGQUIT: "QUIT"}
 
 
@@ -58,7 +59,7 @@ def run(handle: str, command: Sequence[str], *, role: str | None, node: int | No
     if takes_all:
         return _report(runs)
     if runs[0].failure:
-        print(f"muster: {runs[0].target}: {show_controls(runs[0].failure)}", file=sys.stderr)
+        print_line(f"muster: {runs[0].target}: {runs[0].failure}")
     return code
 
 
@@ -151,20 +152,16 @@ class Relay:
         return next((each.code for each in self._runs if each.code), 0)
 
     def _step(self, wake: int) -> None:
-        poller = select.poll()
-        poller.register(wake, select.POLLIN)
-        poller.register(1, 0)  # reports a pipe without readers
         live = {each.session.fd: each for each in self._runs if each.session is not None and not each.is_over}
-        for fd in live:
-            poller.register(fd, select.POLLIN)
+        wanted = {wake: READ, 1: 0, **dict.fromkeys(live, READ)}  # 0 reports a pipe without readers
         room = min((each.session.room_bytes for each in live.values() if each.session is not None), default=0)
         if self._reads and room > 0 and _may_read():
-            poller.register(0, select.POLLIN)
-        for fd, events in poller.poll(1000):
+            wanted[0] = READ
+        for fd in wait_events(wanted, LOOK_S):
             if fd == wake:
                 with contextlib.suppress(BlockingIOError):
                     os.read(wake, 4096)
-            elif fd == 1 and events & (select.POLLERR | select.POLLHUP) and not os.isatty(1):
+            elif fd == 1 and not os.isatty(1):
                 raise BrokenPipeError
             elif fd == 0:
                 self._read_input(min(room, _CHUNK_BYTES))
@@ -248,7 +245,7 @@ def write_all(fd: int, data: bytes) -> None:
         BrokenPipeError: its reader has gone.
     """
     while data:
-        select.select([], [fd], [])
+        wait_events({fd: WRITE})
         data = data[os.write(fd, data) :]
 
 
@@ -283,5 +280,5 @@ def _report(runs: Sequence[NodeRun]) -> int:
     if failed:
         how = [f"{each.target} ({each.failure or describe_exit_code(each.code)})" for each in failed]
         line = f"{len(failed)} of {count_nodes(len(runs))} failed: {', '.join(how)}"
-        print(f"muster: {show_controls(line)}", file=sys.stderr)
+        print_line(f"muster: {line}")
     return failed[0].code if failed else 0

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import select
 import signal
 import sys
 import termios
@@ -11,10 +10,11 @@ import tty
 from collections.abc import Iterator
 from typing import Final
 
-from muster._shared.contract import show_controls
+from muster._shared.contract import print_line
 from muster._shared.control import ControlError, ExitCode
+from muster._shared.processes import READ, wait_events
 from muster.cli import operations
-from muster.cli.inside.exec_command import NodeRun, watch_signals, write_all
+from muster.cli.inside.exec_command import LOOK_S, NodeRun, watch_signals, write_all
 from muster.cli.inside.targets import FAILED, find_targets
 from muster.schedulers.inside.session import ALIVE_S, Order, Session, find_name
 
@@ -51,7 +51,7 @@ def run(handle: str, *, role: str | None, node: int | None) -> int:
         finally:
             node_run.close()
         if node_run.failure:
-            print(f"muster: {target}: {show_controls(node_run.failure)}", file=sys.stderr)
+            print_line(f"muster: {target}: {node_run.failure}")
             return FAILED
         return node_run.code
 
@@ -76,10 +76,8 @@ class _Terminal:
                 self._stop.set()
 
     def _step(self, wake: int) -> None:
-        poller = select.poll()
-        for fd in (wake, self._session.fd, *([0] if self._session.room_bytes > 0 else [])):
-            poller.register(fd, select.POLLIN)
-        for fd, _ in poller.poll(1000):
+        fds = (wake, self._session.fd, *([0] if self._session.room_bytes > 0 else []))
+        for fd in wait_events(dict.fromkeys(fds, READ), LOOK_S):
             if fd == wake:
                 with contextlib.suppress(BlockingIOError):
                     os.read(wake, 4096)

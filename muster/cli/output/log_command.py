@@ -5,7 +5,6 @@ keep attempts apart, if these can be read on this machine or in a node that runs
 replicas' output, by the prefix that agents give each rank's lines. A job that was started by hand has only its folder.
 """
 
-import os
 import re
 import sys
 import time
@@ -20,6 +19,7 @@ from torchx.specs.api import NONE
 
 from muster._shared.contract import LogNames, show_controls
 from muster._shared.control import ControlError, ExitCode
+from muster._shared.foreign_files import read_regular
 from muster._shared.reports import Report, name_ranks
 from muster.cli.operations import open_scheduler
 from muster.cli.output import rank_logs
@@ -41,12 +41,14 @@ from muster.schedulers.agent_command import is_agent_role
 from muster.schedulers.errors import EngineError, SchedulerError, UnknownAppError
 from muster.schedulers.failure_report import describe_report, find_root_cause, parse_report
 from muster.schedulers.lines import LineSplitter
-from muster.schedulers.runner.shown.job_console import PREFIX, find_local_ranks
+from muster.schedulers.runner.shown.job_console import PREFIX
 
 _LIMIT_BYTES: Final = 16 << 20
 """The limit for a file. A longer one is read from its end."""
 _LOOK_S: Final = 0.5
 _BAD_ENDS: Final = (AppState.FAILED, AppState.CANCELLED, AppState.UNKNOWN)
+_PIECE_BYTES: Final = 16 << 20
+_EVENTS_LIMIT_BYTES: Final = 256 << 20
 _NO_LOG: Final = re.compile(r"\[muster\] \S+/\d+ has no log")
 """How the line begins in which Kubernetes' adapter says that a node's log is gone."""
 _MOST_RANKS: Final = 1 << 16
@@ -461,7 +463,7 @@ class _Log:
     def _check_rank(self, role: str, rank: int, prefixes: set[str]) -> None:
         """Refuse a rank that the job does not have, by its status, or else by its size as it was submitted."""
         count = self._read_world_size(role) or count_ranks(self._find_role(role))
-        ranks = list_ranks(prefixes, role) | set(range(min(count or 0, _MOST_RANKS)))
+        ranks = list_ranks(prefixes) | set(range(min(count or 0, _MOST_RANKS)))
         if count is not None and rank not in ranks:
             raise ControlError(f"there is no rank {rank}; there are {name_ranks(ranks)}", ExitCode.REFUSED)
         if rank > max(ranks, default=rank):  # how many there are is not known
@@ -535,14 +537,16 @@ def follow_files(
     places: list[RankPlace] = []
     while True:
         is_last = has_ended()
-        newest = rank_logs.find_rank(_read_from(folder / LogNames.EVENTS, 0), rank, attempt)
+        newest = rank_logs.find_rank(_read_from(folder / LogNames.EVENTS, -_EVENTS_LIMIT_BYTES), rank, attempt)
         if newest is not None and newest not in places:
             places.append(newest)  # its last lines may still come
         for path in (path for place in places for stream in streams for path in place.list_paths(stream)):
-            content = _read_from(folder / path, offsets.get(path, 0))
-            offsets[path] = offsets.get(path, 0) + len(content)
             splitter = splitters.setdefault(path, LineSplitter())
-            yield from (line.decode(errors="replace") for line in splitter.feed(content))
+            while content := _read_from(folder / path, offsets.get(path, 0)):
+                offsets[path] = offsets.get(path, 0) + len(content)
+                yield from (line.decode(errors="replace") for line in splitter.feed(content))
+                if not is_last:
+                    break  # it grows, and so do the others
             if is_last and splitter.has_rest():
                 yield splitter.take_rest().decode(errors="replace")
         if is_last:
@@ -552,9 +556,7 @@ def follow_files(
 
 def _read_from(path: Path, offset: int) -> bytes:
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
-            file.seek(offset)
-            return file.read()
+        return read_regular(path, _EVENTS_LIMIT_BYTES if offset < 0 else _PIECE_BYTES, offset, follows=False)
     except OSError:
         return b""
 
@@ -567,17 +569,17 @@ def select_rank(lines: Iterable[str], role: str, rank: int, prefixes: set[str] |
             continue
         if prefixes is not None and line.startswith(f"[{role}"):
             prefixes.add(found[0])
-        if names_rank(found["rank"] or find_local_ranks(found, role), rank):
+        if names_rank(found["rank"] or found["local"], rank):
             yield line[found.end() :]
 
 
-def list_ranks(prefixes: Iterable[str], role: str) -> set[int]:
+def list_ranks(prefixes: Iterable[str]) -> set[int]:
     """Return the ranks that prefixes of lines name."""
     ranks: set[int] = set()
     for prefix in prefixes:
         found = PREFIX.match(prefix)
         if found is not None:
-            for part in (found["rank"] or find_local_ranks(found, role)).split(","):
+            for part in (found["rank"] or found["local"]).split(","):
                 first, _, last = part.partition("-")
                 ranks.update(range(int(first), min(int(last or first) + 1, _MOST_RANKS)))  # a script may write it
     return ranks

@@ -7,13 +7,12 @@ import heapq
 import math
 import os
 import re
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, TextIO
 
-from muster._shared.contract import show_controls
+from muster._shared.contract import print_line
 from muster.schedulers.lines import TimedLine
 from muster.schedulers.runner.shown.job_console import PREFIX, allows_colours, paint_line
 from muster.schedulers.runner.shown.live_lines import LiveLines
@@ -231,4 +230,4 @@ def add_prefix(prefix: str, line: str) -> str:
 
 def say(line: str) -> None:
     """Print a line of the command's own."""
-    print(f"muster: {show_controls(line)}", file=sys.stderr, flush=True)
+    print_line(f"muster: {line}")

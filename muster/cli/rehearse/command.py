@@ -5,7 +5,7 @@ import inspect
 import json
 import os
 import shutil
-import sys
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -15,8 +15,10 @@ from typing import Final
 from torchx.runner import config
 from torchx.specs import AppDef, Role
 
+from muster._shared.contract import print_line
 from muster._shared.control import ControlError, ExitCode
 from muster._shared.processes import LINUX
+from muster._shared.reports import format_duration
 from muster.cli import run_command
 from muster.cli.adapters import create_scheduler
 from muster.cli.rehearse.faults.catalogue import FAULTS
@@ -31,6 +33,7 @@ from muster.cli.rehearse.world import make_world
 from muster.schedulers.adapter.supervised import SupervisedScheduler
 from muster.schedulers.agent_command import is_agent_role
 from muster.schedulers.errors import EngineError, SchedulerError, describe_os_error
+from muster.schedulers.runner import config_file
 from muster.schedulers.supervision.registry import find_state_dir
 from muster.schedulers.workspace.packing import BundleError, copy_workspace, walk_workspace
 
@@ -80,6 +83,7 @@ def rehearse(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         return _disturb(args)
     if not LINUX:
         raise ControlError("muster rehearse needs Linux", ExitCode.USAGE)
+    config_file.check_files()
     defaults = config.get_configs(prefix="cli", name="run")
     component, words = run_command.split_component(args.component, defaults.get("component"), parser)
     request = Request(
@@ -142,11 +146,17 @@ def _disturb(args: argparse.Namespace) -> int:
     seed = _choose_seed(args)
     limit_s = args.time_limit or _LIVE_S
     confirm = (lambda _: True) if args.yes else live.ask
-    rows = live.disturb(args.app, names, seed=seed, limit_s=limit_s, confirm=confirm)
-    report = Report(command=args.app, seed=seed, steps=None, took_s=0.0, rows=tuple(rows))
-    if args.junit is not None:
-        Path(args.junit).write_text(build_junit(report), encoding="utf-8")
-    print(dump_json(report) + "\n" if args.json else build_table(report), end="")
+    rows: list[Row] = []
+    try:
+        for row in live.disturb(args.app, names, seed=seed, limit_s=limit_s, confirm=confirm):
+            rows.append(row)
+            _say(_describe(row))
+    finally:  # also what is known when a person ends it
+        report = Report(command=args.app, seed=seed, steps=None, took_s=0.0, rows=tuple(rows), planned=len(names))
+        if rows and args.junit is not None:
+            Path(args.junit).write_text(build_junit(report), encoding="utf-8")
+        if rows:
+            print(dump_json(report) + "\n" if args.json else build_table(report), end="")
     return ExitCode.DONE if report.is_good and any(row.is_tried for row in rows) else ExitCode.REFUSED
 
 
@@ -160,20 +170,28 @@ def _rehearse(request: Request) -> int:
         _say(line)
     workspace = Path.cwd()
     _make_output(request.output)
-    with ExitStack() as stack:
-        journal = stack.enter_context(Journal(journals))
-        scheduler = stack.enter_context(closing(create_scheduler("local_cwd", "rehearse")))
-        assert isinstance(scheduler, SupervisedScheduler)  # noqa: S101  # this package's
-        stage = _Stage(request, workspace, scheduler, journal)
-        stack.callback(shutil.rmtree, request.output / _KEPT, ignore_errors=True)
-        report, results = stage.rehearse()
-    _write(request, report, results)
+    stage = None
+    try:
+        with ExitStack() as stack:
+            journal = stack.enter_context(Journal(journals))
+            scheduler = stack.enter_context(closing(create_scheduler("local_cwd", "rehearse")))
+            assert isinstance(scheduler, SupervisedScheduler)  # noqa: S101  # this package's
+            stack.callback(shutil.rmtree, request.output / _KEPT, ignore_errors=True)
+            stage = _Stage(request, workspace, scheduler, journal)
+            stage.rehearse()
+    finally:  # also what is known when a person ends it
+        report = None if stage is None else stage.build_report()
+        if report is not None:
+            _print(request, report)
+    return ExitCode.DONE if report is not None and report.is_good else ExitCode.REFUSED
+
+
+def _print(request: Request, report: Report) -> None:
     if request.as_json:
         print(dump_json(report))
     else:
         print(build_table(report), end="")
         _say(f"written: {request.output / 'index.html'}")
-    return ExitCode.DONE if report.is_good else ExitCode.REFUSED
 
 
 class _Stage:
@@ -187,45 +205,68 @@ class _Stage:
         self._count = 0
         self._steps = request.steps
         self._kept = Kept(request.output / _KEPT)
+        self._results: list[Result] = []
+        """Of all runs, the undisturbed one first."""
+        self._again: Result | None = None
+        self._planned = 0
+        self._took_s: list[float] = []
+        """How long each run took in all."""
 
-    def rehearse(self) -> tuple[Report, list[Result]]:
+    def rehearse(self) -> None:
+        """Do all runs, and write each verdict when it is known."""
         request = self._request
         undisturbed = self._run_undisturbed()
+        self._results.append(undisturbed)
         faults = parse_faults(request.faults, quick=request.quick)
         nodes = self._role.num_replicas
         nproc = max(1, undisturbed.ranks // nodes)
         cases = choose_cases(faults, undisturbed, nodes=nodes, nproc=nproc, seed=request.seed)
+        self._planned = len(cases)
         obstacles = find_obstacles(cases, undisturbed)
-        results, again = [], None
-        for case in cases:
+        self._write()
+        for number, case in enumerate(cases, 1):
             if case.name in obstacles:
                 result = Result(case=case, obstacle=obstacles[case.name])
             else:
+                left = sum(each.name not in obstacles for each in cases[number - 1 :])
+                left_s = left * sum(self._took_s) / len(self._took_s)
+                _say(f"fault {number} of {len(cases)}: {case.title}; about {format_duration(left_s)} left")
                 result = self._run(case, undisturbed)
                 if result.is_missed:  # as on a busy machine
                     _say(f"{case.name}: {result.obstacle}: once more")
                     result = self._run(case, undisturbed)
-                if again is None and compare(result, undisturbed, is_repeatable=None)[0]:
+                if self._again is None and compare(result, undisturbed, is_repeatable=None)[0]:
                     _say("the result differs: one more undisturbed run shows whether it always does")
-                    again = self._run_once(Case(name="undisturbed-again", nodes=nodes), ())
-            results.append(result)
-            _say(_describe(self._judge(result, [undisturbed, *results], again)))
-        rows = tuple(self._judge(result, [undisturbed, *results], again) for result in results)
-        report = Report(
+                    self._again = self._run_once(Case(name="undisturbed-again", nodes=nodes), ())
+            self._results.append(result)
+            _say(_describe(self._judge(result)))
+            self._write()
+
+    def build_report(self) -> Report | None:
+        """Return what is known so far. None: the undisturbed run has not ended, or not well."""
+        if not self._results:
+            return None
+        request, undisturbed = self._request, self._results[0]
+        return Report(
             command=" ".join((request.component, *request.words)),
             seed=request.seed,
             steps=undisturbed.done,
             took_s=_find_length_s(undisturbed),
-            rows=rows,
+            rows=tuple(map(self._judge, self._results[1:])),
+            planned=self._planned,
             notes=tuple(self._notes),
         )
-        return report, [undisturbed, *results]
 
-    def _judge(self, result: Result, all_of_them: Sequence[Result], again: Result | None) -> Row:
-        """Judge a run. `all_of_them` are those so far, the undisturbed one first."""
-        undisturbed = all_of_them[0]
+    def _write(self) -> None:
+        report = self.build_report()
+        assert report is not None  # noqa: S101  # the undisturbed run has ended
+        _write(self._request, report, self._results)
+
+    def _judge(self, result: Result) -> Row:
+        """Judge a run beside those so far."""
+        undisturbed, again = self._results[0], self._again
         is_repeatable = None if again is None else not compare(again, undisturbed, is_repeatable=None)[0]
-        saves = (each for run in all_of_them for each in run.saved_at if 0 < each < undisturbed.done)
+        saves = (each for run in self._results for each in run.saved_at if 0 < each < undisturbed.done)
         return judge(result, undisturbed, is_repeatable=is_repeatable, first_save=min(saves, default=None))
 
     def _run_undisturbed(self) -> Result:
@@ -265,6 +306,7 @@ class _Stage:
     ) -> Result:
         request = self._request
         self._count += 1
+        began_s = time.monotonic()
         folder = request.output / "runs" / f"{self._count:02d}-{case.name}"
         folder.mkdir(parents=True)
         run_s = limit_s if request.time_limit_s is None or not is_end_good else request.time_limit_s
@@ -281,6 +323,7 @@ class _Stage:
                 shutil.rmtree(work, ignore_errors=True)
         except NotPossibleError as error:
             return Result(case=case, obstacle=str(error))
+        self._took_s.append(time.monotonic() - began_s)
         result.logs = str(folder / "logs")
         return result
 
@@ -301,11 +344,12 @@ def _choose_words(request: Request, nodes: int) -> tuple[list[str], list[str]]:
 
 
 def _names(request: Request, parameter: str) -> bool:
-    """Return whether the command or `.torchxconfig` gives a parameter of the component."""
+    """Return whether the command or `.torchxconfig` gives a parameter of the component, perhaps abbreviated."""
     words = request.words[: request.words.index("--")] if "--" in request.words else request.words
     given = {word.lstrip("-").partition("=")[0] for word in words if word.startswith("-")}
     defaults = config.load_sections(prefix="component").get(request.component) or {}
-    return parameter in given or parameter in defaults
+    others = {*inspect.signature(run_command.find_function(request.component)).parameters} - {parameter}
+    return parameter in defaults or any(parameter.startswith(word) for word in given - others)
 
 
 def _find_role(app: AppDef) -> Role:
@@ -346,6 +390,7 @@ def _make_output(folder: Path) -> None:
             ExitCode.REFUSED,
         )
     shutil.rmtree(folder / "runs", ignore_errors=True)
+    (folder / "index.html").unlink(missing_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / _RESULTS).write_text("{}\n")
 
@@ -372,4 +417,4 @@ def _describe(row: Row) -> str:
 
 
 def _say(line: str) -> None:
-    print(f"muster: {line}", file=sys.stderr, flush=True)
+    print_line(f"muster: {line}")

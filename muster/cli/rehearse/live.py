@@ -9,7 +9,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -78,8 +78,10 @@ class _Target:
 
 def disturb(
     handle: str, names: Sequence[str], *, seed: int, limit_s: float, confirm: Callable[[str], bool]
-) -> list[Row]:
+) -> Iterator[Row]:
     """Cause faults in a running job, one after the other, and follow each until the job is further than before.
+
+    It ends with the first that was not survived.
 
     Args:
         handle: of the app.
@@ -93,21 +95,20 @@ def disturb(
     """
     with open_scheduler(handle) as (scheduler, app_id):
         role, nodes = _find_role(scheduler, app_id)
-        rows = []
         for name in names:
             target = _choose(scheduler, app_id, role, nodes, name, random.Random(f"{seed} {name}"))  # noqa: S311
             what = f"{FAULTS[name].title}: {_describe(target)} of {app_id}"
             if not confirm(what):
                 reason = "it was not confirmed"
-                rows.append(_build_row(name, target, Verdict.NOT_TRIED, reason=reason))
+                yield _build_row(name, target, Verdict.NOT_TRIED, reason=reason)
                 continue
             before = _read_status(scheduler, app_id, role)
             began_s = time.monotonic()
             _cause(scheduler, app_id, role, name, target)
-            rows.append(_follow(scheduler, app_id, role, name, target, before, began_s, limit_s))
-            if rows[-1].verdict is not Verdict.SURVIVED:
-                break
-        return rows
+            row = _follow(scheduler, app_id, role, name, target, before, began_s, limit_s)
+            yield row
+            if row.verdict is not Verdict.SURVIVED:
+                return
 
 
 def _find_role(scheduler: PluginScheduler, app_id: str) -> tuple[str, int]:

@@ -1,6 +1,6 @@
 """What a run says about the script: pure, from its result and the undisturbed one."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -114,17 +114,33 @@ def compare(result: Result, undisturbed: Result, *, is_repeatable: bool | None) 
         ranks = "1 rank" if result.ranks == 1 else f"{result.ranks} ranks"
         return False, f"not comparable: it ended with {ranks}, not {undisturbed.ranks}"
     if result.state != "SUCCEEDED" or (result.is_counted and result.done != undisturbed.done):
-        return False, f"not comparable: the run was ended at step {result.done}"
-    names = [name for name in undisturbed.values if name in result.values]
-    if not names and not undisturbed.digests:
+        return _compare_step(result, undisturbed, is_repeatable=is_repeatable)
+    if not (undisturbed.values.keys() & result.values.keys()) and not undisturbed.digests:
         return False, "not compared: the script reports no numbers (worker.step(i, loss=x)), --compare no file"
-    differing = [name for name in names if not is_equal(result.values[name], undisturbed.values[name])]
     files = [name for name, digest in undisturbed.digests.items() if result.digests.get(name) != digest]
+    return _compare_values(result.values, undisturbed.values, files, is_repeatable=is_repeatable)
+
+
+def _compare_step(result: Result, undisturbed: Result, *, is_repeatable: bool | None) -> tuple[bool, str]:
+    """Compare the numbers of the last step that was seen in both runs. Their files are those of different steps."""
+    if common := undisturbed.values_at.keys() & result.values_at.keys():
+        step = max(common)
+        ours, theirs = result.values_at[step], undisturbed.values_at[step]
+        if ours.keys() & theirs.keys():
+            differs, line = _compare_values(ours, theirs, (), is_repeatable=is_repeatable)
+            return differs, f"{line} at step {step}"
+    return False, f"not comparable: the run was ended at step {result.done}"
+
+
+def _compare_values(
+    ours: Mapping[str, float], theirs: Mapping[str, float], files: Sequence[str], *, is_repeatable: bool | None
+) -> tuple[bool, str]:
+    differing = [name for name in theirs if name in ours and not is_equal(ours[name], theirs[name])]
     if not differing and not files:
         return False, "equal"
     if is_repeatable is False:
         return False, "not comparable: two undisturbed runs differ, too"
-    words = [f"{name} {result.values[name]:.6g} instead of {undisturbed.values[name]:.6g}" for name in differing]
+    words = [f"{name} {ours[name]:.6g} instead of {theirs[name]:.6g}" for name in differing]
     return True, "; ".join([*words, *(f"{name} differs" for name in files)])
 
 

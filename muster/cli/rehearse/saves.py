@@ -10,12 +10,13 @@ import errno
 import hashlib
 import math
 import os
-import select
 import shutil
 import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
+
+from muster._shared import processes
 
 _CREATE, _MODIFY, _MOVED_TO, _CLOSE_WRITE = 0x100, 0x2, 0x80, 0x8
 _IS_FOLDER = 0x40000000
@@ -43,7 +44,7 @@ class Saves:
 
     def wait(self, limit_s: float) -> None:
         """Return when something was written, or after the limit."""
-        select.select([self._fd], [], [], limit_s)
+        processes.wait_readable(self._fd, limit_s)
 
     def look(self) -> bool:
         """Return whether something that may be a checkpoint has been written since the last look."""

@@ -23,18 +23,21 @@ class Report:
     took_s: float
     """By the undisturbed run."""
     rows: tuple[Row, ...]
+    planned: int = 0
+    """How many faults were to be tried. There are fewer rows if it was ended early."""
     notes: tuple[str, ...] = ()
     """What the rehearsal has added to the command."""
 
     @property
     def is_good(self) -> bool:
-        """Everything that was tried was survived."""
-        return not any(row.verdict.is_bad for row in self.rows)
+        """Everything that was tried was survived, and it was not ended early."""
+        return len(self.rows) >= self.planned and not any(row.verdict.is_bad for row in self.rows)
 
     def describe(self) -> str:
         """Say what it was compared with: "100 steps in 12.0 s undisturbed; seed 7"."""
         first = "" if self.steps is None else f"{self.steps} steps in {self.took_s:.1f} s undisturbed; "
-        return f"{first}seed {self.seed}"
+        early = "" if len(self.rows) >= self.planned else f"; {len(self.rows)} of {self.planned} faults done"
+        return f"{first}seed {self.seed}{early}"
 
     def list_advice(self) -> list[tuple[str, str, str]]:
         """Return what to change: name, text and page, each once, in the order of the rows."""
@@ -42,8 +45,8 @@ class Report:
         return [(name, ADVICE[name].text, ADVICE[name].page) for name in names]
 
 
-_NO_XML: Final = re.compile("[\ud800-\udfff\ufffe\uffff]")
-"""Beside control characters: what XML cannot have. A name of a file that is no UTF-8 may be in a reason."""
+_NO_XML: Final = re.compile("[\ufffe\uffff]")
+"""Beside what `show_controls` replaces: what XML cannot have."""
 HEAD: Final = ("fault", "at", "verdict", "recovery", "repeated", "result")
 
 
@@ -86,6 +89,7 @@ def build_json(report: Report) -> dict[str, Any]:
         "seed": report.seed,
         "survived": report.is_good,
         "undisturbed": None if report.steps is None else {"steps": report.steps, "took_s": round(report.took_s, 3)},
+        "planned": report.planned,
         "notes": list(report.notes),
         "rows": rows,
         "advice": [{"name": name, "text": text, "page": page} for name, text, page in report.list_advice()],

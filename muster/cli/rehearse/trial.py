@@ -29,6 +29,7 @@ _STATE_S: Final = 0.2
 """How often the app's state is read."""
 _MOST_LIMITS: Final = 10
 """A run that goes on and on is ended after this many times its limit."""
+_VALUES_LIMIT: Final = 256
 _END_S: Final = 60.0
 """How long the end of an app may take beyond its grace period."""
 
@@ -105,6 +106,8 @@ class Result:
     """
     values: Mapping[str, float] = field(default_factory=dict)
     """The last numbers that global rank 0 has reported, by name."""
+    values_at: dict[int, Mapping[str, float]] = field(default_factory=dict)
+    """Its numbers by the steps that it had done, the last `_VALUES_LIMIT` that were seen after the fault."""
     story: Story | None = None
     """From the records. None: there are none."""
     saving_ranks: frozenset[int] = frozenset()
@@ -169,6 +172,8 @@ class Trial:
         """Workers were started again since."""
         self._course: Course | None = None
         self._next_s = 0.0
+        self._seen: tuple[int, dict[str, float]] = (0, {})
+        """What the latest look has read of global rank 0."""
 
     def run(self, kept: Kept, compare: Sequence[str] = ()) -> Result:
         """Run it to its end.
@@ -273,7 +278,7 @@ class Trial:
 
     def _look(self) -> None:
         result = self._result
-        result.values = self._watch.read_values() or result.values
+        self._read_values()
         slots = self._watch.look()
         has_saved = self._saves.look()
         if slots:
@@ -306,6 +311,20 @@ class Trial:
         else:
             self._is_saving = False
 
+    def _read_values(self) -> None:
+        """Read the numbers of global rank 0.
+
+        They belong to its step if two looks have found both: a rank writes its numbers just before its step.
+        """
+        result, (done, values) = self._result, self._watch.read_values()
+        result.values = values or result.values
+        if done and values and (done, values) == self._seen:
+            result.values_at.pop(done, None)
+            result.values_at[done] = values
+            if len(result.values_at) > _VALUES_LIMIT:
+                del result.values_at[next(iter(result.values_at))]
+        self._seen = done, values
+
     def _record_step(self, done: int) -> None:
         now_s = time.monotonic()
         if self._last_step_s is not None:
@@ -328,6 +347,7 @@ class Trial:
         if result.fault_done is None:
             result.fault_done, result.caused_s = result.done, time.time()
             result.agents_knew = self._watch.has_checkpoint
+            result.values_at.clear()
             self._most_s = time.monotonic() if self._most == 0 else self._most_s
             if self._case.moment is Moment.CHECKPOINT:
                 self.rank = next(self._find_saving(), self.rank)
@@ -390,7 +410,7 @@ class Trial:
 
     def _read_story(self, app: AppFolder) -> Story | None:
         files = sorted(app.role_dir(self._app.roles[0].name).glob(f"*/{LogNames.EVENTS}"))
-        events = sources.parse_files((str(path), path.read_bytes()) for path in files)
+        events = sources.parse_files((str(path), sources.read_events(path)) for path in files)
         return tell(self._case.name, place(events)) if events else None
 
 

@@ -93,15 +93,15 @@ class Watch:
                 _search_page(agent)
         return found
 
-    def read_values(self) -> dict[str, float]:
-        """Read the numbers that global rank 0 has reported last, by name.
+    def read_values(self) -> tuple[int, dict[str, float]]:
+        """Read how many steps global rank 0 has done, and the numbers that it has reported last, by name.
 
         They are empty if it has none, or does not run.
         """
         for agent in self._agents.values():
             if agent.page is not None and agent.offset == 0:
-                return _read_values(agent.page)
-        return {}
+                return _read_slot(agent.page, 0).done, _read_values(agent.page)
+        return 0, {}
 
     @property
     def runs(self) -> bool:

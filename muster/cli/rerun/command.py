@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from muster._shared import processes
-from muster._shared.contract import describe_exit_code, show_controls
-from muster._shared.control import ControlError, ExitCode
+from muster._shared.contract import AskOutcome, describe_exit_code, print_line
+from muster._shared.control import ControlError, ExitCode, describe_answer
+from muster._shared.foreign_files import parse_json, read_whole
 from muster.cli import operations
 from muster.schedulers.errors import UnsafeFolderError
 from muster.schedulers.supervision.registry import find_state_dir
@@ -59,7 +60,8 @@ def read_line() -> list[str]:
         ControlError: there is none.
     """
     try:
-        return [str(word) for word in json.loads(_find_path().read_text())["words"]]
+        content: Any = parse_json(read_whole(_find_path()))
+        return [str(word) for word in content["words"]]
     except FileNotFoundError:
         line = "no `muster run` was started in this folder: there is nothing to run again"
         raise ControlError(line, ExitCode.REFUSED) from None
@@ -82,7 +84,7 @@ def show_line(words: Sequence[str]) -> None:
 
 
 def _say(line: str) -> None:
-    print(f"muster: {show_controls(line)}", file=sys.stderr, flush=True)
+    print_line(f"muster: {line}")
 
 
 def watch(words: Sequence[str], workspace: str) -> int:
@@ -179,7 +181,10 @@ class _Run:
         self._copier.join(1.0)
         if may_outlive_command(self.handle):
             with contextlib.suppress(ControlError):  # it has ended
-                _say(operations.stop(self.handle).line)
+                answer = operations.stop(self.handle)
+                _say(describe_answer(answer))
+                if answer.outcome is AskOutcome.UNREACHED:
+                    _say(describe_answer(operations.stop(self.handle, now=True)))
         return came
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from muster._shared.control import ControlError
+from muster._shared.control import ControlError, describe_answer
 from muster._shared.job_view import JobState
 from muster._shared.reports import Answer
 from muster.cli.answers import format_stacks
@@ -224,7 +224,7 @@ class TopView:
             lines = describe_waits(answer, get_status(self._picture, self._view))
             self._open_text(f"who waits for whom in {self._name}", lines, is_following=False)
         else:
-            self._view = replace(self._view, note=answer.line)
+            self._view = replace(self._view, note=describe_answer(answer))
 
     def _show_error(self, origin: Origin | Deed, error: ControlError) -> None:
         if origin is Origin.LOG:

@@ -8,6 +8,7 @@ import sys
 from importlib.util import find_spec
 
 from muster._shared.codec import to_data
+from muster._shared.contract import print_line
 from muster._shared.control import ControlError, ExitCode
 from muster.cli.overview import STATE_CODES, build_entry, print_list, read_app
 from muster.cli.top.asking import MOST_JOBS, SchedulerJobs
@@ -71,7 +72,7 @@ def _print_page(handle: str) -> int:
 def _follow(handle: str) -> int:
     from muster.cli.top.plain import follow
 
-    return follow(SchedulerJobs(), handle, lambda line: print(line, flush=True)).exit_code
+    return follow(SchedulerJobs(), handle, lambda line: print_line(line, sys.stdout)).exit_code
 
 
 def _run_view(handle: str | None) -> int:

@@ -1,11 +1,10 @@
 """`muster top` without a terminal, and for programs: a line per change, one page, or one line of JSON."""
 
-import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from muster._shared.contract import show_controls
+from muster._shared.contract import print_line, show_controls
 from muster._shared.job_view import JobEvent
 from muster.cli.top.picture import JobList, JobPicture
 from muster.cli.top.source import EVERY_S, Jobs
@@ -75,4 +74,4 @@ def print_list(jobs: JobList) -> None:
     for row in jobs.rows:
         print(show_controls(f"{row.handle}  {row.state}: {row.line}" if row.line else f"{row.handle}  {row.state}"))
     for line in jobs.unreachable:
-        print(show_controls(line), file=sys.stderr)
+        print_line(line)

@@ -275,7 +275,8 @@ def _list_progress(status: JobStatus, bar: int, *, is_live: bool) -> Iterator[Te
         text.append("━" * round(part * bar), style="green")
         text.append("─" * (bar - round(part * bar)), style="dim")
         text.append(f" {part:.0%}".replace("%", " %"))
-        text.append(f"  step {status.step} of {status.total}" if is_live else f"  {_describe_done(status)}")
+        name = f"{show_controls(status.bar)}: " if status.bar else ""
+        text.append(f"  {name}step {status.step} of {status.total}" if is_live else f"  {_describe_done(status)}")
     elif step is not None and status.step is None:
         text.append(f"step {step} (by optimizer)")
     else:

@@ -7,7 +7,6 @@ runs.
 
 import contextlib
 import os
-import select
 import signal
 import termios
 import tty
@@ -15,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Final
 
+from muster._shared.processes import READ, WRITE, wait_events
 from muster.cli.top.keys import KeyParser
 
 _ENTER: Final = b"\x1b[?1049h\x1b[?25l"
@@ -113,7 +113,7 @@ class Screen:
         """
         if self._parser.is_waiting:
             limit_s = min(limit_s, _ESCAPE_S)
-        ready, _, _ = select.select([self._input_fd, self._woken_fd], [], [], max(0.0, limit_s))
+        ready = wait_events(dict.fromkeys((self._input_fd, self._woken_fd), READ), limit_s)
         if self._woken_fd in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._woken_fd, 4096)
@@ -145,7 +145,7 @@ class Screen:
         """
         try:
             while data:
-                select.select([], [self._output_fd], [])  # another process may have made it non-blocking
+                wait_events({self._output_fd: WRITE})  # another process may have made it non-blocking
                 data = data[os.write(self._output_fd, data) :]
         except OSError as error:
             raise ClosedError(128 + signal.SIGHUP) from error

@@ -17,8 +17,8 @@ import time
 from typing import Any
 
 from muster import worker
-from muster._shared.contract import AGENT_ENTRY_NAME, AskKind, AskOutcome, Env
-from muster._shared.control import parse_answer
+from muster._shared.contract import AGENT_ENTRY_NAME, AskKind, AskOutcome, Env, print_line
+from muster._shared.control import describe_answer, parse_answer
 from muster._shared.reports import Answer
 
 _AGENT = os.path.join(os.path.dirname(os.path.abspath(worker.__file__)), AGENT_ENTRY_NAME)
@@ -144,7 +144,7 @@ class _Requests:
     def _ask(self, kind: AskKind) -> None:
         answer = self.ask(kind)
         if answer.outcome is not AskOutcome.DONE:
-            sys.stderr.write(f"muster: {kind.value}: {answer.line}\n")
+            print_line(f"muster: {kind.value}: {describe_answer(answer)}")
         with self.changed:
             self.answers[kind] = answer
             self.changed.notify_all()

@@ -5,27 +5,15 @@ muster's own, or the sockets of a notebook's kernel: a message that a worker sen
 kernel's.
 """
 
-import contextlib
 import os
 import socket
 import stat
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
+
+from muster._shared import processes
 
 _KERNEL_PORTS = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port")
-
-
-def close_all_but(kept: Collection[int]) -> None:
-    """Close every descriptor above 2. A process that is about to exec calls it."""
-    for fd in list_descriptors():
-        if fd > 2 and fd not in kept:
-            with contextlib.suppress(OSError):
-                os.close(fd)
-
-
-def list_descriptors() -> list[int]:
-    """Return the open descriptors, and perhaps the one that listed them."""
-    return [int(name) for name in os.listdir("/proc/self/fd")]
 
 
 def silence(fds: Iterable[int]) -> None:
@@ -43,7 +31,7 @@ def find_kernel_sockets() -> list[int]:
         return []
     kernel = application.IPKernelApp.instance()
     ports = {getattr(kernel, name, None) for name in _KERNEL_PORTS}
-    return [fd for fd in list_descriptors() if _find_local_port(fd) in ports]
+    return [fd for fd in processes.list_descriptors() if _find_local_port(fd) in ports]
 
 
 def _find_local_port(fd: int) -> object:

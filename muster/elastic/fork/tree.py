@@ -28,7 +28,7 @@ from muster.agent.driven import send_identity
 from muster.agent.errors import SpawnError
 from muster.agent.workers import stall_watch
 from muster.elastic.fork.call import ForkedCall
-from muster.elastic.fork.descriptors import close_all_but, silence
+from muster.elastic.fork.descriptors import silence
 from muster.elastic.fork.image import run_image
 from muster.elastic.jobs.process import AgentStart
 
@@ -152,11 +152,8 @@ def _exec(start: AgentStart, args: Sequence[str], kept: Sequence[int]) -> None:
 
     Without the modules that installed packages have Python import at its start (`-S`): see `runtime.packages`.
     """
-    close_all_but(kept)
-    for fd in kept:
-        os.set_inheritable(fd, True)
-    for number in processes.IGNORED_BY_PYTHON:
-        signal.signal(number, signal.SIG_DFL)
+    processes.close_all_but(kept)
+    processes.reset_ignored()
     *interpreter, entry = start.python
     words = [*interpreter, "-S", entry, ADOPTED_FLAG, *args]
     execute = posix.execve if os.sep in words[0] else os.execvpe

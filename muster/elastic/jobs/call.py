@@ -53,6 +53,19 @@ class _Descriptors:
             os.close(self.fds.pop())
 
 
+def check_no_import() -> None:
+    """Refuse to start a job while a worker imports the program that started it.
+
+    Raises:
+        UsageError: this process is a worker, and imports that program.
+    """
+    if getattr(process.current_process(), "_inheriting", False):
+        raise UsageError(
+            "a worker imports the program that started it, and this program starts a job when it is imported: "
+            'put that below `if __name__ == "__main__":`'
+        )
+
+
 def build_payload(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, substitutes_macros: bool = False
 ) -> Payload:
@@ -66,13 +79,9 @@ def build_payload(
 
     Raises:
         PickleFault: names what cannot be pickled.
-        UsageError: this process is a worker, and imports the program that started its job.
+        UsageError: see `check_no_import`.
     """
-    if getattr(process.current_process(), "_inheriting", False):
-        raise UsageError(
-            "a worker imports the program that started it, and this program starts a job when it is imported: "
-            'put that below `if __name__ == "__main__":`'
-        )
+    check_no_import()
     descriptors = _Descriptors()
     copy = sys.modules.get(_COPY)
     contexts: tuple[Any, ...] = (context,) if copy is None else (context, copy.context)
@@ -80,6 +89,8 @@ def build_payload(
         each.set_spawning_popen(descriptors)  # pickling asks the Popen
     try:
         preparation = spawn.get_preparation_data("worker")
+        if not _main_can_be_imported():
+            preparation.pop("init_main_from_path", None)
         preparation["authkey"] = bytes(preparation["authkey"])  # pickled for our own workers only
         preparation["substitutes_macros"] = substitutes_macros
         call = _pickle_call(function, tuple(args), dict(kwargs), descriptors)
@@ -113,14 +124,15 @@ def _pickle_call(
 def _main_can_be_imported() -> bool:
     """Return whether workers will have this process's `__main__`: `spawn.prepare` imports it there.
 
-    They do not have it in a notebook, at a prompt, or where the program is the `__main__.py` of a package or a folder
-    (`python -m pytest`). Nor do they in processes that multiprocessing has spawned from such a program.
+    They do not have it in a notebook, at a prompt, where Python reads the program from its input, or where the program
+    is the `__main__.py` of a package or a folder (`python -m pytest`). Nor do they in processes that multiprocessing
+    has spawned from such a program.
     """
     main = sys.modules["__main__"]
     spec = getattr(main, "__spec__", None)
     if spec is not None:
         return str(spec.name).rpartition(".")[2] != "__main__"
-    return bool(getattr(main, "__file__", None))
+    return getattr(main, "__file__", None) not in (None, "", "<stdin>")
 
 
 class _PicklerWithoutMain(ForkingPickler):

@@ -15,6 +15,7 @@ import hashlib
 import hmac
 import json
 import os
+import selectors
 import socket
 import struct
 import tempfile
@@ -29,7 +30,10 @@ _MEETING_LIMIT_S = 60.0
 """How long the programs wait for one another after the job's end. The agents have ended at the same moment."""
 
 _HANDSHAKE_LIMIT_S = 20.0
-"""The limit for a connection that may be another job's."""
+"""How long each answer of a handshake may take that may be another job's."""
+
+_STRANGERS = 64
+"""How many connections may have proved nothing beside those of the nodes."""
 
 _SILENCE_LIMIT_S = 600.0
 """While one program is served, the others wait. One whose machine is gone is noticed sooner, by keep-alives."""
@@ -41,6 +45,9 @@ _RETRY_S = 0.1
 _CHUNK_BYTES = 1 << 20
 _FRAME_LIMIT_BYTES = _CHUNK_BYTES + 4096
 _NONCE_BYTES = _MAC_BYTES = 32
+_NODE = struct.Struct(">I")
+_HELLO_BYTES = _NONCE_BYTES + 4 + _MAC_BYTES + _NODE.size
+"""A nonce, and a frame that proves the token and says which node this is."""
 
 
 @dataclass
@@ -99,33 +106,112 @@ def _serve(place: RoundPlace, own: Mapping[int, int], key: bytes, gathered: Gath
             listener = stack.enter_context(_listen(place))
         except OSError as error:
             return f"cannot listen at port {place.master_port}: {error.strerror or error}"
-        channels: dict[int, _Channel] = {}
-        why = ""
-        deadline_s = time.monotonic() + _MEETING_LIMIT_S
-        while len(channels) < place.nodes - 1:
-            listener.settimeout(max(0.0, deadline_s - time.monotonic()) or 1e-3)
+        meeting = _Meeting(listener, place, key)
+        stack.callback(meeting.close)
+        why = meeting.run()
+        for node, channel in [*meeting.channels.items()]:
             try:
-                connection, _address = listener.accept()
-            except TimeoutError:
-                absent = sorted(set(range(1, place.nodes)) - set(channels))
-                why = why or f"node {absent[0]} did not connect within {_MEETING_LIMIT_S:g} s"
-                break
-            stack.enter_context(connection)
-            try:
-                channel = _Channel(connection, key, is_server=True)
-                node = int(json.loads(channel.receive())["node"])
                 _receive_results(channel, gathered)
-            except (OSError, ValueError, KeyError) as error:  # another job's, or half a message
-                why = f"a connection broke: {error}"
-                connection.close()
-                continue
-            channels[node] = channel
-            deadline_s = time.monotonic() + _MEETING_LIMIT_S  # the others have waited until now
+            except (OSError, ValueError, KeyError) as error:  # noqa: PERF203
+                why = f"the connection to node {node}'s program broke: {error}"
+                meeting.channels.pop(node).connection.close()
         everything = {**own, **gathered.fds}
-        for channel in channels.values():
+        for channel in meeting.channels.values():
             with contextlib.suppress(OSError):  # it has ended; the others get theirs
                 _send_results(channel, everything, why)
         return why
+
+
+class _Meeting:
+    """The handshakes with all other programs, side by side. Close it.
+
+    Any process can connect. So nothing waits for one connection, all together have one limit, and of too many that have
+    proved nothing the oldest is closed. A program whose connection was closed connects again.
+    """
+
+    def __init__(self, listener: socket.socket, place: RoundPlace, key: bytes) -> None:
+        self._listener = listener
+        self._place = place
+        self._key = key
+        self._selector = selectors.DefaultSelector()
+        self._unproven: dict[socket.socket, tuple[bytes, bytearray]] = {}
+        """What was sent and what has come, the oldest connection first."""
+        self.channels: dict[int, _Channel] = {}
+        """Of the programs that have proved the token, by node."""
+
+    def run(self) -> str:
+        """Wait for all programs. Return why one is missing."""
+        why = ""
+        deadline_s = time.monotonic() + _MEETING_LIMIT_S
+        self._listener.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        while len(self.channels) < self._place.nodes - 1:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                absent = min(set(range(1, self._place.nodes)) - set(self.channels))
+                return why or f"node {absent} did not connect within {_MEETING_LIMIT_S:g} s"
+            for ready, _ in self._selector.select(left_s):
+                if ready.data is None:
+                    self._accept()
+                elif ready.data in self._unproven:  # not closed in this turn
+                    try:
+                        self._receive(ready.data)
+                    except OSError as error:  # another job's, or half a message
+                        why = f"a connection broke: {error}"
+                        self._close_unproven(ready.data)
+        return why
+
+    def _accept(self) -> None:
+        try:
+            connection, _address = self._listener.accept()
+        except OSError:  # gone, or no descriptors left
+            if not self._unproven:
+                time.sleep(_RETRY_S)
+        else:
+            nonce = os.urandom(_NONCE_BYTES)
+            self._unproven[connection] = nonce, bytearray()
+            connection.setblocking(False)
+            self._selector.register(connection, selectors.EVENT_READ, connection)
+            with contextlib.suppress(OSError):  # reading it tells
+                connection.send(nonce)
+            if len(self._unproven) <= self._place.nodes + _STRANGERS:
+                return
+        for oldest in [*self._unproven][:1]:
+            self._close_unproven(oldest)
+
+    def _receive(self, connection: socket.socket) -> None:
+        """Read a part of the other side's handshake.
+
+        Raises:
+            OSError: the other side does not know the key, or the connection broke.
+        """
+        nonce, hello = self._unproven[connection]
+        data = connection.recv(_HELLO_BYTES - len(hello))
+        if not data:
+            raise ConnectionError("the other side closed it")
+        hello += data
+        if len(hello) < _HELLO_BYTES:
+            return
+        channel = _Channel(connection, self._key, nonce, bytes(hello[:_NONCE_BYTES]), is_server=True)
+        (node,) = _NODE.unpack(channel.verify(bytes(hello[-_MAC_BYTES - _NODE.size :])))
+        channel.send(b"")
+        self._selector.unregister(connection)
+        del self._unproven[connection]
+        earlier = self.channels.pop(node, None)  # of which it has not got this proof
+        if earlier is not None:
+            earlier.connection.close()
+        self.channels[node] = channel
+
+    def _close_unproven(self, connection: socket.socket) -> None:
+        self._selector.unregister(connection)
+        del self._unproven[connection]
+        connection.close()
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._selector.close()
+        for connection in (*self._unproven, *(each.connection for each in self.channels.values())):
+            connection.close()
 
 
 def _listen(place: RoundPlace) -> socket.socket:
@@ -149,17 +235,17 @@ def _create_server(place: RoundPlace) -> socket.socket:
 
     If it is a name, or not this machine's address (NAT), listen at all addresses.
     """
-    host, port = place.master_addr, place.master_port
+    host, port, backlog = place.master_addr, place.master_port, place.nodes + _STRANGERS
     try:
         numeric = "127.0.0.1" if host == "localhost" else host
         family, _, _, _, address = socket.getaddrinfo(numeric, port, flags=socket.AI_NUMERICHOST)[0]
-        return socket.create_server(address[:2], family=family, backlog=place.nodes)
+        return socket.create_server(address[:2], family=family, backlog=backlog)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise
     if socket.has_dualstack_ipv6():
-        return socket.create_server(("", port), family=socket.AF_INET6, backlog=place.nodes, dualstack_ipv6=True)
-    return socket.create_server(("", port), backlog=place.nodes)
+        return socket.create_server(("", port), family=socket.AF_INET6, backlog=backlog, dualstack_ipv6=True)
+    return socket.create_server(("", port), backlog=backlog)
 
 
 # -- the others' ------------------------------------------------------------------------------------------------------
@@ -174,7 +260,6 @@ def _ask(place: RoundPlace, own: Mapping[int, int], key: bytes, gathered: Gather
         return f"node 0's program did not answer at {where} within {_MEETING_LIMIT_S:g} s: {error.strerror or error}"
     try:
         with channel.connection:
-            channel.send(json.dumps({"node": place.node}).encode())
             _send_results(channel, own, "")
             return _receive_results(channel, gathered, skipped=own)
     except (OSError, ValueError, KeyError) as error:
@@ -191,13 +276,20 @@ def _connect(place: RoundPlace, key: bytes) -> "_Channel":
         connection = None
         try:
             connection = socket.create_connection((place.master_addr, place.master_port), _HANDSHAKE_LIMIT_S)
-            return _Channel(connection, key, is_server=False)
+            own = os.urandom(_NONCE_BYTES)
+            connection.sendall(own)
+            other = _read(connection, _NONCE_BYTES, _HANDSHAKE_LIMIT_S)
+            channel = _Channel(connection, key, own, other, is_server=False)
+            channel.send(_NODE.pack(place.node))
+            channel.receive(_HANDSHAKE_LIMIT_S)  # proves the token
         except OSError:
             if connection is not None:
                 connection.close()
             if time.monotonic() >= deadline_s:
                 raise
             time.sleep(_RETRY_S)
+        else:
+            return channel
 
 
 # -- what travels -----------------------------------------------------------------------------------------------------
@@ -247,70 +339,67 @@ def _receive_pieces(channel: "_Channel", left: int) -> Iterator[bytes]:
 
 
 class _Channel:
-    """One connection after the handshake: frames with a MAC over their number and content."""
+    """One connection after the exchange of nonces: frames with a MAC over their number and content.
 
-    def __init__(self, connection: socket.socket, key: bytes, *, is_server: bool) -> None:
-        """Do the handshake.
+    Whoever can send a frame knows the key.
+    """
 
-        Raises:
-            OSError: the other side does not know the key, or the connection broke.
-        """
+    def __init__(self, connection: socket.socket, key: bytes, own: bytes, other: bytes, *, is_server: bool) -> None:
         self.connection = connection
-        connection.settimeout(_HANDSHAKE_LIMIT_S)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in _KEEP_ALIVE_OPTIONS.items():
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-        own = os.urandom(_NONCE_BYTES)
-        connection.sendall(own)
-        if not is_server:
-            connection.settimeout(_SILENCE_LIMIT_S)  # the server may be busy
-        other = self._read(_NONCE_BYTES)
         nonces = other + own if is_server else own + other
         sides = (b"server", b"client") if is_server else (b"client", b"server")
         self._send_key, self._receive_key = (_compute_mac(key, side, nonces) for side in sides)
         self._sent = self._received = 0
-        if is_server:  # the client proves itself first
-            self._check_proof()
-            self.send(b"proof")
-        else:
-            self.send(b"proof")
-            self._check_proof()
-        connection.settimeout(_SILENCE_LIMIT_S)
-
-    def _check_proof(self) -> None:
-        if self.receive(limit_bytes=_MAC_BYTES + 5) != b"proof":
-            raise ConnectionError("the other side does not know the job's token")
 
     def send(self, payload: bytes) -> None:
         """Send one frame."""
         mac = _compute_mac(self._send_key, struct.pack(">Q", self._sent), payload)
         self._sent += 1
+        self.connection.settimeout(_SILENCE_LIMIT_S)
         self.connection.sendall(struct.pack(">I", _MAC_BYTES + len(payload)) + mac + payload)
 
-    def receive(self, *, limit_bytes: int = _FRAME_LIMIT_BYTES) -> bytes:
+    def receive(self, limit_s: float = _SILENCE_LIMIT_S) -> bytes:
         """Receive one frame.
 
         Raises:
             OSError: the connection broke, or the frame is not the other side's.
         """
-        (size,) = struct.unpack(">I", self._read(4))
-        if not _MAC_BYTES <= size <= limit_bytes:
+        (size,) = struct.unpack(">I", _read(self.connection, 4, limit_s))
+        if not _MAC_BYTES <= size <= _FRAME_LIMIT_BYTES:
             raise ConnectionError("the other side is not a program of this job")
-        frame = self._read(size)
+        return self.verify(_read(self.connection, size, limit_s))
+
+    def verify(self, frame: bytes) -> bytes:
+        """Return what is in a frame, without its size.
+
+        Raises:
+            ConnectionError: it is not the other side's.
+        """
         mac, payload = frame[:_MAC_BYTES], frame[_MAC_BYTES:]
         if not hmac.compare_digest(mac, _compute_mac(self._receive_key, struct.pack(">Q", self._received), payload)):
             raise ConnectionError("the other side does not know the job's token")
         self._received += 1
         return payload
 
-    def _read(self, size: int) -> bytes:
-        found = bytearray()
-        while len(found) < size:
-            data = self.connection.recv(size - len(found))
-            if not data:
-                raise ConnectionError("the other side closed it")
-            found += data
-        return bytes(found)
+
+def _read(connection: socket.socket, size: int, limit_s: float) -> bytes:
+    """Read so many bytes within one limit, however they come.
+
+    Raises:
+        OSError: the connection broke, or they do not come.
+    """
+    deadline_s = time.monotonic() + limit_s
+    found = bytearray()
+    while len(found) < size:
+        connection.settimeout(max(1e-3, deadline_s - time.monotonic()))
+        data = connection.recv(size - len(found))
+        if not data:
+            raise ConnectionError("the other side closed it")
+        found += data
+    return bytes(found)
 
 
 def _compute_mac(key: bytes, *parts: bytes) -> bytes:

@@ -7,14 +7,14 @@ import contextlib
 import fcntl
 import json
 import os
-import select
 import signal
 import socket
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from muster._shared.contract import print_line
 from muster._shared.holds.connection import connect
+from muster._shared.processes import READ, wait_events
 from muster.agent.driven import RESET_SIGNALS
 from muster.agent.errors import EnvironmentFault, UsageError
 from muster.agent.hold.facts import read_facts, read_settings
@@ -73,11 +73,9 @@ class HeldNode:
             self._send(start)
         except OSError as error:
             raise EnvironmentFault(f"{self._node.handle} has ended: {error.strerror}") from error
-        poller = select.poll()
-        for fd in (start.agent_fd, self._holder.fileno()):
-            poller.register(fd, select.POLLIN)
+        watched = dict.fromkeys((start.agent_fd, self._holder.fileno()), READ)
         while True:
-            ready = [fd for fd, _ in poller.poll()]
+            ready = wait_events(watched)
             if start.agent_fd in ready and has_answered():
                 return True
             if self._holder.fileno() in ready:
@@ -85,8 +83,8 @@ class HeldNode:
                 if "cold" not in answer:
                     reason = answer.get("refused", "its agent has ended")
                     raise EnvironmentFault(f"{self._node.handle}: {reason}")
-                line = f"muster: this job starts cold, not from the hold: {answer['cold']}\n"
-                print(line, end="", file=sys.stderr, flush=True)
+                line = f"muster: this job starts cold, not from the hold: {answer['cold']}"
+                print_line(line)
                 return False
 
     def _send(self, start: AgentStart) -> None:

@@ -2,7 +2,6 @@
 
 import codecs
 import contextlib
-import json
 import os
 import selectors
 import signal
@@ -11,14 +10,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from muster._shared.codec import decode
 from muster._shared.contract import Env
+from muster._shared.foreign_files import parse_json, read_whole
 from muster._shared.reports import Report
 from muster.agent.driven import REPORT_NAME
 from muster.agent.errors import EnvironmentFault
+from muster.elastic.jobs.call import check_no_import
 from muster.elastic.jobs.cell import CellOutput, is_cell
 from muster.elastic.jobs.process import FOLDER_MARK, AgentProcess
 from muster.elastic.jobs.results import WorkerServer
@@ -88,6 +88,7 @@ class Job:
 
         Raises:
             EnvironmentFault: the agent cannot be started.
+            UsageError: see `check_no_import`.
         """
         self._server = server
         self._rendezvous = rendezvous
@@ -112,6 +113,7 @@ class Job:
             undo.callback(self._close_outputs)
             if held is not None:
                 undo.callback(held.close)
+            check_no_import()
             if screen is None and is_cell(sys.stdout):
                 environ = {**environ, Env.LIVE_BARS: "1"}
                 stdout_fd = stderr_fd = self._open_pipe(CellOutput(sys.stdout), child_ends)
@@ -258,7 +260,7 @@ class Job:
 
     def _read_report(self) -> Report | None:
         try:
-            return decode(Report, json.loads(Path(self._process.folder, REPORT_NAME).read_bytes()))
+            return decode(Report, parse_json(read_whole(os.path.join(self._process.folder, REPORT_NAME), 64 << 20)))
         except OSError:
             return None
 

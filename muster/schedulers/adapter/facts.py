@@ -24,6 +24,9 @@ class AppFacts:
     """The number of restarts: of replicas and, in place, of workers."""
     messages: Iterable[str] = ()
     """Why the app is in this state, the most important reason first. Empty ones are left out."""
+    waits: Sequence[str] = ()
+    """Why nodes wait, without what changes by itself, such as times and numbers: what people are told once. Empty: the
+    messages say."""
     jobs: Mapping[str, JobFacts] = field(default_factory=dict)
     """What the agents of each role report, by role. For an app that has ended, it is their last report.
 

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias
 
-from muster._shared.contract import LogNames
+from muster._shared.contract import FormatError, LogNames
 from muster.schedulers.failure_report import describe_trouble, parse_attempt, parse_round, parse_status
+from muster.schedulers.timestamps import parse_timestamp
 
 if TYPE_CHECKING:  # see `failure_report`
     from muster._shared.job_view import JobStatus
@@ -40,10 +41,13 @@ class RecordReader:
 
     Args:
         read_bytes: reads files that the role's agents write. See `ReadBytes`. What it raises is passed on.
+        since: when the node whose files are read was made, as RFC 3339. What is older is of an earlier incarnation, in
+            a folder that outlived it, and nothing is known of this one. "": not known.
     """
 
-    def __init__(self, read_bytes: ReadBytes) -> None:
+    def __init__(self, read_bytes: ReadBytes, since: str = "") -> None:
         self._read_bytes = read_bytes
+        self._since = since
 
     @cached_property
     def _files(self) -> tuple[bytes, bytes]:
@@ -59,7 +63,12 @@ class RecordReader:
     def job(self) -> JobFacts:
         """What is known of a job that runs."""
         records, status = self._files
-        found, told = parse_round(records), parse_status(status)
+        try:
+            found, told = parse_round(records), parse_status(status)
+        except FormatError as error:
+            return JobFacts(trouble=str(error))
+        if told is not None and self._is_older(told.time_s):
+            return JobFacts()
         restarts_left = None if told is None else told.restarts_left
         if restarts_left is None and found is not None:
             restarts_left = found.restarts_left
@@ -71,3 +80,9 @@ class RecordReader:
             since_s=found.formed_s if since_s is None and found is not None else since_s,
             status=told,
         )
+
+    def _is_older(self, written_s: float) -> bool:
+        try:
+            return 0 < written_s < parse_timestamp(self._since)[0]
+        except ValueError:
+            return False

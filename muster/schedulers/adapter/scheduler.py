@@ -17,7 +17,6 @@ import abc
 import contextlib
 import dataclasses
 import logging
-import os
 import re
 import sys
 import threading
@@ -31,9 +30,9 @@ from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Schedule
 from torchx.specs import AppDef, AppDryRunInfo, AppState, Role, is_terminal
 from torchx.specs.api import NONE
 
-from muster._shared.contract import AskKind
+from muster._shared.contract import AskKind, show_controls
 from muster._shared.control import ControlError, ExitCode
-from muster._shared.foreign_files import read_regular
+from muster._shared.foreign_files import read_regular, walk_files
 from muster._shared.reports import Answer
 from muster.schedulers.adapter.waiting_line import WaitingLine
 from muster.schedulers.errors import EngineError, SchedulerError, UnknownAppError, describe_os_error
@@ -141,7 +140,7 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
         """App -> role -> how many ranks have lines that a terminal shows merged."""
         self._awaited: DescribeAppResponse | None = None
         """The last answer that `Runner.wait` got."""
-        self._waiting_line = WaitingLine(lambda app_id, line: logger.info("%s %s", app_id, line))
+        self._waiting_line = WaitingLine(lambda app_id, line: logger.info("%s %s", app_id, show_controls(line)))
         print_errors_as_lines()
         unwind_on_signals()
 
@@ -198,7 +197,7 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
         return False
 
     def ask_app(self, app_id: str, kind: AskKind, limit_s: float) -> Answer:
-        """Ask the agents of a running app for a checkpoint, a pause, its end or their stacks.
+        """Ask the agents of a running app for a checkpoint, a pause, its end or their stacks, or whether they answer.
 
         Args:
             app_id: of the app.
@@ -213,6 +212,8 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
 
     def stop_app(self, app_id: str, limit_s: float) -> Answer:
         """Record that the app ends, so that nothing is started again. Then let all ranks stop at one step.
+
+        `muster stop` has asked for `AskKind.REACH` before: it changes nothing if a node that runs cannot be asked.
 
         Args:
             app_id: of the app.
@@ -510,10 +511,9 @@ def _add_spares(response: DescribeAppResponse) -> list[Role]:
 def measure_folder(folder: Path) -> int:
     """Return the bytes of the files in a folder that may be written to, or removed, at the same time."""
     total = 0
-    for base, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(OSError):
-                total += os.lstat(os.path.join(base, name)).st_size
+    for entry in walk_files(folder):
+        with contextlib.suppress(OSError):
+            total += entry.stat(follow_symlinks=False).st_size
     return total
 
 

@@ -11,6 +11,7 @@ from torchx.schedulers.api import DescribeAppResponse
 from torchx.specs import AppDef, AppState, Role
 from torchx.specs.api import NONE, ReplicaStatus, RoleStatus
 
+from muster._shared.contract import show_controls
 from muster.schedulers.adapter.facts import AppFacts
 from muster.schedulers.adapter.job_line import format_message
 from muster.schedulers.adapter.replica_errors import explain_replica
@@ -18,6 +19,14 @@ from muster.schedulers.errors import SchedulerError
 
 _REPORT: Final = "report"
 """What Kubernetes' error has besides torch's: the report of the job, for `muster`."""
+
+
+@dataclasses.dataclass
+class DescribedApp(DescribeAppResponse):  # type: ignore[misc]
+    """TorchX's response, with what `WaitingLine` compares."""
+
+    waits: Sequence[str] = ()
+    """See `AppFacts`."""
 
 
 def build_status(facts: AppFacts) -> DescribeAppResponse:
@@ -30,21 +39,41 @@ def build_status(facts: AppFacts) -> DescribeAppResponse:
         The response, on either line of TorchX.
     """
     _print_states_by_name()
-    replicas = explain_replicas(facts)
+    replicas = [
+        dataclasses.replace(each, structured_error_msg=_clean_error(each.structured_error_msg))
+        for each in explain_replicas(facts)
+    ]
     extra: dict[str, Any] = {}
     if any(field.name == "metadata" for field in dataclasses.fields(DescribeAppResponse)):
         extra["metadata"] = dict(facts.app.metadata or {})
-    return DescribeAppResponse(
+    return DescribedApp(
         app_id=facts.app_id,
         state=facts.state,
         num_restarts=facts.restarts,
         msg=format_message(facts) or NONE,
-        structured_error_msg=facts.error or NONE,
+        structured_error_msg=_clean_error(facts.error or NONE),
         ui_url=facts.ui_url,
         roles=facts.app.roles,
         roles_statuses=[] if facts.replicas is None else _group_by_role(facts.app.roles, replicas),
+        waits=facts.waits,
         **extra,
     )
+
+
+def _clean_error(text: str) -> str:
+    """Clean an error, which TorchX prints: JSON whose texts a worker may have written, or a line."""
+    try:
+        return json.dumps(_clean_texts(json.loads(text)))
+    except ValueError:
+        return show_controls(text)
+
+
+def _clean_texts(data: Any) -> Any:
+    if isinstance(data, dict):
+        return {name: _clean_texts(value) for name, value in data.items()}
+    if isinstance(data, list):
+        return [_clean_texts(each) for each in data]
+    return show_controls(data) if isinstance(data, str) else data
 
 
 def explain_replicas(facts: AppFacts) -> list[ReplicaStatus]:

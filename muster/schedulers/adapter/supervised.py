@@ -247,10 +247,8 @@ class SupervisedScheduler(PluginScheduler, abc.ABC):
             return _find_state(record, client.find_loss(folder, record))
         except FileNotFoundError:
             return None
-        except UnsafeFolderError as error:
+        except (UnsafeFolderError, StateError, client.SupervisorError) as error:
             logger.warning("%s: %s", app_id, error)
-        except (StateError, client.SupervisorError) as error:
-            logger.info("%s: %s", app_id, error)
         return AppState.UNKNOWN
 
     def check_replica_of(self, folder: AppFolder, request: LogRequest) -> None:

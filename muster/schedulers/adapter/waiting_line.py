@@ -1,4 +1,4 @@
-"""Says why an app waits, while a person or a program waits for it: for nodes, for its turn, for an image."""
+"""Says why nodes of an app wait, while a person or a program waits for it: for room, for their turn, for an image."""
 
 import threading
 import time
@@ -16,7 +16,7 @@ _SPACING_S: Final = 5.0
 
 
 class WaitingLine:
-    """Says the one line of a job: once it has waited for some seconds, when that line changes, and when the job runs.
+    """Says the one line of a job: once nodes of it have waited for some seconds, when it changes why, and at their end.
 
     Any thread may use it: `torchx run --log` asks in two.
 
@@ -29,8 +29,8 @@ class WaitingLine:
         self._say = say
         self._clock = clock
         self._lock = threading.Lock()
-        self._said: dict[str, tuple[float, str]] = {}
-        """App that waits -> when a line may be said, and the last one. "": none was."""
+        self._said: dict[str, tuple[float, tuple[str, ...]]] = {}
+        """App of which nodes wait -> when a line may be said, and what the last one was about. (): none was said."""
 
     def update(self, response: DescribeAppResponse) -> None:
         """Say what is new.
@@ -39,19 +39,30 @@ class WaitingLine:
             response: the app's state of now.
         """
         app_id, now_s = response.app_id, self._clock()
+        found = _find_waits(response)
         with self._lock:
-            due_s, said = self._said.setdefault(app_id, (now_s + _SPACING_S, ""))
-            if response.state not in WAITS:
+            due_s, said = self._said.setdefault(app_id, (now_s + _SPACING_S, ()))
+            if not found:
                 del self._said[app_id]
                 is_new = bool(said) and response.state is AppState.RUNNING
             else:
-                is_new = now_s >= due_s
-            line = _format(response) if is_new else said
-            if line == said:
+                is_new = now_s >= due_s and found != said
+            if not is_new:
                 return
-            if response.state in WAITS:
-                self._said[app_id] = now_s + _SPACING_S, line
-        self._say(app_id, line)
+            if found:
+                self._said[app_id] = now_s + _SPACING_S, found
+        self._say(app_id, _format(response))
+
+
+def _find_waits(response: DescribeAppResponse) -> tuple[str, ...]:
+    """Return what tells one wait from another. (): no node of the app waits."""
+    states = [each.state for role in response.roles_statuses for each in role.replicas]
+    if response.state not in WAITS and (response.state is not AppState.RUNNING or not {*states}.intersection(WAITS)):
+        return ()
+    waits = getattr(response, "waits", ())
+    if not waits and response.state in WAITS:
+        waits = [_format(response)]
+    return response.state.name, str(states.count(AppState.RUNNING)), *waits
 
 
 def _format(response: DescribeAppResponse) -> str:

@@ -308,10 +308,7 @@ def _pad(size_bytes: int) -> bytes:
 
 
 def parse_user(user: str, passwd: str) -> tuple[int, int]:
-    """Return the user and group id of an image's USER (`name`, `1000`, `1000:1000`) by its own /etc/passwd.
-
-    Root's if unknown.
-    """
+    """Return the ids of an image's USER (`name`, `1000`, `1000:1000`) by its own /etc/passwd, or root's if unknown."""
     name, _, group = user.partition(":")
     uid, gid = (int(name), 0) if name.isdigit() else (0, 0)
     for line in passwd.splitlines():

@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ from torchx.schedulers.api import ListAppResponse, Stream
 from torchx.specs import AppDef, AppDryRunInfo, Role
 from torchx.workspace.api import WorkspaceMixin
 
-from muster._shared.contract import LogNames
+from muster._shared.contract import LogNames, print_line
 from muster._shared.control import ControlError, ExitCode
 from muster.schedulers import naming
 from muster.schedulers.adapter.facts import AppFacts
@@ -34,7 +33,7 @@ from muster.schedulers.docker.live.payload import PackedWorkspaces, Payload, bui
 from muster.schedulers.docker.options import DockerOptions
 from muster.schedulers.docker.request import WORKSPACE_KEY, build_request
 from muster.schedulers.docker.spec import AppRequest, Label
-from muster.schedulers.docker.users import build_user_id, list_user_ids
+from muster.schedulers.docker.users import build_user_id
 from muster.schedulers.errors import (
     EngineError,
     NotConfiguredError,
@@ -110,6 +109,8 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         super().__init__(name, session_name)
         self._detached = detached
         self._engine = Engine(os.environ)
+        self._others: dict[str, Engine] = {}
+        """Engines of apps that another DOCKER_HOST has started, by address."""
         self._workspaces = PackedWorkspaces()
         self._with_dockerfile: set[str] = set()
         self._described: set[str] = set()
@@ -121,7 +122,8 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         try:
             super().close()
         finally:
-            self._engine.close()
+            for engine in (self._engine, *self._others.values()):
+                engine.close()
             self._workspaces.remove()
 
     # -- submitting ---------------------------------------------------------------------------------------------------
@@ -324,8 +326,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         folder = self.find_folder(app_id)
         with _translate_errors():
             engine = self._engine if folder is None else self._open_engine(folder)
-            details = {} if folder is None else folder.read_spec().details
-            return restarts.read_run_file(engine, app_id, details, (role, index), name, limit_bytes)
+            return restarts.read_run_file(engine, app_id, (role, index), name, limit_bytes)
 
     def list_apps(self, cfg: Mapping[str, Any]) -> list[ListAppResponse]:  # noqa: ARG002
         """See `PluginScheduler`: apps with a state folder, and apps that only the engine knows."""
@@ -443,8 +444,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
             engine = self._open_engine(folder)
             if folder is not None:
                 client.delete(folder, self.find_registry(), app_id)
-            for user in list_user_ids():
-                creation.remove_app(engine, {Label.APP: app_id, Label.USER: user})
+            creation.remove_app(engine, {Label.APP: app_id, Label.USER: build_user_id()})
             submissions.remove_killed_app(find_state_dir(os.environ), app_id)
 
     def delete_unfinished(self, app_id: str) -> bool:
@@ -464,7 +464,9 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
     def _open_engine(self, folder: AppFolder | None) -> Engine:
         """Return the engine that runs an app: this shell's DOCKER_HOST may name another one."""
         address = None if folder is None else folder.read_spec().description.get(ENGINE_KEY)
-        return self._engine if address in (None, pick_address(os.environ)) else Engine(address)
+        if address in (None, pick_address(os.environ)):
+            return self._engine
+        return self._others.setdefault(str(address), Engine(address))
 
     def translate_errors(self) -> AbstractContextManager[None]:
         """See `SupervisedScheduler`."""
@@ -476,7 +478,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
 
 
 def _print_progress(line: str) -> None:
-    print(f"docker: {line}", file=sys.stderr, flush=True)
+    print_line(f"docker: {line}")
 
 
 def _discard_progress(line: str) -> None:  # noqa: ARG001

@@ -5,7 +5,7 @@ again from it, so all of it is plain data.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from muster._shared.contract import Env
@@ -49,7 +49,7 @@ class Label:
     CLAIM: Final = "io.muster.claim"
     """On the volume that represents a reservation. See `live/reservations.py`."""
     STATE_DIR: Final = "io.muster.state_dir"
-    """The folder for muster's state that the submission used. Objects of earlier versions lack it."""
+    """The folder for muster's state that the submission used."""
     CACHE: Final = "io.muster.cache"
     """On a volume with compile caches: its name in `-cfg compile_cache`. It belongs to no app."""
     RUN_DIR: Final = "io.muster.run_dir"
@@ -135,13 +135,12 @@ class AppRequest:
     given_ulimits: tuple[Mapping[str, Any], ...] = ()
     """The limits from the user. They are the only ones on an engine that cannot raise limits."""
     state_dir: str = ""
-    """"" for apps of earlier versions."""
+    """See `Label.STATE_DIR`."""
 
     @property
     def labels(self) -> dict[str, str]:
         """On the app's containers, network and volumes."""
-        labels = {Label.APP: self.app_id, Label.USER: self.user}
-        return labels | ({Label.STATE_DIR: self.state_dir} if self.state_dir else {})
+        return {Label.APP: self.app_id, Label.USER: self.user, Label.STATE_DIR: self.state_dir}
 
     def to_json(self) -> dict[str, Any]:
         """Return a dict of JSON types, secrets of the environments included: for the supervisor's private file only."""
@@ -174,8 +173,7 @@ def set_host_port(request: AppRequest, role: str, port: int) -> AppRequest:
 
 
 def _container_from_json(data: Mapping[str, Any]) -> ContainerRequest:
-    names = {f.name for f in fields(ContainerRequest)}
-    values: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in data.items() if n in names}
+    values: dict[str, Any] = {name: tuple(each) if isinstance(each, list) else each for name, each in data.items()}
     return ContainerRequest(**values)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import muster
+from muster._shared.foreign_files import read_whole
 from muster.schedulers.agent_command import build_ask_command
 from muster.schedulers.held.link_names import GATE_NAME, LOCK, LOST, STATE_NAME, WORKSPACE_NAME
 from muster.schedulers.local.hold_lock import lock_hold
@@ -68,7 +69,7 @@ class HeldDriver(ProcessDriver):
         plan = self.spec.details["replicas"][replica.role][replica.index]
         entries = None
         if hold["has_workspace"]:
-            entries = json.loads((self.folder.state_dir / WORKSPACE_NAME).read_text())
+            entries = json.loads(read_whole(self.folder.state_dir / WORKSPACE_NAME, 256 << 20))
         nodes = self.spec.roles[0].replicas
         order = {
             "run": self.spec.app_id,
@@ -134,7 +135,7 @@ class HeldDriver(ProcessDriver):
         reason = ""
         if code == LOST:
             with contextlib.suppress(OSError, ValueError):
-                reason = json.loads((self.folder.replica_dir(replica) / STATE_NAME).read_text())["reason"]
+                reason = json.loads(read_whole(self.folder.replica_dir(replica) / STATE_NAME))["reason"]
         return (None, reason) if reason else super().explain_end(replica, code)
 
     def close(self, *, succeeded: bool) -> None:

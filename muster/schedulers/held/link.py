@@ -8,7 +8,6 @@ hold's adapter. What the agent reports is written to the run's folder here.
 import contextlib
 import json
 import os
-import select
 import signal
 import threading
 import time
@@ -19,8 +18,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import muster_entry
-from muster._shared.contract import describe_exit_code
+from muster._shared.contract import describe_exit_code, print_line
 from muster._shared.control import ControlError, ExitCode
+from muster._shared.processes import READ, wait_events, wait_readable
 from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.held import node
 from muster.schedulers.held.link_names import LOST, STATE_NAME
@@ -37,7 +37,7 @@ _SIGNALS: Final = {
     signal.SIGQUIT: "KILL",
 }
 _CHUNK_BYTES: Final = 1 << 16
-_POLL_MS: Final = 500
+_POLL_S: Final = 0.5
 _GATE_S: Final = 0.02
 _LINE: Final = "muster: {}\n"
 
@@ -73,6 +73,7 @@ class Link:
         self._order = order
         self._signals: list[str] = []
         self._frames = FrameReader()
+        self._files: dict[str, int] = {}
         self._code: int | None = None
         self._wanted: list[str] = []
         self._sending: Iterator[bytes] = iter(())
@@ -97,7 +98,7 @@ class Link:
                     return self._serve(session)
                 finally:
                     session.close()
-        except (ControlError, EngineError, SchedulerError, LostError, OSError) as error:
+        except (ControlError, EngineError, SchedulerError, LostError, OSError, LookupError, ValueError) as error:
             return self._give_up(str(error))
 
     def _open(self, scheduler: Any, index: int) -> Session:
@@ -118,7 +119,7 @@ class Link:
                 order = {**self._order["node"], "args": None, "workspace": None, "env": {}}
                 session.send_input(pack(node.ORDER, json.dumps(order).encode()))
                 while not session.is_over:
-                    if select.select([session.fd], [], [], ALIVE_S)[0]:
+                    if wait_readable(session.fd, ALIVE_S):
                         list(session.receive())
                     else:
                         session.send_alive()
@@ -135,12 +136,9 @@ class Link:
             if not has_sent and self._may_claim():
                 has_sent = True
                 session.send_input(pack(node.ORDER, json.dumps(self._order["node"]).encode()))
-            poller = select.poll()
-            poller.register(self._wake_read, select.POLLIN)
-            poller.register(session.fd, select.POLLIN)
             is_waiting = not has_sent or (self._wanted and session.room_bytes <= 0)
-            ready = [fd for fd, _ in poller.poll(1000 * _GATE_S if is_waiting else _POLL_MS)]
-            if session.fd in ready:
+            watched = dict.fromkeys((self._wake_read, session.fd), READ)
+            if session.fd in wait_events(watched, _GATE_S if is_waiting else _POLL_S):
                 for stream, data in session.receive():
                     if stream == 1:
                         for kind, content in self._frames.feed(data):
@@ -169,7 +167,7 @@ class Link:
         if kind in (node.OUT, node.ERR):
             write_all(1 if kind == node.OUT else 2, content)
         elif kind == node.FILE:
-            keep_file(content, self._order["replica_dir"], self._order["role_dir"])
+            keep_file(content, self._order["replica_dir"], self._order["role_dir"], self._files)
         elif kind == node.EXIT:
             self._code = int(content)
         elif kind == node.GONE:
@@ -239,4 +237,8 @@ def main(fd: int) -> int:
     """Run a link. Its order is JSON in the file of a descriptor."""
     with os.fdopen(fd, "rb") as file:
         order = json.load(file)
-    return Link(order).run()
+    try:
+        return Link(order).run()
+    except OSError as error:
+        print_line(str(error))
+        return LOST

@@ -18,7 +18,6 @@ import hashlib
 import io
 import json
 import os
-import select
 import shutil
 import signal
 import socket
@@ -28,7 +27,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from muster.schedulers.inside.frames import ERROR_NAME, FRAME, GROWING, REPLACED, OutputPipes, pack, pack_file
+from muster._shared.processes import READ, WRITE, wait_events
+from muster.schedulers.inside.frames import FRAME, ChangedFiles, OutputPipes, pack
 
 ORDER, DATA, END = b"O", b"D", b"E"
 """The link's. ORDER: JSON, see `link`. DATA: of the file that was asked for next. END: of that file."""
@@ -36,13 +36,12 @@ CLAIMED, WANTED, OUT, ERR, FILE, EXIT, FAILED, BUSY, GONE = b"C", b"W", b"1", b"
 """What goes out. CLAIMED: no other run can begin here. WANTED: JSON, digests of the files that are missing here. FILE:
 see `frames`. EXIT: the agent's exit code. FAILED: why there is no run. BUSY: the name of the run that this one waits
 for. GONE: the holder was lost during the run."""
-FILE_LIMIT_BYTES: Final = 1 << 24
 HOLD_DIR: Final = "{muster-hold}"
 """In arguments and variables: the holder's folder."""
 _DROPPED: Final = (
     *("MUSTER_INCARNATION", "MUSTER_CHECKPOINT", "MUSTER_WORKSPACE", "MUSTER_WORKSPACE_DIR", "MUSTER_RDZV_FD"),
     *("MUSTER_JOB_OBJECT", "MUSTER_ACCOUNT_DIR", "MUSTER_SECRET_NAMES", "MUSTER_DRAIN_LIMIT_S", "MUSTER_LIVE_BARS"),
-    "MUSTER_JOB_INCARNATION",
+    *("MUSTER_JOB_INCARNATION", "MUSTER_DRAINED_PODS"),
 )
 """Variables of the hold's own app, which a run has not."""
 _FORWARDED: Final = (
@@ -94,7 +93,7 @@ def send(kind: bytes, content: bytes = b"") -> None:
     """Send a frame, however long that takes."""
     data = pack(kind, content)
     while data:
-        select.select([], [1], [])
+        wait_events({1: WRITE})
         with contextlib.suppress(BlockingIOError):
             data = data[os.write(1, data) :]
 
@@ -112,8 +111,7 @@ class NodeRun:
         self._folder, self._order, self._stdin = folder, order, stdin
         self._run_dir = os.path.join(folder, "runs", order["run"])
         self._work_dir = os.path.join(self._run_dir, "work")
-        self._grown: dict[str, int] = {}
-        self._seen: dict[str, tuple[int, int]] = {}
+        self._files = ChangedFiles(self._run_dir, FILE)
         self._pending = bytearray()
         self._outputs = OutputPipes()
         self._end: bytes | None = None
@@ -271,7 +269,7 @@ class NodeRun:
                 looked_s = time.monotonic()
                 if self._holder.fileno() in ready:
                     self._end = self._read_end()
-                self._look_at_files()
+                self._pending += self._files.read()
             self._flush()
             if self._end is not None and not ready:
                 break  # a writer that could not be ended
@@ -280,16 +278,14 @@ class NodeRun:
         while self._pending:
             del self._pending[: os.write(1, self._pending)]
 
-    def _wait(self, fds: Sequence[int]) -> list[int]:
+    def _wait(self, fds: Sequence[int]) -> dict[int, int]:
         """Return which of these can be read, with the holder and where this process writes."""
-        poller = select.poll()
-        for fd in fds:
-            poller.register(fd, select.POLLIN)
+        wanted = dict.fromkeys(fds, READ)
         if self._end is None:
-            poller.register(self._holder, select.POLLIN)
+            wanted[self._holder.fileno()] = READ
         if self._pending:
-            poller.register(1, select.POLLOUT)
-        return [fd for fd, _ in poller.poll(1000 * (_LOOK_S if self._end is None else _REST_S))]
+            wanted[1] = WRITE
+        return wait_events(wanted, _LOOK_S if self._end is None else _REST_S)
 
     def _read_end(self) -> bytes:
         """Return the last frame."""
@@ -309,32 +305,3 @@ class NodeRun:
         with contextlib.suppress(BlockingIOError):
             while self._pending:
                 del self._pending[: os.write(1, self._pending[:_CHUNK_BYTES])]
-
-    def _look_at_files(self) -> None:
-        """Queue what the agent has written since the last look, and the run's error file."""
-        log = os.path.join(self._run_dir, "log")
-        found = [os.path.join(log, one, name) for one in _list(log) for name in _list(os.path.join(log, one))]
-        for path in [*found, os.path.join(self._run_dir, ERROR_NAME)]:
-            name, base = os.path.relpath(path, log), os.path.basename(path)
-            is_error = base == ERROR_NAME and os.path.dirname(path) == self._run_dir
-            if base not in (*GROWING, *REPLACED) and not is_error:
-                continue
-            with contextlib.suppress(OSError):
-                status = os.stat(path)
-                if self._seen.get(path) == (mark := (status.st_mtime_ns, status.st_size)):
-                    continue
-                with open(path, "rb") as file:
-                    file.seek(self._grown.get(path, 0))
-                    content = file.read(FILE_LIMIT_BYTES)
-                if base in GROWING:
-                    content = content[: content.rfind(b"\n") + 1]  # other nodes write to the same file
-                    self._grown[path] = self._grown.get(path, 0) + len(content)
-                self._seen[path] = mark
-                self._pending += pack_file(FILE, ERROR_NAME if is_error else name, content)
-
-
-def _list(folder: str) -> Sequence[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return ()

@@ -143,8 +143,7 @@ def check_remote(request: RemoteRequest, hold: RemoteHold) -> None:
         SchedulerError: one line.
     """
     if hold.version != muster.__version__:
-        made = hold.version or "another version"
-        line = f"{hold.handle} was started by muster {made}, and this is {muster.__version__}"
+        line = f"{hold.handle} was started by muster {hold.version}, and this is {muster.__version__}"
         raise SchedulerError(f"{line}: `muster release` it, and hold again")
     if hold.shares_folders and request.workspace is not None and request.workspace != request.cwd:
         where = f"the nodes of {hold.handle} share this machine's folders"

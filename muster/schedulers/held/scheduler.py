@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from torchx.specs import AppDef, AppDryRunInfo, Role
 from torchx.workspace.api import WorkspaceMixin
 
+from muster._shared.contract import print_line
 from muster._shared.control import ControlError
 from muster.schedulers.adapter.process_scheduler import ProcessScheduler
 from muster.schedulers.adapter.scheduler import PluginScheduler
@@ -258,7 +258,7 @@ def _take(hold: AnyHold, name: str, *, waits: bool) -> int:
         if run and not waits:
             raise EngineError(f"{hold.handle} runs {run} now; with -cfg wait=true this run waits for it")
         if run and run != told:
-            print(f"held: waiting for {run} on {hold.handle}", file=sys.stderr, flush=True)
+            print_line(f"held: waiting for {run} on {hold.handle}")
             told = run
         time.sleep(_POLL_S)
 

@@ -2,30 +2,38 @@
 
 `OutputPipes` reads the output of a command, there and here.
 
-The program arrives as a text, for any Python, and nothing of muster need be installed there: it imports this module,
-which goes before it, and the standard library.
+The program arrives as a text, for any Python, and nothing of muster need be installed there: it imports this module and
+`processes`, which go before it, and the standard library.
 """
 
+import base64
 import contextlib
 import fcntl
 import os
 import select
 import struct
 import time
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
 FRAME = struct.Struct("!cI")
 """Kind, which is no newline, and the length of what follows."""
+FRAME_LIMIT_BYTES = 1 << 24
+"""A longer frame ends the connection: the other side may be hostile."""
+_FILE_LIMIT_BYTES = 1 << 23
+"""For one frame. Of a file that only grows the next one has more."""
+_NAMES_LIMIT = 1000
 GROWING = ("events.jsonl",)
 REPLACED = ("status.json", "report.json", "checkpoint.json")
 """Files of an agent's run that are copied; `_shared.contract.LogNames`."""
 ERROR_NAME = "error.json"
 _PROGRAM = """\
 import sys, types
-sys.modules[{name!r}] = types.ModuleType({name!r})
-exec({own!r}, sys.modules[{name!r}].__dict__)
+for name, text in {modules!r}.items():
+    sys.modules[name] = types.ModuleType(name)
+    exec(text, sys.modules[name].__dict__)
 {source}
 {call}
 """
@@ -33,14 +41,19 @@ exec({own!r}, sys.modules[{name!r}].__dict__)
 
 @cache
 def build_program(path: str, call: str) -> str:
-    """Return the source of a program with this module.
+    """Return the source of a program with this module and `processes`.
 
     Args:
         path: of the program.
         call: its last line.
     """
-    own, source = Path(__file__).read_text(), Path(path).read_text()
-    return _PROGRAM.format(name=__name__, own=own, source=source, call=call)
+    from muster._shared import processes  # where this is a program on a node, it has no package
+
+    files = {processes.__name__: processes.__file__, __name__: __file__}
+    modules = {name: Path(file).read_text() for name, file in files.items()}
+    text = _PROGRAM.format(modules=modules, source=Path(path).read_text(), call=call)
+    packed = base64.b64encode(zlib.compress(text.encode()))  # a pipe that is not read yet takes 64 KiB
+    return f"import base64, zlib\nexec(zlib.decompress(base64.b64decode({packed!r})).decode())\n"
 
 
 def pack(kind: bytes, content: bytes = b"") -> bytes:
@@ -49,53 +62,113 @@ def pack(kind: bytes, content: bytes = b"") -> bytes:
 
 
 class FrameReader:
-    """Cuts a stream of bytes into frames."""
+    """Cuts a stream of bytes into frames of at most `limit_bytes`."""
 
-    def __init__(self) -> None:
-        self._rest = b""
+    def __init__(self, limit_bytes: int = FRAME_LIMIT_BYTES) -> None:
+        self._limit_bytes = limit_bytes
+        self._rest = bytearray()
 
     def feed(self, data: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """Yield (kind, content) of the frames that are complete; newlines between them are skipped."""
-        self._rest += data
-        while len(rest := self._rest.lstrip(b"\n")) >= FRAME.size:
+        """Yield (kind, content) of the frames that are complete; newlines between them are skipped.
+
+        Raises:
+            ConnectionError: a frame is too long.
+        """
+        rest = self._rest
+        rest += data
+        while True:
+            while rest.startswith(b"\n"):
+                del rest[0]
+            if len(rest) < FRAME.size:
+                return
             kind, length = FRAME.unpack_from(rest)
+            if length > self._limit_bytes:
+                raise ConnectionError(f"it sent a frame of {length} bytes: at most {self._limit_bytes} are allowed")
             end = FRAME.size + length
             if len(rest) < end:
                 return
-            self._rest = rest[end:]
-            yield kind, rest[FRAME.size : end]
+            content = bytes(rest[FRAME.size : end])
+            del rest[:end]
+            yield kind, content
 
 
-def pack_file(kind: bytes, name: str, content: bytes) -> bytes:
-    """Return a frame with a file, or with what has been added to one that grows: `keep_file` is the other side."""
-    mode = "a" if os.path.basename(name) in GROWING else "w"
-    return pack(kind, f"{name}\0{mode}\0".encode() + content)
+class ChangedFiles:
+    """The files of an agent's run, and the replica's error file, as frames: `keep_file` is the other side.
+
+    Args:
+        folder: has the error file, and in `log` what the agent writes.
+        kind: of the frames.
+    """
+
+    def __init__(self, folder: str, kind: bytes) -> None:
+        self._folder, self._kind = Path(folder), kind
+        self._seen: dict[str, tuple[int, int]] = {}
+        self._sent: Mapping[str, int] = {}
+
+    def rewind(self, received: Mapping[str, int]) -> None:
+        """Send what the other side lacks of files that grow: its disk was full, or another connection had it.
+
+        Args:
+            received: bytes that it has.
+        """
+        for name, count in self._sent.items():
+            if received.get(name, 0) < count:
+                self._seen.pop(name, None)
+        self._sent = received
+
+    def read(self) -> bytes:
+        """Return frames with what was written since the last call."""
+        frames = b""
+        for path in [*self._folder.glob("log/*/*"), self._folder / ERROR_NAME]:
+            name = "/".join(path.relative_to(self._folder).parts[1:]) or ERROR_NAME
+            if path.name not in (*GROWING, *REPLACED) and name != ERROR_NAME:
+                continue
+            begin = self._sent.get(name, 0) if path.name in GROWING else -1
+            with contextlib.suppress(OSError):
+                status = path.stat()
+                if self._seen.get(name) == (mark := (status.st_mtime_ns, status.st_size)):
+                    continue
+                with path.open("rb") as file:
+                    file.seek(max(0, begin))
+                    content = file.read(_FILE_LIMIT_BYTES)
+                if begin < 0 or len(content) < _FILE_LIMIT_BYTES:
+                    self._seen[name] = mark
+                if begin >= 0:
+                    content = content[: content.rfind(b"\n") + 1]  # other nodes write to the same file
+                    self._sent = {**self._sent, name: begin + len(content)}
+                frames += pack(self._kind, f"{name}\0{begin}\0".encode() + content)
+        return frames
 
 
-def keep_file(content: bytes, replica_dir: str, role_dir: str) -> tuple[str, int]:
-    """Write what `pack_file` has packed. Returns its name, and how much a file that grows has grown.
+def keep_file(content: bytes, replica_dir: str, role_dir: str, kept: dict[str, int]) -> None:
+    """Write what `ChangedFiles` has packed.
 
     Args:
         content: of the frame.
         replica_dir: folder of what is the replica's.
         role_dir: folder of what is in the folder of the agent's run.
+        kept: how many bytes are here of each file that grows. What does not follow them comes again.
     """
-    told, mode, data = content.split(b"\0", 2)
+    told, begin, data = content.split(b"\0", 2)
     name = told.decode()
     parts = name.split("/")
     if ".." in parts or len(parts) > 2 or parts[-1] not in (*GROWING, *REPLACED, ERROR_NAME):
-        return name, 0
+        return
+    if len(kept) >= _NAMES_LIMIT and name not in kept:
+        return
+    count = kept.setdefault(name, 0)
     path = Path(replica_dir if len(parts) == 1 else role_dir, *parts)
     with contextlib.suppress(OSError):  # a full disk costs what people see, and not the replica
         path.parent.mkdir(parents=True, exist_ok=True)
-        if mode == b"a":
-            with path.open("ab") as file:
-                file.write(data)
-            return name, len(data)
-        made = path.with_name(f".{path.name}.{os.getpid()}")
-        made.write_bytes(data)
-        made.replace(path)
-    return name, 0
+        if parts[-1] not in GROWING:
+            made = path.with_name(f".{path.name}.{os.getpid()}")
+            made.write_bytes(data)
+            made.replace(path)
+        elif int(begin) == count:
+            with path.open("ab", buffering=0) as file:
+                while data:
+                    kept[name] += (written := file.write(data))
+                    data = data[written:]
 
 
 # -- a command's output -----------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import select
 import socket
 import subprocess
 import threading
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from muster._shared.control import ControlError, ExitCode
+from muster._shared.processes import READ, WRITE, wait_events
 
 _END_LIMIT_S: Final = 10.0
 """The node ends what is left of a command before it lets go."""
@@ -134,18 +134,21 @@ def pump_pipe(
         waiting = bytearray(first)
         while True:
             has_more = getattr(connection, "pending", int)() > 0 and len(waiting) < _LIMIT_BYTES
-            reads = [theirs, *([connection] if len(waiting) < _LIMIT_BYTES else [])]
-            ready = select.select(reads, [theirs] if waiting else [], [], 0 if has_more else None)
-            if has_more or connection in ready[0]:
+            wanted = {theirs.fileno(): READ | WRITE if waiting else READ}
+            if len(waiting) < _LIMIT_BYTES:
+                wanted[connection.fileno()] = READ
+            ready = wait_events(wanted, 0 if has_more else None)
+            if has_more or connection.fileno() in ready:
                 data = receive()
                 if data is None:
                     theirs.setblocking(True)
                     theirs.sendall(waiting)
                     return
                 waiting += data
-            if theirs in ready[1]:
+            events = ready.get(theirs.fileno(), 0)
+            if waiting and events & ~READ:
                 del waiting[: theirs.send(waiting)]
-            if theirs in ready[0]:
+            if events & ~WRITE:
                 data = theirs.recv(_CHUNK_BYTES)
                 if not data:
                     return

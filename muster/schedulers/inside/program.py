@@ -1,29 +1,38 @@
 """The program on a node that runs one command beside the workers of a job. It arrives over standard input.
 
-It is standard library only, and one text with `frames`, for the Python of any image. The command gets the variables of
-the node's workers and the working directory of its agent, and leads a session of its own. All of it, also what it has
-left in the background, is ended with it, when the other side asks for it, and when the other side is gone: at the end
-of the connection, or when no answer came for `LOST_S`. If this program is killed, the command is, too.
+It is standard library only, and one text with `frames` and `processes`, for the Python of any image. The command gets
+the variables of the node's workers and the working directory of its agent, and leads a session of its own. All of it,
+also what it has left in the background, is ended with it, when the other side asks for it, and when the other side is
+gone: at the end of the connection, or when no answer came for `LOST_S`. If this program is killed, the command is, too.
 
 A frame is a kind, a length and a content. After each frame that goes out comes a newline, which the other side skips,
 because Slurm passes on whole lines only.
 """
 
 import contextlib
-import ctypes
+import errno
 import fcntl
 import io
 import json
 import os
-import select
 import signal
 import struct
 import sys
 import termios
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
+from muster._shared.processes import (
+    READ,
+    WRITE,
+    become_subreaper,
+    kill_descendants,
+    list_parents,
+    read_stat,
+    spawn,
+    wait_events,
+)
 from muster.schedulers.inside.frames import FRAME, FrameReader, pack
 
 MAGIC = b"\0muster-exec\n"
@@ -41,10 +50,10 @@ LOST_S = 40.0
 _LIMIT_BYTES = 1 << 18
 """How much output may wait. A command that writes more waits, too."""
 _CHUNK_BYTES = 1 << 16
+_LOOK_S = 0.5
 _GRACE_S = 3.0
 """Between the polite signal and SIGKILL, when the other side is gone."""
 _KILL_LIMIT_S = 10.0
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _NOT_EXECUTABLE, _NOT_FOUND = 126, 127
 _HOLD_FLAG = b"--muster-hold"
 _HOLD_DIR = "{muster-hold}"
@@ -80,7 +89,7 @@ def find_agent(app: str, index: int, root: int) -> int:
     Raises:
         NoNodeError: there is none, or it belongs to another user.
     """
-    parents = {pid: parent for pid in list_processes() if (parent := read_parent(pid)) is not None}
+    parents = list_parents()
     found: dict[int, int] = {}
     others: set[int] = set()
     for pid in parents:
@@ -94,11 +103,10 @@ def find_agent(app: str, index: int, root: int) -> int:
             env = read_environment(pid)
             with open(f"/proc/{pid}/cmdline", "rb") as file:
                 words = file.read().split(b"\0")
-            started = read_stat(pid)[19]
-        except (OSError, IndexError):
+        except OSError:
             continue  # it has ended
         if env.get("MUSTER_APP_ID") == app and "MUSTER_TOKEN" in env and _runs_node(words, index):
-            found[pid] = int(started)
+            found[pid] = _read_start(pid)
     tops = sorted((pid for pid in found if parents[pid] not in found), key=found.__getitem__)
     if not tops:
         if root and others:
@@ -112,16 +120,16 @@ def find_agent(app: str, index: int, root: int) -> int:
 
 def find_holder(app: str, index: int, root: int) -> int:
     """Find the holder of a node of a hold. Arguments and errors are those of `find_agent`."""
-    parents = {pid: parent for pid in list_processes() if (parent := read_parent(pid)) is not None}
+    parents = list_parents()
     found: dict[int, int] = {}
     for pid in parents:
         words = _read_words(pid)
         at = words.index(_HOLD_FLAG) + 1 if _HOLD_FLAG in words[:-1] else 0
         if not at or not words[at].startswith(b"%d:" % index) or (root and not is_below(pid, root, parents)):
             continue
-        with contextlib.suppress(OSError, IndexError):
+        with contextlib.suppress(OSError):
             if os.stat(f"/proc/{pid}").st_uid == os.geteuid() and read_environment(pid).get("MUSTER_APP_ID") == app:
-                found[pid] = int(read_stat(pid)[19])
+                found[pid] = _read_start(pid)
     if not found:
         raise NoNodeError("nothing holds this node: it is being started, or was lost")
     return next(pid for pid in found if pid not in [parents[other] for other in found])
@@ -153,23 +161,10 @@ def find_held(client: int, parents: Mapping[int, int]) -> int | None:
     place = next((at for at, word in enumerate(words) if word.endswith(b"agent/hold/client.py")), None)
     if place is None:
         return None
-    if words[place + 1] == b"--default":
-        guard = find_guard(client)
-        return next((pid for pid in parents if guard and parents[pid] == guard), None)
     with open(os.path.join(os.fsdecode(words[place + 1]), "hold.json"), "rb") as file:
         holder = int(json.loads(file.read())["pid"])
     held = {pid for pid in parents if is_below(pid, holder, parents) and b"--muster-waiting" in _read_words(pid)}
     return next((pid for pid in held if parents[pid] in held), None)
-
-
-def find_guard(client: int) -> int:
-    """Return the guard of the run that a client of the default hold stands for: it keeps a pidfd of it. 0: none yet."""
-    for name in os.listdir(f"/proc/{client}/fdinfo"):
-        with contextlib.suppress(OSError), open(f"/proc/{client}/fdinfo/{name}", "rb") as file:
-            rows = dict(row.split(b":\t", 1) for row in file.read().splitlines() if b":\t" in row)
-            if int(rows.get(b"Pid", 0)) > 0:
-                return int(rows[b"Pid"])
-    return 0
 
 
 def _read_words(pid: int) -> list[bytes]:
@@ -193,9 +188,9 @@ def build_environment(agent: int) -> dict[str, str]:
     """
     env = find_released(agent)
     workers: dict[int, dict[str, str]] = {}
-    for pid in list_processes():
+    for pid, parent in list_parents().items():
         with contextlib.suppress(OSError):
-            if read_parent(pid) == agent:
+            if parent == agent:
                 workers[pid] = read_environment(pid)
     cold = [each for each in workers.values() if "LOCAL_RANK" in each and "MUSTER_TOKEN" not in each]
     if cold:
@@ -220,24 +215,9 @@ def find_released(agent: int) -> dict[str, str] | None:
     return None
 
 
-def list_processes() -> list[int]:
-    """Return the ids of all processes."""
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
-
-
-def read_stat(pid: int) -> list[bytes]:
-    """Return the fields of /proc/PID/stat from the state on."""
-    with open(f"/proc/{pid}/stat", "rb") as file:
-        return file.read().rpartition(b")")[2].split()
-
-
-def read_parent(pid: int) -> int | None:
-    """Return the parent of a process. None: it has ended."""
-    try:
-        stat = read_stat(pid)
-    except OSError:
-        return None
-    return int(stat[1]) if stat[0] not in (b"Z", b"X") else None
+def _read_start(pid: int) -> int:
+    stat = read_stat(pid)
+    return int(stat[19]) if stat else 0
 
 
 def read_environment(pid: int) -> dict[str, str]:
@@ -247,7 +227,7 @@ def read_environment(pid: int) -> dict[str, str]:
         return {name: value for name, equals, value in rows if equals}
 
 
-def is_below(pid: int, root: int, parents: Mapping[int, int | None]) -> bool:
+def is_below(pid: int, root: int, parents: Mapping[int, int]) -> bool:
     """Return whether a process is `root`, or a descendant of it."""
     while pid and pid != root:
         pid = parents.get(pid) or 0
@@ -319,50 +299,31 @@ class Command:
             inside = [pair[0] for pair in pipes]
             stdin, out, err = (pair[1] for pair in pipes)
             outputs = {out: OUT, err: ERR}
-        report_read, report_write = os.pipe()
-        parent, pid = os.getpid(), os.fork()
-        if pid == 0:
-            self._become(words, env, cwd, inside, report_write, parent)
-        for fd in {*inside, report_write}:
+
+        def become() -> None:
+            if self._is_tty:
+                fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+            os.chdir(cwd)
+            os.execvpe(words[0], list(words), env)  # noqa: S606  # no shell
+
+        failed: OSError | None = None
+        try:
+            pid = spawn(become, inside, death_signal=signal.SIGKILL)
+        except OSError as error:
+            failed = error
+        for fd in set(inside):
             os.close(fd)
-        for fd in (stdin, *outputs):
-            os.set_blocking(fd, False)
-        with os.fdopen(report_read, "rb") as report:
-            failed = report.read()
-        if failed:
-            os.waitpid(pid, 0)
-            number, _, where = failed.decode().partition(" ")
-            self._send(ERR, f"muster: {where}: {os.strerror(int(number))}\n".encode())
-            self._code = _NOT_FOUND if int(number) == 2 else _NOT_EXECUTABLE
+        if failed is not None:
+            where = cwd if failed.filename == cwd else words[0]
+            self._send(ERR, f"muster: {where}: {failed.strerror}\n".encode())
+            self._code = _NOT_FOUND if failed.errno == errno.ENOENT else _NOT_EXECUTABLE
             for fd in {stdin, *outputs}:
                 os.close(fd)
             return 0, -1, {}
+        for fd in (stdin, *outputs):
+            os.set_blocking(fd, False)
         self._send(STARTED, str(pid).encode())
         return pid, stdin, outputs
-
-    def _become(
-        self, words: Sequence[str], env: Mapping[str, str], cwd: str, inside: Sequence[int], report: int, parent: int
-    ) -> NoReturn:
-        """Become the command. The child calls it, and it never returns."""
-        where = words[0]
-        try:
-            os.setsid()
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            if os.getppid() != parent:
-                os._exit(1)
-            if self._is_tty:
-                fcntl.ioctl(inside[0], termios.TIOCSCTTY, 0)
-            for fd, number in zip(inside, (0, 1, 2), strict=True):
-                os.dup2(fd, number)
-            for signum in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
-                signal.signal(signum, signal.SIG_DFL)
-            where = cwd
-            os.chdir(cwd)
-            where = words[0]
-            os.execvpe(words[0], list(words), env)  # noqa: S606  # no shell
-        except (OSError, ValueError) as error:
-            os.write(report, f"{getattr(error, 'errno', None) or 22} {where}".encode())
-        os._exit(_NOT_FOUND)
 
     def run(self, rest: bytes) -> None:
         """Run until the command has ended and all of its output is sent, or nothing can be sent any more.
@@ -372,25 +333,22 @@ class Command:
         """
         self._feed(rest)
         while not self._is_over():
-            for fd, events in self._build_poller().poll(500):
+            for fd, events in wait_events(self._choose_events(), _LOOK_S).items():
                 self._act(fd, events)
             self._reap()
             self._look_at_clock()
 
-    def _build_poller(self) -> select.poll:
-        poller = select.poll()
-        poller.register(self._wake, select.POLLIN)
+    def _choose_events(self) -> dict[int, int]:
+        wanted = {self._wake: READ}
         if not self._is_lost:
-            poller.register(0, select.POLLIN)
+            wanted[0] = READ
             if self._pending:
-                poller.register(1, select.POLLOUT)
-        wants_input = self._stdin if self._input else -1
+                wanted[1] = WRITE
         if len(self._pending) < _LIMIT_BYTES:
-            for fd in self._outputs:
-                poller.register(fd, select.POLLIN | (select.POLLOUT if fd == wants_input else 0))
-        if wants_input >= 0 and wants_input not in self._outputs:
-            poller.register(wants_input, select.POLLOUT)
-        return poller
+            wanted |= dict.fromkeys(self._outputs, READ)
+        if self._stdin >= 0 and self._input:
+            wanted[self._stdin] = wanted.get(self._stdin, 0) | WRITE
+        return wanted
 
     def _act(self, fd: int, events: int) -> None:
         if fd == self._wake:
@@ -401,9 +359,9 @@ class Command:
         elif fd == 1:
             self._flush()
         else:
-            if fd in self._outputs and events & ~select.POLLOUT:
+            if fd in self._outputs and events & ~WRITE:
                 self._read(fd)
-            if fd == self._stdin and events & ~select.POLLIN:
+            if fd == self._stdin and events & ~READ:
                 self._write()
 
     def _is_over(self) -> bool:
@@ -477,12 +435,7 @@ class Command:
         """Kill all below this process, which is the parent of what has lost its own."""
         until_s = time.monotonic() + _KILL_LIMIT_S
         while time.monotonic() < until_s:
-            parents = {pid: read_parent(pid) for pid in list_processes()}
-            live = [pid for pid, parent in parents.items() if parent is not None and pid != os.getpid()]
-            below = [pid for pid in live if is_below(pid, os.getpid(), parents)]
-            for pid in below:
-                with contextlib.suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
+            below = kill_descendants(os.getpid())
             self._collect()
             if not below:
                 return
@@ -573,7 +526,7 @@ def main(stdin: io.BufferedReader) -> None:
     Args:
         stdin: the connection, after this program.
     """
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    become_subreaper()
     for signum in (signal.SIGINT, signal.SIGQUIT):  # they are for the command
         signal.signal(signum, signal.SIG_IGN)
     for signum in (signal.SIGTERM, signal.SIGHUP):

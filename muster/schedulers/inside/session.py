@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import select
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Final
 
 from muster._shared.control import ControlError, ExitCode
+from muster._shared.processes import wait_readable
 from muster.schedulers.inside import program
 from muster.schedulers.inside.frames import FrameReader, build_program, pack
 from muster.schedulers.inside.pipe import NodePipe
@@ -20,6 +20,9 @@ WINDOW_BYTES: Final = 1 << 16
 ALIVE_S: Final = 5.0
 _START_LIMIT_S: Final = 60.0
 _CHUNK_BYTES: Final = 1 << 16
+_FRAME_LIMIT_BYTES: Final = 1 << 18
+_NOISE_LIMIT_BYTES: Final = 1 << 16
+_CAPTURE_LIMIT_BYTES: Final = 1 << 26
 _BOOT: Final = 'import io,sys; stdin=io.open(0,"rb",closefd=False); exec(stdin.read(int(sys.argv[1])).decode("utf-8"))'
 """Short, because it is part of a URL on Kubernetes."""
 
@@ -64,7 +67,7 @@ class Session:
         self._pipe = pipe
         self._lock = threading.Lock()
         self._noise = b""
-        self._frames = FrameReader()
+        self._frames = FrameReader(_FRAME_LIMIT_BYTES)
         self._in_frames = False
         self._under_way = 0
         self._end = ""
@@ -119,18 +122,25 @@ class Session:
         if not data:
             self._lose()
             return
-        self.heard_s = time.monotonic()
         if not self._in_frames:
-            self._noise += data
-            self._noise, found, data = self._noise.partition(program.MAGIC)
+            self._noise, found, data = (self._noise + data).partition(program.MAGIC)
             if not found:
+                if len(self._noise) > _NOISE_LIMIT_BYTES:
+                    self._lose()
                 return
             self._in_frames = True
+        self.heard_s = time.monotonic()
+        try:
+            yield from self._handle(data)
+        except (OSError, ValueError) as error:
+            self.failure = str(error)
+
+    def _handle(self, data: bytes) -> Iterator[tuple[int, bytes]]:
         for kind, content in self._frames.feed(data):
             if kind in (program.OUT, program.ERR):
                 yield int(kind), content
             elif kind == program.TAKEN:
-                self._under_way -= program.NUMBER.unpack(content)[0]
+                self._under_way -= int.from_bytes(content, "big")
             elif kind == program.STARTED:
                 self.has_started = True
             elif kind == program.EXIT:
@@ -183,9 +193,11 @@ def run_captured(pipe: NodePipe, order: Order, limit_s: float) -> tuple[int, str
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 raise ControlError(f"the command did not end in {limit_s:g} s", ExitCode.LATE)
-            if select.select([session.fd], [], [], min(left_s, ALIVE_S))[0]:
+            if wait_readable(session.fd, min(left_s, ALIVE_S)):
                 for stream, data in session.receive():
                     outputs[stream] += data
+                    if len(outputs[stream]) > _CAPTURE_LIMIT_BYTES:
+                        raise ControlError("the command prints without end", ExitCode.LOST)
             else:
                 session.send_alive()
                 session.check()

@@ -17,7 +17,6 @@ _PLURALS: Final = {
     "Secret": "secrets",
     "Service": "services",
     "Workload": "workloads",
-    "Command": "commands",
 }
 
 
@@ -51,8 +50,6 @@ JOB: Final = Kind(api_version="batch/v1", kind="Job")
 JOBSET: Final = Kind(api_version="jobset.x-k8s.io/v1alpha2", kind="JobSet")
 POD_MONITOR: Final = Kind(api_version="monitoring.coreos.com/v1", kind="PodMonitor")
 """A kind of the Prometheus operator."""
-VOLCANO_JOB: Final = Kind(api_version="batch.volcano.sh/v1alpha1", kind="Job")
-"""What versions that had `flavor=volcano` submitted."""
 
 PARENT_KINDS: Final = ("Job", "JobSet")
 """The kinds whose objects own all other objects of a request."""
@@ -61,7 +58,6 @@ NATIVE_GROUP: Final = "scheduling.k8s.io"
 VOLCANO_GROUP: Final = "scheduling.volcano.sh"
 VOLCANO_POD_GROUP_VERSION: Final = f"{VOLCANO_GROUP}/v1beta1"
 VOLCANO_QUEUE: Final = Kind(api_version=VOLCANO_POD_GROUP_VERSION, kind="Queue", namespaced=False)
-VOLCANO_COMMAND: Final = Kind(api_version="bus.volcano.sh/v1alpha1", kind="Command")
 POD_GROUP_VERSIONS: Final = {
     NATIVE_GROUP: ("scheduling.k8s.io/v1beta1", "scheduling.k8s.io/v1alpha2"),
     VOLCANO_GROUP: (VOLCANO_POD_GROUP_VERSION,),

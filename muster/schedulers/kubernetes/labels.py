@@ -1,4 +1,4 @@
-"""Labels and annotations by which an app's objects are found again. Later versions read them, so they stay."""
+"""Labels and annotations by which an app's objects are found again."""
 
 import getpass
 import re
@@ -22,10 +22,10 @@ INDEX_FAILURES: Final = ("batch.kubernetes.io/job-index-failure-count", INDEX_DR
 
 APPDEF_ANNOTATION: Final = "muster.torchx/appdef"
 WORKSPACE_KEY: Final = "muster.kubernetes_workspace"
-"""In `Role.metadata`: the key of the role's packed workspace in its Secret. Older versions kept it in the AppDef."""
+"""In `Role.metadata`: the key of the role's packed workspace in its Secret."""
 
 CANCEL_ANNOTATION: Final = "muster.torchx/cancelled"
-"""Its value is the command that ended the app. Older versions wrote "true"."""
+"""Its value is the command that ended the app."""
 BY_CANCEL: Final = "torchx cancel"
 BY_STOP: Final = "muster stop"
 FAILED_ANNOTATION: Final = re.compile(r"muster\.torchx/(?:.+\.)?failed")
@@ -48,7 +48,7 @@ _CONTROLLER_DOMAINS: Final = ("batch.kubernetes.io", "jobset.sigs.k8s.io", "volc
 
 
 def is_reserved(key: str) -> bool:
-    """Return whether a label is set by muster, or by the controller of a Job, JobSet or job of Volcano."""
+    """Return whether a label is set by muster, or by the controller of a Job or JobSet, or by Volcano."""
     return key in _OWN_LABELS + _CONTROLLER_LABELS or key.partition("/")[0] in _CONTROLLER_DOMAINS
 
 

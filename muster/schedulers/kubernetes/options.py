@@ -1,11 +1,12 @@
 """The adapter's options, `-cfg`: each declared once, parsed strictly and offline."""
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
+from muster._shared.foreign_files import read_whole
 from muster.schedulers.errors import OptionError
 from muster.schedulers.kubernetes import syntax
 from muster.schedulers.kubernetes.labels import is_reserved
@@ -33,12 +34,6 @@ _DEVICE: Final = re.compile(rf"{syntax.RESOURCE.pattern}(:[1-9]\d*)?", re.ASCII)
 EFFECTS: Final = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 
 # -- parsers ----------------------------------------------------------------------------------------------------------
-
-
-def _parse_flavor(name: str, value: Any) -> Any:
-    if value == "volcano":
-        raise OptionError(f"{name}=volcano is gone: with gang=volcano, Volcano starts the pods of a Job together", name)
-    return build_choice_parser(*FLAVORS)(name, value)
 
 
 def _parse_secrets(name: str, value: Any) -> tuple[str, ...]:
@@ -95,9 +90,10 @@ def _parse_template(name: str, value: Any) -> dict[str, Any]:
     if not text.lstrip().startswith("{"):
         source = text
         try:
-            text = Path(text).expanduser().read_text()
-        except OSError as error:
-            raise OptionError(f"{name}={value}: {error.strerror}; pass a file or inline JSON", name) from error
+            text = read_whole(os.path.expanduser(text)).decode()
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise OptionError(f"{name}={value}: {why}; pass a file or inline JSON", name) from error
     try:
         patch = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -173,7 +169,7 @@ class Options:
         str,
         f"one of {', '.join(FLAVORS)}; job needs nothing installed in the cluster",
         default="job",
-        parse=_parse_flavor,
+        parse=build_choice_parser(*FLAVORS),
     )
     queue: str | None = option(
         str,

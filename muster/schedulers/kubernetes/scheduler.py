@@ -4,7 +4,6 @@ import contextlib
 import os
 import posixpath
 import shlex
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Stream
 from torchx.specs import AppDef, AppDryRunInfo, Role, VolumeMount, runopts
 from torchx.workspace.api import WorkspaceMixin
 
-from muster._shared.contract import AskKind, AskOutcome, Env
+from muster._shared.contract import AskKind, AskOutcome, Env, print_line
 from muster._shared.control import count_nodes
 from muster._shared.reports import Answer
 from muster.schedulers.adapter.facts import AppFacts
@@ -25,6 +24,7 @@ from muster.schedulers.errors import SchedulerError
 from muster.schedulers.kubernetes.labels import WORKSPACE_KEY, find_submitter
 from muster.schedulers.kubernetes.manifests.bundles import pack_workspace
 from muster.schedulers.kubernetes.manifests.request import Request, build_request
+from muster.schedulers.kubernetes.manifests.volumes import is_claim
 from muster.schedulers.kubernetes.names import NAME_LIMIT, compute_app_limit, label_roles
 from muster.schedulers.kubernetes.options import Options, declare_options, parse_options
 from muster.schedulers.naming import build_app_name, make_suffix
@@ -282,8 +282,9 @@ def _describe_default_image(role: Role) -> str:
 
 def _describe_lost_paths(role: Role) -> str:
     """Say that the path of a checkpoint on a volume may be lost with the pods. "": it is kept, or has no volume."""
-    mounts = [each.dst_path for each in role.mounts if isinstance(each, VolumeMount) and not each.read_only]
-    folders = [each for each in mounts if posixpath.isabs(each)]  # the manifest refuses others
+    mounts = [each for each in role.mounts if isinstance(each, VolumeMount) and not each.read_only]
+    # The manifest refuses other folders. Of all sources only claims outlive pods and can be written.
+    folders = [each.dst_path for each in mounts if posixpath.isabs(each.dst_path) and is_claim(each.src)]
     if not folders or Env.LOG_DIR in role.env or not is_agent_role(role):
         return ""
     name = shlex.quote(posixpath.join(folders[0], "muster"))
@@ -307,7 +308,7 @@ def _load_images() -> Any:
 
 
 def _print_line(text: str) -> None:
-    sys.stderr.write(f"muster: {text}\n")
+    print_line(f"muster: {text}")
 
 
 def _discard(text: str) -> None:

@@ -2,11 +2,11 @@
 
 TorchX calls `scheduler`. `options` holds the `-cfg` options. `submission`, which only a submission loads, builds the
 app's spec by `request`. `request` turns an AppDef into what will run (pure, the dry run). `interpreter` finds the
-Python that runs the agents, and `driver` is what the supervisor loads. The rest is what any adapter that starts
+Python that runs the agents. The rest is what any adapter that starts
 processes has: `muster.schedulers.processes` and `adapter.process_scheduler`.
 
 `holds` finds what `muster hold` keeps on this machine, for that command, for `muster list` and for the scheduler
-`held`. `hold_lock` says which run has a hold. `everyday` starts agents on the user's default hold.
+`held`. `hold_lock` says which run has a hold.
 
 Logs and state stay in `~/.local/state/muster` (or $XDG_STATE_HOME/muster, or `log_dir`) until `muster delete` removes
 an app or a user removes the folder by hand. An app that has ended needs nothing there.

@@ -7,7 +7,6 @@ hold as long as it lives.
 """
 
 import contextlib
-import json
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from muster._shared.contract import HOLD_STATE_NAME, HoldKey, find_hold_dir
-from muster._shared.foreign_files import read_regular
+from muster._shared.foreign_files import parse_json, read_regular, read_whole
 from muster.schedulers.adapter.job_line import format_duration
 from muster.schedulers.local.hold_lock import find_owner
 from muster.schedulers.supervision import client
@@ -66,7 +65,7 @@ class Hold:
 def read_state(folder: str) -> Mapping[str, Any]:
     """Return what a holder reports. It is empty if that is nothing."""
     try:
-        content = json.loads(read_regular(os.path.join(folder, HOLD_STATE_NAME), _STATE_LIMIT_BYTES))
+        content = parse_json(read_regular(os.path.join(folder, HOLD_STATE_NAME), _STATE_LIMIT_BYTES))
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
@@ -85,7 +84,7 @@ def list_entries(state_dir: Path) -> list[tuple[str, str]]:
         entries = [entry for entry in os.scandir(state_dir / INDEX) if not entry.name.startswith(".")]
     except FileNotFoundError:
         return []
-    return [(entry.name, Path(entry.path).read_text()) for entry in sorted(entries, key=_read_time)]
+    return [(entry.name, read_whole(entry).decode(errors="replace")) for entry in sorted(entries, key=_read_time)]
 
 
 def _read_time(entry: "os.DirEntry[str]") -> int:

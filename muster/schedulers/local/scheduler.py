@@ -3,7 +3,6 @@
 Other shells need nothing from this process: an app's state is in its folder, and the registry finds it by the id.
 """
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -11,13 +10,11 @@ from typing import TYPE_CHECKING, Any
 from torchx.specs import AppDef, AppDryRunInfo, AppState
 
 from muster._shared.contract import HOLD_METADATA
-from muster._shared.holds.default import read_idle_limit_s
 from muster.schedulers.adapter.process_scheduler import ProcessScheduler
 from muster.schedulers.local.options import LocalOptions
 from muster.schedulers.naming import build_app_name, make_suffix
 from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.runner.option_records import declare_options, parse_options
-from muster.schedulers.supervision import client
 
 if TYPE_CHECKING:
     from muster.schedulers.adapter.facts import AppFacts
@@ -71,16 +68,4 @@ class LocalScheduler(ProcessScheduler):
 
         request: LocalRequest = dryrun_info.request
         self.start_app(build_spec(request, self.backend), detach=request.detach)
-        if read_idle_limit_s(os.environ) is not None:
-            from muster.schedulers.local.everyday import start_hold
-
-            start_hold(request, os.environ, self._find_pid(request))
         return request.app_id
-
-    def _find_pid(self, request: "LocalRequest") -> int:
-        """Return the pid of a process that ends with the app, or after it. 0: it has ended already."""
-        folder = self.find_folder(request.app_id) if request.detach else None
-        if folder is None:
-            return os.getpid()
-        _, record = client.read_app(folder)
-        return 0 if record is None or record.supervisor is None else record.supervisor.pid

@@ -22,7 +22,7 @@ from muster.schedulers.processes.plan import build_details
 from muster.schedulers.runner.shown.live_lines import draws_bars
 from muster.schedulers.supervision.app_folder import AppSpec
 
-DRIVER = "muster.schedulers.local.driver:create_driver"
+DRIVER = "muster.schedulers.processes.driver:create_driver"
 _OWN_VARIABLES = "MUSTER_"
 
 

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from muster._shared.contract import STATUS_LIMIT_BYTES, LogNames
+from muster._shared.contract import STATUS_LIMIT_BYTES, FormatError, LogNames
 from muster._shared.foreign_files import read_regular
 from muster._shared.reports import Report
 from muster.schedulers.failure_report import parse_report, parse_status
@@ -54,7 +54,7 @@ def _read_status(log_dir: Path) -> bytes:
     found: list[tuple[float, bytes]] = []
     newest_s = 0.0
     for path in paths:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, FormatError):
             written_s = path.stat().st_mtime
             newest_s = max(newest_s, written_s)
             content = read_regular(str(path), _TAIL_BYTES, -_TAIL_BYTES)

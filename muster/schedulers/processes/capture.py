@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from muster._shared.foreign_files import read_whole
 from muster.schedulers.inside.frames import OutputPipes
 from muster.schedulers.supervision.driver import EventQueue
 
@@ -145,7 +146,7 @@ class Notice:
 def read_notice(folder: Path) -> bytes:
     """Return the line about lost output, with its newline. It is empty if nothing was lost."""
     try:
-        return (folder / _NOTICE).read_bytes().rstrip(b"\0")
+        return read_whole(folder / _NOTICE).rstrip(b"\0")
     except OSError:
         return b""
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from muster._shared import processes
 from muster._shared.contract import AGENT_BUNDLE_NAME, NEVER_RETRY, Env, ExitCode
+from muster._shared.foreign_files import read_regular
 from muster.schedulers.failure_report import USAGE_LINE_LIMIT_BYTES, describe_report, find_usage_line
 from muster.schedulers.naming import derive_token
 from muster.schedulers.processes.agent_files import read_report
@@ -274,9 +275,7 @@ def _catches_sigterm(pid: int) -> bool:
 
 def _read_end(path: Path) -> bytes:
     try:
-        with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - USAGE_LINE_LIMIT_BYTES))
-            return file.read()
+        return read_regular(path, USAGE_LINE_LIMIT_BYTES, -USAGE_LINE_LIMIT_BYTES)
     except OSError:
         return b""  # a full disk: still report the end
 
@@ -290,9 +289,10 @@ def kill_orphans(guards: set[int]) -> None:
     session = str(os.getsid(0))
     deadline_s = time.monotonic() + ORPHAN_LIMIT_S
     while time.monotonic() < deadline_s:
-        parents = processes.list_parents()
-        children = [pid for pid, parent in parents.items() if parent == os.getpid() and pid not in guards]
-        ours = [pid for pid in children if (stat := processes.read_stat(pid)) is not None and stat[3] != session]
+        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+        stats = {pid: stat for pid in pids if (stat := processes.read_stat(pid)) is not None}
+        children = [pid for pid, stat in stats.items() if int(stat[1]) == os.getpid() and pid not in guards]
+        ours = [pid for pid in children if stats[pid][3] != session]  # also ended ones, until they are reaped
         if not ours:
             return
         for pid in ours:
@@ -300,6 +300,11 @@ def kill_orphans(guards: set[int]) -> None:
             processes.send_signal([pid], signal.SIGKILL)
             os.waitpid(pid, os.WNOHANG)
         time.sleep(0.001)
+
+
+def create_driver(*, spec: AppSpec, event_queue: EventQueue) -> ProcessDriver:
+    """Return the `driver.DriverFactory` of programs of this machine."""
+    return ProcessDriver(spec=spec, event_queue=event_queue)
 
 
 def _listen() -> socket.socket:

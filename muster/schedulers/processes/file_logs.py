@@ -5,6 +5,7 @@ import struct
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
+from muster._shared.foreign_files import read_regular
 from muster.schedulers.processes.capture import TIMES_RECORD, log_path, read_notice, times_path
 from muster.schedulers.supervision.file_watch import Watch
 
@@ -46,16 +47,14 @@ class FileSource:
     def read(self, offset: int, limit_bytes: int) -> bytes:
         """See `ByteSource`."""
         try:
-            with open(self._path, "rb") as file:
-                file.seek(offset)
-                return file.read(limit_bytes)
+            return read_regular(self._path, limit_bytes, offset)
         except FileNotFoundError:  # the app has been deleted
             return b""
 
     def find_offset(self, time_s: float, *, after: bool) -> int | None:
         """See `ByteSource`."""
         try:
-            content = times_path(self._folder, self._stream).read_bytes()
+            content = read_regular(times_path(self._folder, self._stream), 256 << 20)
         except FileNotFoundError:
             return None
         whole = len(content) - len(content) % TIMES_RECORD.size

@@ -3,8 +3,8 @@
 All adapters keep an AppDef in this form. Fields of a role that only one TorchX line has are kept, and come back on that
 line. Secrets in environments are masked, because not only the submitting user reads descriptions.
 
-`asdict` and a library for the way back do not fit: mounts need their class, a field of the other line must not fail,
-and descriptions of earlier versions lack fields.
+`asdict` and a library for the way back do not fit: mounts need their class, and a field of the other line
+must not fail.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,6 +15,7 @@ from typing import Any, Final
 from torchx import specs
 from torchx.specs import AppDef, Resource, RetryPolicy, Role
 
+from muster._shared.contract import FORMAT, check_format
 from muster.schedulers.secret_variables import list_named_secrets, mask_args, mask_env
 
 _MOUNTS: Final = {kind.__name__: kind for kind in (specs.BindMount, specs.VolumeMount, specs.DeviceMount)}
@@ -32,7 +33,7 @@ def dump_app(app: AppDef, *, without_metadata: tuple[str, ...] = ()) -> dict[str
     roles = [_encode_role(role) for role in app.roles]
     for role in roles:
         role["metadata"] = {key: value for key, value in role["metadata"].items() if key not in without_metadata}
-    return {"name": app.name, "metadata": _plain(app.metadata or {}), "roles": roles}
+    return {"format": FORMAT, "name": app.name, "metadata": _plain(app.metadata or {}), "roles": roles}
 
 
 def _encode_role(role: Role) -> dict[str, Any]:
@@ -65,13 +66,15 @@ def _plain(value: Any) -> Any:
 
 
 def load_app(document: Mapping[str, Any]) -> AppDef:
-    """Load an AppDef that `dump_app` wrote, also that of an earlier version.
+    """Load an AppDef that `dump_app` wrote.
 
     Raises:
+        FormatError: it has another format.
         KeyError, TypeError, ValueError: not such a document.
     """
-    roles = [_decode_role(role) for role in document.get("roles") or ()]
-    return AppDef(name=document.get("name", ""), roles=roles, metadata=dict(document.get("metadata") or {}))
+    check_format(document.get("format"), "the description of the app")
+    roles = [_decode_role(role) for role in document["roles"]]
+    return AppDef(name=document["name"], roles=roles, metadata=dict(document["metadata"]))
 
 
 def _decode_role(data: Mapping[str, Any]) -> Role:

@@ -49,7 +49,7 @@ def _hide_in_app(app: AppDef) -> AppDef:
         return arg if arg == shown else SecretText(arg, shown)
 
     def hide_in_role(role: Role) -> Role:
-        named = list_named_secrets(role.metadata)
+        named = frozenset(list_named_secrets(role.metadata))
         env = {
             key: SecretText(value) if key in named or is_secret(key, value) else value
             for key, value in role.env.items()

@@ -1,7 +1,6 @@
 """Roles of an AppDef on both lines of TorchX: macros, checks, workspaces, and what the supervisor needs of them."""
 
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
@@ -9,7 +8,7 @@ from typing import Final
 from torchx.specs import AppDef, Role, macros
 from torchx.specs.api import RetryPolicy
 
-from muster._shared.contract import Env, RoleKey
+from muster._shared.contract import SIZE_LIMIT, Env, RoleKey, print_line
 from muster.schedulers.agent_command import find_program, is_agent_role
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.supervision.state import RetryScope, SupervisedRole
@@ -84,7 +83,7 @@ def note_workspace(role: Role, workspace: str, key: str, printed: set[str], *, i
         raise SchedulerError(str(error)) from error
     for line in lines:
         if line and line not in printed:
-            print(f"muster: {line}", file=sys.stderr, flush=True)
+            print_line(f"muster: {line}")
     printed.update(lines)
     role.metadata[key] = path
 
@@ -166,8 +165,8 @@ def _check_role(role: Role) -> None:
         raise SchedulerError(f"role name {role.name!r} must be a non-empty word without '/'")
     if not role.entrypoint or role.entrypoint == "<MISSING>":
         raise SchedulerError(f"role {role.name!r} has no entrypoint")
-    if role.num_replicas < 1:
-        raise SchedulerError(f"role {role.name!r}: num_replicas must be at least 1, not {role.num_replicas}")
+    if not 1 <= role.num_replicas <= SIZE_LIMIT:
+        raise SchedulerError(f"role {role.name!r}: num_replicas must be 1 to {SIZE_LIMIT}, not {role.num_replicas}")
     if role.max_retries < 0:
         raise SchedulerError(f"role {role.name!r}: max_retries must be at least 0, not {role.max_retries}")
     least = role.min_replicas

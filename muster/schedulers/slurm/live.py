@@ -15,7 +15,7 @@ from torchx.specs import AppState, is_terminal
 from torchx.specs.api import ReplicaStatus
 
 from muster._shared.contract import LogNames
-from muster._shared.foreign_files import parse_json, read_regular
+from muster._shared.foreign_files import parse_json, read_regular, read_whole
 from muster.schedulers.adapter import (
     AgentWords,
     AppFacts,
@@ -26,7 +26,6 @@ from muster.schedulers.adapter import (
     EngineError,
     JobFacts,
     ReplicaId,
-    StateError,
     combine_facts,
 )
 from muster.schedulers.slurm import client, words
@@ -210,7 +209,7 @@ def find_end_s(app: App, added_s: float) -> float | None:
 def read_jobs(folder: AppFolder) -> list[str]:
     """Return the ids of the jobs that were submitted for an app."""
     try:
-        return (folder.state_dir / JOBS_NAME).read_text().split()
+        return read_whole(folder.state_dir / JOBS_NAME).decode().split()
     except FileNotFoundError:
         return []
 
@@ -228,10 +227,10 @@ def _read_nodes(folder: AppFolder, spec: AppSpec, run: str) -> dict[ReplicaId, N
     found = {}
     for replica in list_replicas(spec):
         node = NodeFolder(folder.path, run, replica)
-        with contextlib.suppress(OSError, StateError):
+        with contextlib.suppress(OSError, ValueError):
             record = node.read_record()
             if record is not None:
-                found[replica] = NodeState(node=(node.state_dir / NODE_NAME).read_text(), record=record)
+                found[replica] = NodeState(node=read_whole(node.state_dir / NODE_NAME).decode(), record=record)
     return found
 
 
@@ -379,10 +378,9 @@ def find_killed(app: App) -> dict[str, str]:
     if app.entry is None or app.entry.state not in ("RUNNING", "FAILED") or not (app.runs and app.is_shared):
         return {}
     try:
-        start = int((app.folder.state_dir / RUNS_DIR / app.runs[-1] / LOG_START_NAME).read_text())
-        with (app.folder.state_dir / LOG_NAME).open("rb") as file:
-            file.seek(start)
-            text = _BY_SLURM.split(file.read(_RUN_LOG_LIMIT_BYTES).decode(errors="replace"))[0]
+        start = int(read_whole(app.folder.state_dir / RUNS_DIR / app.runs[-1] / LOG_START_NAME))
+        said = read_regular(app.folder.state_dir / LOG_NAME, _RUN_LOG_LIMIT_BYTES, start)
+        text = _BY_SLURM.split(said.decode(errors="replace"))[0]
     except (OSError, ValueError):
         return {}
     running = {known.node for each, known in app.nodes.items() if known.has_running(each)}
@@ -414,7 +412,7 @@ def _read_last_line(folder: AppFolder) -> str:
 def read_last_lines(folder: AppFolder) -> list[str]:
     """Return the last lines of what the script and srun have said."""
     try:
-        text = (folder.state_dir / LOG_NAME).read_bytes()[-_LOG_LIMIT_BYTES:].decode(errors="replace")
+        text = read_regular(folder.state_dir / LOG_NAME, _LOG_LIMIT_BYTES, -_LOG_LIMIT_BYTES).decode(errors="replace")
     except OSError:
         return []
     return [line for line in text.splitlines() if line.strip()]

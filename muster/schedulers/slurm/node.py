@@ -13,6 +13,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
 import stat
 import subprocess
@@ -28,7 +29,8 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from muster._shared import processes
-from muster._shared.contract import HOLD_FLAG, NEVER_RETRY, Env, ExitCode, LogNames
+from muster._shared.contract import HOLD_FLAG, NEVER_RETRY, STATUS_LIMIT_BYTES, Env, ExitCode, LogNames, print_line
+from muster._shared.foreign_files import read_regular, read_whole
 from muster.schedulers.processes.driver import ProcessDriver
 from muster.schedulers.processes.launch import Launch
 from muster.schedulers.slurm.hosts import expand_hosts, parse_time
@@ -63,6 +65,9 @@ SIZES_NAME: Final = "sizes"
 """In the app's state folder: `ROLE NODES` per line, of roles that have fewer nodes than submitted."""
 NOT_OURS: Final = 98
 """Exit code of a node on which another user owns the app's folder, or can write to it. Programs rarely use it."""
+GO_ON: Final = 250
+"""Exit code of a node that has none of Slurm's commands and whose job is to go on: the script sees to it. It is above
+those of signals, because srun returns the highest."""
 FILES_DIR: Final = "files/"
 """In the zip: what a node without the shared folder unpacks into the app's state folder."""
 
@@ -84,12 +89,16 @@ _MOST_WATCHERS: Final = 4
 _LOSSES_PAUSE_S: Final = 60.0
 """Between two of their looks: the controller has other jobs, too."""
 _PROBE_PAUSE_S: Final = 5.0
+_END_PAUSE_S: Final = 5.0
+"""Between two looks whether another node ends the job, where no signal can tell it."""
 _LAST_WORDS_S: Final = 1.0
 """Agents of a job end at the same moment, and their nodes then record it."""
 _PORTS: Final = range(20000, 30000)
 """Below those that the system gives to anybody."""
 _SEARCH_S: Final = 3.0
 """How long the record of a run that has ended waits for Slurm's answer, which was asked for at the signal."""
+_RUN: Final = re.compile(r"[0-9]+\.[0-9]+")
+"""The folder of a run. A file system may put folders of its own beside them."""
 _LOST_NODES: Final = re.compile(rb"srun: error: Node failure on (\S+)")
 _LOSS: Final = "Slurm has lost node"
 _SENT: Final = "Slurm sent"
@@ -134,7 +143,7 @@ def find_node_dir(state_dir: Path, run: str, replica: ReplicaId) -> Path:
 def list_runs(folder: AppFolder) -> tuple[str, ...]:
     """Return the runs of an app's jobs of which nodes have recorded something, oldest first."""
     try:
-        names = [each.name for each in (folder.state_dir / RUNS_DIR).iterdir()]
+        names = [each.name for each in (folder.state_dir / RUNS_DIR).iterdir() if _RUN.fullmatch(each.name)]
     except FileNotFoundError:
         return ()
     return tuple(sorted(names, key=lambda name: tuple(map(int, name.split(".")))))
@@ -143,7 +152,7 @@ def list_runs(folder: AppFolder) -> tuple[str, ...]:
 def read_sizes(state_dir: Path) -> dict[str, int]:
     """Return how many nodes roles have that were resized."""
     try:
-        rows = [line.rpartition(" ") for line in (state_dir / SIZES_NAME).read_text().splitlines()]
+        rows = [line.rpartition(" ") for line in read_whole(state_dir / SIZES_NAME).decode().splitlines()]
     except FileNotFoundError:
         return {}
     return {role: int(nodes) for role, _, nodes in rows}
@@ -394,7 +403,7 @@ class NodeSupervisor(Supervisor):
     def _find_why(self) -> str:
         """Return why muster itself ends the job. "": it does not, or this node is not told."""
         with contextlib.suppress(OSError):
-            return f"the job ends: {self._end_file.read_text()}"
+            return f"the job ends: {read_whole(self._end_file).decode(errors='replace')}"
         with contextlib.suppress(OSError):
             return STOPS.get(self._folder.read_request() or "", "")
         return ""
@@ -438,6 +447,18 @@ class NodeSupervisor(Supervisor):
 
         self.ask_slurm(lambda: _read_end_s(self._allocation), act)
 
+    def watch_end(self) -> None:
+        """Let the replica end soon after another node has recorded that the job ends, which no signal tells here."""
+
+        def look() -> None:
+            if self._end_file.exists():
+                self.leave(self._find_why(), continues=False)
+            else:
+                self.watch_end()
+
+        if lacks_commands(self._spec):
+            self._event_queue.set_timer("end", _END_PAUSE_S, look)
+
     def watch_losses(self, replicas: Sequence[ReplicaId]) -> None:
         """Have the job queued again once Slurm has lost nodes, and fewer are left than the app needs.
 
@@ -449,6 +470,8 @@ class NodeSupervisor(Supervisor):
         """
         details, task = self._spec.details, self._allocation.task
         if not details["may_lose"] or details["continues"] == "no" or task >= _MOST_WATCHERS:
+            return
+        if lacks_commands(self._spec):
             return
         if not _is_of_hold(self._spec, replicas[task]):
             check = functools.partial(self._check_losses, replicas)
@@ -521,6 +544,7 @@ def main(arguments: list[str]) -> int:
     supervisor.watch_signals()
     supervisor.watch_deadline()
     supervisor.watch_losses(replicas)
+    supervisor.watch_end()
     supervisor.begin()
     supervisor.run()
     supervisor.close()
@@ -595,7 +619,8 @@ def _end_run(
     runs_agent = next(role.runs_agent for role in spec.roles if role.name == replica.role)
     is_over = runs_agent and (known.exit_code == 0 or known.exit_code in NEVER_RETRY)
     continues = has_to_continue and not is_over
-    if continues:
+    is_cut_off = lacks_commands(spec)
+    if continues and not is_cut_off:
         _continue_job(folder, spec, allocation)
     is_lost = app.outcome is Outcome.FAILED and not is_over and app.reason != _NOTHING_SAVED
     if is_lost and not _can_go_on(folder, spec, allocation, replica):
@@ -603,10 +628,21 @@ def _end_run(
     if is_over and known.exit_code != 0 and len(spec.roles) > 1 and replica.index < _MOST_WITNESSES:
         time.sleep(LINGER_S)  # the others of its role know it, and one of them prints the report
         _end_others(folder, allocation, app.reason)
-    _end_without_script(folder, spec, allocation)
+    if not is_cut_off:
+        _end_without_script(folder, spec, allocation)
     if app.outcome is Outcome.SUCCEEDED or (is_over and known.exit_code == 0):
         return 0
-    return ExitCode.TERMINATED if continues else known.exit_code or 1
+    if continues and is_cut_off and spec.details["continues"] != "no" and not folder.request_file.exists():
+        return GO_ON
+    code = known.exit_code or 1
+    if code == GO_ON:  # a program's own
+        code = 1
+    return ExitCode.TERMINATED if continues else code
+
+
+def lacks_commands(spec: AppSpec) -> bool:
+    """Return whether this task runs in an image that has none of Slurm's commands."""
+    return bool(spec.details.get("in_image")) and shutil.which("scontrol") is None
 
 
 def _read_checkpoints(folder: AppFolder, spec: AppSpec) -> dict[str, bytes]:
@@ -615,7 +651,7 @@ def _read_checkpoints(folder: AppFolder, spec: AppSpec) -> dict[str, bytes]:
     for role in spec.roles:
         for path in folder.role_dir(role.name).glob(f"*/{LogNames.CHECKPOINT}"):
             with contextlib.suppress(OSError):
-                found[str(path)] = path.read_bytes()
+                found[str(path)] = read_whole(path)
     return found
 
 
@@ -717,9 +753,7 @@ def _read_lost(log: Path, offset: int) -> list[str]:
         offset: from where on it is of this run.
     """
     try:
-        with log.open("rb") as file:
-            file.seek(offset)
-            named = _LOST_NODES.findall(file.read(_LOG_LIMIT_BYTES))
+        named = _LOST_NODES.findall(read_regular(log, _LOG_LIMIT_BYTES, offset))
     except OSError:
         return []
     return list(dict.fromkeys(host for each in named for host in expand_hosts(each.decode(errors="replace"))))
@@ -833,7 +867,7 @@ def _choose_excluded(folder: AppFolder, spec: AppSpec, allocation: Allocation) -
     excluded = [*before, *names]
     if _call("sbatch", "--test-only", f"--exclude={','.join(excluded)}", str(folder.state_dir / SCRIPT_NAME)) is None:
         return []
-    print(f"muster: {', '.join(names)} is suspected: the job's next run leaves it out", flush=True)
+    print_line(f"muster: {', '.join(names)} is suspected: the job's next run leaves it out", sys.stdout)
     return excluded
 
 
@@ -846,7 +880,11 @@ def _read_suspected(role_dir: Path) -> Iterator[str]:
     """Find the hosts of the nodes that the leader suspects, as the status file of the job says."""
     for path in role_dir.glob(f"*/{LogNames.STATUS}"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-            yield from (str(node["host"]) for node in json.loads(path.read_text())["nodes"] if node.get("suspicion"))
+            yield from (
+                str(node["host"])
+                for node in json.loads(read_whole(path, STATUS_LIMIT_BYTES))["nodes"]
+                if node.get("suspicion")
+            )
 
 
 def _run(*command: str, text: str = "") -> str:
@@ -874,11 +912,13 @@ def _call(*command: str, text: str = "") -> str | None:
             timeout=_COMMAND_LIMIT_S,
             check=False,
         )
+    except FileNotFoundError:  # in an image, see `lacks_commands`
+        return None
     except (OSError, subprocess.TimeoutExpired) as error:
-        sys.stderr.write(f"muster: {error}\n")
+        print_line(f"muster: {error}")
         return None
     if done.returncode != 0:
-        sys.stderr.write(f"muster: {' '.join(command)}: {done.stderr.strip()}\n")
+        print_line(f"muster: {' '.join(command)}: {done.stderr.strip()}")
         return None
     return done.stdout
 
@@ -901,7 +941,7 @@ def _claim_folder(path: str) -> None:
         status = os.lstat(path)
         is_ours = status.st_uid == os.geteuid() and not status.st_mode & 0o022
         if not (stat.S_ISDIR(status.st_mode) and is_ours):
-            sys.stderr.write(f"muster: {describe_foreign(path, os.uname().nodename)}\n")
+            print_line(f"muster: {describe_foreign(path, os.uname().nodename)}")
             sys.exit(NOT_OURS)
 
 

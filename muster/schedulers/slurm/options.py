@@ -112,14 +112,17 @@ class SlurmOptions:
         default=True,
     )
     node_dir: str = option(str, "with shared=false: a folder that every node has for itself", default="/tmp")  # noqa: S108
-    python: str | None = option(str, "Python 3.10 or newer on the nodes; default: that of the current environment")
+    python: str | None = option(
+        str,
+        "Python 3.10 or newer on the nodes; default: that of the current environment, and python3 in an image",
+    )
     modules: tuple[str, ...] = option(
         list[str], "modules to load before the job, NAME;NAME", parse=parse_words, absent=()
     )
     prolog: str | None = option(str, "a line of shell that the script runs before the job")
     container_image: str | None = option(str, "image that pyxis runs the job in (srun --container-image)")
     container_mounts: str | None = option(
-        str, "mounts for container_image (srun --container-mounts), besides the app's folder"
+        str, "mounts for container_image (srun --container-mounts), besides the app's folder and the current one"
     )
     prefix: tuple[str, ...] = option(
         str,

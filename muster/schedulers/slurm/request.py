@@ -4,13 +4,13 @@ import json
 import posixpath
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from operator import mul
 from typing import Final
 
 from torchx.specs import AppDef, Resource, Role
 
-from muster._shared.contract import AGENT_BUNDLE_NAME, WORKSPACE_BUNDLE_NAME, Env, RoleKey
+from muster._shared.contract import AGENT_BUNDLE_NAME, SIZE_LIMIT, WORKSPACE_BUNDLE_NAME, Env, RoleKey
 from muster.schedulers.adapter import (
     ERROR_FILE,
     AgentPlace,
@@ -29,7 +29,7 @@ from muster.schedulers.adapter import (
     plan_replica,
 )
 from muster.schedulers.slurm import payload
-from muster.schedulers.slurm.node import LOG_NAME
+from muster.schedulers.slurm.node import GO_ON, JOBS_NAME, LOG_NAME, SCRIPT_NAME
 from muster.schedulers.slurm.options import SlurmOptions
 
 WORKSPACE_KEY: Final = "muster.slurm_workspace"
@@ -37,12 +37,16 @@ WORKSPACE_KEY: Final = "muster.slurm_workspace"
 WORK_DIR: Final = "workspace"
 PAYLOAD_MARK: Final = "@PAYLOAD@"
 """In a script without a shared folder: where the zip comes."""
-SRUN: Final = "exec srun "
-"""Begins the last line of the script."""
+SRUN: Final = 'srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES"'
+"""Begins the command that starts the tasks."""
 DRIVER: Final = "muster.schedulers.slurm.node:SlurmDriver"
 _NEWER: Final = ("--segment", "--gpus-per-node", "--container-")
 _SIZES: Final = ("--cpus-per-task=", "--mincpus=", "--mem")
 _END: Final = "MUSTER_END_OF_PAYLOAD"
+_IMAGE_PYTHON: Final = "python3"
+"""Interpreter of an image, which need not have the environment of the caller."""
+_IMAGE_PROGRAMS: Final = ("apptainer", "singularity", "podman", "docker", "enroot", "shifter", "ch-run")
+"""Programs of a `prefix` that run what follows in an image."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +57,7 @@ class Place:
     """Absolute path of the app's future folder here."""
     cwd: str
     python: str
-    """Interpreter of the nodes."""
+    """Interpreter of the nodes. That of an image is another one, see `_IMAGE_PYTHON`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +103,8 @@ def build_request(app: AppDef, options: SlurmOptions, *, name: str, token: str, 
         SchedulerError: a part of the app cannot be run. It is one line.
     """
     _check(options)
+    if options.container_image:
+        place = replace(place, python=options.python or _IMAGE_PYTHON)
     roles = assign_arguments(app, build_role_labels([role.name for role in app.roles]), name)
     spare_role = _choose_spare_role(roles, options)
     has_workspace = any(WORKSPACE_KEY in role.metadata for role in app.roles)
@@ -125,6 +131,7 @@ def build_request(app: AppDef, options: SlurmOptions, *, name: str, token: str, 
             "continues": options.continues,
             "may_lose": may_lose,
             "shared": options.shared,
+            "in_image": bool(options.container_image),
             "signal_s": int(options.signal.rpartition("@")[2]) if options.signal else 0,
         },
         python=place.python,
@@ -132,7 +139,10 @@ def build_request(app: AppDef, options: SlurmOptions, *, name: str, token: str, 
     notice = _check_time(options, spec.grace_s)
     flags = (*_list_flags(name, app.roles, options, nodes, place, may_lose=may_lose), *options.sbatch)
     _check_lines(flags)
-    srun_flags = (*_list_srun_flags(app.roles, options, folder, may_lose=may_lose), *options.srun)
+    mounts = [folder if options.shared else options.node_dir]
+    if options.shared and not has_workspace and place.cwd != "/":  # where the job runs
+        mounts.append(place.cwd)
+    srun_flags = (*_list_srun_flags(app.roles, options, mounts, may_lose=may_lose), *options.srun)
     return SlurmRequest(
         spec=spec,
         script=_build_script(flags, srun_flags, options, folder, place.python),
@@ -178,6 +188,8 @@ def _check_lines(flags: Sequence[str]) -> None:
 def _choose_spare_role(roles: Sequence[Role], options: SlurmOptions) -> str:
     if options.spares == 0:
         return ""
+    if options.spares > SIZE_LIMIT:
+        raise OptionError(f"spares={options.spares} is more than {SIZE_LIMIT}", "spares")
     agents = [str(role.name) for role in roles if is_agent_role(role)]
     if len(agents) != 1:
         raise OptionError(
@@ -198,11 +210,16 @@ def _build_plan(
         cwd=posixpath.join(folder, WORK_DIR) if has_workspace else cwd,
         bundle_dir=str(files.state_dir),
         error_file=str(files.replica_dir(ReplicaId(role.name, index)) / ERROR_FILE),
-        python=place.python,
+        python=_choose_python(options, place),
     )
     if has_workspace and not options.shared and plan.runs_agent:
         return replace(plan, env={**plan.env, Env.WORKSPACE: str(files.state_dir / WORKSPACE_BUNDLE_NAME)})
     return plan
+
+
+def _choose_python(options: SlurmOptions, place: Place) -> str:
+    enters_image = any(posixpath.basename(word) in _IMAGE_PROGRAMS for word in options.prefix)
+    return _IMAGE_PYTHON if enters_image and options.python is None else place.python
 
 
 def _build_place(name: str, folder: str, role: str, options: SlurmOptions) -> AgentPlace:
@@ -292,14 +309,16 @@ def _list_gpu_flags(options: SlurmOptions, gpus: int) -> list[str]:
     return [f"--gres=gpu:{kind}{gpus}" if options.gpus == "gres" else f"--gpus-per-node={kind}{gpus}"]
 
 
-def _list_srun_flags(roles: Sequence[Role], options: SlurmOptions, folder: str, *, may_lose: bool) -> list[str]:
+def _list_srun_flags(
+    roles: Sequence[Role], options: SlurmOptions, mounts: Sequence[str], *, may_lose: bool
+) -> list[str]:
     cpus = _count_cpus(roles)
     flags = ["--ntasks-per-node=1", "--kill-on-bad-exit=0", "--wait=0"]
     flags += [f"--cpus-per-task={cpus}"] if cpus > 0 and not options.exclusive else []
     flags += ["--no-kill"] if may_lose else []
     if options.container_image:
-        mounts = ",".join(filter(None, (f"{folder}:{folder}", options.container_mounts)))
-        flags += [f"--container-image={options.container_image}", f"--container-mounts={mounts}"]
+        given = ",".join(filter(None, (*(f"{each}:{each}" for each in mounts), options.container_mounts)))
+        flags += [f"--container-image={options.container_image}", f"--container-mounts={given}"]
     return flags
 
 
@@ -318,9 +337,30 @@ def _build_script(
         lines += [f'sbcast --preserve "$bundle.sent" "$bundle" || exit {payload.NOT_SENT}', 'rm -f "$bundle.sent"']
         bundle = '"$bundle"'
     # It may run again with fewer nodes.
-    size = '--nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES"'
-    lines += [f"{SRUN}{size} {shlex.join([*srun_flags, python])} {bundle} {shlex.quote(folder)}", ""]
-    return "\n".join(lines)
+    command = f"{SRUN} {shlex.join([*srun_flags, python])} {bundle} {shlex.quote(folder)}"
+    if options.container_image:
+        return "\n".join([*lines, *_list_image_lines(command, options.continues, AppFolder(folder)), ""])
+    return "\n".join([*lines, f"exec {command}", ""])
+
+
+def _list_image_lines(command: str, how: str, folder: AppFolder) -> list[str]:
+    """Return lines that do outside of the image what its nodes cannot do if it lacks Slurm's commands.
+
+    The time limit's end is known to the tasks, and the job goes on if one of them asks for it by its exit code.
+    """
+    expedite = "expedite " if how == "expedite" else ""
+    again = f'scontrol requeue {expedite}"$SLURM_JOB_ID"'
+    if how == "follow-up":
+        script, jobs = (shlex.quote(str(folder.state_dir / name)) for name in (SCRIPT_NAME, JOBS_NAME))
+        again = f'sbatch --parsable --dependency=afterany:"$SLURM_JOB_ID" {script} | cut -d ";" -f 1 >>{jobs}'
+    end = '$(date +%s -d "$(squeue -h -j "$SLURM_JOB_ID" -o %e)" 2>/dev/null)'
+    return [
+        "trap : TERM USR1 HUP",
+        f'SLURM_JOB_END_TIME="${{SLURM_JOB_END_TIME:-{end}}}" {command}',  # Slurm sets it since 23.02
+        "code=$?",
+        f'[ "$code" -ne {GO_ON} ] || {again}',
+        'exit "$code"',
+    ]
 
 
 def list_files(spec: AppSpec, agent: bytes | None, workspace: bytes | None) -> dict[str, bytes]:
@@ -331,9 +371,8 @@ def list_files(spec: AppSpec, agent: bytes | None, workspace: bytes | None) -> d
         agent: the bundle. None: no role runs agents.
         workspace: packed. None: there is none.
     """
-    content = asdict(replace(spec, details={})) | {"schema": 1}
-    del content["details"]
-    files = {"spec.json": json.dumps(content).encode(), "private.json": json.dumps(spec.details).encode()}
+    content, details = spec.encode()
+    files = {"spec.json": json.dumps(content).encode(), "private.json": json.dumps(details).encode()}
     if agent is not None:
         files[AGENT_BUNDLE_NAME] = agent
     if workspace is not None:

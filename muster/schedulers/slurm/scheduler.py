@@ -1,6 +1,7 @@
 """The TorchX scheduler `slurm`."""
 
 import contextlib
+import logging
 import os
 import shutil
 import signal
@@ -16,7 +17,8 @@ from torchx.schedulers.api import DescribeAppResponse, ListAppResponse
 from torchx.specs import AppDef, AppDryRunInfo, AppState, Role, is_terminal
 from torchx.workspace.api import WorkspaceMixin
 
-from muster._shared.contract import AGENT_MODULE
+from muster._shared.contract import AGENT_MODULE, print_line
+from muster._shared.foreign_files import remove_folder
 from muster._shared.programs import explain_missing
 from muster.schedulers.adapter import (
     AGENT_BUNDLE_NAME,
@@ -102,6 +104,8 @@ _LEAST_PAUSE_S: Final = 0.2
 _MOST_PAUSE_S: Final = 5.0
 _NOT_INHERITED: Final = ("MUSTER_", "SLURM_", "SBATCH_", "SRUN_")
 
+logger = logging.getLogger(__name__)
+
 
 class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[misc]
     """Runs an app as one job of a Slurm cluster, see the package.
@@ -160,9 +164,9 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
             client.check_version((25, 11), "continues=expedite")
         _check_size(request)
         if request.notice:
-            print(f"muster: {request.notice}", file=sys.stderr, flush=True)
+            print_line(f"muster: {request.notice}")
         if client.can_wait_for_children():
-            request = replace(request, script=request.script.replace(SRUN, f"{SRUN}{client.WAIT_FOR_CHILDREN} "))
+            request = replace(request, script=request.script.replace(SRUN, f"{SRUN} {client.WAIT_FOR_CHILDREN}"))
         registry = self._find_registry()
         folder = registry.check(Path(request.folder))
         try:
@@ -195,13 +199,29 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
 
     def _find_app(self, app_id: str) -> live.App | None:
         """Find an app. None: it is not known (any more)."""
+        try:
+            return self._read_app(app_id)
+        except StateError as error:
+            raise EngineError(str(error)) from error
+
+    def _read_app(self, app_id: str) -> live.App | None:
         folder = self._find_registry().open(app_id)
         try:
             return None if folder is None else live.read_app(folder)
         except FileNotFoundError:  # another shell has deleted it
             return None
-        except StateError as error:
-            raise EngineError(str(error)) from error
+
+    def _read_all(self) -> Iterator[tuple[str, live.App | None]]:
+        """Read all apps. None: the files of this one are refused."""
+        for app_id in self._find_registry():
+            try:
+                app = self._read_app(app_id)
+            except StateError as error:  # noqa: PERF203  # it hides no other
+                logger.warning("%s: %s", app_id, error)
+                yield app_id, None
+            else:
+                if app is not None:
+                    yield app_id, app
 
     def describe_app(self, app_id: str) -> DescribeAppResponse | None:
         """See `PluginScheduler`."""
@@ -224,13 +244,11 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
     def list_apps(self, cfg: Mapping[str, Any]) -> list[ListAppResponse]:
         """See `PluginScheduler`: the apps that this user has submitted here."""
         del cfg
-        registry = self._find_registry()
-        found = []
-        for app_id in registry:
-            app = self._find_app(app_id)
-            if app is not None:
-                found.append(ListedApp(app_id=app_id, state=app.state, submitted_s=registry.find_added_s(app_id)))
-        return found
+        added = self._find_registry().find_added_s
+        return [
+            ListedApp(app_id=name, state=AppState.UNKNOWN if app is None else app.state, submitted_s=added(name))
+            for name, app in self._read_all()
+        ]
 
     def find_run_dir(self, app_id: str, role: str) -> Path | None:
         """See `PluginScheduler`."""
@@ -240,8 +258,8 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
     def find_leftovers(self) -> Iterable[Leftover]:
         """See `PluginScheduler`."""
         registry = self._find_registry()
-        for app_id in registry:
-            app, added_s = self._find_app(app_id), registry.find_added_s(app_id)
+        for app_id, app in self._read_all():
+            added_s = registry.find_added_s(app_id)
             ended_s = None if app is None or added_s is None else live.find_end_s(app, added_s)
             if app is not None and ended_s is not None:
                 yield Leftover(
@@ -448,7 +466,7 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
                 self._cancel_existing(app_id)
             if not self._wait_ended(app_id, app.spec.grace_s + _END_LIMIT_S):
                 raise EngineError(f"{app_id} did not end within {app.spec.grace_s + _END_LIMIT_S:g} s; not deleted")
-        shutil.rmtree(app.folder.path)
+        remove_folder(app.folder.path)
         self._find_registry().remove(app_id)
 
 
@@ -493,7 +511,7 @@ def _check_size(request: SlurmRequest) -> None:
     if line and most is not None and request.nodes > most:
         raise SchedulerError(f"the job {line}; this cluster has at most {most}")
     if line:
-        print(f"muster: the job {line}: it waits until that changes", file=sys.stderr, flush=True)
+        print_line(f"muster: the job {line}: it waits until that changes")
 
 
 def _submit(request: SlurmRequest, script: str) -> str:

@@ -1,11 +1,11 @@
 """Runs a discovery script again and again, in a thread of the supervisor. Standard library only."""
 
 import os
-import sys
 import threading
 import time
 from typing import Final
 
+from muster._shared.contract import print_line
 from muster.schedulers.ssh.hosts import HostError, run_discovery
 
 _PAUSE_S: Final = 1.0
@@ -42,7 +42,7 @@ class Discovery:
             except HostError as error:  # a failed script tells nothing
                 if str(error) != trouble:
                     trouble = str(error)
-                    sys.stderr.write(f"muster: {trouble}\n")
+                    print_line(f"muster: {trouble}")
                 continue
             trouble = ""
             fits = [host.name for host in hosts if host.slots is None or host.slots >= self._processes]

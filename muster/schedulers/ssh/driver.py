@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from muster._shared.contract import AGENT_BUNDLE_NAME, Env, ExitCode
+from muster._shared.foreign_files import read_whole
 from muster.schedulers.naming import build_role_labels
 from muster.schedulers.processes.driver import ProcessDriver
 from muster.schedulers.processes.launch import Launch
@@ -104,7 +105,7 @@ class SshDriver(ProcessDriver):
             return super().explain_end(replica, code)
         reason = ""
         with contextlib.suppress(OSError, ValueError):
-            reason = json.loads((self.folder.replica_dir(replica) / STATE_NAME).read_text())["reason"]
+            reason = json.loads(read_whole(self.folder.replica_dir(replica) / STATE_NAME))["reason"]
         if not reason:  # the replica's own exit code
             return super().explain_end(replica, code)
         if has_spare:

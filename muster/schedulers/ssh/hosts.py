@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Final
 
 _DISCOVERY_LIMIT_S: Final = 30.0
+_COUNT: Final = r"[0-9]{1,5}"
 _NAME: Final = r"\[[0-9A-Za-z:.%]+\]|[^\s:,@\[\]]+"
-_WORD: Final = re.compile(rf"(?P<name>(?:[^\s@,:]+@)?(?:{_NAME}))(?::(?P<slots>\d+))?")
+_WORD: Final = re.compile(rf"(?P<name>(?:[^\s@,:]+@)?(?:{_NAME}))(?::(?P<slots>{_COUNT}))?")
 _KEYS: Final = ("slots", "max_slots", "max-slots")
 
 
@@ -57,7 +58,9 @@ def parse_hostfile(text: str, path: str) -> list[Host]:
         where = f"{path}, line {number}"
         host = parse_host(word, where)
         values = dict(each.partition("=")[::2] for each in rest)
-        wrong = next((name for name, value in values.items() if name not in _KEYS or not value.isdecimal()), None)
+        wrong = next(
+            (name for name, value in values.items() if name not in _KEYS or not re.fullmatch(_COUNT, value)), None
+        )
         if wrong is not None:
             raise HostError(f"{where}: {wrong!r} is not slots=N or max_slots=N, which may follow a host")
         slots = values.get("slots") or values.get("max_slots") or values.get("max-slots")

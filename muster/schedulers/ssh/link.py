@@ -9,7 +9,6 @@ import io
 import json
 import os
 import queue
-import selectors
 import signal
 import sys
 import threading
@@ -18,6 +17,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from muster._shared import processes
+from muster._shared.contract import print_line
+from muster._shared.foreign_files import read_whole
 from muster.schedulers.inside.frames import FrameReader, build_program, keep_file, pack
 from muster.schedulers.ssh import node
 from muster.schedulers.ssh.command import build_ssh, build_takeover, explain_failure
@@ -59,7 +61,7 @@ class Link:
         self._files: dict[str, int] = {}
         if order["verb"] == "attach":
             with contextlib.suppress(OSError, ValueError):
-                known = json.loads(self._state_path.read_text())
+                known = json.loads(read_whole(self._state_path))
                 self._streams, self._files = known["streams"], known["files"]
         self._alive_s = min(_ALIVE_S, float(order["lost_s"]) / 4)
         self._parent = os.getppid()
@@ -82,19 +84,22 @@ class Link:
         lost_s = 2 * float(self._order["lost_s"])
         heard_s, tries = time.monotonic(), 0
         while True:
-            connection = _Connection(self._order, "attach" if self._started else "start", self._lent)
-            self._lent = ()
             try:
-                self._serve(connection)
-            except LostError as error:
-                return self._give_up(str(error))
-            finally:
-                why = connection.close()
+                connection = _Connection(self._order, "attach" if self._started else "start", self._lent)
+            except OSError as error:  # here no process, descriptor or thread is left for the moment
+                why = str(error)
+            else:
+                try:
+                    self._serve(connection)
+                except (LostError, OSError, ValueError) as error:
+                    return self._give_up(str(error))
+                finally:
+                    why = connection.close()
+                heard_s, tries = (heard_s, tries) if connection.heard_s is None else (connection.heard_s, 0)
+            self._lent = ()
             if self._code is not None:
                 self._save()
                 return self._code
-            if connection.heard_s is not None:
-                heard_s, tries = connection.heard_s, 0
             tries += 1
             if self._is_left():
                 self._save()
@@ -107,19 +112,16 @@ class Link:
             if self._told_kill_s is not None and time.monotonic() - self._told_kill_s > _KILL_LIMIT_S:
                 return self._give_up(f"not reached when it was to be killed: {why}")
             self._save()
-            _wait_readable(self._wake_read, _PAUSE_S)
+            processes.wait_readable(self._wake_read, _PAUSE_S)
 
     # -- one connection -------------------------------------------------------------------------------------------
 
     def _serve(self, connection: "_Connection") -> None:
         """Serve until the replica has ended or the connection has."""
-        selector = selectors.DefaultSelector()
-        selector.register(self._wake_read, selectors.EVENT_READ)
-        selector.register(connection.stdout, selectors.EVENT_READ)
+        watched = dict.fromkeys((self._wake_read, connection.stdout), processes.READ)
         alive_s = time.monotonic()
         while self._code is None:
-            ready = {key.fileobj for key, _ in selector.select(_PAUSE_S)}
-            if connection.stdout in ready and not self._receive(connection):
+            if connection.stdout in processes.wait_events(watched, _PAUSE_S) and not self._receive(connection):
                 return
             self._heed_signals(connection)
             now_s = time.monotonic()
@@ -152,8 +154,7 @@ class Link:
                     return False
                 self._streams[kind.decode()] += len(content)
             elif kind == node.FILE:
-                name, grown = keep_file(content, self._order["replica_dir"], self._order["role_dir"])
-                self._files[name] = self._files.get(name, 0) + grown
+                keep_file(content, self._order["replica_dir"], self._order["role_dir"], self._files)
             elif kind == node.FAILED:
                 raise LostError(content.decode(errors="replace"))
             elif kind == node.EXIT:
@@ -212,10 +213,16 @@ class Link:
 
 
 class _Connection:
-    """One `ssh`, and a thread that writes to it, so that a slow host does not hold up its output."""
+    """One `ssh`, and a thread that writes to it, so that a slow host does not hold up its output.
+
+    Raises:
+        OSError: it cannot be started.
+    """
 
     def __init__(self, order: Mapping[str, Any], verb: str, lent: Sequence[int]) -> None:
         program = build_program(node.__file__, "main(stdin)").encode()
+        files = order["files"] if verb == "start" else []
+        sizes = [(name, os.path.getsize(path)) for name, path in files]
         self._python = order["python"]
         if lent:
             self._ssh = Ssh(lent)
@@ -233,16 +240,23 @@ class _Connection:
         self._noise = b""
         self._frames = FrameReader()
         self._errors = b""
-        files = order["files"] if verb == "start" else []
-        sizes = [(name, os.path.getsize(path)) for name, path in files]
         told = {**order["node"], "verb": verb, "files": sizes}
         self._queue: queue.SimpleQueue[bytes | Path | None] = queue.SimpleQueue()
         self._queue.put(program + json.dumps(told).encode() + b"\n")
         for _, path in files:
             self._queue.put(Path(path))
         self._threads = [threading.Thread(target=each, daemon=True) for each in (self._write, self._read_errors)]
-        for thread in self._threads:
-            thread.start()
+        unread = [self._ssh.stdin, self._ssh.stderr, self.stdout]
+        try:
+            for thread in self._threads:
+                thread.start()
+                del unread[0]
+        except RuntimeError as error:
+            self._queue.put(None)
+            self._ssh.end(0.0)
+            for fd in unread:
+                os.close(fd)
+            raise OSError(str(error)) from error
 
     def send(self, kind: bytes, content: bytes = b"") -> None:
         """Queue a frame."""
@@ -302,16 +316,7 @@ def _write_all(file: io.FileIO, data: bytes) -> None:
         rest = rest[file.write(rest) or 0 :]
 
 
-def _wait_readable(fd: int, limit_s: float) -> None:
-    """Wait for a signal."""
-    with selectors.DefaultSelector() as selector:
-        selector.register(fd, selectors.EVENT_READ)
-        selector.select(limit_s)
-
-
 def _end_with_parent() -> None:
-    from muster._shared import processes
-
     processes.set_death_signal(signal.SIGKILL)
     os.setpgid(0, 0)
 
@@ -320,7 +325,11 @@ def main(fd: int) -> int:
     """Run a link. Its order is JSON in the file of a descriptor."""
     with os.fdopen(fd, "rb") as file:
         order = json.load(file)
-    return Link(order).run()
+    try:
+        return Link(order).run()
+    except OSError as error:
+        print_line(str(error))
+        return LOST
 
 
 if __name__ == "__main__":

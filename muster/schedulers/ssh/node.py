@@ -1,6 +1,6 @@
 """The program on a host, which arrives over the connection's standard input and owns a replica there.
 
-It is standard library only, and one text with `frames`; `muster._shared` comes from the agent's bundle beside it.
+It is standard library only, and one text with `frames` and `processes`.
 `start` unpacks what the link sends into a run folder and forks the keeper, which owns the replica, leads a session of
 its own, and listens at a socket in the run folder. What sshd has started, then as after a later `attach`, only passes
 bytes between the connection and that socket. So a connection can break and another one take its place: output waits in
@@ -25,19 +25,10 @@ import tarfile
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any, NoReturn
 
-from muster.schedulers.inside.frames import (
-    ERROR_NAME,
-    FRAME,
-    GROWING,
-    REPLACED,
-    FrameReader,
-    OutputPipes,
-    pack,
-    pack_file,
-)
+from muster._shared.processes import become_subreaper, kill_descendants, set_death_signal
+from muster.schedulers.inside.frames import FRAME, ChangedFiles, FrameReader, OutputPipes, pack
 
 MAGIC = b"\0muster-ssh\n"
 """Ends what the user's shell may print before."""
@@ -47,7 +38,6 @@ name. DONE: it has the exit code."""
 READY, OUT, ERR, FILE, EXIT, FAILED = b"R", b"1", b"2", b"F", b"X", b"E"
 """The other side's, and ALIVE as its answer. READY: the keeper listens. FILE: see `frames`. FAILED: why
 nothing runs."""
-ERROR_LIMIT_BYTES = 1 << 20
 
 _IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE)
 """By the keeper."""
@@ -130,11 +120,7 @@ class Keeper:
     """
 
     def __init__(self, order: Mapping[str, Any], run: str, listener: socket.socket) -> None:
-        sys.path.insert(0, os.path.join(run, "muster-agent.zip"))
-        from muster._shared import processes
-
-        self._processes = processes
-        processes.become_subreaper()
+        become_subreaper()
         self._order, self._run, self._listener = order, run, listener
         self._selector = selectors.DefaultSelector()
         self._link: socket.socket | None = None
@@ -145,7 +131,6 @@ class Keeper:
         self._code: int | None = None
         self._ended_s: float | None = None
         self._stop_s: float | None = None
-        self._seen: dict[str, tuple[int, int]] = {}
         self._is_over = False
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
@@ -167,10 +152,10 @@ class Keeper:
     # -- the replica ----------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        processes, parent = self._processes, os.getpid()
+        parent = os.getpid()
 
         def prepare() -> None:
-            processes.set_death_signal(signal.SIGTERM)
+            set_death_signal(signal.SIGTERM)
             for signum in _IGNORED:  # agents would keep them ignored
                 signal.signal(signum, signal.SIG_DFL)
             if os.getppid() != parent:
@@ -212,7 +197,7 @@ class Keeper:
 
     def _kill_rest(self) -> None:
         limit_s = time.monotonic() + _END_LIMIT_S
-        while self._processes.kill_descendants(os.getpid()) and time.monotonic() < limit_s:
+        while kill_descendants(os.getpid()) and time.monotonic() < limit_s:
             with contextlib.suppress(ChildProcessError):
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
@@ -222,7 +207,7 @@ class Keeper:
         if self._code is not None:
             return
         if name == "KILL":
-            self._processes.kill_descendants(os.getpid())
+            kill_descendants(os.getpid())
             return
         if self._stop_s is None:
             self._stop_s = time.monotonic()
@@ -232,9 +217,9 @@ class Keeper:
 
     def _reset_link(self) -> None:
         self._frames = FrameReader()
-        self._pending = b""
+        self._pending = bytearray()
         self._greeted = self._told_exit = False
-        self._grown: dict[str, int] = {}
+        self._files = ChangedFiles(self._run, FILE)
 
     def _accept(self) -> None:
         link, _ = self._listener.accept()
@@ -274,10 +259,13 @@ class Keeper:
             received = json.loads(content)
             if kind == HELLO:
                 self._spool.rewind(received["streams"])
-                self._greeted, self._stays, self._grown, self._seen = True, self._order["stays"], received["files"], {}
+                self._greeted, self._stays = True, self._order["stays"]
+                self._files.rewind(received["files"])
                 self._look_at_files()
             else:
                 self._spool.confirm(received["streams"])
+                if not self._pending:
+                    self._files.rewind(received["files"])
                 self._pending += pack(ALIVE)
 
     def _push(self) -> None:
@@ -286,7 +274,7 @@ class Keeper:
             return
         try:
             while self._fill():
-                self._pending = self._pending[self._link.send(self._pending) :]
+                del self._pending[: self._link.send(self._pending)]
             wanted = selectors.EVENT_READ
         except BlockingIOError:
             wanted = selectors.EVENT_READ | selectors.EVENT_WRITE
@@ -298,36 +286,18 @@ class Keeper:
 
     def _fill(self) -> bool:
         """Return whether there is something to send."""
-        self._pending = self._pending or self._spool.read()
+        self._pending += b"" if self._pending else self._spool.read()
         if not self._pending and self._code is not None and not self._told_exit:
             self._told_exit = True
-            self._pending = pack(EXIT, str(self._code).encode())
+            self._pending += pack(EXIT, str(self._code).encode())
         return bool(self._pending)
 
     # -- files and clock ------------------------------------------------------------------------------------------
 
     def _look_at_files(self) -> None:
         """Queue what the agent has written since the last look, and the replica's error file."""
-        if self._link is None or not self._greeted:
-            return
-        found = [path for path in Path("log").glob("*/*") if path.name in (*GROWING, *REPLACED)]
-        for path in [*found, Path(ERROR_NAME)]:
-            with contextlib.suppress(OSError):
-                status = path.stat()
-                name = "/".join(path.parts[1:]) or path.name
-                mark = (status.st_mtime_ns, status.st_size)
-                if self._seen.get(name) == mark:
-                    continue
-                self._seen[name] = mark
-                with path.open("rb") as file:
-                    if path.name in GROWING:
-                        file.seek(self._grown.get(name, 0))
-                        content = file.read()
-                        content = content[: content.rfind(b"\n") + 1]  # other nodes write to the same file
-                        self._grown[name] = self._grown.get(name, 0) + len(content)
-                    else:
-                        content = file.read(ERROR_LIMIT_BYTES)
-                self._pending += pack_file(FILE, name, content)
+        if self._link is not None and self._greeted:
+            self._pending += self._files.read()
 
     def _look_at_clock(self, now_s: float) -> None:
         lost = now_s - self._heard_s > float(self._order["lost_s"])

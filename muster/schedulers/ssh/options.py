@@ -5,9 +5,9 @@ import posixpath
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from muster._shared.foreign_files import read_whole
 from muster.schedulers.adapter import (
     DETACH,
     ENV,
@@ -105,8 +105,8 @@ def _read_hosts(options: SshOptions) -> list[Host]:
     if options.hostfile:
         path = os.path.expanduser(options.hostfile)
         try:
-            return parse_hostfile(Path(path).read_text(), path)
-        except (OSError, UnicodeDecodeError) as error:
+            return parse_hostfile(read_whole(path).decode(), path)
+        except (OSError, ValueError) as error:
             raise OptionError(f"hostfile={path!r}: {getattr(error, 'strerror', None) or error}", "hostfile") from error
     if options.discover:
         return run_discovery(options.discover)

@@ -8,8 +8,6 @@ import hashlib
 import json
 import logging
 import os
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -22,7 +20,8 @@ from torchx.specs import AppDef, AppDryRunInfo, Role
 from torchx.workspace.api import WorkspaceMixin
 
 import muster
-from muster._shared.contract import AGENT_BUNDLE_NAME
+from muster._shared.contract import AGENT_BUNDLE_NAME, print_line
+from muster._shared.foreign_files import read_whole
 from muster.schedulers.adapter import (
     BundleError,
     EngineError,
@@ -47,6 +46,7 @@ from muster.schedulers.inside.frames import build_program
 from muster.schedulers.ssh import checks, node
 from muster.schedulers.ssh.checks import Checked
 from muster.schedulers.ssh.command import build_remote, build_ssh, explain_failure
+from muster.schedulers.ssh.connection import Ssh
 from muster.schedulers.ssh.driver import RUN, find_run, find_workspace_name
 from muster.schedulers.ssh.options import SshOptions, find_hosts
 from muster.schedulers.ssh.request import WORKSPACE, Places, SshRequest, build_request, count_replicas, place_request
@@ -174,21 +174,16 @@ class SshScheduler(ProcessScheduler, WorkspaceMixin[None]):  # type: ignore[misc
         }
         ssh = spec.details["ssh"]
         program = build_program(node.__file__, "main(stdin)").encode()
-        done = subprocess.run(
-            build_ssh(ssh["ssh"], handle["host"], ssh["python"], program),
-            input=program + json.dumps(order).encode() + b"\n",
-            env=spec.details["environment"],
-            capture_output=True,
-            timeout=limit_s,
-            check=False,
-        )
-        _, found, answer = done.stdout.partition(node.MAGIC)
+        words = build_ssh(ssh["ssh"], handle["host"], ssh["python"], program)
+        started = Ssh.start(words, env=spec.details["environment"])
+        code, output, errors = started.ask(program + json.dumps(order).encode() + b"\n", limit_s)
+        _, found, answer = output.partition(node.MAGIC)
         if not answer.endswith(b"\n"):  # the connection broke first
-            is_reached = bool(found) or done.returncode != _NOT_REACHED
-            why = explain_failure(done.stderr, done.returncode, ssh["python"])
+            is_reached = bool(found) or code != _NOT_REACHED
+            why = explain_failure(errors, code, ssh["python"])
             return 1 if is_reached else _NOT_REACHED, "", f"{handle['host']}: {why}"
-        code, output, errors = json.loads(answer)
-        return code, output, errors
+        ended: tuple[int, str, str] = tuple(json.loads(answer))
+        return ended
 
     def open_beside(
         self, spec: AppSpec, replica: ReplicaId, handle: Mapping[str, Any], words: Sequence[str]
@@ -233,7 +228,7 @@ def read_kept_bundle(folder: Path) -> bytes:
     marks = [(str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in sources]
     kept = folder / f"{hashlib.sha256(repr(marks).encode()).hexdigest()[:32]}.zip"
     with contextlib.suppress(OSError):
-        return kept.read_bytes()
+        return read_whole(kept)
     bundle = build_agent_bundle()
     with contextlib.suppress(OSError):  # a full disk: it is built again
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -337,4 +332,4 @@ def _read_environment() -> dict[str, str]:
 
 
 def _print_line(line: str) -> None:
-    print(f"ssh: {line}", file=sys.stderr, flush=True)
+    print_line(f"ssh: {line}")

@@ -14,8 +14,7 @@ supervisor.log errors of the supervisor itself (normally empty)
 The driver's own files (the agent's bundle, Docker's workspaces) lie beside these. A role's folder has the role's name,
 with one more dot if the name begins with a dot. So no role's folder is `.muster`.
 
-Earlier versions put all of it into the app's folder itself, beside the roles' folders. Apps in such a folder still
-work, see `AppFolder`. Over 400 lines: one place names the files and says what is in them.
+Over 400 lines: one place names the files and says what is in them.
 """
 
 import contextlib
@@ -32,7 +31,8 @@ from pathlib import Path
 from typing import Any
 
 from muster._shared import processes
-from muster._shared.foreign_files import parse_json, read_regular
+from muster._shared.contract import FORMAT, FormatError, check_format
+from muster._shared.foreign_files import parse_json, read_whole
 from muster.schedulers.supervision.machine import Machine
 from muster.schedulers.supervision.state import (
     AppPhase,
@@ -44,8 +44,6 @@ from muster.schedulers.supervision.state import (
     SupervisedApp,
     SupervisedRole,
 )
-
-SCHEMA = 1
 
 STATE_DIR_NAME = ".muster"
 """The folder inside an app's folder for all files that are not a role's."""
@@ -67,12 +65,9 @@ _SPEC_NAME = "spec.json"
 _LIMIT_BYTES = 256 << 20
 """The limit for a file that is read. A larger one is no file of ours."""
 
-_OLD_NAMES = {"is_agent": "runs_agent"}
-"""Fields of a role, as earlier versions named them."""
-
 
 class StateError(ValueError):
-    """A file of an app's folder does not have the form that this version of muster writes."""
+    """A file of an app's folder is damaged, or has another format. `str()` names it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +118,12 @@ class AppSpec:
     It is JSON, kept in private.json, and empty after the app's end.
     """
 
+    def encode(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the contents of spec.json and private.json."""
+        content = asdict(self) | {"format": FORMAT}
+        details = content.pop("details")
+        return content, details
+
 
 @dataclass(frozen=True, kw_only=True)
 class AppRecord:
@@ -147,15 +148,11 @@ class AppRecord:
 
 
 class AppFolder:
-    """Names, reads and writes the files of one app.
-
-    An app that an earlier version submitted has its spec and all other files in `path` itself.
-    """
+    """Names, reads and writes the files of one app."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._is_old = (self.path / _SPEC_NAME).is_file()  # today only a role's folder
-        self.state_dir = self.path if self._is_old else self.path / STATE_DIR_NAME
+        self.state_dir = self.path / STATE_DIR_NAME
         self.spec_file = self.state_dir / _SPEC_NAME
         self.private_file = self.state_dir / "private.json"
         self.state_file = self.state_dir / "state.json"
@@ -167,7 +164,7 @@ class AppFolder:
 
     def role_dir(self, role: str) -> Path:
         """Return the folder of one role: its replicas' output, and the logs of its agents."""
-        return self.path / (role if self._is_old else build_role_dir_name(role))
+        return self.path / build_role_dir_name(role)
 
     def replica_dir(self, replica: ReplicaId) -> Path:
         """Return the folder of one replica's output."""
@@ -185,8 +182,8 @@ class AppFolder:
             undo.callback(shutil.rmtree, self.path, ignore_errors=True)
             self.state_dir.mkdir(mode=0o700)
             os.mkfifo(self.control_pipe, 0o600)  # some file systems have no pipes
-            content = asdict(spec) | {"schema": SCHEMA}
-            _write(self.private_file, content.pop("details"))
+            content, details = spec.encode()
+            _write(self.private_file, details)
             _write(self.spec_file, content)
             undo.pop_all()
 
@@ -195,9 +192,9 @@ class AppFolder:
 
         Raises:
             FileNotFoundError: no app here (any more).
-            StateError: another version wrote it.
+            StateError: see there.
         """
-        content = _read(self.spec_file)
+        content = _read_formatted(self.spec_file)
         try:
             details = _read(self.private_file)
         except FileNotFoundError:
@@ -209,7 +206,7 @@ class AppFolder:
         """Replace state.json. A reader sees either the old or the new content, complete."""
         app = record.app
         content = {
-            "schema": SCHEMA,
+            "format": FORMAT,
             "phase": app.phase,
             "outcome": app.outcome,
             "reason": app.reason,
@@ -242,16 +239,16 @@ class AppFolder:
             OSError: it cannot, for instance because the disk is full.
         """
         with tempfile.NamedTemporaryFile(prefix=".space.", dir=self.state_dir) as file:
-            file.write(self.state_file.read_bytes())
+            file.write(read_whole(self.state_file, _LIMIT_BYTES))
 
     def read_record(self) -> AppRecord | None:
         """Return the app's state. None: its supervisor has not recorded any yet.
 
         Raises:
-            StateError: another version wrote it.
+            StateError: see there.
         """
         try:
-            content = _read(self.state_file)
+            content = _read_formatted(self.state_file)
         except FileNotFoundError:
             return None
         with _translate_errors(self.state_file):
@@ -281,7 +278,7 @@ class AppFolder:
     def read_request(self) -> str | None:
         """Return the recorded request, or None."""
         try:
-            return self.request_file.read_text().strip()
+            return read_whole(self.request_file).decode(errors="replace").strip()
         except FileNotFoundError:
             return None
 
@@ -322,19 +319,16 @@ def build_role_dir_name(role: str) -> str:
 
 
 def _parse_spec(content: dict[str, Any], details: Mapping[str, Any]) -> AppSpec:
-    fields = {name: value for name, value in content.items() if name not in ("schema", "owner", "roles")}
+    fields = {name: value for name, value in content.items() if name not in ("format", "owner", "roles")}
     owner = content["owner"]
     return AppSpec(
         **fields,
         owner=None if owner is None else ProcessId(**owner),
-        roles=tuple(_parse_role(role) for role in content["roles"]),
+        roles=tuple(
+            SupervisedRole(**role | {"retry_scope": RetryScope(role["retry_scope"])}) for role in content["roles"]
+        ),
         details=details,
     )
-
-
-def _parse_role(row: Mapping[str, Any]) -> SupervisedRole:
-    fields = {_OLD_NAMES.get(name, name): value for name, value in row.items()}
-    return SupervisedRole(**fields | {"retry_scope": RetryScope(fields["retry_scope"])})
 
 
 def _parse_record(content: dict[str, Any]) -> AppRecord:
@@ -353,12 +347,12 @@ def _parse_record(content: dict[str, Any]) -> AppRecord:
         restarting=tuple(content["restarting"]),
         grace_number=content["grace_number"],
         lingering=content["lingering"],
-        lingering_role=content.get("lingering_role", ""),
-        is_draining=content.get("draining", False),
-        sizes=content.get("sizes", {}),
-        leaving=tuple(ReplicaId(**each) for each in content.get("leaving", ())),
-        over=tuple(content.get("over", ())),
-        resizes=content.get("resizes", 0),
+        lingering_role=content["lingering_role"],
+        is_draining=content["draining"],
+        sizes=content["sizes"],
+        leaving=tuple(ReplicaId(**each) for each in content["leaving"]),
+        over=tuple(content["over"]),
+        resizes=content["resizes"],
         outcome=None if content["outcome"] is None else Outcome(content["outcome"]),
         reason=content["reason"],
     )
@@ -367,7 +361,7 @@ def _parse_record(content: dict[str, Any]) -> AppRecord:
         machine=Machine(**content["machine"]),
         supervisor=None if supervisor is None else ProcessId(**supervisor),
         handles=handles,
-        hosts={ReplicaId(row["role"], row["index"]): row["host"] for row in content.get("hosts", ())},
+        hosts={ReplicaId(row["role"], row["index"]): row["host"] for row in content["hosts"]},
         submitted_s=content["submitted_s"],
         ended_s=content["ended_s"],
     )
@@ -382,10 +376,10 @@ def _translate_errors(path: Path) -> Iterator[None]:
         raise
     except OSError as error:
         raise StateError(f"{path} cannot be read: {error.strerror}") from error
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise StateError(
-            f"{path} cannot be read ({error}): another version of muster wrote it, or it is damaged"
-        ) from error
+    except FormatError as error:
+        raise StateError(str(error)) from error
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise StateError(f"{path} cannot be read, it is damaged ({error})") from error
 
 
 def _write(path: Path, content: object) -> None:
@@ -404,9 +398,16 @@ def _write_text(path: Path, text: str) -> None:
         raise
 
 
+def _read_formatted(path: Path) -> dict[str, Any]:
+    content = _read(path)
+    with _translate_errors(path):
+        check_format(content.get("format"), str(path))
+    return content
+
+
 def _read(path: Path) -> dict[str, Any]:
     with _translate_errors(path):
-        content = parse_json(read_regular(str(path), _LIMIT_BYTES))
+        content = parse_json(read_whole(path, _LIMIT_BYTES))
         if not isinstance(content, dict):
             raise TypeError("no object")
         return content
@@ -423,12 +424,8 @@ def is_own_app_folder(path: Path) -> bool:
 
 def may_hold_app(path: Path) -> bool:
     """Return whether a folder holds an app, or cannot be entered."""
-    return any(map(_may_be_file, (f"{path}/{STATE_DIR_NAME}/{_SPEC_NAME}", f"{path}/{_SPEC_NAME}")))
-
-
-def _may_be_file(path: str) -> bool:
     try:
-        return stat.S_ISREG(os.stat(path).st_mode)
+        return stat.S_ISREG(AppFolder(path).spec_file.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError:

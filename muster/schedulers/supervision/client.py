@@ -16,6 +16,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from muster._shared import processes
+from muster._shared.contract import show_controls
+from muster._shared.foreign_files import read_regular, remove_folder
 from muster._shared.ownership import make_folders
 from muster.schedulers.interrupts import raise_dropped_interrupts
 from muster.schedulers.supervision.app_folder import (
@@ -122,9 +124,7 @@ def start_supervisor(
     # `-m` and `-c` would put the user's selectors.py before the standard library's.
     program = (
         f"import sys; sys.path[:] = [*(path for path in sys.path if path), {spec.import_root!r}]\n"
-        "try:\n    from muster.schedulers.supervision import supervisor\n"
-        # An app keeps its installation, perhaps an older one.
-        "except ImportError:\n    from muster.schedulers.supervision import process as supervisor\n"
+        "from muster.schedulers.supervision import supervisor\n"
         "supervisor.main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])"
     )
     old_log_bytes = folder.log_file.stat().st_size if folder.log_file.exists() else 0
@@ -152,7 +152,9 @@ def start_supervisor(
 def _read_last_line(folder: AppFolder, skip_bytes: int) -> str:
     """Return the last line the supervisor wrote: of a traceback, the error."""
     try:
-        text = folder.log_file.read_bytes()[skip_bytes:][-LOG_TAIL_LIMIT_BYTES:].decode(errors="replace")
+        left_bytes = folder.log_file.stat().st_size - skip_bytes
+        tail_bytes = min(LOG_TAIL_LIMIT_BYTES, left_bytes)
+        text = read_regular(folder.log_file, tail_bytes, -tail_bytes).decode(errors="replace") if tail_bytes > 0 else ""
     except OSError:
         text = ""
     lines = text.strip().splitlines()
@@ -164,7 +166,7 @@ def read_app(folder: AppFolder) -> tuple[AppSpec, AppRecord | None]:
 
     Raises:
         FileNotFoundError: no app here.
-        SupervisorError: another version of muster wrote the files.
+        SupervisorError: the files are damaged, or have another format.
     """
     try:
         return folder.read_spec(), folder.read_record()
@@ -179,7 +181,7 @@ def revive_app(folder: AppFolder) -> tuple[AppSpec, AppRecord | None]:
 
     Raises:
         FileNotFoundError: no app here.
-        SupervisorError: the supervisor died and cannot be started again, or another version of muster wrote the files.
+        SupervisorError: the supervisor died and cannot be started again, or see `read_app`.
     """
     spec, record = read_app(folder)
     if not is_lost(folder, record):
@@ -199,7 +201,7 @@ def recover(folder: AppFolder) -> tuple[AppRecord | None, AppRecord | None]:
 
     Raises:
         FileNotFoundError: no app here.
-        SupervisorError: it cannot be started again, or another version of muster wrote the files.
+        SupervisorError: it cannot be started again, or see `read_app`.
     """
     spec, before = read_app(folder)
     if not is_lost(folder, before):
@@ -407,7 +409,7 @@ class EndCheck:
             return self._ended
         self._ended = has_ended(record)
         if record is not None and is_lost(self._folder, record):
-            logger.warning("%s: %s", self._folder.path.name, describe_loss(self._folder, record))
+            logger.warning("%s: %s", self._folder.path.name, show_controls(describe_loss(self._folder, record)))
             self._ended = True
         self._supervisor = None if record is None else record.supervisor
         return self._ended
@@ -431,5 +433,5 @@ def delete(folder: AppFolder, registry: AppRegistry, app_id: str) -> None:
         if not wait_ended(folder, limit_s=grace_s + 30.0):
             raise SupervisorError(f"{app_id} did not end within its grace period of {grace_s:g} s; not deleted")
     if is_own_app_folder(folder.path):
-        shutil.rmtree(folder.path)
+        remove_folder(folder.path)
     registry.remove(app_id)

@@ -223,10 +223,7 @@ def _count_replicas(count: int) -> str:
 
 
 def _is_final(role: SupervisedRole, exit_code: int | None) -> bool:
-    """Return whether starting the replica again is useless.
-
-    For an agent, unless it exited with 69 or a signal ended it.
-    """
+    """Return whether starting the replica again is useless: an agent's exit, unless with 69 or by a signal."""
     if not role.runs_agent or exit_code is None:
         return False
     return exit_code in NEVER_RETRY or (exit_code != ExitCode.RENDEZVOUS and exit_code <= 128)

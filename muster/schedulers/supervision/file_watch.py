@@ -6,8 +6,10 @@ Source: inotify(7). If the kernel gives no instance (a user has 128 by default),
 
 import ctypes
 import os
-import select
+import time
 from typing import final
+
+from muster._shared import processes
 
 _IN_MODIFY = 0x2
 _IN_ATTRIB = 0x4
@@ -56,7 +58,7 @@ class Watch:
         if self.is_active:
             self.has_changed(limit_s)
         else:
-            select.select([], [], [], min(FALLBACK_POLL_S, limit_s))
+            time.sleep(min(FALLBACK_POLL_S, limit_s))
 
     @property
     def is_active(self) -> bool:
@@ -65,9 +67,7 @@ class Watch:
 
     def has_changed(self, limit_s: float) -> bool:
         """Return whether something has changed since the last call, or does within `limit_s`. Active ones only."""
-        poller = select.poll()
-        poller.register(self._fd, select.POLLIN)
-        if not poller.poll(int(limit_s * 1000)):
+        if not processes.wait_readable(self._fd, limit_s):
             return False
         os.read(self._fd, 65536)
         return True

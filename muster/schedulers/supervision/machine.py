@@ -20,13 +20,13 @@ class Machine:
     """The machine, the boot and the process namespace in which an app's processes run."""
 
     host: str
-    """For people, and for apps that earlier versions submitted."""
+    """For people, and for systems without a boot id."""
     boot_id: str
     """"" where the system has none."""
-    machine_id: str = ""
-    """See `read_machine_id`. It is "" in the records of earlier versions."""
-    pid_namespace: str = ""
-    """"" in the records of earlier versions. Then the host name has to keep containers of one machine apart."""
+    machine_id: str
+    """See `read_machine_id`."""
+    pid_namespace: str
+    """"" where the system has none."""
 
     @staticmethod
     def here() -> "Machine":
@@ -40,9 +40,7 @@ class Machine:
 
     def shows_pids_of(self, other: "Machine") -> bool:
         """Return whether a pid recorded there is the same process here: same boot, same namespace."""
-        if not self.shares_kernel_with(other):
-            return False
-        return self.pid_namespace == other.pid_namespace if other.pid_namespace else self.host == other.host
+        return self.shares_kernel_with(other) and self.pid_namespace == other.pid_namespace
 
     def shares_kernel_with(self, other: "Machine") -> bool:
         """Return whether both run on one kernel, so that a lock on a file there is seen here."""
@@ -50,11 +48,7 @@ class Machine:
 
     def is_later_boot_of(self, other: "Machine") -> bool:
         """Return whether this is the same machine after a reboot: nothing that ran there runs any more."""
-        if self.shares_kernel_with(other):
-            return False
-        if other.machine_id:
-            return self.machine_id == other.machine_id
-        return self.host == other.host
+        return not self.shares_kernel_with(other) and self.machine_id == other.machine_id
 
 
 def read_machine_id() -> str:

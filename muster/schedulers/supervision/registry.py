@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from muster._shared.foreign_files import read_whole
 from muster._shared.ownership import check_folder, make_folders
 from muster.schedulers.errors import UnsafeFolderError
 from muster.schedulers.supervision.app_folder import AppFolder, may_hold_app
@@ -148,8 +149,8 @@ def record_last_remote(state_dir: Path, scheduler: str, app_id: str) -> None:
 def find_last_remote(state_dir: Path, scheduler: str) -> tuple[int, str] | None:
     """Return when that was, in wall-clock nanoseconds, and the app's id. None: never."""
     try:
-        with open(state_dir / scheduler / _LAST) as file:
-            return os.fstat(file.fileno()).st_mtime_ns, file.read()
+        path = state_dir / scheduler / _LAST
+        return path.stat().st_mtime_ns, read_whole(path).decode()
     except (OSError, ValueError):
         return None
 
@@ -173,3 +174,5 @@ def _translate_refusal() -> Iterator[None]:
         yield
     except PermissionError as error:
         raise UnsafeFolderError(str(error)) from error
+    except OSError as error:  # the name is too long, or a file is on the way
+        raise UnsafeFolderError(f"{error.filename}: {error.strerror}") from error

@@ -113,7 +113,7 @@ class SupervisedApp:
     lingering: int = 0
     """Number of the period in which agents end by themselves. 0: none runs."""
     lingering_role: str = ""
-    """The role of these agents. "": all roles (apps that earlier versions submitted)."""
+    """The role of these agents. "": all roles."""
     sizes: Mapping[str, int] = field(default_factory=dict)
     """How many replicas a role has by request, those with the lowest indices.
 

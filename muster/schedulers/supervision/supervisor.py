@@ -9,6 +9,7 @@ waits for the app, or `muster recover`, starts it again.
 import contextlib
 import fcntl
 import importlib
+import math
 import os
 import signal
 import sys
@@ -39,6 +40,9 @@ SWEEP_LIMIT_S = 10.0
 
 SAVE_LIMIT_S = 60.0
 """How long the supervisor tries to record the outcome on a full disk."""
+
+_PIPE_BYTES = 1 << 20
+"""More than a pipe holds."""
 
 
 class Supervisor:
@@ -210,23 +214,35 @@ def watch_requests(folder: AppFolder, event_queue: EventQueue, driver: ReplicaDr
 
     def read_requests() -> None:
         with contextlib.suppress(BlockingIOError):
-            words = os.read(fd, 4096).decode(errors="replace").split()
+            # All that the pipe holds, so that no word is cut.
+            words = os.read(fd, _PIPE_BYTES).decode(errors="replace").split()
             if "kill" in words:
                 event_queue.post(events.KillRequested())
             elif "cancel" in words or INTERRUPT_WORD in words:
                 event_queue.post(events.CancelRequested(is_interrupt=INTERRUPT_WORD in words))
             for word in words:
-                if word.startswith(DRAIN_WORD):
-                    event_queue.post(events.DrainRequested(limit_s=float(word.removeprefix(DRAIN_WORD))))
-                elif word.startswith(RESIZE_WORD):
-                    from urllib.parse import unquote  # most apps are never resized
-
-                    nodes, _, role = word.removeprefix(RESIZE_WORD).partition(":")
-                    event_queue.post(events.ResizeRequested(role=unquote(role), replicas=int(nodes)))
-                elif word in ("suspend", "continue"):
+                if word in ("suspend", "continue"):
                     driver.suspend(suspended=word == "suspend")
+                elif (event := _parse_request(word)) is not None:
+                    event_queue.post(event)
 
     event_queue.watch_readable(fd, read_requests)
+
+
+def _parse_request(word: str) -> events.DrainRequested | events.ResizeRequested | None:
+    """Return the request with a number that a word is; None if it is none."""
+    try:
+        if word.startswith(DRAIN_WORD):
+            limit_s = float(word.removeprefix(DRAIN_WORD))
+            return events.DrainRequested(limit_s=limit_s) if math.isfinite(limit_s) else None
+        if word.startswith(RESIZE_WORD):
+            from urllib.parse import unquote  # most apps are never resized
+
+            nodes, _, role = word.removeprefix(RESIZE_WORD).partition(":")
+            return events.ResizeRequested(role=unquote(role), replicas=int(nodes))
+    except ValueError:
+        pass
+    return None
 
 
 def watch_signals(event_queue: EventQueue) -> None:

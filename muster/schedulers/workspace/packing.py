@@ -22,6 +22,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
+from muster._shared.foreign_files import read_whole
 from muster.schedulers.workspace.ignore_rules import IgnoreRule, find_rule, parse_rules
 
 IGNORE_FILE: Final = ".torchxignore"
@@ -231,7 +232,7 @@ def walk_workspace(root: Path, without: Collection[str] = ()) -> Iterator[str]:
     Raises:
         BundleError: a folder or the ignore file cannot be read.
     """
-    found = _walk(root, "", _read_rules(root), frozenset(without))
+    found = _walk(root, _read_rules(root), frozenset(without))
     return (relative for relative, fate in found if fate is _Fate.SENT)
 
 
@@ -243,7 +244,7 @@ def describe_left_out(path: str) -> list[str]:
     """
     root = Path(path)
     found: dict[_Fate, list[str]] = {fate: [] for fate in _Fate}
-    for relative, fate in _walk(root, "", _read_rules(root)):
+    for relative, fate in _walk(root, _read_rules(root)):
         found[fate].append(relative)
     lines = []
     if kept := found[_Fate.KEPT_HERE]:
@@ -303,22 +304,30 @@ class _Fate(Enum):
     """By `LEFT_OUT`."""
 
 
-def _walk(
-    root: Path, folder: str, rules: Sequence[IgnoreRule], without: Collection[str] = ()
-) -> Iterator[tuple[str, _Fate]]:
-    try:
-        entries = sorted(os.scandir(root / folder), key=lambda entry: entry.name)
-    except OSError as error:
-        raise BundleError(f"cannot read folder {str(root / folder)!r}: {error.strerror}") from error
-    for entry in entries:
-        relative = posixpath.join(folder, entry.name)
+def _walk(root: Path, rules: Sequence[IgnoreRule], without: Collection[str] = ()) -> Iterator[tuple[str, _Fate]]:
+    levels = [_list_folder(root, "")]
+    while levels:  # no recursion: it has a limit
+        entry = next(levels[-1], None)
+        if entry is None:
+            levels.pop()
+            continue
+        relative, is_folder = entry
         if relative in without:
             continue
-        is_folder = entry.is_dir(follow_symlinks=False)
         fate = _decide(relative, rules, is_folder=is_folder)
         yield relative, fate
         if is_folder and fate is _Fate.SENT:
-            yield from _walk(root, relative, rules, without)
+            levels.append(_list_folder(root, relative))
+
+
+def _list_folder(root: Path, folder: str) -> Iterator[tuple[str, bool]]:
+    """Return the paths in a folder, sorted, and which are folders."""
+    try:
+        with os.scandir(root / folder) as found:
+            entries = sorted((each.name, each.is_dir(follow_symlinks=False)) for each in found)
+    except OSError as error:
+        raise BundleError(f"cannot read folder {str(root / folder)!r}: {error.strerror}") from error
+    return ((posixpath.join(folder, name), is_folder) for name, is_folder in entries)
 
 
 def _decide(relative: str, rules: Sequence[IgnoreRule], *, is_folder: bool) -> _Fate:
@@ -352,7 +361,7 @@ def _is_left_out(relative: str, *, is_folder: bool) -> bool:
 def _read_rules(root: Path) -> list[IgnoreRule]:
     path = root / IGNORE_FILE
     try:
-        return parse_rules(path.read_bytes().decode("utf-8-sig", errors="replace"))
+        return parse_rules(read_whole(path).decode("utf-8-sig", errors="replace"))
     except FileNotFoundError:
         return []
     except OSError as error:

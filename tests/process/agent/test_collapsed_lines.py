@@ -98,11 +98,3 @@ def test_nothing_is_lost_at_ctrl_c(tmp_path: Path) -> None:
         program.wait()
     said = list_said(show(text))
     assert Counter(map(tuple, said.values())) == {("step #", "saved #"): 8}, text
-
-
-@pytest.mark.parametrize("value", ["sometimes", ""])
-def test_another_value_is_refused(tmp_path: Path, value: str) -> None:
-    command = [*AGENT, "--collapse-lines", value, "train.py"]
-    outcome = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True)
-    assert outcome.returncode == 2
-    assert outcome.stderr == f"muster: --collapse-lines {value!r}: must be one of auto, on, off\n"

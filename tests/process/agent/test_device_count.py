@@ -63,7 +63,7 @@ def test_no_gpu_says_what_to_write(fake_python: Path) -> None:
 
 @pytest.mark.parametrize("text", ["0", "-2"])
 def test_fewer_than_one(text: str) -> None:
-    with pytest.raises(UsageError, match="must be at least 1"):
+    with pytest.raises(UsageError, match="must be 1 to 16384"):
         count(text)
 
 

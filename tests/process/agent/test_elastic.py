@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from freezer import make_freezer
 from harness import Outcome, Tree, wait_until
-from launchers import ONE_START
+from launchers import ONE_START, SCALED
 from subreaper import list_processes
 
 PROGRAMS = Path(__file__).parents[2] / "programs"
@@ -34,7 +34,6 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
             nnodes: str,
             *program: str,
             conf: str = "last_call_timeout=0.3",
-            agent: tuple[str, ...] = ("-m", "muster.agent"),
             **flags: str,
         ) -> Tree:
             given = {
@@ -51,8 +50,8 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
             }
             words = [word for name, value in given.items() for word in (f"--{name}", value)]
             script = str(PROGRAMS / program[0])
-            command = [sys.executable, *agent, *words, script, *program[1:]]
-            return stack.enter_context(Tree(command, env={**os.environ, "PYTHONUNBUFFERED": "1"}))
+            command = [sys.executable, "-m", "muster.agent", *words, script, *program[1:]]
+            return stack.enter_context(Tree(command, env={**os.environ, **SCALED, "PYTHONUNBUFFERED": "1"}))
 
         yield start
 
@@ -84,25 +83,6 @@ def kill_agent(tree: Tree) -> None:
     tree.send(signal.SIGKILL, tree.children()[0])
     outcome = tree.wait()
     assert (outcome.exit_code, outcome.leftovers) == (128 + signal.SIGKILL, ()), outcome.explain()
-
-
-def count_spare_lines(outcome: Outcome) -> int:
-    return len(re.findall("as a spare", outcome.stdout + outcome.stderr))
-
-
-def test_one_of_two_starts_alone_after_the_last_call(launch: Launch, sums: tuple[str, ...], tmp_path: Path) -> None:
-    alone = launch(0, "1:2", *sums)
-    wait_for_world(1, alone)
-    (tmp_path / "stop").touch()
-    wait_for_success(alone)
-
-
-def test_a_full_job_does_not_wait_for_the_last_call(launch: Launch, sums: tuple[str, ...], tmp_path: Path) -> None:
-    """The last call is an hour, far beyond the test's limit."""
-    nodes = [launch(index, "1:2", *sums, conf="last_call_timeout=3600") for index in range(2)]
-    wait_for_world(2, *nodes)
-    (tmp_path / "stop").touch()
-    wait_for_success(*nodes)
 
 
 SLOW = """
@@ -163,25 +143,14 @@ def test_a_running_job_continues_while_a_new_node_imports(
     assert not (tmp_path / "overlaps").exists()
 
 
-def test_a_late_spare_prints_one_line_and_exits_with_0(launch: Launch, sums: tuple[str, ...], tmp_path: Path) -> None:
-    nodes = [launch(index, "1:2", *sums) for index in range(2)]
-    wait_for_world(2, *nodes)
-    spare = launch(2, "1:2", *sums)
-    (line,) = spare.wait_for_line("spare", stream="stderr")
-    assert "all 2 nodes that --nnodes allows have joined: waiting as a spare" in line
-    (tmp_path / "stop").touch()
-    outcomes = wait_for_success(*nodes, spare)
-    assert [count_spare_lines(outcome) for outcome in outcomes] == [0, 0, 1]
-    assert "sum" not in outcomes[-1].stdout
-    assert all(outcome.stdout.count("attempt 1") == 0 for outcome in outcomes)
-
-
-@pytest.mark.parametrize("lost", [0, 1])
-def test_a_spare_replaces_a_lost_node(launch: Launch, sums: tuple[str, ...], tmp_path: Path, lost: int) -> None:
+@pytest.mark.parametrize(("nnodes", "lost"), [("1:2", 0), ("2", 1)])
+def test_a_spare_replaces_a_lost_node(
+    launch: Launch, sums: tuple[str, ...], tmp_path: Path, nnodes: str, lost: int
+) -> None:
     """The process that waited is the one that trains. If the leader is lost, the spare must find the new one."""
-    nodes = [launch(index, "1:2", *sums) for index in range(2)]
+    nodes = [launch(index, nnodes, *sums) for index in range(2)]
     wait_for_world(2, *nodes)
-    spare = launch(2, "1:2", *sums)
+    spare = launch(2, nnodes, *sums)
     spare.wait_for_line("as a spare", stream="stderr")
     kill_agent(nodes[lost])
     spare.wait_for_line("sum 2 of 2")
@@ -198,7 +167,7 @@ def find_worker(folder: Path, rank: int) -> int:
     return int(max(marks, key=lambda mark: mark.stat().st_mtime_ns).name.split(".")[-2])
 
 
-@pytest.mark.parametrize("stuck", [0, 1])
+@pytest.mark.parametrize("stuck", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_the_others_go_on_beside_a_worker_that_cannot_be_killed(
     stuck: int, launch: Launch, sums: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,70 +194,6 @@ def test_the_others_go_on_beside_a_worker_that_cannot_be_killed(
     assert [f"sum 2 of 2 rank {rank} attempt 1" in each.stdout for rank, each in enumerate(outcomes)] == [True, True]
 
 
-def test_a_spare_completes_a_job_of_fixed_size(launch: Launch, sums: tuple[str, ...], tmp_path: Path) -> None:
-    nodes = [launch(index, "2", *sums) for index in range(2)]
-    wait_for_world(2, *nodes)
-    spare = launch(2, "2", *sums)
-    spare.wait_for_line("as a spare", stream="stderr")
-    kill_agent(nodes[1])
-    spare.wait_for_line("sum 2 of 2")
-    (tmp_path / "stop").touch()
-    wait_for_success(nodes[0], spare)
-
-
-def test_a_node_that_has_finished_takes_part_again(launch: Launch, tmp_path: Path) -> None:
-    """Node 1 fails after node 0's worker has exited with 0: the second attempt needs both."""
-    fail = tmp_path / "fail"
-    program = ("agent/finishes_first.py", str(fail))
-    nodes = [launch(index, "2", *program, **{"max-restarts": "1"}) for index in range(2)]
-    nodes[1].wait_for_line("rank 1 attempt 0")
-    wait_until(lambda: '"worker_exited"' in read_events(tmp_path / "logs0"), what="the end of node 0's worker")
-    fail.touch()
-    outcomes = wait_for_success(*nodes)
-    for rank, outcome in enumerate(outcomes):
-        assert re.findall(r"rank \d attempt \d", outcome.stdout) == [f"rank {rank} attempt 0", f"rank {rank} attempt 1"]
-
-
 def read_events(log_dir: Path) -> str:
     """A node's event records so far."""
     return "".join(path.read_text() for path in log_dir.rglob("events.jsonl"))
-
-
-def test_a_bug_in_muster_ends_the_agent_at_once(launch: Launch) -> None:
-    """It must not count as a malformed message of another program, which would be retried without end."""
-    tree = launch(0, "1:2", "agent/ready.py", agent=(str(PROGRAMS / "agent" / "own_bug.py"),))
-    outcome = tree.wait(30)
-    assert outcome.exit_code == 1
-    assert "TypeError: our own bug" in outcome.stderr
-    assert "ready" not in outcome.stdout
-
-
-@pytest.mark.parametrize(
-    ("nnodes", "max_restarts", "difference"),
-    [("2", "3", "--max-restarts 3 (the job: 0)"), ("1:2", "0", "--nnodes 1:2 (the job: 2)")],
-)
-def test_an_agent_with_other_rules_is_refused(
-    launch: Launch, tmp_path: Path, nnodes: str, max_restarts: str, difference: str
-) -> None:
-    """It exits with 2 and prints one line; the job keeps waiting for an agent with its rules."""
-    first = launch(0, "2", "conf_exits.py", "0", "all")
-    refused = launch(1, nnodes, "conf_exits.py", "0", "all", **{"max-restarts": max_restarts})
-    outcome = refused.wait()
-    assert (outcome.exit_code, outcome.leftovers) == (2, ()), outcome.explain()
-    lines = [line for line in outcome.stderr.splitlines() if "the job:" in line]
-    assert len(lines) == 1, outcome.explain()
-    assert difference in lines[0]
-    assert outcome.stdout == ""
-    first.wait_for_line(re.escape("refused node 1 (") + ".*" + re.escape(difference), stream="stderr")
-    wait_for_success(first, launch(1, "2", "conf_exits.py", "0", "all"))
-
-
-@pytest.mark.parametrize("older", [0, 1])
-def test_an_agent_of_another_version_is_refused_at_once(launch: Launch, older: int) -> None:
-    """Each names its own version; the one that joins prints the reason and exits at the join timeout."""
-    agents = {older: {"agent": (str(PROGRAMS / "agent" / "older.py"),)}}
-    conf = "join_timeout=15"
-    trees = [launch(index, "2", "conf_exits.py", "0", "all", conf=conf, **agents.get(index, {})) for index in (0, 1)]
-    trees[1].wait_for_line("cannot join the job at .*version", stream="stderr")
-    outcomes = [tree.wait() for tree in trees]
-    assert [(outcome.exit_code, outcome.leftovers) for outcome in outcomes] == [(69, ())] * 2, outcomes[1].explain()

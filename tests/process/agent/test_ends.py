@@ -14,10 +14,10 @@ import pytest
 from harness import Outcome, Tree, wait_until
 
 ENDS = Path(__file__).parents[2] / "programs" / "agent" / "ends.py"
-SILENCE = "keep_alive_interval=1,keep_alive_max_attempt=3"
+SILENCE = "keep_alive_interval=0.5,keep_alive_max_attempt=4"
 BACKENDS = [
     "static",
-    "muster",
+    pytest.param("muster", marks=pytest.mark.long),  # the same member; what it adds is in the conformance suite
     pytest.param("c10d-torch", marks=[pytest.mark.torch, pytest.mark.long]),
     pytest.param("etcd-v2", marks=[pytest.mark.torch, pytest.mark.etcd, pytest.mark.long]),
 ]
@@ -100,7 +100,7 @@ def job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Job]:
         yield Job(request.param, endpoint, tmp_path, stack)
 
 
-@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("first", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_a_failure_after_the_other_nodes_success_fails_both(job: Job, first: int) -> None:
     nodes = job.start_both()
     done, fails = nodes[first], nodes[1 - first]
@@ -128,7 +128,7 @@ def test_a_node_that_is_done_takes_part_again(job: Job) -> None:
 
 def test_a_node_that_is_killed_late_is_no_success(job: Job) -> None:
     """Nothing replaces it: the other one gives up when its patience has passed."""
-    stays, goes = job.start_both(patience_s=10 if job.backend in ("static", "muster") else 30)  # torch's import counts
+    stays, goes = job.start_both(patience_s=5 if job.backend in ("static", "muster") else 30)  # torch's import counts
     job.end(find_rank(stays), 0)
     wait_for_worker_end(stays)
     kill_all(goes)

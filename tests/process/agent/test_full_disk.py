@@ -47,7 +47,7 @@ def test_the_job_runs_on_and_one_line_says_that_logs_are_incomplete(
     assert len(list_complaints(outcome)) == 1, outcome.explain()
 
 
-@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("start", MOSTLY_WARM)
 def test_a_failure_of_the_program_is_still_reported_and_restarted(start: str, tmp_path: Path) -> None:
     flags = ["--max-restarts", "1", "--start", start, "--tee", "3"]
     outcome = run_agent(FULL, tmp_path, flags, [str(PROGRAMS / "ready.py"), "crash-once", "done"])
@@ -55,8 +55,10 @@ def test_a_failure_of_the_program_is_still_reported_and_restarted(start: str, tm
     assert outcome.stdout.count("ready rank 0 attempt 1") == 1, outcome.explain()
 
 
-@pytest.mark.parametrize("setup", [FULL, NO_FILE_SIZE], ids=["full", "no file size"])
-@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize(
+    "setup", [FULL, pytest.param(NO_FILE_SIZE, marks=pytest.mark.long)], ids=["full", "no file size"]
+)
+@pytest.mark.parametrize("start", MOSTLY_WARM)
 def test_the_programs_exception_is_not_lost(start: str, setup: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("raise ValueError('bad batch')\n")

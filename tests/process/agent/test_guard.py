@@ -4,11 +4,9 @@ import os
 import signal
 import sys
 import textwrap
-import time
-from collections.abc import Callable
 
 import pytest
-from harness import Tree, run_tree
+from harness import Tree, run_tree, wait_until
 
 from muster._shared import guard, processes
 
@@ -75,6 +73,13 @@ def test_signals_reach_the_guarded_process(signum: int) -> None:
     assert f"got {name}" in outcome.stdout
 
 
+def test_an_agent_that_slurms_warning_has_ended_is_reported() -> None:
+    body = "lambda _lease: os.kill(os.getpid(), signal.SIGUSR1)"
+    code = f"import os, signal; from muster._shared.guard import run_guarded; run_guarded({body}, reported_as='it')"
+    outcome = run_tree([sys.executable, "-c", code])
+    assert "--preempt-signal" in outcome.stderr, outcome.explain()
+
+
 def test_an_ignored_signal_stays_ignored() -> None:
     script = "trap '' HUP; exec \"$@\""
     charge = "echo ready; while :; do sleep 0.05; done"
@@ -110,13 +115,6 @@ def test_a_guard_with_a_death_signal_gives_no_grace() -> None:
         tree.send(signal.SIGKILL)
         outcome = tree.wait()
     assert outcome.leftovers == (), outcome.explain()
-
-
-def wait_until(holds: Callable[[], bool], timeout_s: float = 20) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline_s, "the condition did not hold in time"
-        os.sched_yield()
 
 
 FENCED = """

@@ -69,16 +69,6 @@ def test_scripts_that_do_not_ask_for_a_stop_save_a_checkpoint_and_get_the_signal
         assert program.text.count("all 2 ranks saved at step") == 1, program.text
 
 
-def test_no_stops_as_ctrl_c_does(tmp_path):
-    with start(tmp_path, "pause", "checkpoint", "stop") as program:
-        wait_counting(program)
-        ask(program)
-        program.type("n\n")
-        program.read_until(None)
-        assert program.wait() == 128 + signal.SIGINT, program.text
-        assert "saves" not in program.text
-
-
 def test_a_second_ctrl_c_kills_while_it_asks(tmp_path):
     with start(tmp_path, "pause", "stop") as program:
         before = program.settings
@@ -89,16 +79,6 @@ def test_a_second_ctrl_c_kills_while_it_asks(tmp_path):
         assert program.wait() == 128 + signal.SIGINT, program.text
         assert "saves" not in program.text
         assert program.settings == before
-
-
-def test_scripts_that_never_pause_stop_as_without_the_option(tmp_path):
-    with start(tmp_path) as program:
-        wait_counting(program)
-        program.type("\x03")
-        program.read_until(None)
-        assert program.wait() == 128 + signal.SIGINT, program.text
-        assert program.text.count("never called wait_while_paused") == 1, program.text
-        assert QUESTION not in program.text
 
 
 def test_without_a_terminal_one_line_says_so(tmp_path):

@@ -1,43 +1,20 @@
-"""The hangs of `test_hangs` again, with NCCL's own monitor as the only recorder: a stand-in, in all its formats."""
+"""Hangs with NCCL's own monitor as the only recorder: a stand-in. What it says: `unit/diagnosis/test_nccl_monitor`."""
 
 import json
 import os
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from doubles.nccl_monitor import Communicator, Job, Rank, Server
 from harness import Outcome, run_tree
 
-from muster._shared import processes
-
-HANGS = Path(__file__).parents[2] / "programs" / "hangs"
-WORLD, PAIR = "NCCL communicator aa (2 ranks)", "NCCL communicator bb (2 ranks)"
-BEHIND = f"rank 1 did not launch AllReduce #6 of {WORLD}; rank 0 has launched it; last seen at hang.py:#"
-ROWS = {
-    "sleeps": BEHIND,
-    "skips": f"ranks 0-1 launched the same operations of {WORLD}, and none since: the network or a device hangs",
-    "other": f"rank 1 launched Broadcast #1 of {WORLD} where rank 0 has launched AllReduce #6; last seen at hang.py:#",
-    # gloo lets rank 1 go on, which its own line tells
-    "size": f"rank 0 did not launch AllReduce #7 of {WORLD}; rank 1 has launched it; last seen at hang.py:#, in all_r",
-    "leaves": f"rank 0 hung: rank 1 has ended; it is in {WORLD} with rank 0",
-    "spins": BEHIND,
-    "native": BEHIND,
-    "init": "rank 1 did not call init_process_group, in which rank 0 waits",  # there is no communicator
-    "loads": f"{BEHIND}, waiting for its DataLoader",
-    "group": f"rank 1 did not launch AllReduce #1 of {PAIR}; rank 0 has launched it; last seen at hang.py:#",
-    "receives": "rank 1 is elsewhere while rank 0 waits in recv (hang.py:#)",  # send and recv are not counted
-    "stops": f"rank 1 is stopped (SIGSTOP); it is in {WORLD} with rank 0",
-}
-"""By what the program does: how the report begins."""
-SHORT = {"spins", "stops"}
-"""Rows of `make test`; the rest is in `make soak`."""
+WORLD = "NCCL communicator aa (2 ranks)"
 
 
 class World:
-    """What the ranks have launched: the files that `launch_counts.py` writes."""
+    """What the ranks have launched: they write files of JSON with the process and its number of AllReduces."""
 
     def __init__(self, folder: Path, version: tuple[int, int, int]) -> None:
         self.folder = folder
@@ -45,30 +22,12 @@ class World:
 
     def read(self) -> Job:
         ranks = {int(path.name): json.loads(path.read_text()) for path in self.folder.glob("[0-9]")}
-        names = sorted({name for each in ranks.values() for name in each["counts"]})
-        return Job(
-            version=self.version,
-            communicators=tuple(
-                Communicator(
-                    name=name,
-                    ranks=tuple(
-                        Rank(
-                            number=number,
-                            pid=each["pid"],
-                            counts=tuple(each["counts"][name]),
-                            lost=self.find(each["pid"]),
-                        )
-                        for number, each in sorted(ranks.items())
-                        if name in each["counts"]
-                    ),
-                )
-                for name in names
-            ),
-        )
-
-    def find(self, pid: int) -> str:
-        stat = processes.read_stat(pid)
-        return "silent" if stat is None or stat[0] in "TZX" else ""
+        listed = [
+            Rank(number=number, pid=each["pid"], counts=(0, 0, 0, 0, each["count"]))
+            for number, each in sorted(ranks.items())
+        ]
+        found = (Communicator(name="aa", ranks=tuple(listed)),) if listed else ()
+        return Job(version=self.version, communicators=found)
 
 
 @pytest.fixture
@@ -92,28 +51,9 @@ def read_reason(folder: Path, outcome: Outcome) -> str:
     return re.sub(r"\b\w+\.py:\d+", "hang.py:#", reason)
 
 
-def list_rows() -> Iterator[object]:
-    for how in ROWS:
-        for version in [(2, 29, 3)] if how != "spins" else [(2, 24, 3), (2, 27, 7), (2, 28, 9), (2, 29, 3)]:
-            is_short = how in SHORT and version == (2, 29, 3)
-            name = f"{how}-{'.'.join(map(str, version))}"
-            yield pytest.param(how, version, id=name, marks=() if is_short else pytest.mark.long)
-
-
-@pytest.mark.parametrize(("how", "version"), list(list_rows()))
-def test_the_guilty_rank_is_named(how: str, version: tuple[int, int, int], folder: Path) -> None:
-    with Server(World(folder, version).read) as server:
-        outcome = run(folder, server, str(HANGS / "launch_counts.py"), how, "1")
-    assert (outcome.exit_code, outcome.leftovers) == (1, ()), outcome.explain()
-    expected = ROWS[how].replace("AllReduce #6", "operation #6") if version < (2, 26, 0) else ROWS[how]
-    reason = read_reason(folder, outcome)
-    assert reason.startswith(expected), f"{reason}\n{outcome.explain()}"
-    assert server.asked >= 2, "one report is no verdict"
-
-
 SPIN = """\
 case $RANK in 0) own=6;; *) own=5;; esac
-echo "{\\"pid\\": $$, \\"counts\\": {\\"aa\\": [0, 0, 0, 0, $own]}}" > $COUNTS/$RANK.new
+echo "{\\"pid\\": $$, \\"count\\": $own}" > $COUNTS/$RANK.new
 mv $COUNTS/$RANK.new $COUNTS/$RANK
 while :; do :; done
 """

@@ -12,10 +12,8 @@ from pathlib import Path
 
 import pytest
 from harness import Outcome, Tree, find_free_port, run_tree
-from launchers import STARTS
+from launchers import MOSTLY_WARM
 
-from muster._shared.preflight import read_machine
-from muster._shared.processes import find_nvml
 from muster.agent.preflight.reach import find_obstacle
 
 AGENT = [sys.executable, "-m", "muster.agent"]
@@ -49,7 +47,7 @@ def one_line(outcome: Outcome) -> str:
     return " ".join(outcome.stderr.split())
 
 
-@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("start", MOSTLY_WARM)
 def test_seven_of_eight_devices_end_the_job_before_a_worker_starts(
     start: str, program: str, nvml: str, tmp_path: Path
 ) -> None:
@@ -63,39 +61,6 @@ def test_seven_of_eight_devices_end_the_job_before_a_worker_starts(
     assert "Root cause (found by the preflight) node : 0 host : " in text
     assert "check : devices found : 7 devices answer; 1 more" in text
     assert run_tree([*ALONE, *flags, "--preflight", "off", program], env=env, cwd=tmp_path).exit_code == 0
-
-
-@pytest.mark.skipif(read_machine({}, nvml=find_nvml(os.environ)).has_driver, reason="there is a driver of a GPU here")
-def test_devices_on_a_machine_without_a_driver_end_the_job_before_a_worker_starts(program: str, tmp_path: Path) -> None:
-    flags = ["--devices", "8", "--max-restarts", "3", "--log-dir", str(tmp_path / "logs")]
-    outcome = run_tree([*ALONE, *flags, program], env=make_env(), cwd=tmp_path)
-    assert (outcome.exit_code, outcome.leftovers, outcome.stdout) == (1, (), ""), outcome.explain()
-    assert "no driver of a GPU is loaded, expected 8 devices (--devices): load a driver" in one_line(outcome)
-    hidden = run_tree([*ALONE, *flags, program], env=make_env(CUDA_VISIBLE_DEVICES=""), cwd=tmp_path)
-    assert hidden.exit_code == 0, hidden.explain()
-
-
-def test_a_device_that_is_not_free_names_its_holder_and_the_job_runs(program: str, nvml: str, tmp_path: Path) -> None:
-    env = make_env(MUSTER_NVML=nvml, STAND_IN_GPUS="0:81604378624:85899345920,0:0:9", STAND_IN_HOLDER=str(os.getpid()))
-    outcome = run_tree([*ALONE, program], env=env, cwd=tmp_path)
-    assert outcome.exit_code == 0, outcome.explain()
-    said = f"76.0 GiB of 80.0 GiB of device 0 are in use (held by process {os.getpid()} of"
-    assert said in outcome.stderr, outcome.explain()
-
-
-def test_low_limits_and_a_full_log_folder_are_lines(program: str, tmp_path: Path) -> None:
-    setup = 'mount -t tmpfs -o size=64k none "$1" && head -c 65536 /dev/zero > "$1/filler"; ulimit -n 100; shift'
-    if run_tree(["unshare", "--mount", "true"]).exit_code != 0:
-        pytest.skip("making a mount namespace is not allowed here")
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    shell = ["unshare", "--mount", "sh", "-c", f'{setup} && exec "$@"', "sh", str(disk)]
-    outcome = run_tree([*shell, *ALONE, "--start", "cold", "--log-dir", str(disk), program], cwd=tmp_path)
-    assert outcome.exit_code == 0, outcome.explain()
-    lines = [line for line in outcome.stderr.splitlines() if "preflight: " in line]
-    assert len(lines) == 2, outcome.explain()
-    assert f"the log folder {disk} takes no file (No space left on device): free space there, or" in lines[0]
-    assert "a process may have 100 open files, expected at least 192: raise the limit with `ulimit -n`" in lines[1]
 
 
 # -- a site's own checks -----------------------------------------------------------------------------------------------
@@ -129,13 +94,6 @@ def test_a_sites_warning_is_printed_and_its_error_ends_the_job(program: str, sit
     assert (outcome.exit_code, outcome.leftovers) == (1, ()), outcome.explain()
     assert "20-fabric: port 2 is down; the same nodes would find it again" in one_line(outcome), outcome.explain()
     assert not re.search(r"after \d+ of", outcome.stderr), outcome.explain()
-
-
-def test_a_named_folder_without_a_check_is_a_line(program: str, site: Path) -> None:
-    outcome = run_site(program, site / "gone")
-    assert outcome.exit_code == 0, outcome.explain()
-    said = f"the folder of the site's checks {site / 'gone'} (MUSTER_PREFLIGHT_DIR) is not here"
-    assert outcome.stderr.count(said) == 1, outcome.explain()
 
 
 def test_a_site_check_that_comes_late_ends_the_attempt(site: Path, tmp_path: Path) -> None:
@@ -181,53 +139,6 @@ def test_nodes_with_other_workspaces_end_the_job_with_one_report(tmp_path: Path)
     assert "submit the job again, or copy the same files to all nodes" in text
 
 
-def test_a_node_with_an_error_leaves_to_a_spare(site: Path, tmp_path: Path) -> None:
-    """No restart is allowed, and none is used."""
-    write_check(site, "fabric", f"while ! [ -e {tmp_path}/fault ]; do sleep 0.05; done; echo error: port 2 is down")
-    program = tmp_path / "waits.py"
-    program.write_text(
-        "import os, time\n"
-        "print('attempt', os.environ['TORCHELASTIC_RESTART_COUNT'], flush=True)\n"
-        f"while not os.path.exists({str(tmp_path / 'done')!r}): time.sleep(0.05)\n"
-    )
-    flags = ["--nnodes", "2", "--rdzv-backend", "muster", "--rdzv-endpoint", f"127.0.0.1:{find_free_port()}"]
-    flags += ["--rdzv-id", "job", "--max-restarts", "0", "--start", "cold", "--log-dir", str(tmp_path / "logs")]
-    token = {"MUSTER_TOKEN": "ab" * 32}
-    with contextlib.ExitStack() as stack:
-
-        def launch(node: int, **env: str) -> Tree:
-            words = [*AGENT, *flags, "--node-rank", str(node), str(program)]
-            return stack.enter_context(Tree(words, env=make_env(**token, **env), cwd=tmp_path))
-
-        zero, bad = launch(0), launch(1, MUSTER_PREFLIGHT_DIR=str(site))
-        bad.wait_for_line("attempt 0")
-        spare = launch(2)
-        spare.wait_for_line("as a spare", stream="stderr")
-        (tmp_path / "fault").touch()
-        left = bad.wait()
-        assert left.exit_code == 69, left.explain()
-        assert "this node leaves the job: preflight of node 1 (" in one_line(left), left.explain()
-        spare.wait_for_line("attempt 1")
-        (tmp_path / "done").touch()
-        outcomes = [zero.wait(), spare.wait()]
-    assert [each.exit_code for each in outcomes] == [0, 0], outcomes[0].explain() + outcomes[1].explain()
-    text = one_line(outcomes[0])
-    assert "fabric: port 2 is down; node 1 (" in text, outcomes[0].explain()
-    assert "leaves: a spare node takes its place; restart 1 (free)" in text, outcomes[0].explain()
-
-
-def test_a_node_with_fewer_devices_than_the_other_is_named(program: str, nvml: str, tmp_path: Path) -> None:
-    token = {"MUSTER_TOKEN": "ab" * 32, "MUSTER_NVML": nvml}
-    full, less = ",".join(["0:0:9"] * 4), ",".join(["0:0:9"] * 3)
-    Path(program).write_text("import time; time.sleep(1.5)\n")
-    envs = [make_env(**token, STAND_IN_GPUS=gpus, STAND_IN_DRIVER=f"{len(gpus)}.1") for gpus in (full, less)]
-    outcomes = start_two(program, tmp_path, *envs)
-    assert [outcome.exit_code for outcome in outcomes] == [0, 0], outcomes[0].explain() + outcomes[1].explain()
-    assert "has 3 devices, expected 4 as the others" in outcomes[0].stderr, outcomes[0].explain()
-    assert "the driver of node 1 (" in outcomes[0].stderr, outcomes[0].explain()
-    assert " is 17.1, expected 23.1 as of node 0 (" in outcomes[0].stderr, outcomes[0].explain()
-
-
 # -- full --------------------------------------------------------------------------------------------------------------
 
 
@@ -251,27 +162,13 @@ def test_full_measures_an_all_reduce_and_the_program_finds_its_process_untouched
     assert "Exception" not in outcome.stderr, outcome.explain()
 
 
+@pytest.mark.long
 @pytest.mark.torch
 def test_full_says_in_one_line_why_no_all_reduce_could_be_done(program: str, tmp_path: Path) -> None:
     env = make_env(GLOO_SOCKET_IFNAME="none0")
     outcome = run_tree([*ALONE, "--start", "cold", "--preflight", "full", program], env=env, cwd=tmp_path)
     assert outcome.exit_code == 1, outcome.explain()
     assert "preflight: no all-reduce could be done: " in one_line(outcome), outcome.explain()
-
-
-def test_full_is_refused_for_a_program_that_is_not_python(tmp_path: Path) -> None:
-    outcome = run_tree([*ALONE, "--preflight", "full", "--no-python", "true"], cwd=tmp_path)
-    assert outcome.exit_code == 2
-    assert "--preflight full measures in Python workers; 'true' is no Python program" in outcome.stderr
-
-
-def test_another_word_is_refused(program: str, tmp_path: Path) -> None:
-    for words, line in (
-        (["--preflight", "fast"], "--preflight 'fast': must be one of quick, full, off"),
-        (["--devices", "all"], "--devices 'all': must be a number of GPUs"),
-    ):
-        outcome = run_tree([*ALONE, *words, program], cwd=tmp_path)
-        assert (outcome.exit_code, line in outcome.stderr) == (2, True), outcome.explain()
 
 
 def test_the_programs_port_is_left_alone_where_the_host_answers() -> None:

@@ -1,9 +1,6 @@
 """Error files travel between torch and us in both directions."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,29 +8,8 @@ from doubles.samples import make_failure
 
 from muster._shared.reports import Report
 from muster.agent.diagnosis.report_files import write_torch_error_file
-from muster.agent.diagnosis.tracebacks import read_error_file
 
 pytestmark = pytest.mark.torch
-
-RECORDED = """
-from torch.distributed.elastic.multiprocessing.errors import record
-@record
-def main():
-    raise KeyError("of the user's")
-main()
-"""
-
-
-def test_the_file_of_torchs_record_can_be_read(tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="no torch in this environment")
-    path = tmp_path / "error.json"
-    env = {**os.environ, "TORCHELASTIC_ERROR_FILE": str(path)}
-    ended = subprocess.run([sys.executable, "-c", RECORDED], env=env, capture_output=True, timeout=120)
-    assert ended.returncode == 1
-    found = read_error_file(str(path))
-    assert found is not None
-    assert found[0] == 'KeyError: "of the user\'s"'
-    assert "in main" in str(found[1])
 
 
 def test_what_we_write_is_read_by_torch(tmp_path: Path) -> None:

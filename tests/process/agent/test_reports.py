@@ -36,17 +36,6 @@ def running(nodes: list[list[str]], *program: str) -> Iterator[list[Tree]]:
         yield [stack.enter_context(Tree([*node, *program])) for node in nodes]
 
 
-def test_error_files_of_any_content_leave_the_agent_its_restarts(tmp_path: Path) -> None:
-    """The last is a named pipe."""
-    agent = [sys.executable, "-m", "muster.agent", "--standalone", "--start", "cold", "--max-restarts", "6"]
-    agent += ["--restart-backoff", "0"]
-    script = PROGRAMS.parent / "malformed_error.py"
-    done = run_tree([*agent, "--log-dir", str(tmp_path), "--rdzv-id", "job", str(script)], cwd=tmp_path)
-    assert done.exit_code == 1, done.explain()
-    assert "restart 6 of 6" in done.stderr, done.explain()
-    assert "exited with code 3; all 6 restarts are used" in " ".join(done.stderr.split()), done.explain()
-
-
 def test_an_unannotated_exception_on_another_node(nodes: list[list[str]], tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
@@ -172,20 +161,6 @@ class TestHangs:
         assert {stack["global_rank"] for stack in report["stacks"]} == {0, 1, 2, 3}
         assert all(failure["hung"] and failure["pid"] > 0 for failure in report["failures"])
 
-    def test_a_node_that_waits_for_another_does_not_hang(self, nodes: list[list[str]], tmp_path: Path) -> None:
-        """Node 0 is idle for longer than the timeout while rank 3 computes; the job succeeds."""
-        done = tmp_path / "done"
-        hung = [[*node, "--hang-timeout", "2"] for node in nodes]
-        with running(hung, str(PROGRAMS / "idle.py"), str(done), "0", "1", "2") as trees:
-            for tree in trees:
-                tree.wait_for_line("ready", count=2)
-            events = tmp_path / "twonodes" / "events.jsonl"
-            while "workers_idle" not in events.read_text():
-                assert all(tree.descendants() for tree in trees), trees[0].stderr
-            done.touch()
-            outcomes = [tree.wait() for tree in trees]
-        assert [outcome.exit_code for outcome in outcomes] == [0, 0], outcomes[0].explain()
-
     @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.long), 1], ids=["worker", "child of a worker"])
     @pytest.mark.parametrize("start", MOSTLY_WARM)
     def test_an_occasional_line_that_the_agent_does_not_capture_is_activity(
@@ -193,10 +168,10 @@ class TestHangs:
     ) -> None:
         """For three times the timeout one worker prints to the agent's own output, and the other sits still."""
         done = tmp_path / "done"
-        flags = ["--standalone", "--nproc-per-node", "2", "--hang-timeout", "3", "--log-dir", str(tmp_path)]
+        flags = ["--standalone", "--nproc-per-node", "2", "--hang-timeout", "2", "--log-dir", str(tmp_path)]
         program = [str(PROGRAMS / "ticks.py"), str(done), str(rank)]
         with Tree([sys.executable, "-m", "muster.agent", *flags, "--start", start, *program]) as tree:
-            tree.wait_for_line(f"tick {rank}", count=40)
+            tree.wait_for_line(f"tick {rank}", count=24)
             done.touch()
             outcome = tree.wait()
         assert outcome.exit_code == 0, outcome.explain()
@@ -287,89 +262,6 @@ def test_repeated_requests_for_stacks_do_not_delay_a_stop(start: str, tmp_path: 
             requester.join()
     assert (outcome.exit_code, outcome.leftovers) == (1, ()), outcome.explain()
     assert "JOB FAILED" in outcome.stderr, outcome.explain()
-
-
-def test_the_same_start_up_error_twice_is_not_retried(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text("import no_such_module_anywhere\n")
-    flags = ["--standalone", "--max-restarts", "5", "--log-dir", str(tmp_path / "logs"), *START_FLAGS]
-    outcome = run_tree([sys.executable, "-m", "muster.agent", *flags, str(script)])
-    assert outcome.exit_code == 1, outcome.explain()
-    assert outcome.stderr.count("No module named 'no_such_module_anywhere'") >= 2
-    assert "not retried" in outcome.stderr
-    assert len(list((tmp_path / "logs").glob("*/attempt_*"))) == 2
-
-
-@pytest.mark.parametrize("program", [["no_such.py"], ["-m", "no_such_module"], ["-m", "email.no_such_module"]])
-def test_a_program_that_does_not_exist_is_one_line(program: list[str]) -> None:
-    outcome = run_tree([sys.executable, "-m", "muster.agent", "--nproc-per-node", "2", *program])
-    assert outcome.exit_code == 2, outcome.explain()
-    assert outcome.stderr.count("\n") == 1, outcome.explain()
-    assert outcome.stderr.startswith("muster: no "), outcome.explain()
-    assert program[-1] in outcome.stderr
-
-
-REFUSALS = {
-    "argparse": ("argparse", "main.py: error: unrecognized arguments: --lrr"),
-    "click": ("click", "Error: No such option"),
-    "text": ("text", "SystemExit: no data"),
-    "handled": ("handled", "sys.exit while it handled ValueError: no data"),
-    "code": ("code", "exited with code 3"),
-    "printed": ("printed", "exited with code 2"),
-}
-"""How a script says why it ends, and what the report's first paragraph says where its stderr is not captured."""
-
-REFUSES = """
-import sys
-way = sys.argv.pop(1)
-if way == "argparse":
-    import argparse
-    argparse.ArgumentParser().parse_args()
-if way == "click":
-    import click
-    click.command()(lambda: None)()
-if way == "text":
-    sys.exit("no data")
-if way == "handled":
-    try:
-        raise ValueError("no data")
-    except ValueError as error:
-        sys.stderr.write(f"cannot train: {error}\\n")
-        sys.exit(3)
-sys.stderr.write("Error: no data\\n")
-sys.exit(3 if way == "code" else 2)
-"""
-
-
-@pytest.mark.parametrize(("way", "why"), REFUSALS.values(), ids=REFUSALS)
-def test_why_a_script_ended_itself(way: str, why: str, tmp_path: Path) -> None:
-    if way == "click":
-        pytest.importorskip("click")
-    (tmp_path / "main.py").write_text(REFUSES)
-    agent = [sys.executable, "-m", "muster.agent", "--standalone", "--start", "cold", "--log-dir", str(tmp_path)]
-    arguments = ["main.py", way, "--lrr"]
-    inherited = run_tree([*agent, *arguments], cwd=tmp_path)
-    words = " ".join(inherited.stderr.split())
-    assert why in words.partition("JOB FAILED")[2].partition("-----")[0], inherited.explain()
-    is_above = "stderr : above, if any; with --tee 2 its last lines are also here" in words
-    assert is_above == (way != "text"), inherited.explain()
-
-    teed = run_tree([*agent, "--tee", "2", *arguments], cwd=tmp_path)
-    page = teed.stderr.partition("JOB FAILED")[2]
-    printed = {"handled": "| cannot train: no data", "code": "| Error: no data", "printed": "Error: no data"}
-    assert printed.get(way, why) in " ".join(page.split()), teed.explain()
-    assert "(--tee 2" not in page, teed.explain()
-
-
-@pytest.mark.parametrize("start", MOSTLY_WARM)
-@pytest.mark.parametrize("program", [["-m", "email"], ["--no-python", "no_such_command"]])
-def test_a_program_that_cannot_be_run_is_not_retried(start: str, program: list[str], tmp_path: Path) -> None:
-    """Nor is it where nothing is captured, so that its words are on the console only."""
-    flags = ["--max-restarts", "3", "--log-dir", str(tmp_path), *(["--start", start] if "-m" in program else [])]
-    outcome = run_tree([sys.executable, "-m", "muster.agent", *flags, *program])
-    assert outcome.exit_code == 1, outcome.explain()
-    assert outcome.stderr.count("; restart 1 of 3") == 1, outcome.explain()
-    assert "twice in a row: not retried" in outcome.stderr
 
 
 @pytest.mark.parametrize("start", MOSTLY_WARM)

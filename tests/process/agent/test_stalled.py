@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from harness import Tree, find_free_port, run_tree
+from launchers import MOSTLY_WARM
 
 AGENT = [sys.executable, "-m", "muster.agent"]
 
@@ -35,7 +36,7 @@ def full_pipe() -> Iterator[int]:
     os.close(write_fd)
 
 
-@pytest.mark.parametrize("start", ["cold", "warm"])
+@pytest.mark.parametrize("start", MOSTLY_WARM)
 @pytest.mark.parametrize("code", [0, 3])
 def test_the_agent_ends_although_its_console_is_full(start: str, code: int, full_pipe: int, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(f"import os\nos._exit({code})\n")
@@ -62,7 +63,7 @@ def start_two_nodes(tmp_path: Path, program: str, *flags: str) -> tuple[list[str
     (tmp_path / "program.py").write_text(program)
     port = find_free_port()
     shared = ["--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "job", "--start", "cold"]
-    shared += ["--rdzv-conf", "keep_alive_interval=0.3,keep_alive_max_attempt=10"]
+    shared += ["--rdzv-conf", "keep_alive_interval=0.2,keep_alive_max_attempt=10"]
     first = [*AGENT, *shared, "--node-rank", "0", "program.py"]
     return first, [*AGENT, *shared, "--node-rank", "1", *flags, "program.py"]
 
@@ -103,8 +104,8 @@ def test_a_node_whose_event_log_hangs_is_not_lost_and_its_agent_ends(tmp_path: P
 
 
 def wait_for_silence(tree: Tree) -> None:
-    """Longer than a node that sends no heartbeat is kept: 10 times 0.3 s."""
-    signal.sigtimedwait([], 5.0)
+    """Longer than a node that sends no heartbeat is kept: 10 times 0.2 s."""
+    signal.sigtimedwait([], 3.0)
     assert "lost" not in tree.stderr
 
 

@@ -37,3 +37,10 @@ def test_wrong_usage_is_2_for_any_streams(redirections: str) -> None:
 def test_help_without_a_reader_is_not_an_error(redirections: str) -> None:
     outcome = run_tree(wrap(redirections, "--help"))
     assert (outcome.exit_code, outcome.stderr) == (0, ""), outcome.explain()
+
+
+def test_a_filter_that_shows_no_worker_is_named(tmp_path: Path) -> None:
+    (tmp_path / "says.py").write_text("print('hello')")
+    outcome = run_tree([*AGENT, "--start", "cold", "--local-ranks-filter", "7", str(tmp_path / "says.py")])
+    assert "hello" not in outcome.stdout
+    assert "--local-ranks-filter" in outcome.stderr, outcome.explain()

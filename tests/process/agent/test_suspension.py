@@ -1,5 +1,6 @@
 """Ctrl-Z stops the whole job, and its limits stand still; `fg` continues it."""
 
+import os
 import signal
 import sys
 import threading
@@ -7,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from harness import Tree, wait_until
-from launchers import STARTS
+from launchers import MOSTLY_WARM
+from terminal import TerminalProgram
 
 PROGRAM = """
 import os, sys, time
@@ -23,7 +25,7 @@ def read_states(pids: list[int]) -> set[str]:
     return {Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in pids}
 
 
-@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("start", MOSTLY_WARM)
 def test_a_stopped_job_continues_where_it_was(start: str, tmp_path: Path) -> None:
     """Stopped for longer than the hang timeout, whose limit stands still."""
     script, done = tmp_path / "train.py", tmp_path / "done"
@@ -74,3 +76,11 @@ def test_an_ignored_stop_signal_stays_ignored(tmp_path: Path) -> None:
         tree.wait_for_line("step 9")
         done.touch()
         assert tree.wait().exit_code == 0
+
+
+def test_a_terminal_that_stops_what_writes_in_the_background_does_not_stop_the_job(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('hello')")
+    words = ["sh", "-c", 'stty tostop && exec "$@"', "sh", sys.executable, "-m", "muster.agent", "train.py"]
+    with TerminalProgram(words, env=os.environ, cwd=tmp_path, has_keys=True) as program:
+        assert "hello" in program.read_until(None, 60)
+        assert program.wait() == 0

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from freezer import Freezer, make_freezer
-from harness import Outcome, Tree, run_tree, wait_until
+from harness import Outcome, Tree, wait_until
+from launchers import MOSTLY_WARM
 from subreaper import list_processes
 
 LIMIT = {"TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT": "0.5"}
@@ -107,7 +108,7 @@ time.sleep(1000)
 """
 
 
-@pytest.mark.parametrize("how", ["cold", "warm"])
+@pytest.mark.parametrize("how", MOSTLY_WARM)
 def test_a_node_leaves_the_job_without_a_worker_that_cannot_be_killed(
     how: str, freezer: Freezer, tmp_path: Path
 ) -> None:
@@ -123,12 +124,3 @@ def test_a_node_leaves_the_job_without_a_worker_that_cannot_be_killed(
     assert outcome.exit_code == 69, outcome.explain()  # an adapter may replace the node; after 1 it would end the job
     assert f"cannot end process {pids['0']}" in outcome.stderr, outcome.explain()
     assert f"the kernel cannot end them: {pids['0']}\n" in outcome.stderr
-
-
-def test_the_limit_must_be_a_number(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "muster.agent", "--standalone", "program.py"]
-    outcome = run_tree(command, cwd=tmp_path, env={**os.environ, "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT": "soon"})
-    assert (outcome.exit_code, outcome.stderr) == (
-        2,
-        "muster: TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT 'soon': must be a number of seconds\n",
-    )

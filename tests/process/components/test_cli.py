@@ -1,4 +1,4 @@
-"""The components through TorchX's own command line, in a process of its own."""
+"""The components through TorchX's own command line."""
 
 import os
 import subprocess
@@ -17,10 +17,10 @@ def run(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120)
 
 
-def test_builtins_lists_ours_beside_torchxs_own(tmp_path: Path) -> None:
-    result = run(TORCHX, "builtins", cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    listed = {line.split()[-1] for line in result.stdout.splitlines()[1:]}
+def test_builtins_lists_ours_beside_torchxs_own(torchx) -> None:
+    code, told, errors = torchx("builtins")
+    assert code == 0, errors
+    listed = {line.split()[-1] for line in told.splitlines()[1:]}
     assert listed >= {"dist.ddp", "dist.spmd", "dist.torchrun", "utils.echo", "utils.sh"}
 
 
@@ -33,22 +33,21 @@ def test_a_dry_run_shows_our_appdef(tmp_path: Path) -> None:
     assert "'muster.memory_request_mb': '4096'" in result.stdout
 
 
-@pytest.mark.parametrize("component", ["dist.ddp", "dist.spmd", "dist.torchrun"])
-def test_help_describes_every_parameter(component: str, tmp_path: Path) -> None:
-    result = run(TORCHX, "run", component, "--help", cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    for option in ("--script", "--max_retries", "--start", "--preload", "--hang_timeout"):
-        assert option in result.stdout
-    assert "[[MIN:]NODESx]PROCESSES" in result.stdout
+def test_help_describes_every_parameter(torchx) -> None:
+    for component in ("dist.ddp", "dist.spmd", "dist.torchrun"):
+        code, told, errors = torchx("run", component, "--help")
+        assert code == 0, errors
+        for option in ("--script", "--max_retries", "--start", "--preload", "--hang_timeout"):
+            assert option in told
+        assert "[[MIN:]NODESx]PROCESSES" in told
 
 
-@pytest.mark.parametrize("j", ["4:2x8", "2x0", "2x4\n", "x"])
-def test_a_wrong_j_is_one_line_and_no_traceback(j: str, tmp_path: Path) -> None:
-    result = run(TORCHX, "run", "--dryrun", "-s", "local_cwd", "dist.ddp", "-j", j, "--script", "m.py", cwd=tmp_path)
-    assert result.returncode == 1
-    assert "Traceback" not in result.stderr
-    (line,) = [line for line in result.stderr.splitlines() if "for example" in line]
-    assert line.strip().startswith(f"-j {j!r} ")
+def test_a_wrong_j_is_one_line_and_no_traceback(torchx) -> None:
+    for j in ("4:2x8", "2x4\n"):
+        code, _, errors = torchx("run", "--dryrun", "-s", "local_cwd", "dist.ddp", "-j", j, "--script", "m.py")
+        assert (code, "Traceback" in errors) == (1, False)
+        (line,) = [line for line in errors.splitlines() if "for example" in line]
+        assert f"-j {j!r} " in line
 
 
 def test_importing_the_components_imports_nothing_heavy(tmp_path: Path) -> None:

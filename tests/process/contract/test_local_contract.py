@@ -15,6 +15,7 @@ class TestDetached(OnThisMachine):
     factory = "muster.schedulers.local:create_detached_scheduler"
 
 
+@pytest.mark.long
 class TestFolders(OnThisMachine):
     """The example of the page *Write an adapter*."""
 

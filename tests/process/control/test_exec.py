@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
-from control_jobs import unknown_line
+from control_jobs import muster, unknown_line
 from harness import wait_until
 from terminal import TerminalProgram
 
@@ -211,18 +211,21 @@ def test_what_a_command_leaves_in_the_background_ends_with_it(job):
     assert find_processes(mark) == []
 
 
-def test_wrong_requests_are_one_line(job):
-    assert job.run("--node", "2", "true") == (255, "", f"muster: {job.app_id} has no node 2: it has 2 nodes, 0 to 1\n")
-    assert job.run("--role", "other", "true")[0::2] == (
-        2,
-        f"muster: {job.app_id} has no role 'other' that runs agents; there is: says_environment\n",
-    )
-    code, _, errors = job.run()
-    assert (code, errors.splitlines()[-1]) == (2, "muster exec: error: CMD is missing")
-    process = job.begin("shell")
-    _, errors = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 2
-    assert errors == "muster: a shell needs a terminal: `muster exec` runs a command without one\n"
+def test_wrong_requests_are_one_line(job, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", job.env["XDG_STATE_HOME"])
+    for words, code, line in (
+        (("exec", "--node", "2", "true"), 255, f"{job.app_id} has no node 2: it has 2 nodes, 0 to 1"),
+        (
+            ("exec", "--role", "x", "true"),
+            2,
+            f"{job.app_id} has no role 'x' that runs agents; there is: says_environment",
+        ),
+        (("shell",), 2, "a shell needs a terminal: `muster exec` runs a command without one"),
+    ):
+        done = muster(words[0], job.handle, *words[1:])
+        assert (done.code, done.stdout, done.stderr) == (code, "", f"muster: {line}\n")
+    with pytest.raises(SystemExit, match="2"):
+        muster("exec", job.handle)
 
 
 @pytest.mark.long

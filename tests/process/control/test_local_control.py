@@ -1,134 +1,91 @@
-"""`muster` from another shell, on jobs of local_cwd: what is done, refused, late and lost."""
+"""`muster` on jobs of local_cwd with real agents: what is done, late and lost. What is decided is in `tests/unit`."""
 
+import json
 import os
 import re
 import signal
+import socket
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from control_jobs import COMMANDS, begin, continue_process, finish, list_answers, muster, start_job, unknown_line
-from harness import wait_until
+from harness import read_command, wait_until
 
-pytestmark = [
-    pytest.mark.torchx,
-    pytest.mark.skipif(sys.platform != "linux", reason="the status page is for Linux"),
-]
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the status page is for Linux")
 
 
+@pytest.mark.torchx
 def test_what_is_asked_is_done_at_one_step(tmp_path, capsys):
     with start_job(tmp_path) as job:
         saved = muster("checkpoint", job.handle, "--json")
         assert (saved.code, saved.answer["outcome"], saved.answer["ranks"]) == (0, "done", 4), job.explain(saved)
-        step = saved.answer["step"]
-        assert re.fullmatch(rf"all 4 ranks saved at step {step} in \d+\.\d s: {job.folder}", saved.answer["line"])
-        assert job.read_console().count(f"saves at step {step}\n") == 4, job.explain(saved)
+        assert job.read_console().count(f"saves at step {saved.answer['step']}\n") == 4, job.explain(saved)
 
-        paused = muster("pause", job.handle)
-        text = r"all 4 ranks wait at step \d+, after \d+\.\d s; torch's own timeout of collectives keeps running\n"
-        assert paused.code == 0, job.explain(paused)
-        assert re.fullmatch(text, paused.stdout), job.explain(paused)
-        [step] = re.findall(r"wait at step (\d+)", paused.stdout)
-        told = f"paused at step {step} since "
-        wait_until(
-            lambda: job.scheduler.describe(job.app_id).msg.startswith(told), timeout_s=60, what=job.explain(paused)
-        )
+        paused = muster("pause", job.handle, "--json")
+        assert (paused.code, paused.answer["ranks"]) == (0, 4), job.explain(paused)
+        told = f"paused at step {paused.answer['step']} since "
+        wait_until(lambda: told in job.scheduler.describe(job.app_id).msg, timeout_s=60, what=job.explain(paused))
         shown = muster("status", job.handle)
         assert (shown.code, told in shown.stdout) == (10, True), job.explain(shown)
         assert job.describe() == "RUNNING", job.explain(paused)
-        refused = muster("checkpoint", job.handle)
-        assert (refused.code, refused.stdout) == (1, "")
-        assert re.fullmatch(r"the job is paused at step \d+: resume it first\n", refused.stderr)
+        assert muster("checkpoint", job.handle).code == 1
         stacks = muster("stacks", job.handle, "--json")
         assert "wait_while_paused" in stacks.answer["stacks"][0]["text"], job.explain(stacks)
         steps = {each["step"] for each in stacks.answer["progress"]}
         assert steps == {stacks.answer["step"]}, job.explain(stacks)
-        assert f"ranks 0-3: step {stacks.answer['step']}" in stacks.answer["line"], job.explain(stacks)
         resumed = muster("resume", job.handle)
-        assert resumed.code == 0, job.explain(resumed)
-        assert "all 4 ranks go on" in resumed.stdout
-        assert "the job is not paused" in muster("resume", job.handle).stderr
+        assert (resumed.code, "all 4 ranks" in resumed.stdout) == (0, True), job.explain(resumed)
+        assert muster("resume", job.handle).code == 1
 
         stopped = muster("stop", job.handle)
         assert stopped.code == 0, job.explain(stopped)
         [step] = set(re.findall(r"stops at step (\d+)", job.read_console()))
-        text = rf"all 4 ranks have stopped at step {step} and ended, after \d+\.\d s; checkpoint: {job.folder}\n"
-        assert re.fullmatch(text, stopped.stdout), job.explain(stopped)
+        assert f"all 4 ranks have stopped at step {step} " in stopped.stdout, job.explain(stopped)
+        assert f"checkpoint: {job.folder}\n" in stopped.stdout
         assert (job.describe(), job.count_starts()) == ("CANCELLED", [1, 1])
 
         ended = (4, f"muster: {job.app_id} has ended already (CANCELLED): nothing was changed\n")
         assert list_answers(job.handle, capsys) == dict.fromkeys(COMMANDS, ended)
+        assert job.state.path.exists()
+        assert muster("delete", job.handle, "--json").code == 0
+        assert not job.state.path.exists()
 
 
 def test_scripts_that_never_ask(tmp_path):
-    with start_job(tmp_path, "quiet") as job:
+    with start_job(tmp_path, "quiet", nodes=1) as job:
         for command, function in (("checkpoint", "should_checkpoint"), ("pause", "wait_while_paused")):
             refused = muster(command, job.handle)
-            assert refused.code == 1, job.explain(refused)
-            assert re.fullmatch(rf"rank \d has done step \d+ and never called {function}\n", refused.stderr), (
-                job.explain(refused)
-            )
+            assert (refused.code, f"never called {function}" in refused.stderr) == (1, True), job.explain(refused)
         assert job.describe() == "RUNNING"
         stopped = muster("stop", job.handle)
         assert stopped.code == 0, job.explain(stopped)
-        assert "never called should_stop, so no common step was saved; all replicas got SIGTERM" in stopped.stdout, (
-            job.explain(stopped)
-        )
-        assert (job.describe(), job.count_starts()) == ("CANCELLED", [1, 1])
-
-
-def test_of_two_shells_that_contradict_each_other_one_wins_and_both_are_told(tmp_path):
-    with start_job(tmp_path) as job:
-        os.kill(job.pid_of(3), signal.SIGSTOP)  # so that the first is not done before the second
-        try:
-            first = begin("pause", job.handle, "--limit", "100")
-            job.wait_for_line("muster pause: all ranks pause at step")
-            second = muster("checkpoint", job.handle)
-            assert second.code == 1, job.explain(second)
-            assert re.fullmatch(
-                r"muster pause of \d+\.\d s ago is not done yet: nothing was changed\n", second.stderr
-            ), job.explain(second)
-            third = begin("stop", job.handle, "--limit", "100")
-            overtaken = finish(first)
-            assert overtaken.code == 1, job.explain(overtaken)
-            assert overtaken.stderr == "the job is stopped instead (muster stop)\n", job.explain(overtaken)
-            late = muster("pause", job.handle)
-            assert late.code == 1, job.explain(late)
-            assert "is being stopped: stopped (muster stop)" in late.stderr, job.explain(late)
-        finally:
-            continue_process(job.pid_of(3))
-        stopped = finish(third)
-        assert stopped.code == 0, job.explain(stopped)
-        assert "ranks have stopped at step" in stopped.stdout, job.explain(stopped)
-        assert job.count_starts() == [1, 1]
+        assert "never called should_stop" in stopped.stdout, job.explain(stopped)
+        assert "all replicas got SIGTERM" in stopped.stdout, job.explain(stopped)
+        assert (job.describe(), job.count_starts()) == ("CANCELLED", [1])
 
 
 def test_a_rank_that_hangs_is_named(tmp_path):
-    with start_job(tmp_path) as job:
-        os.kill(job.pid_of(3), signal.SIGSTOP)
-        late = muster("pause", job.handle, "--limit", "6", "--json")
+    with start_job(tmp_path, nproc=1) as job:
+        os.kill(job.pid_of(1), signal.SIGSTOP)
+        late = muster("pause", job.handle, "--limit", "2", "--json")
         assert (late.code, late.answer["outcome"]) == (5, "late"), job.explain(late)
-        [rank] = [each for each in late.answer["late"] if each["global_rank"] == 3]  # another one may only be slow
-        assert f"rank 3 is at step {rank['step']} since " in late.answer["line"], job.explain(late)
-        assert "; the pause is withdrawn" in late.answer["line"], job.explain(late)
-        unsaved = muster("checkpoint", job.handle, "--limit", "6")
-        assert unsaved.code == 5, job.explain(unsaved)
-        assert "rank 3 is at step" in unsaved.stderr, job.explain(unsaved)
+        [rank] = [each for each in late.answer["late"] if each["global_rank"] == 1]  # another one may only be slow
+        assert f"rank 1 is at step {rank['step']} since " in late.answer["line"], job.explain(late)
+        assert "the pause is withdrawn" in late.answer["line"], job.explain(late)
         stacks = muster("stacks", job.handle)
-        assert stacks.code == 5, job.explain(stacks)
-        assert "the stacks of 3 of 4 ranks" in stacks.stderr, job.explain(stacks)
-        stopped = muster("stop", job.handle, "--limit", "6")
+        assert (stacks.code, "the stacks of 1 of 2 ranks" in stacks.stderr) == (5, True), job.explain(stacks)
+        stopped = muster("stop", job.handle, "--limit", "2")
         assert stopped.code == 0, job.explain(stopped)
-        assert "rank 3 is at step" in stopped.stdout, job.explain(stopped)
+        assert "rank 1 is at step" in stopped.stdout, job.explain(stopped)
         assert "all replicas got SIGTERM and have ended" in stopped.stdout, job.explain(stopped)
         assert (job.describe(), job.count_starts()) == ("CANCELLED", [1, 1])
 
 
 def test_the_leader_is_lost_during_a_stop(tmp_path):
     """What was recorded stays: nothing is started again, and the person gets one answer."""
-    with start_job(tmp_path, flags=()) as job:
-        os.kill(job.pid_of(3), signal.SIGSTOP)
+    with start_job(tmp_path, nproc=1, flags=()) as job:
+        os.kill(job.pid_of(1), signal.SIGSTOP)
         stopping = begin("stop", job.handle, "--limit", "100")
         job.wait_for_line("muster stop: all ranks stop at step")
         job.signal_agent(0)
@@ -139,11 +96,11 @@ def test_the_leader_is_lost_during_a_stop(tmp_path):
         assert (job.wait_ended(), job.count_starts()) == ("CANCELLED", [1, 1]), job.read_console()
 
 
-@pytest.mark.parametrize("command", ["checkpoint", "pause"])
+@pytest.mark.parametrize("command", ["checkpoint", pytest.param("pause", marks=pytest.mark.long)])
 def test_the_leader_is_lost_while_a_checkpoint_or_a_pause_is_under_way(tmp_path, command):
     """The person is told, nothing of it stays, and the job heals and saves the next checkpoint."""
-    with start_job(tmp_path, flags=()) as job:
-        hanging = job.pid_of(3)
+    with start_job(tmp_path, nproc=1, flags=()) as job:
+        hanging = job.pid_of(1)
         os.kill(hanging, signal.SIGSTOP)
         try:
             asking = begin(command, job.handle, "--limit", "100")
@@ -155,28 +112,6 @@ def test_the_leader_is_lost_while_a_checkpoint_or_a_pause_is_under_way(tmp_path,
         assert (lost.code, lost.stdout) == (6, ""), job.explain(lost)
         assert re.match(r"the (agent that was asked ended|round ended|leader)", lost.stderr), job.explain(lost)
         job.wait_healed(lost)
-
-
-@pytest.mark.parametrize("command", ["resume", pytest.param("stacks", marks=pytest.mark.long)])
-def test_the_leader_is_lost_while_it_is_asked_to_resume_or_for_stacks(tmp_path, command):
-    """The person is told why nothing came of it, or what came when the job had healed meanwhile."""
-    with start_job(tmp_path, flags=()) as job:
-        if command == "resume":
-            assert muster("pause", job.handle).code == 0, job.explain()
-        job.signal_agent(0, signal.SIGSTOP)  # so that it has not answered yet
-        asking = begin(command, job.handle)
-        time.sleep(2)
-        job.signal_agent(0)
-        asked = finish(asking)
-        lines = {
-            0: "the stacks of 4 of 4 ranks|all 4 ranks go on",
-            1: "nothing was changed",
-            5: r"the stacks of \d of 4 ranks",
-            6: "the (agent that was asked|round ended|leader|job)|no agent of r answers|cannot be asked",
-        }
-        assert re.search(lines[asked.code], asked.stdout + asked.stderr), job.explain(asked)
-        job.wait_healed(asked)
-        assert muster("resume", job.handle).code == 1, job.explain(asked)  # the new round is not paused
 
 
 @pytest.mark.long
@@ -192,7 +127,7 @@ def test_hang_limits_stand_still_during_a_pause(tmp_path):
         assert job.count_starts() == [1]
 
 
-def test_delete_removes_a_running_job_and_one_that_has_ended(tmp_path):
+def test_delete_removes_a_running_job(tmp_path):
     with start_job(tmp_path, nodes=1, nproc=1) as job:
         pid = job.pid_of(0)
         deleted = muster("delete", job.handle)
@@ -202,12 +137,6 @@ def test_delete_removes_a_running_job_and_one_that_has_ended(tmp_path):
         assert not os.path.exists(f"/proc/{pid}")
         unknown = muster("delete", job.handle)
         assert (unknown.code, unknown.stderr) == (3, unknown_line("detached", job.app_id))
-    (tmp_path / "second").mkdir()
-    with start_job(tmp_path / "second", nodes=1, nproc=1) as job:
-        assert muster("stop", job.handle).code == 0, job.explain()
-        assert job.state.path.exists()
-        assert muster("delete", job.handle, "--json").code == 0
-        assert not job.state.path.exists()
 
 
 # TorchX's nightly line has no schedulers of its own any more
@@ -236,23 +165,12 @@ def test_an_unknown_app(capsys):
     assert list_answers("detached://torchx/nosuchapp", capsys) == dict.fromkeys(COMMANDS, unknown)
 
 
-def read_command(pid):
-    """The command line of a process; "" when it has ended."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
-
-
 def test_a_request_without_the_token_is_refused(tmp_path):
-    import json
-    import socket
-
     with start_job(tmp_path, nodes=1, nproc=1) as job:
 
         def list_names():
             """This job's: other jobs of this machine have sockets, too."""
-            with open("/proc/net/unix") as file:
+            with open("/proc/net/unix", errors="replace") as file:  # others name theirs as they like
                 names = [line.split()[-1] for line in file if "@muster-control-" in line]
             return [name for name in names if str(job.folder) in read_command(name.rpartition("-")[2])]
 

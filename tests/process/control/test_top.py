@@ -82,21 +82,6 @@ def test_every_key_of_a_job(top: Top) -> None:
     assert top.settings == top.settings_before
 
 
-def test_the_log_of_a_rank(top: Top) -> None:
-    top.type("\x1b[B\x1bOB\r")
-    assert top.shows("rank 2 of local_cwd://a")
-    assert top.shows("one more")
-    top.type("/needle\r")
-    assert top.shows("the needle\\x1b[2J")
-    top.type("g")
-    assert top.shows("line 0 of rank 2")
-    top.type("G")
-    assert top.shows("follows")
-    top.type("\x1bq")
-    top.read_until(None)
-    assert top.wait() == 0
-
-
 def test_a_new_size_draws_all_rows_anew(top: Top) -> None:
     top.resize(50, 200)
     top.expect("\x1b[50;1H")
@@ -136,22 +121,3 @@ def test_a_terminal_that_is_closed_ends_the_view(tmp_path: Path) -> None:
         os.close(program._main_fd)
         assert program.wait() == 128 + signal.SIGHUP
         program._main_fd = os.open(os.devnull, os.O_RDONLY)
-
-
-def test_all_jobs_and_one_of_them(tmp_path: Path) -> None:
-    with Top(tmp_path, "job", "64", "64") as program:
-        assert program.shows("local_cwd://job-2")
-        assert program.shows("kubernetes is not reachable: no cluster")
-        program.type("\x1b[B\r")
-        assert program.shows("local_cwd://job-1  RUNNING")
-        program.type("\x1b")
-        assert program.shows("3 jobs, the newest first")
-        program.type("q")
-        program.read_until(None)
-        assert program.wait() == 0
-
-
-def test_a_job_that_is_not_there(tmp_path: Path) -> None:
-    with Top(tmp_path, "job", "1", "1", "gone") as program:
-        assert "failure: local_cwd knows no app 'gone'" in program.read_until(None)
-        assert program.wait() == 0

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from harness import Outcome, run_tree
 
+pytestmark = [pytest.mark.torch, pytest.mark.long]
+
 PROGRAMS = Path(__file__).parents[2] / "programs" / "clients"
 
 CLIENTS = {
@@ -30,8 +32,7 @@ def run_client(name: str, *args: str, folder: Path) -> Outcome:
     return run_tree(command, env=env, cwd=folder, timeout_s=150)
 
 
-@pytest.mark.torch
-@pytest.mark.parametrize("name", ["accelerate", pytest.param("fabric", marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", ["accelerate", "fabric"])
 def test_it_trains(name: str, tmp_path: Path) -> None:
     outcome = run_client(name, "a", "--b", folder=tmp_path)
     assert outcome.exit_code == 0, outcome.explain()
@@ -40,8 +41,6 @@ def test_it_trains(name: str, tmp_path: Path) -> None:
     assert outcome.leftovers == (), outcome.explain()
 
 
-@pytest.mark.long
-@pytest.mark.torch
 def test_a_failure_reaches_it_as_torchs_exception(tmp_path: Path) -> None:
     outcome = run_client("accelerate", "fail", folder=tmp_path)
     assert outcome.exit_code == 1, outcome.explain()
@@ -50,7 +49,6 @@ def test_a_failure_reaches_it_as_torchs_exception(tmp_path: Path) -> None:
     assert outcome.leftovers == (), outcome.explain()
 
 
-@pytest.mark.torch
 @pytest.mark.timeout(400)
 @pytest.mark.skipif(
     find_spec("torchrunx") is None, reason="torchrunx is not a test dependency: it brings an SSH client"
@@ -59,12 +57,8 @@ def test_a_failure_reaches_it_as_torchs_exception(tmp_path: Path) -> None:
     ("scenario", "line"),
     [
         ("sum", "{'localhost': [(0, 21, True), (1, 21, True)]}"),
-        pytest.param("fail", "ValueError the text", marks=pytest.mark.long),
-        pytest.param(
-            "exit",
-            "WorkerFailedError To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html",
-            marks=pytest.mark.long,
-        ),
+        ("fail", "ValueError the text"),
+        ("exit", "WorkerFailedError To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html"),
     ],
 )
 def test_torchrunx(scenario: str, line: str, tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ import os
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 
 import pytest
 from harness import find_free_port
@@ -96,8 +98,45 @@ def test_a_stranger_changes_nothing(port: int) -> None:
     assert second == {0: b"small 0", 1: None}
 
 
-def test_another_token_is_refused(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("most", [4, 64])
+def test_connections_that_prove_nothing_keep_no_program_waiting(
+    port: int, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """Eight are silent, and one sends a byte now and then: any process can connect."""
     monkeypatch.setattr(exchange, "_MEETING_LIMIT_S", 5.0)
+    monkeypatch.setattr(exchange, "_STRANGERS", most)
+    connected, done = threading.Event(), threading.Event()
+
+    def disturb() -> None:
+        with ExitStack() as stack:
+            strangers = [stack.enter_context(connect(port)) for _ in range(9)]
+            connected.set()
+            while not done.wait(0.05):
+                with suppress(OSError):  # the oldest ones are closed
+                    strangers[-1].send(b"x")
+
+    def run_late() -> object:
+        connected.wait(30)
+        try:
+            return run_node(1, port)
+        finally:
+            done.set()
+
+    first, second, _ = run_all(lambda: run_node(0, port), run_late, disturb)
+    assert first == {2: b"small 1", 3: LARGE}
+    assert second == {0: b"small 0", 1: None}
+
+
+def connect(port: int) -> socket.socket:
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", port), 5)
+        except ConnectionRefusedError:
+            time.sleep(0.01)
+
+
+def test_another_token_is_refused(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "_MEETING_LIMIT_S", 3.0)
     first, second = run_all(lambda: run_node(0, port), lambda: run_node(1, port, token="another"))
     assert first == (
         "the job succeeded, but the results of ranks 2, 3 did not come: "
@@ -106,7 +145,7 @@ def test_another_token_is_refused(port: int, monkeypatch: pytest.MonkeyPatch) ->
     assert isinstance(second, str)
     assert second.startswith(
         "the job succeeded, but the results of ranks 0, 1 did not come: "
-        f"node 0's program did not answer at 127.0.0.1:{port} within 5 s"
+        f"node 0's program did not answer at 127.0.0.1:{port} within 3 s"
     )
 
 
@@ -122,7 +161,7 @@ def test_a_program_that_is_gone_is_named(port: int, monkeypatch: pytest.MonkeyPa
 
 
 def test_the_others_get_what_came_when_one_is_gone(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "_MEETING_LIMIT_S", 6.0)
+    monkeypatch.setattr(exchange, "_MEETING_LIMIT_S", 3.0)
     first, second = run_all(lambda: run_node(0, port, nodes=3), lambda: run_node(1, port, nodes=3))
-    text = "the job succeeded, but the results of ranks 4, 5 did not come: node 2 did not connect within 6 s"
+    text = "the job succeeded, but the results of ranks 4, 5 did not come: node 2 did not connect within 3 s"
     assert (first, second) == (text, text)

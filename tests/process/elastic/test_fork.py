@@ -21,20 +21,20 @@ def run_forks(scenario: str, *flags: str, folder: Path, program: str = "forks.py
     return outcome
 
 
-def test_closures_and_what_they_refer_to(tmp_path: Path) -> None:
-    outcome = run_forks("closures", folder=tmp_path)
+@pytest.mark.soak
+def test_closures_restarts_steps_and_what_is_no_hazard(tmp_path: Path) -> None:
+    """A restart forks again from the same image; tracers, sockets and files are usual."""
+    outcome = run_forks("closures,restart,steps,usual", folder=tmp_path)
     assert outcome.stdout.splitlines() == [
         '{0: (0, 1048576, True, "the caller\'s file"), 1: (1, 1048576, True, "the caller\'s file")}',
         "[(0, 'sent'), (1, 'sent')]",
         "{0: 0, 1: 1} {0: 1}",
+        "{0: ([1, 2, 0], 1), 1: ([1, 2, 1], 1)} [1, 2]",
+        "False {0: (True, True), 1: (True, True)}",
+        "{0: (True, b'the text', [(7,)]), 1: (True, b'the text', [(7,)])} False True",
+        "still the program's [(7,)] 8",
     ], outcome.explain()
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.soak
-def test_a_restart_forks_again_from_the_same_image(tmp_path: Path) -> None:
-    outcome = run_forks("restart", folder=tmp_path)
-    assert outcome.stdout.splitlines() == ["{0: ([1, 2, 0], 1), 1: ([1, 2, 1], 1)} [1, 2]"], outcome.explain()
 
 
 def test_what_the_program_has_registered_runs_in_the_program_only(tmp_path: Path) -> None:
@@ -58,20 +58,7 @@ def test_handlers_children_and_threads_are_the_programs_own(tmp_path: Path) -> N
     assert "Warning" not in outcome.stderr, outcome.explain()
 
 
-def test_workers_report_steps_although_the_program_has_asked_before(tmp_path: Path) -> None:
-    outcome = run_forks("steps", folder=tmp_path)
-    assert outcome.stdout.splitlines() == ["False {0: (True, True), 1: (True, True)}"], outcome.explain()
-
-
-def test_tracers_sockets_and_files_are_no_hazard(tmp_path: Path) -> None:
-    outcome = run_forks("usual", folder=tmp_path)
-    assert outcome.stdout.splitlines() == [
-        "{0: (True, b'the text', [(7,)]), 1: (True, b'the text', [(7,)])} False True",
-        "still the program's [(7,)] 8",
-    ], outcome.explain()
-    assert list(tmp_path.iterdir()) == []
-
-
+@pytest.mark.long
 def test_a_debugger_is_no_hazard(tmp_path: Path) -> None:
     pytest.importorskip("debugpy")
     outcome = run_forks("debugged", "-X", "frozen_modules=off", folder=tmp_path, settle_s=30.0)  # debugpy's adapter
@@ -112,11 +99,14 @@ def test_an_image_that_is_stopped_ends_the_job_with_a_reason(tmp_path: Path) -> 
     assert f"cannot fork a worker from the program that started the job: {reason}" in outcome.stdout, outcome.explain()
 
 
+@pytest.mark.long
+@pytest.mark.torch
 def test_an_agent_whose_rendezvous_is_an_installed_package(tmp_path: Path) -> None:
     outcome = run_forks("backend", folder=tmp_path, program="forks_torch.py")
     assert outcome.stdout.splitlines() == ["{0: 0, 1: 1}"], outcome.explain()
 
 
+@pytest.mark.torch
 def test_torchs_names_and_its_thread_pool(tmp_path: Path) -> None:
     outcome = run_forks("everything", folder=tmp_path, program="forks_torch.py")
     assert outcome.stdout.splitlines() == [

@@ -30,19 +30,8 @@ def test_its_calls_run_in_the_caller(tmp_path: Path) -> None:
     ], outcome.explain()
 
 
+@pytest.mark.long
 def test_two_nodes_with_torchs_handler(tmp_path: Path) -> None:
     outcome = run_scenario("nodes", tmp_path)
     ranks = [(rank, ([rank, 4, rank // 2, rank % 2, rank], 0)) for rank in range(4)]
     assert outcome.stdout == f"{ranks}\n", outcome.explain()
-
-
-@pytest.mark.long
-def test_a_crash_restarts_both_nodes(tmp_path: Path) -> None:
-    outcome = run_scenario("crash", tmp_path)
-    assert outcome.stdout.startswith("[0, 1, 2, 3] {"), outcome.explain()
-
-
-@pytest.mark.long
-def test_a_failure_reaches_both_nodes(tmp_path: Path) -> None:
-    outcome = run_scenario("fail", tmp_path)
-    assert outcome.stdout == "[True, True] [3]\n", outcome.explain()

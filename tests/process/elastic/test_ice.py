@@ -25,34 +25,22 @@ def run_on_terminal(folder: Path, *words: str, **variables: str) -> TerminalProg
     )
 
 
-def test_two_workers_bars_stay_whole_beside_their_lines(tmp_path: Path) -> None:
-    with run_on_terminal(tmp_path, "bars") as program:
-        text = program.read_until(None)
-        assert program.wait() == 0, text
-    *rows, values, last = render(text)
-    steps = [f"[trainer{rank}]:step {step} of {name}" for rank, name in enumerate("ab") for step in range(1, 6)]
-    assert sorted(rows) == sorted([*steps, *(f"[trainer{rank}]:100%|#####" for rank in (0, 1))]), text
-    assert (values, last) == ("{0: 'a', 1: 'b'}", "")
-
-
-def test_a_callers_own_bar_is_cleared_before_lines_are_printed(tmp_path: Path) -> None:
-    with run_on_terminal(tmp_path, "progbar_events") as program:
+@pytest.mark.parametrize(
+    ("scenario", "more", "values"),
+    [
+        ("bars", [f"[trainer{rank}]:100%|#####" for rank in (0, 1)], "{0: 'a', 1: 'b'}"),
+        pytest.param("progbar_events", [], "True{0: 'a', 1: 'b'}", marks=pytest.mark.long),
+    ],
+)
+def test_bars_stay_whole_beside_lines(scenario: str, more: list[str], values: str, tmp_path: Path) -> None:
+    """The workers', or the caller's own, which is cleared before lines are printed."""
+    with run_on_terminal(tmp_path, scenario) as program:
         text = program.read_until(None)
         assert program.wait() == 0, text
     rows = render(text)
     steps = [f"[trainer{rank}]:step {step} of {name}" for rank, name in enumerate("ab") for step in range(1, 6)]
-    assert sorted(row for row in rows if row.startswith("[trainer")) == sorted(steps), text
-    assert rows[-2:] == ["True{0: 'a', 1: 'b'}", ""], text
-
-
-def test_tail_log_in_its_order_of_arguments(tmp_path: Path) -> None:
-    outcome = run_tree(
-        [sys.executable, str(PROGRAM), "tail"], env={**os.environ, "TMPDIR": str(tmp_path)}, timeout_s=250
-    )
-    *lines, stopped = outcome.stdout.splitlines()
-    expected = [f"[trainer{rank}]:{text}" for rank in (0, 1) for text in ("", f"after a blank line {rank}")]
-    assert sorted(lines) == sorted(expected), outcome.explain()
-    assert stopped == "True"
+    assert sorted(row for row in rows if row.startswith("[trainer")) == sorted([*steps, *more]), text
+    assert rows[-2:] == [values, ""], text
 
 
 def test_the_agent_draws_the_bar_of_events(tmp_path: Path) -> None:
@@ -106,16 +94,7 @@ def test_ctrl_c_on_one_of_two_nodes_saves_and_stops_both_at_one_step(tmp_path: P
     assert (len(saved), len(set(saved))) == (4, 1), "\n".join(texts)
 
 
-def test_events_of_several_nodes_need_a_token(tmp_path: Path) -> None:
-    outcome = run_tree(
-        [sys.executable, str(PROGRAM), "agent", "6", "muster", "0", "2", "1"],
-        env={**{k: v for k, v in os.environ.items() if k != "MUSTER_TOKEN"}, "TMPDIR": str(tmp_path)},
-        timeout_s=250,
-    )
-    line = "events with 2 nodes need the variable MUSTER_TOKEN, a secret that is the same on all nodes"
-    assert outcome.stderr.rstrip().endswith(line), outcome.explain()
-
-
+@pytest.mark.long
 def test_sigterm_stops_without_saving(tmp_path: Path) -> None:
     with run_on_terminal(tmp_path, "agent", "6000") as program:
         program.read_until("step 5 of 0")
@@ -143,6 +122,7 @@ RuntimeError log_dir: D is not empty, please provide an empty log_dir
 """What the same program printed with the module of ice-learn 0.4.8, whose `_wrap` was given torch 2.13's arguments."""
 
 
+@pytest.mark.long
 def test_results_and_files_are_those_of_ice_learns_own_module(tmp_path: Path) -> None:
     """Lines of workers that are shown on the console have a prefix here, and none there, where two may be mixed."""
     outcome = run_tree([sys.executable, str(FILES)], env={**os.environ, "TMPDIR": str(tmp_path)}, timeout_s=250)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from harness import Outcome, run_tree
+from launchers import CALLS_SAY
 
 LAUNCHES = int(os.environ.get("MUSTER_LAUNCHES", "20"))
 """More with `make nightly`."""
@@ -24,29 +25,15 @@ def run_calls(scenario: str, *args: str, folder: Path) -> Outcome:
     return outcome
 
 
-def test_results_by_global_rank(tmp_path: Path) -> None:
-    outcome = run_calls("results", folder=tmp_path)
-    assert outcome.stdout.splitlines() == [
-        "{0: ('Pair', 30, 0), 1: ('Pair', 30, 1)} 0",
-        "{0: (3, '__main__'), 1: (3, '__main__')}",
-        "{0: None, 1: 'stayed'}",
-    ], outcome.explain()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_multiprocessing_objects_as_arguments(tmp_path: Path) -> None:
-    outcome = run_calls("objects", folder=tmp_path)
-    assert outcome.stdout.splitlines() == [
-        f"{method} [0, 1] from rank 0 {{0: None, 1: None}} 20 2" for method in ("spawn", "forkserver")
-    ], outcome.explain()
+def test_results_restarts_objects_failures_and_stops(tmp_path: Path) -> None:
+    outcome = run_calls("results,restart,objects,failure,stop", str(tmp_path / "starts"), folder=tmp_path)
+    assert [line for line in outcome.stdout.splitlines() if not line.startswith("idle")] == CALLS_SAY, outcome.explain()
     assert "leaked" not in outcome.stderr
-
-
-def test_a_failure_has_the_workers_exception_as_its_cause(tmp_path: Path) -> None:
-    outcome = run_calls("failure", folder=tmp_path)
-    assert outcome.stdout.splitlines() == ["ValueError the text True", "[(1, 1)]"], outcome.explain()
     shown = outcome.stderr[outcome.stderr.index("Traceback") :]
     assert shown.splitlines()[1].startswith(f'  File "{CALLS}"'), outcome.explain()  # no frame of muster's own
+    assert [(tmp_path / f"starts.{rank}").read_text().count("started") for rank in (0, 1)] == [2, 2]
+    # the logs of a job that did not succeed stay
+    assert [each for name in ("job", "call", "result") for each in tmp_path.glob(f"muster_{name}_*")] == []
 
 
 def test_ctrl_c_is_said_to_be_an_interrupt(tmp_path: Path) -> None:
@@ -79,12 +66,6 @@ def test_a_program_that_starts_a_job_when_it_is_imported_is_told_so(tmp_path: Pa
     assert last.startswith("muster.elastic.handle.LaunchFailed: the job failed: rank "), outcome.explain()
     assert last.endswith('put that below `if __name__ == "__main__":`'), outcome.explain()
     assert outcome.leftovers == (), outcome.explain()
-
-
-def test_results_are_of_the_round_that_succeeded(tmp_path: Path) -> None:
-    outcome = run_calls("restart", str(tmp_path / "starts"), folder=tmp_path)
-    assert outcome.stdout.splitlines() == ["{0: 1, 1: 1} 1"], outcome.explain()
-    assert [(tmp_path / f"starts.{rank}").read_text().count("started") for rank in (0, 1)] == [2, 2]
 
 
 def test_a_program_with_many_descriptors(tmp_path: Path) -> None:
@@ -128,15 +109,6 @@ def test_in_a_process_that_a_package_run_by_its_name_has_spawned(tmp_path: Path)
         "cannot send the function defined_here to workers: defined_here is defined in __main__, which workers cannot "
         "import here; install cloudpickle, or define it in a module"
     ), outcome.explain()
-
-
-def test_a_handle_stops_the_job(tmp_path: Path) -> None:
-    outcome = run_calls("stop", folder=tmp_path)
-    running, waiting, stopped, phase = outcome.stdout.replace("idle 0\n", "").replace("idle 1\n", "").splitlines()
-    assert running == "running (0, 1) 2 0", outcome.explain()
-    assert waiting == "the job still runs after 0.1 s"
-    assert stopped == "the job was stopped; the agent was ended by SIGTERM ()", outcome.explain()
-    assert phase == "failed"
 
 
 @pytest.mark.long

@@ -45,10 +45,6 @@ def test_results_of_this_node_or_of_all(tmp_path: Path) -> None:
     ]
 
 
-def test_after_a_restart_results_are_of_the_round_that_succeeded(tmp_path: Path) -> None:
-    assert run_nodes("restart", tmp_path) == [f"{show(range(4), attempt=1)} 1"] * 2
-
-
 def test_both_programs_learn_of_a_failure(tmp_path: Path) -> None:
     # the exception itself is known only where it was raised
     assert run_nodes("fail", tmp_path) == ["WorkerFailed [(3, 1)]", "ValueError [(3, 1)]"]
@@ -59,7 +55,7 @@ def test_closures_start_again_on_both_nodes(tmp_path: Path) -> None:
     assert run_nodes("forks", tmp_path) == [f"{everything} 1 True"] * 2
 
 
-@pytest.mark.parametrize("scenario", ["lost", "forks_lost"])
+@pytest.mark.parametrize("scenario", ["lost", pytest.param("forks_lost", marks=pytest.mark.long)])
 def test_the_job_continues_without_a_program_that_is_killed(scenario: str, tmp_path: Path) -> None:
     assert run_nodes(scenario, tmp_path) == [
         "['running 0\\n', 'running 1\\n']",
@@ -69,14 +65,10 @@ def test_the_job_continues_without_a_program_that_is_killed(scenario: str, tmp_p
     ]
 
 
+@pytest.mark.long
 def test_a_program_that_is_started_again_joins(tmp_path: Path) -> None:
     first, second = "['running 0\\n', 'running 1\\n']", "['running 2\\n', 'running 3\\n']"
     assert run_nodes("replaced", tmp_path) == [first, second, second, first, *[show(range(4))] * 2]
-
-
-def test_a_program_that_is_gone_before_it_has_sent_its_results(tmp_path: Path) -> None:
-    line = "the job succeeded, but the results of ranks 2, 3 did not come: node 1 did not connect within 2 s"
-    assert run_nodes("vanished", tmp_path) == [f"{line} {show(range(2))}"]
 
 
 def test_wrong_values_are_named(tmp_path: Path) -> None:
@@ -84,7 +76,7 @@ def test_wrong_values_are_named(tmp_path: Path) -> None:
         "nodes=2 needs endpoint=, HOST:PORT of the leading node",
         "--rdzv-endpoint 'host:port:more': must be HOST or HOST:PORT, an IPv6 address in brackets",
         "--rdzv-endpoint '127.0.0.1:99999': the port must be a number from 0 to 65535",
-        "--nnodes '2:1': must be N or MIN:MAX, with 1 <= MIN <= MAX",
+        "--nnodes '2:1': must be N or MIN:MAX, with 1 <= MIN <= MAX <= 16384",
         UNSAFE,
     ]
 
@@ -94,13 +86,6 @@ def test_nodes_that_do_not_find_each_other(tmp_path: Path) -> None:
     assert "within 2 s" in first
     assert "found no leader at 127.0.0.1:" in second
     assert "within 2 s" in second
-
-
-@pytest.mark.long
-def test_different_tokens_are_said(tmp_path: Path) -> None:
-    first, second = run_nodes("tokens", tmp_path)
-    assert "within 15 s" in first
-    assert "token" in second
 
 
 @pytest.mark.long

@@ -28,8 +28,9 @@ def run_notebook(scenario: str, folder: Path, program: str = "notebook.py") -> O
     return outcome
 
 
-def test_output_in_the_cell_in_order_with_ranks_and_live_bars(tmp_path: Path) -> None:
-    outcome = run_notebook("output", tmp_path)
+def test_a_kernel_starts_stops_and_outlives_jobs(tmp_path: Path) -> None:
+    """Output is in the cell, in order and with live bars; the stop button stops politely, then kills."""
+    outcome = run_notebook("output,inherit,stop,restart", tmp_path)
     assert outcome.stdout.splitlines() == [
         "['[default0]:first on stdout', '[default0]:second on stderr', '[default0]:third on stdout']",
         "['{0: (0, 3), 1: (1, 3)}'] False",
@@ -37,24 +38,12 @@ def test_output_in_the_cell_in_order_with_ranks_and_live_bars(tmp_path: Path) ->
         "bars are drawn in place: True ['']",
         "['LaunchFailed'] True",
         "[]",
+        "(5, b'the text') {0: (0, b'the text'), 1: (0, b'the text')} []",
+        "['KeyboardInterrupt'] 2",
+        "['KeyboardInterrupt']",
+        "{0: 0, 1: 1}",
+        "{0: 0, 1: 1}",
     ], outcome.explain()
-
-
-def test_workers_have_the_files_and_not_the_kernels_sockets(tmp_path: Path) -> None:
-    outcome = run_notebook("inherit", tmp_path)
-    lines = ["(5, b'the text') {0: (0, b'the text'), 1: (0, b'the text')} []"]
-    assert outcome.stdout.splitlines() == lines, outcome.explain()
-
-
-def test_the_stop_button_stops_politely_then_kills_and_the_kernel_lives_on(tmp_path: Path) -> None:
-    outcome = run_notebook("stop", tmp_path)
-    lines = ["['KeyboardInterrupt'] 2", "['KeyboardInterrupt']", "{0: 0, 1: 1}"]
-    assert outcome.stdout.splitlines() == lines, outcome.explain()
-
-
-def test_a_restarted_kernel_takes_its_job_along(tmp_path: Path) -> None:
-    outcome = run_notebook("restart", tmp_path)
-    assert outcome.stdout.splitlines() == ["{0: 0, 1: 1}"], outcome.explain()
 
 
 @pytest.mark.long
@@ -67,6 +56,7 @@ def test_the_example_notebook_runs(tmp_path: Path) -> None:
     assert "ValueError('no such layer')" in shown, outcome.explain()
 
 
+@pytest.mark.long
 def test_accelerates_notebook_launcher_with_the_import_replaced(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     env = {**os.environ, "TMPDIR": str(tmp_path)}

@@ -31,11 +31,13 @@ def run_scenario(scenario: str, folder: Path) -> Outcome:
     return outcome
 
 
-def test_launcher(tmp_path: Path) -> None:
-    outcome = run_scenario("launcher", tmp_path)
+def test_launcher_and_agent(tmp_path: Path) -> None:
+    outcome = run_scenario("launcher,agent,options", tmp_path)
     lines = outcome.stdout.splitlines()
     echoes = sorted(lines.pop(1) for _ in range(2))
     assert echoes == ["0 1.5", "1 1.5"], outcome.explain()
+    (overrides,) = (line for line in lines if "Agent overrides _start_workers of torch's LocalElasticAgent" in line)
+    lines.remove(overrides)
     assert lines == [
         "('foo', '0') {0: ('foo', '0'), 1: ('foo', '1')}",
         "{0: None, 1: None}",
@@ -45,23 +47,21 @@ def test_launcher(tmp_path: Path) -> None:
         "keywords are a TypeError",
         "start_method='thread': allowed are spawn, forkserver, fork",
         "--event-log-handler 'mine': must be one of null, console, dynamic_rendezvous",
-    ], outcome.explain()
-
-
-def test_agent(tmp_path: Path) -> None:
-    outcome = run_scenario("agent", tmp_path)
-    *lines, last = outcome.stdout.splitlines()
-    assert lines == [
         "rank 0 return value: do train",
         "True True [0, 1]",
         "binary launches do not have return values {0: None, 1: None}",
         "True {1: 1}",
+        f"[({BARRIER!r}, 'torch_api.py')]",
+        "health check starts",
+        "health check stops",
+        "{0: 'do train'}",
+        EVENTS,
+        NO_BASE,
     ], outcome.explain()
-    assert "Agent overrides _start_workers of torch's LocalElasticAgent" in last
 
 
 def test_processes(tmp_path: Path) -> None:
-    outcome = run_scenario("processes", tmp_path)
+    outcome = run_scenario("processes,ends", tmp_path)
     lines = outcome.stdout.splitlines()
     assert sorted(line for line in lines if "foo bar" in line) == [
         "[trainer0]:foo bar0",
@@ -70,7 +70,14 @@ def test_processes(tmp_path: Path) -> None:
         "foo bar1",
     ], outcome.explain()
     result = "True {0: ('bar0', None, None), 1: ('bar1', None, '1')} [0, 1]"
-    assert [line for line in lines if "foo bar" not in line] == ["[0, 1] None", result] * 2, outcome.explain()
+    assert [line for line in lines if "foo bar" not in line] == [
+        *["[0, 1] None", result] * 2,
+        "{1: (1, 'ValueError: b')}",
+        "['error.json', 'stderr.log', 'stdout.log']",
+        "log_dir: D is not empty, please provide an empty log_dir",
+        "None",
+        "closed {0: -15}",
+    ], outcome.explain()
 
 
 @pytest.mark.long
@@ -83,45 +90,11 @@ def test_processes_that_run_a_command(tmp_path: Path) -> None:
     ], outcome.explain()
 
 
-def test_processes_that_fail_or_are_closed(tmp_path: Path) -> None:
-    outcome = run_scenario("ends", tmp_path)
-    assert outcome.stdout.splitlines() == [
-        "{1: (1, 'ValueError: b')}",
-        "['error.json', 'stderr.log', 'stdout.log']",
-        "log_dir: D is not empty, please provide an empty log_dir",
-        "None",
-        "closed {0: -15}",
-    ], outcome.explain()
-
-
-def test_tail(tmp_path: Path) -> None:
-    outcome = run_scenario("tail", tmp_path)
-    *lines, stopped = outcome.stdout.splitlines()
-    for rank in (0, 1):
-        own = [line for line in lines if line.startswith(f"[trainer{rank}]:")]
-        assert own == [f"[trainer{rank}]:{text}" for text in ("first", "", "100%", f"last of {rank}")], (
-            outcome.explain()
-        )
-    assert stopped == "True"
-
-
 @pytest.mark.long
 def test_file_timers(tmp_path: Path) -> None:
     outcome = run_scenario("timers", tmp_path)
     assert outcome.stdout.splitlines() == ["{0: 1, 1: 1}", "1 -9", "False"], outcome.explain()
     assert outcome.stderr.count("has expired: SIGKILL") == 2, outcome.explain()
-
-
-def test_what_has_no_effect_or_no_counterpart_is_said(tmp_path: Path) -> None:
-    outcome = run_scenario("options", tmp_path)
-    assert outcome.stdout.splitlines() == [
-        f"[({BARRIER!r}, 'torch_api.py')]",
-        "health check starts",
-        "health check stops",
-        "{0: 'do train'}",
-        EVENTS,
-        NO_BASE,
-    ], outcome.explain()
 
 
 @pytest.mark.long

@@ -93,6 +93,7 @@ def check(
     assert all(torch.equal(weight, undisturbed[name]) for name, weight in weights.items())
 
 
+@pytest.mark.long
 def test_ddp(tmp_path: Path) -> None:
     def read_weights(out: Path, total: int) -> dict[str, torch.Tensor]:
         return torch.load(out / f"step{total - 1}.pt")["model"]

@@ -46,10 +46,18 @@ def hold_one(commands: Commands) -> Callable[..., Held]:
     return lambda *options: commands.hold(*WORDS, *options, *words)
 
 
+def test_two_runs_after_one_another(held: Held) -> None:
+    HeldContract().test_two_runs_after_one_another(held)
+
+
+@pytest.mark.long
 class TestHolds(HeldContract):
     """Holds of pods."""
 
+    test_two_runs_after_one_another = None  # type: ignore[assignment]  # above
 
+
+@pytest.mark.long
 def test_a_run_from_another_machine_is_refused_by_the_holder(held: Held, tmp_path: Path) -> None:
     """Another state folder knows nothing of the first run, and has the hold by its handle."""
     other = Commands(tmp_path, {"KUBECONFIG": held.commands.env["KUBECONFIG"]})

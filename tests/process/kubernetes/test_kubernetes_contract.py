@@ -7,8 +7,6 @@ from doubles.kubernetes_kubelet import run_kubelet
 
 from muster.testing import SchedulerContract
 
-pytestmark = pytest.mark.torchx
-
 
 class TestKubernetes(SchedulerContract):
     """Replicas are pods."""

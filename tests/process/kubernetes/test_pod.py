@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from harness import find_free_port, wait_until
-from torchx.specs import AppDef, AppState
 
 from muster.components.dist import ddp
 from muster.schedulers.failure_report import describe_report
@@ -18,8 +17,6 @@ from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION, SUBMISSION_AN
 from muster.schedulers.kubernetes.live.pod_status import read_pod
 from muster.schedulers.kubernetes.manifests.bundles import pack_workspace
 from muster.schedulers.kubernetes.manifests.request import Additions, build_request, complete_documents
-
-pytestmark = pytest.mark.torchx
 
 PROGRAMS = Path(__file__).parents[2] / "programs"
 ADDED = Additions(namespace="ns", secret="a-token", submission_id="s")
@@ -31,12 +28,12 @@ print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], sys.argv[1:], 
 
 
 class Kubelet:
-    """The two pods of an Indexed Job (the first, or that of a role) as processes of this machine."""
+    """The two pods of an Indexed Job as processes of this machine."""
 
-    def __init__(self, folder, documents, role=""):
+    def __init__(self, folder, documents):
         self.folder = folder
         folder.mkdir(exist_ok=True)
-        self.kinds = {document["kind"]: document for document in reversed(documents) if self.is_for(document, role)}
+        self.kinds = {document["kind"]: document for document in documents}
         self.names = {document["metadata"]["name"]: document for document in documents}
         self.spec = self.kinds["Job"]["spec"]["template"]["spec"]
         (folder / "opt").mkdir()
@@ -45,14 +42,6 @@ class Kubelet:
             named = self.names[(source.get("configMap") or source["secret"])["name"]]
             for name, content in (named.get("binaryData") or named["data"]).items():
                 (folder / "opt" / name).write_bytes(base64.b64decode(content))
-
-    @property
-    def args(self):
-        return self.spec["containers"][0]["args"]
-
-    @staticmethod
-    def is_for(document, role):
-        return document["kind"] != "Job" or not role or document["metadata"]["name"].endswith(f"-{role}")
 
     def place(self, text, index):
         """Replaces the paths of a pod by those of this machine."""
@@ -188,37 +177,6 @@ def test_a_pod_that_fails_leaves_its_report_for_describe(kubelet, tmp_path):
         assert len(message.encode()) <= 4096
 
 
-NODES = 3
-
-
-def test_a_preempted_pod_of_three_uses_no_retry_and_the_job_resumes(kubelet, cluster, scheduler, tmp_path):
-    """The pods' processes are real; what the Job controller makes of their ends is the double's part."""
-    pods = kubelet((PROGRAMS / "docker_resumes.py").read_text(), j=f"{NODES}x1")
-    app = ddp(script="main.py", image="img", j=f"{NODES}x1", max_retries=0, name="main")
-    app_id = scheduler.submit(app, {"namespace": "team"})
-    (name,) = [key[3] for key in cluster.objects if key[2] == "jobs"]
-    volume = {"MUSTER_LOG_DIR": str(tmp_path / "volume")}
-
-    def run(code, *, preempted=None):
-        running = [pods.start(index, **volume) for index in range(NODES)]
-        if preempted is not None:
-            logs = [tmp_path / f"log-{index}" for index in range(NODES)]
-            wait_until(lambda: all("asks" in log.read_text() for log in logs), timeout_s=90, what="all ranks ask")
-            running[preempted].terminate()
-        codes = end_all(running)
-        text = "\n---\n".join((tmp_path / f"log-{index}").read_text() for index in range(NODES))
-        assert codes == [code] * NODES, text
-        for index in range(NODES):
-            cluster.end_pod(cluster.find_pod(name, index), code)
-        return text
-
-    first = run(143, preempted=1)
-    [step] = set(re.findall(r"stops at step (\d+)", first))
-    assert scheduler.describe(app_id).state == AppState.PENDING, "three new pods"
-    assert run(0).count(f"resumes from /data/{step}") == NODES
-    assert scheduler.describe(app_id).state == AppState.SUCCEEDED
-
-
 STEPS_AND_FAILS = """\
 import os, time
 from muster import worker
@@ -329,8 +287,10 @@ def test_a_drain_and_the_change_of_size_that_follows_are_events(kubelet, account
     assert re.match(r"the job runs on 1 node with 1 rank, before on 2: node 1 \(pod-1\) leaves after step", sizes)
 
 
-def test_without_the_right_one_line_says_so_and_the_job_is_as_without_events(kubelet, account):
-    pods = kubelet(STEPS_AND_FAILS, cfg={"events": True}, max_retries=1, env={"HF_TOKEN": "hf_verysecret"})
+@pytest.mark.parametrize("program", [STEPS_AND_FAILS, "raise SystemExit(3)"])
+def test_without_the_right_one_line_says_so_and_the_job_is_as_without_events(kubelet, account, program):
+    """Also if the account is refused only when the job ends."""
+    pods = kubelet(program, cfg={"events": True}, max_retries=1, env={"HF_TOKEN": "hf_verysecret"})
     job = add_job(account, pods, allowed={})
     (code, log), (other, _) = pods.run(**account.environ)
     assert (code, other) == (1, 1)
@@ -346,58 +306,3 @@ def test_events_survive_failures_of_the_api_server(kubelet, account, double):
     account.faults = [double.Fault("PATCH", "/jobs/", 0), double.Fault("POST", "/events", 500, after=True)]
     assert [code for code, _ in pods.run(**account.environ)] == [1, 1]
     assert [reason for _, reason, _ in describe_events(account, job)] == ["MusterRestarted", "MusterFailed"]
-
-
-def test_an_empty_token_is_refused(kubelet):
-    made = kubelet(PRINTS)
-    made.names["main-x1-secret"]["data"]["token-main"] = ""
-    outcome = made.run()
-    assert [code for code, _ in outcome] == [2, 2], outcome
-
-
-PRINTS_JOB = """\
-import os
-print("of", *(os.environ[name] for name in ("RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID")), flush=True)
-"""
-
-
-@pytest.fixture
-def roles(tmp_path):
-    """The pods of two agent roles of one app, by role."""
-
-    def make(join_timeout_s=600):
-        workspace = tmp_path / "workspace"
-        workspace.mkdir()
-        (workspace / "main.py").write_text(PRINTS_JOB)
-        key, content = pack_workspace(str(workspace))
-        app = AppDef("app", roles=[])
-        for name in ("actor", "critic"):
-            conf = f"join_timeout={join_timeout_s}"
-            (role,) = ddp(
-                script="main.py", image="img", j="2x1", rdzv_port=find_free_port(), rdzv_conf=conf, start="cold"
-            ).roles
-            role.name = name
-            role.metadata[WORKSPACE_KEY] = key
-            app.roles.append(role)
-        documents = complete_documents(build_request(app, {}, name="app-x1", workspaces={key: content}), ADDED)
-        return {role.name: Kubelet(tmp_path / role.name, documents, role.name) for role in app.roles}
-
-    return make
-
-
-def test_two_agent_roles_are_two_jobs(roles):
-    for name, made in roles().items():
-        outcome = made.run()
-        assert [code for code, _ in outcome] == [0, 0], outcome
-        for index, (_, log) in enumerate(outcome):
-            assert f"of {index} 2 app-x1-{name}" in log
-
-
-def test_a_node_of_one_role_cannot_join_the_job_of_another(roles):
-    """Even where the address and the run id are the same."""
-    actor, critic = roles(join_timeout_s=8).values()
-    critic.args[critic.args.index("--rdzv-id") + 1] = "app-x1-actor"
-    port = actor.args[actor.args.index("--rdzv-port") + 1]
-    assert end_all([actor.start(0), critic.start(1, MUSTER_RDZV_PORT=port)]) == [69, 69]
-    assert "only 1 of at least 2 nodes joined" in (actor.folder / "log-0").read_text()
-    assert "the other node has a different job token" in (critic.folder / "log-1").read_text()

@@ -9,11 +9,6 @@ from torchx import specs
 from torchx.runner import Runner
 from torchx.specs.api import AppState
 
-from muster.schedulers.errors import EngineError
-from muster.schedulers.kubernetes.api.client import RETRY_BUDGET_S
-
-pytestmark = pytest.mark.torchx
-
 
 @pytest.fixture
 def app(cluster, scheduler):
@@ -98,54 +93,3 @@ def test_a_followed_log_lasts_through_a_restart_of_the_server(cluster, app, pati
     assert next(read) == "two\n"
     cluster.end_pod(find_pod(cluster, app), 0)
     assert list(read) == []
-
-
-@pytest.mark.parametrize("fault", ["refused", 500, 403])
-def test_a_server_that_does_not_come_back_is_given_up_after_more_than_two_minutes(
-    cluster, app, scheduler, clock, double, fault
-):
-    assert scheduler.describe(app).state is AppState.RUNNING
-    began_s = clock.now_s()
-    if fault == "refused":
-        cluster.server.stop()
-    else:
-        cluster.faults.append(double.Fault("", "", fault, "starts", times=10**6))
-    with pytest.raises(EngineError, match=r"Connection refused|500 starts|is not allowed to list jobs"):
-        scheduler.describe(app)
-    assert RETRY_BUDGET_S - 15 < clock.now_s() - began_s <= RETRY_BUDGET_S
-    assert RETRY_BUDGET_S - 15 >= 120
-    if fault == "refused":
-        double.start_again(cluster)
-
-
-def test_a_right_that_an_account_never_had_is_no_reason_to_wait(cluster, app, clock):
-    """The submission has listed jobs; a command in another shell has not."""
-    from muster.schedulers.kubernetes.scheduler import KubernetesScheduler
-
-    cluster.allowed = {}
-    other = KubernetesScheduler("other", clock=clock)
-    began_s = clock.now_s()
-    with pytest.raises(EngineError, match="is not allowed to list jobs"):
-        other.describe(app)
-    assert clock.now_s() == began_s
-    other.close()
-
-
-def test_torchx_run_wait_lasts_through_a_restart_of_the_server(cluster, double, run_and_wait):
-    """By the command line, in real time."""
-    with run_and_wait() as (waiting, said):
-        wait_for_requests(cluster, 2)
-        cluster.server.stop()
-        for line in waiting.stderr:
-            said.append(line)
-            if "does not answer" in line:
-                break
-        double.start_again(cluster, forbids=1)
-        cluster.start_pod(next(iter(cluster.find("pods"))))
-        cluster.end_pod(next(iter(cluster.find("pods"))), 0)
-        said.append(waiting.communicate(timeout=90)[1])
-    assert waiting.returncode == 0, "".join(said)
-    shown = "".join(said)
-    assert f"muster: the API server {cluster.url} does not answer (" in shown
-    assert "trying again for 150 s" in shown
-    assert "SUCCEEDED" in shown

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,6 @@ from harness import wait_until
 from muster.components import dist
 from muster.schedulers.local import create_detached_scheduler
 
-pytestmark = pytest.mark.torchx
-
-MUSTER = Path(sys.executable).with_name("muster")
 PROGRAM = """
 import os, time
 from muster import worker
@@ -27,24 +23,19 @@ for i in range(1000000):
 """
 
 
-def ask(*words: str) -> str:
-    done = subprocess.run([str(MUSTER), *words], capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done
-    return done.stdout
+def test_a_job_is_told_while_it_runs_and_after_it_was_cancelled(tmp_path, state_home, muster) -> None:
+    def ask(*words: str) -> str:
+        code, told, _ = muster(*words)
+        assert code == 0
+        return told
 
-
-def test_a_job_is_told_while_it_runs_and_after_it_was_cancelled(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(PROGRAM)
     scheduler = create_detached_scheduler("torchx")
     app_id = scheduler.submit(dist.ddp(script="train.py", j="2x2", start="cold", max_retries=1), {})
     try:
-        wait_until(
-            lambda: (tmp_path / "state").exists() and "steps_done" in _read(tmp_path), timeout_s=90, what="steps"
-        )
+        wait_until(lambda: _has_steps(tmp_path, 0), timeout_s=90, what="steps")
         wait_until(lambda: ask("events", app_id).count("  workers_started ") >= 4, timeout_s=120, what="a restart")
-        wait_until(lambda: '"attempt": 1' in _read(tmp_path).rpartition("steps_done")[0][-500:], what="steps again")
+        wait_until(lambda: _has_steps(tmp_path, 1), timeout_s=60, what="steps again")
         facts = json.loads(ask("timeline", app_id, "-o", "page.html", "--json"))
         assert (facts["has_ended"], facts["failures"]) == (False, {"worker": 1})
         scheduler.cancel(app_id)
@@ -59,8 +50,9 @@ def test_a_job_is_told_while_it_runs_and_after_it_was_cancelled(tmp_path, monkey
         scheduler.close()
 
 
-def _read(tmp_path: Path) -> str:
-    return "".join(path.read_text() for path in (tmp_path / "state").rglob("events.jsonl"))
+def _has_steps(tmp_path: Path, attempt: int) -> bool:
+    lines = "".join(path.read_text() for path in (tmp_path / "state").rglob("events.jsonl")).splitlines()
+    return any('"steps_done"' in line and f'"attempt": {attempt}' in line for line in lines)
 
 
 def check_in_browser(page: Path) -> None:

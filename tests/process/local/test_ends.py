@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -16,19 +17,17 @@ from harness import Tree, run_tree, wait_until
 from muster.schedulers.supervision.app_folder import AppFolder, ProcessId
 from muster.schedulers.supervision.registry import AppRegistry
 
-pytestmark = pytest.mark.torchx
-
 PROGRAMS = Path(__file__).parents[2] / "programs"
 TORCHX = str(Path(sys.executable).with_name("torchx"))
 TREE_UP = "tree is up"
 
 
 @pytest.fixture
-def env(tmp_path):
-    drop = ("VIRTUAL_ENV", "CONDA_PREFIX", "LOGLEVEL")
-    return {name: value for name, value in os.environ.items() if name not in drop} | {
-        "XDG_STATE_HOME": str(tmp_path / "state")
-    }
+def env(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    for name in ("VIRTUAL_ENV", "CONDA_PREFIX", "LOGLEVEL"):
+        monkeypatch.delenv(name, raising=False)
+    return dict(os.environ)
 
 
 def cli(*words, scheduler="local_cwd", cfg=None):
@@ -80,7 +79,10 @@ def test_ctrl_c_at_the_end_of_a_submission_ends_the_app(tmp_path, env):
     assert "the command that started it" not in reason
 
 
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.torchx
+@pytest.mark.parametrize(
+    "signum", [signal.SIGKILL, signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.long), signal.SIGINT]
+)
 def test_nothing_outlives_the_command_line(tmp_path, env, signum):
     with Tree(cli(), env=env, cwd=tmp_path, settle_s=20) as tree:
         folder = wait_for_trees(tmp_path)
@@ -93,24 +95,6 @@ def test_nothing_outlives_the_command_line(tmp_path, env, signum):
     assert outcome.exit_code == -signum
     assert "goes on" not in outcome.stderr, outcome.explain()
     assert "Traceback" not in outcome.stderr, outcome.explain()
-
-
-def test_ctrl_c_of_a_pipeline_does_not_reach_the_supervisor(tmp_path, env):
-    with Tree(pipeline(), env=env, cwd=tmp_path, settle_s=20) as tree:
-        wait_for_trees(tmp_path)
-        tree.send(signal.SIGINT)
-        outcome = tree.wait()
-    assert (outcome.exit_code, outcome.leftovers) == (-signal.SIGINT, ()), outcome.explain()
-    assert outcome.stderr.rstrip().endswith("KeyboardInterrupt"), outcome.explain()
-
-
-def test_nothing_outlives_a_pipeline(tmp_path, env):
-    with Tree(pipeline(), env=env, cwd=tmp_path, settle_s=20) as tree:
-        folder = wait_for_trees(tmp_path)
-        tree.send(signal.SIGKILL)
-        outcome = tree.wait()
-    assert outcome.leftovers == (), outcome.explain()
-    assert outcome_of(folder)[0] == "CANCELLED"
 
 
 def test_second_ctrl_c_kills(tmp_path, env):
@@ -127,14 +111,6 @@ def test_second_ctrl_c_kills(tmp_path, env):
     assert {known.exit_code for known in folder.read_record().app.replicas.values()} <= {137, 143}
 
 
-def test_replicas_that_ignore_sigterm_end_after_the_grace_period(tmp_path, env):
-    with Tree(cli("ignore-term", cfg="grace_s=0.3"), env=env, cwd=tmp_path, settle_s=20) as tree:
-        wait_for_trees(tmp_path)
-        tree.send(signal.SIGKILL)
-        outcome = tree.wait()
-    assert outcome.leftovers == (), outcome.explain()
-
-
 def test_nothing_outlives_the_supervisor(tmp_path, env):
     with Tree(pipeline(), env=env, cwd=tmp_path, settle_s=20) as tree:
         folder = wait_for_trees(tmp_path)
@@ -145,7 +121,7 @@ def test_nothing_outlives_the_supervisor(tmp_path, env):
     assert "its supervisor had died" in outcome_of(folder)[1]
 
 
-def test_nothing_outlives_command_line_and_supervisor_together(tmp_path, env):
+def test_nothing_outlives_command_line_and_supervisor_together(tmp_path, env, torchx):
     with Tree(cli(), env=env, cwd=tmp_path, settle_s=20) as tree:
         folder = wait_for_trees(tmp_path)
         tree.send(signal.SIGSTOP)
@@ -154,15 +130,14 @@ def test_nothing_outlives_command_line_and_supervisor_together(tmp_path, env):
         outcome = tree.wait()
     assert outcome.leftovers == (), outcome.explain()
     handle = f"local_cwd://torchx/{folder.path.name}"
-    status = run_tree([TORCHX, "status", handle], env=env, cwd="/")
-    assert (status.exit_code, status.leftovers) == (0, ()), status.explain()
-    assert "UNKNOWN" in status.stdout, status.explain()
-    assert "its supervisor was lost" in status.stdout, status.explain()
+    code, told, _ = torchx("status", handle)
+    assert (code, "UNKNOWN" in told, "its supervisor was lost" in told) == (0, True, True), told
     cancelled = run_tree([TORCHX, "cancel", handle], env=env, cwd="/", settle_s=20)
     assert (cancelled.exit_code, cancelled.leftovers) == (0, ()), cancelled.explain()
     assert outcome_of(folder)[0] == "CANCELLED"
 
 
+@pytest.mark.torchx
 def test_nothing_outlives_the_guards(tmp_path, env):
     with Tree(pipeline(), env=env, cwd=tmp_path, settle_s=20) as tree:
         folder = wait_for_trees(tmp_path)
@@ -174,14 +149,10 @@ def test_nothing_outlives_the_guards(tmp_path, env):
     assert re.search(r"r/\d was ended by SIGKILL", outcome_of(folder)[1])
 
 
-def test_detached_returns_at_once_and_stays(tmp_path, env):
-    outcome = run_tree(cli(scheduler="detached"), env=env, cwd=tmp_path, settle_s=0.0)
-    assert outcome.exit_code == 0, outcome.explain()
-    assert outcome.leftovers, "the job must still run when the command has returned"
-    assert outcome.stdout.startswith("detached://torchx/")
-
-
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "signum",
+    [signal.SIGINT, *(pytest.param(each, marks=pytest.mark.long) for each in (signal.SIGHUP, signal.SIGKILL))],
+)
 def test_detach_only_leaves(tmp_path, env, signum):
     with Tree(cli(cfg="detach=True"), env=env, cwd=tmp_path, settle_s=0.5) as tree:
         folder = wait_for_trees(tmp_path)
@@ -200,66 +171,60 @@ def _runs(pid):
     return process is not None and process.is_alive()
 
 
-def test_cancel_from_another_shell(tmp_path, env):
+@pytest.mark.torchx
+def test_cancel_from_another_shell(tmp_path, env, torchx):
     with Tree(cli(scheduler="detached"), env=env, cwd=tmp_path, settle_s=20) as tree:
         tree.wait_for_line("detached://")
         folder = wait_for_trees(tmp_path, "detached")
         handle = tree.stdout.split()[0]
-        cancelled = run_tree([TORCHX, "cancel", handle], env=env, cwd="/")
-        assert cancelled.exit_code == 0, cancelled.explain()
+        assert torchx("cancel", handle)[0] == 0
         outcome = tree.wait()
     assert outcome.leftovers == (), outcome.explain()
-    status = run_tree([TORCHX, "status", handle], env=env, cwd="/")
-    assert "CANCELLED" in status.stdout, status.explain()
-    listed = run_tree([TORCHX, "list", "-s", "detached"], env=env, cwd="/")
-    assert re.search(rf"{handle}\s+CANCELLED", listed.stdout), listed.explain()
-    logged = run_tree([TORCHX, "log", handle], env=env, cwd="/")
-    assert logged.stdout.count(TREE_UP) == 2, logged.explain()
-    described = run_tree([TORCHX, "describe", handle], env=env, cwd="/")
-    assert "local_tree.py" in described.stdout, described.explain()
+    assert "CANCELLED" in torchx("status", handle)[1]
+    listed = torchx("list", "-s", "detached")[1]
+    assert re.search(rf"{handle}\s+CANCELLED", listed), listed
+    assert torchx("log", handle)[1].count(TREE_UP) == 2
+    assert "local_tree.py" in torchx("describe", handle)[1]
     assert folder.path.exists()
-    if "delete" in run_tree([TORCHX, "--help"], env=env, cwd="/").stdout:  # 0.7's command line has no delete
-        deleted = run_tree([TORCHX, "delete", handle], env=env, cwd="/")
-        assert deleted.exit_code == 0, deleted.explain()
+    if find_spec("torchx.cli.cmd_delete"):  # 0.7's command line has none
+        assert torchx("delete", handle)[0] == 0
         assert not folder.path.exists()
 
 
-def test_success_and_failure_are_exit_codes(tmp_path, env):
-    for script, code in (("echo fine", 0), ("exit 9", 1)):
-        run = [TORCHX, "run", "-s", "local_cwd", "utils.sh", "--", "sh", "-c", script]
-        outcome = run_tree(run, env=env, cwd=tmp_path)
-        assert (outcome.exit_code, outcome.leftovers) == (code, ()), outcome.explain()
-        assert "Traceback" not in outcome.stderr
+@pytest.mark.torchx
+def test_a_failure_is_an_exit_code(tmp_path, env):
+    run = [TORCHX, "run", "-s", "local_cwd", "utils.sh", "--", "sh", "-c", "exit 9"]
+    outcome = run_tree(run, env=env, cwd=tmp_path)
+    assert (outcome.exit_code, outcome.leftovers) == (1, ()), outcome.explain()
+    assert "Traceback" not in outcome.stderr
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+@pytest.mark.torchx
+def test_wrong_options_are_one_line(torchx):
+    for options, message in (
         ("grace=1", "local_cwd has no option 'grace'; did you mean 'grace_s'?"),
         ("detach=perhaps", "option 'detach' of local_cwd must be one of true, 1, yes, on, false, 0, no, off"),
-    ],
-)
-def test_wrong_options_are_one_line(tmp_path, env, options, message):
-    run = [TORCHX, "run", "-s", "local_cwd", "-cfg", options, "utils.echo", "--msg", "x"]
-    outcome = run_tree(run, env=env, cwd=tmp_path)
-    assert outcome.exit_code == 1, outcome.explain()
-    assert message in outcome.stderr
-    assert "Traceback" not in outcome.stderr, outcome.explain()
+    ):
+        code, _, errors = torchx("run", "-s", "local_cwd", "-cfg", options, "utils.echo", "--msg", "x")
+        assert (code, message in errors, "Traceback" in errors) == (1, True, False), errors
 
 
-def test_runopts_of_all_schedulers(tmp_path, env):
-    outcome = run_tree([TORCHX, "runopts"], env=env, cwd=tmp_path)
-    assert outcome.exit_code == 0, outcome.explain()
+@pytest.mark.torchx
+def test_runopts_of_all_schedulers(torchx):
+    code, told, _ = torchx("runopts")
+    assert code == 0
     for scheduler in ("local_cwd", "detached", "local_docker", "docker", "kubernetes", "slurm", "ray", "lsf"):
-        assert re.search(rf"^\W*(\[\d+m)?{scheduler}\b", outcome.stdout, re.MULTILINE), outcome.explain()
+        assert re.search(rf"^\W*(\[\d+m)?{scheduler}\b", told, re.MULTILINE), told
 
 
+@pytest.mark.torchx
 def test_local_cwd_is_the_default():
     from torchx.schedulers import get_default_scheduler_name
 
     assert get_default_scheduler_name() == "local_cwd"
 
 
+@pytest.mark.long
 def test_a_full_disk_is_one_line_and_the_job_goes_on(tmp_path, env):
     """In a mount namespace of its own, with a file system that is too small."""
     if run_tree(["unshare", "--mount", "true"]).exit_code != 0:

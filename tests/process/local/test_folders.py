@@ -1,47 +1,27 @@
-"""An app's folder: roles of any name beside the supervisor's state, and folders that an earlier version made."""
+"""An app's folder: roles of any name beside the supervisor's state."""
 
 import os
-import signal
-import sys
-from pathlib import Path
 
 import pytest
-from harness import run_tree, wait_until
+from harness import wait_until
 from torchx.specs import AppDef, Resource, Role
 
-from muster.schedulers.local import create_detached_scheduler, create_scheduler
+from muster.schedulers.local import create_scheduler
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec
 from muster.schedulers.supervision.client import SupervisorError, start_supervisor
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
 
-pytestmark = pytest.mark.torchx
-
-TORCHX = str(Path(sys.executable).with_name("torchx"))
 FILES = ("spec.json", "private.json", "state.json", "control", "stop.request", "lock", "supervisor.log")
 TINY = Resource(cpu=1, gpu=0, memMB=1)
 
 
-@pytest.fixture(autouse=True)
-def state_home(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.chdir(tmp_path)
-    for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
-        monkeypatch.delenv(name, raising=False)
+pytestmark = pytest.mark.usefixtures("state_home")
 
 
 @pytest.fixture
 def scheduler():
     made = create_scheduler("torchx")
     yield made
-    made.close()
-
-
-@pytest.fixture
-def detached():
-    made = create_detached_scheduler("torchx")
-    yield made
-    for app in made.list():
-        made.delete(app.app_id)
     made.close()
 
 
@@ -81,70 +61,3 @@ def test_roles_named_like_files_in_the_folder(scheduler):
     assert (folder.path / "lock" / "0" / "stdout.log").read_text().startswith("lock\n")
     scheduler.delete(app_id)
     assert not folder.path.exists()
-
-
-@pytest.mark.parametrize("name", ["control", "lock"])
-def test_a_script_named_like_a_file_of_the_supervisor(tmp_path, name):
-    (tmp_path / f"{name}.py").write_text("print('it runs')\n")
-    words = ["run", "-s", "local_cwd", "dist.ddp", "-j", "1x1", "--start", "cold", "--script", f"{name}.py"]
-    outcome = run_tree([TORCHX, *words], cwd=tmp_path, timeout_s=120)
-    assert outcome.exit_code == 0, outcome.explain()
-    assert "it runs" in outcome.stderr, outcome.explain()
-
-
-@pytest.fixture
-def as_earlier(monkeypatch):
-    """Submissions lay out the app's folder as versions before `.muster` did."""
-    create = AppFolder.create
-
-    def create_as_earlier(self, spec):
-        create(self, spec)
-        for file in self.state_dir.iterdir():
-            file.rename(self.path / file.name)
-        self.state_dir.rmdir()
-        AppFolder.__init__(self, self.path)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(AppFolder, "create", create_as_earlier)
-        yield
-
-
-class TestFoldersOfAnEarlierVersion:
-    SCRIPT = "echo begun; while ! test -e go; do sleep 0.05; done; echo ended"
-
-    @pytest.fixture
-    def app_id(self, detached, as_earlier):
-        app_id = detached.submit(AppDef("app", roles=[shell("r", self.SCRIPT)]), {"grace_s": 1.0})
-        assert {path.name for path in folder_of(app_id, "detached").path.iterdir()} > {
-            "spec.json",
-            "state.json",
-            "lock",
-        }
-        return app_id
-
-    def test_it_goes_on_and_is_read_and_deleted(self, detached, app_id, tmp_path):
-        assert detached.describe(app_id).state.name == "RUNNING"
-        assert [app.app_id for app in detached.list()] == [app_id]
-        lines = detached.log_iter(app_id, "r", should_tail=True)
-        assert next(lines) == "begun\n"
-        (tmp_path / "go").touch()
-        assert list(lines) == ["ended\n"]
-        assert detached.describe(app_id).state.name == "SUCCEEDED"
-        folder = folder_of(app_id, "detached")
-        assert not (folder.path / ".muster").exists()
-        detached.delete(app_id)
-        assert not folder.path.exists()
-        assert detached.describe(app_id) is None
-
-    def test_it_is_cancelled(self, detached, app_id):
-        detached.cancel(app_id)
-        wait_for(detached, app_id, "CANCELLED")
-
-    def test_a_dead_supervisor_is_started_again(self, detached, app_id):
-        supervisor = folder_of(app_id, "detached").read_record().supervisor
-        os.kill(supervisor.pid, signal.SIGKILL)
-        wait_until(lambda: not supervisor.is_alive(), what="the supervisor's end")
-        wait_for(detached, app_id, "FAILED")  # what ran is lost with it, and there are no retries
-        record = folder_of(app_id, "detached").read_record()
-        assert record.supervisor != supervisor
-        assert "its supervisor had died" in record.app.reason

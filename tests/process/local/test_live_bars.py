@@ -1,46 +1,24 @@
 """What `torchx run` prints of all nodes: live rows of progress bars, warnings once, and the end of a failed job."""
 
-import fcntl
 import os
-import pty
 import re
-import struct
-import subprocess
 import sys
-import termios
 from pathlib import Path
 
 import pytest
-
-pytestmark = pytest.mark.torchx
+from terminal import TerminalProgram
 
 PROGRAM = """
-import os, sys, time
-for step in range(40):
-    sys.stderr.write(f"\\r{step * 5 // 2:3d}%|{'#' * (step // 4):10}|")
+import os, sys, time, warnings
+warnings.warn("no NumPy")
+for step in range(20):
+    sys.stderr.write(f"\\r{step * 5:3d}%|{'#' * (step // 2):10}|")
     sys.stderr.flush()
-    if step == 20:
+    if step == 10:
         print("half", flush=True)
     time.sleep(0.1)
 sys.stderr.write("\\r100%|##########|\\n")
 """
-COLUMNS = 80
-
-
-def run_on_terminal(command: list[str], cwd: Path, env: dict[str, str]) -> tuple[bytes, int]:
-    """Everything that it writes to a terminal, and its exit code."""
-    master_fd, fd = pty.openpty()
-    fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
-    process = subprocess.Popen(command, stdin=fd, stdout=fd, stderr=fd, cwd=cwd, env=env, start_new_session=True)
-    os.close(fd)
-    seen = b""
-    try:
-        while chunk := os.read(master_fd, 65536):
-            seen += chunk
-    except OSError:  # how Linux reports that the last writer has closed it
-        pass
-    os.close(master_fd)
-    return seen, process.wait()
 
 
 def run_job(layout: str, program: str, tmp_path: Path) -> tuple[str, int]:
@@ -48,10 +26,11 @@ def run_job(layout: str, program: str, tmp_path: Path) -> tuple[str, int]:
     job = ["dist.ddp", "-j", layout, "--script", "train.py"]
     command = [str(Path(sys.executable).with_name("torchx")), "run", "-s", "local_cwd", *job]
     env = {**os.environ, "TERM": "xterm", "NO_COLOR": "1", "XDG_STATE_HOME": str(tmp_path), "TORCHX_CONFIG": ""}
-    seen, code = run_on_terminal(command, tmp_path, env)
-    return seen.decode().replace("\r\n", "\n"), code
+    with TerminalProgram(command, env=env, cwd=tmp_path) as terminal:
+        return terminal.read_until(None).replace("\r\n", "\n"), terminal.wait()
 
 
+@pytest.mark.torchx
 def test_bars_of_all_ranks_are_rows_below_the_lines(tmp_path: Path) -> None:
     text, code = run_job("2x2", PROGRAM, tmp_path)
     assert code == 0, text
@@ -63,6 +42,9 @@ def test_bars_of_all_ranks_are_rows_below_the_lines(tmp_path: Path) -> None:
     for rank in ranks:
         assert printed.count(f"{rank}half\n") == 1, "a line between two states of a bar"
         assert printed.count(f"{rank}100%|##########|\n") == 1, "the bar's last state stays"
+    assert text.count('  warnings.warn("no NumPy")') == 1, "what all ranks of both nodes warn of is printed once"
+    logs = [path.read_text() for path in tmp_path.rglob("stderr.log")]
+    assert sum(log.count('  warnings.warn("no NumPy")') for log in logs) >= 4, "each rank's file has it"
 
 
 def test_a_failed_job_ends_with_the_reason(tmp_path: Path) -> None:
@@ -72,14 +54,3 @@ def test_a_failed_job_ends_with_the_reason(tmp_path: Path) -> None:
     assert "AppStatus" in text
     last = " ".join(text.split("ui_url:")[-1].split()[1:])
     assert re.match(r"JOB FAILED train-\w+: .*ValueError: bad batch", last), text
-
-
-def test_what_all_ranks_of_two_nodes_warn_of_is_printed_once(tmp_path: Path) -> None:
-    program = "import os, warnings\nwarnings.warn('no NumPy')\nprint('rank', os.environ['RANK'])\n"
-    text, code = run_job("2x2", program, tmp_path)
-    assert code == 0, text
-    assert sum("train.py:2: UserWarning: no NumPy" in line for line in text.splitlines()) == 1, text
-    assert text.count("  warnings.warn('no NumPy')") == 1, text
-    assert all(f"rank {rank}\n" in text for rank in range(4)), text
-    logs = [path.read_text() for path in tmp_path.rglob("stderr.log")]
-    assert sum(log.count("  warnings.warn('no NumPy')") for log in logs) >= 4, "each rank's file has it"

@@ -9,19 +9,11 @@ from torchx.specs import AppDef, Resource, Role
 from muster.components import dist
 from muster.schedulers.local import create_scheduler
 
-pytestmark = pytest.mark.torchx
-
 PROGRAM = str(Path(__file__).parents[2] / "programs" / "logs_two_streams.py")
-SPEEDS = [(20_000, 0, 0), (300, 100, 0), (2000, 0, 40_000)]
-"""Lines of each stream, lines of each a second (0: full speed), length of every tenth line."""
 
 
 @pytest.fixture
-def scheduler(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.chdir(tmp_path)
-    for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
-        monkeypatch.delenv(name, raising=False)
+def scheduler(state_home):
     made = create_scheduler("torchx")
     yield made
     made.close()
@@ -31,20 +23,28 @@ def build_lines(name, rank, count, more):
     return [f"{name} {rank} {number:06d} {'.' * more * (number % 10 == 0)}\n" for number in range(count)]
 
 
-@pytest.mark.parametrize(("count", "per_second", "more"), SPEEDS)
-def test_every_line_of_a_replica(scheduler, count, per_second, more):
-    args = [PROGRAM, str(count), str(per_second), str(more)]
+def test_every_line_of_a_replica(scheduler):
+    count = 20_000
+    args = [PROGRAM, str(count), "0", "0"]
     resource = Resource(cpu=1, gpu=0, memMB=1)
     role = Role(name="r", image="", entrypoint=sys.executable, args=args, resource=resource)
     app_id = scheduler.submit(AppDef("app", roles=[role]), {})
     followed = list(scheduler.log_iter(app_id, "r", should_tail=True))
     for name in ("out", "err"):
-        assert [line for line in followed if line.startswith(name)] == build_lines(name, 0, count, more)
+        assert [line for line in followed if line.startswith(name)] == build_lines(name, 0, count, 0)
     assert len(followed) == 2 * count
 
 
-@pytest.mark.parametrize(("count", "per_second", "more"), SPEEDS)
+@pytest.mark.parametrize(
+    ("count", "per_second", "more"),
+    [
+        pytest.param(20_000, 0, 0, marks=pytest.mark.long),
+        pytest.param(300, 100, 0, marks=pytest.mark.long),
+        (2000, 0, 40_000),
+    ],
+)
 def test_every_line_of_the_workers_of_a_job(scheduler, count, per_second, more):
+    """Of each stream, at so many lines a second (0: full speed); every tenth line is longer by `more`."""
     app = dist.ddp(str(count), str(per_second), str(more), script=PROGRAM, j="1x2", start="cold")
     app_id = scheduler.submit(app, {})
     followed = list(scheduler.log_iter(app_id, app.roles[0].name, should_tail=True))

@@ -11,8 +11,6 @@ from harness import wait_until
 from muster.components import dist
 from muster.schedulers.local import create_detached_scheduler
 
-pytestmark = pytest.mark.torchx
-
 MUSTER = Path(sys.executable).with_name("muster")
 PROGRAM = """
 import os, sys, time
@@ -21,21 +19,13 @@ print(f"rank {rank}, attempt {attempt}", flush=True)
 while not os.path.exists("go"):
     time.sleep(0.05)
 if attempt == 0:
-    time.sleep(0.5 * (3 - rank))
+    time.sleep(0.2 * (3 - rank))
     raise ValueError(f"rank {rank} has failed")
 """
 
 
-def log(*words):
-    done = subprocess.run([str(MUSTER), "log", *words], capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done
-    return done.stdout
-
-
 @pytest.fixture
-def app_id(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.chdir(tmp_path)
+def app_id(tmp_path, state_home):
     Path("train.py").write_text(PROGRAM)
     scheduler = create_detached_scheduler("torchx")
     app = dist.ddp(script="train.py", j="2x2", start="cold", max_retries=1)
@@ -46,7 +36,12 @@ def app_id(tmp_path, monkeypatch):
     assert not os.path.lexists(tmp_path / "state/muster/logs/torchx/latest"), "it goes with its job"
 
 
-def test_ranks_attempts_and_the_root_cause(app_id, tmp_path):
+def test_ranks_attempts_and_the_root_cause(app_id, tmp_path, muster):
+    def log(*words):
+        code, told, _ = muster("log", *words)
+        assert code == 0
+        return told
+
     logs = tmp_path / "state/muster/logs/torchx"
     assert os.readlink(logs / "latest") == app_id
     wait_until(lambda: log().count(", attempt 0\n") == 4, timeout_s=120, what="all ranks")

@@ -9,7 +9,6 @@ import pytest
 from harness import run_tree
 
 pytestmark = [
-    pytest.mark.torchx,
     pytest.mark.skipif(sys.platform != "linux", reason="the status page is for Linux"),
 ]
 
@@ -26,7 +25,7 @@ def run(tmp_path: Path, nodes: str) -> tuple[str, str]:
     command = [str(TORCHX), "run", "-s", "local_cwd", "dist.ddp", "-j", nodes, "--max_retries", "0", "--start", "cold"]
     command += ["--rdzv_conf", "last_call_timeout=60"]  # the first world has all nodes
     outcome = run_tree(
-        [*command, "--script", PROGRAM, "--", str(tmp_path), "300"], env=env, cwd=tmp_path, timeout_s=150
+        [*command, "--script", PROGRAM, "--", str(tmp_path), "200"], env=env, cwd=tmp_path, timeout_s=150
     )
     assert (outcome.exit_code, outcome.leftovers) == (0, ()), outcome.explain()
     console = outcome.stdout + outcome.stderr
@@ -49,6 +48,7 @@ def test_a_preempted_job_goes_on_without_retries(tmp_path: Path) -> None:
     assert len(re.findall(r"rank \d is done", console)) == NODES, console
 
 
+@pytest.mark.long
 def test_the_others_of_an_elastic_job_go_on_while_the_node_is_replaced(tmp_path: Path) -> None:
     console, step = run(tmp_path, f"1:{NODES}x1")
     assert f"leaves after step {step}: the job continues" in " ".join(console.split()), console

@@ -1,27 +1,18 @@
 """What local_cwd says of a job before it starts and after it failed; and stopping a job for a while."""
 
-import json
-import re
-import subprocess
 import sys
 import threading
-from functools import partial
 from pathlib import Path
 
 import pytest
 from harness import wait_until
-from torchx.specs import AppDef, Role, macros
+from torchx.specs import macros
 from torchx.specs.finder import ComponentValidationException
 
-from muster._shared.reports import Report
 from muster.components import dist
-from muster.schedulers.adapter.records import RecordReader
 from muster.schedulers.local import create_scheduler
-from muster.schedulers.processes.agent_files import read_records, read_report
 from muster.schedulers.supervision.app_folder import AppFolder
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
-
-pytestmark = pytest.mark.torchx
 
 TICKS = """
 import os, sys, time
@@ -30,28 +21,6 @@ for step in range(6000):
     if os.path.exists(sys.argv[1]):
         break
     time.sleep(0.05)
-"""
-HANGS = """
-import time
-import torch
-import torch.distributed as dist
-dist.init_process_group("gloo")
-dist.all_reduce(torch.ones(4))
-if dist.get_rank() == 1:
-    time.sleep(600)
-dist.all_reduce(torch.ones(4))
-"""
-HANGS_FOR_A_WHILE = """
-import os, sys, time
-import torch
-import torch.distributed as dist
-dist.init_process_group("gloo")
-dist.all_reduce(torch.ones(4))
-while dist.get_rank() == 1 and not os.path.exists(sys.argv[1]):
-    time.sleep(0.1)
-while True:
-    dist.all_reduce(torch.ones(4))
-    time.sleep(0.1)
 """
 SLEEPS = "import time; time.sleep(600)"
 FAILS = """
@@ -62,12 +31,7 @@ time.sleep(60)
 """
 
 
-@pytest.fixture(autouse=True)
-def home(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.chdir(tmp_path)
-    for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
-        monkeypatch.delenv(name, raising=False)
+pytestmark = pytest.mark.usefixtures("state_home")
 
 
 @pytest.fixture
@@ -113,23 +77,7 @@ def test_the_status_says_what_an_agent_refuses(scheduler, tmp_path) -> None:
     assert msg.endswith(" (train/0 exited with code 2)"), msg
 
 
-@pytest.mark.torch
-def test_the_status_names_the_rank_that_keeps_the_others_waiting(scheduler, tmp_path) -> None:
-    pytest.importorskip("torch", reason="no torch in this environment")
-    (tmp_path / "train.py").write_text(HANGS)
-    app_id = scheduler.submit(dist.ddp(script="train.py", j="1x2", start="cold", hang_timeout=5), {})
-    wait_until(lambda: scheduler.describe(app_id).state.name == "FAILED", timeout_s=180, what="the end")
-    status = scheduler.describe(app_id)
-    named = "did not enter all_reduce #2 of default_pg (4 x float32); rank 0 has waited in it for "
-    assert status.msg.startswith(f"rank 1 {named}"), status.msg
-    error = json.loads(status.structured_error_msg)["message"]
-    assert error["message"].startswith("rank 1 on node 0 ("), error
-    assert named in error["message"], error
-    assert "train.py" in error["extraInfo"]["py_callstack"], error
-
-
-@pytest.mark.long
-def test_the_status_of_a_job_without_torch_tells_of_its_hang(scheduler, tmp_path) -> None:
+def test_the_status_of_a_job_without_torch_tells_of_its_hang(scheduler, tmp_path, show_status) -> None:
     """Nothing is known of its ranks but that they do nothing."""
     (tmp_path / "train.py").write_text(SLEEPS)
     app = dist.ddp(script="train.py", j="1x2", start="cold", hang_timeout=3, hang_action="report")
@@ -142,58 +90,21 @@ def test_the_status_of_a_job_without_torch_tells_of_its_hang(scheduler, tmp_path
     assert read_stderr(find_folder(app_id), 1).count(line) == 1
 
 
-def show_status(app_id: str) -> str:
-    """What `torchx status` prints, without its line ends."""
-    command = [sys.executable, "-m", "torchx.cli.main", "status", f"local_cwd://torchx/{app_id}"]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert shown.returncode == 0, shown
-    return " ".join(shown.stdout.split())
+@pytest.fixture
+def show_status(torchx):
+    """Returns what `torchx status` prints, without its line ends."""
 
+    def show(app_id: str) -> str:
+        code, told, _ = torchx("status", f"local_cwd://torchx/{app_id}")
+        assert code == 0
+        return " ".join(told.split())
 
-@pytest.mark.torch
-def test_the_status_of_a_job_that_goes_on_tells_of_its_hang_as_long_as_it_lasts(scheduler, tmp_path) -> None:
-    pytest.importorskip("torch", reason="no torch in this environment")
-    (tmp_path / "train.py").write_text(HANGS_FOR_A_WHILE)
-    done = tmp_path / "done"
-    app = dist.ddp(str(done), script="train.py", j="2x1", start="cold", hang_timeout=4, hang_action="report")
-    app_id = scheduler.submit(app, {})
-
-    def find_messages(text: str) -> bool:
-        status = scheduler.describe(app_id)
-        assert status.state.name in ("SUBMITTED", "PENDING", "RUNNING"), status
-        return text in status.msg
-
-    wait_until(lambda: find_messages("did not enter"), timeout_s=180, what="the diagnosis in the status")
-    told = scheduler.describe(app_id).msg
-    assert re.fullmatch(
-        r"the job hangs: no collective and no step for \d+ s \(--hang-timeout\); rank 1 \(node 1, .+\) did not enter "
-        r"all_reduce #2 of default_pg \(4 x float32\); rank 0 has waited in it for \d+ s; last seen at train.py:\d+ "
-        r"\(reported at 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC\); `muster stacks` prints all stacks, `muster stop` "
-        r"ends the job; attempt 0, no restarts allowed; 2 of 2 nodes run; since \d\d:\d\d",
-        told,
-    ), told
-    assert "did not enter all_reduce #2 of default_pg" in show_status(app_id)
-    done.touch()
-    wait_until(lambda: "hangs" not in scheduler.describe(app_id).msg, timeout_s=120, what="the hang to be over")
-    assert scheduler.describe(app_id).state.name == "RUNNING"
+    return show
 
 
 def read_stderr(folder: AppFolder, nodes: int) -> str:
     logs = [folder.role_dir("train") / str(index) / "stderr.log" for index in range(nodes)]
     return "".join(log.read_text() for log in logs)
-
-
-def test_agents_that_are_jobs_of_their_own_each_end_by_themselves(scheduler, tmp_path) -> None:
-    """The success of one stopped the others after five seconds, and the app had succeeded."""
-    (tmp_path / "train.py").write_text("import os, time\ntime.sleep(7 * int(os.environ['WHO']))\nprint('end')\n")
-    words = ["-m", "muster.agent", "--standalone", "--start", "cold", str(tmp_path / "train.py")]
-    role = Role(name="r", image="", entrypoint=sys.executable, args=words, env={"WHO": macros.replica_id})
-    role.num_replicas = 2
-    app_id = scheduler.submit(AppDef(name="two", roles=[role]), {})
-    wait_until(lambda: scheduler.describe(app_id).state.name == "SUCCEEDED", timeout_s=60, what="the end")
-    folder = find_folder(app_id)
-    for index in (0, 1):
-        assert "end\n" in (folder.role_dir("r") / str(index) / "stdout.log").read_text()
 
 
 def test_a_cancelled_job_says_so_once(scheduler, tmp_path) -> None:
@@ -217,8 +128,9 @@ def wait_for_text(logs: list[Path], text: str) -> None:
 
 
 @pytest.mark.soak
-def test_a_suspended_job_stands_still_on_all_nodes(scheduler, tmp_path) -> None:
-    """For longer than the lease of its two nodes and their hang timeout; then it goes on where it was."""
+@pytest.mark.parametrize("still_s", [0, pytest.param(7, marks=pytest.mark.long)])
+def test_a_suspended_job_stands_still_on_all_nodes(scheduler, tmp_path, still_s) -> None:
+    """Also for longer than the lease of its two nodes and their hang timeout; then it goes on where it was."""
     (tmp_path / "train.py").write_text(TICKS)
     done = tmp_path / "done"
     app = dist.ddp(str(done), script="train.py", j="2x1", start="cold", hang_timeout=6)
@@ -231,12 +143,12 @@ def test_a_suspended_job_stands_still_on_all_nodes(scheduler, tmp_path) -> None:
 
     def stand_still() -> bool:
         last, sizes[:] = sizes[:], [log.stat().st_size for log in logs]
-        threading.Event().wait(2)
+        threading.Event().wait(0.5)
         return last == sizes
 
     wait_until(stand_still, what="no node writes")
     shown = [log.read_text() for log in logs]
-    threading.Event().wait(7)
+    threading.Event().wait(still_s)
     assert [log.read_text() for log in logs] == shown
     assert folder.send_request("continue")
     wait_until(lambda: all(log.stat().st_size > len(text) for log, text in zip(logs, shown, strict=True)), what="steps")
@@ -245,17 +157,6 @@ def test_a_suspended_job_stands_still_on_all_nodes(scheduler, tmp_path) -> None:
     assert scheduler.describe(app_id).num_restarts == 0
     for log in logs:
         assert log.read_text().count("step 0\n") == 1, f"workers started again: {read_stderr(folder, 2)}"
-
-
-def test_files_of_agents_that_cannot_be_read(tmp_path: Path) -> None:
-    assert (read_report(tmp_path), RecordReader(partial(read_records, tmp_path)).restarts) == (None, 0)
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "report.json").write_text("{")
-    (tmp_path / "run" / "events.jsonl").write_text("")
-    assert (read_report(tmp_path), RecordReader(partial(read_records, tmp_path)).restarts) == (None, 0)
-    (tmp_path / "run" / "report.json").write_text(json.dumps({"reason": "why"}))
-    (tmp_path / "run" / "events.jsonl").write_text('{"attempt": 1}\n{"attempt": 2}\n')
-    assert (read_report(tmp_path), RecordReader(partial(read_records, tmp_path)).restarts) == (Report(reason="why"), 2)
 
 
 def test_the_interpreter_is_this_one() -> None:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import wait_until
+from harness import find_processes, wait_until
 from terminal import TerminalProgram
 
 PROGRAM = """\
@@ -47,18 +47,6 @@ def _own_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "work")
 
 
-def find_jobs(tmp_path):
-    """Processes of the jobs of this test."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if f"MUSTER_LOG_DIR={tmp_path}".encode() in path.read_bytes():
-                found.append(int(path.parent.name))
-        except OSError:
-            continue
-    return found
-
-
 def start_watch(tmp_path):
     write(1, 0)
     assert run(*LINE)[0] == 0
@@ -79,7 +67,7 @@ def test_a_change_stops_the_run_politely_and_starts_the_next_and_ctrl_c_ends_all
         terminal.expect("version 3 saves")
         assert terminal.wait() == 130
         assert terminal.text.count("the run starts again") == 1
-    assert find_jobs(tmp_path) == []
+    assert find_processes(f"MUSTER_LOG_DIR={tmp_path}") == []
 
 
 @pytest.mark.long
@@ -116,4 +104,4 @@ def test_whatever_ends_the_watch_ends_the_run(tmp_path, signum):
         terminal.expect("version 2 runs")
         terminal.send(signum)
         assert terminal.wait() == (-signum if signum == signal.SIGKILL else 128 + signum)
-        wait_until(lambda: not find_jobs(tmp_path), timeout_s=LIMIT_S, what="the end of the job")
+        wait_until(lambda: not find_processes(f"MUSTER_LOG_DIR={tmp_path}"), timeout_s=LIMIT_S, what="the job's end")

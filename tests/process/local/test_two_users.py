@@ -7,19 +7,23 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from harness import Outcome, run_tree, wait_until
+from harness import run_tree, wait_until
 from other_user import OTHER, call_as_other, needs_two_users, other_dir, shared_dir
+from torchx.specs import AppDef
 
-from muster.schedulers.supervision.app_folder import AppFolder, AppSpec
+from muster.schedulers.runner.app_codec import dump_app
+from muster.schedulers.supervision.app_folder import AppFolder, AppRecord, AppSpec
+from muster.schedulers.supervision.machine import Machine
 from muster.schedulers.supervision.registry import AppRegistry
+from muster.schedulers.supervision.state import AppPhase, SupervisedApp
 
 __all__ = ["other_dir", "shared_dir"]
 
-pytestmark = [pytest.mark.torchx, needs_two_users]
+pytestmark = needs_two_users
 
 SECRET = "pa$$word-${app_id}-hunter2"
 """Neither its name below nor its value looks secret."""
@@ -29,14 +33,7 @@ TORCHX = str(Path(sys.executable).with_name("torchx"))
 
 def make_app(path: Path, python: Path, app_id: str) -> Callable[[], None]:
     """What makes an app that runs, as its files say, whose supervisor has died: looking at it may start that again."""
-    machine = {
-        "host": os.uname().nodename,
-        "boot_id": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
-        "pid_namespace": os.readlink("/proc/self/ns/pid"),
-    }
-    record = {"phase": "running", "outcome": None, "reason": "", "retries": {}, "restarting": [], "grace_number": 0}
-    record |= {"lingering": 0, "replicas": [], "supervisor": None, "submitted_s": 0.0, "ended_s": None}
-    description = {"name": app_id, "roles": [], "metadata": {}}
+    record = AppRecord(app=SupervisedApp(replicas={}, phase=AppPhase.RUNNING), machine=Machine.here())
     spec = AppSpec(
         app_id=app_id,
         scheduler="detached",
@@ -45,13 +42,13 @@ def make_app(path: Path, python: Path, app_id: str) -> Callable[[], None]:
         roles=(),
         grace_s=1.0,
         python=str(python),
-        description=description,
+        description=dump_app(AppDef(app_id)),
     )
 
     def make() -> None:
         folder = AppFolder(path)
         folder.create(spec)
-        folder.state_file.write_text(json.dumps(record | {"machine": machine}))
+        folder.write_record(record)
         path.chmod(0o755)
         for each in path.rglob("*"):
             each.chmod(0o755)
@@ -94,7 +91,7 @@ sys.exit(1)
 """
 
 
-@pytest.mark.parametrize("content", ["a pipe", "5", "[" * 100_000, '{"message": {"extraInfo": {"py_callstack": [7]}}}'])
+@pytest.mark.parametrize("content", ["a pipe", "[" * 100_000])
 def test_error_files_of_another_user_do_not_end_the_agent(shared_dir, other_dir, content):
     """The owner of a volume can put them there."""
     (shared_dir / "program.py").write_text(FAILS_ONCE)
@@ -153,16 +150,18 @@ def test_modules_and_checkpoints_of_another_user_have_no_effect(shared_dir, othe
     assert not marker.exists()
 
 
-def torchx(*words: str, env: Mapping[str, str]) -> Outcome:
-    return run_tree([TORCHX, *words], env=env)
+@pytest.fixture
+def home(shared_dir, monkeypatch):
+    """A home of this process."""
+    monkeypatch.setenv("HOME", str(shared_dir / "home"))
+    monkeypatch.setenv("XDG_STATE_HOME", "")
+    return shared_dir / "home"
 
 
-def test_looking_at_jobs_starts_nothing_of_another_user(shared_dir, other_dir):
+def test_looking_at_jobs_starts_nothing_of_another_user(shared_dir, other_dir, home, torchx):
     trap, marker = shared_dir / "trap", shared_dir / "started"
     trap.write_text(f"#!/bin/sh\nid -u > {marker}\n")
     trap.chmod(0o755)
-    home = shared_dir / "home"
-    env = {"HOME": str(home), "XDG_STATE_HOME": "", "PATH": os.environ["PATH"]}
     registry = AppRegistry(home / ".local/state/muster", "detached")
     call_as_other(make_app(other_dir / "logs/torchx/forged", trap, "forged"))
     registry.add("forged", other_dir / "logs/torchx/forged")  # once it was a job of this user
@@ -170,15 +169,13 @@ def test_looking_at_jobs_starts_nothing_of_another_user(shared_dir, other_dir):
     registry.add("mine", home / "logs/torchx/mine")
 
     refusal = f"{other_dir} belongs to user {OTHER}, not to you: choose a folder of your own with -cfg log_dir"
-    listed = torchx("list", "-s", "detached", env=env)
-    assert "mine" in listed.stdout, listed.explain()
-    assert refusal in listed.stderr, listed.explain()
+    _, listed, errors = torchx("list", "-s", "detached")
+    assert ("mine" in listed, refusal in errors) == (True, True), errors
     forged = "detached://torchx/forged"
     submission = ["run", "-s", "detached", "-cfg", f"log_dir={other_dir}/logs", "utils.sh", "true"]
     for words in (["status", forged], ["log", forged], ["cancel", forged], ["describe", forged], submission):
-        done = torchx(*words, env=env)
-        assert refusal in done.stderr, done.explain()
-        assert "Traceback" not in done.stderr, done.explain()
+        _, _, errors = torchx(*words)
+        assert (refusal in errors, "Traceback" in errors) == (True, False), errors
     assert not marker.exists(), f"a program of user {OTHER} ran as user {marker.read_text()}"
 
 
@@ -203,7 +200,7 @@ def search_as_other(secret: bytes, folder: Path) -> Callable[[], None]:
     return search
 
 
-def test_values_from_the_environment_or_a_file_are_seen_by_no_other_user(shared_dir):
+def test_values_from_the_environment_or_a_file_are_seen_by_no_other_user(shared_dir, home, torchx):
     env_file, script, marker = shared_dir / "job.env", shared_dir / "program.py", shared_dir / "out"
     env_file.write_text(f"# of the job\nFROM_FILE={SECRET}\n")
     env_file.chmod(0o600)
@@ -213,7 +210,6 @@ def test_values_from_the_environment_or_a_file_are_seen_by_no_other_user(shared_
         "else: sys.exit('another value')\n"
         "time.sleep(600)\n"
     )
-    home = shared_dir / "home"
     env = {"HOME": str(home), "PATH": os.environ["PATH"], "FROM_HERE": SECRET}
     job = ["dist.ddp", "-j", "2x1", "--start", "cold", "--env", "FROM_HERE", "--env_file", str(env_file)]
     command = [TORCHX, "run", "-s", "local_cwd", *job, "--script", str(script)]
@@ -222,11 +218,10 @@ def test_values_from_the_environment_or_a_file_are_seen_by_no_other_user(shared_
             wait_until(lambda: marker.exists() or run.poll() is not None, timeout_s=60, what="the workers' start")
             assert run.poll() is None, run.stderr.read()
             call_as_other(search_as_other(SECRET.encode(), home))
-            described = torchx("list", "-s", "local_cwd", env=env)
-            handle = next(word for word in described.stdout.split() if word.startswith("local_cwd://"))
-            shown = torchx("describe", handle, env=env)
-            assert "FROM_FILE" in shown.stdout, shown.explain()
-            assert "hunter2" not in shown.stdout + shown.stderr, shown.explain()
+            _, listed, _ = torchx("list", "-s", "local_cwd")
+            handle = next(word for word in listed.split() if word.startswith("local_cwd://"))
+            _, shown, errors = torchx("describe", handle)
+            assert ("FROM_FILE" in shown, "hunter2" in shown + errors) == (True, False)
         finally:
             run.send_signal(signal.SIGINT)  # it waits until the job's processes have ended
             _, errors = run.communicate(timeout=60)

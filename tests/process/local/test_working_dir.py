@@ -14,8 +14,6 @@ from harness import Outcome, run_tree
 
 from muster.schedulers.agent_command import AGENT_ENTRY
 
-pytestmark = pytest.mark.torchx
-
 ROOT = Path(__file__).resolve().parents[3]
 LINES = {"stable": Path(sys.executable).parent, "nightly": ROOT / ".venv-nightly" / "bin"}
 NAMES = ("types", "operator", "collections", "functools", "contextlib", "warnings", "keyword")
@@ -56,8 +54,9 @@ def run_torchx(line: str, folder: Path, bare: Path | None, *words: str, **env: s
     return run_tree(command, env=environment, cwd=folder, timeout_s=120)
 
 
-@pytest.mark.parametrize("start", ["warm", "cold"])
-@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize(
+    ("line", "start"), [("stable", "warm"), ("stable", "cold"), pytest.param("nightly", "warm", marks=pytest.mark.long)]
+)
 def test_a_job_in_such_a_folder(folder: Path, bare: Path, line: str, start: str) -> None:
     outcome = run_torchx(line, folder, bare, "--start", start, "--script", "main.py")
     assert outcome.exit_code == 0, outcome.explain()
@@ -65,47 +64,32 @@ def test_a_job_in_such_a_folder(folder: Path, bare: Path, line: str, start: str)
     assert outcome.leftovers == (), outcome.explain()
 
 
-@pytest.mark.parametrize("start", ["warm", "cold"])
-def test_the_agents_interpreter_has_no_muster(folder: Path, tmp_path: Path, start: str) -> None:
+@pytest.mark.long
+def test_the_agents_interpreter_has_no_muster(folder: Path, tmp_path: Path) -> None:
     bare = tmp_path / "without-muster"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
-    outcome = run_torchx("stable", folder, bare, "--start", start, "--script", "main.py")
+    outcome = run_torchx("stable", folder, bare, "--start", "warm", "--script", "main.py")
     assert outcome.exit_code == 0, outcome.explain()
     assert outcome.stderr.count(f"path {folder} safe None program main.py\n") == 2, outcome.explain()
 
 
 @pytest.mark.parametrize("start", ["warm", "cold"])
-@pytest.mark.parametrize("name", NAMES)
-def test_each_file_alone(tmp_path: Path, bare: Path, name: str, start: str) -> None:
-    (tmp_path / "main.py").write_text(MAIN)
-    (tmp_path / f"{name}.py").write_text("raise SystemExit('imported')\n")
-    logs = tmp_path / "logs"
-    flags = ["--start", start, "--standalone", "--log-dir", str(logs)]
-    outcome = run_tree([str(bare / "bin" / "python"), AGENT_ENTRY, *flags, "main.py"], cwd=tmp_path)
-    assert outcome.exit_code == 0, outcome.explain()
-    assert f"path {tmp_path} safe None" in outcome.stdout, outcome.explain()
-    (events,) = logs.glob("*/events.jsonl")
-    assert f'"how": "{start}"' in events.read_text()
-
-
-@pytest.mark.parametrize("start", ["warm", "cold"])
-@pytest.mark.parametrize("name", NAMES)
-def test_a_program_that_means_its_own_file_gets_it(tmp_path: Path, bare: Path, name: str, start: str) -> None:
+def test_a_program_that_means_its_own_files_gets_them(tmp_path: Path, bare: Path, start: str) -> None:
     """As with `python main.py`, and also by way of another module of the program's."""
-    (tmp_path / "main.py").write_text(
-        f"import sys\ndef main():\n    import part\n    print(part.{name}.MINE)\nmain()\n"
-    )
-    (tmp_path / "part.py").write_text(f"import {name}\n")
-    (tmp_path / f"{name}.py").write_text("MINE = 'it is mine'\n")
+    names = ", ".join(NAMES)
+    (tmp_path / "main.py").write_text("def main():\n    import part\n    print(part.FOUND)\nmain()\n")
+    (tmp_path / "part.py").write_text(f"import {names}\nFOUND = [each.MINE for each in ({names})]\n")
+    for name in NAMES:
+        (tmp_path / f"{name}.py").write_text(f"MINE = '{name} is mine'\n")
     python = str(bare / "bin" / "python")
     outcome = run_tree([python, AGENT_ENTRY, "--start", start, "--standalone", "main.py"], cwd=tmp_path)
     plain = subprocess.run([python, "main.py"], cwd=tmp_path, capture_output=True, text=True)
     assert (outcome.exit_code, outcome.stdout) == (plain.returncode, plain.stdout), outcome.explain()
-    assert plain.stdout == "it is mine\n"
+    assert plain.stdout == f"{[f'{name} is mine' for name in NAMES]}\n"
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="PYTHONSAFEPATH is Python 3.11's")
-@pytest.mark.parametrize("start", ["warm", "cold"])
+@pytest.mark.parametrize("start", ["warm", pytest.param("cold", marks=pytest.mark.long)])
 def test_a_safe_path_of_the_users_reaches_the_workers(folder: Path, bare: Path, start: str) -> None:
     outcome = run_torchx("stable", folder, bare, "--start", start, "--script", "main.py", PYTHONSAFEPATH="1")
     assert outcome.exit_code == 0, outcome.explain()
@@ -122,7 +106,7 @@ def test_other_roles_have_a_guard_that_imports_nothing_of_it(folder: Path, bare:
     assert f"path {folder} safe None program main.py\n" in outcome.stderr, outcome.explain()
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.long)])
 def test_functions_as_workers(folder: Path, bare: Path, method: str) -> None:
     program = folder.parent / "launches.py"
     program.write_text(

@@ -17,13 +17,14 @@ from doubles.rendezvous_links import FakeLink, encode_and_decode
 from harness import Tree, find_free_port
 from other_user import OTHER, call_as_other, needs_two_users, other_dir, shared_dir
 
+from muster._shared.contract import FORMAT
 from muster._shared.records import replace
 from muster.agent.config import RendezvousConfig
 from muster.agent.control.server import ControlServer
 from muster.agent.rendezvous.interface import RoundFormed
 from muster.agent.rendezvous.member.server import Server, build_server_options
 from muster.agent.rendezvous.member.state import build_initial_state
-from muster.agent.rendezvous.protocol.framing import VERSION, build_frame
+from muster.agent.rendezvous.protocol.framing import build_frame
 from muster.agent.rendezvous.protocol.messages import LeaderQuery
 from muster.agent.rendezvous.selection import create_rendezvous
 from muster.agent.rendezvous.shared_token import find_shared_token
@@ -395,7 +396,7 @@ def test_another_user_gets_nothing_that_depends_on_the_token(port: int) -> None:
     member = create_rendezvous(config, 1, "default", loop, None, "here", lambda _event: None)
     control = ControlServer(loop, TOKEN, lambda *_request: None)
     reader, writer = os.pipe()
-    hello = build_frame(json.dumps({"hello": VERSION, "auth": True, "nonce": "00" * 16}).encode())
+    hello = build_frame(json.dumps({"hello": FORMAT, "auth": True, "nonce": "00" * 16}).encode())
 
     def ask() -> None:
         with socket.socket() as link:

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from doubles.rendezvous_links import StandingClock
 
+from muster._shared.contract import FORMAT
 from muster.agent.config import RendezvousConfig
 from muster.agent.rendezvous.interface import BreakKind, Notice, RendezvousFailed, RoundBroken, RoundFormed
-from muster.agent.rendezvous.protocol.framing import UNAUTHENTICATED_LIMIT_BYTES, VERSION
+from muster.agent.rendezvous.protocol.framing import UNAUTHENTICATED_LIMIT_BYTES
 from muster.agent.rendezvous.selection import create_rendezvous
 from muster.agent.rendezvous.transport import addresses
 from muster.agent.rendezvous.transport import tcp_network as network_module
@@ -22,7 +23,7 @@ from muster.agent.rendezvous.transport.links import Cause, LinkEnd
 from muster.agent.rendezvous.transport.tcp_network import UNAUTHENTICATED_LIMIT_S, TcpListener, TcpNetwork
 from muster.agent.runtime.loop import Loop
 
-HELLO = {"hello": VERSION, "auth": False, "nonce": "00"}
+HELLO = {"hello": FORMAT, "auth": False, "nonce": "00"}
 QUERY = {"type": "LeaderQuery", "run_id": "run"}
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -19,6 +20,8 @@ from muster.agent.workers import cold
 from muster.agent.workers.cold import CommandStarter
 from muster.agent.workers.pool import LiveWorker, WorkerEnd, WorkerPool
 from muster.agent.workers.spec import Program, ProgramKind, WorkerSpec
+from muster.schedulers.inside import program as node_program
+from muster.schedulers.processes import launch
 
 TRACER = """
 import ctypes, sys, time
@@ -82,6 +85,22 @@ def parent() -> Iterator[Parent]:
         os.kill(pid, signal.SIGKILL)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     assert set(os.listdir("/proc/self/fd")) <= before
+
+
+def make_pool(parent: Parent, started: list[LiveWorker], ended: list[WorkerEnd]) -> WorkerPool:
+    return WorkerPool(
+        parent.loop,
+        parent.children,
+        CommandStarter(),
+        on_started=started.append,
+        on_spawn_failed=lambda *failed: pytest.fail(str(failed)),
+        on_ended=ended.append,
+    )
+
+
+def start_sleepers(pool: WorkerPool, count: int) -> None:
+    program = Program(kind=ProgramKind.COMMAND, target="sleep", args=("1000",))
+    pool.start(1, [WorkerSpec(local_rank=rank, program=program, env=dict(os.environ)) for rank in range(count)])
 
 
 def wait_for_zombie(pid: int) -> None:
@@ -181,14 +200,7 @@ def test_a_sweep_does_not_list_all_processes_at_each_death(parent: Parent, monke
     started: list[LiveWorker] = []
     ended: list[WorkerEnd] = []
     swept: list[bool] = []
-    pool = WorkerPool(
-        parent.loop,
-        parent.children,
-        CommandStarter(),
-        on_started=started.append,
-        on_spawn_failed=lambda *failed: pytest.fail(str(failed)),
-        on_ended=ended.append,
-    )
+    pool = make_pool(parent, started, ended)
     parent.watch_signals()
     # Each worker has a child, which becomes an orphan. It stays when its child is killed first.
     program = Program(kind=ProgramKind.COMMAND, target="sh", args=("-c", "sleep 1000 & echo; wait; exec sleep 1000"))
@@ -240,16 +252,8 @@ def test_a_debugger_that_collects_first_costs_no_time(parent: Parent) -> None:
 def test_a_sweep_gives_up_what_does_not_end(parent: Parent, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "send_signal", lambda pids, signum: None)  # as if the kernel kept them
     started: list[LiveWorker] = []
-    pool = WorkerPool(
-        parent.loop,
-        parent.children,
-        CommandStarter(),
-        on_started=started.append,
-        on_spawn_failed=lambda *failed: pytest.fail(str(failed)),
-        on_ended=lambda end: None,
-    )
-    program = Program(kind=ProgramKind.COMMAND, target="sleep", args=("1000",))
-    pool.start(1, [WorkerSpec(local_rank=rank, program=program, env=dict(os.environ)) for rank in range(2)])
+    pool = make_pool(parent, started, [])
+    start_sleepers(pool, 2)
     given_up: list[tuple[int, ...]] = []
     pool.sweep(lambda: pytest.fail("they are still there"), given_up.append, limit_s=0.2)
     parent.turn_until(lambda: given_up)
@@ -257,22 +261,6 @@ def test_a_sweep_gives_up_what_does_not_end(parent: Parent, monkeypatch: pytest.
 
 
 # -- what may take long ------------------------------------------------------------------------------------------------
-
-
-def make_pool(parent: Parent, started: list[LiveWorker], ended: list[WorkerEnd]) -> WorkerPool:
-    return WorkerPool(
-        parent.loop,
-        parent.children,
-        CommandStarter(),
-        on_started=started.append,
-        on_spawn_failed=lambda *failed: pytest.fail(str(failed)),
-        on_ended=ended.append,
-    )
-
-
-def start_sleepers(pool: WorkerPool, count: int) -> None:
-    program = Program(kind=ProgramKind.COMMAND, target="sleep", args=("1000",))
-    pool.start(1, [WorkerSpec(local_rank=rank, program=program, env=dict(os.environ)) for rank in range(count)])
 
 
 def test_a_long_look_at_all_processes_does_not_hold_up_the_loop(
@@ -361,6 +349,63 @@ def test_a_program_whose_disk_hangs_does_not_hold_up_the_loop(parent: Parent, mo
     assert [worker.local_rank for worker in started] == [0, 1, 2]
 
 
+SHOW = "grep -E 'Sig(Blk|Ign)' /proc/self/status; ls -x /proc/self/fd; cut -d ' ' -f 6 /proc/$$/stat"
+
+
+def start_worker() -> tuple[int, int]:
+    """Its process id, and a descriptor with what it prints; so do the next two."""
+    read_fd, write_fd = os.pipe()
+    words = Program(kind=ProgramKind.COMMAND, target="sh", args=("-c", SHOW))
+    pid = cold.spawn(WorkerSpec(local_rank=0, program=words, env=dict(os.environ), stdout_fd=write_fd))
+    os.close(write_fd)
+    return pid, read_fd
+
+
+def start_replica() -> tuple[int, int]:
+    read_fd, write_fd = os.pipe()
+    pid = launch.spawn(launch.Launch(command=["/bin/sh", "-c", SHOW], env=os.environ, cwd="/"), write_fd, 2)
+    os.close(write_fd)
+    return pid, read_fd
+
+
+def start_beside() -> tuple[int, int]:
+    made = node_program.Command.__new__(node_program.Command)
+    made._is_tty, made._send = False, lambda *_: None  # type: ignore[method-assign]
+    pid, stdin, (output, errors) = made._spawn(["sh", "-c", SHOW], os.environ, "/", (24, 80))
+    os.close(stdin)
+    os.close(errors)
+    os.set_blocking(output, True)
+    return pid, output
+
+
+@pytest.mark.parametrize("start", [start_worker, start_replica, start_beside], ids=lambda start: start.__name__)
+def test_a_program_inherits_nothing_but_its_streams(
+    start: Callable[[], tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python may know no close_range(2), and the limit of descriptors may be a thousand million."""
+    monkeypatch.setattr(os, "closerange", lambda *_: time.sleep(60))
+    monkeypatch.delattr(os, "close_range", raising=False)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(1_000_000, hard), hard))
+    other = os.open(os.devnull, os.O_RDONLY)
+    os.set_inheritable(other, True)
+    ignored = {signum: signal.signal(signum, signal.SIG_IGN) for signum in (signal.SIGINT, signal.SIGQUIT)}
+    try:
+        pid, read_fd = start()
+        with open(read_fd) as output:
+            blocked, is_ignored, descriptors, session = output.read().splitlines()
+        assert os.waitpid(pid, 0)[1] == 0
+    finally:
+        for signum, handler in ignored.items():
+            signal.signal(signum, handler)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        os.close(other)
+    kept = {*ignored} if start is start_worker else ()  # nohup
+    of_libc = 0b11 << 31  # Python cannot set them, and what started the tests may ignore them
+    assert int(is_ignored.split()[1], 16) & ~of_libc == sum(1 << signum - 1 for signum in kept)
+    assert (int(blocked.split()[1], 16), descriptors.split(), int(session)) == (0, ["0", "1", "2", "3"], pid)
+
+
 def test_an_exec_that_fails_after_the_limit_is_a_worker_that_fails(
     parent: Parent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -371,7 +416,7 @@ def test_an_exec_that_fails_after_the_limit_is_a_worker_that_fails(
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
     monkeypatch.setattr(cold, "_EXEC_LIMIT_S", 0.05)
-    monkeypatch.setattr(cold, "_close_other_descriptors", lambda kept: None)
+    monkeypatch.setattr(processes, "close_all_but", lambda *_: None)
     monkeypatch.setattr(os, "execvpe", exec_late)
     started: list[LiveWorker] = []
     ended: list[WorkerEnd] = []

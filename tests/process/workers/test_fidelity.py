@@ -1,46 +1,36 @@
 """A cold and a warm worker behave like `python script args`: one probe program per item. Ends: `test_end_programs`."""
 
+import os
 import shutil
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
-from fidelity import PROBES, Probe, compare
+from fidelity import PROBES, Probe, compare, compare_all
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="warm start is for Linux")
 
 
-@pytest.mark.parametrize(
-    "target",
-    [
-        "main_module.py",
-        "./main_module.py",
-        "../fidelity/main_module.py",
-        str(PROBES / "main_module.py"),
-    ],
-)
-def test_main_of_a_script(target: str, tmp_path: Path) -> None:
-    compare(Probe(target=target, args=("-x", "two words", "")), tmp_path)
+def test_main_of_a_script(tmp_path: Path) -> None:
+    names = ("main_module.py", "./main_module.py", "../fidelity/main_module.py", str(PROBES / "main_module.py"))
+    compare_all([Probe(target=name, args=("-x", "two words", "")) for name in names], tmp_path)
 
 
-@pytest.mark.parametrize("target", ["main_module", "package", "package.__main__"])
-def test_main_of_a_module(target: str, tmp_path: Path) -> None:
-    compare(Probe(kind="module", target=target, args=("--flag",)), tmp_path)
+def test_modules(tmp_path: Path) -> None:
+    names = ("main_module", "package", "package.__main__", "children", "package.failing", "no_such", "package.no_such")
+    compare_all([Probe(kind="module", target=name, args=("--flag",)) for name in (*names, "syntax_error")], tmp_path)
 
 
-def test_main_of_a_link_a_folder_a_zip_and_a_pyc(tmp_path: Path) -> None:
-    link = tmp_path / "link.py"
+def test_main_of_a_link_a_folder_and_a_zip(tmp_path: Path) -> None:
+    link, folder, archive = (tmp_path / name for name in ("link.py", "folder", "archive.zip"))
     link.symlink_to(PROBES / "main_module.py")
-    compare(Probe(target=str(link)), tmp_path / "1")
-    folder = tmp_path / "folder"
     folder.mkdir()
     shutil.copy(PROBES / "main_module.py", folder / "__main__.py")
-    compare(Probe(target=str(folder)), tmp_path / "2")
-    archive = tmp_path / "archive.zip"
     with zipfile.ZipFile(archive, "w") as file:
         file.write(PROBES / "main_module.py", "__main__.py")
-    compare(Probe(target=str(archive)), tmp_path / "3")
+    relative = [os.path.relpath(path, PROBES) for path in (folder, archive)]
+    compare_all([Probe(target=str(path)) for path in (link, folder, archive, *relative)], tmp_path / "shown")
 
 
 def test_main_of_compiled_code(tmp_path: Path) -> None:
@@ -75,14 +65,9 @@ def test_a_forked_child_that_fails_records_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "cold" / "0.0.json").exists()
 
 
-@pytest.mark.parametrize("target", ["syntax_error.py", "latin.py", "no_such.py", "streams.py", "children.py"])
-def test_programs(target: str, tmp_path: Path) -> None:
-    compare(Probe(target=target), tmp_path)
-
-
-@pytest.mark.parametrize("target", ["children", "package.failing", "no_such", "package.no_such", "syntax_error"])
-def test_modules(target: str, tmp_path: Path) -> None:
-    compare(Probe(kind="module", target=target), tmp_path)
+def test_programs(tmp_path: Path) -> None:
+    names = ("syntax_error.py", "latin.py", "no_such.py", "streams.py", "children.py")
+    compare_all([Probe(target=name) for name in names], tmp_path)
 
 
 def test_process_state(tmp_path: Path) -> None:

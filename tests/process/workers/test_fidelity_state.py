@@ -50,7 +50,7 @@ def test_random_states_of_torch(tmp_path: Path) -> None:
 
 
 @needs_numpy
-@pytest.mark.parametrize("threads", [None, "2"])
+@pytest.mark.parametrize("threads", [pytest.param(None, marks=pytest.mark.long), "2"])
 def test_numpy_keeps_warm_start_on(threads: str | None, tmp_path: Path) -> None:
     """OpenBLAS runs a thread pool from its import on and has its own fork handlers."""
     env = {} if threads is None else {"OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads}
@@ -61,43 +61,39 @@ def test_numpy_keeps_warm_start_on(threads: str | None, tmp_path: Path) -> None:
     assert len({state["numpy"] for state in found}) == 4, found
 
 
-@BOTH
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (("raise",), "ValueError: the text"),
-        (("odd",), "Odd: <exception str() failed>"),
-        (("chain",), "KeyError: 'key'"),
-        (("generator_exit",), "GeneratorExit: gone"),
-        (("failing_hook",), "ValueError: the text"),
-        (("exit_text",), "SystemExit: a text"),
-        (("keyboard",), None),
-        (("thread",), None),
-    ],
-    ids=lambda value: value[0] if isinstance(value, tuple) else "",
-)
-def test_the_exception_is_recorded(how: str, args: tuple[str, ...], message: str | None, tmp_path: Path) -> None:
-    started = run_started(Probe(target="exits.py", args=args), how, tmp_path)
-    error = started.error()
-    if message is None:
-        assert error is None
-        return
-    assert error["message"]["message"] == message
-    extra = error["message"]["extraInfo"]
-    assert extra["timestamp"].isdecimal()
-    assert extra["py_callstack"].startswith("Traceback (most recent call last):\n")
-    assert "program.py" not in extra["py_callstack"]
-    if args not in (("failing_hook",), ("exit_text",)):  # Python prints no traceback of sys.exit("a text")
-        assert started.shown[0][0].stderr.endswith(extra["py_callstack"])
+EXCEPTIONS = {
+    "raise": "ValueError: the text",
+    "odd": "Odd: <exception str() failed>",
+    "chain": "KeyError: 'key'",
+    "generator_exit": "GeneratorExit: gone",
+    "failing_hook": "ValueError: the text",
+    "exit_text": "SystemExit: a text",
+    "keyboard": None,
+    "thread": None,
+}
 
 
 @BOTH
-def test_a_failing_hook_is_shown_as_python_shows_it(how: str, tmp_path: Path) -> None:
-    shown = run_started(Probe(target="exits.py", args=("failing_hook",)), how, tmp_path).shown[0][0]
-    assert shown.code == 1
-    assert shown.stderr.startswith("Error in sys.excepthook:\n")
-    assert "RuntimeError: the hook fails\n\nOriginal exception was:\nTraceback" in shown.stderr
-    assert shown.stderr.endswith("ValueError: the text\n")
+def test_the_exception_is_recorded(how: str, tmp_path: Path) -> None:
+    each = [[{"target": "exits.py", "args": (name,)} for name in EXCEPTIONS]]
+    started = run_started(Probe(target="exits.py"), how, tmp_path, each=each)
+    for rank, (name, message) in enumerate(EXCEPTIONS.items()):
+        error, shown = started.error(rank), started.shown[0][rank]
+        if message is None:
+            assert error is None, name
+            continue
+        assert error["message"]["message"] == message
+        extra = error["message"]["extraInfo"]
+        assert extra["timestamp"].isdecimal()
+        assert extra["py_callstack"].startswith("Traceback (most recent call last):\n")
+        assert "program.py" not in extra["py_callstack"]
+        if name == "failing_hook":  # as Python shows it
+            assert shown.code == 1
+            assert shown.stderr.startswith("Error in sys.excepthook:\n")
+            assert "RuntimeError: the hook fails\n\nOriginal exception was:\nTraceback" in shown.stderr
+            assert shown.stderr.endswith("ValueError: the text\n")
+        elif name != "exit_text":  # Python prints no traceback of sys.exit("a text")
+            assert shown.stderr.endswith(extra["py_callstack"])
 
 
 @BOTH
@@ -110,16 +106,13 @@ def test_a_json_module_beside_the_script_does_not_matter(how: str, tmp_path: Pat
 
 
 @BOTH
-def test_a_fatal_signal_leaves_the_python_stack(how: str, tmp_path: Path) -> None:
-    shown = run_started(Probe(target="segfault.py"), how, tmp_path).shown[0][0]
+def test_a_fatal_signal_leaves_the_python_stack_unless_its_variable_is_set(how: str, tmp_path: Path) -> None:
+    shown = run_started(Probe(target="segfault.py"), how, tmp_path / "own").shown[0][0]
     assert shown.code == -signal.SIGSEGV
     assert shown.stderr.startswith("Fatal Python error: Segmentation fault\n")
     assert f'File "{PROBES}/segfault.py", line 5 in crash' in shown.stderr
-
-
-@BOTH
-def test_faulthandler_is_left_alone_when_its_variable_is_set(how: str, tmp_path: Path) -> None:
-    shown = run_started(Probe(target="segfault.py", env={"PYTHONFAULTHANDLER": ""}), how, tmp_path).shown[0][0]
+    env = {"PYTHONFAULTHANDLER": ""}
+    shown = run_started(Probe(target="segfault.py", env=env), how, tmp_path / "users").shown[0][0]
     assert (shown.code, shown.stderr) == (-signal.SIGSEGV, "")
 
 

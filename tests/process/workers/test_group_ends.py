@@ -9,12 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import Outcome, find_free_port, run_tree
+from harness import Outcome, run_tree
 
 pytest.importorskip("torch")
 
-PROGRAMS = Path(__file__).parents[2] / "programs"
-PROGRAM = PROGRAMS / "group_ends.py"
+PROGRAM = Path(__file__).parents[2] / "programs" / "group_ends.py"
 STARTS = {
     "cold": ("--start", "cold"),
     "warm": ("--start", "warm"),
@@ -31,22 +30,14 @@ def run(start: str, way: str) -> Outcome:
     return run_tree([sys.executable, "-m", "muster.agent", *flags, *program, way], env=env, timeout_s=150)
 
 
-def launch_with_accelerate(folder: Path) -> Outcome:
-    """`accelerate launch` with `muster.run` in place of torch.distributed.run."""
-    client = [str(PROGRAMS / "clients" / "patched.py"), "accelerate.commands.accelerate_cli:main"]
-    flags = ["--multi_gpu", "--num_processes=2", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"]
-    flags.append(f"--main_process_port={find_free_port()}")  # else all have 29500
-    env = {**os.environ, "ACCELERATE_USE_CPU": "1", "ACCELERATE_CONFIG_FILE": "", "HF_HOME": str(folder)}
-    argv = [sys.executable, *client, "launch", *flags, str(PROGRAM), "accelerate"]
-    return run_tree(argv, env={**env, "OMP_NUM_THREADS": "1"}, cwd=folder, timeout_s=150)
-
-
 def check_success(outcome: Outcome) -> None:
     assert outcome.exit_code == 0, outcome.explain()
     assert "terminate called" not in outcome.stderr, outcome.explain()
 
 
-@pytest.mark.parametrize(("start", "way"), [("warm", "destroy_with_model"), ("cold", "leave_group")])
+@pytest.mark.parametrize(
+    ("start", "way"), [("warm", "destroy_with_model"), pytest.param("cold", "leave_group", marks=pytest.mark.long)]
+)
 def test_a_group_with_a_collective_on_its_way_ends(start: str, way: str) -> None:
     check_success(run(start, way))
 
@@ -74,14 +65,6 @@ def test_whatever_the_start_and_the_way(start: str, way: str) -> None:
 def test_accelerate_ends(start: str) -> None:
     pytest.importorskip("accelerate")
     check_success(run(start, "accelerate"))
-
-
-@pytest.mark.long
-@pytest.mark.soak
-@pytest.mark.slow
-def test_accelerates_own_launcher_ends(tmp_path: Path) -> None:
-    pytest.importorskip("accelerate")
-    check_success(launch_with_accelerate(tmp_path))
 
 
 @pytest.mark.long

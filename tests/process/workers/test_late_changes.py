@@ -55,8 +55,8 @@ def test_a_change_that_comes_too_late_is_said_once(package: Path) -> None:
 @pytest.mark.parametrize(
     "imports",
     [
-        "import torch\n",
-        "from torch import nn\n",
+        pytest.param("import torch\n", marks=pytest.mark.long),
+        pytest.param("from torch import nn\n", marks=pytest.mark.long),
         "def f():\n    import torch\n    exec(SOURCE)\nf()\n",
         "import helper\n",
     ],

@@ -34,12 +34,13 @@ def test_each_rank_is_as_far_as_its_busiest_optimizer_unless_it_says_so_itself(s
     assert len(shown) == len(expected), shown  # rank 5 has no torch
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "words",
     [
         ["--start", "cold"],
-        pytest.param(["--no-python", sys.executable], marks=pytest.mark.long),
-        pytest.param(["--hang-timeout", "0", "--no-python", sys.executable], marks=pytest.mark.long),
+        ["--no-python", sys.executable],
+        ["--hang-timeout", "0", "--no-python", sys.executable],
     ],
     ids=["script", "command", "command-unwatched"],
 )

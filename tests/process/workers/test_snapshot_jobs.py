@@ -133,7 +133,7 @@ class Nodes:
 
 @pytest.mark.soak
 @pytest.mark.slow
-@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("lost", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_a_node_that_takes_over_gets_its_ranks_states_from_a_neighbour(lost: int, tmp_path: Path) -> None:
     """Node 0 leads: with it the leader is lost."""
     pause = tmp_path / "pause-120"  # the job does not end before

@@ -41,6 +41,7 @@ def test_a_state_that_a_nearly_full_cgroup_has_no_room_for_is_refused_and_a_smal
     assert continued == "muster.snapshots: continues from step 15, from memory"
 
 
+@pytest.mark.long
 @pytest.mark.torch
 def test_the_second_job_of_a_machine_gets_what_the_first_has_left(tmp_path: Path) -> None:
     """Alone, each would have room for three states of 90 MB: 0.4 of what is free."""

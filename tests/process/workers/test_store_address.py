@@ -1,9 +1,10 @@
-"""The store's process answers its agent at whatever address its socket listens."""
+"""At which addresses a round's store answers, and who hosts a store at other addresses."""
 
 import sys
+from pathlib import Path
 
 import pytest
-from harness import run_tree
+from harness import find_free_port, run_tree
 
 PROGRAM = """
 import os, select, socket, sys
@@ -18,7 +19,7 @@ for address in sys.argv[1:]:
     pid = os.fork()
     if pid == 0:
         ours.close()
-        store.serve(theirs, 2, listener.fileno())
+        store.serve(theirs, listener.fileno())
     theirs.close()
     answered = select.select([ours], (), (), 20)[0]
     print(address, ours.recv(1) if answered else "no answer", flush=True)
@@ -37,3 +38,40 @@ def test_it_answers_at_each_address() -> None:
     """It asked at 127.0.0.1 only, and the agent ended a job on several machines after minutes."""
     outcome = run_tree([sys.executable, "-c", PROGRAM, *ADDRESSES], timeout_s=120)
     assert outcome.stdout.splitlines() == [f"{address} b's'" for address in ADDRESSES], outcome.explain()
+
+
+STORES = """
+import datetime, os, sys
+from torch import distributed, ones
+
+own, url = sys.argv[1:]  # two: torch closes the store of a group some time after its end
+rank, limit = int(os.environ["RANK"]), datetime.timedelta(seconds=20)
+
+def reduce(where, **options):
+    distributed.init_process_group("gloo", timeout=limit, **options)
+    count = ones(1)
+    distributed.all_reduce(count)
+    distributed.destroy_process_group()
+    print(where, int(count), flush=True)
+
+reduce("agent's")
+reduce("again")
+os.environ["MASTER_ADDR"] = "127.0.0.2"
+reduce("other address")
+os.environ["MASTER_PORT"] = own
+reduce("own port", rank=rank, world_size=2)
+reduce("url", init_method=f"tcp://localhost:{url}", rank=rank, world_size=2)
+"""
+
+
+@pytest.mark.torch
+def test_a_script_may_name_its_own_store_and_make_groups_again(tmp_path: Path) -> None:
+    """torch only connects, also where nothing listens, and finds the keys of the group before."""
+    script = tmp_path / "main.py"
+    script.write_text(STORES)
+    words = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "0", "--start", "warm"]
+    ports = (str(find_free_port()), str(find_free_port()))
+    argv = [sys.executable, "-m", "muster.agent", *words, str(script), *ports]
+    outcome = run_tree(argv, timeout_s=200)
+    assert outcome.exit_code == 0, outcome.explain()
+    assert outcome.stdout.count("url 2") == 2, outcome.explain()

@@ -25,7 +25,6 @@ from muster.agent.workers import stall_watch
 from muster.agent.workers.cold import CommandStarter
 from muster.agent.workers.spec import Program, ProgramKind, WorkerSpec
 from muster.agent.workers.warm.starter import TemplateStarter
-from muster.agent.workers.warm.store_handle import AGAIN_LINE
 from muster.agent.workers.warm.template_handle import TemplateOptions
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="warm start is for Linux")
@@ -253,7 +252,7 @@ for _ in range(int(sys.argv[2])):
     store = TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), 2, False)
     store.add("came", 1)
     if _:
-        time.sleep(3)
+        time.sleep(1)
 sys.exit(0 if store.get("came") else 1)
 """
 
@@ -270,7 +269,7 @@ class StoreUser:
         agent.program = replace(agent.program, args=(str(apart_s), str(times)))
 
     def begin_round(self) -> None:
-        self.agent.starter.start_store("127.0.0.1", self.port, 2, self.lost.append)
+        self.agent.starter.start_store("127.0.0.1", self.port, self.lost.append)
         self.agent.start(env={**ENV, "MASTER_PORT": str(self.port)})
 
     @property
@@ -316,28 +315,22 @@ def test_the_store_of_a_round_is_a_process_of_its_own(make_user: Callable[..., S
 EVERYWHERE = {"127.0.0.1", "127.0.0.2", *(["::1"] if socket.has_dualstack_ipv6() else [])}
 
 
-@pytest.mark.parametrize(
-    ("addr", "reached"),
-    [
+def test_the_store_listens_at_once_at_its_address(make_user: Callable[..., StoreUser]) -> None:
+    user = make_user()
+    for addr, reached in (
         ("127.0.0.1", {"127.0.0.1"}),
         ("localhost", {"127.0.0.1"}),
         ("::1", {"::1"} & EVERYWHERE),
         ("a-name", EVERYWHERE),
-        ("192.0.2.1", EVERYWHERE),
-    ],
-    ids=["IPv4", "localhost", "IPv6", "a name", "another machine's, with NAT"],
-)
-def test_the_store_listens_at_once_at_its_address(
-    make_user: Callable[..., StoreUser], addr: str, reached: set[str]
-) -> None:
-    user = make_user()
-    user.agent.starter.start_store(addr, user.port, 2, user.lost.append)
-    for host in EVERYWHERE:
-        with contextlib.nullcontext() if host in reached else pytest.raises(ConnectionRefusedError):
-            socket.create_connection((host, user.port)).close()
-    user.agent.starter.end_store()
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", user.port))
+        ("192.0.2.1", EVERYWHERE),  # another machine's, with NAT
+    ):
+        user.agent.starter.start_store(addr, user.port, user.lost.append)
+        for host in EVERYWHERE:
+            with contextlib.nullcontext() if host in reached else pytest.raises(ConnectionRefusedError):
+                socket.create_connection((host, user.port)).close()
+        user.agent.starter.end_store()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", user.port))
 
 
 def test_without_a_template_the_store_starts_cold(make_user: Callable[..., StoreUser], tmp_path: Path) -> None:
@@ -370,15 +363,8 @@ def test_a_port_that_is_taken_is_reported(make_user: Callable[..., StoreUser]) -
     user = make_user()
     with socket.create_server(("", 0)) as taken:
         user.port = taken.getsockname()[1]
-        user.agent.starter.start_store("127.0.0.1", user.port, 2, user.lost.append)
+        user.agent.starter.start_store("127.0.0.1", user.port, user.lost.append)
     assert user.lost == [f"has no store: cannot listen on MASTER_PORT {user.port}: Address already in use"]
-
-
-def test_workers_that_connect_again_are_told_which_switch_helps(make_user: Callable[..., StoreUser]) -> None:
-    user = make_user(times=2)
-    user.begin_round()
-    assert user.agent.wait_for_end() == [0, 0]
-    assert [notice for notice in user.agent.notices if "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in notice] == [AGAIN_LINE]
 
 
 def test_the_user_can_switch_the_shared_store_off(
@@ -497,6 +483,7 @@ subprocess.run([sys.executable, "-c", "import os, sys\nwhile not os.path.exists(
 
 
 @pytest.mark.soak
+@pytest.mark.long
 def test_an_import_that_waits_for_a_program_at_work_is_waited_for(
     make_agent: Callable[..., Agent], script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -532,9 +519,9 @@ sys.modules["torch"].{} = types.SimpleNamespace(is_initialized=lambda: True)
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
-        ("raise ValueError('half')", "the import of odd failed half-way"),
+        pytest.param("raise ValueError('half')", "the import of odd failed half-way", marks=pytest.mark.long),
         ("import sys\nsys.exit('enough')", "the import of odd failed half-way"),
-        ("import no_such_module", "the import of odd failed half-way"),
+        pytest.param("import no_such_module", "the import of odd failed half-way", marks=pytest.mark.long),
         ("import threading\nthreading.Thread(target=threading.Event().wait, daemon=True, name='t1').start()", "(t1)"),
         ("import socket\nkept = socket.socketpair()", "open (socket:["),
         ("import os\nkept = os.pipe()", "open (pipe:["),
@@ -581,7 +568,14 @@ def test_what_imports_print_is_printed_by_every_worker(tmp_path: Path) -> None:
         assert [(shown.stdout, shown.stderr) for shown in workers] == [("imported\nruns\n", "warned\n")] * 2
 
 
-@pytest.mark.parametrize("statement", ["pass", "gc.disable()", "gc.set_threshold(5000, 50, 50)", "gc.set_threshold(0)"])
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "pass",
+        "gc.disable(); gc.set_threshold(5000, 50, 50)",
+        pytest.param("gc.set_threshold(0)", marks=pytest.mark.long),
+    ],
+)
 def test_the_collector_is_as_the_imports_leave_it(statement: str, tmp_path: Path) -> None:
     """The template pauses it while it imports; a worker must not see that."""
     (tmp_path / "tunes.py").write_text(f"import gc\n{statement}\n")
@@ -600,8 +594,12 @@ FILTER = "import warnings\nwarnings.filterwarnings('ignore', {!r}, UserWarning)\
     [
         ("", ["main.py:1: DeprecationWarning: to main", "noisy.py:3: UserWarning: to all"]),
         (FILTER.format("to all"), ["main.py:3: DeprecationWarning: to main"]),
-        (FILTER.format("another"), ["main.py:3: DeprecationWarning: to main", "noisy.py:3: UserWarning: to all"]),
-        ("import warnings\nwarnings.simplefilter('ignore')\n", []),
+        pytest.param(
+            FILTER.format("another"),
+            ["main.py:3: DeprecationWarning: to main", "noisy.py:3: UserWarning: to all"],
+            marks=pytest.mark.long,
+        ),
+        pytest.param("import warnings\nwarnings.simplefilter('ignore')\n", [], marks=pytest.mark.long),
         (
             "import warnings\nwarnings.simplefilter('always')\n",
             ["main.py:3", "noisy.py:3", "noisy.py:4: ImportWarning"],

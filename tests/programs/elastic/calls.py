@@ -1,4 +1,4 @@
-"""Starts functions as workers: `calls.py SCENARIO`. Without torch."""
+"""Starts functions as workers: `calls.py SCENARIO,... [ARGUMENT]`. Without torch."""
 
 import functools
 import multiprocessing
@@ -15,7 +15,7 @@ from muster.elastic import AgentLost, LaunchFailed, PickleFault, launch
 
 
 if "CALLS_HELD" in os.environ:
-    launch = functools.partial(launch, held=os.environ["CALLS_HELD"])
+    launch = functools.partial(launch, held=os.environ["CALLS_HELD"] or True)
 
 
 class Pair:
@@ -286,4 +286,6 @@ def census():
 
 
 if __name__ == "__main__":
-    globals()[f"scenario_{sys.argv[1]}"](*sys.argv[2:])
+    for scenario in sys.argv[1].split(","):
+        call = globals()[f"scenario_{scenario}"]
+        call(*sys.argv[2 : 2 + call.__code__.co_argcount])

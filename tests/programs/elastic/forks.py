@@ -234,4 +234,5 @@ def image_lost(signum=signal.SIGKILL):
 
 
 if __name__ == "__main__":
-    globals()[sys.argv[1]]()
+    for scenario in sys.argv[1].split(","):
+        globals()[scenario]()

@@ -1,21 +1,20 @@
 """Agents with rendezvous handlers that this program made: `handlers.py SCENARIO`. Two nodes are two threads."""
 
 import os
-import signal
 import sys
 import threading
 
-from muster.elastic import LocalElasticAgent, WorkerSpec
+from muster.elastic import LocalElasticAgent, launcher
+
+if __name__ == "__main__":  # workers need none of it: it imports torch, which takes them a second
+    from muster.elastic import WorkerSpec
+
+    launcher._PRELOADED = ()
 
 
-def worker(path):
-    attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+def worker():
     names = ("RANK", "WORLD_SIZE", "GROUP_RANK", "LOCAL_RANK", "ROLE_RANK")
-    if path == "crash" and attempt == 0 and os.environ["RANK"] == "3":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if path == "fail" and os.environ["RANK"] == "3":
-        raise ValueError("the text")
-    return [int(os.environ[name]) for name in names], attempt
+    return [int(os.environ[name]) for name in names], int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 
 
 def make_handler(port, nodes=2):
@@ -61,7 +60,7 @@ def make_own_handler():
     return Handler()
 
 
-def run_nodes(arguments, max_restarts=1):
+def run_nodes():
     port = int(sys.argv[2])
     results = {}
 
@@ -71,8 +70,6 @@ def run_nodes(arguments, max_restarts=1):
             local_world_size=2,
             rdzv_handler=make_handler(port),
             entrypoint=worker,
-            args=arguments,
-            max_restarts=max_restarts,
         )
         results[node] = LocalElasticAgent(spec, "spawn").run()
 
@@ -86,25 +83,13 @@ def run_nodes(arguments, max_restarts=1):
 
 def scenario_nodes():
     merged = {}
-    for result in run_nodes(("train",)).values():
+    for result in run_nodes().values():
         merged |= result.return_values
     print(sorted(merged.items()))
 
 
-def scenario_crash():
-    merged = {}
-    for result in run_nodes(("crash",)).values():
-        merged |= result.return_values
-    print(sorted(merged), {attempt for _, attempt in merged.values()})
-
-
-def scenario_fail():
-    results = run_nodes(("fail",), max_restarts=0)
-    print([result.is_failed() for result in results.values()], sorted({rank for r in results.values() for rank in r.failures}))
-
-
 def scenario_own():
-    spec = WorkerSpec(role="trainer", local_world_size=2, rdzv_handler=make_own_handler(), entrypoint=worker, args=("",))
+    spec = WorkerSpec(role="trainer", local_world_size=2, rdzv_handler=make_own_handler(), entrypoint=worker)
     print(LocalElasticAgent(spec, "spawn").run().return_values)
 
 

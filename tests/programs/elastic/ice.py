@@ -13,10 +13,14 @@ except ImportError:
     import multiprocessing as mp
 
 import muster.elastic
+from muster.elastic import launcher
 
-# as written: from ice.llutil.launcher.elastic_multiprocessing import start_processes, SignalException, Std, TailLog
-# and from ice.llutil.launcher.local_elastic_agent import LocalElasticAgent
-from muster.elastic import LocalElasticAgent, SignalException, Std, TailLog, WorkerSpec, start_processes
+if __name__ == "__main__":  # workers need none of it: torch's own classes import torch, which takes them a second
+    # as written: from ice.llutil.launcher.elastic_multiprocessing import start_processes, SignalException, Std
+    # and from ice.llutil.launcher.local_elastic_agent import LocalElasticAgent
+    from muster.elastic import LocalElasticAgent, SignalException, Std, WorkerSpec, start_processes
+
+    launcher._PRELOADED = ()
 
 
 class Events:
@@ -99,20 +103,6 @@ def scenario_progbar_events():
         sys.stdout.flush()
         progbar_events["cleared"].clear()
     print("\r\x1b[K", cleared > 0, result.return_values, sep="")
-
-
-def scenario_tail():
-    """ice-learn's order of TailLog's arguments."""
-    folder = tempfile.mkdtemp()
-    files = {rank: f"{folder}/{rank}.log" for rank in (0, 1)}
-    events = {"trigger_clear": threading.Event(), "cleared": threading.Event()}
-    events["cleared"].set()
-    tailer = TailLog("trainer", files, sys.stdout, 0.05, events).start()
-    for rank in (0, 1):
-        with open(files[rank], "w") as file:
-            file.write(f"\nafter a blank line {rank}\n")
-    tailer.stop()
-    print(tailer.stopped())
 
 
 def scenario_agent(steps, whose="ice-learn", node="0", nodes="1", port="0"):

@@ -6,7 +6,12 @@ import tempfile
 import threading
 from pathlib import Path
 
-from muster.elastic import MultiprocessContext, Std, start_processes
+from muster.elastic import MultiprocessContext, launcher, start_processes
+
+if __name__ == "__main__":  # workers need none of it: it imports torch, which takes them a second
+    from muster.elastic import Std
+
+    launcher._PRELOADED = ()
 
 ALIKE = {0: {}, 1: {}}
 

@@ -9,8 +9,7 @@ import subprocess
 import sys
 import time
 
-from muster.elastic import AgentLost, LaunchFailed, ResultsMissing, launch
-from muster.elastic.jobs import exchange
+from muster.elastic import LaunchFailed, launch
 
 SCENARIO, PORT, *REST = sys.argv[1:]
 NODE = int(REST[0]) if REST else None
@@ -54,11 +53,6 @@ def node_results():
     print({rank: len(value) >> 20 for rank, value in start(large, all_results=True).items()})
 
 
-def node_restart():
-    results = start(crash_once, max_restarts=1, all_results=True)
-    print(dict(results), results.attempt)
-
-
 def node_forks():
     """Closures: each program is the template of its own node's workers, also after a restart of all."""
     rows = [NODE] * 3
@@ -95,19 +89,6 @@ def node_replaced():
     print(dict(start(wait_for_file, ("go",), all_results=True)))
 
 
-def node_vanished():
-    """Node 1's program ends between the job's end and the exchange."""
-    exchange._MEETING_LIMIT_S = 2.0
-    if NODE == 1:
-        from muster.elastic import handle
-
-        handle.exchange_results = lambda *_: os._exit(0)
-    try:
-        start(place, all_results=True)
-    except ResultsMissing as error:
-        print(error, dict(error.results))
-
-
 def node_wrong():
     """Values that cannot work."""
     for settings in (
@@ -130,14 +111,6 @@ def node_alone():
             start(place, node_rank=rank, flags=["--rdzv-conf=join_timeout=2"])
         except LaunchFailed as error:
             print(error)
-
-
-def node_tokens():
-    """The two have different tokens."""
-    try:
-        start(place, env={**os.environ, "MUSTER_TOKEN": f"{'abcdef' * 6}{NODE}"}, flags=["--rdzv-conf=join_timeout=15"])
-    except (LaunchFailed, AgentLost) as error:
-        print(error)
 
 
 def config(**settings):

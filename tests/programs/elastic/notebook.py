@@ -1,4 +1,4 @@
-"""Drives a real notebook kernel: `notebook.py SCENARIO`. Without torch."""
+"""Drives a real notebook kernel: `notebook.py SCENARIO,...`. Without torch."""
 
 import os
 import sys
@@ -74,7 +74,7 @@ def work(large):
         print("third on stdout")
     for step in range(12):
         sys.stderr.write(f"\\r{step}/12 done")
-        time.sleep(0.3)
+        time.sleep(0.2)
     sys.stderr.write("\\n")
     return rank(), len(large)
 print(dict(fork(work, [1, 2, 3])))
@@ -171,6 +171,7 @@ def restart(kernel):
 if __name__ == "__main__":
     kernel = Kernel()
     try:
-        globals()[sys.argv[1]](kernel)
+        for scenario in sys.argv[1].split(","):
+            globals()[scenario](kernel)
     finally:
         kernel.close()

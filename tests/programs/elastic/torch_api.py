@@ -6,23 +6,29 @@ import sys
 import tempfile
 import time
 
-# as written: from torch.distributed.launcher.api import ...; from torch.distributed.elastic.agent.server ... import ...
-from muster.elastic import (
-    ChildFailedError,
-    DefaultLogsSpecs,
-    LaunchConfig,
-    LocalElasticAgent,
-    RunProcsResult,
-    RunResult,
-    SignalException,
-    Std,
-    SubprocessContext,
-    TailLog,
-    WorkerSpec,
-    WorkerState,
-    elastic_launch,
-    start_processes,
-)
+from muster.elastic import launcher
+
+if __name__ == "__main__":  # workers need none of it: torch's own classes import torch, which takes them a second
+    # as written: from torch.distributed.launcher.api import ...; from torch.distributed.elastic.agent.server ... import ...
+    from muster.elastic import (
+        ChildFailedError,
+        DefaultLogsSpecs,
+        LaunchConfig,
+        LocalElasticAgent,
+        RunProcsResult,
+        RunResult,
+        SignalException,
+        Std,
+        SubprocessContext,
+        WorkerSpec,
+        WorkerState,
+        elastic_launch,
+        start_processes,
+    )
+
+    if sys.argv[1] != "held":  # what waits on a hold has torch
+        launcher._PRELOADED = ()
+
 
 
 def worker_fn(foo):
@@ -166,17 +172,6 @@ def scenario_ends():
     print("closed", {rank: failure.exitcode for rank, failure in context.wait().failures.items()})
 
 
-def scenario_tail():
-    folder = tempfile.mkdtemp()
-    files = {rank: f"{folder}/{rank}.log" for rank in (0, 1)}
-    tailer = TailLog("trainer", files, sys.stdout).start()
-    for rank in (0, 1):
-        with open(files[rank], "w") as file:
-            file.write(f"first\n\n 0%\r 50%\r100%\nlast of {rank}")
-    tailer.stop()
-    print(tailer.stopped())
-
-
 def expire(after):
     import torch.distributed.elastic.timer as timer
 
@@ -249,4 +244,5 @@ def scenario_held():
 
 
 if __name__ == "__main__":
-    globals()[f"scenario_{sys.argv[1]}"]()
+    for scenario in sys.argv[1].split(","):
+        globals()[f"scenario_{scenario}"]()

@@ -13,8 +13,6 @@ from muster.cli.commands import main
 from muster.schedulers.adapter.scheduler import Leftover, PluginScheduler
 from muster.schedulers.errors import EngineError
 
-pytestmark = pytest.mark.torchx
-
 ASKED = []
 
 
@@ -101,7 +99,8 @@ def test_a_scheduler_of_another_package_is_asked(capsys):
         assert main([command, "foreign://torchx/job", "--json"]) == ExitCode.DONE, capsys.readouterr()
         assert json.loads(capsys.readouterr().out)["outcome"] == "done"
     asked = [each for each in ASKED if each != "closed"]
-    assert asked == [(name, "job") for name in ("stop", "checkpoint", "pause", "resume", "stacks", "delete")]
+    names = ("reach", "stop", "checkpoint", "pause", "resume", "stacks", "delete")
+    assert asked == [(name, "job") for name in names]
     assert main(["resize", "foreign://torchx/job", "3"]) == ExitCode.REFUSED
     assert capsys.readouterr().err == "muster: foreign jobs cannot be resized\n"
     assert main(["delete", "foreign://torchx/gone"]) == ExitCode.UNKNOWN

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from muster import run
 from muster._shared.contract import Env
 from muster.agent.cli import arguments
 from muster.agent.cli.arguments import parse_args
@@ -64,6 +65,16 @@ def test_help_ends_with_0(capsys: pytest.CaptureFixture[str]) -> None:
         parse_args(["--help"], {})
     assert caught.value.code == 0
     assert "--nproc-per-node" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
+@pytest.mark.parametrize("parse_words", [lambda words: parse_args(words, {}), run.parse_args])
+def test_a_completion_ends_with_0(shell: str, parse_words: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse_words(["--print-completion", shell])
+    assert caught.value.code in (0, None)
+    assert "nproc-per-node" in capsys.readouterr().out
+    assert "--print-completion 'fish': must be one of bash, zsh, tcsh" in refusal("--print-completion fish")
 
 
 # -- defaults and single flags ----------------------------------------------------------------------------------------
@@ -153,7 +164,28 @@ def test_streams_by_rank(words: str, streams: dict[int, Std]) -> None:
         ("--nnodes=", "--nnodes '': must be N or MIN:MAX"),
         ("--nnodes 3:2", "--nnodes '3:2': must be"),
         ("--nnodes 1:2:3", "--nnodes '1:2:3': must be"),
-        ("--nproc-per-node 0", "--nproc-per-node '0': must be at least 1"),
+        ("--nnodes 1:٢", "--nnodes '1:٢': must be N or MIN:MAX"),
+        ("--nnodes 16385", "--nnodes '16385': must be N or MIN:MAX, with 1 <= MIN <= MAX <= 16384"),
+        ("--nproc-per-node ٢", "--nproc-per-node '٢': must be 1 to 16384"),
+        ("--max-restarts ٢", "--max-restarts '٢': must be a whole number"),
+        ("--max-restarts 1_0", "--max-restarts '1_0': must be a whole number"),
+        (f"--max-restarts {'9' * 5000}", "must be a whole number"),
+        ("--shutdown-timeout 1e300", "must be a number of seconds, 0 or more, at most"),
+        ("--hang-timeout ٢", "--hang-timeout '٢': must be auto"),
+        ("--metrics-port ٢", "--metrics-port '٢': must be"),
+        ("--snapshot-memory ٢", "--snapshot-memory '٢': must be"),
+        ("--devices ٢", "--devices '٢': must be a number of GPUs"),
+        ("--tee ٢:1", "--tee '٢:1': must be"),
+        ("--local-ranks-filter ٢", "--local-ranks-filter '٢': must be"),
+        ("--nnodes 2 --rdzv-endpoint h:٢ --rdzv-backend c10d", "the port must be a number"),
+        ("--node-rank 1", "--node-rank 1: must be 0 to 0 with --nnodes 1"),
+        ("--node-rank 65536", "--node-rank '65536': must be a whole number, at least 0 and at most 16383"),
+        ("--rdzv-id \udcff", r"--rdzv-id '\udcff': must be UTF-8 text"),
+        ("--rdzv-id a\x1b", r"--rdzv-id 'a\x1b': must be UTF-8 text without control characters"),
+        ("--role a\x1b", r"--role 'a\x1b': must be UTF-8 text without control characters"),
+        ("--nnodes 2 --master-addr \udcff", r"--master-addr '\udcff': must be UTF-8 text"),
+        ("--nproc-per-node 0", "--nproc-per-node '0': must be 1 to 16384"),
+        (f"--nproc-per-node {'9' * 300}", "must be 1 to 16384"),
         ("--max-restarts -1", "--max-restarts '-1': must be a whole number, at least 0"),
         ("--max-restarts x", "--max-restarts 'x': must be a whole number"),
         ("--shutdown-timeout inf", "--shutdown-timeout 'inf': must be a number of seconds"),
@@ -182,6 +214,11 @@ def test_streams_by_rank(words: str, streams: dict[int, Std]) -> None:
         ("--notify /no/such", "--notify '/no/such': there is no program '/no/such' on this node"),
         ("--interrupt-action kill", "must be one of stop, ask"),
         ("--interrupt-action ask --signals-to-handle SIGTERM", "--signals-to-handle must have SIGINT"),
+        ("--preflight fast", "--preflight 'fast': must be one of quick, full, off"),
+        ("--preflight full --no-python", "--preflight full measures in Python workers; "),
+        ("--devices all", "--devices 'all': must be a number of GPUs"),
+        ("--collapse-lines sometimes", "--collapse-lines 'sometimes': must be one of "),
+        ("--collapse-lines=", "--collapse-lines '': must be one of "),
         ("--preempt-signal SIGUSR2", "one of SIGUSR1, SIGHUP, SIGQUIT, SIGTERM, not SIGUSR2"),
         ("--event-log-handler tty", "--event-log-handler 'tty': must be one of null, console"),
         ("--logs-specs unknown", "--logs-specs 'unknown': must be one of default"),
@@ -202,7 +239,12 @@ def test_streams_by_rank(words: str, streams: dict[int, Std]) -> None:
         ("--rdzv-backend c10d --nnodes 2 --rdzv-endpoint h:99999", "the port must be a number from 0 to 65535"),
         ("--rdzv-backend c10d --nnodes 2 --rdzv-endpoint a:b:c", "an IPv6 address in brackets"),
         ("--rdzv-backend static --rdzv-endpoint host", "static needs HOST:PORT"),
-        ("--nnodes 2 --master-port 0", "--master-port 0: must be 1 to 65535 with more than one node"),
+        ("--nnodes 2 --rdzv-backend c10d-torch --rdzv-endpoint h:0", "h:0: the port must be 1 to 65535 with more"),
+        ("--nnodes 2 --master-port 0", "127.0.0.1:0: the port must be 1 to 65535 with more than one node"),
+        (
+            "--nnodes 1:2 --rdzv-backend c10d --rdzv-endpoint h:0",
+            "h:0: the port must be 1 to 65535 with more than one node",
+        ),
         ("--nnodes 2 --rdzv-conf is_host=perhaps", "is_host=perhaps: must be"),
         ("--rank0-env R0 --rdzv-endpoint h:1", "--rank0-env and --rdzv-endpoint both give the leader's address"),
         ("--rdzv-id= --nnodes 2", "--rdzv-id '': must be a name"),
@@ -217,6 +259,12 @@ def test_an_error_names_the_variable_that_holds_the_value() -> None:
     assert refusal("", PET_STANDALONE="yes").startswith("PET_STANDALONE 'yes': must be 0 or 1")
     assert refusal("", PET_START_METHOD="vfork").startswith("PET_START_METHOD 'vfork'")
     assert refusal("--max-restarts x", PET_MAX_RESTARTS="2").startswith("--max-restarts 'x'")
+
+
+def test_an_empty_variable_is_none() -> None:
+    empty = dict.fromkeys(("PET_NNODES", "PET_NPROC_PER_NODE", "PET_MAX_RESTARTS", "PET_STANDALONE", "PET_TEE"), "")
+    config = parse("", **empty)
+    assert (config.nproc, config.max_restarts, config.rendezvous.max_nodes) == (1, 0, 1)
 
 
 def test_a_log_dir_that_is_a_file_is_refused(tmp_path: Path) -> None:
@@ -236,9 +284,13 @@ def test_a_log_dir_that_is_a_file_is_refused(tmp_path: Path) -> None:
         ("--standalone --rdzv-id mine", {"run_id": "mine"}),
         ("--standalone --nnodes 1:4", {"standalone": True, "max_nodes": 1}),
         ("--node-rank 0", {"standalone": True}),
+        ("--standalone --node-rank 3", {"standalone": True, "node_index": 3}),
         ("--nnodes 2 --rdzv-backend c10d --rdzv-endpoint h:1 --node-rank 3", {"node_index": 3}),  # a spare
         ("--master-port 1234", {"backend": "static", "standalone": False, "master_port": 1234}),
+        ("--master-port 0", {"standalone": True}),
+        ("--rdzv-endpoint localhost:0", {"standalone": True}),
         ("--nnodes 2 --node-rank 1 --master-addr h", {"backend": "static", "node_index": 1, "master_addr": "h"}),
+        ("--nnodes 2 --master-addr [::1] --local-addr [::1]", {"master_addr": "::1", "local_addr": "::1"}),
         ("--nnodes 2", {"backend": "static", "node_index": 0, "master_addr": "127.0.0.1", "master_port": 29500}),
         ("--nnodes 2", {"join_timeout_s": 900.0, "run_id": "none"}),
         ("--nnodes 2 --rdzv-conf timeout=9", {"backend": "static", "join_timeout_s": 9.0}),
@@ -263,7 +315,7 @@ def test_a_log_dir_that_is_a_file_is_refused(tmp_path: Path) -> None:
         ("--nnodes 2 --rdzv-backend c10d --rdzv-conf keep_alive_interval=2,keep_alive_max_attempt=9", {"keep_alive_interval_s": 2.0, "keep_alive_max_attempt": 9}),
         ("--nnodes 2 --rdzv-backend c10d --rdzv-conf is_host=True", {"is_host": True}),
         ("--nnodes 2 --rdzv-backend c10d --rdzv-conf is_host=0", {"is_host": False}),
-        ("--nnodes 2 --rdzv-backend c10d --rdzv-conf read_timeout=60,close_timeout=1,heartbeat_timeout=2,store_type=tcp", {"is_host": None}),
+        ("--nnodes 2 --rdzv-backend c10d --rdzv-conf read_timeout=60,close_timeout=1,heartbeat_timeout=2,cas_backoff_max_seconds=1,store_type=tcp", {"is_host": None}),
         ("--nnodes 2 --rdzv-backend c10d --last-call-timeout 5 --rdzv-conf last_call_timeout=6", {"last_call_timeout_s": 5.0}),
         ("--local-addr 10.0.0.7", {"local_addr": "10.0.0.7"}),
         ("--nnodes 2 --rdzv-backend c10d --rdzv-conf 'join_timeout=5,timeout=6'", {"join_timeout_s": 5.0}),
@@ -293,6 +345,22 @@ def test_what_people_read_has_the_names_and_the_width_of_the_adapter() -> None:
     assert adapters.rendezvous.max_restarts_flag == "--max_retries"
     assert adapters.report_columns == 80 - len("trainer-of-images/1 ")
     assert parse(f"--role {'r' * 60}", **{Env.ADAPTER: "kubernetes"}).report_columns == 40
+
+
+@pytest.mark.parametrize("nnodes", ["1", "2", "1:2"])
+@pytest.mark.parametrize(
+    ("backend", "port"),
+    [("c10d", 41), ("muster", 41), ("static", 3), ("c10d-torch", 3), ("etcd", 3), ("etcd-v2", 3)],
+)
+def test_the_adapters_port_is_for_our_leader_only(backend: str, port: int, nnodes: str) -> None:
+    words = f"--nnodes {nnodes} --rank0-env R0 --rdzv-backend {backend} --rdzv-port 3 --node-rank 0"
+    config = parse(words, R0="node0", **{Env.RDZV_PORT: "41"}).rendezvous
+    if config.endpoint:
+        assert config.endpoint == f"node0:{port}"
+    elif backend == "static":
+        assert (config.master_addr, config.master_port) == ("node0", port)
+    else:
+        assert config.standalone or (config.host, config.port) == ("node0", port)
 
 
 def test_the_adapters_port_beats_the_flag_but_not_an_endpoint() -> None:
@@ -410,6 +478,10 @@ def test_other_variables() -> None:
         **{Env.NODE_NAME: "pod-3", Env.TERMINATION_LOG: "/t", Env.LOG_DIR: "/l"},
     )
     assert (config.agent_error_file, config.logs.prefix_template) == ("/e.json", "[${rank}]:")
+    both = parse(
+        "--log-line-prefix-template a", TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE="b", PET_LOG_LINE_PREFIX_TEMPLATE="c"
+    )
+    assert both.logs.prefix_template == "a"
     assert (config.node_name, config.termination_log, config.logs.base_dir) == ("pod-3", "/t", "/l")
     assert config.shutdown_timeout_s == 4.0
     assert parse("--shutdown-timeout 9", TORCH_ELASTIC_SHUTDOWN_TIMEOUT="4").shutdown_timeout_s == 9.0

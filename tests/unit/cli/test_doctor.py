@@ -2,15 +2,13 @@
 
 import json
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from muster.cli import overview
-from muster.cli.commands import build_parser, main
-from muster.cli.completion import build_completion
+from muster.cli.commands import main
 from muster.cli.doctor import command, services
 from muster.cli.doctor.command import format_observations
 from muster.cli.doctor.observations import Observation, Verdict, hide_credentials
@@ -18,8 +16,6 @@ from muster.schedulers.slurm.client import list_jobs
 from muster.schedulers.slurm.scheduler import SlurmScheduler
 from muster.schedulers.supervision.app_folder import AppFolder
 from muster.schedulers.supervision.registry import AppRegistry
-
-STAND_IN = Path(__file__).parents[2] / "programs" / "nvml_stand_in.c"
 
 
 @pytest.fixture(autouse=True)
@@ -44,16 +40,6 @@ def test_this_machine(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     assert seen["torch"]["facts"]["torch"]
     assert seen["folders"]["facts"]["folders"][0]["path"] == str(tmp_path)
     assert all(each["verdict"] in ("ok", "absent", "warning", "error") for each in seen.values())
-
-
-@pytest.fixture(scope="module")
-def nvml(tmp_path_factory: pytest.TempPathFactory) -> str:
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("there is no C compiler here")
-    path = tmp_path_factory.mktemp("nvml") / "libnvidia-ml.so.1"
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", path, STAND_IN], check=True)
-    return str(path)
 
 
 def test_a_machine_with_amds_driver(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,20 +158,6 @@ def test_lines_are_folded_below_their_text() -> None:
         "limits        warning  a few words of it",
         "                       -> raise it",
     ]
-
-
-def test_the_shells_complete_it() -> None:
-    words = build_completion("bash", build_parser())
-    assert "doctor) " in words
-    assert "--devices" in words
-
-
-@pytest.mark.parametrize("word", ["--devices", "--nproc"])
-def test_a_number_is_wanted(word: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main(["doctor", word, "many"])
-    assert stopped.value.code == 2
-    assert "'many' is not a number, 1 or more" in capsys.readouterr().err
 
 
 # -- Slurm -------------------------------------------------------------------------------------------------------------

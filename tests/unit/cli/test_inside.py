@@ -1,6 +1,8 @@
 """`muster exec` and `muster shell`: their words, which nodes are meant, and what is found on a node."""
 
 import os
+import resource
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -20,7 +22,9 @@ from muster.schedulers.docker.engine.inside_stream import InsideStream
 from muster.schedulers.errors import UnknownAppError
 from muster.schedulers.held import node as held_node
 from muster.schedulers.inside import program
-from muster.schedulers.inside.frames import build_program
+from muster.schedulers.inside.frames import build_program, pack
+from muster.schedulers.inside.pipe import NodePipe, pump_pipe, start_pipe
+from muster.schedulers.inside.session import Order, Session, build_words, run_captured
 from muster.schedulers.ssh import node as ssh_node
 
 
@@ -30,6 +34,7 @@ from muster.schedulers.ssh import node as ssh_node
         ("exec app --node 1 ls -l", ("app", 1, False, None, ["ls", "-l"])),
         ("exec --node=1 app ls --node 2", ("app", 1, False, None, ["ls", "--node", "2"])),
         ("exec app --all --role r sh -c x", ("app", None, True, "r", ["sh", "-c", "x"])),
+        ("exec --nod 1 app --ro r ls -l", ("app", 1, False, "r", ["ls", "-l"])),
         ("exec app -- --all", ("app", None, False, None, ["--all"])),
         ("exec app", ("app", None, False, None, [])),
     ],
@@ -184,6 +189,62 @@ def test_a_program_on_a_node_needs_nothing_there(sent: ModuleType) -> None:
     text = build_program(sent.__file__, "print(pack(b'1', b'out'))")
     done = subprocess.run([sys.executable, "-I", "-S", "-c", text], capture_output=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"b'1\\x00\\x00\\x00\\x03out'\n", b"")
+
+
+@pytest.fixture
+def many_descriptors() -> Iterator[None]:
+    """Leave no number below 1,100: `select` takes none above 1,023."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2000), hard))
+    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    yield
+    for fd in opened:
+        os.close(fd)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("many_descriptors")
+def test_a_command_runs_on_a_node_from_a_process_with_many_descriptors(agent: Any) -> None:
+    agent(**VARIABLES)
+    pipe = start_pipe([sys.executable, *build_words()], {**os.environ})
+    order = Order(app=APP, index=1, command=["sh", "-c", "echo $MINE; cat >&2; exit 3"])
+    assert run_captured(pipe, order, 60.0) == (3, "1\n", "")
+
+
+@pytest.mark.usefixtures("many_descriptors")
+def test_a_connection_is_a_pipe_of_a_process_with_many_descriptors() -> None:
+    ours, theirs = socket.socketpair()
+    pipe = pump_pipe(
+        ours, receive=lambda: ours.recv(9) or None, send=ours.sendall, close=ours.close, explain=str, first=b"first"
+    )
+    os.write(pipe.stdin, b"to it")
+    assert (os.read(pipe.stdout, 9), theirs.recv(9)) == (b"first", b"to it")
+    theirs.sendall(b"from it")
+    assert os.read(pipe.stdout, 9) == b"from it"
+    theirs.close()
+    assert (os.read(pipe.stdout, 9), pipe.end()) == (b"", "")
+
+
+@pytest.mark.parametrize(
+    ("sent", "failure"),
+    [
+        (b"x" * 70_000, "its node is not reached"),
+        (program.MAGIC + b"1\xff\xff\xff\xff", "it sent a frame of 4294967295 bytes: at most 262144 are allowed"),
+        (program.MAGIC + pack(program.EXIT, b"x"), "invalid literal for int() with base 10: b'x'"),
+    ],
+)
+def test_a_node_that_sends_something_else_is_lost(sent: bytes, failure: str) -> None:
+    stdout, theirs = socket.socketpair()
+    with open(os.devnull, "wb") as stdin, stdout, theirs:
+        session = Session(
+            NodePipe(stdin=stdin.fileno(), stdout=stdout.fileno(), end=str), Order(app="a", index=0, command=["true"])
+        )
+        heard_s = session.heard_s
+        theirs.sendall(sent)
+        while not session.is_over:
+            assert list(session.receive()) == []
+            assert session._in_frames or session.heard_s == heard_s, "noise is no sign of life"
+    assert session.failure == failure
 
 
 def test_frames_of_docker_are_cut_wherever_they_break() -> None:

@@ -1,7 +1,9 @@
-"""Which log folders of agents that were started by hand `muster prune` removes."""
+"""What `muster prune` removes in folders where other users can write: logs of agents, unpacked agents."""
 
 import os
 import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from muster._shared.contract import LogNames
 from muster.agent.logs.files import RunFolder
 from muster.cli import leftovers
+from muster.schedulers.docker.engine import client
 
 
 @pytest.fixture
@@ -71,3 +74,45 @@ def test_folders_that_are_not_an_agents_or_not_the_users_own_stay(
     assert len(find(folder)) == 1
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     assert find(folder) == []
+
+
+def test_unpacked_agents_are_found_in_folders_that_only_this_user_can_have_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A link that another user has made there may lead to folders of the user whose names are alike: runs, say."""
+    runs, temporary, cache = tmp_path / "runs", tmp_path / "tmp", tmp_path / "cache"
+    (runs / "0123456789abcdef0123456789abcdef").mkdir(parents=True)
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    base = temporary / f"muster-{os.geteuid()}"
+    base.symlink_to(runs)
+    assert list(leftovers._find_unpacked_agents()) == []
+    base.unlink()
+    (base / "0123456789abcdef0123456789abcdef").mkdir(parents=True)
+    base.chmod(0o777)
+    assert list(leftovers._find_unpacked_agents()) == []
+    base.chmod(0o700)
+    [found] = leftovers._find_unpacked_agents()
+    found.remove()
+    assert list(base.iterdir()) == []
+    assert len(list(runs.iterdir())) == 1
+
+
+def test_the_engine_of_the_given_environment_is_asked_and_closed_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[object] = []
+
+    class FakeEngine:
+        def __init__(self, environ: Mapping[str, str]) -> None:
+            done.append(environ["DOCKER_HOST"])
+
+        def __getattr__(self, name: str) -> Callable[..., object]:
+            return lambda *_words, **_options: done.append("close") if name == "close" else {}
+
+    monkeypatch.setattr(client, "Engine", FakeEngine)
+    with ExitStack() as opened:
+        assert list(leftovers._find_lost_containers({"DOCKER_HOST": "tcp://given"}, tmp_path, opened)) == []
+        assert done == ["tcp://given"]
+    assert done == ["tcp://given", "close"]

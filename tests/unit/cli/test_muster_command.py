@@ -16,7 +16,6 @@ from muster._shared.reports import Answer, RankProgress, Stack
 from muster.cli import answers, operations, prune
 from muster.cli.commands import build_parser, main
 from muster.cli.completion import build_completion, list_options
-from muster.schedulers.errors import EngineError
 
 COMMANDS = [
     *(
@@ -43,12 +42,8 @@ COMMANDS = [
 
 def test_every_outcome_has_an_exit_code():
     codes = {outcome: get_exit_code(Answer(outcome=outcome, line="x")) for outcome in AskOutcome}
-    assert codes == {
-        AskOutcome.DONE: 0,
-        AskOutcome.REFUSED: 1,
-        AskOutcome.LATE: 5,
-        AskOutcome.LOST: 6,
-    }
+    others = {AskOutcome.DONE: 0, AskOutcome.REFUSED: 1, AskOutcome.LATE: 5}
+    assert codes == {**others, AskOutcome.LOST: 6, AskOutcome.UNREACHED: 6}
 
 
 @pytest.mark.parametrize("command", ["stop", "checkpoint", "pause", "resume", "stacks"])
@@ -86,9 +81,11 @@ def test_an_answer_as_json(monkeypatch, capsys):
     assert json.loads(capsys.readouterr().out) == {
         "outcome": "done",
         "line": "x",
+        "is_unchanged": False,
         "step": 7,
         "ranks": 1,
         "took_s": 0.5,
+        "format": 1,
         "exit_code": 0,
         "late": [{"global_rank": 1, "step": None, "silent_s": 2.5, "role": ""}],
         "stacks": [{"global_rank": 0, "node": 0, "local_rank": 0, "text": "a", "role": ""}],
@@ -121,11 +118,18 @@ def test_what_could_not_be_passed_on_is_one_line(monkeypatch, capsys):
     assert json.loads(capsys.readouterr().out) == {"outcome": "unknown", "line": "no such app", "exit_code": 3}
 
 
+def test_a_user_without_a_home_folder_is_told_so(monkeypatch, capsys):
+    """`muster run` ended in TorchX's traceback."""
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    assert main(["list"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
 def test_what_the_file_system_refuses_is_one_line(monkeypatch, capsys):
-    def refuse(app_id, limit_s):
+    def refuse(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    scheduler = SimpleNamespace(stop_app=refuse, close=lambda: None)
+    scheduler = SimpleNamespace(ask_app=refuse, close=lambda: None)
     monkeypatch.setattr(operations, "create_scheduler", lambda name, session: scheduler)
     assert main(["stop", "local_cwd://torchx/x"]) == ExitCode.LOST
     assert capsys.readouterr() == ("", "muster: the folder of local_cwd://torchx/x: No space left on device\n")
@@ -153,15 +157,6 @@ def test_what_was_deleted_is_an_answer(monkeypatch, capsys):
     assert scheduler.deleted == ("x",)
 
 
-def test_a_scheduler_that_cannot_be_made_is_one_line(monkeypatch, capsys):
-    def create(name, session):
-        raise EngineError("it needs Linux")
-
-    monkeypatch.setattr(operations, "create_scheduler", create)
-    assert main(["stop", "local_cwd://torchx/x"]) == ExitCode.LOST
-    assert capsys.readouterr() == ("", "muster: it needs Linux\n")
-
-
 @pytest.mark.parametrize(
     ("interrupt", "code", "out", "err"),
     [(KeyboardInterrupt, 130, "", "\nmuster: interrupted\n"), (EOFError, 1, "\nnothing was removed\n", "")],
@@ -186,12 +181,21 @@ def test_a_person_who_does_not_want_to_answer(interrupt, code, out, err, monkeyp
         (["stop", "a://b/c", "--limit", "0"], "'0' is not a number of seconds from 1 to 86400"),
         (["stop", "a://b/c", "--limit", "nan"], "'nan' is not a number of seconds"),
         (["resize", "a://b/c", "0"], "'0' is not a number of nodes, 1 or more"),
+        (["log", "a://b/c", "--grep", "(" * 2000], "is not a regular expression: "),
         (["cancel", "a://b/c"], "'cancel': `torchx cancel` is one; `muster stop` lets the ranks save first"),
         (["statsu"], "muster: there is no command 'statsu': did you mean 'status'?"),
         (["zzz"], "muster: there is no command 'zzz': `muster --help` lists them"),
         (["list", "--bogus"], "muster list: error: unrecognized arguments: --bogus"),
         (["log", "last", "-n"], "muster log: error: unrecognized arguments: -n"),
+        (["run", "-j", "2x4", "--script", "t.py"], "-j; a component such as dist.ddp must stand before its"),
         (["run", "--bogus", "dist.ddp"], "muster run: error: unrecognized arguments: --bogus"),
+        (["run", "--dry-run", "dist.ddp"], "unrecognized arguments: --dry-run; did you mean --dryrun?"),
+        (["run", "-s", "local_cwd", "-s", "docker", "dist.ddp"], "-s is specified more than once"),
+        (["doctor", "--devices", "many"], "'many' is not a number, 1 or more"),
+        (["doctor", "--nproc", "many"], "'many' is not a number, 1 or more"),
+        (["log", "a", "--grep", "("], "("),
+        (["log", "a", "--rank", "-1"], "-1"),
+        (["log", "a", "--stream", "all"], "all"),
     ],
 )
 def test_wrong_words(words, line, capsys):
@@ -240,6 +244,9 @@ def test_roles_are_told_apart():
     )
     assert (merged.outcome, merged.line) == (AskOutcome.LATE, "actor: rank 0 is late; learner: saved")
     assert [(each.role, each.global_rank) for each in merged.late] == [("actor", 0)]
+    none = Answer(outcome=AskOutcome.LOST, line="no agent answers")
+    unreached = merge_answers({"a": none, "b": Answer(outcome=AskOutcome.UNREACHED, line="cannot be asked"), "c": none})
+    assert (unreached.outcome, get_exit_code(unreached)) == (AskOutcome.UNREACHED, ExitCode.LOST)
     assert list(answers.format_stacks(merged.stacks)) == [
         "stacks of actor, rank 0:",
         "  a",

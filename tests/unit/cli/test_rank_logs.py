@@ -17,8 +17,6 @@ from muster.cli.output.rank_logs import (
     list_places,
 )
 
-pytestmark = pytest.mark.torchx
-
 
 def write(*events):
     return b"".join(json.dumps(each).encode() + b"\n" for each in events)
@@ -101,9 +99,9 @@ def test_lines_of_a_rank_in_the_output_of_a_node():
 
 @pytest.mark.parametrize("role", ["llama3", "llama3-8", "v2,1", "8"])
 def test_a_rank_of_a_role_whose_name_ends_in_digits(role: str) -> None:
-    lines = [f"[{role}{local}]:from {local}\n" for local in range(12)]
+    lines = [f"[{role}:{local}]:from {local}\n" for local in range(12)]
     assert [list(select_rank(lines, role, rank)) for rank in (1, 11)] == [["from 1\n"], ["from 11\n"]]
-    assert list(select_rank([f"[{role}0-2,5]:a\n", f"[{role}3]:b\n"], role, 5)) == ["a\n"]
+    assert list(select_rank([f"[{role}:0-2,5]:a\n", f"[{role}:3]:b\n"], role, 5)) == ["a\n"]
 
 
 def test_a_line_that_several_ranks_have_said_is_each_ones():

@@ -22,10 +22,11 @@ from muster.cli import commands
 from muster.cli.afterwards.clocks import place
 from muster.cli.afterwards.sources import Event
 from muster.cli.afterwards.story import Story, tell
-from muster.cli.rehearse import journal, live, plan, watch
+from muster.cli.rehearse import command, journal, live, plan, watch
 from muster.cli.rehearse.advice import ADVICE
+from muster.cli.rehearse.faults import nodes, places, ranks
 from muster.cli.rehearse.faults.catalogue import FAULTS
-from muster.cli.rehearse.faults.fault import Moment, NotPossibleError, Scene
+from muster.cli.rehearse.faults.fault import Fault, Moment, NotPossibleError, Scene
 from muster.cli.rehearse.journal import Journal, Undo
 from muster.cli.rehearse.outcome import Row, Verdict, judge
 from muster.cli.rehearse.page import build_page
@@ -33,6 +34,7 @@ from muster.cli.rehearse.saves import Kept, Saves, is_close
 from muster.cli.rehearse.table import Report, build_json, build_junit, build_table
 from muster.cli.rehearse.trial import Case, Limits, Result, Trial
 from muster.cli.rehearse.watch import Slot
+from muster.schedulers.adapter import scheduler
 from muster.schedulers.adapter.scheduler import PluginScheduler
 
 ROOT = Path(__file__).parents[3]
@@ -55,6 +57,12 @@ def build_story(ranks: int = 4, rounds: int = 1) -> Story:
     formed = events[1]
     events[1:1] = [replace(formed, round=number, time_s=10.0, monotonic_s=10.0) for number in range(1 - rounds, 0)]
     return tell("run", place(events))
+
+
+@pytest.mark.parametrize(("word", "is_named"), [("--max_retries=3", True), ("--max_retr", True), ("-m", False)])
+def test_a_parameter_may_be_named_by_its_beginning(word: str, is_named: bool) -> None:
+    request = SimpleNamespace(component="dist.ddp", words=(word, "3", "--", "--max_retries"))
+    assert command._names(cast("command.Request", request), "max_retries") == is_named
 
 
 UNDISTURBED = Result(
@@ -148,8 +156,8 @@ def test_every_fault_has_a_name_of_its_own_and_says_what_must_hold(capsys: pytes
         assert name in listed
         assert f"| `{name}` | {fault.title} |" in page, name
         assert fault.holds.endswith(".")
-    files = [path for path in (ROOT / "muster/cli/rehearse/faults").glob("*/*.py") if path.stem != "__init__"]
-    assert len(files) == len(FAULTS), "a fault is not in the catalogue"
+    declared = [each for module in (ranks, nodes, places) for each in vars(module).values() if isinstance(each, Fault)]
+    assert len(declared) == len(FAULTS), "a fault is not in the catalogue"
 
 
 # -- how a run is judged -----------------------------------------------------------------------------------------------
@@ -229,6 +237,33 @@ def test_steps_of_the_optimizer_count_from_each_start_and_say_nothing_of_the_end
     assert ended.result == "not comparable: the run was ended at step 40"
 
 
+@pytest.mark.parametrize(
+    ("values_at", "verdict", "comparison"),
+    [
+        ({52: {"loss": 0.5}, 53: {"loss": 9.0}}, Verdict.SURVIVED, "equal at step 52"),
+        ({51: {"loss": 0.7}, 52: {"loss": 0.7}}, Verdict.DIFFERS, "loss 0.7 instead of 0.5 at step 52"),
+        ({53: {"loss": 0.5}}, Verdict.SURVIVED, "not comparable: the run was ended at step 53"),
+        ({52: {"lr": 0.5}}, Verdict.SURVIVED, "not comparable: the run was ended at step 53"),
+    ],
+)
+def test_runs_that_steps_end_are_compared_at_one_step(
+    values_at: dict[int, dict[str, float]], verdict: Verdict, comparison: str
+) -> None:
+    undisturbed = replace(UNDISTURBED, state="reached", done=52, values_at={51: {"loss": 0.6}, 52: {"loss": 0.5}})
+    row = judge(build_result(state="reached", done=53, values_at=values_at), undisturbed, is_repeatable=None)
+    assert (row.verdict, row.result) == (verdict, comparison)
+
+
+def test_numbers_belong_to_a_step_that_two_looks_have_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, _ = build_run(tmp_path, monkeypatch, Limits())
+    looks = iter([(1, {"a": 1.0}), (1, {"a": 1.0}), (1, {"a": 2.0}), (2, {"a": 2.0}), (2, {"a": 2.0}), (0, {})])
+    run._watch = cast("Any", SimpleNamespace(look=dict, read_values=lambda: next(looks)))
+    run._saves = cast("Any", SimpleNamespace(look=lambda: False))
+    for _ in range(6):
+        run._look()
+    assert run._result.values_at == {1: {"a": 1.0}, 2: {"a": 2.0}}
+
+
 def test_files_are_compared() -> None:
     undisturbed = replace(UNDISTURBED, digests={"ckpt/last.pt": "1"})
     row = judge(build_result(digests={"ckpt/last.pt": "2"}), undisturbed, is_repeatable=True)
@@ -278,8 +313,7 @@ def test_whatever_is_in_a_reason_the_junit_is_xml() -> None:
     row = Row(name="rank-killed", title="a rank", at="step 1", verdict=Verdict.LOST, reason="\udcff \uffff \x00 ]]> <&")
     report = Report(command="dist.ddp", seed=1, steps=9, took_s=1.0, rows=(row,))
     failure = ET.fromstring(build_junit(report).encode()).find("testcase/failure")
-    assert failure is not None
-    assert failure.get("message") == "not survived: a rank; step 1; ? ? \\x00 ]]> <&"
+    assert failure.get("message") == "not survived: a rank; step 1; \\udcff ? \\x00 ]]> <&"
 
 
 def test_the_page_loads_nothing_and_runs_nothing() -> None:
@@ -301,9 +335,38 @@ def test_the_documentation_that_an_advice_names_exists(name: str) -> None:
 
 def test_nothing_that_was_not_tried_counts_as_survived() -> None:
     row = Row(name="a", title="a", at="", verdict=Verdict.NOT_TRIED, reason="no root")
-    report = Report(command="", seed=0, steps=1, took_s=1.0, rows=(row,))
+    report = Report(command="", seed=0, steps=1, took_s=1.0, rows=(row,), planned=1)
     assert build_json(report)["rows"][0]["verdict"] == "not tried"
     assert "survived" not in build_table(report)
+    early = replace(report, planned=22)
+    assert (report.is_good, early.is_good, early.describe()[-21:]) == (True, False, "; 1 of 22 faults done")
+
+
+def test_each_verdict_is_written_when_it_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A person ends it in the third run."""
+    runs = iter([UNDISTURBED, build_result(), KeyboardInterrupt()])
+
+    def run_once(stage: command._Stage, *_: object, **__: object) -> Result:
+        stage._took_s.append(90.0)
+        result = next(runs)
+        if isinstance(result, Result):
+            return result
+        known = json.loads((tmp_path / "rehearsal" / "rehearsal.json").read_text())
+        assert [row["verdict"] for row in known["rows"]] == ["not tried", "survived"]
+        raise result
+
+    monkeypatch.setattr(scheduler, "unwind_on_signals", lambda: None)  # the tests' process keeps its handlers
+    monkeypatch.setattr(command._Stage, "_run_once", run_once)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.py").touch()
+    words = ["--seed", "1", "--faults", "node-lost,rank-killed,preempted", "dist.ddp", "-j", "1x4", "--script", "x.py"]
+    assert commands.main(["rehearse", *words]) == 130
+    shown = capsys.readouterr()
+    assert "seed 1; 2 of 3 faults done\n" in shown.out
+    assert "muster: fault 2 of 3: a rank is killed (SIGKILL); about 3 min 0 s left\n" in shown.err
 
 
 # -- what is undone ----------------------------------------------------------------------------------------------------
@@ -426,7 +489,7 @@ def run_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rounds: list[list
     """
     run, clock = build_run(tmp_path, monkeypatch, Limits())
     pages: dict[int, Slot] = {}
-    run._watch = cast("Any", SimpleNamespace(look=lambda: pages, read_values=dict, has_ended=lambda _: True))
+    run._watch = cast("Any", SimpleNamespace(look=lambda: pages, read_values=lambda: (0, {}), has_ended=lambda _: True))
     run._saves = cast("Any", SimpleNamespace(look=lambda: False))
     for steps in rounds:
         pages.clear()
@@ -454,7 +517,7 @@ def test_a_recovery_ends_with_a_step_beyond_those_of_before_or_with_the_last_one
 def test_a_start_that_is_seen_late_began_where_the_rank_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, _ = build_run(tmp_path, monkeypatch, Limits())
     pages: dict[int, Slot] = {}
-    run._watch = cast("Any", SimpleNamespace(look=lambda: pages, read_values=dict, has_ended=lambda _: True))
+    run._watch = cast("Any", SimpleNamespace(look=lambda: pages, read_values=lambda: (0, {}), has_ended=lambda _: True))
     run._saves = cast("Any", SimpleNamespace(look=lambda: False))
     pages[0] = Slot(done=20, is_counted=True)
     run._look()

@@ -2,6 +2,7 @@
 
 import argparse
 import io
+import os
 import signal
 import sys
 import threading
@@ -10,6 +11,7 @@ from importlib.metadata import EntryPoint
 from types import SimpleNamespace
 
 import pytest
+from torchx.runner import config
 from torchx.specs import AppState
 
 from muster._shared.control import ControlError
@@ -24,9 +26,6 @@ def _signals_of_before() -> Iterator[None]:
     yield
     for each, handler in before.items():
         signal.signal(each, handler)
-
-
-pytestmark = pytest.mark.torchx
 
 
 @pytest.mark.parametrize(
@@ -113,23 +112,12 @@ def test_a_component_that_does_not_exist_is_one_line(name, line):
     assert "\n" not in str(caught.value)
 
 
-def test_an_option_of_the_command_that_is_misspelt(capsys):
-    with pytest.raises(SystemExit, match="2"):
-        commands.main(["run", "--dry-run", "dist.ddp"])
-    assert capsys.readouterr().err.endswith("unrecognized arguments: --dry-run; did you mean --dryrun?\n")
-
-
 def test_a_scheduler_that_is_misspelt(capsys):
     assert commands.main(["run", "-s", "slrum", "dist.ddp"]) == 2
     assert "there is no scheduler 'slrum'; did you mean 'slurm'? there are: " in capsys.readouterr().err
 
 
-def test_an_option_is_given_once(capsys):
-    with pytest.raises(SystemExit, match="2"):
-        commands.main(["run", "-s", "local_cwd", "-s", "docker", "dist.ddp"])
-    assert "-s is specified more than once" in capsys.readouterr().err
-
-
+@pytest.mark.torchx
 def test_our_components_are_found_without_torchxs_search(monkeypatch):
     from muster.components import dist
 
@@ -141,6 +129,7 @@ def test_our_components_are_found_without_torchxs_search(monkeypatch):
     ]
 
 
+@pytest.mark.torchx
 def test_another_packages_dist_wins_as_with_torchx(monkeypatch):
     points = [
         EntryPoint("dist", "muster.components.dist", "torchx.components"),
@@ -236,3 +225,56 @@ def test_only_a_job_that_goes_on_ends_the_command_without_the_line_about_an_inte
             follow(scheduler, "a", is_attached=True, shows_lines=False)
     else:
         assert follow(scheduler, "a", is_attached=False, shows_lines=False) == 130
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"[dist.ddp]\nj=1x1\nj=1x2\n", "option 'j' in section 'dist.ddp' already exists"),
+        (b"j=1x1\n", "File contains no section headers"),
+        (b"[cli:run]\nworkspace=%(x)s\n", "Bad value substitution: option 'workspace' in section 'cli:run'"),
+        (b"[cli:run]\nworkspace=50%\n", "'%' must be followed by '%' or '('"),
+        (b"[local_cwd]\nlog_dir=a\0b\n", "it has a NUL character"),
+        (b"[local_cwd]\nlog_dir=\xff\n", "can't decode byte 0xff"),
+        (b"#" * (5 << 20), "it is larger than 4194304 bytes"),
+        ("pipe", "it is not a regular file"),
+        ("folder", "Is a directory"),
+        ("missing", "does not exist or is not a file"),
+    ],
+)
+def test_a_configuration_that_torchx_cannot_read_is_one_line(content, problem, tmp_path, monkeypatch, capsys):
+    path = tmp_path / ".torchxconfig"
+    monkeypatch.setattr(config, "DEFAULT_CONFIG_DIRS", [str(tmp_path)])
+    if content == "pipe":
+        os.mkfifo(path)
+    elif content == "folder":
+        path.mkdir()
+    elif content == "missing":
+        monkeypatch.setenv("TORCHXCONFIG", str(path))
+    else:
+        path.write_bytes(content)
+    assert commands.main(["run", "--dryrun", "dist.ddp", "--script", "main.py"]) == 1
+    line = capsys.readouterr().err
+    assert problem in line
+    assert ".torchxconfig" in line
+    assert line.count("\n") == 1
+
+
+def test_a_value_of_a_section_that_is_of_another_type_is_named(tmp_path, monkeypatch, capsys):
+    (tmp_path / ".torchxconfig").write_text("[slurm]\nspares=maybe\n")
+    monkeypatch.setattr(config, "DEFAULT_CONFIG_DIRS", [str(tmp_path)])
+    assert commands.main(["run", "--dryrun", "-s", "slurm", "dist.ddp", "--script", "main.py"]) == 1
+    assert capsys.readouterr().err == "muster: option 'spares' of slurm must be a whole number, not 'maybe'\n"
+
+
+def test_pairs_of_a_component_that_are_none_are_one_line(tmp_path, monkeypatch, capsys):
+    (tmp_path / "mine.py").write_text(
+        "from typing import Dict\nfrom torchx import specs\n"
+        "def job(pairs: Dict[str, str]) -> specs.AppDef:\n    return specs.AppDef('a')\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    for component, option in (("dist.ddp", "-m a --metadata"), ("mine.py:job", "--pairs")):
+        assert commands.main(["run", "--dryrun", component, *option.split(), "foo"]) == 1
+        line = capsys.readouterr().err.splitlines()[-1]
+        assert line.startswith(f"muster: component {component}: ")
+        assert "foo" in line

@@ -7,8 +7,6 @@ import pytest
 from muster.agent.cli.flag_table import FLAGS
 from muster.components import dist
 
-pytestmark = pytest.mark.torchx
-
 
 @pytest.mark.parametrize("component", [dist.ddp, dist.spmd, dist.torchrun])
 def test_the_hang_timeout(component) -> None:

@@ -128,6 +128,11 @@ SAMPLES: dict[str, Callable[[], JobStatus]] = {
 
 
 PLAIN = Size(width=80, height=24, has_colours=False, has_styles=False)
+WIDE = replace(PLAIN, width=120)
+
+
+def draw(status: JobStatus | None, view: View | None = None, size: Size = PLAIN, **changes: object) -> list[str]:
+    return draw_job(make_picture(status, **changes), view or View(), History(), size)
 
 
 class TestRendering:
@@ -143,20 +148,15 @@ class TestRendering:
 
     @pytest.mark.parametrize("view", [View(), View(note="saved at step 9"), View(asks_stop=True)])
     def test_the_keys_are_always_there(self, view: View) -> None:
-        rows = draw_job(make_picture(job_samples.make_job()), view, History(), Size(width=80, height=24))
-        assert "s stacks" in strip(rows[-1])
-        assert "q quit" in strip(rows[-1])
+        last = draw(job_samples.make_job(), view)[-1]
+        assert "s stacks" in last
+        assert "q quit" in last
 
     def test_of_many_ranks_those_that_differ_come_first(self) -> None:
         status = job_samples.make_crash(64, 8)
         assert sort_ranks(status, 10)[0].global_rank == 63
         assert [rank.global_rank for rank in sort_ranks(status, 64)] == list(range(64))
-        rows = "\n".join(
-            draw_job(
-                make_picture(status), View(), History(), Size(width=80, height=24, has_colours=False, has_styles=False)
-            )
-        )
-        assert "  63 " in rows
+        assert "  63 " in "\n".join(draw(status))
 
     @pytest.mark.parametrize(("rate", "first"), [(4.8, 0), (0.1, 40), (None, 0)])
     def test_a_rank_that_is_less_than_a_second_behind_stays_in_its_place(self, rate: float | None, first: int) -> None:
@@ -178,16 +178,16 @@ class TestRendering:
         assert sort_ranks(replace(job, ranks=waiting), 10)[0].global_rank == 40
 
     def test_a_node_with_one_rank_names_it_once(self) -> None:
-        rows = draw_job(make_picture(job_samples.make_job(2, 2)), View(), History(), replace(PLAIN, width=80))
+        rows = draw(job_samples.make_job(2, 2))
         assert ["0", "host-0", "running", "0"] in [row.split()[:4] for row in rows]
 
     def test_what_is_left_out_is_counted(self) -> None:
-        rows = draw_job(make_picture(job_samples.make_job(64, 8)), View(), History(), replace(PLAIN, width=200))
+        rows = draw(job_samples.make_job(64, 8), size=replace(PLAIN, width=200))
         assert sum("of 64 ranks: those that differ come first)" in row for row in rows) == 1
         assert sum("of 8 nodes: those that differ come first)" in row for row in rows) == 1
-        rows = draw_job(make_picture(job_samples.make_job(64, 8)), View(), History(), replace(PLAIN, width=80))
+        rows = draw(job_samples.make_job(64, 8))
         assert sum(" of 64)" in row for row in rows) == sum(" of 8)" in row for row in rows) == 1  # it was cut off
-        rows = draw_job(make_picture(job_samples.make_job(8, 1)), View(), History(), replace(PLAIN, width=200))
+        rows = draw(job_samples.make_job(8, 1), size=replace(PLAIN, width=200))
         assert not any("differ" in row for row in rows)
 
     def test_a_lost_node_comes_first(self) -> None:
@@ -198,27 +198,21 @@ class TestRendering:
 
     def test_without_ranks_the_nodes_can_be_selected(self) -> None:
         status = job_samples.make_job(512, 64)
-        size = Size(width=80, height=24, has_colours=False, has_styles=False)
-        rows = list_rows(make_picture(status), View(), size)
-        assert rows[0][0] == "node"
-        last = draw_job(make_picture(status), View(selected=63, rows=64), History(), size)
+        assert list_rows(make_picture(status), View(), PLAIN)[0][0] == "node"
+        last = draw(status, View(selected=63, rows=64))
         assert any("host-63" in row for row in last)
 
     def test_what_a_rank_writes_is_no_control_sequence(self) -> None:
         status = job_samples.make_job(1, 1)
         status = replace(status, ranks=(replace(status.ranks[0], last_line="\x1b[2Jx\x07"),))
-        rows = draw_job(
-            make_picture(status), View(), History(), Size(width=120, height=24, has_colours=False, has_styles=False)
-        )
+        rows = draw(status, size=WIDE)
         assert not any("\x1b" in row or "\x07" in row for row in rows)
 
     def test_numbers_that_lie_are_shown(self) -> None:
         status = replace(
             job_samples.make_job(2, 1), step=2**47, total=1, rate=1e12, eta_s=1e12, values=(("loss", "nan"),)
         )
-        rows = draw_job(
-            make_picture(status), View(), History(), Size(width=120, height=24, has_colours=False, has_styles=False)
-        )
+        rows = draw(status, size=WIDE)
         assert any("loss nan" in row for row in rows)
 
     @pytest.mark.parametrize(("ranks", "nodes", "height"), [(12, 1, 24), (64, 8, 24), (512, 64, 24), (64, 8, 50)])
@@ -227,7 +221,8 @@ class TestRendering:
         slow = tuple(replace(each, global_rank=rank) for each in status.slow_ranks[:1] for rank in (1, 2))
         picture = make_picture(replace(status, reason="rank 7 exited", slow_ranks=slow), error="no answer")
         size = Size(width=80, height=height)
-        for at, (kind, number) in enumerate(list_rows(picture, View(), size)):
+        places = list(enumerate(list_rows(picture, View(), size)))
+        for at, (kind, number) in places[:: len(places) // 30 + 1]:
             rows = draw_job(picture, View(selected=at), History(), size)
             (row,) = (strip(row) for row in rows if "\x1b[7m" in row)
             shown = int(row.split()[0])
@@ -240,9 +235,7 @@ class TestRendering:
         status = job_samples.make_job(4)
         waits = [replace(rank, collective="all_reduce #6 of default_pg", collective_s=wait_s) for rank in status.ranks]
         slow = replace(status.slow_ranks[0], global_rank=3, late_s=0.0041, is_chronic=True)
-        shown = make_picture(replace(status, ranks=tuple(waits), slow_ranks=(slow,)))
-        size = Size(width=120, height=24, has_colours=False, has_styles=False)
-        rows = draw_job(shown, View(), History(), size)
+        rows = draw(replace(status, ranks=tuple(waits), slow_ranks=(slow,)), size=WIDE)
         assert any("0.0041 s late" in row for row in rows) is is_named
 
     def test_what_is_wider_than_the_screen_is_folded(self) -> None:
@@ -250,8 +243,7 @@ class TestRendering:
             "t/1 was ended by SIGKILL; started again: 1 of 3 retries used; attempt 0, 3 restarts left; 1 of 2 nodes run"
         )
         note = "all 2 ranks wait at step 255, after 0.1 s; torch's own timeout of collectives keeps running"
-        size = Size(width=80, height=24, has_colours=False, has_styles=False)
-        rows = draw_job(make_picture(job_samples.make_job(), line=line), View(note=note), History(), size)
+        rows = draw(job_samples.make_job(), View(note=note), line=line)
         text = " ".join(row.strip() for row in rows)
         assert line in text
         assert note in text
@@ -259,7 +251,7 @@ class TestRendering:
     def test_what_stands_together_in_the_header_is_not_parted(self) -> None:
         status = replace(job_samples.make_job(8, 1), step=170, total=100_000, eta_s=5220.0)
         status = replace(status, values=(("loss", 0.452489),))
-        rows = draw_job(make_picture(status), View(), History(), PLAIN)
+        rows = draw(status)
         (at,) = (at for at, row in enumerate(rows) if "step 170 of 100000" in row)
         assert not rows[at].endswith("loss")
         assert rows[at + 1].startswith("loss 0.452489")
@@ -268,7 +260,7 @@ class TestRendering:
     def test_a_reason_has_more_rows_where_all_ranks_have_room(self, ranks: int, rows: int) -> None:
         line = " ".join(f"word{at:02}" for at in range(30))
         job = replace(job_samples.make_job(ranks, 1), events=())
-        shown = draw_job(make_picture(job, line=line), View(), History(), PLAIN)
+        shown = draw(job, line=line)
         assert [row.startswith("word") for row in shown[1:5]] == [True] * rows + [False] * (4 - rows)
         assert not any("  word" in row for row in shown), "where rows are joined there is one blank"
 
@@ -293,38 +285,37 @@ class TestRendering:
             replace(each, node_index=each.node_index + (each.node_index > 0), host="one-host") for each in job.nodes
         )
         spare = NodeStatus(node_index=1, host="one-host", state=NodeState.SPARE)
-        rows = draw_job(make_picture(replace(job, nodes=(*nodes, spare))), View(), History(), PLAIN)
+        rows = draw(replace(job, nodes=(*nodes, spare)))
         at = next(at for at, row in enumerate(rows) if row.startswith("NODE"))
         assert [row.split()[0] for row in rows[at + 1 : at + 5]] == ["0", "2", "3", "1"]
         at = next(at for at, row in enumerate(rows) if row.startswith("RANK"))
         assert [row.split()[1] for row in rows[at + 1 : at + 7]] == ["0", "0", "2", "2", "3", "3"]
 
     def test_the_reason_of_a_restart_is_said_once(self) -> None:
-        rows = "\n".join(draw_job(make_picture(job_samples.make_crash(4, 1)), View(), History(), PLAIN))
+        rows = "\n".join(draw(job_samples.make_crash(4, 1)))
         assert "2 recoveries\n" in re.sub(" +\n", "\n", rows)
         assert rows.count("rank 3 on host-0 ended by SIGKILL") == 2, "as the reason, and as an event"
 
     def test_a_job_whose_workers_have_not_begun_says_so(self) -> None:
-        assert "its workers have reported nothing yet" in draw_job(make_picture(), View(), History(), PLAIN)[2]
-        ended = draw_job(make_picture(state="FAILED", has_ended=True), View(), History(), PLAIN)
+        assert "its workers have reported nothing yet" in draw(None)[2]
+        ended = draw(None, state="FAILED", has_ended=True)
         assert not any("told nothing" in row for row in ended)
 
     @pytest.mark.parametrize(("height", "events"), [(24, 6), (40, 22), (50, 32)])
     def test_events_have_the_room_that_nothing_else_needs(self, height: int, events: int) -> None:
         told = tuple(JobEvent(time_s=job_samples.NOW_S, text=f"round {at} formed") for at in range(32))
         status = replace(job_samples.make_job(8, 1), events=told)
-        rows = draw_job(make_picture(status), View(), History(), replace(PLAIN, height=height))
+        rows = draw(status, size=replace(PLAIN, height=height))
         assert len(rows) == height
         assert [row.split()[2] for row in rows if row.endswith("formed")] == [f"{at}" for at in range(32 - events, 32)]
         assert sum(row.lstrip()[:1].isdigit() and "epoch" in row for row in rows) == 8, "all ranks are there"
 
     def test_of_a_job_that_has_ended_nothing_can_be_asked(self) -> None:
-        picture = make_picture(job_samples.make_job(), state="FAILED", has_ended=True)
-        assert draw_job(picture, View(), History(), PLAIN)[-1].strip() == "↑↓ Enter log  q quit"
+        assert draw(job_samples.make_job(), state="FAILED", has_ended=True)[-1].strip() == "↑↓ Enter log  q quit"
 
     def test_what_p_does_while_the_job_is_paused(self) -> None:
         status = replace(job_samples.make_job(), state=JobState.PAUSED)
-        assert "p go on" in strip(draw_job(make_picture(status), View(), History(), Size(width=80, height=24))[-1])
+        assert "p go on" in draw(status)[-1]
 
     def test_time_that_is_lost_is_named_from_a_second_on(self) -> None:
         goodput = Goodput(fraction=0.7, productive_s=3.0, lost_s=(("start", 0.9), ("restart", 0.5), ("round", 0.4)))
@@ -400,6 +391,10 @@ class _Reader(Reader):
     def tell(self, content: object, origin: Origin | Deed) -> None:
         self.told.append((origin, content))
 
+    def answer(self, view: TopView, line: str, deed: Deed) -> None:
+        self.tell(Answer(outcome=AskOutcome.DONE, line=line), deed)
+        view.take()
+
     def repeat(self, read: Callable[[], object]) -> None:
         try:
             self.tell(read(), Origin.LOOK)
@@ -418,55 +413,49 @@ def make_view(handle: str | None = "local_cwd://a", **changes: object) -> tuple[
     return view, reader
 
 
-SIZE = Size(width=80, height=24, has_colours=False, has_styles=False)
-
-
 class TestView:
     def test_a_second_request_waits_for_the_first(self) -> None:
         view, reader = make_view()
-        view.draw(SIZE)
+        view.draw(PLAIN)
         view.press("c")
         view.press("p")
-        assert any("wait for that" in row for row in view.draw(SIZE))
-        reader.tell(Answer(outcome=AskOutcome.DONE, line="all ranks have saved at step 9"), Deed.CHECKPOINT)
-        view.take()
-        assert any("saved at step 9" in row for row in view.draw(SIZE))
+        assert any("wait for that" in row for row in view.draw(PLAIN))
+        reader.answer(view, "all ranks have saved at step 9", Deed.CHECKPOINT)
+        assert any("saved at step 9" in row for row in view.draw(PLAIN))
         view.press("s")
-        assert any("stacks" in row for row in view.draw(SIZE))
+        assert any("stacks" in row for row in view.draw(PLAIN))
 
     def test_a_refused_request_is_a_line_and_the_next_one_goes(self) -> None:
         view, reader = make_view()
         view.press("p")
         reader.tell(ControlError("no agent answers", ExitCode.LOST), Deed.PAUSE)
         view.take()
-        assert any("no agent answers" in row for row in view.draw(SIZE))
+        assert any("no agent answers" in row for row in view.draw(PLAIN))
         view.press("c")
-        assert any("save at one step" in row for row in view.draw(SIZE))
+        assert any("save at one step" in row for row in view.draw(PLAIN))
 
     def test_a_look_that_fails_does_not_end_a_request(self) -> None:
         view, reader = make_view()
         view.press("c")
         reader.tell(ControlError("the engine does not answer", ExitCode.LOST), Origin.LOOK)
         view.take()
-        assert any("the engine does not answer" in row for row in view.draw(SIZE))
+        assert any("the engine does not answer" in row for row in view.draw(PLAIN))
         view.press("p")
-        assert any("wait for that" in row for row in view.draw(SIZE))
+        assert any("wait for that" in row for row in view.draw(PLAIN))
 
     def test_stacks_can_be_seen_while_a_pause_waits_for_a_rank(self) -> None:
         view, reader = make_view()
-        view.draw(SIZE)
+        view.draw(PLAIN)
         view.press("p")
         view.press("h")
         assert reader.pending[0] is Deed.WAITS
         view.press("s")
-        assert any("whom they wait for; wait for that" in row for row in view.draw(SIZE))
-        reader.tell(Answer(outcome=AskOutcome.DONE, line="rank 5 has not reached step 955"), Deed.WAITS)
-        view.take()
-        assert any("rank 5 has not reached step 955" in row for row in view.draw(SIZE))
+        assert any("whom they wait for; wait for that" in row for row in view.draw(PLAIN))
+        reader.answer(view, "rank 5 has not reached step 955", Deed.WAITS)
+        assert any("rank 5 has not reached step 955" in row for row in view.draw(PLAIN))
         view.press("escape")
-        reader.tell(Answer(outcome=AskOutcome.DONE, line="all ranks wait at step 955"), Deed.PAUSE)
-        view.take()
-        assert any("all ranks wait at step 955" in row for row in view.draw(SIZE))
+        reader.answer(view, "all ranks wait at step 955", Deed.PAUSE)
+        assert any("all ranks wait at step 955" in row for row in view.draw(PLAIN))
 
     @pytest.mark.parametrize(("state", "words"), [("running", "to wait at one step"), ("paused", "to go on")])
     def test_what_p_asks_for_is_said(self, state: str, words: str) -> None:
@@ -474,16 +463,15 @@ class TestView:
         reader.tell(make_picture(replace(job_samples.make_job(), state=JobState(state))), Origin.LOOK)
         view.take()
         view.press("p")
-        assert any(f"asks all ranks {words} ..." in row for row in view.draw(SIZE))
+        assert any(f"asks all ranks {words} ..." in row for row in view.draw(PLAIN))
 
     def test_no_word_of_an_answer_is_cut(self) -> None:
         view, reader = make_view()
-        view.draw(SIZE)
+        view.draw(PLAIN)
         view.press("h")
         words = [f"word{at}" for at in range(60)]
-        reader.tell(Answer(outcome=AskOutcome.DONE, line=" ".join(words)), Deed.WAITS)
-        view.take()
-        rows = view.draw(replace(SIZE, has_colours=False, has_styles=False))
+        reader.answer(view, " ".join(words), Deed.WAITS)
+        rows = view.draw(PLAIN)
         assert {*words} <= {*" ".join(rows).split()}
         assert not any(row.startswith(" ") for row in rows)
 
@@ -492,35 +480,34 @@ class TestView:
         view = TopView(_Jobs(), reader, "gone")
         view.start()
         view.take()
-        assert view.failure is not None
         assert view.failure.exit_code is ExitCode.UNKNOWN
 
     def test_the_selected_rank_stays_selected_when_the_order_changes(self) -> None:
         view, reader = make_view()
-        view.draw(SIZE)
+        view.draw(PLAIN)
         for _ in range(5):
             view.press("down")
-        view.draw(SIZE)
+        view.draw(PLAIN)
         reader.tell(make_picture(job_samples.make_crash(64, 1)), Origin.LOOK)
         view.take()
-        rows = view.draw(SIZE)
+        rows = view.draw(PLAIN)
         assert len(rows) == 24
         assert view._find_rank() == (0, 5)
 
     def test_a_rank_that_fails_is_seen_by_a_person_who_has_selected_none(self) -> None:
         view, reader = make_view()
-        view.draw(SIZE)
+        view.draw(PLAIN)
         reader.tell(make_picture(job_samples.make_crash(64, 1)), Origin.LOOK)
         view.take()
-        assert any(row.startswith("  63 ") for row in view.draw(SIZE))
+        assert any(row.startswith("  63 ") for row in view.draw(PLAIN))
         assert view._find_rank() == (0, 63)
 
     def test_a_job_that_has_ended_shows_what_its_agents_told_last(self) -> None:
         view, reader = make_view()
-        view.draw(SIZE)
+        view.draw(PLAIN)
         reader.tell(make_picture(state="SUCCEEDED", has_ended=True, line="after 3 s"), Origin.LOOK)
         view.take()
-        page = "\n".join(view.draw(SIZE))
+        page = "\n".join(view.draw(PLAIN))
         assert "8120 of 20000 steps" in page
         assert "ETA" not in page
         assert "a second" not in page
@@ -528,23 +515,21 @@ class TestView:
 
     def test_what_was_asked_is_not_said_again_after_the_answer(self) -> None:
         view, reader = make_view()
-        view.draw(SIZE)
+        view.draw(PLAIN)
         view.press("h")
-        reader.tell(Answer(outcome=AskOutcome.DONE, line="no rank waits"), Deed.WAITS)
-        view.take()
+        reader.answer(view, "no rank waits", Deed.WAITS)
         view.press("escape")
-        assert "whom they wait for" not in "\n".join(view.draw(SIZE))
+        assert "whom they wait for" not in "\n".join(view.draw(PLAIN))
 
     @pytest.mark.parametrize("line", ["x" * 200 + " the end", "日本" * 60 + " the end"])
     def test_a_line_of_a_text_is_folded_and_found_again(self, line: str) -> None:
         view, reader = make_view()
-        view.draw(SIZE)
+        view.draw(PLAIN)
         view.press("h")
-        reader.tell(Answer(outcome=AskOutcome.DONE, line=line), Deed.WAITS)
-        view.take()
-        rows = view.draw(SIZE)
+        reader.answer(view, line, Deed.WAITS)
+        rows = view.draw(PLAIN)
         assert any("the end" in row for row in rows)
-        assert max(map(cell_len, rows)) <= SIZE.width
+        assert max(map(cell_len, rows)) <= PLAIN.width
         view.draw(Size(width=20, height=8))
         view._lines += [f"line {at}" for at in range(50)] + ["the end"]
         for key in ("home", "/", *"the end", "enter"):
@@ -572,13 +557,13 @@ class TestView:
 
     def test_from_the_list_to_a_job_and_back(self) -> None:
         view, _ = make_view(None)
-        assert any("local_cwd://a" in row for row in view.draw(SIZE))
+        assert any("local_cwd://a" in row for row in view.draw(PLAIN))
         view.press("enter")
         view.take()
-        assert "Esc list" in view.draw(SIZE)[-1]
+        assert "Esc list" in view.draw(PLAIN)[-1]
         view.press("escape")
         view.take()
-        assert "Enter open" in view.draw(SIZE)[-1]
+        assert "Enter open" in view.draw(PLAIN)[-1]
 
 
 class TestPlain:
@@ -614,7 +599,7 @@ class TestPlain:
 def test_what_is_wrong_with_a_ranks_device(width: int, device: DeviceStatus, found: str | None) -> None:
     job = job_samples.make_job(ranks=2)
     job = replace(job, ranks=(job.ranks[0], replace(job.ranks[1], device=device)))
-    rows = [strip(row) for row in draw_job(make_picture(job), View(), History(), Size(width=width, height=24))]
+    rows = draw(job, size=replace(PLAIN, width=width))
     assert any("DEVICE" in row for row in rows) == (found is not None)
     assert found is None or sum(found in row for row in rows) == 1
 
@@ -623,7 +608,7 @@ def test_nodes_of_one_machine_have_numbers() -> None:
     status = job_samples.make_job(8, 2)
     one_host = replace(status, nodes=tuple(replace(node, host="host-0") for node in status.nodes))
     for each, expected in ((status, {"host-0", "host-1"}), (one_host, {"0", "1"})):
-        rows = [strip(row) for row in draw_job(make_picture(each), View(), History(), Size(width=200, height=50))]
+        rows = draw(each, size=replace(PLAIN, width=200, height=50))
         first = next(at for at, row in enumerate(rows) if row.startswith("RANK"))
         assert {row.split()[1] for row in rows[first + 1 : first + 9]} == expected
 

@@ -17,8 +17,6 @@ from torchx.specs.finder import ComponentValidationException, get_components
 from muster._shared.contract import AGENT_MODULE, RoleKey
 from muster.components import dist
 
-pytestmark = pytest.mark.torchx
-
 OUR_NAMES = ("ddp", "spmd", "torchrun")
 THEIR_NAMES = tuple(name for name in OUR_NAMES if hasattr(theirs, name))
 OURS = [getattr(dist, name) for name in OUR_NAMES]
@@ -42,6 +40,7 @@ def build_theirs(component: str, /, *args: str, **arguments: Any) -> specs.AppDe
         return getattr(theirs, component)(*args, **copy.deepcopy(arguments))
 
 
+@pytest.mark.torchx
 @pytest.mark.parametrize("name", THEIR_NAMES)
 def test_every_parameter_of_torchx_is_there_with_its_default(name: str) -> None:
     our_parameters = inspect.signature(getattr(dist, name)).parameters
@@ -60,6 +59,7 @@ def test_parameters_of_either_line_are_there_on_both(component: Callable[..., An
     assert parameter in inspect.signature(component).parameters
 
 
+@pytest.mark.torchx
 @pytest.mark.parametrize("name", THEIR_NAMES)
 @pytest.mark.parametrize(
     "arguments",
@@ -89,6 +89,7 @@ def test_the_appdef_is_torchxs_but_for_the_command(name: str, arguments: dict[st
         assert getattr(our_role, field) == getattr(their_role, field), field
 
 
+@pytest.mark.torchx
 @pytest.mark.parametrize("component", [dist.ddp, dist.torchrun])
 @pytest.mark.parametrize("arguments", [{"cpu": 3, "gpu": 4, "memMB": 5000}, {"rdzv_port": 1234}, {"j": "2:3x1"}])
 def test_the_rest_of_ddp_is_torchxs_too(component: Callable[..., Any], arguments: dict[str, Any]) -> None:
@@ -125,6 +126,7 @@ def test_script_arguments_survive_as_they_are(component: Callable[..., Any]) -> 
     assert args[args.index("main.py") + 1 :] == words
 
 
+@pytest.mark.torchx
 def test_script_arguments_survive_the_command_line() -> None:
     app = materialize_appdef(dist.ddp, ["--script", "main.py", "-j", "2x4", "--", "-x", "--", "--script", "b", "-j"])
     args = only_role(app).args
@@ -133,6 +135,7 @@ def test_script_arguments_survive_the_command_line() -> None:
     assert only_role(app).args[-3:] == ["main.py", "in", "--lr=1"]
 
 
+@pytest.mark.torchx
 def test_every_argument_can_be_given_on_the_command_line() -> None:
     line = (
         "--m a.b --image i --name e/r --cpu 3 --gpu 4 --memMB 77 -j 1:2x4 --env A=1,B=2 --metadata K=v --max_retries 2"
@@ -290,6 +293,18 @@ def test_memory_is_requested_per_process(arguments: dict[str, Any], request_mb: 
         ({"mounts": ["src=/a"]}, "--mounts 'src=/a': type must be specified first"),
         ({"mounts": ["type=nope"]}, "--mounts 'type=nope': invalid mount type"),
         ({"mounts": ["nope=1"]}, "--mounts 'nope=1': unknown mount option nope"),
+        ({"notify": "tell 'me"}, """--notify "tell 'me": no closing quotation"""),
+        ({"notify": " "}, "--notify is empty"),
+        ({"rank_order": "rack"}, "--rank_order 'rack' is not one of node, segment"),
+        *(
+            ({"snapshot_memory": value}, f"--snapshot_memory {value!r}: must be a share of the free memory from 1% to ")
+            for value in ("101%", "0%", "64Gi", "-1", "", "9999999999T")
+        ),
+        *(({"snapshot_copies": value}, f"--snapshot_copies {value} is not one of 0") for value in (-1, 2)),
+        *(
+            ({"metrics_port": value}, f"--metrics_port {value!r} is not [ADDRESS:]PORT")
+            for value in ("x", "70000", "host:1", ":1", "[::1]", "-1", "")
+        ),
     ],
 )
 def test_wrong_arguments_are_refused_in_one_line(arguments: dict[str, Any], line: str) -> None:
@@ -301,9 +316,7 @@ def test_wrong_arguments_are_refused_in_one_line(arguments: dict[str, Any], line
 
 
 def test_a_wrong_type_of_mount_is_told_how_a_claim_is_mounted() -> None:
-    with pytest.raises(
-        ComponentValidationException, match=r"a claim of Kubernetes, .*: type=volume,src=NAME,dst=/job$"
-    ):
+    with pytest.raises(ComponentValidationException, match=r"a claim of Kub.*: type=volume,src=NAME,dst=/job$"):
         dist.ddp(script="main.py", mounts=["type=pvc", "src=a", "dst=/b"])
 
 
@@ -312,6 +325,7 @@ def test_a_job_without_a_program_is_refused() -> None:
         dist.ddp()
 
 
+@pytest.mark.torchx
 def test_torchx_finds_ours_and_its_own() -> None:
     components = get_components()
     for name in OUR_NAMES:
@@ -323,66 +337,26 @@ def test_torchx_finds_ours_and_its_own() -> None:
 def test_more_processes_than_the_default_host_has_gpus_come_with_advice() -> None:
     with pytest.raises(ComponentValidationException, match=r"the default of -h; on hosts without GPUs use dist\.ddp"):
         dist.spmd(script="main.py", j="1x2")
-
-
-@pytest.mark.parametrize("component", OURS)
-def test_a_command_to_notify_is_one_argument(component: Callable[..., Any]) -> None:
-    words = only_role(component(script="main.py", notify="tell --to 'all of us'")).args
-    assert words.index("--notify=tell --to 'all of us'") < words.index("main.py")
-    assert not any("notify" in word for word in only_role(component(script="main.py")).args)
+    with pytest.raises(ComponentValidationException, match=r"the 1 GPU of -h gpu\.small; for example"):
+        dist.ddp(script="main.py", j="1x2", h="gpu.small")
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("tell 'me", """--notify "tell 'me": no closing quotation"""), (" ", "--notify is empty")]
+    ("parameter", "value", "words"),
+    [
+        ("notify", "tell --to 'all of us'", ["--notify=tell --to 'all of us'"]),
+        ("metrics_port", "0.0.0.0:9464", ["--metrics-port", "0.0.0.0:9464"]),
+        ("tracker_run", True, ["--tracker-run"]),
+        ("snapshot_memory", "64G", ["--snapshot-memory", "64G"]),
+        ("snapshot_copies", 0, ["--snapshot-copies", "0"]),
+        ("rank_order", "segment", ["--rank-order", "segment"]),
+    ],
 )
-def test_a_command_to_notify_that_is_none(text: str, message: str) -> None:
-    with pytest.raises(ComponentValidationException, match=message):
-        dist.ddp(script="main.py", notify=text)
-
-
-@pytest.mark.parametrize("component", OURS)
-def test_metrics_and_trackers_are_asked_for_by_name(component: Callable[..., Any]) -> None:
-    words = only_role(component(script="main.py", metrics_port="0.0.0.0:9464", tracker_run=True)).args
-    assert words[words.index("--metrics-port") + 1] == "0.0.0.0:9464"
-    assert words.index("--tracker-run") < words.index("main.py")
-    without = only_role(component(script="main.py")).args
-    assert not {"--metrics-port", "--tracker-run"} & set(without)
-
-
-@pytest.mark.parametrize("component", OURS)
-def test_memory_and_copies_of_snapshots_are_passed_on_where_they_are_given(component: Callable[..., Any]) -> None:
-    words = only_role(component(script="main.py", snapshot_memory="64G", snapshot_copies=0)).args
-    assert words[words.index("--snapshot-memory") + 1] == "64G"
-    assert words[words.index("--snapshot-copies") + 1] == "0"
-    assert words.index("--snapshot-copies") < words.index("main.py")
-    without = only_role(component(script="main.py")).args
-    assert not {"--snapshot-memory", "--snapshot-copies"} & set(without)
-
-
-@pytest.mark.parametrize("component", OURS)
-def test_the_order_of_ranks_is_passed_on_where_it_is_given(component: Callable[..., Any]) -> None:
-    words = only_role(component(script="main.py", rank_order="segment")).args
-    assert words[words.index("--rank-order") + 1] == "segment"
-    assert "--rank-order" not in only_role(component(script="main.py")).args
-    with pytest.raises(ComponentValidationException, match="--rank_order 'rack' is not one of node, segment"):
-        component(script="main.py", rank_order="rack")
-
-
-@pytest.mark.parametrize("value", ["101%", "0%", "64Gi", "-1", "", "9999999999T"])
-def test_a_memory_for_snapshots_that_is_none(value: str) -> None:
-    allowed = "a share of the free memory from 1% to 100%, bytes with K, M, G or T (1024 each), or 0"
-    with pytest.raises(ComponentValidationException) as caught:
-        dist.ddp(script="main.py", snapshot_memory=value)
-    assert str(caught.value) == f"--snapshot_memory {value!r}: must be {allowed}"
-
-
-@pytest.mark.parametrize("value", [-1, 2])
-def test_a_number_of_copies_that_is_not_kept(value: int) -> None:
-    with pytest.raises(ComponentValidationException, match=f"--snapshot_copies {value} is not one of 0"):
-        dist.ddp(script="main.py", snapshot_copies=value)
-
-
-@pytest.mark.parametrize("value", ["x", "70000", "host:1", ":1", "[::1]", "-1", ""])
-def test_a_port_for_metrics_that_is_none(value: str) -> None:
-    with pytest.raises(ComponentValidationException, match=r"--metrics_port .* is not \[ADDRESS:\]PORT"):
-        dist.ddp(script="main.py", metrics_port=value)
+def test_what_has_no_flag_by_default_is_passed_on_where_it_is_given(
+    parameter: str, value: object, words: list[str]
+) -> None:
+    args = only_role(dist.ddp(script="main.py", **{parameter: value})).args
+    at = args.index(words[0])
+    assert args[at : at + len(words)] == words
+    assert at < args.index("main.py")
+    assert not any(word.startswith(words[0].partition("=")[0]) for word in only_role(dist.ddp(script="main.py")).args)

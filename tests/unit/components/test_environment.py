@@ -11,8 +11,6 @@ from muster._shared.contract import RoleKey
 from muster.components import dist
 from muster.components.environment import parse_env
 
-pytestmark = pytest.mark.torchx
-
 SECRET = "hunter2-abc"
 ENVIRON = {"HF_TOKEN": SECRET, "DB": "a=b,c;d $$e ${app_id}", "EMPTY": ""}
 
@@ -135,16 +133,14 @@ def test_a_pipe_can_be_the_file():
     os.close(reader)
 
 
+@pytest.mark.torchx
 @pytest.mark.parametrize("component", [dist.ddp, dist.spmd, dist.torchrun])
 def test_components_take_both_from_a_command_line_and_from_python(component, env_file, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", SECRET)
     monkeypatch.setenv("DB", ENVIRON["DB"])
     path = env_file("PLAIN=pa$$word\nDB\n")
     line = ["--script", "main.py", "--env", "HF_TOKEN,LR=0.1", "--env_file", path]
-    for app in (
-        materialize_appdef(component, line),
-        component(script="main.py", env="HF_TOKEN,LR=0.1", env_file=path),
-    ):
+    for app in (materialize_appdef(component, line), component(script="main.py", env="HF_TOKEN,LR=0.1", env_file=path)):
         [role] = app.roles
         assert role.env["HF_TOKEN"] == SECRET
         assert role.env["LR"] == "0.1"

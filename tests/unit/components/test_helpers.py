@@ -8,9 +8,8 @@ from torchx.specs import finder
 
 from muster.components import dist as ours
 
-pytestmark = pytest.mark.torchx
 
-
+@pytest.mark.torchx
 @pytest.mark.parametrize("j", ["4", "2x4", "1:2x4", "2:2x1"])
 def test_parse_nnodes_is_torchxs(j: str) -> None:
     assert ours.parse_nnodes(j) == theirs.parse_nnodes(j)
@@ -22,6 +21,7 @@ def test_parse_nnodes_refuses_what_is_no_number_of_processes(j: str) -> None:
         ours.parse_nnodes(j)
 
 
+@pytest.mark.torchx
 @pytest.mark.parametrize("names", [("a/train.py", None), (None, "pkg.train"), ("train.py", "pkg.other"), ("", "m")])
 def test_get_role_name_is_torchxs(names: tuple[str | None, str | None]) -> None:
     assert ours.get_role_name(*names) == theirs.get_role_name(*names)
@@ -35,6 +35,7 @@ def test_get_role_name_needs_a_program(names: Any) -> None:
             function(*names)
 
 
+@pytest.mark.torchx
 def test_torchx_finds_components_only() -> None:
     found = finder.ModuleComponentsFinder(ours, "dist")._get_components_from_module
     components = found(ours) if found.__code__.co_argcount == 2 else found(ours, None)

@@ -9,12 +9,11 @@ from torchx.specs.finder import ComponentValidationException
 
 from muster.components.names import parse_names
 
-pytestmark = pytest.mark.torchx
-
 WORDS = st.text(alphabet="ab-_. 9é", min_size=1, max_size=6)
 NAMES = st.one_of(st.text(alphabet="ab/-.", max_size=8), st.text())
 
 
+@pytest.mark.torchx
 @given(name=NAMES, script=st.builds("{}/{}.py".format, WORDS, WORDS))
 def test_a_script_names_a_job_as_torchx_does(name: str, script: str) -> None:
     if script.startswith("-"):
@@ -25,6 +24,7 @@ def test_a_script_names_a_job_as_torchx_does(name: str, script: str) -> None:
     assert ours.role == get_role_name(script, None)
 
 
+@pytest.mark.torchx
 @given(name=NAMES, module=st.lists(st.text(alphabet="ab_", min_size=1, max_size=4), min_size=1).map(".".join))
 def test_a_module_names_a_job_as_torchx_does(name: str, module: str) -> None:
     ours = parse_names(name, script=None, module=module)

@@ -13,8 +13,9 @@ import pytest
 
 from muster._shared.codec import encode
 from muster._shared.contract import AskKind, AskOutcome
+from muster._shared.control import NO_AGENT, SILENT, parse_answer
 from muster._shared.reports import Answer, Stack
-from muster.agent.control import address
+from muster.agent.control import address, client
 from muster.agent.control.address import SignedRequest
 from muster.agent.control.server import ANSWER_LIMIT_S, FLUSH_S, PEERS, ControlServer
 from muster.agent.runtime.loop import Loop
@@ -103,7 +104,7 @@ def test_what_is_no_request_is_refused(agent, line):
         answer = b""
         while part := link.recv(4096):
             answer += part
-        assert b'"refused"' in answer
+        assert b'"unreached"' in answer
     assert agent.asked == []
 
 
@@ -170,6 +171,21 @@ def test_without_a_descriptor_left_the_agent_does_not_spin(agent, monkeypatch):
         assert b"nonce" in link.recv(4096)
 
 
+def test_an_agent_that_is_reached_answers_itself(capsys, monkeypatch):
+    """One that is stopped does not greet: that differs from a job of which no agent is here."""
+    monkeypatch.setenv("MUSTER_TOKEN", TOKEN)
+    monkeypatch.setattr(client, "GREETING_S", 0.2)
+    assert client.main(["reach"]) == NO_AGENT
+    with contextlib.closing(Agent()) as agent:
+        assert client.main(["reach"]) == SILENT
+        thread = threading.Thread(target=lambda: [agent.turn() or time.sleep(0.01) for _ in range(100)])
+        thread.start()
+        monkeypatch.setattr(client, "GREETING_S", 10.0)
+        assert client.main(["reach"]) == 0
+        thread.join()
+        assert (agent.asked, parse_answer(capsys.readouterr().out).outcome) == ([], AskOutcome.DONE)
+
+
 def test_without_abstract_names_there_are_no_agents(monkeypatch, tmp_path):
     monkeypatch.setattr(address, "_SOCKETS", str(tmp_path / "none"))
     assert address.list_addresses(TOKEN) == []
@@ -186,3 +202,13 @@ def test_the_name_of_an_agents_socket_says_nothing_of_the_token():
     assert address.list_addresses(f"{TOKEN}x") == []
     for agent in agents:
         agent.close()
+
+
+def test_names_of_other_users_sockets_hide_no_agent():
+    """Any user can give a socket a name with blanks and line feeds: its lines in the list are not as others are."""
+    with contextlib.ExitStack() as stack:
+        for name in (b"\0\n\n", b"\0 ", b"\0a b\n c", b"\0\xff\n", b"\0@muster-control-\n"):
+            stack.enter_context(socket.socket(socket.AF_UNIX)).bind(name + os.urandom(8).hex().encode() + b"\n\n")
+        with socket.socket(socket.AF_UNIX) as agent:
+            agent.bind(address.build_address(TOKEN, 7))
+            assert address.list_addresses(TOKEN) == [agent.getsockname()]

@@ -15,12 +15,20 @@ from doubles.samples import make_round
 from muster._shared.contract import describe_end, describe_exit_code, name_signal
 from muster._shared.records import replace
 from muster._shared.reports import Failure, OomEvidence, Report
-from muster.agent.diagnosis.failures import FailedWorker, FailureBuilder, read_crash
+from muster._shared.verdicts.causes import name_class
+from muster.agent.diagnosis.failures import FailedWorker, FailureBuilder, read_crash, read_files
 from muster.agent.diagnosis.kernel_log import KernelLine, KernelLog
 from muster.agent.diagnosis.report_files import build_torch_error
 from muster.agent.diagnosis.report_text import format_report
 from muster.agent.diagnosis.root_cause import describe_failure
-from muster.agent.diagnosis.tracebacks import has_printed, read_error_file, read_stderr, trim_traceback
+from muster.agent.diagnosis.tracebacks import (
+    find_place,
+    has_printed,
+    read_error_file,
+    read_stderr,
+    remove_traceback,
+    trim_traceback,
+)
 from muster.agent.logs import WorkerStreams
 from muster.agent.round import Checkpoint, Generation
 from muster.agent.runtime.loop import SystemClock
@@ -56,12 +64,7 @@ class FixedClock(SystemClock):
 
 def make_streams(error_file: str | None = None, stack_file: str | None = None) -> WorkerStreams:
     return WorkerStreams(
-        stdout_fd=None,
-        stderr_fd=None,
-        error_file=error_file,
-        stack_file=stack_file,
-        stdout_log="/o",
-        stderr_log="/e",
+        stdout_fd=None, stderr_fd=None, error_file=error_file, stack_file=stack_file, stdout_log="/o", stderr_log="/e"
     )
 
 
@@ -92,7 +95,8 @@ def make_failure(
     watch.counts_kills = counts_kills
     log = KernelLog("/none") if kernel is None else FakeKernelLog(*kernel)
     builder = FailureBuilder(host="h", clock=FixedClock(), oom=watch, kernel=log)  # type: ignore[arg-type]
-    return builder.build(FailedWorker(**{"round": ROUND, "local_rank": 2, "end": end, **changes}))
+    failed = FailedWorker(**{"round": ROUND, "local_rank": 2, "end": end, **changes})
+    return builder.build(failed, read_files(failed))
 
 
 @pytest.mark.parametrize(
@@ -137,6 +141,48 @@ def test_pythons_own_output_about_its_end() -> None:
     assert read_stderr("nothing of the kind\n") is None
 
 
+GROUP = """\
+  + Exception Group Traceback (most recent call last):
+  |   File "train.py", line 9, in <module>
+  |     asyncio.run(main())
+  | ExceptionGroup: unhandled errors in a TaskGroup (1 sub-exception)
+  +-+---------------- 1 ----------------
+    | Exception Group Traceback (most recent call last):
+    |   File "train.py", line 7, in main
+    |     async with asyncio.TaskGroup() as group:
+    | ExceptionGroup: unhandled errors in a TaskGroup (2 sub-exceptions)
+    +-+---------------- 1 ----------------
+      | Traceback (most recent call last):
+      |   File "train.py", line 3, in save
+      |     raise OSError(28, "No space left on device")
+      | OSError: [Errno 28] No space left on device
+      |\x20
+      | During handling of the above exception, another exception occurred:
+      |\x20
+      | Traceback (most recent call last):
+      |   File "train.py", line 5, in save
+      |     raise RuntimeError("cannot save")
+      | RuntimeError: cannot save
+      +---------------- 2 ----------------
+      | ValueError: another
+      +------------------------------------
+"""
+
+
+def test_the_first_exception_of_a_group_is_the_failures(tmp_path: Path) -> None:
+    path = tmp_path / "error.json"
+    text = "ExceptionGroup: unhandled errors in a TaskGroup (1 sub-exception)"
+    path.write_text(json.dumps({"message": {"message": text, "extraInfo": {"py_callstack": GROUP}}}))
+    streams = make_streams(error_file=str(path))
+    for where in ({"streams": streams}, {"stderr_text": f"noise\n{GROUP}noise\n"}):
+        failure = make_failure(**where)
+        assert failure.exception == "RuntimeError: cannot save"
+        assert find_place(failure.traceback or "") == "train.py, line 5, in save"
+    assert make_failure(streams=streams).cause == "disk"
+    left = remove_traceback(GROUP.splitlines(), failure.exception, failure.traceback)
+    assert "RuntimeError: cannot save" not in "\n".join(left)
+
+
 def test_an_exception_of_cpp_that_nothing_has_caught_is_named() -> None:
     """The report said "Fatal Python error: Aborted", and no more."""
     fatal = 'Fatal Python error: Aborted\n\nThread 0x1 (most recent call first):\n  File "m.py", line 3 in step'
@@ -156,7 +202,30 @@ def test_the_report_of_an_abort_whose_stderr_is_not_read_says_where_the_message_
     aborted = make_failure(code=-6)
     assert "with --tee 2 this report quotes it" in aborted.advice
     assert make_failure(code=-6, stderr_tail=("terminate called",)).advice == ""
-    assert make_failure(code=-11).advice == ""
+    assert "with --tee 2 this report quotes it" in make_failure(code=-11).advice  # @record takes faulthandler's output
+    assert make_failure(code=-11, stderr_text="Fatal Python error: Segmentation fault\n\nCurrent thread").advice == ""
+
+
+def test_the_log_to_read_is_the_one_with_text() -> None:
+    assert make_failure(streams=make_streams()).log_path == "/o"  # pytest writes failures to stdout
+    assert make_failure(streams=make_streams(), stderr_text="x").log_path == "/e"
+
+
+@pytest.mark.parametrize("has_reader", [True, False])
+def test_a_console_without_a_reader_is_no_fault_of_the_network(has_reader: bool) -> None:
+    """`muster-agent train.py | head -1` used all restarts."""
+    read, write = os.pipe()
+    kept = os.dup(1)
+    os.dup2(write, 1)
+    if not has_reader:
+        os.close(read)
+    try:
+        failure = make_failure(stderr_text=TRACEBACK.replace("NameError", "BrokenPipeError"), streams=make_streams())
+    finally:
+        os.dup2(kept, 1)
+        for fd in (kept, write, *[read] * has_reader):
+            os.close(fd)
+    assert (failure.cause, failure.early) == (("network", False) if has_reader else ("usage", True))
 
 
 def test_pythons_own_output_that_is_cut() -> None:
@@ -362,10 +431,7 @@ def test_a_sigkill_that_the_kernel_does_not_explain_says_what_was_ruled_out() ->
 def test_an_exit_code_without_an_exception_is_named_with_what_to_search_for() -> None:
     """The report said "cause: unknown", and had no next step."""
     failure = make_failure(code=7)
-    assert (failure.cause, failure.evidence) == (
-        "unknown",
-        "it ended with exit code 7 and raised no Python exception",
-    )
+    assert (failure.cause, failure.evidence) == ("unknown", "it ended with exit code 7 and raised no Python exception")
     assert failure.advice == "look at its last lines, and search the script and its libraries for exit(7)"
     assert make_failure(code=7, stderr_text=TRACEBACK).advice == ""
     assert make_failure(code=7, signalled_s=99.0).advice == ""
@@ -380,6 +446,7 @@ def test_memory_that_a_limit_of_the_process_may_have_denied_names_the_limit(monk
     assert "ulimit" not in make_failure(stderr_text=text, oom=OomEvidence(certain=True)).evidence
     shared = text.replace("MemoryError: cannot allocate", "RuntimeError: unable to write to file </torch_1>")
     assert "ulimit" not in make_failure(stderr_text=shared).evidence
+    assert name_class(make_failure(stderr_text=text).cause) == "out of main memory", "of no host: a limit may deny it"
 
 
 FREE = r"\(\d+(\.\d GiB| MiB) free\)"

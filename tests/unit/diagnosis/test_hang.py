@@ -1,29 +1,14 @@
 """The hang watch on the test's own clock."""
 
+import random
 from collections.abc import Callable, Mapping
 
 import pytest
+from doubles.clocks import HandClock
 
 from muster.agent.diagnosis.hang import Activity, HangWatch
 from muster.agent.diagnosis.hangs.sessions import ProcessKey, Reading
 from muster.agent.runtime.loop import Loop
-
-
-class HandClock:
-    """Advances only when the test sets it."""
-
-    def __init__(self) -> None:
-        self.at_s = 100.0
-
-    def now_s(self) -> float:
-        return self.at_s
-
-    def boottime_s(self) -> float:
-        return self.at_s
-
-    def wall_s(self) -> float:
-        return self.at_s
-
 
 NOTHING = Reading(cpu_s=0.0, written_bytes=0)
 
@@ -308,3 +293,84 @@ def test_output_ends_a_silence() -> None:
     world.act((20, 1), written_bytes=10)
     world.pass_s(2)
     assert world.silent_s == 1.0
+
+
+class LoadedNode:
+    """Rank 0 waits in a collective, and rank 1 writes now and then; looks are missing, partial, late, or all of it."""
+
+    def __init__(self, seed: int) -> None:
+        self.draw = random.Random(seed)  # a history, no secret
+        self.clock = HandClock()
+        self.loop = Loop(self.clock)
+        self.written = 1_000_000
+        self.cpu_s = 1.0
+        self.pending: list[tuple[float, Callable[[], None]]] = []
+        """Looks that come late, and when."""
+        self.still: list[float] = []
+        self.reports: list[str | None] = []
+        self.watch = HangWatch(
+            self.loop,
+            limit_s=300.0,
+            read=self.read,
+            on_idle=lambda what, _is_urgent: self.reports.append(what),
+            on_still=self.still.append,
+        )
+
+    def read(self, _idle_s: float, _silent_s: float, then: Callable[[Mapping[int, Activity] | None], None]) -> None:
+        kind = self.draw.choice(["whole"] * 6 + ["none", "partial", "late", "late and old"])
+        if kind in ("whole", "none", "partial"):
+            then(self.look(kind))
+            return
+        old = self.look("whole") if kind == "late and old" else None
+        late_s = self.draw.uniform(0.0, 60.0)
+        self.pending.append((self.clock.at_s + late_s, lambda: then(old or self.look("whole"))))
+
+    def look(self, kind: str) -> Mapping[int, Activity] | None:
+        if kind == "none":
+            return None
+        seen = kind == "whole"
+        readings = [
+            Reading(
+                cpu_s=self.cpu_s,
+                written_bytes=written if seen or self.draw.random() < 0.3 else None,
+                loaded_bytes=50_000_000 if seen or self.draw.random() < 0.3 else None,
+            )
+            for written in (500_000, self.written)
+        ]
+        return {
+            rank: Activity(captured_bytes=7, processes={(10 + rank, 1): readings[rank]}, is_waiting=rank == 0)
+            for rank in (0, 1)
+        }
+
+    def pass_s(self, seconds: float) -> None:
+        until_s = self.clock.at_s + seconds
+        while self.clock.at_s < until_s:
+            busy = self.draw.random() < 0.01
+            # Now and then the agent cannot run, either.
+            step_s = self.draw.uniform(5.0, 60.0) if busy else self.draw.uniform(1.0, 5.0)
+            self.clock.at_s += step_s
+            self.cpu_s += 0.004 * step_s  # watchdog threads
+            for each in [each for each in self.pending if each[0] <= self.clock.at_s]:
+                self.pending.remove(each)
+                each[1]()
+            self.loop.turn(0.0)
+
+
+@pytest.mark.parametrize("first", [0, *(pytest.param(first, marks=pytest.mark.long) for first in (250, 500, 750))])
+def test_a_look_that_missed_something_or_came_late_neither_ends_nor_begins_a_standstill(first: int) -> None:
+    for seed in range(first, first + 250):
+        node = LoadedNode(seed)
+        for _ in range(30):
+            node.pass_s(node.draw.uniform(0.5, 8.0))
+            node.written += 1
+        assert (node.still, node.reports) == ([], []), f"seed {seed}"
+        node.pass_s(1200.0)
+        assert node.still, f"seed {seed}"
+        assert node.reports, f"seed {seed}"
+        assert 0.0 not in node.still, f"seed {seed}"
+        assert None not in node.reports, f"seed {seed}"
+        node.written += 1
+        node.pass_s(150.0)
+        assert node.reports[-1] is None, f"seed {seed}"
+        node.watch.close()
+        node.loop.close()

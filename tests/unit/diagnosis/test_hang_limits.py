@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 
 import pytest
+from doubles.clocks import HandClock
 
 from muster.agent.diagnosis.hang import Activity, HangWatch
 from muster.agent.diagnosis.hangs.limits import LearnedLimits, Limits
@@ -45,20 +46,6 @@ def test_phases_are_learned_apart() -> None:
     limits.record_active("save", pause_s=100.0, quiet_s=90.0)
     assert limits.find("save") == Limits(quiet_s=450.0, busy_s=1800.0)
     assert limits.find("").quiet_s == 480.0
-
-
-class HandClock:
-    def __init__(self) -> None:
-        self.at_s = 100.0
-
-    def now_s(self) -> float:
-        return self.at_s
-
-    def boottime_s(self) -> float:
-        return self.at_s
-
-    def wall_s(self) -> float:
-        return self.at_s
 
 
 class Job:
@@ -185,7 +172,7 @@ def play(job: Job, seed: int) -> None:
         job.pass_s(LOOK_S, busy=EVERYONE, step=True)
 
 
-@pytest.mark.parametrize("first", range(0, 200, 25))
+@pytest.mark.parametrize("first", range(0, 50, 25))
 def test_no_false_alarm_and_each_hang_is_found(first: int) -> None:
     """25 seeded jobs; each hangs at its end, with all ranks quiet or one in an endless loop, perhaps in a phase."""
     for seed in range(first, first + 25):
@@ -239,15 +226,8 @@ def test_a_job_that_often_stands_still_is_not_said_to_hang(job: Job) -> None:
     assert job.still == []
 
 
-def test_what_has_been_learned_makes_the_soft_line_needless(job: Job) -> None:
-    for _ in range(100):
-        job.pass_s(1.0, busy=EVERYONE, step=True)
-    job.pass_s(75.0)
-    assert (len(job.reports), job.still) == (1, [])
-
-
 def test_workers_that_hang_stand_still_for_a_stop_also_where_one_loops(job: Job) -> None:
-    """Our own look at their stacks costs them CPU time, too; and a look that comes late forgets the ones before."""
+    """Our own look at their stacks costs them CPU time, too."""
     for _ in range(100):
         job.pass_s(1.0, busy=EVERYONE, step=True)
     job.pass_s(470.0, busy=(1,), waiting=OTHERS)
@@ -260,11 +240,11 @@ def test_workers_that_hang_stand_still_for_a_stop_also_where_one_loops(job: Job)
     assert job.watch.still_s == 0.0
 
 
-def test_a_quiet_hang_is_found_soon(job: Job) -> None:
+def test_a_quiet_hang_is_found_soon_and_what_was_learned_makes_the_soft_line_needless(job: Job) -> None:
     for _ in range(100):
         job.pass_s(1.0, busy=EVERYONE, step=True)
     job.pass_s(75.0)
-    assert len(job.reports) == 1
+    assert (len(job.reports), job.still) == (1, [])
     assert job.reports[0].endswith("(--hang-timeout auto: the longest pause before was 5 s)")
     assert job.reports[0].startswith("hung: no collective and no step for 6")
 

@@ -89,10 +89,7 @@ def test_by_stacks_alone_a_rank_is_named_only_if_it_does_nothing() -> None:
     waits = IN_TORCH.format(operation="recv")
     for progress, expected in (
         (still(1), "rank 1 (node 0, a) is elsewhere while rank 0 waits in recv (main.py:15); last seen at main.py:9"),
-        (
-            still(1, is_busy=True),
-            "no verdict: rank 1 works (CPU time, reads or writes); ask again in a few seconds",
-        ),
+        (still(1, is_busy=True), "no verdict: rank 1 works (CPU time, reads or writes); ask again in a few seconds"),
         (still(1, 2.0), "no verdict: the last sign of life is 2 s old; ask again in a few seconds"),
         (still(1, moved=""), "the job makes progress"),
     ):

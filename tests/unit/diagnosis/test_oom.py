@@ -59,9 +59,16 @@ def test_a_counted_kill_is_certain_and_names_limit_and_peak(machine: Machine) ->
     assert watch.check() is None
     machine.set_kills(own=1, machine=1)
     evidence = watch.check()
-    assert evidence is not None
     assert (evidence.certain, evidence.limit_bytes, evidence.peak_bytes) == (True, 4096, 4000)
     assert evidence.source == str(machine.own / ("memory.events" if machine.version == 2 else "memory.oom_control"))
+
+
+def test_the_lowest_of_several_limits_counts(machine: Machine) -> None:
+    machine.set_limit(machine.own, "8192", 7)
+    machine.set_limit(machine.own.parent, "4096", 4000)
+    cgroup = find_memory_cgroup(str(machine.proc))
+    assert cgroup is not None
+    assert find_limit(cgroup) == (4096, str(machine.own.parent))
 
 
 def test_kills_before_the_round_do_not_count(machine: Machine) -> None:
@@ -76,7 +83,6 @@ def test_a_kill_elsewhere_on_the_machine_is_a_guess(machine: Machine) -> None:
     watch = OomWatch(MemoryWatch(str(machine.proc)))
     machine.set_kills(own=0, machine=1)
     evidence = watch.check()
-    assert evidence is not None
     assert not evidence.certain
     assert evidence.source == str(machine.proc / "vmstat")
 
@@ -87,7 +93,6 @@ def test_an_old_kernel_that_counts_only_hits_of_the_limit_gives_a_guess(tmp_path
     watch = OomWatch(MemoryWatch(str(machine.proc)))
     machine.set_kills(own=None, machine=0, hits=5)
     evidence = watch.check()
-    assert evidence is not None
     assert not evidence.certain
     assert evidence.source.endswith("memory.failcnt")
 
@@ -108,7 +113,6 @@ def test_hits_of_the_limit_alone_are_not_evidence_where_kills_are_counted(machin
 def test_a_container_that_sees_only_its_part_of_the_tree(tmp_path: Path) -> None:
     machine = Machine(tmp_path, 2, inside="/docker/abc", mount_root="/docker/abc")
     cgroup = find_memory_cgroup(str(machine.proc))
-    assert cgroup is not None
     assert cgroup.folders == (str(machine.mount),)
     assert find_limit(cgroup) is None
 

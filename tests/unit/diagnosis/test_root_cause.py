@@ -4,26 +4,11 @@ from doubles.samples import make_failure
 
 from muster._shared.codec import decode, to_data
 from muster._shared.records import replace
-from muster._shared.reports import (
-    ENDED,
-    Collective,
-    FinalFailure,
-    Group,
-    OomEvidence,
-    RankView,
-    Report,
-    Stack,
-)
+from muster._shared.reports import ENDED, Collective, FinalFailure, Group, OomEvidence, RankView, Report, Stack
 from muster._shared.verdicts import causes
 from muster.agent.diagnosis.hang_cause import put_program_first
 from muster.agent.diagnosis.report_text import format_report
-from muster.agent.diagnosis.root_cause import (
-    DatedFailure,
-    add_early_exits,
-    build_report,
-    choose_root,
-    describe_failure,
-)
+from muster.agent.diagnosis.root_cause import DatedFailure, add_early_exits, build_report, choose_root, describe_failure
 from muster.agent.rendezvous.verdicts.deciding import VerdictRules, decide_verdict
 from muster.agent.rendezvous.verdicts.restarts import Restarts
 
@@ -51,14 +36,12 @@ def build(*seen, stacks=()):
 
 def test_the_limit_has_the_name_that_the_user_gave_it() -> None:
     final = find_final_failure(choose_root([see(1.0, 0)]), "--max_retries")
-    assert final is not None
     assert final.verdict == "no restarts are allowed (--max_retries 0)"
 
 
 def test_the_first_line_names_the_root_cause_as_known_at_the_end() -> None:
     heard_first, failed_first, victim = see(10.01, 0), see(10.0, 1), see(9.0, 2, stopped_by_us=True)
     final = find_final_failure(choose_root([heard_first]))
-    assert final is not None
     assert final.describe().startswith("rank 0 ")
     made = report(final, heard_first, failed_first, victim)
     assert [failure.global_rank for failure in made.failures] == [1, 0, 2]

@@ -49,7 +49,7 @@ def test_a_disk_that_hangs_delays_no_look_and_holds_one_thread(disk: Disk) -> No
 def test_a_disk_that_answers_again_is_asked_again(disk: Disk) -> None:
     sizes = FileSizes(limit_s=0.0)
     others = set(threading.enumerate())  # another test's may still run
-    assert sizes.read(["a"]) is None
+    assert sizes.read(["a"]) == {}
     disk.answers.set()
     (thread,) = [each for each in set(threading.enumerate()) - others if each.name == "muster-limited"]
     thread.join()

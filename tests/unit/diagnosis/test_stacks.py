@@ -4,28 +4,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from doubles.clocks import HandClock
 
 from muster._shared import processes
 from muster.agent.diagnosis import stacks
 from muster.agent.diagnosis.stacks import LIMIT_S, StackCollector, StackTarget
 from muster.agent.diagnosis.tracebacks import clean_stacks, read_stderr
 from muster.agent.runtime.loop import Loop
-
-
-class HandClock:
-    """Advances only when the test sets it."""
-
-    def __init__(self) -> None:
-        self.at_s = 100.0
-
-    def now_s(self) -> float:
-        return self.at_s
-
-    def boottime_s(self) -> float:
-        return self.at_s
-
-    def wall_s(self) -> float:
-        return self.at_s
 
 
 class World:

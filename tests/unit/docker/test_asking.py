@@ -3,14 +3,10 @@
 import threading
 from types import SimpleNamespace
 
-import pytest
-
 from muster._shared.control import NO_AGENT
 from muster.schedulers.docker.engine.errors import Conflict
 from muster.schedulers.docker.live import asking
 from muster.schedulers.supervision.state import ReplicaId
-
-pytestmark = pytest.mark.torchx
 
 REPLICA = ReplicaId("r", 0)
 

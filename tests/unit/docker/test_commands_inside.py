@@ -11,8 +11,6 @@ import pytest
 
 from muster.schedulers.docker.engine.client import Engine
 
-pytestmark = pytest.mark.torchx
-
 HEAD = b"HTTP/1.1 101 UPGRADED\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n"
 FRAMES = b"\1\0\0\0\0\0\0\4out1" + b"\2\0\0\0\0\0\0\4err\n" + b"\1\0\0\0\0\0\0\4out2"
 

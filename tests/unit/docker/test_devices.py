@@ -1,6 +1,7 @@
 """GPUs: explicit, disjoint ids."""
 
 import pytest
+from docker_samples import build_app, build_container
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,10 +15,7 @@ from muster.schedulers.docker.devices import (
     shows_all_gpus,
 )
 from muster.schedulers.docker.engine.errors import DockerError
-from muster.schedulers.docker.spec import AppRequest, ContainerRequest
 from muster.schedulers.gpus import parse_gpus
-
-pytestmark = pytest.mark.torchx
 
 LISTING = """\
 GPU 0: NVIDIA H200 (UUID: GPU-aaaa)
@@ -87,17 +85,7 @@ def test_gpus_of_an_engine_on_another_machine_are_refused(address):
 
 def app_of(*agents, gpus=0):
     """An app with a container for each; whether it runs the agent."""
-    containers = tuple(
-        ContainerRequest(
-            role="r", replica=index, image="i", name="n", command=("c",), env={}, hostname="h", aliases=(),
-            runs_agent=runs_agent, bundled=False, gpus=gpus,
-        )
-        for index, runs_agent in enumerate(agents)
-    )  # fmt: skip
-    return AppRequest(
-        app_id="a", network="n", owns_network=True, pull="missing", grace_s=1.0, keep="all", user="u",
-        containers=containers,
-    )  # fmt: skip
+    return build_app(*(build_container(replica=k, runs_agent=each, gpus=gpus) for k, each in enumerate(agents)))
 
 
 def test_agents_share_what_all_of_them_would_see():

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from docker_samples import build_facts
 
 from muster.schedulers.docker import create_scheduler
 from muster.schedulers.docker.engine.container_state import ContainerFacts
@@ -54,8 +55,7 @@ def test_of_a_replica_that_was_started_again_the_newest_container_counts():
 
     def make(incarnation: int, exit_code: int) -> ContainerFacts:
         labels = {Label.ROLE: "w", Label.REPLICA: "0", Label.INCARNATION: str(incarnation)}
-        facts = {"id": "c", "name": "c", "oom_killed": False, "error": "", "started_at": "", "finished_at": ""}
-        return ContainerFacts(status="exited", exit_code=exit_code, labels=labels, **facts)
+        return build_facts(exit_code=exit_code, labels=labels)
 
     assert unregistered.find_app_state([make(1, 0), make(0, 1)]).name == "SUCCEEDED"
     assert unregistered.find_app_state([make(0, 0), make(1, 1)]).name == "FAILED"

@@ -10,21 +10,19 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from docker_samples import build_app, build_container, build_facts
 
-from muster._shared.contract import AGENT_BUNDLE_NAME, LogNames
+from muster._shared.contract import AGENT_BUNDLE_NAME, FORMAT, LogNames
 from muster.schedulers.docker import driver as drivers
 from muster.schedulers.docker.driver import DockerDriver
 from muster.schedulers.docker.engine import outside_stops
 from muster.schedulers.docker.engine.client import Engine
-from muster.schedulers.docker.engine.container_state import ContainerFacts
 from muster.schedulers.docker.engine.errors import DockerError, EngineUnavailable, NotFound
 from muster.schedulers.docker.live.restarts import read_events
-from muster.schedulers.docker.spec import AppRequest, ContainerRequest, Label
+from muster.schedulers.docker.spec import Label
 from muster.schedulers.supervision.driver import EventQueue
 from muster.schedulers.supervision.events import ReplicaEnded
 from muster.schedulers.supervision.state import ReplicaId
-
-pytestmark = pytest.mark.torchx
 
 REPLICA = ReplicaId("w", 0)
 COMMAND = ("python3", "/opt/muster/muster-agent.zip", "--rdzv-id", "job-7", "main.py")
@@ -54,7 +52,7 @@ class ScriptedEngine:
         self.post("die", exitCode=str(exit_code))
 
     def post(self, action, **attributes):
-        labels = {Label.APP: "a", Label.USER: "u", Label.ROLE: "w", Label.REPLICA: "0", Label.INCARNATION: "0"}
+        labels = {**build_app().labels, Label.ROLE: "w", Label.REPLICA: "0", Label.INCARNATION: "0"}
         self.happens.put({"Action": action, "Actor": {"ID": "c", "Attributes": {**labels, **attributes}}})
 
     def now_s(self):
@@ -68,10 +66,7 @@ class ScriptedEngine:
 
     def inspect_container(self, container):
         self._may_fail("inspect_container")
-        labels = {Label.INCARNATION: "0"}
-        facts = {"id": "c", "name": "c", "labels": labels, "oom_killed": False, "error": ""}
-        times = {"started_at": "", "finished_at": ""}
-        return ContainerFacts(status=self.status, exit_code=self.exit_code, **facts, **times)
+        return build_facts(labels={Label.INCARNATION: "0"}, status=self.status, exit_code=self.exit_code)
 
     def list_containers(self, labels):
         return [self.inspect_container("c")]
@@ -139,16 +134,10 @@ def runs_agent():
 def driver(engine, event_queue, tmp_path, monkeypatch, runs_agent):
     monkeypatch.setattr(drivers, "RECONNECT_S", 0.0)
     (tmp_path / AGENT_BUNDLE_NAME).write_bytes(b"")
-    container = ContainerRequest(
-        role="w", replica=0, image="img", name="a-w-0", command=COMMAND, env={}, hostname="w-0", aliases=(),
-        runs_agent=runs_agent, bundled=True,
-    )  # fmt: skip
-    app = AppRequest(
-        app_id="a", network="net", owns_network=False, pull="missing", grace_s=1.0, keep="all", user="u",
-        containers=(container,),
-    )  # fmt: skip
+    app = build_app(build_container(command=COMMAND, runs_agent=runs_agent))
     driver = DockerDriver(engine, app, tmp_path, event_queue)
     yield driver
+    monkeypatch.setattr(outside_stops, "STOP_S", 0.0)  # no test looks any more
     driver._closing.set()
     engine.happens.put(_GOES_AWAY)
     driver.close(succeeded=True)
@@ -170,12 +159,14 @@ def test_end_is_reported_once(driver, engine, event_queue):
     assert event_queue.pop() is None
 
 
-def test_watcher_continues_after_an_error_of_a_running_engine(driver, engine, event_queue, capfd):
-    engine.fail("now_s", DockerError("cannot ask: 500"), DockerError("cannot ask: 500"))
+@pytest.mark.parametrize("error", [DockerError("cannot ask: 500"), ZeroDivisionError("a bug")])
+def test_end_is_reported_after_an_error_in_the_watcher(driver, engine, event_queue, capfd, error):
+    """The thread had ended after a bug, and the supervisor waited for the end of its app for ever."""
+    engine.fail("now_s", error, error)
     driver.start(REPLICA, 1)
     engine.end(3)
     assert next_end(event_queue).exit_code == 3
-    assert capfd.readouterr().err.count("retrying: cannot ask: 500") == 1
+    assert capfd.readouterr().err.count(str(error)) == 1
 
 
 @pytest.mark.parametrize("error", [DockerError("cannot inspect: 500"), ZeroDivisionError("a bug")])
@@ -194,22 +185,6 @@ def test_end_is_reported_after_errors_of_the_last_look_of_a_start(driver, engine
     driver._closing.wait(0.05)
     assert event_queue.pop() is None
     assert capfd.readouterr().err.count(str(error)) == 1
-
-
-@pytest.mark.parametrize("runs_agent", [False])
-def test_end_of_a_stopped_container_is_reported_after_an_error_of_the_engine(driver, engine, event_queue, monkeypatch):
-    """The driver asks whether the engine stops. Without an answer it forgot the container, and the app ran for ever."""
-    monkeypatch.setattr(drivers, "SETTLE_S", 0.02)
-    monkeypatch.setattr(outside_stops, "RESTART_S", 0.1)
-    driver.start(REPLICA, 1)
-    wait_started(driver)
-    engine.fail("list_container_ids", DockerError("cannot list containers: 500"))
-    engine.post("kill", signal="15")
-    engine.end(143)
-    engine.post("stop")
-    assert next_end(event_queue).exit_code == 143
-    driver._closing.wait(0.05)
-    assert event_queue.pop() is None
 
 
 @pytest.mark.parametrize("error", [EngineUnavailable("gone"), DockerError("500")])
@@ -238,8 +213,10 @@ def test_a_broken_archive_is_an_error_of_the_engine(size):
         engine.copy_out("c", "/error.json", 2000)
 
 
-def test_end_is_reported_when_the_containers_files_cannot_be_read(driver, engine, event_queue):
-    engine.fail("copy_out", DockerError("500"), DockerError("500"))
+@pytest.mark.parametrize("errors", [[DockerError("500")] * 2, [EngineUnavailable("gone")]])
+def test_end_is_reported_when_the_containers_files_cannot_be_read(driver, engine, event_queue, errors):
+    """At all, or until a stopped engine is back."""
+    engine.fail("copy_out", *errors)
     driver.start(REPLICA, 1)
     engine.end(1)
     assert next_end(event_queue).exit_code == 1
@@ -263,21 +240,22 @@ def test_end_is_reported_when_the_engine_keeps_no_logs(driver, engine, event_que
     assert (end.exit_code, end.reason) == (code, reason if code == 2 else "")
 
 
-def test_files_are_read_when_a_stopped_engine_is_back(driver, engine, event_queue):
-    engine.fail("copy_out", EngineUnavailable("gone"))
-    driver.start(REPLICA, 1)
-    engine.end(1)
-    assert next_end(event_queue).exit_code == 1
-
-
-@pytest.mark.parametrize("error", [EngineUnavailable("gone"), DockerError("busy"), NotFound("gone")])
-def test_failed_start_is_reported_when_the_container_cannot_be_removed(driver, engine, event_queue, error):
-    engine.fail("start_container", DockerError("no space left"))
-    engine.fail("remove_container", error)
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (DockerError("no space left"), "no space left"),
+        (OSError(errno.EIO, "Input/output error"), "[Errno 5] Input/output error"),
+    ],
+)
+@pytest.mark.parametrize("of_removal", [EngineUnavailable("gone"), DockerError("busy"), NotFound("gone")])
+def test_failed_start_is_reported_when_the_container_cannot_be_removed(
+    driver, engine, event_queue, error, why, of_removal
+):
+    engine.fail("start_container", error)
+    engine.fail("remove_container", of_removal)
     driver.start(REPLICA, 1)
     end = next_end(event_queue)
-    assert (end.exit_code, end.final) == (127, True)
-    assert "could not be started: no space left" in end.reason
+    assert (end.exit_code, end.final, end.reason) == (127, True, f"could not be started: {why}")
 
 
 def test_bug_in_a_thread_is_in_the_supervisors_log(driver, engine, capfd):
@@ -288,15 +266,6 @@ def test_bug_in_a_thread_is_in_the_supervisors_log(driver, engine, capfd):
     assert "ZeroDivisionError: a bug" in capfd.readouterr().err
 
 
-def test_end_is_reported_after_a_bug_in_the_watcher(driver, engine, event_queue, capfd):
-    """The thread had ended, and the supervisor waited for the end of its app for ever."""
-    engine.fail("now_s", ZeroDivisionError("a bug"), ZeroDivisionError("a bug"))
-    driver.start(REPLICA, 1)
-    engine.end(3)
-    assert next_end(event_queue).exit_code == 3
-    assert capfd.readouterr().err.count("ZeroDivisionError: a bug") == 1
-
-
 @pytest.mark.parametrize("name", ["restarts-w", LogNames.ERROR])
 def test_end_is_reported_on_a_disk_that_cannot_be_written(driver, engine, event_queue, tmp_path, monkeypatch, name):
     (tmp_path / name).mkdir()
@@ -305,14 +274,6 @@ def test_end_is_reported_on_a_disk_that_cannot_be_written(driver, engine, event_
     driver.start(REPLICA, 1)
     engine.end(1)
     assert next_end(event_queue).exit_code == 1
-
-
-def test_a_start_that_the_disk_refuses_is_reported(driver, engine, event_queue):
-    engine.fail("start_container", OSError(errno.EIO, "Input/output error"))
-    driver.start(REPLICA, 1)
-    end = next_end(event_queue)
-    assert (end.exit_code, end.final) == (127, True)
-    assert end.reason == "could not be started: [Errno 5] Input/output error"
 
 
 def test_an_engine_that_hung_during_a_start_starts_the_container_later(driver, engine, event_queue):
@@ -329,8 +290,7 @@ def test_an_engine_that_hung_during_a_start_starts_the_container_later(driver, e
 
 @pytest.mark.parametrize("error", [EngineUnavailable("Read timed out"), DockerError("500")])
 def test_a_signal_that_the_engine_did_not_take_is_sent_again(driver, engine, error):
-    driver.start(REPLICA, 1)
-    wait_started(driver)
+    start(driver)
     engine.fail("signal_container", *[error] * 3)
     driver.stop(REPLICA)
     assert engine.signals.get() == "SIGTERM"
@@ -338,16 +298,14 @@ def test_a_signal_that_the_engine_did_not_take_is_sent_again(driver, engine, err
 
 @pytest.mark.parametrize(("runs_agent", "word"), [(True, "SIGINT"), (False, "SIGTERM")], ids=["agent", "plain"])
 def test_a_ctrl_c_reaches_agents_as_sigint(driver, engine, word):
-    driver.start(REPLICA, 1)
-    wait_started(driver)
+    start(driver)
     driver.stop(REPLICA, is_interrupt=True)
     assert engine.signals.get() == word
 
 
 def test_a_ctrl_c_is_not_sent_twice(driver, engine):
     """The engine may have sent the first one although its answer is lost, and a second one kills."""
-    driver.start(REPLICA, 1)
-    wait_started(driver)
+    start(driver)
     engine.fail("signal_container", EngineUnavailable("Read timed out"))
     driver.stop(REPLICA, is_interrupt=True)
     assert engine.signals.get() == "SIGTERM"
@@ -374,18 +332,7 @@ def test_a_kill_during_a_start_is_no_mere_stop(driver, engine):
     assert engine.signals.get() == "SIGKILL"
 
 
-@pytest.mark.parametrize(
-    ("runs_agent", "expected"), [(True, ["SIGTSTP", "SIGCONT"]), (False, ["pause", "unpause"])], ids=["agent", "plain"]
-)
-def test_a_suspended_job_is_continued(driver, engine, expected):
-    driver.start(REPLICA, 1)
-    wait_started(driver)
-    for suspended, word in zip((True, False), expected, strict=True):
-        driver.suspend(suspended=suspended)
-        assert engine.signals.get() == word
-
-
-@pytest.mark.parametrize("error", [EngineUnavailable("Read timed out"), DockerError("500")])
+@pytest.mark.parametrize("errors", [[], [EngineUnavailable("Read timed out")] * 3, [DockerError("500")] * 3])
 @pytest.mark.parametrize(
     ("runs_agent", "calls", "expected"),
     [
@@ -394,19 +341,17 @@ def test_a_suspended_job_is_continued(driver, engine, expected):
     ],
     ids=["agent", "plain"],
 )
-def test_a_suspension_that_the_engine_did_not_take_is_sent_again(driver, engine, calls, expected, error):
-    """A job whose continuation was lost stood still for ever."""
-    driver.start(REPLICA, 1)
-    wait_started(driver)
+def test_a_job_is_suspended_and_continued(driver, engine, calls, expected, errors):
+    """Also if the engine did not take it: a job whose continuation was lost stood still for ever."""
+    start(driver)
     for suspended, call, word in zip((True, False), calls, expected, strict=True):
-        engine.fail(call, *[error] * 3)
+        engine.fail(call, *errors)
         driver.suspend(suspended=suspended)
         assert engine.signals.get(timeout=30) == word
 
 
 def test_a_continuation_before_a_stop_that_the_engine_did_not_take_is_sent_again(driver, engine):
-    driver.start(REPLICA, 1)
-    wait_started(driver)
+    start(driver)
     driver.suspend(suspended=True)
     assert engine.signals.get() == "SIGTSTP"
     send, failing = engine.signal_container, [DockerError("500")]
@@ -423,8 +368,7 @@ def test_a_continuation_before_a_stop_that_the_engine_did_not_take_is_sent_again
 
 def test_an_end_by_a_stopped_engine_is_no_loss_if_the_first_look_fails(driver, engine, event_queue):
     """The first look forgot that the engine was away."""
-    driver.start(REPLICA, 1)
-    wait_started(driver)
+    start(driver)
     engine.status, engine.exit_code = "exited", 143
     engine.fail("inspect_container", DockerError("500"))
     restarted = threading.Event()
@@ -441,8 +385,7 @@ def test_a_container_that_starts_while_the_job_is_suspended_is_suspended_too(dri
 
 
 def test_a_suspended_agent_is_continued_to_handle_its_stop(driver, engine):
-    driver.start(REPLICA, 1)
-    wait_started(driver)
+    start(driver)
     driver.suspend(suspended=True)
     assert engine.signals.get() == "SIGTSTP"
     driver.stop(REPLICA)
@@ -452,8 +395,7 @@ def test_a_suspended_agent_is_continued_to_handle_its_stop(driver, engine):
 @pytest.mark.parametrize("runs_agent", [False])
 def test_a_container_that_a_person_restarts_has_not_ended(driver, engine, event_queue, monkeypatch):
     monkeypatch.setattr(drivers, "SETTLE_S", 0.02)
-    driver.start(REPLICA, 1)
-    wait_started(driver)
+    start(driver)
     engine.post("kill", signal="15")
     engine.end(3)
     engine.post("stop")
@@ -469,15 +411,19 @@ def test_a_container_that_a_person_restarts_has_not_ended(driver, engine, event_
 
 
 @pytest.mark.parametrize("runs_agent", [False])
-def test_a_container_that_is_stopped_and_not_restarted_is_lost(driver, engine, event_queue, monkeypatch):
+@pytest.mark.parametrize("errors", [[], [DockerError("cannot list containers: 500")]])
+def test_a_container_that_is_stopped_and_not_restarted_is_lost(driver, engine, event_queue, monkeypatch, errors):
+    """The driver asks whether the engine stops. Without an answer it forgot the container, and the app ran for ever."""
     monkeypatch.setattr(drivers, "SETTLE_S", 0.02)
     monkeypatch.setattr(outside_stops, "RESTART_S", 0.1)
-    driver.start(REPLICA, 1)
-    wait_started(driver)
+    start(driver)
+    engine.fail("list_container_ids", *errors)
     engine.post("kill", signal="15")
     engine.end(143)
     engine.post("stop")
     assert next_end(event_queue).exit_code == 143
+    driver._closing.wait(0.05)
+    assert event_queue.pop() is None
 
 
 @pytest.mark.parametrize("runs_agent", [False])
@@ -492,8 +438,7 @@ def test_a_container_that_is_started_again_after_its_end_was_reported_is_killed(
 @pytest.mark.parametrize("runs_agent", [False])
 def test_a_container_that_is_restarted_while_the_app_is_closed_is_killed(driver, engine, event_queue):
     """The engine tells of the stop after the end, and the app was closed in between: the container ran on."""
-    driver.start(REPLICA, 1)
-    wait_started(driver)
+    start(driver)
     engine.post("kill", signal="15")
     while not driver._shutdown.was_signalled("c"):
         driver._closing.wait(0.001)
@@ -534,8 +479,7 @@ def test_restarts_in_place_are_counted_from_the_first_nodes_records(driver, engi
 
     engine.copy_out = copy_out
     details = {"request": driver._app.to_json()}
-    driver.start(REPLICA, 1)
-    wait_started(driver)
+    start(driver)
     assert read_events(engine, tmp_path, details)[0] == 2
     engine.end(0)
     next_end(event_queue)
@@ -554,6 +498,7 @@ def test_while_node_0_does_not_run_the_next_nodes_files_are_read(driver, engine,
     def list_containers(labels):
         replica = labels[Label.REPLICA]
         facts = {"labels": {Label.INCARNATION: "1"}, "id": f"c{replica}", "running": states[replica] == "running"}
+        facts["started_at"] = "2027-01-15T08:00:00.5Z"
         return [SimpleNamespace(**facts)]
 
     engine.list_containers = list_containers
@@ -564,6 +509,10 @@ def test_while_node_0_does_not_run_the_next_nodes_files_are_read(driver, engine,
     states["0"] = "running"
     read_events(engine, tmp_path, details)
     assert set(asked) == {"c0"}
+    for time_s, is_told in ((1_799_999_999.0, False), (1_800_000_001.0, True)):  # on a volume, an earlier container's
+        status = json.dumps({"format": FORMAT, "step": 79, "time_s": time_s}).encode()
+        engine.copy_out = lambda container, path, limit_bytes, status=status: asked.append(container) or status
+        assert (read_events(engine, tmp_path, details)[1][REPLICA.role].status is not None) is is_told
     asked.clear()
     states.update({"0": "exited", "1": "exited"})
     read_events(engine, tmp_path, details)
@@ -573,8 +522,7 @@ def test_while_node_0_does_not_run_the_next_nodes_files_are_read(driver, engine,
 def test_a_hang_is_read_from_the_first_nodes_records(driver, engine, event_queue, tmp_path):
     hang = {"what": "hang_named", "time_s": 1_800_000_000.0, "attempt": 1, "detail": {"text": "rank 1 sleeps"}}
     engine.copy_out = lambda container, path, limit_bytes: json.dumps(hang).encode() + b"\n"
-    driver.start(REPLICA, 1)
-    wait_started(driver)
+    start(driver)
     restarts, jobs = read_events(engine, tmp_path, {"request": driver._app.to_json()})
     assert (restarts, len(jobs)) == (1, 1)
     assert jobs[REPLICA.role].trouble.startswith("rank 1 sleeps (reported at 2027-01-15 08:00:00 UTC); ")
@@ -583,7 +531,8 @@ def test_a_hang_is_read_from_the_first_nodes_records(driver, engine, event_queue
     assert read_events(engine, tmp_path, {}) == (1, {})
 
 
-def wait_started(driver):
-    """Wait until the pool has carried out the start."""
+def start(driver):
+    """Start the container, and wait until the pool has done it."""
+    driver.start(REPLICA, 1)
     while driver._replicas[REPLICA].starting:
         driver._closing.wait(0.001)

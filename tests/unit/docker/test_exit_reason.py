@@ -1,37 +1,28 @@
 """Descriptions of why a container ended."""
 
 import pytest
+from docker_samples import build_facts
 from doubles.samples import write_report
 
-from muster.schedulers.docker.engine.container_state import ContainerFacts
 from muster.schedulers.docker.live.exit_reason import describe_start_failure, describe_state, ended_by_engine
-
-pytestmark = pytest.mark.torchx
-
-
-def facts(**how):
-    known = {"id": "c", "name": "n", "labels": {}, "status": "exited", "exit_code": 1, "oom_killed": False, "error": ""}
-    return ContainerFacts(**known | {"started_at": "", "finished_at": ""} | how)
 
 
 def test_out_of_memory_names_the_limit():
-    assert (
-        describe_state(facts(oom_killed=True, memory_bytes=64 << 20), None) == "OOMKilled: out of memory, limit 64 MiB"
-    )
+    said = describe_state(build_facts(oom_killed=True, memory_bytes=64 << 20), None)
+    assert said == "OOMKilled: out of memory, limit 64 MiB"
 
 
 def test_report_names_the_root_cause():
     failures = [{"collateral": True, "exception": "no"}, {"collateral": False, "exception": "ValueError: x\ny"}]
-    assert (
-        describe_state(facts(), write_report("workers failed", *failures).encode()) == "workers failed: ValueError: x y"
-    )
+    report = write_report("workers failed", *failures).encode()
+    assert describe_state(build_facts(), report) == "workers failed: ValueError: x y"
 
 
 @pytest.mark.parametrize(
     ("message", "said"), [(None, ""), (b"", ""), (b"no leader\nin 600 s", "no leader in 600 s"), (b"{cut", "{cut")]
 )
 def test_agent_may_leave_a_sentence_or_nothing(message, said):
-    assert describe_state(facts(), message) == said
+    assert describe_state(build_facts(), message) == said
 
 
 @pytest.mark.parametrize(
@@ -48,7 +39,7 @@ def test_agent_may_leave_a_sentence_or_nothing(message, said):
     ],
 )
 def test_what_an_engine_that_stops_leaves(code, oom, runs_agent, engine):
-    assert ended_by_engine(facts(exit_code=code, oom_killed=oom), runs_agent=runs_agent) is engine
+    assert ended_by_engine(build_facts(exit_code=code, oom_killed=oom), runs_agent=runs_agent) is engine
 
 
 def test_missing_interpreter_has_its_own_text():

@@ -9,8 +9,6 @@ from muster.schedulers.docker.live.image_check import check_images
 from muster.schedulers.docker.options import DockerOptions
 from muster.schedulers.docker.request import WORKSPACE_KEY, build_request
 
-pytestmark = pytest.mark.torchx
-
 
 class _Engine:
     """Starts nothing: a test that needs a container fails."""

@@ -8,18 +8,18 @@ from types import SimpleNamespace
 import docker.errors
 import pytest
 import requests
+from docker_samples import build_facts
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.schedulers.docker.engine.container_state import ContainerFacts
+from muster.schedulers.docker.driver import ENGINE_KEY
+from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.errors import EngineUnavailable
 from muster.schedulers.docker.engine.sdk import translate_errors
 from muster.schedulers.docker.live.logs import ContainerLogQuery, LogReader, join_lines
 from muster.schedulers.docker.scheduler import DockerScheduler
 from muster.schedulers.docker.spec import Label
 from muster.schedulers.timestamps import parse_seconds
-
-pytestmark = pytest.mark.torchx
 
 OUT, ERR = 1, 2
 
@@ -43,17 +43,8 @@ class ScriptedEngine:
 
     def facts(self, number):
         status, _ = self.containers[number]
-        return ContainerFacts(
-            id=str(number),
-            name=str(number),
-            labels={Label.INCARNATION: str(number)},
-            status=status,
-            exit_code=1 if status == "exited" else None,
-            oom_killed=False,
-            error="",
-            started_at="",
-            finished_at="",
-        )
+        labels, code = {Label.INCARNATION: str(number)}, 1 if status == "exited" else None
+        return build_facts(id=str(number), labels=labels, status=status, exit_code=code)
 
     def list_containers(self, _labels):
         return [self.facts(number) for number in sorted(self.containers, reverse=True)]
@@ -247,3 +238,14 @@ def test_the_state_of_a_job_says_that_no_engine_answers(tmp_path: Path, monkeypa
     scheduler.close()
     assert (words.restarts, words.jobs) == (2, {})
     assert words.trouble == "no Docker engine answers at unix:///x: this is what was last known"
+
+
+def test_the_engine_of_another_docker_host_is_opened_once_and_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+    monkeypatch.setattr(Engine, "close", lambda engine: closed.append(engine.host))
+    spec = SimpleNamespace(description={ENGINE_KEY: {"DOCKER_HOST": "tcp://other"}})
+    scheduler = DockerScheduler("docker", "test", detached=True)
+    first, second = (scheduler._open_engine(SimpleNamespace(read_spec=lambda: spec)) for _ in range(2))
+    scheduler.close()
+    assert first is second
+    assert "tcp://other" in closed

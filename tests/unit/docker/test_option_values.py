@@ -2,29 +2,19 @@
 
 import pytest
 import yaml
+from docker_samples import parse_words
 from torchx.specs import AppDef, Resource, Role
 
 from muster.schedulers.docker.container_body import EngineFacts, ImageFacts, build_body
-from muster.schedulers.docker.options import DockerOptions
 from muster.schedulers.docker.request import build_request
 from muster.schedulers.docker.spec import AppRequest
 from muster.schedulers.errors import OptionError
-from muster.schedulers.runner.option_parsing import StrictOpts
-from muster.schedulers.runner.option_records import declare_options, parse_options
-
-pytestmark = pytest.mark.torchx
-
-
-def parse(words):
-    opts = StrictOpts("local_docker")
-    declare_options(opts, DockerOptions)
-    return parse_options(DockerOptions, opts, opts.cfg_from_str(words))
 
 
 def request_of(words="", *roles):
     made = roles or (role("train", 2, board=6006),)
     app = AppDef(name="job", roles=list(made))
-    return build_request(app, parse(words), name="job-x", token="s3cret", user="0@here")
+    return build_request(app, parse_words(words), name="job-x", token="s3cret", user="0@here")
 
 
 def role(name, replicas, **port_map):

@@ -8,6 +8,7 @@ import tarfile
 import tracemalloc
 
 import pytest
+from docker_samples import build_app, build_container
 
 from muster.schedulers.docker.container_body import DOCKERFILE, stream_context, stream_with_owner
 from muster.schedulers.docker.live.payload import (
@@ -17,7 +18,6 @@ from muster.schedulers.docker.live.payload import (
     read_payload,
     remove_payload,
 )
-from muster.schedulers.docker.spec import AppRequest, ContainerRequest
 
 LONG = "d" * 120 + "/" + "é" * 90
 
@@ -83,18 +83,8 @@ def test_a_large_workspace_is_streamed(tmp_path):
     workspaces.remove()
 
 
-def container(**more):
-    return ContainerRequest(
-        role="r", replica=0, image="i", name="n", command=("c",), env={}, hostname="h", aliases=(), runs_agent=True,
-        bundled=True, **more,
-    )  # fmt: skip
-
-
 def test_a_payload_is_kept_beside_the_state_and_removed_with_the_app(tmp_path, packed):
-    app = AppRequest(
-        app_id="a", network="n", owns_network=True, pull="missing", grace_s=1.0, keep="all", user="u",
-        containers=(container(workspace="w.tar.gz"), container()),
-    )  # fmt: skip
+    app = build_app(build_container(workspace="w.tar.gz"), build_container())
     made = build_payload(Payload(agent=b"zip", workspaces={"w.tar.gz": packed}))
     assert set(made) == {"muster-agent.zip", "w.tar.gz"}
     folder = tmp_path / "state"

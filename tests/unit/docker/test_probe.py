@@ -3,15 +3,13 @@
 from types import SimpleNamespace
 
 import pytest
+from docker_samples import build_app, build_container
 
 from muster.schedulers.docker.container_body import EngineFacts, ImageFacts
 from muster.schedulers.docker.engine.errors import DockerError
 from muster.schedulers.docker.engine.probe import MARK, find_words
 from muster.schedulers.docker.live import image_check, reservations
 from muster.schedulers.docker.live.image_check import check_images
-from muster.schedulers.docker.spec import AppRequest, ContainerRequest
-
-pytestmark = pytest.mark.torchx
 
 BANNER = "=============\n== PyTorch ==\n=============\nNVIDIA Release 24.01\n"
 
@@ -47,21 +45,10 @@ class Engine:
         pass
 
 
-def build_request(*, runs_agent: bool = True) -> AppRequest:
-    container = ContainerRequest(
-        role="w", replica=0, image="img", name="a-w-0", command=("python3", "x"), env={}, hostname="w-0", aliases=(),
-        runs_agent=runs_agent, bundled=True,
-    )  # fmt: skip
-    return AppRequest(
-        app_id="a", network="net", owns_network=False, pull="missing", grace_s=1.0, keep="all", user="u",
-        containers=(container,),
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("before", ["", BANNER, f"{MARK} is ours\n", "no end of line"])
 def test_a_banner_of_the_entrypoint_is_passed_over(before, tmp_path):
     """It was a traceback: ValueError: invalid literal for int() with base 10: '============='."""
-    request = build_request()
+    request = build_app(build_container())
     assert check_images(Engine(f"{before}\n{MARK} 3.10 torch\n"), request, tmp_path).init
     ports = Engine(f"{before}\n{MARK} 29400 29402\n")
     assert reservations._find_free_ports(ports, request, request.containers[0], [29400, 29401, 29402]) == [29400, 29402]
@@ -69,10 +56,10 @@ def test_a_banner_of_the_entrypoint_is_passed_over(before, tmp_path):
 
 def test_an_entrypoint_that_does_not_run_the_command(tmp_path):
     with pytest.raises(DockerError) as error:
-        check_images(Engine("hello\nworld\n"), build_request(), tmp_path)
+        check_images(Engine("hello\nworld\n"), build_app(build_container()), tmp_path)
     why = "image 'img' does not run the command that it is given: see its entrypoint; it printed 'hello world'"
     assert str(error.value) == why
-    assert check_images(Engine("hello\n"), build_request(runs_agent=False), tmp_path).init
+    assert check_images(Engine("hello\n"), build_app(build_container(runs_agent=False)), tmp_path).init
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import json
 import socket
 
 import pytest
+from docker_samples import parse_words
 from torchx.specs import AppDef, BindMount, DeviceMount, Resource, Role, VolumeMount
 
 from muster._shared.contract import Env, RoleKey
@@ -16,23 +17,12 @@ from muster.schedulers.docker.container_body import (
     build_container_name,
     parse_user,
 )
-from muster.schedulers.docker.options import DockerOptions
 from muster.schedulers.docker.request import WORKSPACE_KEY, build_request
 from muster.schedulers.errors import OptionError, SchedulerError
-from muster.schedulers.runner.option_parsing import StrictOpts
-from muster.schedulers.runner.option_records import declare_options, parse_options
-
-pytestmark = pytest.mark.torchx
 
 IMAGE = ImageFacts(id="sha256:abc", working_dir="/app", user="")
 ENGINE = EngineFacts(cpus=4)
 AGENT_ARGS = ["-m", "muster.agent", "--node-rank", "${replica_id}", "--rdzv-id", "${app_id}", "main.py"]
-
-
-def options(words=""):
-    opts = StrictOpts("local_docker")
-    declare_options(opts, DockerOptions)
-    return parse_options(DockerOptions, opts, opts.cfg_from_str(words))
 
 
 def role(**how):
@@ -43,7 +33,7 @@ def role(**how):
 
 def request_of(*roles, words="", environ=None):
     app = AppDef(name="job", roles=list(roles or (role(),)))
-    return build_request(app, options(words), name="job-x", token="s3cret", user="0@here", environ=environ or {})
+    return build_request(app, parse_words(words), name="job-x", token="s3cret", user="0@here", environ=environ or {})
 
 
 def body_of(request, index=0, **how):
@@ -58,7 +48,7 @@ def test_input_is_not_changed_and_output_is_the_same_twice(monkeypatch):
     monkeypatch.setattr(socket, "socket", refuse)
     app = AppDef(name="job", roles=[role(mounts=[BindMount(src_path="/a", dst_path="/b")])])
     before = copy.deepcopy(app)
-    made = [build_request(app, options(), name="job-x", token="t", user="u") for _ in range(2)]
+    made = [build_request(app, parse_words(), name="job-x", token="t", user="u") for _ in range(2)]
     assert app == before
     assert made[0] == made[1]
 
@@ -271,7 +261,7 @@ def test_impossible_roles_are_refused_in_one_line(how, says):
 )
 def test_impossible_options_are_refused_in_one_line(words, says):
     with pytest.raises(OptionError, match=says) as raised:
-        options(words)
+        parse_words(words)
     assert "\n" not in str(raised.value)
 
 
@@ -299,11 +289,11 @@ def test_compile_caches_are_on_a_volume_of_the_user():
     assert mount["Source"].endswith("-llama")
     assert mount["VolumeOptions"] == {"Labels": {"io.muster.cache": "llama", "io.muster.user": "0@here"}}
     other = build_request(
-        AppDef(name="job", roles=[role()]), options("compile_cache=llama"), name="j", token="t", user="1@here"
+        AppDef(name="job", roles=[role()]), parse_words("compile_cache=llama"), name="j", token="t", user="1@here"
     )
     assert other.containers[0].mounts[0]["Source"] != mount["Source"]
     assert spec.AppRequest.from_json(json.loads(json.dumps(request.to_json()))) == request
     assert not request_of().containers[0].mounts
     for name in ("a/b", "-a", "x" * 65):
         with pytest.raises(OptionError, match="compile_cache="):
-            options(f"compile_cache={name}")
+            parse_words(f"compile_cache={name}")

@@ -3,21 +3,19 @@
 from contextlib import ExitStack
 
 import pytest
+from docker_samples import build_facts
 from hypothesis import given
 from hypothesis import strategies as st
 from torchx.specs import AppDef, Resource, Role
 
 from muster._shared.contract import Env
 from muster.schedulers.docker.container_body import EngineFacts, ImageFacts
-from muster.schedulers.docker.engine.container_state import ContainerFacts
 from muster.schedulers.docker.engine.errors import DockerError
 from muster.schedulers.docker.live import creation, reservations
 from muster.schedulers.docker.live.payload import Payload
 from muster.schedulers.docker.options import DockerOptions
 from muster.schedulers.docker.request import build_request
 from muster.schedulers.docker.spec import HOST_PORTS
-
-pytestmark = pytest.mark.torchx
 
 
 class ScriptedEngine:
@@ -44,9 +42,7 @@ class ScriptedEngine:
         self.volumes.pop(name, None)
 
     def list_containers(self, labels, *, running_only):
-        facts = {"name": "n", "labels": {}, "status": "running", "exit_code": None, "oom_killed": False, "error": ""}
-        times = {"started_at": "", "finished_at": ""}
-        return [ContainerFacts(id=gpu, gpu_ids=(gpu,), **facts, **times) for gpu in self.busy_gpus]
+        return [build_facts(id=gpu, gpu_ids=(gpu,), status="running", exit_code=None) for gpu in self.busy_gpus]
 
     def facts(self):
         return EngineFacts(cpus=2)

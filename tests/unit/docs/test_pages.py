@@ -24,7 +24,7 @@ WORD_LIMIT = 900  # without blocks of code
 TABLES_OF_TEXT = {"hang-comparison"}
 """Pages whose tables quote output of several programs side by side."""
 CELL_LIMIT = 15  # words
-FOR_TESTS = {"MUSTER_REQUIRE", "MUSTER_TEST_IMAGE"}
+FOR_TESTS = {"MUSTER_REQUIRE", "MUSTER_TEST_IMAGE", "MUSTER_TIME_SCALE"}
 _LINK = re.compile(r"\[[^\]\n]*(?:\n[^\]\n]*)?\]\(([^)\s]+)\)")
 _FENCED = re.compile(r"^(`{3,}).*?^\1\s*$", re.MULTILINE | re.DOTALL)
 _INCLUDED = re.compile(r"^```\{include\} (\S+)$", re.MULTILINE)

@@ -2,15 +2,18 @@
 
 import functools
 import os
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from multiprocessing import resource_tracker
+from multiprocessing import process, resource_tracker
 from typing import Any
 
 import pytest
 
+from muster.agent.errors import UsageError
 from muster.elastic import PickleFault
+from muster.elastic.jobs import job
 from muster.elastic.jobs.call import build_payload
 from muster.elastic.jobs.rank_call import RankCall
 
@@ -64,6 +67,17 @@ def test_what_cannot_be_sent_is_named_without_its_value(what: str, monkeypatch: 
     assert SECRET not in line
 
 
+def test_workers_do_not_import_a_program_that_python_has_read_from_its_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`python - <<EOF` failed: no such file as <stdin>."""
+    monkeypatch.setattr(resource_tracker, "getfd", lambda: -1)  # it would start a process
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "<stdin>", raising=False)
+    payload = build_payload(train, (), {})
+    with os.fdopen(payload.call_fd, "rb") as file:
+        file.seek(0)
+        assert b"stdin" not in file.read()
+
+
 def test_a_call_of_ranks_shows_no_environment() -> None:
     call = build_rank_call(train)
     assert (SECRET in repr(call), call.__qualname__) == (False, "train")
@@ -85,3 +99,11 @@ def test_a_worker_sets_only_the_variables_that_change(monkeypatch: pytest.Monkey
     call()
     assert seen == {"LOCAL_RANK": "1", "OPENBLAS_CORETYPE": "Haswell", "KEPT": "1", "OTHER": "2", "NEW": "1"}
     assert changed == ["GONE", ("OTHER", "2"), ("NEW", "1")]
+
+
+def test_a_worker_starts_no_job_while_it_imports_its_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launch with start_method="fork" at the top of the program ran once more in each worker."""
+    monkeypatch.setattr(job, "AgentProcess", lambda *_args, **_kwargs: pytest.fail("it was started"))
+    monkeypatch.setattr(process.current_process(), "_inheriting", True, raising=False)
+    with pytest.raises(UsageError, match="starts a job when it is imported"):
+        job.Job(["true"], environ={})

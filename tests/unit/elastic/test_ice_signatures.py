@@ -1,10 +1,14 @@
 """Calls that ice-learn 0.4.8's own functions and classes accept are accepted here, by position and by name."""
 
 import inspect
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import muster.elastic
+from muster.agent.errors import UsageError
+from muster.elastic import Events, LocalElasticAgent, agent
 
 pytestmark = pytest.mark.torch
 
@@ -50,3 +54,11 @@ def test_the_bar_of_a_worker_is_its_progress(monkeypatch: pytest.MonkeyPatch) ->
     events.progress_bar_iter.value = 20
     assert told == [(0, 20), (19, 20)]
     assert (events.progress_bar_iter.value, events.progress_bar_total.value) == (20, 20)
+
+
+def test_events_of_several_nodes_need_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MUSTER_TOKEN", raising=False)
+    monkeypatch.setattr(agent, "build_static_flags", lambda _spec: ())
+    spec: Any = SimpleNamespace(rdzv_handler=SimpleNamespace(world_size=2))
+    with pytest.raises(UsageError, match=r"^events with 2 nodes need the variable MUSTER_TOKEN, "):
+        LocalElasticAgent(spec, "spawn", 300, None, Events("spawn"))

@@ -9,6 +9,9 @@ import pytest
 from muster import launch, run
 from muster.agent.cli.arguments import parse_args
 
+MODULES_OF_TORCHRUNS = {"torch", "metadata", "uuid", "macros", "logger", "env", "check_env", "get_logger"}
+"""Names that its own code needs."""
+
 
 @pytest.mark.torch
 def test_the_namespace_has_torchruns_names_types_and_defaults() -> None:
@@ -73,6 +76,19 @@ def test_the_agent_gets_the_same_meaning(line: str, wanted: str) -> None:
     )
 
 
+def test_an_empty_role_is_a_role() -> None:
+    """TorchX's components give it: lines begin with `[0]:`."""
+    assert parse_args(run.build_flags(run.parse_args(["--role", "", "t.py"])), {}).role == ""
+
+
+@pytest.mark.torch
+def test_names_that_programs_import_from_torchruns_module() -> None:
+    import torch.distributed.run as theirs
+
+    names = {name for name in vars(theirs) if not name.startswith("_")} - MODULES_OF_TORCHRUNS
+    assert [name for name in sorted(names) if not hasattr(run, name)] == []
+
+
 def test_use_env_off_passes_the_local_rank() -> None:
     args = run.parse_args(["train.py", "a"])
     args.use_env = False
@@ -104,6 +120,12 @@ def test_launch_has_the_flags_of_torchs() -> None:
     for words in (["--use-env", "-m", "t", "a"], ["--nproc_per_node=2", "--master-port", "29501", "t.py", "--x"]):
         ours, torchs = vars(launch.parse_args(words)), vars(theirs.parse_args(words))
         assert {name: ours.get(name) for name in torchs} == torchs
+
+
+@pytest.mark.torch
+def test_run_path_is_a_function_in_the_command_of_config_from_args() -> None:
+    command = run.config_from_args(run.parse_args(["--run-path", "t.py", "a"]))[1:]
+    assert command == (run.run_script_path, ["t.py", "a"])
 
 
 @pytest.mark.torch

@@ -72,8 +72,9 @@ def test_a_bar_of_hours_takes_no_memory(tmp_path: Path) -> None:
 def test_without_a_terminal_only_the_last_state_is_printed(tmp_path: Path) -> None:
     plain = io.StringIO()
     (tmp_path / "0").write_text("\r 10%\r 20%\r100%\nend")
-    TailLog("t", {0: str(tmp_path / "0")}, plain).start().stop()
-    assert plain.getvalue() == "[t0]:100%\n[t0]:end\n"
+    log = TailLog("t", {0: str(tmp_path / "0")}, plain).start()
+    log.stop()
+    assert (log.stopped(), plain.getvalue()) == (True, "[t0]:100%\n[t0]:end\n")
 
 
 def test_a_filter_applies_to_bars_too(tmp_path: Path) -> None:

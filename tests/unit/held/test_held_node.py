@@ -4,11 +4,13 @@ import hashlib
 import io
 import json
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from muster._shared.contract import Env
 from muster.schedulers.held import link, node
 from muster.schedulers.inside import program
 from muster.schedulers.inside.frames import FrameReader, pack
@@ -128,3 +130,19 @@ def test_a_command_on_a_held_node_gets_what_its_holder_was_started_with(monkeypa
     )
     assert program.complete_order(7, 1, env, ["{muster-python}", "-c", "x"], {})[0] == ["python3", "-c", "x"]
     assert program.complete_order(7, 1, env, ["tail"], {})[0] == ["tail"]
+
+
+def test_a_run_has_no_variable_that_counts_what_became_of_its_hold(monkeypatch: pytest.MonkeyPatch, hold: Path) -> None:
+    """Its agent would say that the run begins anew, since pods were drained."""
+    ours, holder = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    monkeypatch.setattr(node.NodeRun, "_connect", lambda _self: ours)
+    for name in (Env.INCARNATION, Env.JOB_INCARNATION, Env.DRAINED_PODS, Env.CHECKPOINT, Env.JOB_OBJECT):
+        monkeypatch.setenv(name, "1")
+    order: dict[str, Any] = {"run": "one", "args": [], "env": {"A": "{muster-hold}/a"}, "cwd": str(hold)}
+    node.NodeRun(str(hold), order, io.BufferedReader(io.BytesIO()))._give()  # type: ignore[arg-type]
+    with ours, holder:
+        fds = socket.recv_fds(holder, 100, 4)[1]
+        env = json.loads(os.pread(fds[0], 1 << 20, 0))["env"]
+    for fd in fds:
+        os.close(fd)
+    assert (env["A"], [name for name in env if env[name] == "1" and name.startswith("MUSTER_")]) == (f"{hold}/a", [])

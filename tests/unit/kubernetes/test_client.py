@@ -8,8 +8,6 @@ from muster.schedulers.kubernetes.api.client import Client
 from muster.schedulers.kubernetes.api.connection import Access
 from muster.schedulers.kubernetes.api.errors import ApiError, Unreachable
 
-pytestmark = pytest.mark.torchx
-
 
 @pytest.mark.parametrize(
     ("body", "shown"),

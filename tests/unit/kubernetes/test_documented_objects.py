@@ -9,8 +9,6 @@ from muster.components.dist import ddp
 from muster.schedulers.kubernetes.manifests.request import build_request
 from muster.schedulers.kubernetes.schema import load_table
 
-pytestmark = pytest.mark.torchx
-
 
 def list_objects():
     blocks = [

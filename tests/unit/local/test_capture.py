@@ -5,15 +5,11 @@ import os
 import threading
 import time
 
-import pytest
-
 from muster.schedulers.lines import TimedLine, read_lines
 from muster.schedulers.processes import capture
 from muster.schedulers.processes.capture import Capture
 from muster.schedulers.processes.file_logs import FileSource
 from muster.schedulers.supervision.driver import EventQueue
-
-pytestmark = pytest.mark.torchx
 
 PACKET = 4096
 """The largest packet of the pipe; a longer write comes in several packets."""

@@ -14,8 +14,6 @@ from muster.schedulers.supervision.app_folder import AppSpec
 from muster.schedulers.supervision.driver import StartError
 from muster.schedulers.supervision.state import ReplicaId, SupervisedRole
 
-pytestmark = pytest.mark.torchx
-
 
 @pytest.mark.parametrize("runs_agent", [True, False])
 def test_an_agent_is_told_how_often_it_was_started_before(

@@ -5,8 +5,6 @@ import pytest
 from muster.schedulers.lines import read_lines
 from muster.schedulers.processes.file_logs import FileSource
 
-pytestmark = pytest.mark.torchx
-
 
 @pytest.mark.parametrize("follow", [False, True])
 def test_a_replica_that_was_never_started_has_no_lines(tmp_path, follow):

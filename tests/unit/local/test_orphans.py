@@ -6,12 +6,12 @@ import sys
 import pytest
 
 PROGRAM = """
-import subprocess, threading
+import os, subprocess, threading
 from muster.schedulers.processes.driver import kill_orphans
 
 own = subprocess.Popen(["sleep", "600"])
 guard = subprocess.Popen(["sleep", "600"], start_new_session=True)
-orphan = subprocess.Popen(["sleep", "600"], start_new_session=True)
+orphans = [subprocess.Popen(["sleep", "600"], start_new_session=True) for _ in range(20)]
 
 def come_and_go():  # as the commands of a thread that asks a cluster's controller
     for _ in range(100):
@@ -21,7 +21,7 @@ thread = threading.Thread(target=come_and_go)
 thread.start()
 while thread.is_alive():
     kill_orphans({guard.pid})
-orphan.wait()  # it was killed
+assert not [each for each in orphans if os.path.exists(f"/proc/{each.pid}")], "they were killed and reaped"
 print(own.poll(), guard.poll())
 for each in (own, guard):
     each.kill()

@@ -19,8 +19,6 @@ from muster.schedulers.local.interpreter import find_interpreter, has_same_muste
 from muster.schedulers.local.options import LocalOptions
 from muster.schedulers.local.request import Host, build_request
 
-pytestmark = pytest.mark.torchx
-
 TINY = Resource(cpu=1, gpu=0, memMB=1)
 HOST = Host(cwd="/work", path="/bin:/usr/bin", python="/venv/bin/python3", has_muster=True)
 

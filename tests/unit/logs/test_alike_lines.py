@@ -34,6 +34,10 @@ def speak(alike: "AlikeLines[Speaker]", speakers: list[Speaker], rows: list[tupl
     return [said for rank, row in rows for said in alike.push(speakers[rank], row + b"\n", 0.0)]
 
 
+def merge(count: int) -> tuple[AlikeLines[Speaker], list[Speaker]]:
+    return AlikeLines[Speaker](merges_lines=True), [Speaker(rank) for rank in range(count)]
+
+
 def test_lines_of_all_ranks_are_printed_when_the_last_says_them() -> None:
     alike = AlikeLines[Speaker](merges_lines=True)
     ranks = [Speaker(rank, peers=3) for rank in range(3)]
@@ -53,8 +57,7 @@ def test_a_line_of_one_rank_waits_for_the_window() -> None:
 
 def test_count_and_order_are_kept() -> None:
     """A rank that says more, and one that says the same in another order."""
-    alike = AlikeLines[Speaker](merges_lines=True)
-    ranks = [Speaker(rank) for rank in range(3)]
+    alike, ranks = merge(3)
     rows = [(0, b"a"), (0, b"b"), (0, b"a"), (1, b"b"), (1, b"a"), (2, b"a"), (2, b"a"), (2, b"a")]
     speak(alike, ranks, rows)
     assert show(alike.take_all()) == [("0,2", b"a"), ("0-1", b"b"), ("0-2", b"a"), ("2", b"a")]
@@ -62,8 +65,7 @@ def test_count_and_order_are_kept() -> None:
 
 def test_a_line_of_one_rank_keeps_the_next_ones_together() -> None:
     """Ranks that are ahead have said much already."""
-    alike = AlikeLines[Speaker](merges_lines=True)
-    ranks = [Speaker(rank) for rank in range(3)]
+    alike, ranks = merge(3)
     rows = [(rank, row) for rank in range(3) for row in (b"step 1", b"rank %s" % b"abc"[rank : rank + 1], b"step 2")]
     speak(alike, ranks, rows)
     assert show(alike.take_all()) == [
@@ -74,8 +76,7 @@ def test_a_line_of_one_rank_keeps_the_next_ones_together() -> None:
 
 
 def test_what_differs_stays_in_the_order_of_time() -> None:
-    alike = AlikeLines[Speaker](merges_lines=True)
-    ranks = [Speaker(rank) for rank in range(3)]
+    alike, ranks = merge(3)
     speak(alike, ranks, [(0, b"serves"), (1, b"connects"), (0, b"answers"), (2, b"serves"), (1, b"connects")])
     expected = [("0,2", b"serves"), ("1", b"connects"), ("0", b"answers"), ("1", b"connects")]
     assert show(alike.take_all()) == expected
@@ -83,8 +84,7 @@ def test_what_differs_stays_in_the_order_of_time() -> None:
 
 def test_a_place_between_two_units_is_not_used_up() -> None:
     """Of many ranks each puts lines between the same two."""
-    alike = AlikeLines[Speaker](merges_lines=True)
-    ranks = [Speaker(rank) for rank in range(300)]
+    alike, ranks = merge(300)
     rows = [(rank, row) for rank in range(300) for row in (b"first", b"of " + bytes([97 + rank % 26]) * rank, b"last")]
     speak(alike, ranks, rows)
     shown = show(alike.take_all())
@@ -110,16 +110,12 @@ TRACE = b'Traceback (most recent call last):\n  File "a.py", line 7\nValueError:
 
 
 def test_equal_tracebacks_are_one_and_others_stay_whole() -> None:
-    alike = AlikeLines[Speaker](merges_lines=True)
-    ranks = [Speaker(rank) for rank in range(4)]
+    alike, ranks = merge(4)
     for row in TRACE.splitlines(keepends=True):  # written row by row, all at the same time
         for rank in (0, 1, 3):
             assert alike.push(ranks[rank], row, 0.0) == []
         alike.push(ranks[2], row.replace(b"bad", b"worse"), 0.0)
-    assert show(alike.take_all()) == [
-        ("0-1,3", TRACE.rstrip()),
-        ("2", TRACE.replace(b"bad", b"worse").rstrip()),
-    ]
+    assert show(alike.take_all()) == [("0-1,3", TRACE.rstrip()), ("2", TRACE.replace(b"bad", b"worse").rstrip())]
 
 
 def test_tracebacks_that_differ_in_the_address_of_a_peer_are_one() -> None:
@@ -329,7 +325,7 @@ def test_the_work_grows_with_the_number_of_lines_alone(monkeypatch: pytest.Monke
             return [(rank, word) for rank in range(8) for word in (words if rank % 2 else words[::-1])]
         return [(0, b"step 1") for _ in words] + [(1, b"step 1") for _ in words]
 
-    for count in (500, 6000):  # more than are held
+    for count in (500, 4500):  # more than are held
         rows = build(count)
         assert count_work(monkeypatch, rows, 8) <= 42 * len(rows)
 

@@ -1,5 +1,6 @@
 """The console with a slow reader, no reader, or a terminal. Threads and pipes, no processes."""
 
+import errno
 import fcntl
 import os
 import pty
@@ -13,7 +14,6 @@ from pathlib import Path
 import pytest
 from terminal import render
 
-from muster._shared.console.alike_lines import LAUNCH_S
 from muster._shared.console.progress_bars import ProgressBars, fit_row
 from muster.agent.config import Std
 from muster.agent.logs import console as consoles
@@ -90,6 +90,26 @@ def test_ours_shows_escape_sequences_and_workers_lines_pass_as_they_are(pipe: Pi
     assert b"\x1b[31mred\x1b[0m \x1b]52;c;eA==\x07" in lines
     shown = rb"[muster] rank 0: \x1b]52;c;eA==\x07\x1b[2J\r\x9b2J red \u202ekcab"
     assert lines[1:] == [shown, rb"[muster] second\x85line", b""]
+
+
+def test_a_file_that_is_full_is_written_again_when_there_is_room(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The console was closed for good, and nothing said so."""
+    write, full = os.write, [True]
+
+    def write_if_there_is_room(fd: int, data: bytes) -> int:
+        if fd == pipe.write_fd and full[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(fd, data)
+
+    monkeypatch.setattr(os, "write", write_if_there_is_room)
+    console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd)
+    console.print_line("lost")
+    device = next(iter(console._list_devices()))
+    assert device.wait_written(20.0, 20.0)
+    full[0] = False
+    console.print_line("shown")
+    written = finish(console, pipe, pipe.collect())
+    assert written == b"\n[muster] output was left out here: no space was left\n[muster] shown\n"
 
 
 def test_lines_of_many_streams_are_whole_and_in_order(pipe: Pipe) -> None:
@@ -200,19 +220,6 @@ def test_the_report_learns_where_a_traceback_of_several_workers_is(pipe: Pipe) -
     assert [feed.merged_traceback for feed in feeds] == [b"[w0,2]:", b"", b"[w0,2]:"]
     text = finish(console, pipe, reader)
     assert text.count(b"[w0,2]:") == text.count(b"[w1]:") == 3
-
-
-def test_warnings_of_a_job_that_runs_are_all_printed(pipe: Pipe) -> None:
-    clock = FakeClock()
-    console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd, clock=clock)
-    feeds = open_feeds(console)
-    feeds[0].offer(b"starts\n")
-    assert os.read(pipe.read_fd, 100) == b"[0]:starts\n"
-    clock.time_s = LAUNCH_S + 1.0
-    reader = pipe.collect()
-    for feed in feeds:
-        feed.offer(WARNING)
-    assert finish(console, pipe, reader).count(SHOWN[0]) == len(feeds)
 
 
 @pytest.mark.parametrize("data", [bytes(range(256)) * 40 + b"\n", b"\xff\xfe\x00\x80\n", b"y" * (10 << 20) + b"\n"])
@@ -346,7 +353,6 @@ def test_the_agents_own_lines_survive_when_the_rest_is_discarded(pipe: Pipe) -> 
     device = console._devices[Std.OUT]
     closing = threading.Thread(target=lambda: console.close(limit_s=0.05))
     closing.start()
-    assert device is not None
     while device._queued_bytes:  # until close has discarded what the stuck console does not take
         closing.join(0.001)
     reader = pipe.collect()
@@ -356,6 +362,22 @@ def test_the_agents_own_lines_survive_when_the_rest_is_discarded(pipe: Pipe) -> 
     lines = pipe.collected.splitlines()
     assert lines[-2] == b"the report"
     assert lines[-1].startswith(b"[muster] the console is too slow: ")
+
+
+def test_what_was_discarded_is_said_when_the_reader_goes_on(pipe: Pipe) -> None:
+    console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd)
+    feed = console.open_feed(Std.OUT, b"")
+    for _ in range(1000):
+        feed.offer(b"x" * 999 + b"\n")
+    closing = threading.Thread(target=lambda: console.close(limit_s=0.01, notice_s=60.0))
+    closing.start()
+    closing.join(1.2)
+    assert closing.is_alive(), "the reader stands still"
+    reader = pipe.collect()
+    closing.join()
+    pipe.close_write()
+    reader.join()
+    assert pipe.collected.splitlines()[-1].startswith(b"[muster] the console is too slow: ")
 
 
 def test_a_closed_console_is_ignored(pipe: Pipe) -> None:
@@ -495,7 +517,7 @@ def test_a_pipe_has_no_status(pipe: Pipe) -> None:
 def test_a_status_has_its_row_on_a_full_terminal() -> None:
     bars = ProgressBars(lambda: os.terminal_size((40, 5)))
     assert bars.draw([b"%d" % row for row in range(9)], b"status").split(b"\n") == [
-        *(b"0", b"1", b"... and 7 more", b"status"),
+        *(b"0", b"1", b"... and 7 more", b"status")
     ]
 
 

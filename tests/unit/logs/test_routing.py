@@ -2,6 +2,7 @@
 
 import os
 import re
+import socket
 from pathlib import Path
 
 import pytest
@@ -60,16 +61,19 @@ def test_prefixes() -> None:
     one = make_round()
     two = make_round(group_world_size=2, group_rank=1, rank_offset=4, node_index=7, attempt=2, number=9, world_size=8)
     assert build_prefix(role="trainer", local_rank=1, round=one) == b"[trainer1]:"
+    assert build_prefix(role="v2", local_rank=1, round=one) == b"[v2:1]:"  # it was [v21]:
+    assert build_prefix(role="", local_rank=1, round=one) == b"[1]:"
     assert build_prefix(role="trainer", local_rank=1, round=two) == b"[trainer1|n1.r5]:"
     template = "<${role_name} ${rank} ${local_rank} ${global_rank} ${node} ${node_index} ${nodes} ${attempt} ${other}>"
-    assert build_prefix(role="t", local_rank=1, round=two, template=template) == b"<t 5 1 5 1 7 2 2 ${other}>"
+    template += "${hostname}"
+    filled = f"<t 5 1 5 1 7 2 2 ${{other}}>{socket.gethostname()}"
+    assert build_prefix(role="t", local_rank=1, round=two, template=template) == filled.encode()
 
 
 def test_help_names_the_variables_of_a_prefix_template() -> None:
-    about = re.search(r"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE.*?\n\n", format_help(), re.DOTALL)
-    assert about is not None
+    about = re.search(r"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE or.*?\n\n", format_help(), re.DOTALL)
     names = set(re.findall(r"\$\{\w+\}", about[0]))
-    torchruns = {"${role_name}", "${local_rank}", "${rank}"}
+    torchruns = {"${role_name}", "${local_rank}", "${rank}", "${hostname}"}
     assert names >= torchruns | {"${node}", "${node_index}", "${nodes}", "${world_size}", "${attempt}", "${round}"}
     filled = build_prefix(role="t", local_rank=1, round=make_round(), template=" ".join(names))
     assert b"$" not in filled

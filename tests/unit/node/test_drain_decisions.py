@@ -3,8 +3,8 @@
 import signal
 
 import pytest
+from doubles.node_history import RunningNode
 from doubles.samples import make_round
-from doubles.sent import unwrap
 
 from muster._shared.contract import ExitCode
 from muster._shared.contract import StatusPageLayout as Layout
@@ -24,7 +24,6 @@ from muster.agent.node.actions import (
     WriteCommand,
     WriteDeadline,
 )
-from muster.agent.node.decisions import decide
 from muster.agent.node.events import (
     FailureSettled,
     RoundTimer,
@@ -41,8 +40,6 @@ from muster.agent.node.state import (
     NO_FAILURES,
     Delaying,
     Ended,
-    NodeRules,
-    NodeState,
     Rejoin,
     Running,
     StartNext,
@@ -93,18 +90,11 @@ def term(at_s: float = 0.0, *, is_asked: bool = True, signum: int = signal.SIGTE
     return SignalReceived(signum=signum, is_asked=is_asked, at_s=at_s)
 
 
-class Node:
-    """A node whose two workers run."""
+class Node(RunningNode):
+    """In round 3."""
 
     def __init__(self, **rules) -> None:
-        own = NodeRules(nproc=2, shutdown_timeout_s=20.0, **rules)
-        self.state = NodeState(rules=own, phase=Running(round=ROUND, awaited=frozenset(), alive=frozenset({0, 1})))
-
-    def send(self, *events):
-        actions = ()
-        for event in events:
-            self.state, actions = decide(self.state, event)
-        return unwrap(actions)
+        super().__init__(ROUND, shutdown_timeout_s=20.0, **rules)
 
     def commit(self):
         return self.send(
@@ -346,13 +336,13 @@ def test_a_node_that_is_not_preempted_keeps_the_limit_of_the_stop_too():
     node = Node()
     node.commit()
     [timer] = node.send(own)
-    assert timer.timer.purpose is TimerPurpose.GRACE
+    assert timer.timer.purpose is TimerPurpose.TOLD
     ended = Node()
     ended.commit()
     ended.send(exited(0), exited(1))
     assert isinstance(ended.state.phase, Succeeded)
     [timer] = ended.send(own)
-    assert timer.timer.purpose is TimerPurpose.GRACE
+    assert timer.timer.purpose is TimerPurpose.TOLD
     waits = Node()
     waits.send(BEGUN)
     assert waits.send(own) == [], "the node that is preempted leaves; its round ends with it"
@@ -412,8 +402,8 @@ def test_ranks_that_were_told_the_step_get_the_grace_period_and_no_signal():
     node = Node()
     node.commit()
     [timer] = node.send(expired(TimerPurpose.DRAIN))
-    assert (timer.timer.purpose, timer.delay_s) == (TimerPurpose.GRACE, 20.0)
-    actions = node.send(expired(TimerPurpose.GRACE))
+    assert (timer.timer.purpose, timer.delay_s) == (TimerPurpose.TOLD, 20.0)
+    actions = node.send(expired(TimerPurpose.TOLD))
     assert kinds(actions) == [PrintLine, KillWorkers]
     assert node.state.phase.then == Finish(code=143)
 
@@ -425,7 +415,7 @@ def test_a_node_whose_ranks_have_stopped_waits_for_the_others_as_long():
     [timer] = node.send(expired(TimerPurpose.DRAIN))
     assert isinstance(node.state.phase, Succeeded)
     assert timer.delay_s == 20.0
-    assert KillWorkers in kinds(node.send(expired(TimerPurpose.GRACE)))
+    assert KillWorkers in kinds(node.send(expired(TimerPurpose.TOLD)))
     assert node.state.phase.then == Finish(code=143)
 
 
@@ -487,7 +477,17 @@ def test_in_an_elastic_job_only_the_preempted_node_ends_when_the_time_is_over():
         node.send(*([term()] if is_preempted else []))
         node.commit()
         node.send(expired(TimerPurpose.DRAIN))
-        assert (KillWorkers in kinds(node.send(expired(TimerPurpose.GRACE)))) == is_preempted
+        assert (KillWorkers in kinds(node.send(expired(TimerPurpose.TOLD)))) == is_preempted
+
+
+def test_the_grace_period_of_a_drain_does_not_shorten_that_of_a_later_stop():
+    node = Node(is_elastic=True)
+    node.commit()
+    (told,) = [each for each in node.send(expired(TimerPurpose.DRAIN)) if isinstance(each, StartTimer)]
+    actions = node.send(RoundBroken(round_number=3, kind=BreakKind.FAILURE, reason="rank 0 failed"))
+    graces = [each for each in actions if isinstance(each, StartTimer) and each.delay_s == told.delay_s]
+    assert node.send(TimerExpired(timer=told.timer)) == []
+    assert KillWorkers in kinds(node.send(TimerExpired(timer=graces[0].timer)))
 
 
 def test_a_signal_after_the_workers_have_stopped_waits_for_the_others_too():

@@ -2,10 +2,12 @@
 
 from types import SimpleNamespace
 
+from doubles.clocks import HandClock
 from doubles.samples import make_round
 
 from muster._shared.records import replace
 from muster.agent.diagnosis.hangs.servers import DEADLINE_S, JOIN_S
+from muster.agent.node.actions import LocalFailure
 from muster.agent.node.evidence import OTHERS_S, TEXTS_LIMIT_S, Evidence
 from muster.agent.node.worker_decisions import STACKS_LIMIT_S
 from muster.agent.rendezvous.report_messages import StacksTaken
@@ -54,8 +56,9 @@ class Node:
             live=self.live,
             early_exits=early_exits,
             streams=streams,
-            read_views=lambda _round, _host, then: then({}),
-            read_progress=lambda _round, _host, then: then({}),
+            hangs=SimpleNamespace(
+                read_views=lambda _round, _host, then: then({}), read_progress=lambda _round, _host, then: then({})
+            ),
         )
         config = SimpleNamespace(node_name="host", program=SimpleNamespace(kind=ProgramKind.SCRIPT))
         self.evidence = evidence = Evidence(config, loop, logs, self.workers)
@@ -103,7 +106,7 @@ def test_the_leader_says_that_the_job_hangs_to_nodes_that_work():
     node.workers.is_idle = False
     for is_hang in (True, False):
         read = []
-        node.workers.read_views = lambda *_args, read=read: read.append("views")
+        node.workers.hangs.read_views = lambda *_args, read=read: read.append("views")
         node.evidence.collect_stacks(ROUND, lambda stacks: None, is_hang=is_hang)
         assert read == (["views"] if is_hang else [])
 
@@ -129,3 +132,24 @@ def test_workers_that_have_ended_by_themselves_are_reported_with_the_stacks():
     assert [(stack.global_rank, stack.text, stack.view.state, stack.view.host) for stack in taken.stacks] == [
         (1, "", "X", "host")
     ]
+
+
+def test_a_failure_whose_files_hang_is_built_once():
+    """What reads them goes on when the disk answers, and then shares nothing with the reports of other failures."""
+    node, held, read = Node(), [], []
+    node.workers.page, node.workers.ends = None, {}
+    node.workers.streams = {}
+    evidence = node.evidence
+    evidence._logs = SimpleNamespace(
+        files=SimpleNamespace(call=held.append),
+        read_stderr_text=lambda _rank: "",
+        read_stderr_tail=lambda _rank: ("no space left",),
+        print_line=lambda _line: None,
+    )
+    evidence._builder._clock = HandClock()
+    evidence._builder._add_class = lambda failure, *_: read.append(failure) or failure
+    [failure] = evidence.collect_failures(ROUND, (LocalFailure(local_rank=0, reason="it failed"),))
+    assert (failure.reason, failure.stderr_tail) == ("it failed", ("no space left",))
+    for each in held:
+        each()
+    assert len(read) == 1

@@ -3,8 +3,8 @@
 import signal
 
 import pytest
+from doubles.node_history import RunningNode
 from doubles.samples import make_round
-from doubles.sent import unwrap
 
 from muster._shared.contract import AskKind, AskOutcome
 from muster._shared.records import replace
@@ -19,10 +19,9 @@ from muster.agent.node.actions import (
     PrintLine,
     SignalWorkers,
 )
-from muster.agent.node.decisions import decide
 from muster.agent.node.events import Choice, PersonChose, SignalReceived, WorkerExited, WorkersGone
 from muster.agent.node.request_decisions import TERMINAL_REQUEST, parse_choice
-from muster.agent.node.state import NodeRules, NodeState, Rejoin, Running, Stopping
+from muster.agent.node.state import NodeRules, Rejoin, Running, Stopping
 from muster.agent.rendezvous.interface import (
     Asked,
     BreakKind,
@@ -40,27 +39,30 @@ SAVE, STOP, CONTINUE = (PersonChose(choice=each) for each in Choice)
 BROKEN = RoundBroken(round_number=3, kind=BreakKind.FAILURE, reason="rank 1 exited with code 1")
 
 
-class Node:
-    """A node whose two workers run."""
+class Node(RunningNode):
+    """It asks at Ctrl-C."""
 
     def __init__(self, **rules) -> None:
-        phase = Running(round=ROUND, awaited=frozenset(), alive=frozenset({0, 1}))
-        self.state = NodeState(rules=NodeRules(nproc=2, asks_at_interrupt=True, **rules), phase=phase)
-
-    def send(self, *events):
-        found = []
-        for event in events:
-            self.state, actions = decide(self.state, event)
-            found += unwrap(actions)
-        return found
+        super().__init__(ROUND, asks_at_interrupt=True, **rules)
 
     def answer(self, outcome: AskOutcome):
         return self.send(RequestAnswered(request=TERMINAL_REQUEST, answer=Answer(outcome=outcome, line=outcome.value)))
 
-    def pause(self):
-        """Until the person is asked."""
-        self.send(CTRL_C)
-        return self.answer(AskOutcome.DONE)
+
+def pause() -> Node:
+    """Until the person is asked."""
+    node = Node()
+    node.send(CTRL_C)
+    node.answer(AskOutcome.DONE)
+    return node
+
+
+def start_saving() -> Node:
+    """The pause has ended, and the ranks are to stop."""
+    node = pause()
+    node.send(SAVE)
+    node.answer(AskOutcome.DONE)
+    return node
 
 
 def request(kind: AskKind) -> Asked:
@@ -100,27 +102,17 @@ def test_a_pause_that_fails_makes_it_an_ordinary_ctrl_c(outcome):
     assert finish.code == 128 + signal.SIGINT
 
 
-def test_save_resumes_and_stops_at_one_step():
-    node = Node()
-    node.pause()
+@pytest.mark.parametrize("outcome", [AskOutcome.DONE, AskOutcome.REFUSED], ids=["paused", "the pause has ended"])
+def test_save_resumes_and_stops_at_one_step(outcome):
+    node = pause()
     assert node.send(SAVE) == [request(AskKind.RESUME)]
-    assert node.answer(AskOutcome.DONE) == [request(AskKind.STOP)]
+    assert node.answer(outcome)[-1] == request(AskKind.STOP)
     assert node.answer(AskOutcome.DONE) == []
     assert isinstance(node.state.phase, Running), "the ranks end by themselves"
 
 
-def test_save_stops_also_when_the_pause_has_ended_by_itself():
-    node = Node()
-    node.pause()
-    node.send(SAVE)
-    assert node.answer(AskOutcome.REFUSED)[-1] == request(AskKind.STOP)
-
-
 def test_ranks_that_never_stop_save_a_checkpoint_and_get_the_signal():
-    node = Node()
-    node.pause()
-    node.send(SAVE)
-    node.answer(AskOutcome.DONE)
+    node = start_saving()
     assert node.answer(AskOutcome.REFUSED)[-1] == request(AskKind.CHECKPOINT)
     saved = node.answer(AskOutcome.DONE)
     assert saved[0] == PrintLine(text="done"), "a node that leaves prints no notice of the leader"
@@ -142,23 +134,18 @@ def test_a_refusal_is_printed_once():
 
 @pytest.mark.parametrize("outcome", [AskOutcome.LATE, AskOutcome.LOST])
 def test_a_stop_that_is_late_makes_it_an_ordinary_ctrl_c(outcome):
-    node = Node()
-    node.pause()
-    node.send(SAVE)
-    node.answer(AskOutcome.DONE)
+    node = start_saving()
     assert start_stopping(node.answer(outcome))
 
 
 def test_stop_is_an_ordinary_ctrl_c():
-    node = Node()
-    node.pause()
+    node = pause()
     assert start_stopping(node.send(STOP))
 
 
 @pytest.mark.parametrize("outcome", AskOutcome)
 def test_continue_resumes_whatever_the_answer_is(outcome):
-    node = Node()
-    node.pause()
+    node = pause()
     assert node.send(CONTINUE) == [request(AskKind.RESUME)]
     assert list_kinds(node.answer(outcome)) == [EndQuestion]
     assert isinstance(node.state.phase, Running)
@@ -166,16 +153,14 @@ def test_continue_resumes_whatever_the_answer_is(outcome):
 
 
 def test_what_is_no_choice_asks_again():
-    node = Node()
-    node.pause()
+    node = pause()
     assert node.send(PersonChose(choice=None)) == [AskPerson()]
     assert node.send(CONTINUE) == [request(AskKind.RESUME)]
 
 
 def test_a_choice_after_the_question_changes_nothing():
-    node = Node()
-    assert node.send(STOP) == []
-    node.pause()
+    assert Node().send(STOP) == []
+    node = pause()
     node.send(CONTINUE)
     assert node.send(STOP) == []
 
@@ -193,24 +178,19 @@ def test_a_second_ctrl_c_kills(history):
 
 
 def test_a_second_ctrl_c_kills_also_while_the_ranks_save_and_end():
-    node = Node()
-    node.pause()
-    node.send(SAVE)
-    node.answer(AskOutcome.DONE)
+    node = start_saving()
     node.answer(AskOutcome.DONE)
     assert KillWorkers in list_kinds(node.send(CTRL_C))
 
 
 def test_another_signal_ends_the_question():
-    node = Node()
-    node.pause()
+    node = pause()
     assert start_stopping(node.send(SignalReceived(signum=signal.SIGTERM)))
     assert node.send(STOP) == []
 
 
 def test_a_round_that_ends_while_the_person_is_asked_ends_the_question_and_the_job_goes_on():
-    node = Node()
-    node.pause()
+    node = pause()
     actions = node.send(BROKEN)
     assert actions[:2] == [
         EndQuestion(),
@@ -234,16 +214,14 @@ def test_a_round_that_ends_while_the_job_is_asked_makes_it_an_ordinary_ctrl_c(hi
 
 
 def test_a_round_of_another_leader_ends_the_question():
-    node = Node()
-    node.pause()
+    node = pause()
     assert EndQuestion in list_kinds(node.send(RoundFormed(round=replace(ROUND, number=4))))
     assert node.state.interrupt is None
 
 
 def test_workers_that_the_guard_kills_end_the_question_and_an_answer_ends_no_job():
     """The node had lost contact with the job. The question stayed open, and its "continue" stopped the node."""
-    node = Node()
-    node.pause()
+    node = pause()
     fenced = node.send(WorkerExited(round_number=3, local_rank=0, code=-9, fencings=1))
     assert EndQuestion() in fenced
     assert node.send(CONTINUE) == []
@@ -251,18 +229,14 @@ def test_workers_that_the_guard_kills_end_the_question_and_an_answer_ends_no_job
 
 
 def test_a_round_that_ends_after_continue_goes_on():
-    node = Node()
-    node.pause()
+    node = pause()
     node.send(CONTINUE)
     node.send(BROKEN)
     assert not isinstance(node.state.phase.then, Finish)
 
 
 def test_ranks_that_have_saved_end_the_job_with_its_own_code():
-    node = Node()
-    node.pause()
-    node.send(SAVE)
-    node.answer(AskOutcome.DONE)
+    node = start_saving()
     node.answer(AskOutcome.DONE)
     actions = node.send(JobEnded(succeeded=False, is_drained=True))
     assert EndQuestion in list_kinds(actions)
@@ -289,7 +263,7 @@ def test_without_the_option_nothing_is_asked():
 
 
 def test_a_debugger_that_has_the_terminal_gets_ctrl_c():
-    assert Node().send(replace(CTRL_C, debugged=1)) == [InterruptWorker(local_rank=1)]
+    assert Node().send(replace(CTRL_C, foreground=1)) == [InterruptWorker(local_rank=1)]
 
 
 @pytest.mark.parametrize(

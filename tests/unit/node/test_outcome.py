@@ -32,6 +32,17 @@ def test_what_restarts_cost() -> None:
     assert (times.duration_s, times.restarts, times.without_workers_s) == (9.0, 1, 2.0)
 
 
+@pytest.mark.parametrize(("fails", "restarts"), [(False, 0), (True, 1)])
+def test_a_join_is_no_restart(fails: bool, restarts: int) -> None:
+    times = RunTimes()
+    times.add("workers_started", 1.0)
+    times.add("round_broken", 2.0, is_join=True)
+    if fails:
+        times.add("round_broken", 2.1)
+    times.add("workers_started", 3.0)
+    assert (times.restarts, times.without_workers_s) == (restarts, float(restarts))
+
+
 @pytest.mark.parametrize(
     ("flags", "environ", "succeeded", "text"),
     [
@@ -51,6 +62,12 @@ def test_what_restarts_cost() -> None:
             {"MUSTER_ADAPTER": "kubernetes", "MUSTER_APP_ID": "a-1", "MUSTER_POD_NAMESPACE": "ns"},
             False,
             "logs: torchx log kubernetes://torchx/ns:a-1",
+        ),
+        (
+            "",
+            {"MUSTER_ADAPTER": "held", "MUSTER_APP_ID": "a-1", "MUSTER_POD_NAMESPACE": "ns"},  # the hold is a pod
+            True,
+            "logs: torchx log held://torchx/a-1",
         ),
     ],
 )

@@ -1,8 +1,8 @@
 """What persons ask for, as one node sees it: requests, answers, pauses and checkpoints."""
 
 import pytest
+from doubles.node_history import RunningNode
 from doubles.samples import make_round
-from doubles.sent import unwrap
 
 from muster._shared.contract import AskKind, AskOutcome
 from muster._shared.contract import StatusPageLayout as Layout
@@ -19,7 +19,6 @@ from muster.agent.node.actions import (
     WriteCommand,
     WriteDeadline,
 )
-from muster.agent.node.decisions import decide
 from muster.agent.node.events import (
     Requested,
     RoundTimer,
@@ -29,7 +28,7 @@ from muster.agent.node.events import (
     TimerPurpose,
     WorkersIdle,
 )
-from muster.agent.node.state import Delaying, Joining, NodeRules, NodeState, Running
+from muster.agent.node.state import Delaying, Joining, NodeRules, NodeState
 from muster.agent.node.worker_decisions import OWN_REQUEST
 from muster.agent.rendezvous.drain_ceiling import RankSlot
 from muster.agent.rendezvous.interface import (
@@ -52,18 +51,11 @@ ASKED = Requested(request=1, kind=AskKind.PAUSE, limit_s=30.0)
 DONE = Answer(outcome=AskOutcome.DONE, line="done")
 
 
-class Node:
-    """A node whose two workers run."""
+class Node(RunningNode):
+    """In round 3."""
 
     def __init__(self) -> None:
-        phase = Running(round=ROUND, awaited=frozenset(), alive=frozenset({0, 1}))
-        self.state = NodeState(rules=NodeRules(nproc=2), phase=phase)
-
-    def send(self, *events):
-        actions = ()
-        for event in events:
-            self.state, actions = decide(self.state, event)
-        return unwrap(actions)
+        super().__init__(ROUND)
 
     def begin(self, kind: int):
         return self.send(DrainBegun(round_number=3, drain=1, limit_s=30.0, kind=kind, is_asked=True))
@@ -231,4 +223,4 @@ def test_a_stop_that_a_person_asked_for_reports_its_late_ranks_and_gives_them_th
     node.commit(Layout.STOP)
     look, grace = node.send(over())
     assert look == ReadSlots(round_number=3, drain=1, kind=Layout.STOP)
-    assert grace.timer.purpose is TimerPurpose.GRACE
+    assert grace.timer.purpose is TimerPurpose.TOLD

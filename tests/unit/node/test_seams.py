@@ -3,12 +3,10 @@
 See `doubles.node_bench` for what is replaced.
 """
 
-import errno
 import os
 import signal
 import socket
 import tempfile
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,7 +19,7 @@ from hypothesis import strategies as st
 from muster._shared.snapshot_file import Header
 from muster.agent.diagnosis.hangs import servers
 from muster.agent.diagnosis.hangs.servers import Answer, Place
-from muster.agent.rendezvous.interface import BreakKind, GlobalRank0Started, RendezvousFailed
+from muster.agent.rendezvous.interface import BreakKind, GlobalRank0Started
 from muster.agent.rendezvous.protocol.handshake import Codec
 from muster.agent.rendezvous.transport.stream import TcpStream
 from muster.agent.workers.program import get_stack_signal
@@ -129,33 +127,6 @@ def test_workers_that_ignore_the_signal_are_killed_after_the_grace_period(build:
     assert since_s["workers_stopped"] - since_s["signal"] == pytest.approx(12.0, abs=0.1)
 
 
-def test_the_grace_period_of_one_round_does_not_cut_short_that_of_the_next(build: Build) -> None:
-    """The workers of round 1 end at once; its timer is due in the middle of the stop of round 2."""
-    bench = build(shutdown_timeout_s=10.0)
-    bench.on("join", None, bench.form)
-    bench.on("started", 1, lambda: bench.break_round(1, BreakKind.MEMBERSHIP))
-    bench.on("stopped", 1, lambda: bench.form(2))
-
-    def end_slowly() -> None:
-        for rank in (0, 1):
-            bench.worker(rank).ends_with[signal.SIGTERM] = (9.0, -15)
-        bench.at(5.0, lambda: bench.break_round(2, BreakKind.MEMBERSHIP))
-
-    bench.on("started", 2, end_slowly)
-    bench.on("stopped", 2, lambda: bench.end_job(succeeded=False))
-    assert bench.run() == 1
-    assert [signum for _, signum in bench.signals] == [signal.SIGTERM] * 4
-
-
-def test_a_node_whose_rules_differ_is_refused(bench: Bench) -> None:
-    """The refusal comes before any worker is started."""
-    reason = "this node's --max-restarts is 3, the leader's is 2"
-    bench.on("join", None, lambda: bench.post(RendezvousFailed(reason=reason, usage=True)))
-    assert bench.run() == 2
-    assert bench.lines == [reason]
-    assert bench.processes == []
-
-
 def test_no_descriptors_for_a_workers_output(bench: Bench) -> None:
     """It is a failure of that worker; none was started, and no descriptor of the others stays open."""
     bench.logs.no_descriptors_for = 1
@@ -166,22 +137,6 @@ def test_no_descriptors_for_a_workers_output(bench: Bench) -> None:
     assert failure.reason == "cannot make pipes for local rank 1: Too many open files"
     assert bench.processes == []
     assert bench.names("failed", "stopped") == [("failed", 1), ("stopped", 1)]
-
-
-def test_stacks_are_printed_on_request_during_a_stop(bench: Bench) -> None:
-    """SIGUSR2 while the grace period runs: the stop goes on as if nothing had been asked."""
-
-    def stop_slowly() -> None:
-        for rank in (0, 1):
-            bench.worker(rank).ends_with[signal.SIGTERM] = (5.0, -15)
-        bench.break_round(1, BreakKind.MEMBERSHIP)
-        bench.at(1.0, send_to_self(signal.SIGUSR2))
-
-    bench.on("started", 1, stop_slowly)
-    bench.on("stopped", 1, lambda: bench.end_job(succeeded=False))
-    assert bench.run() == 1
-    assert bench.lines == ["why", "stacks of ranks 0-1:", "  Thread 0x1", "    in train"]
-    assert bench.signals == [(0, signal.SIGTERM), (1, signal.SIGTERM)]
 
 
 def test_stacks_are_printed_on_request_while_a_stop_collects_them(bench: Bench) -> None:
@@ -232,20 +187,6 @@ def hang_timeout(build: Build) -> Bench:
     bench = build(hang_timeout_s=60.0)
     bench.on("join", None, bench.form)
     return bench
-
-
-def test_a_crash_on_an_idle_node_is_its_failure(build: Build) -> None:
-    """Idleness was reported for both workers before; the crash is new, and is reported once."""
-    bench = hang_timeout(build)
-    bench.on("idle", 1, lambda: bench.at(20.0, lambda: bench.end_worker(1, -11)))
-    fail_for_good(bench)
-    assert bench.run() == 1
-    assert bench.names("idle", "failed", "stopped") == [("idle", 1), ("failed", 1), ("stopped", 1)]
-    assert [failure.local_rank for failure in bench.details("idle")[0]] == [0, 1]
-    [[failure]] = bench.details("failed")
-    assert (failure.local_rank, failure.signal) == (1, "SIGSEGV")
-    [[late, _]] = bench.details("stopped")
-    assert [failure.local_rank for failure in late] == [0]
 
 
 def test_idleness_of_one_round_is_not_reported_for_the_next(build: Build) -> None:
@@ -319,33 +260,20 @@ def test_a_kill_in_a_round_after_a_fencing_is_a_failure(bench: Bench) -> None:
     assert (failure.round, failure.local_rank, failure.signal) == (2, 0, "SIGKILL")
 
 
-def test_held_workers_start_with_global_rank_0(build: Build) -> None:
-    bench = build()
-    bench.on("join", None, lambda: bench.form(is_held=True))
-    bench.at(1.0, lambda: bench.post(GlobalRank0Started(round_number=1)))
-    bench.on("started", 1, lambda: bench.at(1.0, send_to_self(signal.SIGTERM)))
-    assert bench.run() == 143
-    started = next(record for record in bench.records if record.what == "workers_started")
-    assert started.duration_s == pytest.approx(1.0, abs=0.1)
-    assert len(bench.processes) == 2
-
-
 def test_the_store_is_there_before_the_workers_and_until_the_next_round(build: Build) -> None:
     bench = build()
-    seen: list[list[tuple[int, int]]] = []
-    checks: list[int] = []
+    seen: list[list[int]] = []
 
     def look() -> None:
         seen.append(list(bench.starter.stores))
 
     bench.on("join", None, lambda: bench.form(hosts_store=True))
     bench.at(0.0, look)
-    bench.on("started", 1, lambda: (look(), checks.append(bench.starter.store_checks), bench.break_round(1)))
-    bench.on("stopped", 1, lambda: (look(), checks.append(bench.starter.store_checks), bench.form(2)))
+    bench.on("started", 1, lambda: (look(), bench.break_round(1)))
+    bench.on("stopped", 1, lambda: (look(), bench.form(2)))
     bench.on("started", 2, lambda: (look(), bench.at(1.0, send_to_self(signal.SIGTERM))))
     assert bench.run() == 143
-    assert seen == [[(29500, 2)]] * 3 + [[]]
-    assert checks[0] == 0 < checks[1]  # before its workers are stopped
+    assert seen == [[29500]] * 3 + [[]]
 
 
 @pytest.mark.parametrize("is_late", [False, True])
@@ -353,7 +281,6 @@ def test_a_lost_store_is_reported_once_as_a_failure_of_rank_0(build: Build, is_l
     bench = build()
 
     def lose() -> None:
-        assert bench.starter.lose_store is not None
         bench.starter.lose_store("lost its store: the store's process was ended by SIGKILL")
 
     bench.on("join", None, lambda: bench.form(hosts_store=True))
@@ -366,25 +293,6 @@ def test_a_lost_store_is_reported_once_as_a_failure_of_rank_0(build: Build, is_l
     assert [each.local_rank for each in late] == ([1] if is_late else [])
 
 
-def test_a_round_that_breaks_during_the_back_off_starts_no_worker(build: Build) -> None:
-    bench = build(restart_backoff_s=8.0)
-    bench.on("join", None, lambda: bench.form(1, attempt=2))
-    bench.at(1.0, lambda: bench.break_round(1, BreakKind.MEMBERSHIP))
-    bench.on("stopped", 1, lambda: bench.at(60.0, lambda: bench.end_job(succeeded=False)))
-    assert bench.run() == 1
-    assert bench.processes == []
-
-
-@pytest.mark.parametrize("prepare_s", [0.0, 3.0])
-def test_a_node_tells_when_it_is_prepared(build: Build, prepare_s: float) -> None:
-    bench = build()
-    bench.starter.prepare_s = prepare_s
-    bench.at(5.0, send_to_self(signal.SIGHUP))
-    assert bench.run() == 129
-    assert bench.details("join") == [not prepare_s]
-    assert bench.names("prepared") == ([("prepared", None)] if prepare_s else [])
-
-
 def test_a_start_that_is_cancelled_leaves_no_worker(bench: Bench) -> None:
     """The break comes while the starter still makes the workers."""
     bench.starter.start_s = 2.0
@@ -395,24 +303,21 @@ def test_a_start_that_is_cancelled_leaves_no_worker(bench: Bench) -> None:
     assert bench.logs.opened == set()
 
 
-def test_a_disk_that_hangs_keeps_the_agent_from_no_report(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reading the error file does not return. The agent describes the failure without."""
-    answers = threading.Event()
+def test_a_disk_that_hangs_keeps_the_agent_from_no_report(bench: Bench) -> None:
+    """The agent describes the failure without the error file."""
 
-    def read_hanging(path: str, limit_bytes: int) -> bytes:
-        answers.wait()
-        raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+    def fail() -> None:
+        Path(bench.error_file(1)).write_text('{"message": "E: unread"}')
+        bench.logs.files.is_hanging = True
+        bench.end_worker(1, 7)
 
-    monkeypatch.setattr("muster.agent.diagnosis.tracebacks.read_regular", read_hanging)
-    bench.on("started", 1, lambda: bench.end_worker(1, 7))
+    bench.on("started", 1, fail)
     fail_for_good(bench)
     assert bench.run() == 1
     [[failure]] = bench.details("failed")
     assert (failure.local_rank, failure.exit_code, failure.exception) == (1, 7, None)
-    # The other worker's file could not be read, either: one hanging thread is enough.
     [[[late], _]] = bench.details("stopped")
     assert (late.local_rank, late.signal) == (0, "SIGTERM")
-    answers.set()  # let the thread go
 
 
 def test_an_error_file_is_read(bench: Bench) -> None:
@@ -474,10 +379,9 @@ def steps() -> st.SearchStrategy[Callable[[Bench], object]]:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
-    st.lists(st.tuples(st.sampled_from([0.0, 0.005, 0.05, 1.0, 7.0]), steps()), max_size=20),
-    st.sets(st.integers(0, 1)),
+    st.lists(st.tuples(st.sampled_from([0.0, 0.005, 0.05, 1.0, 7.0]), steps()), max_size=20), st.sets(st.integers(0, 1))
 )
 def test_whatever_happens_the_agent_ends_and_leaves_no_worker(
     history: list[tuple[float, Callable[[Bench], object]]], deaf: set[int]
@@ -513,7 +417,7 @@ def test_whatever_happens_the_agent_ends_and_leaves_no_worker(
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memory files, which only Linux has")
 def test_snapshots_are_looked_after_also_where_another_node_has_asked_for_something_before(bench: Bench) -> None:
-    """A node that joins asks for compile caches: what keeps snapshots is loaded then, before a worker has used them."""
+    """Another node sends its copy: what keeps snapshots is loaded then, before a worker has used them here."""
     workers = bench.supervisor._workers
     asked, ours = socket.socketpair()
     asked.close()
@@ -522,7 +426,6 @@ def test_snapshots_are_looked_after_also_where_another_node_has_asked_for_someth
     def use() -> None:
         workers.take_stream(TcpStream(ours, Codec(None, is_server=True, write=lambda _: None)))
         assert workers._snapshot_files is not None
-        assert workers._snapshots is not None
         workers._snapshots.memory.control.words[Header.USED] = 1
 
     def end() -> None:

@@ -24,8 +24,9 @@ RANKS = tuple(
         (JobStatus(step=11), "step 11"),
         (
             JobStatus(step=11, total=100, rate=7.9, eta_s=3725.0, values=(("loss", 0.5),)),
-            "step 11 of 100 (12 %), 7.9 a second, loss 0.5; ETA 1 h 2 min",
+            "step 11 of 100 (11 %), 7.9 a second, loss 0.5; ETA 1 h 2 min",
         ),
+        (JobStatus(step=4, total=10, bar="Epoch 4 of 10"), "Epoch 4 of 10: step 4 of 10 (40 %)"),
         (JobStatus(optimizer_steps=7, rate=0.5), "step 7 (by optimizer), 0.5 a second"),
         (JobStatus(step=200, total=100), "step 200 of 100"),
         (JobStatus(step=5, total=0), "step 5 of 0"),
@@ -96,10 +97,10 @@ def test_the_first_step_and_failures_by_cause() -> None:
         time_to_start_s=4.3,
         failures=(("worker", 1), ("hang", 2), ("node", 1)),
     )
-    assert format_summary(status) == [
-        "10 steps; goodput 100 %",
-        "the first step after 4.3 s; interrupted by 1 worker, 2 hangs, 1 lost or left node",
-    ]
+    failures = "interrupted by 1 worker, 2 hangs, 1 lost or left node"
+    assert format_summary(status) == [f"10 steps; the first step after 4.3 s; {failures}"]
+    status = replace(status, goodput=Goodput(fraction=0.9, productive_s=90.0, lost_s=(("start", 4.3),)))
+    assert format_summary(status) == [f"10 steps; goodput 90 %; lost: 4.3 s until the first step; {failures}"]
 
 
 def test_who_reports_no_steps_is_told_how_when_something_has_failed() -> None:

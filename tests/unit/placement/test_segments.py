@@ -3,9 +3,7 @@
 import http.client
 import json
 import os
-import shutil
 import ssl
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,18 +11,6 @@ from types import SimpleNamespace
 import pytest
 
 from muster.agent.placement.segments import find_segment
-
-SOURCE = Path(__file__).parents[2] / "programs/nvml_stand_in.c"
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> str:
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("there is no C compiler here")
-    path = tmp_path_factory.mktemp("nvml") / "libnvidia-ml.so.1"
-    subprocess.run([compiler, "-shared", "-fPIC", "-Wall", "-Werror", "-o", path, SOURCE], check=True)
-    return str(path)
 
 
 @pytest.fixture
@@ -45,12 +31,12 @@ def fabric() -> Iterator[None]:
         (None, "segment 2 of job 81"),
     ],
 )
-def test_the_driver_goes_before_slurm(told: str | None, found: str, library: str, fabric: None) -> None:
+def test_the_driver_goes_before_slurm(told: str | None, found: str, nvml: str, fabric: None) -> None:
     if told is not None:
         os.environ["STAND_IN_FABRIC"] = told
     slurm = {"SLURM_JOB_SEGMENT_SIZE": "4", "SLURM_NODEID": "11", "SLURM_JOB_ID": "81"}
-    assert find_segment({"MUSTER_NVML": library, **slurm}) == found
-    assert find_segment({"MUSTER_NVML": library, "MUSTER_SEGMENT": "rack 4", **slurm}) == "rack 4"
+    assert find_segment({"MUSTER_NVML": nvml, **slurm}) == found
+    assert find_segment({"MUSTER_NVML": nvml, "MUSTER_SEGMENT": "rack 4", **slurm}) == "rack 4"
 
 
 @pytest.mark.parametrize("size", ["0", "", "x", "-4"])

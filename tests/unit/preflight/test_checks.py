@@ -1,8 +1,6 @@
 """The table of checks, applied to machines that were not read but made up; and the reading of this one."""
 
 import os
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -27,7 +25,6 @@ from muster.cli.doctor.expected import EXPECTED
 
 GIB = 1 << 30
 SOUND = Machine(descriptors=65536, processes=None, shared_bytes=8 * GIB)
-STAND_IN = Path(__file__).parents[2] / "programs" / "nvml_stand_in.c"
 
 
 def make_devices(count: int, *, silent: int = 0, used_bytes: int = 0, holders: tuple[Holder, ...] = ()) -> Devices:
@@ -83,10 +80,7 @@ def test_missing_devices(count: int, need: Need, level: Level, expected: str) ->
 
 @pytest.mark.parametrize(
     ("count", "nproc", "expected"),
-    [
-        (7, 8, "7 devices answer, expected 8 for 8 workers"),
-        (1, 4, "1 device answers, expected 4 for 4 workers"),
-    ],
+    [(7, 8, "7 devices answer, expected 8 for 8 workers"), (1, 4, "1 device answers, expected 4 for 4 workers")],
 )
 def test_more_workers_than_devices_do_not_put_a_sound_node_out_of_service(
     count: int, nproc: int, expected: str
@@ -193,14 +187,7 @@ def test_every_row_of_the_table_says_what_it_asks() -> None:
 
 @pytest.mark.parametrize(
     ("text", "devices"),
-    [
-        (None, None),
-        ("", ()),
-        ("-1", ()),
-        ("0, 2", ("0", "2")),
-        ("1,-1,2", ("1",)),
-        ("GPU-7,MIG-a", ("GPU-7", "MIG-a")),
-    ],
+    [(None, None), ("", ()), ("-1", ()), ("0, 2", ("0", "2")), ("1,-1,2", ("1",)), ("GPU-7,MIG-a", ("GPU-7", "MIG-a"))],
 )
 def test_visible_devices_are_read_as_cuda_does(text: str | None, devices: tuple[str, ...] | None) -> None:
     assert parse_visible(text) == devices
@@ -252,22 +239,11 @@ def test_versions_are_read_without_an_import(tmp_path: Path) -> None:
     assert found == [("torch", "2.13.0+cu128"), ("CUDA", "12.8"), ("NCCL", "2.27.7")]
 
 
-@pytest.fixture(scope="module")
-def nvml(tmp_path_factory: pytest.TempPathFactory) -> str:
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("there is no C compiler here")
-    path = tmp_path_factory.mktemp("nvml") / "libnvidia-ml.so.1"
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", path, STAND_IN], check=True)
-    return str(path)
-
-
 def test_devices_are_read_through_nvml(nvml: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STAND_IN_GPUS", "7:4096:8192,0:0:8192,0:0:8192")
     monkeypatch.setenv("STAND_IN_LOST", "1")
     monkeypatch.setenv("STAND_IN_HOLDER", str(os.getpid()))
     devices = read_devices(nvml)
-    assert devices is not None
     assert (devices.driver, devices.silent) == ("580.95.05", 1)
     first, third = devices.answering
     assert (first.index, first.uuid, first.used_bytes, first.total_bytes) == (0, "GPU-0", 4096, 8192)

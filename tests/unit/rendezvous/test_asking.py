@@ -7,7 +7,7 @@ from doubles.two_members import TwoMembers
 from muster._shared.codec import encode
 from muster._shared.contract import AskKind, AskOutcome
 from muster._shared.contract import StatusPageLayout as Layout
-from muster._shared.control import parse_answer
+from muster._shared.control import describe_answer, parse_answer
 from muster._shared.fields import LateRank
 from muster._shared.reports import ENDED, Answer, Collective, Group, RankProgress, RankView, Stack
 from muster.agent.rendezvous.consensus.actions import Notify, RoundBreak
@@ -47,36 +47,33 @@ class Job(TwoMembers):
         return self.send(asked)
 
     def agree(self, drain: int = 1):
-        reports = [
-            Reported(
-                id=str(node),
-                message=DrainReported(
-                    round_number=self.number,
-                    drain=drain,
-                    report=DrainReport(ceiling=12, ranks=(AskingRank(global_rank=node, asked=10 + node, stride=1),)),
-                ),
-            )
-            for node in range(2)
-        ]
-        return self.send(*reports)
+        asking = [AskingRank(global_rank=node, asked=10 + node, stride=1) for node in range(2)]
+        reports = [DrainReport(ceiling=12, ranks=(each,)) for each in asking]
+        return [self.tell(node, DrainReported, drain=drain, report=each) for node, each in enumerate(reports)][-1]
+
+    def tell(self, node: int, kind: type, /, *, after_s: float = 1.0, **fields):
+        """Node says this of the newest round."""
+        return self.send(Reported(id=str(node), message=kind(round_number=self.number, **fields)), after_s=after_s)
+
+    def idle(self, node: int, *failures, after_s: float = 1.0, is_urgent: bool = False):
+        return self.tell(node, Idle, failures=failures, is_urgent=is_urgent, after_s=after_s)
 
     def follow(self, node: int, *late: LateRank, drain: int = 1):
-        return self.send(
-            Reported(id=str(node), message=DrainFollowed(round_number=self.number, drain=drain, late=late))
-        )
+        return self.tell(node, DrainFollowed, drain=drain, late=late)
 
     def save(self, step: int, path: str = ""):
-        return self.send(
-            *(
-                Reported(id=str(node), message=Saved(round_number=self.number, step=step, path=path))
-                for node in range(2)
-            )
-        )
+        return [self.tell(node, Saved, step=step, path=path) for node in range(2)][-1]
+
+    def drain(self, node: int):
+        """The workers of a node have ended at the step."""
+        return self.tell(node, AllSucceeded, drained_rank=node)
 
 
 def answers(actions) -> list[tuple[int, AskOutcome, str]]:
     return [
-        (each.request, each.answer.outcome, each.answer.line) for each in actions if isinstance(each, RequestAnswer)
+        (each.request, each.answer.outcome, describe_answer(each.answer))
+        for each in actions
+        if isinstance(each, RequestAnswer)
     ]
 
 
@@ -147,7 +144,7 @@ def test_a_pause_lasts_until_it_is_resumed():
     assert DrainWithdrawn in kinds(actions)
     assert answers(actions) == [(4, AskOutcome.DONE, "the pause has ended after 7.0 s: all 2 ranks go on")]
     assert answers(job.ask(AskKind.RESUME, 5)) == [
-        (5, AskOutcome.REFUSED, "the job is not paused: nothing was changed")
+        (5, AskOutcome.REFUSED, "the job is not paused; nothing was changed")
     ]
 
 
@@ -175,18 +172,20 @@ def test_ranks_that_never_ask():
     job.ask(AskKind.CHECKPOINT)
     refusal = "rank 1 has done step 7 and never called should_checkpoint"
     report = DrainReport(ceiling=0, refusal=refusal)
-    actions = job.send(Reported(id="1", message=DrainReported(round_number=job.number, drain=1, report=report)))
+    actions = job.tell(1, DrainReported, drain=1, report=report)
     assert answers(actions) == [(1, AskOutcome.REFUSED, refusal)]
 
 
-def test_a_stop_is_answered_before_the_job_ends():
+def test_two_who_ask_for_a_stop_are_both_answered_before_the_job_ends():
     job = Job()
-    job.ask(AskKind.STOP)
+    job.ask(AskKind.STOP, 1)
+    assert job.ask(AskKind.STOP, 2, member="0") == []
     job.agree()
-    job.send(Reported(id="0", message=AllSucceeded(round_number=job.number, drained_rank=0)))
-    actions = job.send(Reported(id="1", message=AllSucceeded(round_number=job.number, drained_rank=1)))
-    assert answers(actions) == [(1, AskOutcome.DONE, "all 2 ranks have stopped at step 12 and ended, after 4.0 s")]
-    assert kinds(actions).index(RequestAnswer) == 0
+    job.drain(0)
+    actions = job.drain(1)
+    assert [each[:2] for each in answers(actions)] == [(1, AskOutcome.DONE), (2, AskOutcome.DONE)]
+    assert answers(actions)[0][2] == "all 2 ranks have stopped at step 12 and ended, after 5.0 s"
+    assert kinds(actions)[:2] == [RequestAnswer, RequestAnswer]
 
 
 def test_a_stop_names_the_checkpoint_from_which_another_job_can_go_on():
@@ -194,8 +193,8 @@ def test_a_stop_names_the_checkpoint_from_which_another_job_can_go_on():
     job.ask(AskKind.STOP)
     job.agree()
     job.save(12, "/runs/12")
-    job.send(Reported(id="0", message=AllSucceeded(round_number=job.number, drained_rank=0)))
-    actions = job.send(Reported(id="1", message=AllSucceeded(round_number=job.number, drained_rank=1)))
+    job.drain(0)
+    actions = job.drain(1)
     assert [line.partition(" s; ")[2] for _, _, line in answers(actions)] == ["checkpoint: /runs/12"]
 
 
@@ -204,7 +203,7 @@ class TestContradictions:
         job = Job()
         job.ask(AskKind.PAUSE)
         assert answers(job.ask(AskKind.CHECKPOINT, 2)) == [
-            (2, AskOutcome.REFUSED, "muster pause of 1.0 s ago is not done yet: nothing was changed")
+            (2, AskOutcome.REFUSED, "muster pause of 1.0 s ago is not done yet; nothing was changed")
         ]
 
     def test_the_same_twice_is_one(self):
@@ -222,7 +221,7 @@ class TestContradictions:
         assert kinds(actions)[:3] == [RequestAnswer, DrainWithdrawn, DrainBegun]
         assert answers(actions) == [(1, AskOutcome.REFUSED, "the job is stopped instead (muster stop)")]
         assert answers(job.ask(AskKind.PAUSE, 3)) == [
-            (3, AskOutcome.REFUSED, "the job is being stopped (muster stop): nothing was changed")
+            (3, AskOutcome.REFUSED, "the job is being stopped (muster stop); nothing was changed")
         ]
 
     def test_a_stop_waits_for_a_checkpoint_that_is_committed(self):
@@ -239,7 +238,7 @@ class TestContradictions:
         job.ask(AskKind.CHECKPOINT)
         job.agree()
         job.ask(AskKind.STOP, 2)
-        job.send(Reported(id="0", message=DrainAsked(round_number=job.number, reason="received SIGTERM", limit_s=5.0)))
+        job.tell(0, DrainAsked, reason="received SIGTERM", limit_s=5.0)
         job.follow(0)
         assert [request for request, *_ in answers(job.follow(1, LATE))] == [1, 2]
         [begin] = [each for each in job.save(12) if isinstance(each, DrainBegun)]
@@ -252,9 +251,7 @@ class TestContradictions:
         job.agree()
         job.follow(0)
         job.follow(1)
-        actions = job.send(
-            Reported(id="0", message=DrainAsked(round_number=job.number, reason="received SIGTERM", limit_s=5.0))
-        )
+        actions = job.tell(0, DrainAsked, reason="received SIGTERM", limit_s=5.0)
         assert kinds(actions)[:2] == [DrainWithdrawn, DrainBegun]
 
 
@@ -262,18 +259,15 @@ def test_stacks_of_all_members():
     job = Job()
     assert kinds(job.ask(AskKind.STACKS)) == [StacksWanted]
     stack = Stack(global_rank=1, node=1, local_rank=0, text="File x")
-    assert (
-        answers(job.send(Reported(id="1", message=StacksTaken(round_number=job.number, number=1, stacks=(stack,)))))
-        == []
-    )
-    [told] = job.send(Reported(id="0", message=StacksTaken(round_number=job.number, number=1, stacks=(), missing=1)))
+    assert answers(job.tell(1, StacksTaken, number=1, stacks=(stack,))) == []
+    [told] = job.tell(0, StacksTaken, number=1, stacks=(), missing=1)
     assert told.answer.outcome is AskOutcome.LATE
     assert told.answer.stacks == (stack,)
 
 
 def test_how_far_ranks_are_is_answered_with_their_stacks():
     job = Job()
-    job.send(Reported(id="1", message=Asked(round_number=job.number, request=7, kind=AskKind.STACKS, limit_s=60.0)))
+    job.tell(1, Asked, request=7, kind=AskKind.STACKS, limit_s=60.0)
     for rank, step in ((1, 814), (0, 812)):
         progress = RankProgress(
             global_rank=rank, step=step, total=1000, rate=7.9, moved="", values=(("loss", "0.25"), ("lr", "nan"))
@@ -289,14 +283,6 @@ def test_how_far_ranks_are_is_answered_with_their_stacks():
     read = parse_answer(encode(told.answer, 1 << 20))
     assert (read.step, [each.step for each in read.progress]) == (812, [812, 814])
     assert (read.progress[0].values, read.progress[0].moved) == ((("loss", "0.25"), ("lr", "nan")), "")
-
-
-def test_the_stack_of_a_single_rank_is_counted_in_the_singular():
-    job = Job()
-    job.send(Reported(id="1", message=Asked(round_number=job.number, request=7, kind=AskKind.STACKS, limit_s=60.0)))
-    take(job, "0", Stack(global_rank=0, node=0, local_rank=0, text="File x"))
-    [told] = take(job, "1")
-    assert "the stacks of 1 of 1 rank, in " in told.answer.line
 
 
 def take(job, member, *stacks):
@@ -334,8 +320,8 @@ def read_page(actions):
 def start_hung_job():
     """The workers of node 1 have ended; rank 0 waits for one of them."""
     job = Job(hang_action="report")
-    job.send(Reported(id="1", message=AllSucceeded(round_number=job.number)))
-    actions = job.send(Reported(id="0", message=Idle(round_number=job.number, failures=(IDLE,))), after_s=60.0)
+    job.tell(1, AllSucceeded)
+    actions = job.idle(0, IDLE, after_s=60.0)
     [wanted] = [each for each in actions if isinstance(each, StacksWanted)]
     assert wanted.ids == ("0", "1"), "also the node whose workers have ended"
     return job
@@ -351,7 +337,7 @@ def test_a_hang_that_is_over_before_all_nodes_have_answered_prints_no_page():
     """Else the status of the app would tell of it until the next one."""
     job = start_hung_job()
     take(job, "1", GONE)
-    over = job.send(Reported(id="0", message=Idle(round_number=job.number, failures=())))
+    over = job.idle(0)
     assert read_page(over) == [("hang_ended", "the job goes on: it has not hung")]
     assert read_page(take(job, "0", STUCK)) == []
 
@@ -359,27 +345,22 @@ def test_a_hang_that_is_over_before_all_nodes_have_answered_prints_no_page():
 def test_a_hang_is_over_when_a_node_succeeds():
     """What keeps the others waiting then is diagnosed anew."""
     job = Job(hang_action="report")
-    for member in ("0", "1"):
-        actions = job.send(Reported(id=member, message=Idle(round_number=job.number, failures=(IDLE,))), after_s=60.0)
+    for member in (0, 1):
+        actions = job.idle(member, IDLE, after_s=60.0)
     assert StacksWanted in kinds(actions)
-    over = job.send(Reported(id="1", message=AllSucceeded(round_number=job.number)))
+    over = job.tell(1, AllSucceeded)
     assert read_page(over) == [("hang_ended", "the job goes on: it has not hung")]
-    assert StacksWanted in kinds(
-        job.send(Reported(id="0", message=Idle(round_number=job.number, failures=(IDLE,))), after_s=60.0)
-    )
+    assert StacksWanted in kinds(job.idle(0, IDLE, after_s=60.0))
 
 
 def test_a_hang_that_torch_is_about_to_end_is_told_while_another_node_works():
     job = Job(hang_action="report")
-    urgent = Reported(id="0", message=Idle(round_number=job.number, failures=(IDLE,), is_urgent=True))
-    assert StacksWanted in kinds(job.send(urgent, after_s=570.0))
-    assert StacksWanted not in kinds(job.send(urgent)), "once"
-    over = job.send(Reported(id="0", message=Idle(round_number=job.number, failures=())))
+    assert StacksWanted in kinds(job.idle(0, IDLE, is_urgent=True, after_s=570.0))
+    assert StacksWanted not in kinds(job.idle(0, IDLE, is_urgent=True)), "once"
+    over = job.idle(0)
     assert read_page(over) == [("hang_ended", "the job goes on: it has not hung")]
-    assert job.send(Reported(id="0", message=Idle(round_number=job.number, failures=(IDLE,))), after_s=60.0) == []
-    assert StacksWanted in kinds(
-        job.send(Reported(id="1", message=Idle(round_number=job.number, failures=(IDLE,))), after_s=60.0)
-    )
+    assert job.idle(0, IDLE, after_s=60.0) == []
+    assert StacksWanted in kinds(job.idle(1, IDLE, after_s=60.0))
 
 
 def test_what_the_leader_sends_is_what_the_person_reads():

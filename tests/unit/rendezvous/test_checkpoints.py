@@ -1,75 +1,38 @@
 """Which checkpoint all ranks have saved, as the leader counts it, and who learns of it."""
 
-from doubles.samples import make_failure
-from doubles.sent import show_sent
+import pytest
+from doubles.leader_history import Leader, member, rules
 
+from muster._shared.records import replace
 from muster.agent.rendezvous.consensus.actions import RecoveryChanged, RoundFacts
-from muster.agent.rendezvous.consensus.decisions import decide
-from muster.agent.rendezvous.consensus.events import (
-    Joined,
-    LeaseChecked,
-    MemberLost,
-    Reported,
-    RoundAcknowledged,
-    TimerFired,
-)
-from muster.agent.rendezvous.consensus.members import ConsensusRules, MemberRecord
+from muster.agent.rendezvous.consensus.events import Reported, RoundAcknowledged
 from muster.agent.rendezvous.consensus.recovery import RecoveryRecord
-from muster.agent.rendezvous.consensus.state import RoundRunning, build_initial_state
+from muster.agent.rendezvous.consensus.state import RoundRunning
 from muster.agent.rendezvous.interface import Saved
 from muster.agent.rendezvous.member.recovery import MemberRecovery
-from muster.agent.rendezvous.report_messages import Failed, Stopped
 from muster.agent.round import Checkpoint
 
 NODES = 3
 
 
-class Leader:
+class Job(Leader):
     """A leader of three nodes; the round runs."""
 
     def __init__(self, *, known: dict[int, Checkpoint] | None = None, min_nodes: int = NODES) -> None:
-        rules = ConsensusRules(
-            run_id="r",
-            min_nodes=min_nodes,
-            max_nodes=NODES,
-            max_restarts=3,
-            join_timeout_s=600,
-            last_call_s=1,
-            rejoin_wait_s=5,
-        )
-        self.now_s = 0.0
-        self.state = build_initial_state(rules, 0.0, takeover=False)
+        super().__init__(rules(min_nodes, NODES, max_restarts=3))
         for index in range(NODES):
             recovery = RecoveryRecord(checkpoint=(known or {}).get(index))
-            self.feed(
-                Joined(
-                    member=MemberRecord(
-                        id=str(index),
-                        index=index,
-                        nproc=2,
-                        role="r",
-                        host=f"h{index}",
-                        port=1,
-                        is_leader=index == 0,
-                        recovery=recovery,
-                    )
-                )
-            )
+            self.join(member(index, nproc=2, recovery=recovery))
         self.begin()
 
     def begin(self) -> None:
-        self.feed(LeaseChecked(is_held=True))
-        for member_id in self.state.assignments:
-            self.feed(Reported(id=member_id, message=RoundAcknowledged(round_number=self.state.round_number)))
+        for each in self.state.assignments:
+            self.feed(Reported(id=each, message=RoundAcknowledged(round_number=self.state.round_number)))
         assert isinstance(self.state.phase, RoundRunning)
-
-    def feed(self, event) -> list:
-        self.state, actions = decide(self.state, event, self.now_s)
-        return show_sent(actions)
 
     def save(self, index: int, step: int, path: str = "") -> Checkpoint | None:
         """The checkpoint that all members are told of, if this report completes one."""
-        saved = Reported(id=str(index), message=Saved(round_number=self.state.round_number, step=step, path=path))
+        saved = Reported(id=f"m{index}", message=Saved(round_number=self.state.round_number, step=step, path=path))
         completed = [each for each in self.feed(saved) if isinstance(each, RecoveryChanged)]
         assert len(completed) <= 1
         if not completed:
@@ -81,7 +44,7 @@ class Leader:
 
 
 def test_the_last_report_completes_it_and_the_lowest_rank_names_the_path():
-    leader = Leader()
+    leader = Job()
     assert leader.save(2, 9, "/of node 2") is None
     assert leader.save(1, 9, "/of node 1") is None
     assert leader.save(1, 9, "/of node 1") is None  # once more
@@ -89,7 +52,7 @@ def test_the_last_report_completes_it_and_the_lowest_rank_names_the_path():
 
 
 def test_members_that_are_ahead_do_not_hide_the_step_of_the_others():
-    leader = Leader()
+    leader = Job()
     for index, step in ((0, 10), (1, 10), (0, 20), (1, 20)):
         assert leader.save(index, step, f"/{step}") is None
     assert leader.save(2, 10, "/10") == Checkpoint(number=1, step=10, path="/10")
@@ -98,7 +61,7 @@ def test_members_that_are_ahead_do_not_hide_the_step_of_the_others():
 
 
 def test_a_step_that_is_never_complete_is_given_up_for_the_next():
-    leader = Leader()
+    leader = Job()
     leader.save(0, 10, "/10")
     for index in range(2):
         assert leader.save(index, 20, "/20") is None
@@ -110,47 +73,62 @@ def test_a_step_that_is_never_complete_is_given_up_for_the_next():
 
 
 def test_without_a_path_nothing_can_be_resumed():
-    leader = Leader()
+    leader = Job()
     assert [leader.save(index, 5) for index in range(NODES)] == [None] * NODES
     assert (leader.state.checkpoint, leader.state.saving) == (None, ())
 
 
 def test_reports_count_while_the_round_is_being_stopped_and_not_afterwards():
-    leader = Leader()
+    leader = Job()
     leader.save(0, 10, "/10")
     leader.save(1, 10, "/10")
     old = leader.state.round_number
-    failure = make_failure(node=2, node_index=2, global_rank=4, round=old, time_s=1.0, exit_code=1)
-    leader.feed(Reported(id="2", message=Failed(round_number=old, failures=(failure,))))
+    leader.fail(2)
     assert not isinstance(leader.state.phase, RoundRunning)
-    leader.feed(Reported(id="0", message=Stopped(round_number=old, port=1)))
-    leader.feed(Reported(id="1", message=Stopped(round_number=old, port=1)))
+    leader.stop_all(0, 1)
     assert leader.save(2, 10, "/10") == Checkpoint(number=1, step=10, path="/10")
-    leader.feed(Reported(id="2", message=Stopped(round_number=old, port=1)))
+    leader.stop_all(2)
     leader.begin()
     assert leader.state.round_number > old
-    assert leader.feed(Reported(id="0", message=Saved(round_number=old, step=11, path="/11"))) == []
+    assert leader.feed(Reported(id="m0", message=Saved(round_number=old, step=11, path="/11"))) == []
     # A round that begins anew counts its own steps.
     assert [leader.save(index, 4, "/4") for index in range(NODES)][-1] == Checkpoint(number=2, step=4, path="/4")
 
 
 def test_a_member_that_is_lost_before_it_has_saved_leaves_the_checkpoint_before():
-    leader = Leader(min_nodes=2)
+    leader = Job(min_nodes=2)
     before = [leader.save(index, 10, "/10") for index in range(NODES)][-1]
     leader.save(0, 20, "/20")
-    leader.feed(MemberLost(id="2", reason="gone"))
+    leader.lose(2)
     assert leader.save(1, 20, "/20") is None
     assert leader.state.checkpoint == before
 
 
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_lost_member_brings_what_it_saved_in_the_last_round(is_known):
+    leader = Job()
+    number, recovery = leader.state.round_number, leader.state.recovery.value
+    for index in range(2):
+        assert leader.save(index, 10, "/10") is None
+    leader.lose(2)
+    leader.stop_all(0, 1)
+    known = recovery if is_known else RecoveryRecord()  # then its round may be another leader's of this number
+    saved = Saved(round_number=number, step=10, path="/10")
+    leader.join(replace(member(2, nproc=2, recovery=known, ranks=(2,) * is_known), saved=saved))
+    leader.wait(1.0)
+    leader.begin()
+    checkpoint = Checkpoint(number=1, step=10, path="/10") if is_known else None
+    assert (leader.state.round_number, leader.state.checkpoint) == (number + 1, checkpoint)
+
+
 def test_the_latest_that_any_member_knows_is_in_the_first_round():
-    leader = Leader(known={1: Checkpoint(number=4, step=40, path="/40"), 2: Checkpoint(number=3, step=90, path="/90")})
+    leader = Job(known={1: Checkpoint(number=4, step=40, path="/40"), 2: Checkpoint(number=3, step=90, path="/90")})
     assert leader.state.checkpoint == Checkpoint(number=4, step=40, path="/40")
     assert [leader.save(index, 50, "/50") for index in range(NODES)][-1] == Checkpoint(number=5, step=50, path="/50")
 
 
 def test_a_member_carries_it_to_its_next_leader():
-    leader = Leader()
+    leader = Job()
     checkpoint = [leader.save(index, 10, "/10") for index in range(NODES)][-1]
     known = MemberRecovery().with_record(leader.state.recovery.value)
     assert known.record.checkpoint == checkpoint
@@ -167,8 +145,8 @@ def test_a_member_carries_it_to_its_next_leader():
 
 
 def test_a_timer_changes_nothing():
-    leader = Leader()
+    leader = Job()
     leader.save(0, 10, "/10")
     before = leader.state.saving
-    leader.feed(TimerFired(round_number=leader.state.round_number))
+    leader.wait(0.0)
     assert leader.state.saving == before

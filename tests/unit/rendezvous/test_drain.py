@@ -4,16 +4,13 @@ import itertools
 import random
 
 import pytest
-from doubles.samples import make_failure
-from doubles.sent import show_sent
+from doubles.leader_history import Leader, rules
 
 from muster._shared.contract import StatusPageLayout
-from muster.agent.rendezvous.consensus.actions import JobEnd, Notify, RoundBreak, RoundStart, RoundSummary, SetTimer
-from muster.agent.rendezvous.consensus.decisions import decide
+from muster.agent.rendezvous.consensus.actions import JobEnd, Notify, RoundBreak, RoundStart, RoundSummary
 from muster.agent.rendezvous.consensus.drain import choose_step
-from muster.agent.rendezvous.consensus.events import Joined, LeaseChecked, MemberLost, Reported, TimerFired
-from muster.agent.rendezvous.consensus.members import ConsensusRules, MemberRecord
-from muster.agent.rendezvous.consensus.state import RoundRunning, build_initial_state
+from muster.agent.rendezvous.consensus.events import Reported
+from muster.agent.rendezvous.consensus.state import RoundRunning
 from muster.agent.rendezvous.consensus.waits import find_next_due_s
 from muster.agent.rendezvous.drain_ceiling import RankSlot, build_ceiling, build_report, check_ceiling, find_refusal
 from muster.agent.rendezvous.interface import (
@@ -29,7 +26,7 @@ from muster.agent.rendezvous.interface import (
     Leaving,
     Prepared,
 )
-from muster.agent.rendezvous.report_messages import Failed, Stopped
+from muster.agent.rendezvous.report_messages import Failed
 
 
 def report(ceiling: int, *ranks: tuple[int, int], first: int = 0, refusal: str | None = None) -> DrainReport:
@@ -117,67 +114,49 @@ class TestCeiling:
         assert find_refusal(slots) == reason
 
 
-class Job:
+class Job(Leader):
     """A leader with a running round of three members."""
 
     def __init__(self, *, min_nodes: int = 3, max_nodes: int = 3) -> None:
-        rules = ConsensusRules(
-            run_id="r",
-            min_nodes=min_nodes,
-            max_nodes=max_nodes,
-            max_restarts=0,
-            join_timeout_s=600,
-            last_call_s=1,
-            rejoin_wait_s=5,
-        )
-        self.now_s = 0.0
-        self.state = build_initial_state(rules, 0.0, takeover=False)
-        for index in range(3):
-            self.join(index)
+        super().__init__(rules(min_nodes, max_nodes, max_restarts=0))
+        self.join(0, 1, 2)
         if not isinstance(self.state.phase, RoundRunning):
-            self.now_s = 10.0
-            self.send(TimerFired(round_number=0))
-        self.send(LeaseChecked(is_held=True))
+            self.wait(10.0)
         assert isinstance(self.state.phase, RoundRunning)
-
-    def join(self, index: int, *, is_prepared: bool = True):
-        member = MemberRecord(
-            id=f"m{index}",
-            index=index,
-            nproc=1,
-            role="r",
-            host=f"h{index}",
-            port=1,
-            is_leader=index == 0,
-            is_prepared=is_prepared,
-        )
-        return self.send(Joined(member=member))
-
-    def send(self, event):
-        self.state, actions = decide(self.state, event, self.now_s)
-        return [each for each in show_sent(actions) if not isinstance(each, SetTimer)]
 
     @property
     def number(self) -> int:
         return self.state.round_number
 
+    def tell(self, index: int, message):
+        return self.feed(Reported(id=f"m{index}", message=message))
+
     def ask(self, index: int = 1, number: int | None = None):
-        return self.send(
-            Reported(
-                id=f"m{index}",
-                message=DrainAsked(round_number=number or self.number, reason="received SIGTERM", limit_s=10),
-            )
-        )
+        asked = DrainAsked(round_number=number or self.number, reason="received SIGTERM", limit_s=10)
+        return self.tell(index, asked)
 
     def report(self, index: int, own: DrainReport, drain: int = 1):
-        return self.send(
-            Reported(id=f"m{index}", message=DrainReported(round_number=self.number, drain=drain, report=own))
-        )
+        return self.tell(index, DrainReported(round_number=self.number, drain=drain, report=own))
+
+    def agree(self, *asking: int):
+        """These nodes ask, and step 5 is committed."""
+        for index in asking or (1,):
+            self.ask(index)
+        for index in range(3):
+            self.report(index, report(5, (4, 1), first=index))
 
     def succeed(self, index: int, drained_rank: int | None = None):
-        return self.send(
-            Reported(id=f"m{index}", message=AllSucceeded(round_number=self.number, drained_rank=drained_rank))
-        )
+        return self.tell(index, AllSucceeded(round_number=self.number, drained_rank=drained_rank))
+
+    def drain(self, *asking: int):
+        """All have stopped at step 5; the actions that follow."""
+        self.agree(*asking)
+        self.succeed(0, 0)
+        self.succeed(2, 2)
+        return self.succeed(1, 1)
+
+    def reform(self) -> list[RoundStart]:
+        return [each for each in self.wait(1.0) if isinstance(each, RoundStart)]
 
 
 def kinds(actions) -> list[type]:
@@ -204,9 +183,7 @@ class TestLeader:
 
     def test_the_job_has_not_succeeded_when_a_rank_stopped_at_the_step(self):
         job = Job()
-        job.ask()
-        for index in range(3):
-            job.report(index, report(5, (4, 1), first=index))
+        job.agree()
         job.succeed(0, 0)
         job.now_s += 2
         job.succeed(2, 2)
@@ -215,62 +192,43 @@ class TestLeader:
         assert isinstance(end, JobEnd)
         assert (end.succeeded, end.is_drained, end.report) == (False, True, None)
 
-    def drain(self, job: "Job", *asking: int):
-        """All have stopped at step 5; returns the actions that follow."""
-        for index in asking:
-            job.ask(index)
-        for index in range(3):
-            job.report(index, report(5, (4, 1), first=index))
-        job.succeed(0, 0)
-        job.succeed(2, 2)
-        return job.succeed(1, 1)
-
     def test_in_an_elastic_job_the_others_go_on_without_an_attempt(self):
         job = Job(min_nodes=2)
-        line, broken = self.drain(job, 1)
+        line, broken = job.drain(1)
         assert line.text.endswith("rank 1 was the last")
         assert (broken.kind, broken.leaving) == (BreakKind.DRAINED, ("m1",))
         assert broken.reason == "node 1 (h1) leaves after step 5: the job continues"
-        job.send(Reported(id="m0", message=Stopped(round_number=1, port=2)))
-        job.send(Reported(id="m2", message=Stopped(round_number=1, port=2)))
-        job.send(Reported(id="m1", message=Leaving(reason="received SIGTERM")))
-        job.send(MemberLost(id="m1", reason="connection closed"))
-        job.now_s += 1
-        job.send(TimerFired(round_number=1))
-        starts = [each for each in job.send(LeaseChecked(is_held=True)) if isinstance(each, RoundStart)]
+        job.stop_all(0, 2)
+        job.tell(1, Leaving(reason="received SIGTERM"))
+        job.lose(1)
+        starts = job.reform()
         assert [each.ids for each in starts] == [("m0",), ("m2",)]
         recovery = starts[0].facts.value.recovery
         assert (recovery.round_number, recovery.attempt) == (2, 0)
 
     def test_a_node_that_leaves_gets_no_assignment_before_it_says_so_either(self):
         job = Job(min_nodes=2)
-        self.drain(job, 1)
-        for index in range(3):
-            job.send(Reported(id=f"m{index}", message=Stopped(round_number=1, port=2)))
-        job.now_s += 1
-        job.send(TimerFired(round_number=1))
-        starts = [each for each in job.send(LeaseChecked(is_held=True)) if isinstance(each, RoundStart)]
-        assert [each.ids for each in starts] == [("m0",), ("m2",)]
+        job.drain(1)
+        job.stop_all(0, 1, 2)
+        assert job.formed_of() == ["m0", "m2"]
 
     def test_a_spare_takes_the_place_of_the_node_that_leaves(self):
         job = Job()
         job.join(3)
-        _, broken = self.drain(job, 1)
+        _, broken = job.drain(1)
         assert (broken.kind, broken.leaving) == (BreakKind.DRAINED, ("m1",))
         assert sorted(broken.ids) == ["m0", "m1", "m2", "m3"], "the spare must know whose part has ended"
 
     def test_all_that_have_asked_leave(self):
         job = Job(min_nodes=1)
-        _, broken = self.drain(job, 1, 0)
+        _, broken = job.drain(1, 0)
         assert set(broken.leaving) == {"m0", "m1"}
         assert broken.reason == "node 1 (h1), node 0 (h0) leave after step 5: the job continues"
         assert job.state.quorum_rounds[-1].ended == {0, 1}
 
     def test_a_node_that_asks_after_its_workers_have_stopped_leaves_too(self):
         job = Job(min_nodes=1)
-        job.ask()
-        for index in range(3):
-            job.report(index, report(5, (4, 1), first=index))
+        job.agree()
         job.succeed(0, 0)
         assert job.ask(0) == []
         job.succeed(2, 2)
@@ -278,16 +236,14 @@ class TestLeader:
 
     def test_with_too_few_others_the_job_ends_for_all(self):
         job = Job(min_nodes=2)
-        _, end = self.drain(job, 1, 2)
+        _, end = job.drain(1, 2)
         assert (end.__class__, end.is_drained) == (JobEnd, True)
 
     @pytest.mark.parametrize(("min_nodes", "leaving"), [(1, ("m1",)), (2, ("m0", "m1"))])
     def test_a_loss_after_the_step_was_committed(self, min_nodes, leaving):
         job = Job(min_nodes=min_nodes)
-        job.ask()
-        for index in range(3):
-            job.report(index, report(5, (4, 1), first=index))
-        broken, *_ = job.send(MemberLost(id="m2", reason="connection closed"))
+        job.agree()
+        broken, *_ = job.lose(2)
         assert (broken.kind, broken.leaving) == (BreakKind.MEMBERSHIP, leaving)
         assert job.state.quorum_rounds[-1].ended == frozenset(), "their workers may still run"
 
@@ -295,14 +251,12 @@ class TestLeader:
         """A job of a fixed size waits for another node."""
         job = Job()
         job.ask()
-        broken, *_ = job.send(MemberLost(id="m2", reason="connection closed"))
+        broken, *_ = job.lose(2)
         assert (broken.kind, broken.leaving) == (BreakKind.MEMBERSHIP, ())
 
     def test_the_job_has_succeeded_when_its_ranks_ended_before_the_step(self):
         job = Job()
-        job.ask()
-        for index in range(3):
-            job.report(index, report(5, (4, 1), first=index))
+        job.agree()
         job.succeed(0)
         job.succeed(1)
         [end] = job.succeed(2)
@@ -313,22 +267,17 @@ class TestLeader:
         job.succeed(2)
         [begin] = job.ask()
         assert begin.ids == ("m0", "m1")
+        job = Job()
+        job.ask()
         job.report(0, report(5, (4, 1)))
-        job.report(1, report(9, (8, 1), first=1))
-        job2 = Job()
-        job2.ask()
-        job2.report(0, report(5, (4, 1)))
-        job2.report(1, report(7, (6, 1), first=1))
-        commit, _ = job2.succeed(2)
+        job.report(1, report(7, (6, 1), first=1))
+        commit, _ = job.succeed(2)
         assert (commit.step, commit.ids) == (7, ("m0", "m1", "m2")), "the third must know how the job ends"
 
     @pytest.mark.parametrize(
         ("own", "reason"),
         [
-            (
-                report(0, refusal="rank 2 called should_stop with decreasing steps"),
-                "rank 2 called should_stop with decreasing steps",
-            ),
+            (report(0, refusal="rank 2 decreases"), "rank 2 decreases"),
             (report(9, (4, 2), first=2), "there is no step that all ranks will ask about"),
         ],
     )
@@ -356,21 +305,16 @@ class TestLeader:
         job = Job(min_nodes=2)
         job.ask()
         job.report(0, report(5, (4, 1)))
-        job.send(Reported(id="m2", message=Failed(round_number=job.number, failures=())))
-        job.now_s += 1
-        actions = job.send(TimerFired(round_number=job.number))
+        job.tell(2, Failed(round_number=job.number, failures=()))
+        actions = job.wait(1.0)
         assert RoundBreak in kinds(actions)
         assert job.report(1, report(5, (4, 1))) == []
 
     def test_a_failure_on_the_last_attempt_fails_the_job_for_all_also_after_the_step_was_committed(self):
         job = Job(min_nodes=2)
-        job.ask()
-        for index in range(3):
-            job.report(index, report(5, (4, 1), first=index))
-        failed = make_failure(node=2, global_rank=2, exit_code=1)
-        job.send(Reported(id="m2", message=Failed(round_number=job.number, failures=(failed,))))
-        job.now_s += 1
-        [broken] = [each for each in job.send(TimerFired(round_number=job.number)) if isinstance(each, RoundBreak)]
+        job.agree()
+        job.fail(2)
+        [broken] = [each for each in job.wait(1.0) if isinstance(each, RoundBreak)]
         assert (broken.kind, broken.leaving) == (BreakKind.FINAL, ())
 
     def test_events_of_other_rounds_and_members_change_nothing(self):
@@ -388,7 +332,7 @@ class TestLeader:
         (told,) = job.join(3)
         assert isinstance(told, RoundSummary)
         assert told.ids == ("m3",)
-        assert job.send(Reported(id="m3", message=Prepared())) == []
+        assert job.tell(3, Prepared()) == []
         assert find_next_due_s(job.state, job.now_s) > job.now_s
 
 

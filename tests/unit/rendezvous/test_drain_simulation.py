@@ -10,7 +10,7 @@ import random
 import pytest
 from doubles.drain_world import DrainWorld, Plan
 
-SEEDS = int(os.environ.get("MUSTER_DRAIN_SEEDS", "500"))
+SEEDS = int(os.environ.get("MUSTER_DRAIN_SEEDS", "250"))
 BATCHES = 20
 TROUBLES = ("loss", "leader", "fails", "second", "stale")
 

@@ -21,7 +21,7 @@ from doubles.rendezvous_world import Violation
 from muster.agent.node.state import Running, Succeeded
 from muster.agent.rendezvous.interface import BreakKind, JobEnded, RendezvousFailed
 
-SEEDS = int(os.environ.get("MUSTER_ELASTIC_DRAIN_SEEDS", "200"))
+SEEDS = int(os.environ.get("MUSTER_ELASTIC_DRAIN_SEEDS", "100"))
 BATCHES = 10
 PATIENCE_S = 400.0
 

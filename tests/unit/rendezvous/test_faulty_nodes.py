@@ -55,6 +55,12 @@ class Job(Leader):
         self.stop(has_stepped=has_stepped)
         return next((each for each in seen if isinstance(each, RoundBreak)), None)
 
+    def report(self, node: int, **changes) -> list:
+        """A node says at once what has failed there."""
+        number = self.state.round_number
+        failed = Failed(round_number=number, failures=(failure(node, round=number, **changes),))
+        return self.feed(Reported(id=f"m{node}", message=failed))
+
     def stop(self, *, has_stepped: bool = False, **late) -> None:
         """All members stop their workers, those that leave end."""
         number = self.state.round_number
@@ -76,7 +82,7 @@ def test_a_node_whose_device_failed_is_the_last_choice_until_its_time_is_over() 
     assert job.ranks == ["m0", "m1", "m2"]
     job.fail(1, cause="device")
     assert job.ranks == ["m0", "m2", "m3"]  # a spare is here, so it has left
-    job.feed(Joined(member=build_member(1)))
+    job.join(build_member(1))
     job.fail(2, cause="network")  # of another node, which has done it once
     assert job.ranks == ["m0", "m2", "m3"]
     assert list_suspected(job.state) == {"m1"}
@@ -89,7 +95,6 @@ def test_a_node_whose_device_failed_is_the_last_choice_until_its_time_is_over() 
 def test_without_a_spare_a_device_s_failure_restarts_where_it_is() -> None:
     job = Job(build_rules())
     broken = job.fail(1, cause="device")
-    assert broken is not None
     assert (broken.kind, broken.leaves) == (BreakKind.FAILURE, False)
     assert job.ranks == ["m0", "m1", "m2"]
     assert any("node 1 (h1) is suspected: it failed first (device or link)" in each for each in job.notices)
@@ -99,7 +104,7 @@ def test_without_a_spare_a_device_s_failure_restarts_where_it_is() -> None:
 def test_on_kubernetes_the_line_says_which_node_to_cordon() -> None:
     job = Job(build_rules(), nodes=0)
     for number in range(3):
-        job.feed(Joined(member=replace(build_member(number), machine_name=f"gpu-{number}")))
+        job.join(replace(build_member(number), machine_name=f"gpu-{number}"))
     job.fail(1, cause="device")
     line = "node 1 (h1) is suspected: it failed first (device or link); other nodes go before it for 10 min 0 s"
     assert f"{line}; kubectl cordon gpu-1 keeps new pods off it" in job.notices
@@ -126,7 +131,6 @@ def test_elsewhere_a_spare_first(more: dict, nodes: int, ranks: list[str]) -> No
 def test_no_node_leaves_where_no_restart_is_left() -> None:
     job = Job(replace(build_rules(policy="exit 77: elsewhere", is_managed=True), max_restarts=0), nodes=4)
     broken = job.fail(1, exit_code=77)
-    assert broken is not None
     assert broken.kind is BreakKind.FINAL
     assert broken.reason == "rank 1 on node 1 (h1) exited with code 77; no restarts are allowed (--max-restarts 0)"
 
@@ -136,11 +140,12 @@ def test_elsewhere_then_what_the_scheduler_gives() -> None:
     job.fail(1, exit_code=77)
     assert "m1" not in job.state.members
     assert not any(isinstance(each, RoundStart) for each in job.actions)
-    job.feed(Joined(member=replace(build_member(1), id="m1b")), after_s=1.0)
+    job.join(replace(build_member(1), id="m1b"), after_s=1.0)
     assert job.ranks == ["m0", "m1b", "m2"]
     assert job.state.attempt == 1
 
 
+VICTIM = {"cause": "network", "exception": "RuntimeError: Connection closed by peer"}
 FINDING = {"cause": "device", "check": "devices", "reason": "7 devices answer, expected 8", "exit_code": None}
 
 
@@ -148,12 +153,10 @@ FINDING = {"cause": "device", "check": "devices", "reason": "7 devices answer, e
 def test_a_node_whose_preflight_fails_leaves_to_a_spare(is_late: bool) -> None:
     """This uses no restart; the agent that its scheduler starts again there is no spare for the others."""
     job = Job(replace(build_rules(), max_restarts=0), nodes=3 if is_late else 4)
-    number = job.state.round_number
-    failed = Failed(round_number=number, failures=(failure(1, round=number, **FINDING),))
-    job.feed(Reported(id="m1", message=failed))
+    job.report(1, **FINDING)
     if is_late:
         assert job.breaks == []
-        job.feed(Joined(member=build_member(3)), after_s=0.5)
+        job.join(build_member(3), after_s=0.5)
         job.wait(0.51)
     [broken] = job.breaks
     assert (broken.kind, broken.leaving, broken.is_free) == (BreakKind.FAILURE, ("m1",), True)
@@ -161,10 +164,9 @@ def test_a_node_whose_preflight_fails_leaves_to_a_spare(is_late: bool) -> None:
     assert broken.reason == f"preflight of node 1 (h1): {said}"
     job.stop()
     assert job.ranks == ["m0", "m2", "m3"]
-    job.feed(Joined(member=build_member(1)))
+    job.join(build_member(1))
     assert list_suspected(job.state) == {"m1"}
     broken = job.fail(1, **FINDING)  # the next one has no spare any more
-    assert broken is not None
     assert broken.kind is BreakKind.FINAL
     assert "the same nodes would find it again" in broken.reason
 
@@ -173,9 +175,7 @@ def test_a_node_whose_preflight_fails_leaves_to_a_spare(is_late: bool) -> None:
 def test_without_a_spare_a_finding_of_the_preflight_ends_the_job(min_nodes: int) -> None:
     """Also an elastic one: what is started again there would break its rounds again and again."""
     job = Job(build_rules(min_nodes=min_nodes, is_managed=True))
-    number = job.state.round_number
-    failed = Failed(round_number=number, failures=(failure(1, round=number, **FINDING),))
-    assert job.feed(Reported(id="m1", message=failed)) == []
+    assert job.report(1, **FINDING) == []
     job.wait(1.01)
     [broken] = job.breaks
     assert broken.kind is BreakKind.FINAL
@@ -183,14 +183,11 @@ def test_without_a_spare_a_finding_of_the_preflight_ends_the_job(min_nodes: int)
 
 def test_of_two_nodes_whose_preflight_fails_one_leaves_to_the_only_spare_and_the_job_ends() -> None:
     job = Job(build_rules(), nodes=4)
-    number = job.state.round_number
     for node in (1, 2):
-        failed = failure(node, round=number, **FINDING)
-        job.feed(Reported(id=f"m{node}", message=Failed(round_number=number, failures=(failed,))))
+        job.report(node, **FINDING)
     job.stop()
     assert job.ranks == ["m0", "m2", "m3"]
     broken = job.fail(1, **FINDING)
-    assert broken is not None
     assert broken.kind is BreakKind.FINAL
 
 
@@ -247,10 +244,8 @@ def test_what_the_program_does_is_no_fault_of_a_node(cause: str) -> None:
 def test_what_several_nodes_do_in_the_same_way_is_no_fault_of_one() -> None:
     job = Job(build_rules())
     for _ in range(3):
-        number = job.state.round_number
         for node in (1, 2):
-            failed = failure(node, round=number, cause="crash", exception="ValueError: bad")
-            job.feed(Reported(id=f"m{node}", message=Failed(round_number=number, failures=(failed,))))
+            job.report(node, cause="crash", exception="ValueError: bad")
         job.stop()
     assert job.state.restarts.faults == ()
 
@@ -258,14 +253,14 @@ def test_what_several_nodes_do_in_the_same_way_is_no_fault_of_one() -> None:
 def test_several_nodes_on_one_machine_are_told_apart() -> None:
     job = Job(build_rules(), nodes=4, machine="boot")
     job.fail(1, cause="device")
-    job.feed(Joined(member=build_member(1, machine="boot")))
+    job.join(build_member(1, machine="boot"))
     assert list_suspected(job.state) == {"m1"}
 
 
 def test_another_agent_on_a_suspected_machine_is_suspected() -> None:
     job = Job(build_rules(), nodes=4)
     job.fail(1, cause="device")
-    job.feed(Joined(member=replace(build_member(7, machine="boot1"))))
+    job.join(replace(build_member(7, machine="boot1")))
     assert list_suspected(job.state) == {"m7"}
 
 
@@ -287,11 +282,8 @@ def test_a_new_leader_knows_the_nodes_that_are_suspected() -> None:
 def test_what_was_reported_first_may_be_a_consequence() -> None:
     """Its peers notice the end of a rank before its agent does: the rule is about the rank."""
     job = Job(build_rules(policy="exit 77: elsewhere"), nodes=4)
-    number = job.state.round_number
-    victim = failure(2, round=number, cause="network", exception="RuntimeError: Connection closed by peer")
-    job.feed(Reported(id="m2", message=Failed(round_number=number, failures=(victim,))))
-    cause = failure(1, round=number, cause="unknown", exit_code=77)
-    job.stop(m1=(cause,))
+    job.report(2, **VICTIM)
+    job.stop(m1=(failure(1, round=1, cause="unknown", exit_code=77),))
     assert job.ranks == ["m0", "m2", "m3"]
     assert (job.state.attempt, job.state.restarts.repeats) == (1, 1)
     first, told = job.breaks  # the second to m1, which leaves, and to the others
@@ -307,11 +299,9 @@ def test_no_node_leaves_and_no_job_ends_because_of_a_consequence(max_restarts: i
     """What the user's rule says of the network is no answer to another rank's exit code."""
     policy = "network: elsewhere; exit 33: restart free" if max_restarts else "network: stop; exit 33: restart free"
     job = Job(replace(build_rules(policy=policy), max_restarts=max_restarts), nodes=4)
-    number = job.state.round_number
-    victim = failure(2, round=number, cause="network", exception="RuntimeError: Connection closed by peer")
-    job.feed(Reported(id="m2", message=Failed(round_number=number, failures=(victim,))))
+    job.report(2, **VICTIM)
     job.wait(0.5)
-    job.stop(m1=(failure(1, round=number, cause="unknown", exit_code=33),))
+    job.stop(m1=(failure(1, round=1, cause="unknown", exit_code=33),))
     assert job.ranks == ["m0", "m1", "m2"]
     assert (job.state.attempt, job.state.restarts.free) == (1, 1)
     assert [(each.kind, each.is_provisional, each.explains) for each in job.breaks] == [
@@ -324,7 +314,7 @@ def test_no_node_leaves_and_no_job_ends_because_of_a_consequence(max_restarts: i
 
 def test_what_stays_the_only_failure_is_the_cause() -> None:
     job = Job(build_rules())
-    broken = job.fail(2, cause="network", exception="RuntimeError: Connection closed by peer")
+    broken = job.fail(2, **VICTIM)
     first, told = job.breaks
     assert first == broken
     assert (told.reason, told.cause, told.ids) == (first.reason, "network", ("m0", "m1", "m2"))
@@ -333,9 +323,7 @@ def test_what_stays_the_only_failure_is_the_cause() -> None:
 
 def test_a_consequence_of_a_lost_node_is_told_as_that() -> None:
     job = Job(build_rules(min_nodes=2))
-    number = job.state.round_number
-    victim = failure(2, round=number, cause="network", exception="RuntimeError: Connection closed by peer")
-    job.feed(Reported(id="m2", message=Failed(round_number=number, failures=(victim,))))
+    job.report(2, **VICTIM)
     job.feed(MemberLost(id="m1", reason="connection closed"), after_s=0.1)
     told = job.breaks[-1]
     assert (told.ids, told.explains, told.kind) == (("m0", "m2"), True, BreakKind.MEMBERSHIP)
@@ -346,23 +334,17 @@ def test_a_consequence_of_a_lost_node_is_told_as_that() -> None:
 
 def test_two_nodes_that_fail_at_once_do_not_both_leave_to_one_spare() -> None:
     job = Job(build_rules(), nodes=4)
-    number = job.state.round_number
     for node, age_s in ((1, 0.0), (2, 5.0)):  # what is reported second has failed first
-        failed = failure(node, round=number, cause="device", age_s=age_s, exception=f"E{node}: x")
-        job.feed(Reported(id=f"m{node}", message=Failed(round_number=number, failures=(failed,))))
+        job.report(node, cause="device", age_s=age_s, exception=f"E{node}: x")
     job.stop()
     assert job.ranks == ["m0", "m2", "m3"]
 
 
 def test_nor_does_a_consequence_hide_what_ends_the_job() -> None:
     job = Job(build_rules(policy="exit 77: stop"))
-    number = job.state.round_number
-    victim = failure(2, round=number, cause="network", exception="RuntimeError: Connection closed by peer")
-    job.feed(Reported(id="m2", message=Failed(round_number=number, failures=(victim,))))
-    job.stop(m1=(failure(1, round=number, cause="unknown", exit_code=77),))
+    job.report(2, **VICTIM)
+    job.stop(m1=(failure(1, round=1, cause="unknown", exit_code=77),))
     [end] = [each for each in show_sent(job.actions) if isinstance(each, JobEnd)] or [job.state.phase.job_end]
-    assert end is not None
-    assert end.report is not None
     assert "exited with code 77; --on 'exit 77: stop'" in end.report.value.reason
 
 
@@ -408,7 +390,6 @@ def test_a_restart_that_is_free_uses_none_of_those_that_are_allowed() -> None:
     job.fail(1, exit_code=1)
     assert job.state.attempt == 5
     broken = job.fail(1, exit_code=1)
-    assert broken is not None
     assert broken.kind is BreakKind.FINAL
     report = job.state.phase.job_end.report.value
     assert (report.attempt, report.max_restarts) == (5, 5)  # one that is allowed, and four free ones

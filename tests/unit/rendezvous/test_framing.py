@@ -5,12 +5,12 @@ import struct
 
 import pytest
 
+from muster._shared.contract import FORMAT
 from muster.agent.rendezvous.interface import AllStarted
 from muster.agent.rendezvous.protocol.framing import (
     FRAME_LIMIT_BYTES,
     HANDSHAKE_LIMIT_BYTES,
     UNAUTHENTICATED_LIMIT_BYTES,
-    VERSION,
     FrameReader,
     ProtocolError,
     RefusalError,
@@ -100,16 +100,15 @@ def test_the_newcomer_proves_first() -> None:
 
 
 @pytest.mark.parametrize("token", [None, "secret"])
-def test_an_agent_of_an_earlier_protocol_is_refused_with_a_line_on_both_sides(token) -> None:
-    line = f"this node uses version {VERSION} of the protocol, not '6'"
+def test_an_agent_of_another_format_is_refused_with_a_line_on_both_sides(token) -> None:
+    line = f"the node that joins is of another version of muster: it has format 6, and format {FORMAT} is needed"
     wire = Wire(token, token)
-    earlier = {"hello": 6, "auth": token is not None, "nonce": "00" * 16}
+    other = {"hello": 6, "auth": token is not None, "nonce": "00" * 16}
     with pytest.raises(RefusalError, match=line):
-        list(wire.server.receive(build_frame(json.dumps(earlier).encode())))
+        list(wire.server.receive(build_frame(json.dumps(other).encode())))
     assert read_frames(wire.to_client) == [{"refused": line}]
-    theirs = f"this node uses version 6 of the protocol, not '{VERSION}'"
-    with pytest.raises(RefusalError, match=theirs):
-        list(wire.client.receive(build_frame(json.dumps({"refused": theirs}).encode())))
+    with pytest.raises(RefusalError, match=line):
+        list(wire.client.receive(build_frame(json.dumps({"refused": line}).encode())))
 
 
 def read_frames(data: bytearray) -> list[dict[str, object]]:

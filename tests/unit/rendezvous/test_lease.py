@@ -3,14 +3,15 @@
 from collections.abc import Iterator
 
 import pytest
+from doubles.leader_history import rules
 from doubles.rendezvous_links import FakeLink, FakeNetwork, StandingClock
 
 from muster.agent.config import RendezvousConfig
-from muster.agent.rendezvous.consensus.members import ConsensusRules
 from muster.agent.rendezvous.leader.connections import LeaderOptions
 from muster.agent.rendezvous.leader.leader import Leader
 from muster.agent.rendezvous.member.lease_renewal import LeaseRenewal
 from muster.agent.rendezvous.protocol.job_rules import build_job_rules
+from muster.agent.rendezvous.protocol.leader_messages import HeartbeatReply
 from muster.agent.runtime.loop import Loop
 
 
@@ -23,18 +24,9 @@ def loop() -> Iterator[Loop]:
 
 @pytest.mark.parametrize(("silence_s", "lease_s"), [(0.3, 0.2), (1.0, 2 / 3), (3.0, 2.0), (5.0, 4.0)])
 def test_it_ends_before_the_silence_limit_and_not_at_once(loop: Loop, silence_s: float, lease_s: float) -> None:
-    rules = ConsensusRules(
-        run_id="run",
-        min_nodes=1,
-        max_nodes=2,
-        max_restarts=0,
-        join_timeout_s=10.0,
-        last_call_s=1.0,
-        rejoin_wait_s=silence_s,
-    )
     config = RendezvousConfig(backend="muster", run_id="run", host="h", port=1, node_index=0, min_nodes=1, max_nodes=2)
     options = LeaderOptions(
-        rules=rules,
+        rules=rules(1, 2),
         job_rules=build_job_rules(config),
         silence_s=silence_s,
         takeover=False,
@@ -84,5 +76,18 @@ def test_an_answer_in_time_is_followed_by_heartbeats_and_the_lease_counts_from_t
     assert (len(link.sent), member.promises_s) == (1, [])
     assert member.renewal.is_leased_elsewhere
     loop.clock.passed_s = 0.6
+    assert not member.renewal.is_leased_elsewhere
+    member.renewal.stop()
+
+
+def test_an_answer_renews_the_lease_from_when_its_heartbeat_was_sent(loop: Loop) -> None:
+    """The leader counts from when it received the heartbeat, which may be long before the answer arrives."""
+    member, link = Member(loop), FakeLink()
+    member.renewal.follow(link, since_s=loop.clock.boottime_s() - 3.5)
+    loop.clock.passed_s = 0.4
+    member.renewal.record_reply(HeartbeatReply(number=1, at_s=0.0))
+    loop.clock.passed_s = 3.9
+    assert member.renewal.is_leased_elsewhere
+    loop.clock.passed_s = 4.1
     assert not member.renewal.is_leased_elsewhere
     member.renewal.stop()

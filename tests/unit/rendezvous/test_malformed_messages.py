@@ -43,6 +43,7 @@ from muster.agent.rendezvous.interface import (
     RendezvousFailed,
     RoundBroken,
     RoundFormed,
+    Saved,
     Summary,
 )
 from muster.agent.rendezvous.leader.connections import LeaderOptions
@@ -79,12 +80,7 @@ FAILED = make_failure(
 )
 STACKS = (Stack(global_rank=1, node=1, local_rank=0, text="Thread 1"),)
 QUORUM_ROUND = RecoveredRound(
-    round_number=1,
-    leader_id="m0",
-    size=3,
-    leader_group_rank=0,
-    node_indices=(0, 1, None),
-    ended=frozenset({2}),
+    round_number=1, leader_id="m0", size=3, leader_group_rank=0, node_indices=(0, 1, None), ended=frozenset({2})
 )
 RESTARTS = Restarts(
     free=1,
@@ -112,6 +108,7 @@ JOIN = up.Join(
     last_leader_id="m2",
     is_prepared=False,
     rules=RULES,
+    saved=Saved(round_number=1, step=3, path="/c"),
 )
 SUMMARY = Summary(round_number=1, step=7, most_step=None, text="packed")
 UP: list[Message] = [
@@ -139,13 +136,7 @@ FACTS = RoundFacts(
     master_addr="10.0.0.1",
     master_port=4000,
 )
-ROUND = RoundStart(
-    facts=Shared(FACTS),
-    group_ranks=(1,),
-    rank_offset=2,
-    role_rank_offset=2,
-    role_world_size=6,
-)
+ROUND = RoundStart(facts=Shared(FACTS), group_ranks=(1,), rank_offset=2, role_rank_offset=2, role_world_size=6)
 REPLY = down.HeartbeatReply(number=1, at_s=7.5, recovery=Shared(RECOVERY))
 BREAK = RoundBreak(
     broken=RoundBroken(round_number=1, kind=BreakKind.FAILURE, reason="rank 1 failed", want_stacks=True),

@@ -35,11 +35,13 @@ from muster.agent.rendezvous.interface import (
     CheckpointCompleted,
     JobEnded,
     Leaving,
+    Notice,
     Prepared,
     RendezvousFailed,
     RequestAnswered,
     RoundBroken,
     RoundFormed,
+    Saved,
 )
 from muster.agent.rendezvous.member import events as do
 from muster.agent.rendezvous.member.decisions import ACCEPTED, decide_member
@@ -50,7 +52,7 @@ from muster.agent.rendezvous.report_messages import Failed, Stopped
 from muster.agent.rendezvous.transport.links import Cause, LinkEnd
 from muster.agent.round import Checkpoint
 
-SEEDS = int(os.environ.get("MUSTER_SIM_SEEDS", "500"))
+SEEDS = int(os.environ.get("MUSTER_SIM_SEEDS", "250"))
 BATCHES = 10
 STEPS = 120
 SILENCE_S = 5.0
@@ -90,13 +92,15 @@ class World:
         """What the last actions have as their answers."""
         self.running = 0
         """The round of the workers that are alive; 0: none is."""
+        self.saved: Saved | None = None
+        """What its workers have saved last."""
         self.broken: set[BreakKind] = set()
         self.lasting_lease = False
         self.number = 0
         self.version = 0
         self.has_formed = False
         """This node's leader has formed a round."""
-        self.told_end = False
+        self.told_end = self.told_loss = False
         self.end: Any = None
         self.checkpoints: list[int] = []
         self.log: list[Any] = []
@@ -263,8 +267,12 @@ class World:
             Failed(round_number=number, failures=(make_failure(node=1),)),
             Asked(round_number=number, request=1, kind=AskKind.STOP, limit_s=5.0),
             Leaving(reason="SIGTERM"),
+            Saved(round_number=number, step=len(self.log), path="/c"),
         )
-        return do.NodeSent(message=self.random.choice(messages))
+        message = self.random.choice(messages)
+        if isinstance(message, Saved) and number == self.running != 0:
+            self.saved = message
+        return do.NodeSent(message=message)
 
     # -- actions -----------------------------------------------------------------------------------------------------
 
@@ -296,6 +304,7 @@ class World:
                 assert self.link is not None
                 assert not self.running, "it joins only while none of its workers is alive"
                 assert not self.has_asked
+                assert self.state.saved == self.saved, "the report may have been lost with the last link"
                 self.has_asked = True
             case do.Search():
                 assert not self.is_searching
@@ -350,7 +359,6 @@ class World:
 
     def take(self, before: MemberState) -> None:
         answer = self.answer
-        assert answer is not None
         assert self.link is None, "one link at a time"
         assert not self.running
         assert answer.reply.id != "me"
@@ -369,7 +377,10 @@ class World:
                 assert not self.running
                 assert self.lasting_lease, "workers start under a lease"
                 assert event.round.number == self.number
-                self.running, self.broken = event.round.number, set()
+                self.running, self.broken, self.told_loss = event.round.number, set(), False
+            case Notice(is_leader_lost=True):
+                assert not self.told_loss, "once before the next round"
+                self.told_loss = True
             case RoundBroken():
                 assert event.round_number == self.running
                 assert event.kind not in self.broken

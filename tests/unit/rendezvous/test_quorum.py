@@ -15,6 +15,7 @@ from muster.agent.rendezvous.consensus.quorum import (
     may_form_round,
     may_take_over,
 )
+from muster.agent.runtime.persistent import PersistentMap
 
 
 def quorum_round(
@@ -64,6 +65,13 @@ def test_takeover(size, connected, ended, claimed, min_nodes, allowed) -> None:
 )
 def test_a_leader_that_formed_the_round(size, connected, ended, min_nodes, allowed) -> None:
     assert may_continue(quorum_round(size, connected, ended), min_nodes) is allowed
+
+
+def test_only_a_member_that_left_as_announced_counts_as_ended() -> None:
+    """One that is lost may be cut off, and continue."""
+    known = replace(quorum_round(3, set()), connected=PersistentMap({"m0": 0, "m1": 1, "m2": 2}))
+    assert known.without("m1", has_left=False).ended == frozenset()
+    assert known.without("m1", has_left=True).ended == {1}
 
 
 def test_an_unacknowledged_round_needs_both_majorities() -> None:

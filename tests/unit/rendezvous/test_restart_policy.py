@@ -69,5 +69,4 @@ def test_the_rule_is_about_the_cause(policy: str, attempt: int | None, reason: s
         return
     assert told.kind is BreakKind.FINAL
     assert isinstance(last, JobEnded)
-    assert last.report is not None
     assert last.report.reason == reason

@@ -1,24 +1,24 @@
 """All agents of a job must have the same rules; one with other rules is refused without effect on the job."""
 
 import json
+import runpy
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from doubles.rendezvous_links import FakeHandle, FakeLink, FakeNetwork, StandingClock
+from doubles.rendezvous_links import FakeHandle, FakeLink, FakeNetwork, StandingClock, make_join
 from doubles.rendezvous_world import Process, World
 
 from muster._shared.codec import encode_message
 from muster._shared.records import replace
 from muster.agent.config import RendezvousConfig
-from muster.agent.rendezvous.consensus.recovery import RecoveryRecord
 from muster.agent.rendezvous.interface import JobEnded, RendezvousFailed
 from muster.agent.rendezvous.member.member import Member
 from muster.agent.rendezvous.protocol.framing import FRAME_LIMIT_BYTES, Frame
 from muster.agent.rendezvous.protocol.job_rules import build_job_rules, describe_difference
 from muster.agent.rendezvous.protocol.leader_messages import Welcome
-from muster.agent.rendezvous.protocol.member_messages import Join
 from muster.agent.rendezvous.protocol.messages import Announcement, AnnouncementAcknowledged, Message
+from muster.agent.runtime import limits
 from muster.agent.runtime.loop import Loop
 
 SETTINGS: dict[str, Any] = {
@@ -74,8 +74,24 @@ def test_what_may_differ_makes_no_difference(name: str) -> None:
     assert describe_difference(build_job_rules(other), build_job_rules(RendezvousConfig(**SETTINGS))) is None
 
 
-@pytest.mark.parametrize(("changes", "difference"), OTHERS)
-def test_an_agent_with_other_rules_is_refused_and_the_job_continues(changes, difference) -> None:
+def test_agents_with_different_scales_of_time_are_refused() -> None:
+    job = build_job_rules(RendezvousConfig(**SETTINGS))
+    line = describe_difference(replace(job, time_scale=0.4), job)
+    assert line == "MUSTER_TIME_SCALE=0.4 (the job: 1); all agents of a job must be started with the same values"
+
+
+def test_a_scale_leaves_the_ratios_between_all_limits_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    scaled = {}
+    for scale in ("1", "0.25"):
+        monkeypatch.setenv("MUSTER_TIME_SCALE", scale)
+        found = runpy.run_path(limits.__file__)
+        scaled[scale] = {name: value for name, value in found.items() if name.endswith("_S")}
+    assert len(scaled["1"]) > 20
+    assert {name: value / 4 for name, value in scaled["1"].items()} == scaled["0.25"]
+
+
+def test_an_agent_with_other_rules_is_refused_and_the_job_continues() -> None:
+    changes, difference = OTHERS[-1]
     world = make_world()
     job = [world.boot(0), world.boot(1)]
     world.run_until(20.0)
@@ -193,20 +209,7 @@ def test_a_leader_does_not_resign_in_favour_of_one_with_other_rules(node: Leader
 
 def test_a_join_without_rules_is_malformed(node: LeaderHarness) -> None:
     """Agents of protocol version 1 sent none; the handshake already refuses them."""
-    join = Join(
-        run_id="sim",
-        id="m1",
-        index=1,
-        nproc=1,
-        role="default",
-        host="h1",
-        port=1,
-        listen_port=2,
-        local_addr=None,
-        rules=node.rules,
-        recovery=RecoveryRecord(),
-        group_ranks=(),
-    )
+    join = make_join(node.rules, run_id="sim")
     frame = json.loads(encode_message(join, FRAME_LIMIT_BYTES))
     assert node.receive(frame).kinds() == [Welcome]
     del frame["rules"]

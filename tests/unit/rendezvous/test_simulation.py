@@ -29,8 +29,8 @@ from muster.agent.rendezvous.consensus.state import update_recovery
 from muster.agent.rendezvous.interface import JobEnded, RendezvousFailed
 from muster.agent.rendezvous.member.state import Phase
 
-SEEDS = int(os.environ.get("MUSTER_SIM_SEEDS", "500"))
-SPARE_SEEDS = 200
+SEEDS = int(os.environ.get("MUSTER_SIM_SEEDS", "250"))
+SPARE_SEEDS = 100
 """Of jobs with more nodes than they need; see the limit above."""
 FAULTY_SEEDS = range(400, 500)
 """Of such jobs, a node of which leaves when a worker fails and a spare node is there."""
@@ -378,7 +378,6 @@ def return_node_0_while_cut_off(**changes: int) -> tuple[World, Process]:
         world.boot(index)
     world.run_until(5.0)
     leader = world.machines[0].process
-    assert leader is not None
     leader.crash()
     world.run_until(8.0)
     assert [world.machines[index].process.numbers for index in (1, 2)] == [[1, 2], [1, 2]]
@@ -395,13 +394,6 @@ def test_node_0_that_was_started_again_waits_until_it_reaches_the_others() -> No
     world.run_until(60.0)
     assert returned.numbers == [3]
     assert [process.numbers[-1] for process in world.alive()] == [3, 3, 3]
-
-
-def test_node_0_that_was_started_again_fails_at_the_join_timeout() -> None:
-    world, returned = return_node_0_while_cut_off()
-    world.run_until(130.0)
-    assert isinstance(returned.outcome, RendezvousFailed)
-    assert "the job may continue on nodes that it cannot reach" in returned.outcome.reason
 
 
 def test_two_groups_may_train_when_node_0_does_not_know_that_it_was_started_again() -> None:
@@ -432,38 +424,6 @@ def test_node_0_returns_to_the_others(ends: Callable[[Process], None], min_nodes
     assert [process.machine.host for process in world.alive()] == ["n1", "n2", "n0"]
     assert len({process.instance for process in world.alive()}) == 1
     assert world.trained[-1].instance[2] == 3
-
-
-@pytest.mark.parametrize(("nodes", "max_nodes"), [(2, 4), (3, 4), (3, 3)])
-def test_node_0_returns_to_others_that_continue_without_it(nodes: int, max_nodes: int) -> None:
-    world = begin_job(nodes, min_nodes=1, max_nodes=max_nodes)
-    world.processes[0].crash()
-    world.run_until(45.0)
-    assert world.trained[-1].instance[2] == nodes - 1
-    world.boot(0)
-    world.run_until(50.0)
-    assert world.trained[-1].instance[2] == nodes
-    assert world.processes[-1].numbers == [3]
-
-
-def test_node_0_returns_to_the_least_number_of_nodes() -> None:
-    world = begin_job(2, min_nodes=2, max_nodes=4)
-    world.processes[0].crash()
-    world.run_until(42.0)
-    world.boot(0)
-    world.run_until(60.0)
-    assert [process.numbers[-1] for process in world.alive()] == [2, 2]
-
-
-def test_all_nodes_return() -> None:
-    world = begin_job(3, min_nodes=1, max_nodes=3)
-    for process in world.alive():
-        process.crash()
-    world.run_until(42.0)
-    for index in range(3):
-        world.boot(index)
-    world.run_until(45.0)
-    assert [process.numbers for process in world.alive()] == [[1]] * 3
 
 
 def test_node_0_waits_for_more_than_a_node_that_it_left_behind() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from doubles.rendezvous_links import StandingClock
+from doubles.samples import make_failure
 
-from muster._shared.reports import Failure
 from muster.agent.control_socket import ControlSink
 from muster.agent.rendezvous.interface import Notice
 from muster.agent.rendezvous.torch_handlers.caller import LATE_S, CallerThread
@@ -94,20 +94,7 @@ def test_a_record_between_two_parts_of_a_command_does_not_break_it(program: Prog
 
 def test_the_longest_command_fits(program: Program) -> None:
     program.fill_socket()
-    root = Failure(
-        node=0,
-        node_index=0,
-        host="h",
-        local_rank=0,
-        global_rank=0,
-        attempt=0,
-        round=1,
-        pid=1,
-        time_s=0.0,
-        exception=LONG,
-        traceback=LONG,
-        stderr_tail=(LONG,) * 64,
-    )
+    root = make_failure(exception=LONG, traceback=LONG, stderr_tail=(LONG,) * 64)
     program.thread.send_command(Command(order=Order.FAIL, reason=LONG, root=root))
     assert program.read_orders() == [Order.FAIL]
 

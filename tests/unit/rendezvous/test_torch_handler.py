@@ -8,14 +8,7 @@ from doubles.rendezvous_links import StandingClock
 
 from muster._shared.reports import RankProgress, Stack
 from muster.agent.config import RendezvousConfig
-from muster.agent.rendezvous.interface import (
-    Notice,
-    NoticeKind,
-    RendezvousEvent,
-    RoundFormed,
-    StacksWanted,
-    StoodStill,
-)
+from muster.agent.rendezvous.interface import Notice, NoticeKind, RendezvousEvent, RoundFormed, StacksWanted, StoodStill
 from muster.agent.rendezvous.report_messages import StacksTaken
 from muster.agent.rendezvous.torch_handlers.messages import (
     AllStandStill,

@@ -8,12 +8,7 @@ from doubles.torch_store import FakeStore
 
 from muster.agent.config import RendezvousConfig
 from muster.agent.rendezvous.interface import Notice
-from muster.agent.rendezvous.torch_handlers.messages import (
-    Command,
-    HandlerFormedRound,
-    Order,
-    ThreadFinding,
-)
+from muster.agent.rendezvous.torch_handlers.messages import Command, HandlerFormedRound, Order, ThreadFinding
 from muster.agent.rendezvous.torch_handlers.thread import HandlerThread
 from muster.agent.rendezvous.torch_handlers.watch import RoundWatch
 

@@ -10,7 +10,7 @@ from muster._shared.reports import Failure
 from muster.agent.rendezvous.verdicts.deciding import Verdict, VerdictRules, decide_verdict, find_signature
 from muster.agent.rendezvous.verdicts.restarts import Restarts
 
-HISTORIES = 10_000
+HISTORIES = 4_000
 RULES = VerdictRules(max_restarts=100, stops_on_repeat=True)
 TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 12, in load\n    x\nValueError: bad'
 
@@ -52,11 +52,7 @@ USAGE = crash(cause="usage", exception="ImportError: x", early=True)
     [
         (USAGE, 1, "not retried without --on 'usage: restart'"),
         (crash(reports_steps=True), 1, "not retried without --on 'repeat: restart'"),
-        (
-            crash(cause="data", reports_steps=True, traceback=None),
-            1,
-            "not retried without --on 'repeat: restart'",
-        ),
+        (crash(cause="data", reports_steps=True, traceback=None), 1, "not retried without --on 'repeat: restart'"),
         (crash(), 50, ""),  # whether it has done a step is not known
         (crash(reports_steps=True, traceback=None), 50, ""),  # nor is the place
         (crash(reports_steps=True, step=4), 50, ""),

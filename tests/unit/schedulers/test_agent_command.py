@@ -12,8 +12,6 @@ from muster.agent.cli.flag_table import FLAGS
 from muster.agent.errors import UsageError
 from muster.schedulers.agent_command import assign_run_ids, find_agent_flag, find_program, list_agent_flags
 
-pytestmark = pytest.mark.torchx
-
 COMMAND = ["-m", "muster.agent"]
 
 VALUES = st.sampled_from(["5", "-5", "-1.5", "a", "-", "", "a b", "-a b", "x=y", "0:3,1:1", "--", "main.py", "-m"])

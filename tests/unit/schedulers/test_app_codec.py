@@ -98,10 +98,3 @@ def test_fields_and_values_of_the_other_line_are_passed_over():
     document["roles"][0] |= {"future": 1, "retry_policy": "SOMETHING"}
     document["roles"][0]["resource"]["future"] = 1
     assert load_app(document) == app_of()
-
-
-def test_what_earlier_versions_wrote_is_read():
-    row = {"name": "r", "image": "i", "entrypoint": "e", "resource": {"cpu": 1, "gpu": 0, "memMB": 1}}
-    old = {"name": "a", "metadata": {}, "roles": [row | {"retry_policy": "REPLICA", "args": ["x"], "env": {}}]}
-    assert load_app(old) == app_of(args=["x"], retry_policy=RetryPolicy.REPLICA)
-    assert load_app({}) == AppDef("")

@@ -17,10 +17,7 @@ from muster._shared.contract import AGENT_BUNDLE_NAME
 from muster.schedulers import bundle
 from muster.schedulers.agent_command import is_agent_command, is_agent_role, rewrite_agent_args
 
-pytestmark = pytest.mark.torchx
-
-
-TYPE_MODULES = ("typing", "collections.abc")
+TRIMMED = ("typing", "collections", "muster")
 
 
 def find_first_imports(tree: ast.Module) -> Iterator[str]:
@@ -47,6 +44,8 @@ class Reduced(ast.NodeTransformer):
         return self.visit_inside(node, "function")
 
     def visit_ClassDef(self, node):
+        if "Protocol" in map(ast.unparse, node.bases):
+            node.body = []
         return self.visit_inside(node, "class")
 
     def visit_inside(self, node, place):
@@ -69,7 +68,7 @@ class Reduced(ast.NodeTransformer):
         return None if is_for_types and self.places == ["module"] and not node.orelse else node
 
     def visit_ImportFrom(self, node):
-        return None if node.module in TYPE_MODULES and self.places == ["module"] else node
+        return None if is_trimmed(node) and self.places == ["module"] else node
 
     def visit_arg(self, node):
         node.annotation = None
@@ -87,9 +86,9 @@ def dump_reduced(source):
 
 
 def find_missing(source, stripped):
-    """Names of types that the source imports, and the stripped one uses but does not import."""
+    """Names that the source imports, and the stripped one uses but does not import."""
     imported, left = (
-        {name.asname or name.name for node in ast.walk(ast.parse(text)) if is_types(node) for name in node.names}
+        {name.asname or name.name for node in ast.parse(text).body if is_trimmed(node) for name in node.names}
         for text in (source, stripped)
     )
     used = {node.id for node in ast.walk(ast.parse(stripped)) if isinstance(node, ast.Name)}
@@ -98,8 +97,8 @@ def find_missing(source, stripped):
     return (imported - left) & used
 
 
-def is_types(node):
-    return isinstance(node, ast.ImportFrom) and node.module in TYPE_MODULES
+def is_trimmed(node):
+    return isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in TRIMMED
 
 
 class TestAgentBundle:
@@ -109,6 +108,23 @@ class TestAgentBundle:
         bundle._pack.cache_clear()
         assert bundle.build_agent_bundle() == first
         assert len(first) < bundle.AGENT_BUNDLE_LIMIT_BYTES
+
+    @pytest.mark.parametrize("damage", [None, "cut", "other", "empty"])
+    def test_it_is_kept_for_the_next_program(self, tmp_path, monkeypatch, damage):
+        monkeypatch.setenv("TMPDIR", str(tmp_path))
+        made = []
+        monkeypatch.setattr(bundle, "_make", lambda files: made.append(1) or b"zip of %d" % len(files))
+        build = bundle._pack.__wrapped__
+        first = build((("a.py", "1"),))
+        [kept] = tmp_path.glob("muster-*/*")
+        content = kept.read_bytes()
+        kept.write_bytes({None: content, "cut": content[:-1], "other": b"x" * len(content), "empty": b""}[damage])
+        assert build((("a.py", "1"),)) == first
+        assert len(made) == (1 if damage is None else 2)
+        assert build((("a.py", "2"),)) == first, "by now of another source"
+        assert build((("a.py", "2"),)) == first
+        assert len(made) == (2 if damage is None else 3)
+        assert list(tmp_path.glob("muster-*/*")) == [kept]
 
     @pytest.mark.long
     def test_stripped_source_is_the_same_program_on_the_same_lines(self):
@@ -176,8 +192,7 @@ class TestAgentBundle:
                 os.sched_yield()
 
         def strip(_):
-            for _ in range(20):
-                Yields()
+            _ = [Yields() for _ in range(20)]
             return bundle.strip_source(source)
 
         source = pathlib.Path(bundle.__file__).read_text()
@@ -185,9 +200,7 @@ class TestAgentBundle:
         gc.set_threshold(50)
         try:
             with ThreadPoolExecutor(8) as pool:
-                stripped = set(
-                    pool.map(lambda _: [Yields() for _ in range(20)] and bundle.strip_source(source), range(500))
-                )
+                stripped = set(pool.map(strip, range(40)))
         finally:
             gc.set_threshold(*thresholds)
         assert len(stripped) == 1
@@ -218,17 +231,18 @@ class TestAgentBundle:
                     lacking.add(f"{name} imports {imported}")
         assert lacking == set()
 
-    def test_main_compiles_on_an_old_python(self):
+    def test_its_digest_is_that_of_the_content(self):
+        """A node unpacks a bundle to a folder of this name, which may be there already."""
+        packed = [bundle._make((("muster/__init__.py", f"a = {number}\n"),)) for number in (1, 2)]
+        first, second = (zipfile.ZipFile(io.BytesIO(each)).read("__main__.py") for each in packed)
+        assert first != second
+
+    def test_main_compiles_on_an_old_python_and_refuses_it_in_one_line(self):
         with zipfile.ZipFile(io.BytesIO(bundle.build_agent_bundle())) as archive:
             source = archive.read("__main__.py").decode()
-        compile(source, "__main__.py", "exec", dont_inherit=True)
         # What Python 2.7 and 3.5 cannot parse.
         for later in (r"\bf['\"]", "->", ":=", "nonlocal"):  # a digest may end with f
             assert re.search(later, source) is None
-
-    def test_main_refuses_an_old_python_in_one_line(self, tmp_path):
-        with zipfile.ZipFile(io.BytesIO(bundle.build_agent_bundle())) as archive:
-            source = archive.read("__main__.py").decode()
         program = "import sys; sys.version_info = (3, 6, 8)\n" + source
         run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
         assert run.returncode == 2

@@ -130,10 +130,10 @@ def in_thread(action: Callable[[], Any]) -> Any:
     return answers[0]
 
 
-@pytest.mark.parametrize("name", NAMES_OF_ANOTHER_VERSION)
-def test_every_answer_is_no_in_another_version(name: str) -> None:
-    for ask in (callers.runs_command_line, callers.needs_app, callers.is_wait, callers.shows_status):
-        assert call_from(name, ask, "wait") is False
+def test_every_answer_is_no_in_another_version() -> None:
+    for name in NAMES_OF_ANOTHER_VERSION:
+        for ask in (callers.runs_command_line, callers.needs_app, callers.is_wait, callers.shows_status):
+            assert call_from(name, ask, "wait") is False
     assert call_from("torchx.runner.api", callers.is_wait, "wait_for_end") is False
     assert call_from("torchx.cli.cmd_log", callers.find_printer, "print_lines") is None
     assert print_lines("mine", sys.stdout) is None
@@ -226,10 +226,11 @@ def in_thread_that_fails(error: BaseException) -> None:
     thread.join()
 
 
-@pytest.mark.parametrize("name", NAMES_OF_ANOTHER_VERSION)
-def test_the_hooks_of_other_programs_and_versions_stay(name: str, hooks: list[BaseException]) -> None:
+@pytest.mark.usefixtures("hooks")
+def test_the_hooks_of_other_programs_and_versions_stay() -> None:
     before = (sys.excepthook, threading.excepthook)
-    call_from(name, print_errors_as_lines)
+    for name in NAMES_OF_ANOTHER_VERSION:
+        call_from(name, print_errors_as_lines)
     assert (sys.excepthook, threading.excepthook) == before
 
 
@@ -258,9 +259,9 @@ def test_a_signal_unwinds_a_command_once(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.usefixtures("default_signals")
-@pytest.mark.parametrize("name", NAMES_OF_ANOTHER_VERSION)
-def test_the_signals_of_other_programs_stay(name: str) -> None:
-    call_from(name, unwind_on_signals)
+def test_the_signals_of_other_programs_stay() -> None:
+    for name in NAMES_OF_ANOTHER_VERSION:
+        call_from(name, unwind_on_signals)
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 

@@ -20,8 +20,6 @@ from muster.schedulers.local import create_detached_scheduler as create_local
 from muster.schedulers.secret_variables import mask_env
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec
 
-pytestmark = pytest.mark.torchx
-
 TEXT = st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\0"), max_size=12)
 PLAIN = st.none() | st.booleans() | st.integers(-9, 9) | st.floats(allow_nan=False, allow_infinity=False) | TEXT
 VALUES = PLAIN | st.lists(PLAIN, max_size=2) | st.dictionaries(TEXT, PLAIN, max_size=2)
@@ -116,7 +114,7 @@ def test_every_field_of_the_submitted_app(describe, tmp_path_factory, monkeypatc
     tmp_path = tmp_path_factory.mktemp("apps")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
 
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=15, deadline=None)
     @given(app=apps())
     def check(app):
         submitted = copy.deepcopy(app)  # 0.7 changes what it is given

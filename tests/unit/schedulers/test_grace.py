@@ -13,8 +13,6 @@ from muster.schedulers.grace import (
     decide_grace_s,
 )
 
-pytestmark = pytest.mark.torchx
-
 TINY = Resource(cpu=1, gpu=0, memMB=1)
 
 

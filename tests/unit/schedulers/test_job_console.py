@@ -78,15 +78,15 @@ def test_lines_that_each_node_has_merged_are_merged() -> None:
 
 
 def test_a_prefix_of_one_node_and_a_role_with_digits() -> None:
-    lines = [f"[gpu-2{local}]:step {local}\n" for local in range(8)]
-    assert print_together(lines, role="gpu-2", ranks=8) == ["gpu-2/0 [gpu-20-7]:step 0"]
+    lines = [f"[gpu-2:{local}]:step {local}\n" for local in range(8)]
+    assert print_together(lines, role="gpu-2", ranks=8) == ["gpu-2/0 [gpu-2:0-7]:step 0"]
 
 
-@pytest.mark.parametrize("role", ["train64", "llama3-8", "main"])
+@pytest.mark.parametrize("role", ["train64:", "llama3-8:", "main"])
 def test_a_role_whose_name_ends_in_digits_in_colours(role: str) -> None:
     screen = Screen()
     lines = [f"[{role}{local}]:step 1\n" for local in range(12)] + [f"[{role}11]:alone\n"]
-    JobConsole(screen, {"TERM": "xterm"}).print_lines(lines, role, 0, 12)
+    JobConsole(screen, {"TERM": "xterm"}).print_lines(lines, role.rstrip(":"), 0, 12)
     assert f"\x1b[36m[{role}0-11]:\x1b[0mstep 1\n" in screen.getvalue()
     assert f"\x1b[33m[{role}11]:\x1b[0malone\n" in screen.getvalue()
 

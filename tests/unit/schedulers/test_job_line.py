@@ -14,8 +14,6 @@ from muster.schedulers.adapter.job_line import build_data, find_eta_s, format_du
 from muster.schedulers.adapter.records import JobFacts
 from muster.schedulers.adapter.status import build_status, parse_status
 
-pytestmark = pytest.mark.torchx
-
 NOW_S = float(int(time.time()) - 600)
 CLOCK = f"{datetime.fromtimestamp(NOW_S).astimezone():%H:%M}"
 STATUS = JobStatus(step=800, total=1000, rate=8.0, values=(("loss", 0.31),))

@@ -16,8 +16,6 @@ from muster.schedulers.adapter.scheduler import PluginScheduler
 from muster.schedulers.runner.shown import job_console, live_lines
 from muster.schedulers.runner.shown.live_lines import LiveLines
 
-pytestmark = pytest.mark.torchx
-
 ROUND = make_round(group_rank=1, group_world_size=2, rank_offset=2, world_size=4)
 NODE = build_prefix(role="main", local_rank=1, round=ROUND).decode()
 ALONE = "[main1]:"

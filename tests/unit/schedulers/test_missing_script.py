@@ -10,8 +10,6 @@ from muster.schedulers.runner.roles import describe_missing_script
 from muster.schedulers.slurm import create_scheduler as create_slurm
 from muster.schedulers.ssh import create_scheduler as create_ssh
 
-pytestmark = pytest.mark.torchx
-
 
 @pytest.fixture
 def workspace(tmp_path):

@@ -25,8 +25,6 @@ from muster.schedulers.supervision.state import (
     SupervisedApp,
 )
 
-pytestmark = pytest.mark.torchx
-
 BOOLS = "one of true, 1, yes, on, false, 0, no, off"
 ALL = "`torchx runopts local_cwd` lists all"
 TINY = Resource(cpu=1, gpu=0, memMB=1)
@@ -67,14 +65,11 @@ def test_braces_that_are_not_closed_reach_the_option(opts):
     assert opts.cfg_from_str('log_dir={"a": 1, count=2') == {"log_dir": '{"a": 1, count=2'}
 
 
-@pytest.mark.parametrize("word", ["true", "TRUE", "1", "yes", "on", "True"])
-def test_words_for_true(opts, word):
-    assert resolve(opts, f"detach={word}")["detach"] is True
-
-
-@pytest.mark.parametrize("word", ["false", "0", "no", "off", "False"])
-def test_words_for_false(opts, word):
-    assert resolve(opts, f"detach={word}")["detach"] is False
+@pytest.mark.parametrize(
+    ("words", "value"), [("true TRUE 1 yes on True", True), ("false 0 no off False", False)], ids=["true", "false"]
+)
+def test_words_for_true_and_false(opts, words, value):
+    assert [resolve(opts, f"detach={word}")["detach"] for word in words.split()] == [value] * len(words.split())
 
 
 @pytest.mark.parametrize(
@@ -106,6 +101,7 @@ def test_wrong_options_are_one_line(opts, text, message):
     assert isinstance(caught.value, ValueError)
 
 
+@pytest.mark.torchx
 def test_lists_and_dicts(opts):
     cfg = resolve(opts, "names=a,b;c,labels=x:1;y:2:3,grace_s=.5")
     assert cfg["names"] == ["a", "b", "c"]
@@ -113,6 +109,7 @@ def test_lists_and_dicts(opts):
     assert cfg["grace_s"] == 0.5
 
 
+@pytest.mark.torchx
 def test_values_from_python_are_checked_too(opts):
     assert opts.resolve({"detach": True, "grace_s": 3, "names": ["a"]})["grace_s"] == 3
     for wrong in ({"detach": 3}, {"grace_s": True}, {"count": 1.5}, {"names": [1]}, {"log_dir": 1}):
@@ -120,6 +117,7 @@ def test_values_from_python_are_checked_too(opts):
             opts.resolve(wrong)
 
 
+@pytest.mark.torchx
 def test_defaults_fill_in_and_resolving_twice_changes_nothing(opts):
     once = opts.resolve({})
     assert once["grace_s"] == 30.0
@@ -132,6 +130,7 @@ def test_camel_case_is_accepted_but_not_with_two_values(opts):
         opts.resolve({"logDir": "/x", "log_dir": "/y"})
 
 
+@pytest.mark.torchx
 def test_required(opts):
     opts.add("must", type_=str, required=True, help="it must")
     with pytest.raises(OptionError, match=r"local_cwd needs the option 'must' \(it must\)"):
@@ -148,7 +147,8 @@ def make_role(**more):
         ({"name": "a/b"}, "role name 'a/b' must be a non-empty word without '/'"),
         ({"name": ".."}, "role name '..' must be"),
         ({"entrypoint": ""}, "role 'r' has no entrypoint"),
-        ({"num_replicas": 0}, "num_replicas must be at least 1, not 0"),
+        ({"num_replicas": 0}, "num_replicas must be 1 to 16384, not 0"),
+        ({"num_replicas": 65536}, "num_replicas must be 1 to 16384, not 65536"),
         ({"max_retries": -1}, "max_retries must be at least 0, not -1"),
         ({"min_replicas": 3, "num_replicas": 2}, r"min_replicas must be from 1 to num_replicas \(2\), not 3"),
         ({"min_replicas": 0}, r"min_replicas must be from 1 to num_replicas \(1\), not 0"),
@@ -178,6 +178,7 @@ def test_workspaces_on_other_file_systems_are_refused():
         roles.get_workspace_path("memory://x")
 
 
+@pytest.mark.torchx
 def test_macros_do_not_change_the_role():
     role = make_role(args=[macros.app_id, macros.replica_id], env={"A": macros.rank0_env})
     applied = roles.apply_macros(role, app_id="x", replica_id=3)
@@ -186,6 +187,7 @@ def test_macros_do_not_change_the_role():
     assert role.args[0] == macros.app_id
 
 
+@pytest.mark.torchx
 def test_describe_returns_what_was_submitted():
     role = make_role(args=["-c", "x"], env={"A": "1", "API_KEY": "k"}, num_replicas=2, min_replicas=1, max_retries=3)
     app = AppDef("app", roles=[role], metadata={"k": "v"})
@@ -205,7 +207,7 @@ def test_describe_returns_what_was_submitted():
         outcome=Outcome.FAILED,
         reason="because",
     )
-    record = AppRecord(app=state, machine=Machine(host="h", boot_id=""))
+    record = AppRecord(app=state, machine=Machine.here())
     words = supervised.AgentWords(jobs={"r": JobFacts(status=JobStatus(step=3))})
     facts = supervised.build_supervised_facts(spec, record, words)
     assert facts.jobs == words.jobs, "what its agents told last"

@@ -6,8 +6,6 @@ from muster._shared import processes
 from muster.schedulers import docker, local
 from muster.schedulers.errors import EngineError
 
-pytestmark = pytest.mark.torchx
-
 
 @pytest.mark.parametrize(
     ("factory", "name"),

@@ -6,16 +6,15 @@ import time
 from datetime import datetime, timedelta
 from functools import partial
 
-import golden_state
 import pytest
 from doubles import samples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster._shared.codec import decode, to_data
-from muster._shared.contract import STATUS_SCHEMA
+from muster._shared.contract import FORMAT
 from muster._shared.control import parse_answer
 from muster._shared.reports import Report
+from muster.agent.diagnosis.report_files import build_termination_message, write_report
 from muster.schedulers.adapter.records import JobFacts, RecordReader
 from muster.schedulers.docker.engine.errors import one_line
 from muster.schedulers.failure_report import (
@@ -34,8 +33,6 @@ from muster.schedulers.kubernetes.live.status import _build_torch_error
 from muster.schedulers.lines import LineSplitter
 from muster.schedulers.processes.agent_files import read_records, read_report
 from muster.schedulers.timestamps import parse_seconds, parse_timestamp
-
-pytestmark = pytest.mark.torchx
 
 
 @given(pieces=st.lists(st.text(alphabet="aé\r\n", max_size=4).map(str.encode)), cut=st.integers(0, 20))
@@ -105,7 +102,7 @@ FAILURE = {
 
 
 def read(**report):
-    found = parse_report(json.dumps({"run_id": "r", "attempt": 0, "max_restarts": 0, "schema": 1, **report}))
+    found = parse_report(json.dumps({"run_id": "r", "attempt": 0, "max_restarts": 0, "format": FORMAT, **report}))
     assert found is not None
     return found
 
@@ -132,38 +129,20 @@ def test_a_field_that_is_malformed_is_left_out():
     assert root.traceback.startswith("...x")
 
 
-PLACES = tuple(samples.FAILURE)
-
-
-@pytest.mark.parametrize("lost", [("pid", "host"), PLACES], ids=len)
-@pytest.mark.parametrize("value", [None, "one", -1])
-def test_a_failure_that_does_not_say_where_still_names_the_root_cause(lost, value):
-    """It was left out as a whole, with its exit code, exception and traceback."""
-    rest = {name: each for name, each in FAILURE.items() if name not in lost}
-    for failure in (rest, rest | dict.fromkeys(set(lost) - {"host"}, value) | {"host": 1}):
-        report = read(reason="why", failures=[failure, FAILURE | {"exception": "late"}])
-        root = find_root_cause(report)
-        assert (root.exit_code, root.exception, root.traceback) == (1, "E: t", "T")
-        assert describe_report(report) == "why: E: t"
-
-
 def test_a_message_with_room_for_the_reason_only_is_a_report():
-    assert describe_report(parse_report('{"run_id": "r", "reason": "why"}')) == "why"
+    assert describe_report(parse_report('{"run_id": "r", "reason": "why", "format": 1}')) == "why"
 
 
-@pytest.mark.parametrize("job", ["failed", "hung", "oom"])
-def test_reports_of_the_first_version(job):
+def test_what_an_agent_writes_is_read_back(tmp_path):
     """The file, and the last words of a container."""
-    written = json.loads(golden_state.read_report(job, "report.json"))
-    report = parse_report(golden_state.read_report(job, "report.json"))
-    assert decode(Report, written) == report
-    assert len(report.failures) == len(written["failures"])
-    for failure, data in zip(report.failures, written["failures"], strict=True):
-        again = to_data(failure)
-        assert {name: again[name] for name in data} == data
-    last = parse_report(golden_state.last_words(job))
-    assert last.reason == report.reason
-    assert find_root_cause(last).exception == find_root_cause(report).exception
+    failures = (
+        samples.make_failure(exception="E: t", exit_code=1),
+        samples.make_failure(collateral=True, signal="SIGTERM"),
+    )
+    report = Report(run_id="r", reason="rank 0 failed", attempt=1, max_restarts=3, failures=failures)
+    write_report(report, str(tmp_path / "report.json"))
+    assert parse_report((tmp_path / "report.json").read_bytes()) == report
+    assert parse_report(build_termination_message(report)) == report
 
 
 def write_records(*events):
@@ -197,7 +176,7 @@ def test_a_job_that_forms_a_new_round():
 
 
 PROGRESS = {
-    "schema": 1,
+    "format": FORMAT,
     "state": "running",
     "step": 812,
     "total": 1000,
@@ -224,19 +203,19 @@ def test_how_far_a_job_is():
 
 @pytest.mark.parametrize(
     "changes",
-    [{"schema": 3}, {"schema": "1"}, {"schema": None}, {"step": "x"}, {"step": -1}, {"step": None}, {"step": True}],
+    [{"step": "x"}, {"step": -1}, {"step": None}, {"step": True}],
 )
 def test_a_status_that_tells_nothing(changes):
     assert describe(**changes) == ""
 
 
 def test_a_status_that_lies_breaks_nothing():
-    """A worker may write anything into its page; the file may be of another version, or cut off."""
+    """A worker may write anything into its page; the file may be cut off."""
     assert describe(rate=float("nan"), total=-3, values=[1]) == "step 812"
     assert describe(state="paused", paused_since_s=1e300, values={}) == "paused at step 812 since ?"
     assert describe(values={"\x1b[2J": "x" * 99}).startswith("step 812 of 1000, 7.9 a second, \\x1b[2J xxx")
     assert parse_status(b'{"what": "x", "time_s": 1, "attempt": 0, "step": 5}') is None, "it is a record"
-    assert parse_status(b"") is parse_status(b'{"schema": 1') is parse_status(b"[1]") is None
+    assert parse_status(b"") is parse_status(b'{"format": 1') is parse_status(b"[1]") is None
 
 
 def test_a_job_that_stands_still():
@@ -268,7 +247,7 @@ def test_a_hang_that_is_over(end):
         ),
     ],
 )
-def test_records_of_another_version_and_damaged_ones(record):
+def test_damaged_records(record):
     """`torchx status` ended with a traceback."""
     assert parse_hang(record + b"\n") == ""
     assert parse_attempt(record + b"\n") == 0
@@ -299,7 +278,9 @@ def test_what_a_container_wrote_itself_ends_no_command(tmp_path, value):
         assert 0 <= parse_attempt(line) <= 1_000_000
     for name in FAILURE:
         for reason in ("why", value):
-            report = parse_report(json.dumps({"reason": reason, "failures": [{**FAILURE, name: value}]}))
+            report = parse_report(
+                json.dumps({"format": FORMAT, "reason": reason, "failures": [{**FAILURE, name: value}]})
+            )
             if report is None:
                 assert reason != "why" or value == NESTED, "it is no report, or nested too deeply"
                 continue
@@ -348,7 +329,7 @@ def test_of_two_runs_that_are_written_at_the_same_time_the_one_that_has_begun_la
     """A script that starts a job of its own: the statuses of both took turns, with each write."""
     for name, started_s in (("outer", 1.0), ("inner", 9.0)):
         (tmp_path / name).mkdir()
-        status = {"schema": STATUS_SCHEMA, "run_id": name, "started_s": started_s}
+        status = {"format": FORMAT, "run_id": name, "started_s": started_s}
         (tmp_path / name / "status.json").write_text(json.dumps(status))
 
     def read(inner_s, outer_s):
@@ -364,7 +345,7 @@ def test_of_two_runs_that_are_written_at_the_same_time_the_one_that_has_begun_la
 
 def test_records_are_read_once_from_any_source():
     asked = []
-    status = {"schema": STATUS_SCHEMA, "step": 3, "total": 9}
+    status = {"format": FORMAT, "step": 3, "total": 9}
 
     def read(names):
         asked.append(tuple(names))

@@ -10,8 +10,6 @@ from muster._shared.reports import Failure, Report
 from muster.schedulers.adapter.facts import AppFacts
 from muster.schedulers.adapter.status import build_status, drop_report, shorten_status
 
-pytestmark = pytest.mark.torchx
-
 
 def build_failure(node: int, **fields: object) -> Failure:
     place: dict[str, object] = {"node": node, "node_index": node, "host": "h", "local_rank": 0, "global_rank": 8 * node}
@@ -54,11 +52,7 @@ def show(facts: AppFacts) -> str:
 def test_the_replica_of_the_root_cause_has_its_rank_reason_and_time() -> None:
     """Each was "FAILED (no reply file)"."""
     shown = show(build_facts(AppState.FAILED, AppState.FAILED, REPORT)).splitlines()
-    assert shown[1:4] == [
-        " *main[0]:FAILED (ended because of main[1])",
-        "  main[1]:FAILED (exitcode: 3)",
-        shown[3],
-    ]
+    assert shown[1:4] == [" *main[0]:FAILED (ended because of main[1])", "  main[1]:FAILED (exitcode: 3)", shown[3]]
     assert "timestamp: 2001-09-0" in shown[3]
     assert shown[5:7] == [
         "        error_msg: rank 8 exited with code 3 (ValueError: bad batch 17)",
@@ -95,6 +89,7 @@ def test_an_error_that_an_adapter_knows_is_kept() -> None:
     assert {each.structured_error_msg for each in running.roles_statuses[0].replicas} == {NONE}
 
 
+@pytest.mark.torchx
 def test_what_torchx_run_prints_of_a_failed_job_does_not_grow_with_its_nodes() -> None:
     """It was six lines for each, below the report."""
     status = build_status(build_facts(AppState.FAILED, AppState.FAILED, REPORT))

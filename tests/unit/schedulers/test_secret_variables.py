@@ -6,8 +6,6 @@ from hypothesis import strategies as st
 
 from muster.schedulers.secret_variables import is_secret, mask_args, mask_env
 
-pytestmark = pytest.mark.torchx
-
 
 @pytest.mark.parametrize(
     ("name", "value"),

@@ -8,8 +8,6 @@ from muster.components import dist
 from muster.schedulers import docker, kubernetes
 from muster.schedulers.kubernetes import images
 
-pytestmark = pytest.mark.torchx
-
 
 def build_app():
     """Three agent roles, the last of another image, and one that runs something else in the same image."""

@@ -19,7 +19,7 @@ from muster.schedulers.ssh.command import build_ssh, explain_failure
 from muster.schedulers.ssh.driver import SshDriver
 from muster.schedulers.ssh.hosts import Host, HostError, parse_host, parse_hostfile, run_discovery
 from muster.schedulers.ssh.link import STATE_NAME
-from muster.schedulers.ssh.options import SshOptions, check_hosts
+from muster.schedulers.ssh.options import SshOptions, check_hosts, find_hosts
 from muster.schedulers.ssh.request import Places, build_request, place_request
 from muster.schedulers.supervision.app_folder import AppFolder, AppRecord, AppSpec
 from muster.schedulers.supervision.driver import EventQueue
@@ -73,6 +73,9 @@ def test_a_host_runs_one_node() -> None:
         check_hosts([Host("a"), Host("a", 4)], "hosts")
     with pytest.raises(OptionError, match="names no host"):
         check_hosts([], "hostfile")
+    for options, line in [({}, "none of them is given"), ({"hosts": ["a"], "hostfile": "x"}, "hosts and hostfile")]:
+        with pytest.raises(OptionError, match=line):
+            find_hosts(SshOptions(**options))
 
 
 def test_a_discovery_script_that_is_not_there_is_a_line(tmp_path) -> None:

@@ -1,7 +1,9 @@
 import hashlib
+import inspect
 import io
 import os
 import stat
+import sys
 import tarfile
 import tracemalloc
 
@@ -281,3 +283,26 @@ class TestLeftOut:
         copied = workspace_packing.build_workspace_bundle(str(tmp_path / "copy"))
         assert names_of(copied) == names_of(workspace_packing.build_workspace_bundle(str(source)))
         assert os.readlink(tmp_path / "copy" / "link") == "main.py"
+
+
+def test_a_folder_deeper_than_python_recurses_travels(tmp_path):
+    levels = 200
+    (tmp_path / "/".join("d" * levels)).mkdir(parents=True)
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack(0)) + 100)
+    try:
+        assert len(list(workspace_packing.walk_workspace(tmp_path))) == levels
+        assert workspace_packing.describe_left_out(str(tmp_path)) == []
+    finally:
+        sys.setrecursionlimit(before)
+
+
+@pytest.mark.parametrize("target", ["/dev/zero", None])
+def test_an_ignore_file_that_is_no_file_is_refused(target, tmp_path):
+    path = tmp_path / ".torchxignore"
+    if target:
+        path.symlink_to(target)
+    else:
+        os.mkfifo(path)
+    with pytest.raises(workspace_packing.BundleError, match="not a regular file"):
+        workspace_packing.walk_workspace(tmp_path)

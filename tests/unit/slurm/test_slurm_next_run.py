@@ -63,18 +63,61 @@ class Slurm:
         return [call for call in self.calls if call.startswith(begin)]
 
 
+def build_spec(
+    folder: Path, count: int = 3, *, least: int | None = None, agent: bool = True, **details: Any
+) -> AppSpec:
+    role = SupervisedRole(name="w", replicas=count, runs_agent=agent, min_replicas=least)
+    details = {"continues": "requeue", "may_lose": False, "shared": True, **details}
+    return AppSpec(
+        app_id="app", scheduler="slurm", folder=str(folder), driver="", roles=(role,), grace_s=5.0, details=details
+    )
+
+
+def build_running(replica: ReplicaId, **more: Any) -> SupervisedApp:
+    return SupervisedApp(replicas={replica: ReplicaState(status=ReplicaStatus.RUNNING, starts=1)}, **more)
+
+
+def write_node(folder: Path, replica: ReplicaId, app: SupervisedApp | None) -> node.NodeFolder:
+    """Make the folder of a node; None: it has recorded nothing yet."""
+    made = node.NodeFolder(folder, ALLOCATION.run, replica)
+    made.state_dir.mkdir(parents=True, exist_ok=True)
+    if app is not None:
+        made.write_record(AppRecord(app=app, machine=Machine.here(), submitted_s=1.0))
+    return made
+
+
+class Supervised:
+    """A supervisor of a node whose agent runs, with a driver that starts and ends nothing."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, spec: AppSpec, replica: ReplicaId, allocation: Allocation = ALLOCATION
+    ) -> None:
+        self.folder = write_node(Path(spec.folder), replica, build_running(replica, phase=AppPhase.RUNNING))
+        self.replica, self.driver, queue = replica, Driver(), EventQueue()
+        self.posted: list[node.Told] = []
+        monkeypatch.setattr(queue, "post", self.posted.append)
+        self.supervisor = node.NodeSupervisor(self.folder, spec, queue, self.driver, allocation)  # type: ignore[arg-type]
+
+    def signal(self, *signums: int) -> None:
+        for signum in signums:
+            self.supervisor._note_signal(signum, None)
+        for each in self.posted:
+            self.supervisor.handle_event(each)
+
+    def end(self, exit_code: int | None) -> SupervisedApp:
+        self.supervisor.handle_event(events.ReplicaEnded(replica=self.replica, exit_code=exit_code))
+        self.supervisor.close()
+        return self.supervisor.record.app
+
+
+@pytest.fixture(autouse=True)
+def _no_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node.time, "sleep", lambda _s: None)
+
+
 def go_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, slurm: Slurm, how: str, *suspected: str) -> Slurm:
     """End a run of a job whose leader suspects these nodes."""
-    role = SupervisedRole(name="w", replicas=3, runs_agent=True)
-    spec = AppSpec(
-        app_id="app",
-        scheduler="slurm",
-        folder=str(tmp_path),
-        driver="",
-        roles=(role,),
-        grace_s=5.0,
-        details={"continues": how},
-    )
+    spec = build_spec(tmp_path, continues=how)
     folder = AppFolder(tmp_path)
     status = folder.role_dir("w") / "run" / "status.json"
     status.parent.mkdir(parents=True)
@@ -84,7 +127,6 @@ def go_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, slurm: Slurm, how: st
     status.write_text(json.dumps({"nodes": [*nodes, {"host": "n3"}]} if suspected != ("torn",) else {"nodes": 3}))
     (folder.state_dir / "runs" / ALLOCATION.run).mkdir(parents=True)
     monkeypatch.setattr(node, "_call", slurm.call)
-    monkeypatch.setattr(node.time, "sleep", lambda _s: None)
     node._continue_job(folder, spec, ALLOCATION)
     return slurm
 
@@ -130,14 +172,12 @@ def test_a_follow_up_that_is_refused_is_submitted_again(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("is_shared", [True, False])
 def test_an_incarnation_knows_its_number_and_how_the_one_before_ended(tmp_path: Path, is_shared: bool) -> None:
     """A follow-up is another job, which Slurm counts anew. Without a shared folder earlier runs may be elsewhere."""
-    role = SupervisedRole(name="w", replicas=1, runs_agent=True)
-    details = {"shared": is_shared, "replicas": {"w": [{}]}}
-    spec = AppSpec(
-        app_id="app", scheduler="slurm", folder=str(tmp_path), driver="", roles=(role,), grace_s=5.0, details=details
-    )
+    spec = build_spec(tmp_path, 1, shared=is_shared, replicas={"w": [{}]})
     replica = ReplicaId("w", 0)
     first, again = replace(ALLOCATION, job_id="9"), replace(ALLOCATION, job_id="9", restarts="1")
     followed = replace(ALLOCATION, job_id="10")
+    for name in (".snapshot", "7", "7.x"):
+        (AppFolder(tmp_path).state_dir / node.RUNS_DIR / name).mkdir(parents=True)
 
     def describe(allocation: Allocation) -> str:
         text = node.describe_incarnation(AppFolder(tmp_path), spec, allocation, replica)
@@ -176,23 +216,41 @@ def test_a_job_that_has_ended_when_it_is_told_to_stop_is_not_run_again(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, runs_agent: bool, exit_code: int | None, is_over: bool
 ) -> None:
     """The time limit comes while the agents end: all steps are done, and the next run would begin with the first."""
-    role = SupervisedRole(name="w", replicas=1, runs_agent=runs_agent)
-    details = {"continues": "requeue", "may_lose": False}
-    spec = AppSpec(
-        app_id="a", scheduler="slurm", folder=str(tmp_path), driver="", roles=(role,), grace_s=5.0, details=details
-    )
-    replica = ReplicaId("w", 0)
-    running = SupervisedApp(
-        replicas={replica: ReplicaState(status=ReplicaStatus.RUNNING, starts=1)}, phase=AppPhase.RUNNING
-    )
-    told, _ = decisions.decide((role,), running, events.CancelRequested(reason="stopped before the time limit"))
-    ended, _ = decisions.decide((role,), told, events.ReplicaEnded(replica=replica, exit_code=exit_code))
+    spec, replica = build_spec(tmp_path, 1, agent=runs_agent), ReplicaId("w", 0)
+    running = build_running(replica, phase=AppPhase.RUNNING)
+    told, _ = decisions.decide(spec.roles, running, events.CancelRequested(reason="stopped before the time limit"))
+    ended, _ = decisions.decide(spec.roles, told, events.ReplicaEnded(replica=replica, exit_code=exit_code))
     slurm = Slurm()
     monkeypatch.setattr(node, "_call", slurm.call)
-    monkeypatch.setattr(node.time, "sleep", lambda _s: None)
     code = node._end_run(AppFolder(tmp_path), spec, ALLOCATION, ended, has_to_continue=True)
     assert slurm.find("requeue") == ([] if is_over else ["requeue 7"])
     assert code == (exit_code if is_over else 143)
+
+
+@pytest.mark.parametrize(
+    ("continues", "is_cancelled", "code"), [("requeue", False, 250), ("no", False, 143), ("requeue", True, 143)]
+)
+def test_a_node_in_an_image_without_slurm_asks_the_script_to_go_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, continues: str, *, is_cancelled: bool, code: int
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    spec, replica = build_spec(tmp_path, 2, in_image=True, continues=continues), ReplicaId("w", 1)
+    folder = write_node(tmp_path, replica, None)
+    if is_cancelled:
+        AppFolder(tmp_path).write_request("cancel")
+    ended = build_running(replica, phase=AppPhase.ENDED, outcome=Outcome.CANCELLED)
+    allocation = replace(ALLOCATION, task=1)
+    assert node._end_run(AppFolder(tmp_path), spec, allocation, ended, has_to_continue=True) == code
+    own = SupervisedApp(replicas={replica: ReplicaState(exit_code=250)}, outcome=Outcome.CANCELLED)
+    assert node._end_run(AppFolder(tmp_path), spec, allocation, own, has_to_continue=False) == 1, "a program's own code"
+    node._end_others(AppFolder(tmp_path), allocation, "its other role has failed")
+    supervised = Supervised(monkeypatch, spec, replica, allocation)
+    looks: list[Any] = []
+    monkeypatch.setattr(supervised.supervisor._event_queue, "set_timer", lambda *words: looks.append(words[-1]))
+    supervised.supervisor.watch_end()
+    looks[0]()
+    assert supervised.end(143).reason == "the job ends: its other role has failed"
+    assert folder.run_dir.exists()
 
 
 LEFT, FAILED = (AppPhase.RUNNING, None), (AppPhase.ENDED, Outcome.FAILED)
@@ -215,19 +273,13 @@ LEFT, FAILED = (AppPhase.RUNNING, None), (AppPhase.ENDED, Outcome.FAILED)
 def test_a_job_goes_on_without_a_replica_if_enough_are_left(
     tmp_path: Path, least: int, others: list[Any], details: dict[str, Any], *, goes_on: bool
 ) -> None:
-    details = {"may_lose": True, "shared": True, "word": "main.py", **details}
+    details = {"may_lose": True, "word": "main.py", **details}
     details["replicas"] = {"w": [{"command": ["python3", details.pop("word")]}] * (1 + len(others))}
-    role = SupervisedRole(name="w", replicas=3, runs_agent=True, min_replicas=least)
-    spec = AppSpec(
-        app_id="a", scheduler="slurm", folder=str(tmp_path), driver="", roles=(role,), grace_s=5.0, details=details
-    )
+    spec = build_spec(tmp_path, least=least, **details)
     for index, known in enumerate(others, start=1):
         replica = ReplicaId("w", index)
-        folder = node.NodeFolder(tmp_path, ALLOCATION.run, replica)
-        folder.state_dir.mkdir(parents=True)
-        if known is not None:
-            app = SupervisedApp(replicas={replica: ReplicaState()}, phase=known[0], outcome=known[1])
-            folder.write_record(AppRecord(app=app, machine=Machine.here(), submitted_s=1.0))
+        state = {replica: ReplicaState()}
+        write_node(tmp_path, replica, known and SupervisedApp(replicas=state, phase=known[0], outcome=known[1]))
     assert node._can_go_on(AppFolder(tmp_path), spec, ALLOCATION, ReplicaId("w", 0)) is goes_on
 
 
@@ -245,18 +297,10 @@ def test_a_role_that_fails_ends_the_others_of_its_app(
     *,
     ends_others: bool,
 ) -> None:
-    spec = AppSpec(
-        app_id="a",
-        scheduler="slurm",
-        folder=str(tmp_path),
-        driver="",
-        roles=tuple(SupervisedRole(name=name, replicas=9, runs_agent=True) for name in roles),
-        grace_s=5.0,
-        details={"continues": "requeue", "may_lose": False, "shared": True},
-    )
+    made = tuple(SupervisedRole(name=name, replicas=9, runs_agent=True) for name in roles)
+    spec = replace(build_spec(tmp_path), roles=made)
     slurm = Slurm()
     monkeypatch.setattr(node, "_call", slurm.call)
-    monkeypatch.setattr(node.time, "sleep", lambda _s: None)
     status = ReplicaStatus.FAILED if exit_code else ReplicaStatus.SUCCEEDED
     known = {ReplicaId("w", index): ReplicaState(status=status, exit_code=exit_code)}
     outcome = Outcome.FAILED if exit_code else Outcome.SUCCEEDED
@@ -287,32 +331,54 @@ PREEMPTED = "2026-11-26T10:59:00"
 def test_a_run_that_its_limit_ends_goes_on_only_with_a_new_checkpoint(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, job: str, *, saves: bool, continues: str, goes_on: bool
 ) -> None:
-    role = SupervisedRole(name="w", replicas=1, runs_agent=True)
-    details = {"continues": continues, "may_lose": False, "signal_s": 120}
-    spec = AppSpec(
-        app_id="a", scheduler="slurm", folder=str(tmp_path), driver="", roles=(role,), grace_s=5.0, details=details
-    )
-    replica = ReplicaId("w", 0)
-    folder = node.NodeFolder(tmp_path, ALLOCATION.run, replica)
-    folder.state_dir.mkdir(parents=True)
-    kept = folder.role_dir("w") / "a" / "checkpoint.json"
+    spec, replica = build_spec(tmp_path, 1, continues=continues, signal_s=120), ReplicaId("w", 0)
+    kept = write_node(tmp_path, replica, None).role_dir("w") / "app" / "checkpoint.json"
     kept.parent.mkdir(parents=True)
     kept.write_text("of an earlier run")
-    known = {replica: ReplicaState(status=ReplicaStatus.RUNNING, starts=1)}
-    app = SupervisedApp(replicas=known, phase=AppPhase.RUNNING)
-    folder.write_record(AppRecord(app=app, machine=Machine.here(), submitted_s=1.0))
     text = job.replace("NEAR", write_time(time.time() + 150)).replace("FAR", write_time(time.time() + 3600))
     monkeypatch.setattr(node, "_run", lambda *_words, **_more: text)
-    supervisor = node.NodeSupervisor(folder, spec, EventQueue(), Driver(), ALLOCATION)  # type: ignore[arg-type]
-    supervisor.leave("Slurm sent SIGUSR1", continues=True)
+    made = Supervised(monkeypatch, spec, replica)
+    made.supervisor.leave("Slurm sent SIGUSR1", continues=True)
     if saves:
         kept.write_text("of this run")
-    supervisor.handle_event(events.ReplicaEnded(replica=replica, exit_code=None))
-    supervisor.close()
-    assert supervisor.has_to_continue == goes_on
-    outcome = supervisor.record.app.outcome
-    assert outcome is (Outcome.CANCELLED if goes_on else Outcome.FAILED)
-    assert ("for no new checkpoint" in supervisor.record.app.reason) != goes_on
+    app = made.end(None)
+    assert made.supervisor.has_to_continue == goes_on
+    assert app.outcome is (Outcome.CANCELLED if goes_on else Outcome.FAILED)
+    assert ("for no new checkpoint" in app.reason) != goes_on
+
+
+@pytest.mark.parametrize(
+    ("signum", "reason", "continues"),
+    [(signal.SIGHUP, "its role was resized", False), (signal.SIGTERM, "Slurm sent SIGTERM", True)],
+)
+def test_a_node_that_a_resize_takes_away_is_not_run_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, signum: int, reason: str, *, continues: bool
+) -> None:
+    monkeypatch.setattr(node, "_run", lambda *_words, **_more: "")
+    monkeypatch.setattr(node.NodeSupervisor, "_would_repeat", lambda _self: False)
+    made = Supervised(monkeypatch, build_spec(tmp_path, 1), ReplicaId("w", 0))
+    made.signal(signum)
+    assert (made.end(143).reason, made.supervisor.has_to_continue) == (reason, continues)
+
+
+@pytest.mark.parametrize(("left_s", "wait_s"), [(8.0, 3.0), (2.0, 0.0), (9999.0, node._LOOK_S)])
+def test_a_run_ends_its_grace_period_before_the_time_limit(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, left_s: float, wait_s: float
+) -> None:
+    """The limit may have moved when it comes, so Slurm is asked again."""
+    made = Supervised(monkeypatch, build_spec(tmp_path, 1), ReplicaId("w", 0), replace(ALLOCATION, end_s=1000 + left_s))
+    timers: list[tuple[float, Any]] = []
+    monkeypatch.setattr(node.time, "time", lambda: 1000.0)
+    monkeypatch.setattr(made.supervisor._event_queue, "set_timer", lambda _name, *timer: timers.append(timer))
+    made.supervisor.watch_deadline()
+    [(found_s, check)] = timers
+    assert found_s == wait_s
+    left, moved = [], 1000 + left_s + 60
+    monkeypatch.setattr(made.supervisor, "_leave_at_limit", lambda: left.append(made.supervisor.end_s))
+    for end_s in (moved, None, 1005.5):
+        monkeypatch.setattr(made.supervisor, "ask_slurm", lambda _ask, then, end_s=end_s: then(end_s))
+        check()
+    assert (len(timers), left) == (3, [1005.5])
 
 
 LOST = "Slurm has lost node n2"
@@ -334,35 +400,18 @@ LOST = "Slurm has lost node n2"
 def test_a_run_that_ends_because_slurm_has_lost_a_node_names_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, job: str, states: str, line: str, details: dict[str, Any], why: str
 ) -> None:
-    role = SupervisedRole(name="w", replicas=3, runs_agent=True)
-    details = {"continues": "requeue", "may_lose": False, "replicas": {"w": [{}] * 3}, "shared": True, **details}
-    spec = AppSpec(
-        app_id="a", scheduler="slurm", folder=str(tmp_path), driver="", roles=(role,), grace_s=5.0, details=details
-    )
-    replica = ReplicaId("w", 0)
-    folder = node.NodeFolder(tmp_path, ALLOCATION.run, replica)
-    folder.state_dir.mkdir(parents=True)
-    log = folder.app_state_dir / node.LOG_NAME
-    log.write_text("srun: error: Node failure on n9\n")
-    app = SupervisedApp(
-        replicas={replica: ReplicaState(status=ReplicaStatus.RUNNING, starts=1)}, phase=AppPhase.RUNNING
-    )
-    folder.write_record(AppRecord(app=app, machine=Machine.here(), submitted_s=1.0))
+    spec = build_spec(tmp_path, **{"replicas": {"w": [{}] * 3}, **details})
     words = states.split()
     shown = "".join(f"NodeName={name} State={state}\n" for name, state in zip(words[::2], words[1::2], strict=True))
     monkeypatch.setattr(node, "_run", lambda *words, **_more: f"{job}\n" if words[0] == "squeue" else shown)
     monkeypatch.setattr(node.NodeSupervisor, "_would_repeat", lambda _self: False)
-    posted: list[node.Told] = []
-    queue = EventQueue()
-    monkeypatch.setattr(queue, "post", posted.append)
-    supervisor = node.NodeSupervisor(folder, spec, queue, Driver(), ALLOCATION)  # type: ignore[arg-type]
-    supervisor._note_signal(signal.SIGTERM, None)
-    supervisor.handle_event(posted[0])
+    log = write_node(tmp_path, ReplicaId("w", 0), None).app_state_dir / node.LOG_NAME
+    log.write_text("srun: error: Node failure on n9\n")
+    made = Supervised(monkeypatch, spec, ReplicaId("w", 0))
+    made.signal(signal.SIGTERM)
     with log.open("a") as file:
         file.write(line)
-    supervisor.handle_event(events.ReplicaEnded(replica=replica, exit_code=143))
-    supervisor.close()
-    assert supervisor.record.app.reason == why
+    assert made.end(143).reason == why
     second = replace(ALLOCATION, restarts="1")
     for index in (0, 7):  # the node of the second knows nothing of it
         told_next = node.describe_incarnation(AppFolder(tmp_path), spec, second, ReplicaId("w", index))
@@ -374,33 +423,16 @@ def test_the_log_of_the_first_node_says_why_the_job_stops(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, task: int
 ) -> None:
     """The agent knows only that it was sent SIGTERM."""
-    role = SupervisedRole(name="w", replicas=2, runs_agent=True)
-    details = {"continues": "requeue", "may_lose": False, "replicas": {"w": [{}] * 2}, "shared": True}
-    spec = AppSpec(
-        app_id="a", scheduler="slurm", folder=str(tmp_path), driver="", roles=(role,), grace_s=5.0, details=details
-    )
-    replica = ReplicaId("w", task)
+    spec, replica = build_spec(tmp_path, 2, replicas={"w": [{}] * 2}), ReplicaId("w", task)
     monkeypatch.setattr(node, "_run", lambda *_words, **_more: "")
 
     def stop(by: str) -> list[str]:
-        folder = node.NodeFolder(tmp_path, ALLOCATION.run, replica)
-        folder.state_dir.mkdir(parents=True, exist_ok=True)
-        known = {replica: ReplicaState(status=ReplicaStatus.RUNNING, starts=1)}
-        app = SupervisedApp(replicas=known, phase=AppPhase.RUNNING)
-        folder.write_record(AppRecord(app=app, machine=Machine.here(), submitted_s=1.0))
-        posted: list[node.Told] = []
-        queue, driver = EventQueue(), Driver()
-        monkeypatch.setattr(queue, "post", posted.append)
-        allocation = replace(ALLOCATION, task=task, end_s=1e9)
-        supervisor = node.NodeSupervisor(folder, spec, queue, driver, allocation)  # type: ignore[arg-type]
+        made = Supervised(monkeypatch, spec, replica, replace(ALLOCATION, task=task, end_s=1e9))
         if by == "limit":
-            supervisor._leave_at_limit()
+            made.supervisor._leave_at_limit()
         else:
-            supervisor._note_signal(signal.SIGUSR1, None)
-            supervisor._note_signal(signal.SIGTERM, None)
-            for each in posted:
-                supervisor.handle_event(each)
-        return driver.lines
+            made.signal(signal.SIGUSR1, signal.SIGTERM)
+        return made.driver.lines
 
     limit = "w/0 [muster] Slurm job 7 reaches its time limit at 2001-09-09 01:46:40 UTC: it stops before"
     assert stop("limit") == ([limit] if task == 0 else [])
@@ -415,30 +447,13 @@ def test_the_log_of_the_first_node_says_why_the_job_stops(
 
 def test_a_job_with_spares_that_loses_its_script_names_its_first_node(monkeypatch, tmp_path):
     """Slurm ends it if an administrator sets that node to DOWN."""
-    role = SupervisedRole(name="w", replicas=3, runs_agent=True)
-    details = {"continues": "requeue", "may_lose": True, "replicas": {"w": [{}] * 3}, "shared": True}
-    spec = AppSpec(
-        app_id="a", scheduler="slurm", folder=str(tmp_path), driver="", roles=(role,), grace_s=5.0, details=details
-    )
-    replica = ReplicaId("w", 1)
-    folder = node.NodeFolder(tmp_path, ALLOCATION.run, replica)
-    folder.state_dir.mkdir(parents=True)
-    app = SupervisedApp(
-        replicas={replica: ReplicaState(status=ReplicaStatus.RUNNING, starts=1)}, phase=AppPhase.RUNNING
-    )
-    folder.write_record(AppRecord(app=app, machine=Machine.here(), submitted_s=1.0))
+    spec = build_spec(tmp_path, may_lose=True, replicas={"w": [{}] * 3})
     shown = "JobId=7 JobState=COMPLETING Reason=JobLaunchFailure NodeList=n[2-3] BatchHost=n1\n"
     monkeypatch.setattr(node, "_run", lambda *_words, **_more: shown)
     monkeypatch.setattr(node.NodeSupervisor, "_would_repeat", lambda _self: False)
-    posted: list[node.Told] = []
-    queue = EventQueue()
-    monkeypatch.setattr(queue, "post", posted.append)
-    supervisor = node.NodeSupervisor(folder, spec, queue, Driver(), replace(ALLOCATION, task=1))  # type: ignore[arg-type]
-    supervisor._note_signal(signal.SIGTERM, None)
-    supervisor.handle_event(posted[0])
-    supervisor.handle_event(events.ReplicaEnded(replica=replica, exit_code=143))
-    supervisor.close()
-    assert supervisor.record.app.reason == "Slurm has lost node n1"
+    made = Supervised(monkeypatch, spec, ReplicaId("w", 1), replace(ALLOCATION, task=1))
+    made.signal(signal.SIGTERM)
+    assert made.end(143).reason == "Slurm has lost node n1"
 
 
 @pytest.mark.parametrize(
@@ -455,27 +470,13 @@ def test_a_node_that_has_failed_counts_as_one_that_slurm_has_lost(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, left: str, failed: list[int], why: str
 ) -> None:
     """Two nodes and a spare. The last one would wait for nodes that cannot come."""
-    roles = (SupervisedRole(name="w", replicas=2, runs_agent=True),)
-    details = {"continues": "requeue", "may_lose": True, "shared": True}
-    details["replicas"] = {"w": [{"command": ["python3", "main.py"]}] * 3}
-    spec = AppSpec(
-        app_id="a", scheduler="slurm", folder=str(tmp_path), driver="", roles=roles, grace_s=5.0, details=details
-    )
+    spec = build_spec(tmp_path, 2, may_lose=True, replicas={"w": [{"command": ["python3", "main.py"]}] * 3})
     replicas = [ReplicaId("w", index) for index in range(3)]
+    supervisor = Supervised(monkeypatch, spec, replicas[2], replace(ALLOCATION, task=2)).supervisor
     for each in replicas:
-        folder = node.NodeFolder(tmp_path, ALLOCATION.run, each)
-        folder.state_dir.mkdir(parents=True)
         phase, outcome = FAILED if each.index in failed else LEFT
-        known = {each: ReplicaState(status=ReplicaStatus.RUNNING, starts=1)}
-        folder.write_record(
-            AppRecord(
-                app=SupervisedApp(replicas=known, phase=phase, outcome=outcome), machine=Machine.here(), submitted_s=1.0
-            )
-        )
+        write_node(tmp_path, each, build_running(each, phase=phase, outcome=outcome))
     monkeypatch.setattr(node, "_run", lambda *_words, **_more: f"RUNNING {left}\n")
-    queue = EventQueue()
-    allocation = replace(ALLOCATION, task=2)
-    supervisor = node.NodeSupervisor(folder, spec, queue, Driver(), allocation)  # type: ignore[arg-type]
     monkeypatch.setattr(supervisor, "ask_slurm", lambda ask, then: then(ask()))
     supervisor._check_losses(replicas)
     assert supervisor.record.app.reason == why

@@ -135,9 +135,43 @@ def test_a_script_that_does_not_exist_is_refused_before_it_waits_in_the_queue(tm
 
 
 def test_images_are_srun_options_or_a_prefix():
-    last = build(container_image="torch.sqsh", container_mounts="/data:/data").script.splitlines()[-1]
-    assert "--container-image=torch.sqsh --container-mounts=/home/me/jobs/a:/home/me/jobs/a,/data:/data" in last
+    script = build(container_image="torch.sqsh", container_mounts="/data:/data").script
+    mounts = "/home/me/jobs/a:/home/me/jobs/a,/home/me/code:/home/me/code,/data:/data"
+    assert f" --container-image=torch.sqsh --container-mounts={mounts} python3 /home/me/jobs/a/" in script
+    unshared = build(container_image="torch.sqsh", shared=False).script
+    assert "--container-mounts=/tmp:/tmp python3 " in unshared, "the app's folder is made in it, by the tasks"
     assert build(prefix="apptainer exec a.sif").spec.details["prefix"] == ["apptainer", "exec", "a.sif"]
+
+
+@pytest.mark.parametrize(
+    ("cfg", "task", "agent"),
+    [
+        ({}, PLACE.python, PLACE.python),
+        ({"container_image": "a.sqsh"}, "python3", "python3"),
+        ({"container_image": "a.sqsh", "python": "/opt/py"}, "/opt/py", "/opt/py"),
+        ({"prefix": "/usr/bin/apptainer exec a.sif"}, PLACE.python, "python3"),
+        ({"prefix": "numactl -l"}, PLACE.python, PLACE.python),
+    ],
+)
+def test_no_image_needs_the_callers_environment(cfg, task, agent):
+    """The caller's Python was named in an image, which does not have it."""
+    request = build(**cfg)
+    assert f" {task} /home/me/jobs/a/" in request.script
+    assert request.spec.details["replicas"]["train"][0]["command"][0] == agent
+
+
+@pytest.mark.parametrize(
+    ("continues", "line"),
+    [
+        ("requeue", '[ "$code" -ne 250 ] || scontrol requeue "$SLURM_JOB_ID"'),
+        ("expedite", '[ "$code" -ne 250 ] || scontrol requeue expedite "$SLURM_JOB_ID"'),
+        ("follow-up", 'afterany:"$SLURM_JOB_ID" /home/me/jobs/a/'),
+    ],
+)
+def test_the_script_does_what_an_image_without_slurm_cannot(continues, line):
+    script = build(container_image="a.sqsh", continues=continues).script
+    assert line in script
+    assert subprocess.run(["sh", "-n"], input=script, text=True, check=False).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -175,6 +209,8 @@ def test_options_with_options_in_them_come_through_a_command_line():
 def test_spares_need_one_role_of_agents():
     with pytest.raises(OptionError, match=r"exactly one role of agents, and has 2$"):
         build(build_role("a"), build_role("b"), spares=1)
+    with pytest.raises(OptionError, match=r"^spares=99999 is more than 16384$"):
+        build(build_role("a"), spares=99999)
 
 
 def test_tasks_are_the_replicas_in_order_and_spares_come_last():
@@ -225,12 +261,19 @@ def test_an_allocation_is_read_from_the_environment():
         ("ReqNodeNotAvail, UnavailableNodes:n[1-4]", "down, drained or reserved"),
         ("BeginTime", "time to begin has not come"),
         ("SomethingNew", "SomethingNew"),
+        ("JobHeldUser", "scontrol release 7 lets it go on (JobHeldUser)"),
+        ("job requeued in held state", "scontrol release 7 lets it go on (job requeued in held state)"),
+        ("launch failed requeued held", "scontrol release 7 tries again (launch failed requeued held)"),
     ],
 )
 def test_reasons_are_plain_words(reason, text):
-    line = words.explain_wait(QueueEntry(job_id="7", state="PENDING", reason=reason))
+    """Slurm tells when it begins, also of a job that is held; a time that is over is left out."""
+    entry = QueueEntry(job_id="7", state="PENDING", reason=reason, start_s=9e9)
+    line = words.explain_wait(entry)
     assert line.startswith("job 7 waits: ")
     assert text in line
+    assert ("; starts about 2255-" in line) is ("scontrol release" not in text)
+    assert "starts about" not in words.explain_wait(replace(entry, start_s=1e9))
 
 
 FOUR = Partition(name="main", nodes=4)
@@ -283,26 +326,6 @@ def test_a_job_that_its_partition_cannot_run_says_what_it_asks_for(monkeypatch, 
     line = words.explain_wait(QueueEntry(job_id="7", state="PENDING", reason="PartitionConfig"), client.read_wish("7"))
     why = f"partition main cannot give what it asks for ({asked}), and it does not start unless that changes"
     assert line == f"job 7 waits: {why} (PartitionConfig)"
-
-
-@pytest.mark.parametrize(
-    ("reason", "does"),
-    [
-        ("JobHeldUser", "lets it go on"),
-        ("job requeued in held state", "lets it go on"),
-        ("launch failed requeued held", "tries again"),
-    ],
-)
-def test_a_job_that_is_held_says_how_it_goes_on(reason, does):
-    """Slurm still tells when it would have begun."""
-    line = words.explain_wait(QueueEntry(job_id="7", state="PENDING", reason=reason, start_s=9e9))
-    assert line.endswith(f"scontrol release 7 {does} ({reason})")
-
-
-def test_the_time_of_a_start_that_is_over_is_left_out():
-    entry = QueueEntry(job_id="7", state="PENDING", reason="Priority", start_s=9e9)
-    assert "; starts about 2255-" in words.explain_wait(entry)
-    assert "starts about" not in words.explain_wait(replace(entry, start_s=1e9))
 
 
 PARTITIONS = """\
@@ -403,22 +426,33 @@ def test_rows_of_squeue_are_read():
     assert second.submitted_s == client.parse_time(submitted)
 
 
-@pytest.mark.parametrize("accounting", ["on", "off"])
-def test_a_job_that_squeue_has_forgotten_is_asked_of_the_accounting_or_the_controller(monkeypatch, accounting):
+ENDED = "EndTime=2026-01-01T01:00:00 Deadline=N/A ExitCode=97:0"
+
+
+@pytest.mark.parametrize(
+    ("accounting", "controller", "found"),
+    [
+        ("CANCELLED by 0|2026-01-01T01:00:00|n[1-2]|97:0\n", "", ["CANCELLED"]),
+        (None, f"JobId=7 JobName=a JobState=TIMEOUT Reason=TimeLimit {ENDED}\n", ["TIMEOUT"]),
+        (None, None, []),
+    ],
+)
+def test_a_job_that_squeue_has_forgotten_is_asked_of_the_accounting_or_the_controller(
+    monkeypatch, accounting, controller, found
+):
+    """Where none of them knows it, that is no error."""
+
     def answer(command, **_named):
-        if command[0] == "squeue":
-            return ""
-        if command[0] == "sacct" and accounting == "off":
-            raise client.RefusedError("sacct: Slurm accounting storage is disabled")
-        if command[0] == "sacct":
-            return "CANCELLED by 0|2026-01-01T01:00:00|n[1-2]|97:0\n"
-        ended = "EndTime=2026-01-01T01:00:00 Deadline=N/A ExitCode=97:0"
-        return f"JobId=7 JobName=a JobState=TIMEOUT Reason=TimeLimit {ended}\n"
+        told = {"squeue": "", "sacct": accounting}.get(command[0], controller)
+        if told is None:
+            raise client.RefusedError(f"{command[0]}: Slurm accounting storage is disabled, or an invalid job id")
+        return told
 
     monkeypatch.setattr(client, "run", answer)
-    (found,) = client.list_jobs("a", ["7"])
-    assert (found.job_id, found.state) == ("7", "CANCELLED" if accounting == "on" else "TIMEOUT")
-    assert (found.end_s, found.exit_code) == (client.parse_time("2026-01-01T01:00:00"), 97)
+    jobs = client.list_jobs("a", ["7"])
+    assert [(each.job_id, each.state) for each in jobs] == [("7", state) for state in found]
+    for each in jobs:
+        assert (each.end_s, each.exit_code) == (client.parse_time("2026-01-01T01:00:00"), 97)
     assert client.list_jobs("a", []) == []
 
 
@@ -437,16 +471,6 @@ def test_gpus_that_the_cluster_does_not_know_are_explained(monkeypatch):
     refused = "sbatch: Invalid account"
     with pytest.raises(client.RefusedError, match=r"^sbatch: Invalid account$"):
         client.submit_script("job.sh", {})
-
-
-def test_a_job_that_nothing_knows_any_more_is_no_error(monkeypatch):
-    def answer(command, **_named):
-        if command[0] == "squeue":
-            return ""
-        raise client.RefusedError("Invalid job id specified")
-
-    monkeypatch.setattr(client, "run", answer)
-    assert client.list_jobs("a", ["7"]) == []
 
 
 def test_options_are_looked_up_in_the_help_of_a_command():
@@ -476,6 +500,20 @@ def test_srun_waits_for_all_processes_of_a_task_where_it_can(monkeypatch, known,
 def test_a_program_that_cannot_be_run_is_a_line(tmp_path):
     with pytest.raises(EngineError, match="cannot be run here: Permission denied"):
         client.run([str(tmp_path)])
+
+
+def test_a_controller_that_restarts_is_asked_again_and_one_that_refuses_is_not(tmp_path, monkeypatch):
+    program, asked = tmp_path / "squeue", tmp_path / "asked"
+    program.write_text(f"#!/bin/sh\n[ -e {asked} ] && exec echo told\ntouch {asked}\necho $1 >&2\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(client.time, "sleep", lambda _seconds: None)
+    assert client.run([str(program), "Unable to contact slurm controller"]) == "told\n"
+    asked.unlink()
+    with pytest.raises(client.RefusedError, match="Invalid account"):
+        client.run([str(program), "Invalid account"])
+    asked.unlink()
+    with pytest.raises(client.SlurmDownError, match="does not answer: Connection refused"):
+        client.run([str(program), "Connection refused"], waits=False)
 
 
 def test_a_script_does_not_send_what_another_user_has_put_in_its_place(tmp_path):

@@ -22,7 +22,7 @@ LOST = """\
 #!/bin/sh
 echo "$@" >> "$(dirname "$0")/words"
 case "$*" in *--nodelist=n1\\ *) echo 'srun: error: Application launch failed' >&2; exit 233;; esac
-echo '{"outcome": "done", "line": "it is here"}'
+echo '{"format": 1, "outcome": "done", "line": "it is here"}'
 """
 SRUN = """\
 #!/bin/sh

@@ -76,7 +76,7 @@ class Node:
         self.files = SnapshotFiles(nproc=nproc, share=1000, limit_bytes=0, copies=1)
         self.memory = SnapshotMemory(self.files)
         self.loop = NowLoop()
-        self.exchange = Exchange(self.loop, self.memory, self.open_stream, self.seek, {})
+        self.exchange = Exchange(self.loop, self.memory, self.open_stream, self.seek)
         self.group_rank = group_rank
         self.peer = None
         self.lines = []

@@ -67,7 +67,6 @@ class Job:
             self.tell(index, SnapshotKept, step=5 + (index == 1), advance=2)
         for index in range(self.count):
             self.tell(index, SnapshotKept, step=self.state.phase.keeping.mark, advance=2)
-        assert self.state.snapshot is not None
         key = self.state.snapshot.key
         for index in range(self.count):
             self.tell(index, SnapshotCopied, lineage=key[0], step=key[1])

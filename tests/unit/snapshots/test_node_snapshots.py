@@ -66,7 +66,7 @@ class Exchange:
 def node():
     files = SnapshotFiles(nproc=1, share=0, limit_bytes=0, copies=1)
     made = SimpleNamespace(loop=Loop(), posted=[], lines=[], exchange=Exchange(), calls=[])
-    made.snapshots = NodeSnapshots(made.loop, files, None, made.posted.append, made.lines.append, {})
+    made.snapshots = NodeSnapshots(made.loop, files, None, made.posted.append, made.lines.append)
     made.snapshots._exchange = made.exchange
     made.snapshots._ranges = SimpleNamespace(close=lambda: None)
     made.memory = made.snapshots.memory

@@ -68,7 +68,7 @@ STATES = st.recursive(
 
 
 @given(STATES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60)
 def test_plain_values_come_back_as_they_were(state: Any) -> None:
     back = carry(state)
     assert type(back) is type(state)

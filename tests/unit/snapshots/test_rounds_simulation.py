@@ -1,12 +1,14 @@
 """Seeded histories of many rounds: ranks fail, nodes are lost or leave and come back, what was saved is damaged.
 
-As in `test_snapshot_simulation` the rules are the real ones. Here what a round leaves is what the next one begins with:
-which generations stay, which one all continue, and where a new node gets its part.
+The rules are the real ones: of the slots, of a node's look, of the leader, of what the next round continues. Time, the
+network and the copying are replaced. Ranks save at their own pace, nodes look, messages are late. What a round leaves
+is what the next one begins with: which generations stay, which one all continue, and where a new node gets its part.
 """
 
 import os
 import random
 from collections import deque
+from contextlib import closing
 
 import pytest
 from doubles.two_members import TwoMembers
@@ -26,7 +28,7 @@ from muster.agent.workers.status_page import SnapshotFiles
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memory files, which only Linux has")
 NODES, RANKS = 3, 2
-SEEDS = int(os.environ.get("MUSTER_SIM_SEEDS", "60"))
+SEEDS = int(os.environ.get("MUSTER_SIM_SEEDS", "32"))
 
 
 class Node:
@@ -76,10 +78,12 @@ class Node:
 class World:
     """A job of three nodes with two ranks each, or, with a replicated state, of two or three."""
 
-    def __init__(self, seed):
+    def __init__(self, seed, skew=None):
+        """With a skew, all ranks have a part of the state of their own."""
         self.draw = random.Random(seed)
-        self.is_replicated = self.draw.random() < 0.5
-        self.skew = self.draw.choice([1, 1, 2, 8])
+        self.is_replicated = self.draw.random() < 0.5 and skew is None
+        self.skew = skew or self.draw.choice([1, 1, 2, 8])
+        self.skipped = 0
         self.job = TwoMembers(hang_action="report")
         self.nodes = [Node(index) for index in range(NODES)]
         """Those that take part."""
@@ -158,6 +162,7 @@ class World:
         elif node.steps[rank] < min(step for each in self.nodes for step in each.steps) + self.skew:
             node.steps[rank] += 1
             node.writing[rank] = slot = node.memory.control.begin_save(rank)
+            self.skipped += slot is None
             if slot is not None:
                 node.content[rank, slot] = None
 
@@ -228,17 +233,29 @@ class World:
         self.nodes, self.away = sorted([*self.nodes, *self.away], key=lambda node: node.index), []
         if leaves:
             self.away = [self.nodes.pop(self.draw.randrange(NODES))]
+        base, sources = self.find_base()
+        self.check(base, is_lost=lost is not None, is_damaged=is_damaged)
+        self.chain[self.lineage] = 1 << 60
+        self.begin_round(base, sources)
+
+    def find_base(self, lost=None):
+        """What all would continue now, without what one of them has, and where each gets its part."""
         words = {"nproc": RANKS, "role": "r", "host": "h", "port": 1}
         members = [
-            MemberRecord(id=str(node.index), index=node.index, holdings=node.list_holdings(), **words)
+            MemberRecord(
+                id=str(node.index), index=node.index, holdings=() if node is lost else node.list_holdings(), **words
+            )
             for node in self.nodes
         ]
         one = next(iter(self.state.assignments.values()))
         assignments = tuple(replace(one, id=str(node.index), group_rank=n) for n, node in enumerate(self.nodes))
-        base, sources = find_snapshot(members, assignments, self.state.snapshot)
-        self.check(base, is_lost=lost is not None, is_damaged=is_damaged)
-        self.chain[self.lineage] = 1 << 60
-        self.begin_round(base, sources)
+        return find_snapshot(members, assignments, self.state.snapshot)
+
+    def check_now(self):
+        """Any moment of the first round may be its last."""
+        for lost, needed in ((None, self.confirmed), *((node, self.copied) for node in self.nodes)):
+            base, _ = self.find_base(lost)
+            assert needed is None or (base is not None and base.key >= needed), f"{needed} is lost with {lost}"
 
     def check(self, base, *, is_lost, is_damaged):
         key = None if base is None else base.key
@@ -271,3 +288,38 @@ def test_over_many_rounds_nothing_that_is_confirmed_is_lost_and_nothing_given_up
         finally:
             world.close()
     assert continued > SEEDS  # of 3 x SEEDS
+
+
+@pytest.mark.parametrize("skew", [1, 2, 8])
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_confirmed_outlives_all_workers_and_what_is_copied_any_node(seed, skew):
+    with closing(World(seed, skew)) as world:
+        for turn in range(1200):
+            world.turn()
+            if turn % 8 == 0:
+                world.check_now()
+        assert world.confirmed is not None or skew > 2, "nothing was ever confirmed"
+        assert world.skipped == 0
+
+
+def test_with_ranks_in_step_at_most_the_save_that_was_cut_off_is_lost():
+    """Where no rank is further than one save, all have the one before."""
+    for seed in range(4):
+        with closing(World(seed, 1)) as world:
+            for _ in range(1000):
+                world.turn()
+                least = min(step for node in world.nodes for step in node.steps)
+                memories = [node.memory for node in world.nodes]
+                if not any(each.is_copying or each.control.words[Header.HOLD] for each in memories):
+                    base, _ = world.find_base()
+                    assert least - 1 - (-1 if base is None else base.step) <= 1
+
+
+def test_copies_go_on_for_ever():
+    with closing(World(7, 2)) as world:
+        seen = []
+        for _ in range(2):
+            for _ in range(3000):
+                world.turn()
+            seen.append(world.copied)
+        assert seen[0] < seen[1]

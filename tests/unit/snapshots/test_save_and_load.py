@@ -100,7 +100,7 @@ STATES = st.recursive(
 
 
 @given(STATES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_what_is_loaded_is_equal_bit_by_bit_and_shares_no_memory(state: Any) -> None:
     node = Node()
     try:
@@ -109,7 +109,6 @@ def test_what_is_loaded_is_equal_bit_by_bit_and_shares_no_memory(state: Any) -> 
         node.begin_round(2, (1, 3))
         with worker(node):
             snapshot = snapshots.load()
-        assert snapshot is not None
         assert_same(snapshot.state, state)
         for fd in node.content_fds:  # whatever happens to the slots, the loaded state stays what it is
             for slot in range(SLOTS):

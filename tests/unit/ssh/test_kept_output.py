@@ -1,12 +1,14 @@
-"""The output that a host keeps until the link has it."""
+"""The output and files that a host keeps until the link has them."""
 
 import errno
 import os
+import resource
 from collections.abc import Iterator
 
 import pytest
 
-from muster.schedulers.inside.frames import FrameReader
+from muster.schedulers.inside import frames
+from muster.schedulers.inside.frames import ChangedFiles, FrameReader, keep_file
 from muster.schedulers.ssh import node
 from muster.schedulers.ssh.node import ERR, OUT
 
@@ -84,3 +86,27 @@ def test_a_full_disk_costs_output_only(spool, monkeypatch):
         spool.add(ERR, b"lost, too\n")
     spool.add(OUT, b"after\n")
     assert list(take(spool)) == [(OUT, b"before\n"), (OUT, b"after\n")]
+
+
+def test_a_file_that_grows_comes_once_and_whole_although_the_disk_was_full(tmp_path, monkeypatch):
+    monkeypatch.setattr(frames, "_FILE_LIMIT_BYTES", 25)
+    source, kept = tmp_path / "there" / "log" / "run" / "events.jsonl", {}
+    source.parent.mkdir(parents=True)
+    files = ChangedFiles(str(tmp_path / "there"), b"F")
+
+    def pass_on():
+        for _, content in FrameReader().feed(files.read()):
+            keep_file(content, str(tmp_path), str(tmp_path / "here"), kept)
+
+    source.write_bytes(b"".join(b'{"line": %d}\n' % number for number in range(9)))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (30, limits[1]))
+    for _ in range(3):
+        pass_on()
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    copy = tmp_path / "here" / "run" / "events.jsonl"
+    assert copy.read_bytes() == source.read_bytes()[:30]
+    files.rewind(kept)
+    for _ in range(9):
+        pass_on()
+    assert copy.read_bytes() == source.read_bytes()

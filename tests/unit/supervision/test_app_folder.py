@@ -27,8 +27,6 @@ from muster.schedulers.supervision.state import (
     SupervisedRole,
 )
 
-pytestmark = pytest.mark.torchx
-
 PLAN = SupervisedRole(name="r", replicas=2, runs_agent=True, min_replicas=1, max_retries=3, retry_scope=RetryScope.ROLE)
 
 
@@ -47,15 +45,18 @@ def spec(tmp_path):
     )
 
 
-def test_a_spec_survives_the_disk(spec):
+@pytest.fixture
+def folder(spec):
     folder = AppFolder(spec.folder)
     folder.create(spec)
+    return folder
+
+
+def test_a_spec_survives_the_disk(spec, folder):
     assert folder.read_spec() == spec
 
 
-def test_secrets_are_for_the_owner_and_go_at_the_end(spec):
-    folder = AppFolder(spec.folder)
-    folder.create(spec)
+def test_secrets_are_for_the_owner_and_go_at_the_end(folder):
     assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
     assert stat.S_IMODE(folder.private_file.stat().st_mode) == 0o600
     assert "h1dden" not in folder.spec_file.read_text()
@@ -63,9 +64,7 @@ def test_secrets_are_for_the_owner_and_go_at_the_end(spec):
     assert folder.read_spec().details == {}
 
 
-def test_a_record_survives_the_disk(spec):
-    folder = AppFolder(spec.folder)
-    folder.create(spec)
+def test_a_record_survives_the_disk(folder):
     assert folder.read_record() is None
     first, second = ReplicaId("r", 0), ReplicaId("r", 1)
     record = AppRecord(
@@ -94,9 +93,7 @@ def test_a_record_survives_the_disk(spec):
     assert [name for name in os.listdir(folder.state_dir) if name.startswith(".")] == []
 
 
-def test_no_role_gets_the_folder_of_the_state(spec):
-    folder = AppFolder(spec.folder)
-    folder.create(spec)
+def test_no_role_gets_the_folder_of_the_state(spec, folder):
     folder.write_request("cancel")
     (folder.state_dir / "muster-agent.zip").touch()
     names = [
@@ -122,38 +119,13 @@ def test_no_role_gets_the_folder_of_the_state(spec):
     assert AppFolder(spec.folder).read_request() == "cancel"
 
 
-def test_an_app_of_an_earlier_version_has_its_state_beside_the_roles(spec, tmp_path):
-    folder = AppFolder(spec.folder)
-    folder.create(spec)
-    move_to_earlier_layout(folder)
-    registry = AppRegistry(tmp_path / "state", "local_cwd")
-    registry.add(spec.app_id, folder.path)
-    old = AppFolder(registry.find(spec.app_id))
-    assert old.read_spec() == spec
-    assert old.replica_dir(ReplicaId(".x", 1)) == folder.path / ".x" / "1"
-    old.write_request("kill")
-    assert (folder.path / "stop.request").read_text() == "kill"
-    assert is_own_app_folder(folder.path)
-    client.delete(old, registry, spec.app_id)
-    assert not folder.path.exists()
-
-
-def move_to_earlier_layout(folder):
-    """Earlier versions had the files of `.muster` in the app's folder."""
-    for file in folder.state_dir.iterdir():
-        file.rename(folder.path / file.name)
-    folder.state_dir.rmdir()
-
-
 def test_a_process_is_its_pid_and_its_start():
     me = ProcessId.of(os.getpid())
     assert me.is_alive()
     assert not ProcessId(pid=me.pid, start_ticks="1").is_alive()
 
 
-def test_a_kill_request_is_not_undone(spec):
-    folder = AppFolder(spec.folder)
-    folder.create(spec)
+def test_a_kill_request_is_not_undone(folder):
     assert folder.read_request() is None
     folder.write_request("cancel")
     folder.write_request("kill")
@@ -161,9 +133,7 @@ def test_a_kill_request_is_not_undone(spec):
     assert folder.read_request() == "kill"
 
 
-def test_a_request_to_a_dead_supervisor_is_detected(spec, tmp_path):
-    folder = AppFolder(spec.folder)
-    folder.create(spec)
+def test_a_request_to_a_dead_supervisor_is_detected(folder, tmp_path):
     assert not folder.send_request("cancel")
     assert not AppFolder(tmp_path / "nowhere").send_request("cancel")
 
@@ -179,9 +149,7 @@ def test_no_secret_stays_when_the_pipe_cannot_be_made(spec, monkeypatch):
     assert not folder.path.exists()
 
 
-def test_a_request_to_a_supervisor_that_ends_meanwhile_is_not_sent(spec, monkeypatch):
-    folder = AppFolder(spec.folder)
-    folder.create(spec)
+def test_a_request_to_a_supervisor_that_ends_meanwhile_is_not_sent(folder, monkeypatch):
     reader = os.open(folder.control_pipe, os.O_RDONLY | os.O_NONBLOCK)
     open_ = os.open
 
@@ -194,9 +162,7 @@ def test_a_request_to_a_supervisor_that_ends_meanwhile_is_not_sent(spec, monkeyp
     assert not folder.send_request("cancel")
 
 
-def test_the_lock_tells_whether_a_supervisor_runs_in_another_namespace(spec):
-    folder = AppFolder(spec.folder)
-    folder.create(spec)
+def test_the_lock_tells_whether_a_supervisor_runs_in_another_namespace(folder):
     assert not folder.is_locked()
     with open(folder.lock_file, "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -204,25 +170,21 @@ def test_the_lock_tells_whether_a_supervisor_runs_in_another_namespace(spec):
     assert not folder.is_locked()
 
 
-def test_apps_of_another_host_are_only_read(spec):
-    folder = AppFolder(spec.folder)
-    folder.create(spec)
+def test_apps_of_another_host_are_only_read(spec, folder):
     app = SupervisedApp(
         replicas={ReplicaId("r", 0): ReplicaState(status=ReplicaStatus.RUNNING)}, phase=AppPhase.RUNNING
     )
     elsewhere = AppRecord(
         app=app,
-        machine=Machine(host="another-host", boot_id="b", machine_id="another"),
+        machine=Machine(host="another-host", boot_id="b", machine_id="another", pid_namespace="pid:[1]"),
         supervisor=ProcessId(pid=1, start_ticks="no such start"),
     )
     folder.write_record(elsewhere)
     assert client.read_app(folder) == (spec, elsewhere)
 
 
-def test_a_wait_looks_for_signals_again_and_again(monkeypatch, spec):
+def test_a_wait_looks_for_signals_again_and_again(monkeypatch, folder):
     """One that arrives between Python's last look and the system call does not end that."""
-    folder = AppFolder(spec.folder)
-    folder.create(spec)
     running = SupervisedApp(
         replicas={ReplicaId("r", 0): ReplicaState(status=ReplicaStatus.RUNNING)}, phase=AppPhase.RUNNING
     )
@@ -273,24 +235,20 @@ def test_only_app_folders_are_ever_removed(tmp_path, spec):
     assert is_own_app_folder(AppFolder(spec.folder).path)
 
 
-def test_files_of_another_version_are_named_and_can_be_removed(tmp_path, spec):
+def test_files_of_another_format_are_refused_and_can_be_removed(tmp_path, spec):
     folder, registry = AppFolder(spec.folder), AppRegistry(tmp_path / "state", "local_cwd")
     folder.create(spec)
     registry.add(spec.app_id, folder.path)
-    folder.spec_file.write_text('{"schema": 0}')
-    with pytest.raises(client.SupervisorError, match=r"spec\.json cannot be read .*another version of muster wrote it"):
-        client.read_app(folder)
-    folder.state_file.write_text("{")
-    with pytest.raises(StateError, match=r"state\.json cannot be read"):
-        folder.read_record()
+    for file in (folder.state_file, folder.spec_file):
+        file.write_text('{"format": 99}')
+        with pytest.raises(client.SupervisorError, match=rf"^{file} is of another version of muster: it has format 99"):
+            client.read_app(folder)
     client.delete(folder, registry, spec.app_id)
     assert not folder.path.exists()
     assert list(registry) == []
 
 
-def test_an_interrupt_while_asking_for_the_end_kills(spec, monkeypatch):
-    folder = AppFolder(spec.folder)
-    folder.create(spec)
+def test_an_interrupt_while_asking_for_the_end_kills(folder, monkeypatch):
     words = []
 
     def ask(_folder, word="cancel"):
@@ -349,11 +307,11 @@ def test_an_app_that_cannot_be_stopped_keeps_no_other_one_running(spec, monkeypa
 
 
 @pytest.mark.parametrize(
-    "text", [b"[" * 1_000_000, b"[]", b"7", b"\xff", b'{"schema": 1, "replicas": 5}'], ids=range(5)
+    "text",
+    [b"[" * 1_000_000, b"[]", b"7", b"\xff", b'{"format": 1, "replicas": 5}', b"[1" + b"0" * 400 + b"]"],
+    ids=range(6),
 )
-def test_damaged_files_are_one_error_that_names_them(spec, text):
-    folder = AppFolder(spec.folder)
-    folder.create(spec)
+def test_damaged_files_are_one_error_that_names_them(spec, folder, text):
     folder.state_file.write_bytes(text)
     with pytest.raises(StateError, match=r"state\.json cannot be read"):
         folder.read_record()
@@ -363,10 +321,8 @@ def test_damaged_files_are_one_error_that_names_them(spec, text):
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)], ids=range(3))
-def test_what_is_no_file_is_one_error(tmp_path, spec, make):
+def test_what_is_no_file_is_one_error(tmp_path, folder, make):
     """`torchx list` waited for ever at a named pipe, read a device until memory was full, and ended at a folder."""
-    folder = AppFolder(spec.folder)
-    folder.create(spec)
     make(folder.state_file)
     with pytest.raises(client.SupervisorError, match=r"state\.json cannot be read: "):
         client.read_app(folder)

@@ -17,8 +17,6 @@ from muster.schedulers.supervision.app_folder import AppFolder, AppRecord, AppSp
 from muster.schedulers.supervision.machine import Machine
 from muster.schedulers.supervision.state import ReplicaId, ReplicaState, RetryScope, SupervisedApp, SupervisedRole
 
-pytestmark = pytest.mark.torchx
-
 PLAN = SupervisedRole(name="r", replicas=1, runs_agent=True, min_replicas=1, max_retries=0, retry_scope=RetryScope.ROLE)
 
 
@@ -99,7 +97,7 @@ def test_an_app_that_is_just_deleted_or_damaged_keeps_no_other_one_running(folde
     def tell(folder, request):
         if not told:
             shutil.rmtree(others[0].path)
-            others[1].spec_file.write_text("{}")
+            others[1].spec_file.write_text("[]")
         told.append(f"{folder.path.name} {request}")
         return True
 

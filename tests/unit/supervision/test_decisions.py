@@ -17,8 +17,6 @@ from muster.schedulers.supervision.events import (
 )
 from muster.schedulers.supervision.state import AppPhase, Outcome, ReplicaStatus, RetryScope, SupervisedRole
 
-pytestmark = pytest.mark.torchx
-
 
 class TestNormalRun:
     def test_starts_all_and_succeeds_when_all_have(self):
@@ -70,11 +68,6 @@ class TestAgentExitCodes:
         assert app.end("trainer/1", 1) == ["finish FAILED"]
         statuses = [app.status(name) for name in ("trainer/1", "main/0", "main/1")]
         assert statuses == [ReplicaStatus.FAILED, ReplicaStatus.CANCELLED, ReplicaStatus.CANCELLED]
-
-    def test_other_roles_are_stopped_at_once_when_no_agent_is_left(self):
-        app = App(agents(1), others(1))
-        app.begin()
-        assert app.end("trainer/0", 1) == ["stop main/0"]
 
     def test_agents_that_linger_are_stopped_without_a_second_signal_to_the_others(self):
         app = App(agents(2), others(1))
@@ -128,24 +121,14 @@ class TestAgentExitCodes:
         assert app.end("main/0", 143) == ["start main/0"]
         assert app.end("main/0", 143) == ["finish FAILED"]
 
-    def test_retries_are_one_budget_of_the_role(self):
-        app = App(agents(3, max_retries=2))
+    @pytest.mark.parametrize("scope", RetryScope)
+    def test_agents_are_replaced_one_by_one_with_any_retry_policy(self, scope):
+        app = App(agents(3, max_retries=2, retry_scope=scope))
         app.begin()
         assert app.end("trainer/0", 137) == ["start trainer/0"]
+        assert app.state.reason == "the agent of trainer/0 was ended by SIGKILL; started again: 1 of 2 retries used"
         assert app.end("trainer/1", 137) == ["start trainer/1"]
         assert app.end("trainer/2", 137) == ["stop trainer/0", "stop trainer/1"]
-
-    def test_the_reason_says_how_many_retries_are_used(self):
-        app = App(agents(3, max_retries=2))
-        app.begin()
-        app.end("trainer/0", 137)
-        assert app.state.reason == "the agent of trainer/0 was ended by SIGKILL; started again: 1 of 2 retries used"
-
-    def test_agents_are_replaced_one_by_one_with_any_retry_policy(self):
-        for scope in RetryScope:
-            app = App(agents(max_retries=1, retry_scope=scope))
-            app.begin()
-            assert app.end("trainer/0", 137) == ["start trainer/0"]
 
     def test_reason_names_replica_signal_and_budget(self):
         app = App(agents())

@@ -10,11 +10,7 @@ from muster.schedulers.supervision.app_folder import AppFolder, AppRecord, AppSp
 from muster.schedulers.supervision.machine import Machine
 from muster.schedulers.supervision.state import AppPhase, SupervisedApp
 
-pytestmark = pytest.mark.torchx
-
 HERE = Machine(host="one", boot_id="boot-1", machine_id="disk-1", pid_namespace="pid:[1]")
-OLD = Machine(host="one", boot_id="boot-1")
-"""As earlier versions recorded it."""
 
 
 @pytest.mark.parametrize(
@@ -26,10 +22,6 @@ OLD = Machine(host="one", boot_id="boot-1")
         (replace(HERE, boot_id="boot-0"), False, False, True),
         (replace(HERE, boot_id="boot-0", host="renamed"), False, False, True),
         (replace(HERE, boot_id="boot-0", machine_id="disk-2"), False, False, False),  # another machine of that name
-        (OLD, True, True, False),
-        (replace(OLD, host="renamed"), False, True, False),
-        (replace(OLD, boot_id="boot-0"), False, False, True),
-        (replace(OLD, boot_id="boot-0", host="two"), False, False, False),
     ],
 )
 def test_where_an_app_runs(record, shows_pids, shares_kernel, is_later_boot):
@@ -78,7 +70,7 @@ def record_of(where):
         (replace(Machine.here(), host="renamed"), False),
         (replace(Machine.here(), pid_namespace="pid:[1]"), False),  # the lock is free
         (replace(Machine.here(), boot_id="earlier"), False),
-        (Machine(host="elsewhere", boot_id="b", machine_id="m"), None),
+        (Machine(host="elsewhere", boot_id="b", machine_id="m", pid_namespace="pid:[1]"), None),
     ],
 )
 def test_a_dead_supervisor_is_missed_under_any_host_name(folder, where, supervised, monkeypatch):

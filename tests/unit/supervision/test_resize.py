@@ -20,8 +20,6 @@ from muster.schedulers.supervision.events import (
 from muster.schedulers.supervision.machine import Machine
 from muster.schedulers.supervision.state import AppPhase, Outcome, ReplicaId, ReplicaStatus, RetryScope
 
-pytestmark = pytest.mark.torchx
-
 LAST = ReplicaId("trainer", 2)
 
 

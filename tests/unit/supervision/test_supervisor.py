@@ -15,8 +15,6 @@ from muster.schedulers.supervision.machine import Machine
 from muster.schedulers.supervision.state import ReplicaId, SupervisedRole
 from muster.schedulers.supervision.supervisor import Supervisor, watch_requests
 
-pytestmark = pytest.mark.torchx
-
 FIRST, SECOND = ReplicaId("r", 0), ReplicaId("r", 1)
 
 
@@ -214,6 +212,21 @@ def test_a_request_says_whether_it_is_a_ctrl_c(bench, word, done):
     assert bench.folder.send_request(word)
     bench.advance(0.0)
     assert bench.driver.done[2:] == [f"{done} r/0", f"{done} r/1"]
+
+
+def test_a_word_that_is_no_request_ends_nothing_and_none_is_cut(bench):
+    watch_requests(bench.folder, bench.event_queue, bench.driver)
+    bench.begin()
+    for word in ("drain:", "drain:nan", "drain:inf", "resize:x:r", "resize:r", "é"):
+        assert bench.folder.send_request(word)
+    for _ in range(1500):
+        assert bench.folder.send_request("continue")
+    assert bench.folder.send_request("drain:3000")
+    bench.advance(0.0)
+    assert bench.driver.done[2:] == ["continue"] * 1500
+    assert bench.folder.read_record().app.is_draining
+    bench.advance(2999.0)
+    assert not [step for step in bench.driver.done if step.startswith("stop")]
 
 
 def test_a_successor_starts_nothing_when_the_owner_is_gone(bench):

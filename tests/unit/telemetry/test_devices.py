@@ -1,8 +1,6 @@
 """What GPUs do, from a library with NVML's interface that is built here."""
 
 import os
-import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,18 +10,7 @@ from muster._shared.job_view import DeviceStatus
 from muster._shared.records import replace
 from muster.agent.telemetry.devices import Devices, DeviceUse
 
-SOURCE = Path(__file__).parents[2] / "programs/nvml_stand_in.c"
 GIB = 1 << 30
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> str:
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("there is no C compiler here")
-    path = tmp_path_factory.mktemp("nvml") / "libnvidia-ml.so.1"
-    subprocess.run([compiler, "-shared", "-fPIC", "-Wall", "-Werror", "-o", path, SOURCE], check=True)
-    return str(path)
 
 
 @pytest.fixture
@@ -57,17 +44,17 @@ PART = DeviceUse(use=None, memory_bytes=GIB // 2, status=DeviceStatus(memory_tot
     ],
 )
 def test_each_rank_has_its_gpu(
-    library: str, gpus: None, nproc: int, visible: str | None, found: dict[int, DeviceUse]
+    nvml: str, gpus: None, nproc: int, visible: str | None, found: dict[int, DeviceUse]
 ) -> None:
-    devices = Devices(nproc, visible, library)
+    devices = Devices(nproc, visible, nvml)
     assert devices.read() == found
     assert devices.read() == found
     devices.close()
     devices.close()
 
 
-def test_without_a_driver_or_a_library_there_is_nothing(library: str, tmp_path: Path) -> None:
-    assert Devices(2, None, library).read() == {}, "no driver"
+def test_without_a_driver_or_a_library_there_is_nothing(nvml: str, tmp_path: Path) -> None:
+    assert Devices(2, None, nvml).read() == {}, "no driver"
     assert Devices(2, None, str(tmp_path / "none.so")).read() == {}
     (tmp_path / "text.so").write_text("no library")
     assert Devices(2, None, str(tmp_path / "text.so")).read() == {}
@@ -90,10 +77,10 @@ def set_env() -> Iterator[Callable[[str, str], None]]:
         os.environ.pop(name, None)
 
 
-def test_what_a_gpu_does(library: str, gpus: None, set_env: Callable[[str, str], None]) -> None:
+def test_what_a_gpu_does(nvml: str, gpus: None, set_env: Callable[[str, str], None]) -> None:
     """Of drivers before 535, too, which know the reasons by another name. A part of a GPU has the whole one's."""
     set_env("STAND_IN_STATUS", "71:642300:700000:1980:100:5:0:18,30:70000:700000:345:1:0:0:-1,-1:-1:-1:-1:-1:-1:-1:-1")
-    devices = Devices(4, "0,1,2,MIG-0", library)
+    devices = Devices(4, "0,1,2,MIG-0", nvml)
     found = {rank: use.status for rank, use in devices.read().items()}
     assert found == {
         0: DeviceStatus(
@@ -114,10 +101,10 @@ def test_what_a_gpu_does(library: str, gpus: None, set_env: Callable[[str, str],
     devices.close()
 
 
-def test_errors_count_from_the_first_look_on(library: str, gpus: None, set_env: Callable[[str, str], None]) -> None:
+def test_errors_count_from_the_first_look_on(nvml: str, gpus: None, set_env: Callable[[str, str], None]) -> None:
     status = "71:642300:700000:1980:0:{}:{}:-1"
     set_env("STAND_IN_STATUS", status.format(5, 2))
-    devices = Devices(2, None, library)
+    devices = Devices(2, None, nvml)
     assert devices.read()[0].status.ecc_uncorrected == 0
     set_env("STAND_IN_STATUS", status.format(9, 3))
     set_env("STAND_IN_XID", "0:79")
@@ -129,21 +116,18 @@ def test_errors_count_from_the_first_look_on(library: str, gpus: None, set_env: 
     devices.close()
 
 
-def test_a_gpu_that_falls_off_the_bus_is_told(library: str, gpus: None, set_env: Callable[[str, str], None]) -> None:
-    devices = Devices(2, None, library)
+def test_a_gpu_that_falls_off_the_bus_is_told(nvml: str, gpus: None, set_env: Callable[[str, str], None]) -> None:
+    devices = Devices(2, None, nvml)
     assert devices.read() == {0: BUSY, 1: IDLE}
     set_env("STAND_IN_GONE", "1")
-    assert devices.read() == {
-        0: BUSY,
-        1: DeviceUse(use=None, memory_bytes=None, status=DeviceStatus(is_lost=True)),
-    }
+    assert devices.read() == {0: BUSY, 1: DeviceUse(use=None, memory_bytes=None, status=DeviceStatus(is_lost=True))}
     devices.close()
 
 
 def test_a_driver_that_answers_slowly_is_read_all_the_same(
-    library: str, gpus: None, set_env: Callable[[str, str], None]
+    nvml: str, gpus: None, set_env: Callable[[str, str], None]
 ) -> None:
     set_env("STAND_IN_SLOW_MS", "20")
-    devices = Devices(2, None, library)
+    devices = Devices(2, None, nvml)
     assert devices.read() == {0: BUSY, 1: IDLE}
     devices.close()

@@ -15,10 +15,7 @@ def make_rank(global_rank: int, node: int, step: int, rate: float | None = 7.0) 
     return RankStatus(global_rank=global_rank, node=node, local_rank=0, step=step, rate=rate)
 
 
-@pytest.mark.parametrize(
-    ("age_s", "lag"),
-    [(0.0, 7), (0.4, 4), (1.0, 0), (2.0, 0)],
-)
+@pytest.mark.parametrize(("age_s", "lag"), [(0.0, 7), (0.4, 4), (1.0, 0), (2.0, 0)])
 def test_steps_since_a_node_has_told_count_as_done(age_s: float, lag: int) -> None:
     ranks = [make_rank(0, 0, 100), make_rank(1, 1, 93)]
     assert [rank.lag_steps for rank in _add_lag(ranks, {0: 0.0, 1: age_s})] == [0, lag]
@@ -26,16 +23,16 @@ def test_steps_since_a_node_has_told_count_as_done(age_s: float, lag: int) -> No
 
 def test_a_rank_that_stands_still_is_behind_however_old_its_news_are() -> None:
     ranks = [make_rank(0, 0, 100), make_rank(1, 1, 93, rate=None)]
-    assert [rank.lag_steps for rank in _add_lag(ranks, {1: 9.0})] == [0, 7]
+    assert [rank.lag_steps for rank in _add_lag(ranks, {0: 0.0, 1: 9.0})] == [0, 7]
 
 
 def test_a_rank_of_another_node_that_has_just_begun_is_not_behind() -> None:
     """Its node has told after its first step, 0.9 s ago; the first node looks at its own ranks now."""
     begun = replace(make_rank(1, 1, 0, rate=None), still_s=0.01)
     ranks = [make_rank(0, 0, 17, rate=19.2), begun]
-    assert [rank.lag_steps for rank in _add_lag(ranks, {1: 0.9})] == [0, 0]
+    assert [rank.lag_steps for rank in _add_lag(ranks, {0: 0.0, 1: 0.9})] == [0, 0]
     stands_still = [ranks[0], replace(begun, still_s=1.5)]
-    assert [rank.lag_steps for rank in _add_lag(stands_still, {1: 0.9})] == [0, 17]
+    assert [rank.lag_steps for rank in _add_lag(stands_still, {0: 0.0, 1: 0.9})] == [0, 17]
 
 
 @pytest.mark.parametrize(("exit_code", "step"), [(None, 93), (1, 93), (0, 99)])
@@ -95,18 +92,18 @@ def build_record(what: str, **detail: object) -> EventRecord:
 @pytest.mark.parametrize(
     ("line", "bar"),
     [
-        ("epoch 2:  43%|####3     | 430/1000 [00:10<00:13, 41.90it/s, loss=0.3]", (430, 1000, 41.9)),
-        (" 10%|#         | 1/10 [00:02<00:18,  2.00s/it]", (1, 10, 0.5)),
-        (" 10%|#         | 1/10 [00:02<00:18,  4batch/s]", (1, 10, 4.0)),
-        ("  0%|          | 0/10 [00:00<?, ?it/s]", (0, 10, None)),
-        ("  0%|          | 1/10 [00:00<?, 0.00it/s]", (1, 10, None)),
+        ("epoch 2:  43%|####3     | 430/1000 [00:10<00:13, 41.90it/s, loss=0.3]", (430, 1000, 41.9, "epoch 2")),
+        (" 10%|#         | 1/10 [00:02<00:18,  2.00s/it]", (1, 10, 0.5, "")),
+        (" 10%|#         | 1/10 [00:02<00:18,  4batch/s]", (1, 10, 4.0, "")),
+        ("  0%|          | 0/10 [00:00<?, ?it/s]", (0, 10, None, "")),
+        ("  0%|          | 1/10 [00:00<?, 0.00it/s]", (1, 10, None, "")),
         ("100%|##########| 10/10 [00:02<00:00, 4.1it/s]", None),
         ("  4%|4         | 40.0k/1.00M [00:02<00:00, 4.1MB/s]", None),
         ("loss 1/10 [", None),
     ],
     ids=range(8),
 )
-def test_a_bar_tells_step_total_and_rate(line: str, bar: tuple[int, int, float | None] | None) -> None:
+def test_a_bar_tells_step_total_rate_and_name(line: str, bar: tuple[int, int, float | None, str] | None) -> None:
     assert find_bar(line) == bar
 
 

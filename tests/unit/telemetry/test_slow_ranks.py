@@ -1,13 +1,15 @@
 """Slow ranks: found in histories with one, and not in those where all are equal."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 import pytest
 
 from muster._shared.job_view import RankStatus
-from muster.agent.telemetry.slow_ranks import Arrivals, SingleWaits
+from muster._shared.records import replace
+from muster.agent.telemetry import slow_ranks
+from muster.agent.telemetry.slow_ranks import LOOKS, Arrivals, JobSlowRanks, SingleWaits
 
 STEP_S = 0.1
 
@@ -59,6 +61,23 @@ def test_equal_ranks_give_no_finding_in_50_histories(looks: ListLooks, ranks: in
 @pytest.mark.parametrize("ranks", [2, 3, 8])
 def test_a_rank_at_half_a_core_is_found_and_no_other(ranks: int) -> None:
     assert [find_in(list_looks(draw_half_a_core), seed, ranks) for seed in range(50)] == [{1}] * 50
+
+
+def test_the_work_grows_with_the_ranks_and_not_with_their_square(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is done on the leader's loop."""
+    handled, find_middle = [0], slow_ranks._find_middle
+
+    def count(ordered: Sequence[float]) -> float:
+        handled[0] += len(ordered)
+        return find_middle(ordered)
+
+    monkeypatch.setattr(slow_ranks, "_find_middle", count)
+    arrivals, draw = Arrivals(), random.Random(1)
+    for _ in range(LOOKS):
+        numbers = draw_equal(draw, 256)
+        arrivals.record({rank: number + STEP_S * (rank % 5 < 2) for rank, number in numbers.items()})
+    arrivals.find(STEP_S)
+    assert handled[0] <= 2 * LOOKS * 256
 
 
 def test_how_late_it_is_and_how_often_it_was_the_last() -> None:
@@ -125,3 +144,17 @@ def test_ranks_of_which_many_are_behind_or_none_waits_say_nothing() -> None:
     waits.record(make_ranks([100, 99, 100], [5.0, 5.0, 5.0], rate=0.5), 4.0)  # steps of 2 s
     waits.record(make_ranks([100, 100, 100], [50.0, 50.0, 50.0]), 5.0)
     assert waits.find(6.0) == {}
+
+
+@pytest.mark.parametrize(("age_s", "found"), [(0.5, {2: 2.5}), (2.5, {})])
+def test_a_rank_is_behind_by_what_was_known_when_it_was_looked_at(age_s: float, found: dict[int, float]) -> None:
+    """All have reached the same step since, and save a checkpoint."""
+    waits, ranks = SingleWaits(), make_ranks([100, 100, 95], [3.0, 3.0, 0.1])
+    waits.record([*ranks[:2], replace(ranks[2], node=1)], 1.0, {0: 0.0, 1: age_s})
+    assert waits.find(1.0) == found
+
+
+def test_what_was_seen_in_a_round_says_nothing_of_the_ranks_of_the_next() -> None:
+    job = JobSlowRanks()
+    assert [each.global_rank for each in job.find(1, make_ranks([9, 9, 8], [3.0, 3.0, 3.0]), (), {}, 100.0)] == [2]
+    assert job.find(2, make_ranks([1, 1, 1], [0.0, 0.0, 0.0]), (), {}, 101.0) == ()

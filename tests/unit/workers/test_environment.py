@@ -86,16 +86,19 @@ def test_an_agents_store() -> None:
 
 
 @pytest.mark.parametrize(
-    ("environ", "device"),
+    ("environ", "device", "hip"),
     [
-        ({}, "1"),
-        ({"CUDA_VISIBLE_DEVICES": "4, 7"}, "7"),
-        ({"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}, "GPU-b"),
+        ({}, "1", None),
+        ({"CUDA_VISIBLE_DEVICES": "4, 7"}, "7", None),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}, "GPU-b", None),
+        ({"CUDA_VISIBLE_DEVICES": "4,7", "HIP_VISIBLE_DEVICES": "2,3"}, "3", "3"),
+        ({"CUDA_VISIBLE_DEVICES": "4,7", "HIP_VISIBLE_DEVICES": ""}, "7", ""),
     ],
 )
-def test_a_virtual_local_rank(environ: dict[str, str], device: str) -> None:
+def test_a_virtual_local_rank(environ: dict[str, str], device: str, hip: str | None) -> None:
     env = build("--nproc-per-node 2 --virtual-local-rank", **environ)
     assert (env["LOCAL_RANK"], env["RANK"], env["CUDA_VISIBLE_DEVICES"]) == ("0", "3", device)
+    assert env.get("HIP_VISIBLE_DEVICES") == hip
 
 
 def test_without_it_devices_are_inherited() -> None:

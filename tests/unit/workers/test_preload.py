@@ -93,6 +93,13 @@ def test_names_are_added_or_stand_alone(folder: Path) -> None:
     assert choose(folder, "import torch", "auto,torch") == ("torch",)
 
 
+@pytest.mark.parametrize("name", ["torch.py", "torch/__init__.py"])
+def test_a_torch_beside_the_program_is_another_one(folder: Path, name: str) -> None:
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).touch()
+    assert choose(folder, "import torch\nimport torch.nn") == ()
+
+
 def test_modules_beside_the_program_are_followed(folder: Path) -> None:
     (folder / "trainer.py").write_text("import deeper\nimport main\n")
     (folder / "deeper").mkdir()

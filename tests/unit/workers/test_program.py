@@ -151,7 +151,6 @@ def test_frames_of_functions_that_call_the_users_are_left_out() -> None:
     after_test = caught.tb.tb_next
     assert after_test is not None
     shown = program.find_user_frames(after_test)
-    assert shown is not None
     assert shown.tb_frame.f_code is fail.__code__
 
 
@@ -298,3 +297,19 @@ def test_an_exception_is_recorded_although_a_signal_handler_raises(
         assert capsys.readouterr().err == ""
     else:
         assert capsys.readouterr().err == f"muster: cannot record the exception in {error_file}: RuntimeError\n"
+
+
+def test_an_exception_is_recorded_although_the_program_hides_what_writes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The report said that it "raised no Python exception"."""
+    for name in ("json", "traceback", "types"):
+        (tmp_path / f"{name}.py").touch()
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    hiding = [__import__(name) for name in ("json", "traceback", "types")]
+    error_file = tmp_path / "error.json"
+    program.write_error_file(EOFError("of the program"), None, str(error_file))
+    assert [sys.modules[module.__name__] for module in hiding] == hiding
+    monkeypatch.undo()
+    assert json.loads(error_file.read_text())["message"]["message"] == "EOFError: of the program"

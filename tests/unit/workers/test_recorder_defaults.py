@@ -9,10 +9,7 @@ import pytest
 from muster.agent.workers.hooks import groups as group_hook
 
 FOLDER = "/logs/job/attempt_0/3"
-DUMPS = {
-    "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{FOLDER}/collectives_",
-    "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-}
+DUMPS = {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{FOLDER}/collectives_", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
 
 
 def list_set(monkeypatch: pytest.MonkeyPatch, version: str, **env: str) -> dict[str, str]:

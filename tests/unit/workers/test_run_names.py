@@ -9,12 +9,7 @@ from muster._shared.records import replace
 from muster.agent.cli.arguments import parse_args
 from muster.agent.errors import UsageError
 from muster.agent.workers.environment import build_worker_env
-from muster.agent.workers.run_names import (
-    build_tracker_env,
-    derive_span_id,
-    derive_trace_id,
-    parse_trace_parent,
-)
+from muster.agent.workers.run_names import build_tracker_env, derive_span_id, derive_trace_id, parse_trace_parent
 
 TRACKED = {"WANDB_RUN_ID", "WANDB_RESUME", "COMET_EXPERIMENT_KEY", "MLFLOW_RUN_CONTEXT"}
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -46,10 +41,7 @@ def test_global_rank_0_continues_one_run_in_every_attempt() -> None:
     for name in TRACKED - {"MLFLOW_RUN_CONTEXT"}:
         assert first[name] == second[name]
     assert (first["WANDB_RUN_ID"], first["WANDB_RESUME"]) == ("job-x1", "allow")
-    assert json.loads(second["MLFLOW_RUN_CONTEXT"]) == {
-        "muster.job_id": "job-x1",
-        "muster.attempt_id": "job-x1-1",
-    }
+    assert json.loads(second["MLFLOW_RUN_CONTEXT"]) == {"muster.job_id": "job-x1", "muster.attempt_id": "job-x1-1"}
 
 
 @pytest.mark.parametrize(("local_rank", "rank_offset"), [(1, 0), (0, 4)])
@@ -129,7 +121,6 @@ def test_what_is_no_trace_parent(text: str) -> None:
 
 def test_a_trace_parent_is_written_as_it_was_read() -> None:
     found = parse_trace_parent(PARENT)
-    assert found is not None
     assert (found.format(), found.is_sampled) == (PARENT, True)
     assert not parse_trace_parent(PARENT[:-1] + "0").is_sampled  # type: ignore[union-attr]
 

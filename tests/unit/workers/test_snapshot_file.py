@@ -170,7 +170,6 @@ def test_a_worker_opens_its_files(files):
     control, path, content = files
     assert open_files({}) is None
     opened = open_files({Env.SNAPSHOTS: f"{path}:5:0"})
-    assert opened is not None
     assert control.words[Header.USED] == 1
     assert control.read_block(0, Block.OWNER) == os.getpid()
     fd = opened.open_content(0)

@@ -296,14 +296,14 @@ def test_a_page_that_cannot_be_used_is_one_line(page, managed, monkeypatch, capf
     assert error.count("\n") == 1
 
 
-def test_a_page_of_another_version_or_attempt_is_not_used(page, managed, monkeypatch, capfd):
+def test_a_page_of_another_format_or_attempt_is_not_used(page, managed, monkeypatch, capfd):
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
     assert importlib.reload(worker).is_managed() is False
     assert "another round" in capfd.readouterr().err
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     page._words[Layout.MAGIC_WORD] += 1
     assert importlib.reload(worker).is_managed() is False
-    assert "another version" in capfd.readouterr().err
+    assert "it has format 2, and format 1 is needed" in capfd.readouterr().err
 
 
 def test_a_second_process_of_the_rank_stays_silent_while_the_first_lives(page, managed):

@@ -71,7 +71,7 @@ def test_a_store_whose_socket_cannot_be_sent_leaves_no_process_waiting(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
     handle = object.__new__(StoreHandle)
-    handle._world_size, handle._listener = 2, pair[0]
+    handle._listener = pair[0]
     control, parked = socket.socketpair()
     with parked, pytest.raises(OSError, match=TOO_MANY):
         handle.hand_over(control, 1)
@@ -81,7 +81,7 @@ def test_a_store_whose_socket_cannot_be_sent_leaves_no_process_waiting(
 
 @pytest.mark.parametrize(
     ("message", "count", "code"),
-    [(b"", 0, 0), (b"!", 1, 1), (b"!", 2, 1), ((2).to_bytes(4, "big"), 0, 1)],
+    [(b"", 0, 0), (b"!", 1, 1), (b"!", 2, 1), (b"host", 0, 1)],
     ids=["not needed", "one of three", "two of three", "no socket of the store"],
 )
 def test_a_worker_that_does_not_get_its_descriptors_has_failed(

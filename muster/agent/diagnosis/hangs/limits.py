@@ -11,17 +11,10 @@ seconds.
 """
 
 from muster._shared.records import record
+from muster.agent.runtime.limits import HANG_LEAST_S, HANG_NAMED_BUSY_S, HANG_UNKNOWN_S
 
 FACTOR = 5.0
 """A limit is this many times the longest pause. NVRx has the same margin."""
-LEAST_S = 60.0
-UNKNOWN_S = 480.0
-"""The limit of an unknown phase, and the least limit of a pause that is not quiet."""
-NAMED_BUSY_S = 1800.0
-"""The least limit of a pause that is not quiet in a phase that the program has named, because the program says that it
-works."""
-TORCH_MARGIN_S = 30.0
-"""How long before the timeout of its process group a rank that waits in a collective counts as hung."""
 WARM_UP = 5
 """Looks at an active job after which its steps are known, because the first ones compile."""
 
@@ -58,12 +51,12 @@ class LearnedLimits:
 
     def find(self, phase: str) -> Limits:
         """Return the limits for a pause in this phase."""
-        least_busy_s = NAMED_BUSY_S if phase else UNKNOWN_S
+        least_busy_s = HANG_NAMED_BUSY_S if phase else HANG_UNKNOWN_S
         is_known = self._looks.get(phase, 0) >= (1 if phase else WARM_UP)
         if not is_known:
-            return Limits(quiet_s=UNKNOWN_S, busy_s=least_busy_s)
+            return Limits(quiet_s=HANG_UNKNOWN_S, busy_s=least_busy_s)
         return Limits(
-            quiet_s=max(LEAST_S, FACTOR * self._quiet_s[phase]),
+            quiet_s=max(HANG_LEAST_S, FACTOR * self._quiet_s[phase]),
             busy_s=max(least_busy_s, FACTOR * self._busy_s[phase]),
         )
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from muster._shared.reports import Failure, RankProgress, RankView, Stack, name_ranks
 from muster.agent.diagnosis.hang_cause import HangCause, describe_places, explain_hang
 from muster.agent.diagnosis.report_text import describe_progress, format_stacks, format_steps
+from muster.agent.runtime.limits import WAITED_S
 
 _MOST_NAMED = 64
 _LATE_S = 0.1
@@ -17,8 +18,6 @@ _LATE_S = 0.1
 different moment."""
 _LATE_SHARE = 0.5
 """Share of the collectives. A rank that is late less often is not slow; then the machine is busy."""
-_LEAST_WAIT_S = 5.0
-"""A rank that has waited for less is not reported to wait for another."""
 
 
 def describe_hang(idle: Iterable[Failure], stacks: Iterable[Stack]) -> Iterator[str]:
@@ -152,7 +151,7 @@ def _find_doubt(cause: HangCause, progress: Iterable[RankProgress]) -> str | Non
     if any(each.moved is not None for each in concerned):
         return ""
     ages = [cause.age_s] if cause.age_s else [each.still_s for each in concerned if each.still_s is not None]
-    if min(ages, default=_LEAST_WAIT_S) < _LEAST_WAIT_S:
+    if min(ages, default=WAITED_S) < WAITED_S:
         return f"the last sign of life is {min(ages):.0f} s old"
     busy = [each.global_rank for each in concerned if each.is_busy and each.global_rank in cause.ranks]
     if busy and not cause.age_s:  # its own waiting time is unknown

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from muster._shared import processes
 from muster._shared.records import record, replace
 from muster._shared.reports import Collective, Group, RankView
-from muster.agent.diagnosis.hangs.limits import TORCH_MARGIN_S
 from muster.agent.diagnosis.hangs.reading import read_groups, read_recorder
+from muster.agent.runtime.limits import TORCH_MARGIN_S
 from muster.agent.runtime.loop import run_limited
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ class WorkerReader:
         self._waits: dict[int, _Wait] = {}
         """Waits by the worker's process id."""
         self._waiting: set[int] = set()
-        """The process ids of workers that wait."""
+        """The process ids of workers that wait, as far as their last answers say."""
         self.answers: Mapping[int, Answer] = {}
         """The workers' last answers by process id, as a new mapping at each look. Any thread may read it."""
         self.answered_s = -math.inf
@@ -203,7 +203,11 @@ class WorkerReader:
             self._due_s = time.monotonic() + min(took_s / _SHARE, self._longest_s)
             timeouts = [answer.device_timeout_s for answer in answers.values() if answer.device_timeout_s]
             self._device_limit_s = min(timeouts, default=math.inf) - TORCH_MARGIN_S
-            self._waiting = {pid for pid, answer in answers.items() if _is_waiting(answer)}
+            self._waiting = {
+                pid
+                for pid, answer in answers.items()
+                if _is_waiting(answer) or (not answer.is_answering and pid in self._waiting & self._progress.keys())
+            }
             self._find_waits(read_workers(places) if idle_s >= self._device_limit_s else answers)
         ending = self._list_ending(time.monotonic())
         return {
@@ -235,7 +239,8 @@ class WorkerReader:
             self._on_death(death)
         if time.monotonic() >= self._monitor_due_s:
             found = monitor.look(sessions, min(DEADLINE_S, self._longest_s / 5))
-            self._launches = {pid: count_launches(each) for pid, each in found.items()}
+            if found:
+                self._launches = {pid: count_launches(each) for pid, each in found.items()}
             self._monitor_due_s = time.monotonic() + self._longest_s / 2
 
     def _list_ending(self, now_s: float) -> set[int]:

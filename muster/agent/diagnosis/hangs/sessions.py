@@ -1,6 +1,5 @@
 """Reads from /proc what the processes of the workers' sessions have done. It may take long, so call it in a thread."""
 
-import contextlib
 import os
 from collections.abc import Collection, Mapping
 from typing import TypeAlias
@@ -38,8 +37,11 @@ class Reading:
     written_bytes: int | None
     """Bytes passed to write(2) and similar calls; None if the kernel does not report them, or a disk does not answer.
     """
-    loaded_bytes: int = 0
-    """Bytes read by read(2) and similar calls, plus roughly those of file pages that were not in memory."""
+    loaded_bytes: int | None = 0
+    """Bytes read by read(2) and similar calls, plus roughly those of file pages that were not in memory.
+
+    None if the kernel does not report them.
+    """
 
 
 _NOTHING = Reading(cpu_s=0.0, written_bytes=0)
@@ -60,15 +62,31 @@ def count_cpu_s(before: Processes, now: Processes) -> float:
 
 def has_written(before: Processes, now: Processes) -> bool:
     """Return whether one of the current processes has written something since the earlier reading."""
-    return any(
-        (reading.written_bytes or 0) > (before.get(key, _NOTHING).written_bytes or 0) for key, reading in now.items()
-    )
+    return any(_count(before.get(key, _NOTHING).written_bytes, each.written_bytes) > 0 for key, each in now.items())
 
 
 def has_loaded(before: Processes, now: Processes, took_s: float) -> bool:
     """Return whether the current processes have read more since the earlier reading than a polling thread does."""
-    loaded = sum(reading.loaded_bytes - before.get(key, _NOTHING).loaded_bytes for key, reading in now.items())
+    loaded = sum(_count(before.get(key, _NOTHING).loaded_bytes, each.loaded_bytes) for key, each in now.items())
     return loaded > _POLLED_BYTES * took_s
+
+
+def _count(before: int | None, now: int | None) -> int:
+    """Return the difference; 0 if a look could not read one of the two, which is no activity."""
+    return 0 if before is None or now is None else now - before
+
+
+def complete(now: Processes, other: Processes) -> Processes:
+    """Return `now`, and from another look what this one could not read."""
+    return {
+        key: Reading(
+            cpu_s=each.cpu_s,
+            written_bytes=known.written_bytes if each.written_bytes is None else each.written_bytes,
+            loaded_bytes=known.loaded_bytes if each.loaded_bytes is None else each.loaded_bytes,
+        )
+        for key, each in now.items()
+        for known in (other.get(key, each),)
+    }
 
 
 def has_worked(before: Processes, now: Processes, took_s: float) -> bool:
@@ -87,15 +105,15 @@ class FileSizes:
         self._limit_s = limit_s
         self._is_reading = False
 
-    def read(self, paths: Collection[str]) -> Mapping[str, int] | None:
-        """Return the sizes, or 0 for files that do not exist; None while the disk does not answer.
+    def read(self, paths: Collection[str]) -> Mapping[str, int | None]:
+        """Return the sizes, or 0 for files that do not exist; none or None while the disk does not answer.
 
         Raises:
             RuntimeError: no thread is left.
         """
         if self._is_reading:
-            return None
-        found: dict[str, int] = {}
+            return {}
+        found: dict[str, int | None] = {}
 
         def read_all() -> None:
             for path in paths:
@@ -104,7 +122,7 @@ class FileSizes:
 
         self._is_reading = True
         try:
-            return found if run_limited([read_all], self._limit_s) else None
+            return found if run_limited([read_all], self._limit_s) else {}
         except RuntimeError:
             self._is_reading = False
             raise
@@ -119,6 +137,9 @@ def read_sessions(
         stack_files: the file to which a worker appends its stacks, by the worker's process id. It writes there when the
             agent requests stacks, which does not count as activity.
         sizes: reads how much that is; None if what is written does not matter.
+
+    Raises:
+        OSError, RuntimeError: no descriptors or threads are left.
     """
     sessions: dict[int, dict[ProcessKey, Reading]] = {pid: {} for pid in stack_files}
     tick_s = 1.0 / os.sysconf("SC_CLK_TCK")
@@ -129,10 +150,14 @@ def read_sessions(
         # An ended process writes nothing, and only root may read its count.
         written, loaded = (0, 0) if stat[0] in ("Z", "X") else _read_io(int(name))
         cpu_s = sum(map(int, stat[11:15])) * tick_s  # utime, stime, cutime, cstime
-        loaded += (int(stat[9]) + int(stat[10])) * _FAULT_BYTES  # majflt, cmajflt
+        if loaded is not None:
+            loaded += (int(stat[9]) + int(stat[10])) * _FAULT_BYTES  # majflt, cmajflt
         sessions[int(stat[3])][int(name), int(stat[19])] = Reading(
             cpu_s=cpu_s, written_bytes=written, loaded_bytes=loaded
         )
+    for pid, members in sessions.items():
+        if not members and os.path.exists(f"/proc/{pid}"):
+            raise OSError(f"process {pid} cannot be read")
     return sessions if sizes is None else _subtract_stacks(sessions, stack_files, sizes)
 
 
@@ -149,16 +174,17 @@ def _subtract_stacks(
         path = stack_files[pid]
         if path is None or not reading.written_bytes:
             return reading
-        written = None if found is None else reading.written_bytes - found[path]
+        size = found.get(path)
+        written = None if size is None else reading.written_bytes - size
         return Reading(cpu_s=reading.cpu_s, written_bytes=written, loaded_bytes=reading.loaded_bytes)
 
     return {pid: {key: subtract(pid, each) for key, each in members.items()} for pid, members in sessions.items()}
 
 
-def _read_io(pid: int) -> tuple[int | None, int]:
+def _read_io(pid: int) -> tuple[int | None, int | None]:
     """Return the bytes that the process has passed to write(2) and read(2), and similar calls.
 
-    Return (None, 0) if it cannot be read, or has ended.
+    Return (None, None) if it cannot be read, or has ended.
 
     Source: proc(5), /proc/<pid>/io: readable with the right to trace the process, if the kernel counts at all.
     """
@@ -167,10 +193,13 @@ def _read_io(pid: int) -> tuple[int | None, int]:
             fields = dict(line.rstrip("\n").split(": ", 1) for line in file)
         return int(fields["wchar"]), int(fields["rchar"])
     except (OSError, KeyError):
-        return None, 0
+        return None, None
 
 
-def _size_bytes(path: str) -> int:
-    with contextlib.suppress(OSError):
+def _size_bytes(path: str) -> int | None:
+    try:
         return os.stat(path).st_size
-    return 0
+    except FileNotFoundError:
+        return 0
+    except OSError:
+        return None

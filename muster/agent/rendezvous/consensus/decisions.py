@@ -57,6 +57,7 @@ from muster.agent.rendezvous.consensus.failures import (
     record_step,
 )
 from muster.agent.rendezvous.consensus.formation import fail_rendezvous, form_or_end, on_lease_checked
+from muster.agent.rendezvous.consensus.members import MemberRecord
 from muster.agent.rendezvous.consensus.membership import (
     break_for_joins,
     drop_stopping,
@@ -147,7 +148,7 @@ def _is_accepted(state: JobState, event: Event) -> bool:
 def _handle(state: JobState, event: Event, now_s: float) -> Decision:
     match event:
         case Joined():
-            return on_joined(state, event, now_s)
+            return _on_joined(state, event.member, now_s)
         case Reported():
             return _handle_report(state, event, now_s)
         case MemberLost():
@@ -160,6 +161,17 @@ def _handle(state: JobState, event: Event, now_s: float) -> Decision:
             return _on_timer_fired(state, now_s)
         case _:
             assert_never(event)
+
+
+def _on_joined(state: JobState, member: MemberRecord, now_s: float) -> Decision:
+    """Add a member. The link that it had lost may have lost its report of the last checkpoint, so count that now."""
+    is_same_round = member.recovery.is_same_round(state.recovery.value)
+    state, actions = on_joined(state, Joined(member=member), now_s)
+    if member.saved is None or not is_same_round:
+        return state, actions
+    report = Reported(id=member.id, message=member.saved)
+    state, counted = _handle_report(state, report, now_s) if _is_accepted(state, report) else (state, ())
+    return state, (*actions, *counted)
 
 
 def _handle_report(state: JobState, event: Reported, now_s: float) -> Decision:

@@ -137,13 +137,13 @@ def _on_asked(state: JobState, sender: str, message: Asked, now_s: float) -> Dec
     phase = state.phase
     asker = Asker(id=sender, request=message.request, kind=message.kind)
     if not isinstance(phase, RoundRunning):
-        return state, _refuse((asker,), "the workers are being stopped or started: nothing was changed")
+        return state, _refuse((asker,), "the workers are being stopped or started", is_unchanged=True)
     if message.kind is AskKind.STACKS:
         return _want_stacks(state, phase, asker, now_s)
     if message.kind is AskKind.RESUME:
         return _resume(state, phase, asker, now_s)
     if phase.drains >= Layout.MAX_DRAIN:
-        return state, _refuse((asker,), "too many drains in one round: nothing was changed")
+        return state, _refuse((asker,), "too many drains in one round", is_unchanged=True)
     kind = _KINDS[message.kind]
     wanted = WantedDrain(kind=kind, reason=f"muster {message.kind.value}", limit_s=message.limit_s, askers=(asker,))
     if kind == Layout.STOP:
@@ -152,7 +152,7 @@ def _on_asked(state: JobState, sender: str, message: Asked, now_s: float) -> Dec
     if drain is None:
         return _begin(state, phase, wanted, now_s)
     if drain.queued is not None or drain.kind == Layout.STOP:
-        return state, _refuse((asker,), f"the job is being stopped ({_name_stop(drain)}): nothing was changed")
+        return state, _refuse((asker,), f"the job is being stopped ({_name_stop(drain)})", is_unchanged=True)
     if _is_paused(drain):
         is_same = kind == Layout.PAUSE
         line = f"the job is paused at step {drain.step}{' already' if is_same else ': resume it first'}"
@@ -164,8 +164,8 @@ def _on_asked(state: JobState, sender: str, message: Asked, now_s: float) -> Dec
         drain = replace(drain, askers=(*drain.askers, asker))
         return replace(state, phase=replace(phase, drain=drain)), ()
     since_s = now_s - drain.begun_s
-    line = f"{drain.reason} of {since_s:.1f} s ago is not done yet: nothing was changed"
-    return state, _refuse((asker,), line)
+    line = f"{drain.reason} of {since_s:.1f} s ago is not done yet"
+    return state, _refuse((asker,), line, is_unchanged=True)
 
 
 def _name_stop(drain: Drain) -> str:
@@ -245,7 +245,7 @@ def _end(state: JobState, phase: RoundRunning, drain: Drain, answer: Answer, rea
 def _resume(state: JobState, phase: RoundRunning, asker: Asker, now_s: float) -> Decision:
     drain = phase.drain
     if drain is None or drain.kind != Layout.PAUSE:
-        return state, _refuse((asker,), "the job is not paused: nothing was changed")
+        return state, _refuse((asker,), "the job is not paused", is_unchanged=True)
     ranks, took_s = _count_ranks(state), now_s - drain.begun_s
     line = f"the pause has ended after {took_s:.1f} s: {_tell_all(ranks, 'goes', 'go')} on"
     overtaken = Answer(outcome=AskOutcome.REFUSED, line="the job is resumed instead (muster resume)")
@@ -261,8 +261,8 @@ def _answer(askers: Iterable[Asker], answer: Answer) -> tuple[Action, ...]:
     return tuple(Send(ids=(each.id,), message=RequestAnswer(request=each.request, answer=answer)) for each in askers)
 
 
-def _refuse(askers: Iterable[Asker], line: str) -> tuple[Action, ...]:
-    return _answer(askers, Answer(outcome=AskOutcome.REFUSED, line=line))
+def _refuse(askers: Iterable[Asker], line: str, *, is_unchanged: bool = False) -> tuple[Action, ...]:
+    return _answer(askers, Answer(outcome=AskOutcome.REFUSED, line=line, is_unchanged=is_unchanged))
 
 
 def _refuse_late(drain: Drain, askers: Iterable[Asker]) -> tuple[Action, ...]:

@@ -33,6 +33,7 @@ from muster.agent.rendezvous.interface import BreakKind, Checked, NoticeKind, Ro
 from muster.agent.rendezvous.report_messages import Idle, Stopped
 from muster.agent.rendezvous.verdicts.deciding import Verdict, VerdictRules, decide_verdict
 from muster.agent.rendezvous.verdicts.restarts import Restarts
+from muster.agent.runtime.limits import STORM_S, STORM_WAIT_S
 from muster.agent.runtime.persistent import PersistentSet
 
 GOES_ON = Notify(text="the job goes on: it has not hung", kind=NoticeKind.HANG_OVER)
@@ -40,10 +41,7 @@ GOES_ON = Notify(text="the job goes on: it has not hung", kind=NoticeKind.HANG_O
 _FINDINGS_KEPT = 64
 """Lines about differences between nodes that are kept, so that none is printed twice."""
 STORM_ROUNDS = 5
-STORM_S = 60.0
-"""More rounds within this time without a step are a storm."""
-STORM_WAIT_S = 5.0
-"""How long the first wait is. Each later one is twice as long, up to a minute."""
+"""More rounds than this within `STORM_S` without a step are a storm."""
 
 STALE_IDLE_S = 1.0
 """How long a report of idleness may take from the measurement to the leader."""

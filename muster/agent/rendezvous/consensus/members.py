@@ -3,7 +3,9 @@
 from muster._shared.records import record
 from muster.agent.config import RendezvousConfig
 from muster.agent.rendezvous.consensus.recovery import RecoveryRecord
+from muster.agent.rendezvous.interface import Saved
 from muster.agent.round import Holding
+from muster.agent.runtime.limits import ANNOUNCEMENT_WAIT_S, LEASE_MARGIN_S, STOP_MARGIN_S
 
 FENCE_S = 0.3
 
@@ -33,11 +35,8 @@ class ConsensusRules:
     """How long a node that joins just before the join timeout has to form a round."""
     fence_s: float = FENCE_S
     """A lost member's workers are killed within this time. No round is formed earlier."""
-    announcement_wait_s: float = 2.0
-    """How long a leader with empty state forms only rounds of max nodes, because an acting leader may announce itself.
-    """
-    stop_margin_s: float = 10.0
-    """How long after its own limit a member that still stops its workers counts as lost. Its node gives up first."""
+    announcement_wait_s: float = ANNOUNCEMENT_WAIT_S
+    stop_margin_s: float = STOP_MARGIN_S
     loss_wait_s: float = 0.3
     """How long a failure that would end the job waits for the report of a loss that explains it."""
     spare_wait_s: float = 1.0
@@ -84,6 +83,8 @@ class MemberRecord:
     """The last leader that it joined. That leader may have formed rounds that this member never received."""
     holdings: tuple[Holding, ...] = ()
     """The snapshots that it has, by its join or its last stop."""
+    saved: Saved | None = None
+    """The checkpoint that it had last reported when it joined."""
     address: str = ""
     """Where the other nodes reach it; "" means at the leader's machine."""
     listen_port: int = 0
@@ -112,9 +113,6 @@ class RankAssignment:
     role_world_size: int
 
 
-MARGIN_S = 1.0
-
-
 def find_silence_s(config: RendezvousConfig) -> float:
     """Return the silence limit: a node that is silent for this long counts as lost."""
     return config.keep_alive_interval_s * config.keep_alive_max_attempt
@@ -122,4 +120,4 @@ def find_silence_s(config: RendezvousConfig) -> float:
 
 def find_margin_s(silence_s: float) -> float:
     """Return how long before the silence limit a lease ends: a second, or less if the limit itself is short."""
-    return min(MARGIN_S, silence_s / 3)
+    return min(LEASE_MARGIN_S, silence_s / 3)

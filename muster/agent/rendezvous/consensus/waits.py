@@ -7,7 +7,7 @@
 | an acting leader's announcement | F | `announcement_wait_s` after the start | a round, or exit 69 |
 | members of the last round to rejoin | F | `rejoin_wait_s`: until their leases have ended | a round without them |
 | a lost member's guard to kill its workers | F | `fence_s` after the loss | a round without it |
-| rounds that break again and again without a step | F | `failures.STORM_WAIT_S`, doubled each time | a round |
+| rounds that break again and again without a step | F | `STORM_WAIT_S`, doubled each time | a round |
 | members to stop their workers | F | the longest `stop_limit_s` of them, and `stop_margin_s` | they count as lost |
 | a lease of its own workers | F | `LEASE_RETRY_S`, then it is checked again | a round, or exit 69 |
 | the report of a loss that explains a failure | R | `loss_wait_s` after the failure | the failure is final |

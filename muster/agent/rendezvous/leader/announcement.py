@@ -10,13 +10,8 @@ from muster._shared.codec import MalformedMessageError
 from muster.agent.rendezvous.protocol.framing import Frame
 from muster.agent.rendezvous.protocol.messages import ANNOUNCEMENT_ANSWERS, Announcement, AnnouncementRefused, Message
 from muster.agent.rendezvous.transport.links import Closing, Link, LinkEnd, Network
+from muster.agent.runtime.limits import ANNOUNCEMENT_DIAL_S, ANNOUNCEMENT_INTERVAL_S, ANNOUNCEMENT_REPLY_S
 from muster.agent.runtime.loop import Loop, Timer
-
-INTERVAL_S = 0.5
-REPLY_LIMIT_S = 2.0
-DIAL_LIMIT_S = 1.4
-"""Enough for a connection and a handshake, three round trips of 0.4 s. With `INTERVAL_S` it is shorter than the
-`announcement_wait_s` of a node 0 with empty state, which may start right after a dial got no answer."""
 
 
 class TakeoverAnnouncer:
@@ -42,15 +37,15 @@ class TakeoverAnnouncer:
         self._tick()
 
     def _tick(self) -> None:
-        if self._link is not None and self._loop.clock.now_s() - self._received_s > REPLY_LIMIT_S:
+        if self._link is not None and self._loop.clock.now_s() - self._received_s > ANNOUNCEMENT_REPLY_S:
             self._link.close()
             self._link = None
         if self._link is not None:
             self._link.send(self._build(self._link))
         elif self._dial is None:
             host, port = self._endpoint
-            self._dial = self._network.connect(host, port, self._on_open, self._on_failed, DIAL_LIMIT_S)
-        self._timer = self._loop.call_later(INTERVAL_S, self._tick)
+            self._dial = self._network.connect(host, port, self._on_open, self._on_failed, ANNOUNCEMENT_DIAL_S)
+        self._timer = self._loop.call_later(ANNOUNCEMENT_INTERVAL_S, self._tick)
 
     def _on_open(self, link: Link) -> None:
         self._dial = None

@@ -6,7 +6,6 @@ silent for too long, and when the lease of its own workers ends.
 
 from collections import deque
 
-from muster import __version__
 from muster._shared.codec import MalformedMessageError
 from muster._shared.records import assert_never
 from muster.agent.rendezvous.consensus.actions import (
@@ -133,8 +132,7 @@ class Leader:
         connection = MemberConnection(join, link, self._clock.boottime_s())
         self._connections.add(connection)
         link.trust()
-        link.send(Welcome(leader_id=self._options.own_id, listen_port=self._options.listen_port, release=__version__))
-        self._lines.compare_release(describe_newcomer(join), join.release)
+        link.send(Welcome(leader_id=self._options.own_id, listen_port=self._options.listen_port))
         member = MemberRecord(
             id=join.id,
             index=join.index,
@@ -154,6 +152,7 @@ class Leader:
             is_prepared=join.is_prepared,
             stop_limit_s=join.stop_limit_s,
             holdings=join.snapshots,
+            saved=join.saved,
             machine=join.machine,
             machine_name=join.machine_name,
             segment=join.segment,
@@ -194,7 +193,7 @@ class Leader:
                 self._summaries[connection.id] = (connection.received_s, message)
             case EndAcknowledged():
                 self._outgoing.record_acknowledgement(connection.id, message.peak_bytes)
-            case Join() | None:  # repeated, or of a newer version
+            case Join() | None:  # repeated, or for another part of the agent
                 return
             case _:
                 is_first = isinstance(message, Failed) and not self.state.failures.seen

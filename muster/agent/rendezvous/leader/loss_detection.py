@@ -15,10 +15,9 @@ from typing import Protocol
 from muster.agent.rendezvous.consensus.members import find_margin_s
 from muster.agent.rendezvous.leader.connections import MemberConnection, MemberConnections
 from muster.agent.rendezvous.transport.links import Closing, Network
+from muster.agent.runtime.limits import PAUSE_S
 from muster.agent.runtime.loop import Loop, Timer
 
-PAUSE_S = 1.0
-"""Without activity for this long, this process may have been stopped."""
 LEAST_DELAY_S = 0.02
 """The least time between two sweeps."""
 

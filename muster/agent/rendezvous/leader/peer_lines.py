@@ -1,9 +1,8 @@
-"""Lines for the console about other nodes: which was refused and why, and which runs another release.
+"""Lines for the console about other nodes: which was refused, and why.
 
 A refused node tries again, and any process may connect. So each line is printed once, and their number is limited.
 """
 
-from muster import __version__
 from muster.agent.rendezvous.interface import PostNotice
 from muster.agent.rendezvous.protocol.leader_messages import Rejected
 from muster.agent.rendezvous.transport.links import Link
@@ -38,9 +37,3 @@ class PeerLines:
         self._notify(
             line if len(self._printed) <= LIMIT else "no further lines about nodes that try to join are printed"
         )
-
-    def compare_release(self, node: str, release: str) -> None:
-        """Print that a node runs another release than this one; "" is an earlier release, which did not report it."""
-        if release != __version__:
-            theirs = f"muster {release[:40]}" if release and release.isprintable() else "an earlier release of muster"
-            self.print_once(f"{node} runs {theirs}, this node runs {__version__}")

@@ -37,6 +37,7 @@ from muster.agent.rendezvous.interface import (
     Prepared,
     RendezvousFailed,
     RequestAnswered,
+    Saved,
     SnapshotConfirmed,
 )
 from muster.agent.rendezvous.member import events as do
@@ -148,6 +149,8 @@ def _on_node_sent(state: MemberState, message: NodeMessage) -> Decision:
             return state, ()
         case Stopped():
             return _on_stopped(state, message)
+        case Saved():
+            return replace(state, saved=message), (do.SendUp(message=message),) if is_accepted else ()
         case AllStarted() if state.recovery.group_rank != 0:
             return state, ()  # needed only from global rank 0's node
         case _:

@@ -287,9 +287,6 @@ class StopLeading:
 class FollowLeader:
     """The leader at the other end of the link has accepted this node; renew the lease from its messages."""
 
-    release: str
-    """The release of muster that the leader runs."""
-
 
 @record
 class BeginRound:

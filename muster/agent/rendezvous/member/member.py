@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from muster import __version__
 from muster._shared.codec import MalformedMessageError, clean_name
 from muster._shared.processes import read_peak_bytes
 from muster._shared.records import assert_never, replace
@@ -208,7 +207,7 @@ class Member:
             promise_until_s = self._lease_renewal.promise_until_s
             self._feed(do.LeaderMalformed(error=str(error), promise_until_s=promise_until_s))
             return
-        if message is None:  # newer version
+        if message is None:
             return
         if isinstance(message, HeartbeatReply):
             self._lease_renewal.record_reply(message)
@@ -383,7 +382,7 @@ class Member:
             case do.StopLeading():
                 self.server.stop_leading(action.host, action.port)
             case do.FollowLeader():
-                self._follow(action.release)
+                self._follow()
             case do.Probe():
                 self._start_probe(action)
             case do.CheckLocal():
@@ -458,7 +457,6 @@ class Member:
                 is_prepared=self.state.is_prepared,
                 can_host_store=self._can_host_store(),
                 stop_limit_s=min(config.stop_limit_s, 1e7),
-                release=__version__,
                 machine=config.machine,
                 machine_name=config.machine_name,
                 segment=clean_name(config.segment or ""),
@@ -467,16 +465,16 @@ class Member:
                 highest_round=recovery.highest_round,
                 last_leader_id=recovery.leader_id,
                 snapshots=self._list_snapshots(),
+                saved=self.state.saved,
             )
         )
 
-    def _follow(self, release: str) -> None:
+    def _follow(self) -> None:
         link, leader = self._link, self.server.leader
         if link is None:
             return
         link.trust()
         if not isinstance(link, LocalLink):
-            self.server.peer_lines.compare_release(f"the leader ({link.peer_host})", release)
             self._lease_renewal.follow(link, since_s=self._join_sent_s)
         elif leader is not None:
             self._lease_renewal.lead(leader.lease_until_s)

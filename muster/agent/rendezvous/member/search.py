@@ -93,7 +93,7 @@ class _Query:
                 if self._search.on_reply(link, answer, self.target):
                     self.link = None
                     self._search.close()
-            case None:  # newer version
+            case None:
                 return
             case _:
                 assert_never(answer)

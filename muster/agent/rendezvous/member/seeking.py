@@ -23,16 +23,13 @@ from muster.agent.rendezvous.protocol import leader_messages as down
 from muster.agent.rendezvous.protocol.job_rules import describe_difference
 from muster.agent.rendezvous.protocol.messages import DiscoveryRole, QueryReply
 from muster.agent.rendezvous.transport.links import Cause
+from muster.agent.runtime.limits import ENDPOINT_SEARCH_S, JOIN_ANSWER_LIMIT_S
 
 SearchEvent = do.Started | do.LocalChecked | do.EndpointTried | do.Answered | do.SearchTurned | do.TimerFired
 LossEvent = do.LeaderMalformed | do.LinkClosed | do.LeaderSilent | do.QuorumLost | do.LeaderEnded | do.OtherLeaderFound
 
 ENDPOINT_RETRY_S = 0.2
 """How soon an endpoint in use is tried again if the workers' store also listens there."""
-ENDPOINT_SEARCH_S = 2.0
-"""How long the node at the job's endpoint searches for a leader elsewhere before it leads the nodes that join it."""
-JOIN_ANSWER_LIMIT_S = 5.0
-"""How long a leader that accepted the connection may take to answer the join."""
 LINGER_S = 1.0
 """How long a member that knows the job's end stays for members whose leader ended before it sent the end."""
 MALFORMED_PAUSE_S = 1.0
@@ -292,7 +289,7 @@ def on_welcome(state: MemberState, connection: Connection, welcome: down.Welcome
     connection = replace(connection, is_accepted=True)
     state = replace(state, recovery=recovery, connection=connection, refusal=None)
     state, prepared = report_prepared(state)
-    return state, (*cancel_timers(), *notices, do.FollowLeader(release=welcome.release), *prepared)
+    return state, (*cancel_timers(), *notices, do.FollowLeader(), *prepared)
 
 
 def report_prepared(state: MemberState) -> Decision:
@@ -344,13 +341,14 @@ def _on_link_closed(state: MemberState, event: do.LinkClosed) -> Decision:
 def drop_leader(state: MemberState, reason: str, *, promise_until_s: float, pause_s: float = 0.0) -> Decision:
     """Close the link, fence the workers, and search for a leader."""
     was_accepted = state.phase is Phase.JOINED
+    is_told = Once.LOSS in state.printed
     printed = state.printed | {Once.LOSS}
     state = replace(state, connection=None, promise_until_s=promise_until_s, refusal=None, printed=printed)
     dropped = (do.DropLink(), *cancel_timers())
     if state.job_end is not None:
         return state, (*dropped, do.SetTimer(kind=do.TimerKind.LINGER, delay_s=LINGER_S))
     line = f"the leader was lost ({reason}): searching for it or its successor"
-    told: tuple[do.Action, ...] = (build_notice(line, is_leader_lost=True),) if was_accepted else ()
+    told: tuple[do.Action, ...] = (build_notice(line, is_leader_lost=True),) if was_accepted and not is_told else ()
     if state.is_running:
         state, told = fence(state, line)
     deadline = do.SetTimer(kind=do.TimerKind.DEADLINE, delay_s=state.config.join_timeout_s)

@@ -12,7 +12,6 @@ import errno
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from muster import __version__
 from muster._shared.codec import MalformedMessageError, clean_name
 from muster._shared.records import assert_never, record, replace
 from muster.agent.config import RendezvousConfig
@@ -338,7 +337,7 @@ class Server:
                 self._answer_announcement(link, request)
             case StreamOpened():
                 self._pass_stream(link)
-            case None:  # newer version
+            case None:
                 self._close_link(link)
             case _:
                 assert_never(request)
@@ -377,7 +376,7 @@ class Server:
             self._refuse(link, f"it was started with {difference}", ours, usage=True)
         elif job_end is not None:
             link.trust()
-            link.send(Welcome(leader_id=self._options.own_id, listen_port=self.port, release=__version__))
+            link.send(Welcome(leader_id=self._options.own_id, listen_port=self.port))
             link.send(replace(job_end, printer_id=None))
             link.send(Exit())
             self._connections[link] = True

@@ -6,7 +6,7 @@ from muster._shared.records import record
 from muster.agent.config import RendezvousConfig
 from muster.agent.rendezvous.consensus.actions import JobEnd
 from muster.agent.rendezvous.consensus.recovery import RecoveryRecord
-from muster.agent.rendezvous.interface import BreakKind
+from muster.agent.rendezvous.interface import BreakKind, Saved
 from muster.agent.rendezvous.member.events import Target
 from muster.agent.rendezvous.member.recovery import MemberRecovery
 from muster.agent.rendezvous.protocol.job_rules import JobRules, build_job_rules
@@ -78,6 +78,8 @@ class MemberState:
     """The first failure that waiting cannot repair. It says more than a refused connection after it."""
     is_running: bool = False
     """Whether workers of a round may be alive here: from RoundFormed to `Stopped`. The round is that of `recovery`."""
+    saved: Saved | None = None
+    """The last checkpoint that its workers have saved, for the next leader if the link is down."""
     kinds_posted: frozenset[BreakKind] = frozenset()
     """How that round has been broken."""
     is_prepared: bool = True

@@ -4,14 +4,14 @@ A frame is a 4-byte big-endian length and that many bytes of JSON, never pickle:
 write to it. With a job token both sides prove that they hold it before anything else is read, and every later frame
 carries a MAC over its number and content, so that a changed, replayed, dropped or reordered frame is detected::
 
-    client  {"hello": 11, "auth": true}
+    client  {"hello": 1, "auth": true}
     server  {"nonce": s}
     client  {"nonce": c, "mac": HMAC(token, "client" c s)}
     server  {"mac": HMAC(token, "server" c s)}
     both    MAC(direction's key, number + payload) + payload ...
 
 The newcomer proves first, so a process that only connects gets nothing with which it could try tokens offline. Without
-a token the handshake is only the hello.
+a token the handshake is only the hello. Its number is `contract.FORMAT`.
 """
 
 import json
@@ -28,7 +28,6 @@ UNAUTHENTICATED_LIMIT_BYTES = 64 * 1024
 """Limit for a frame without a token, until its sender is a member."""
 FRAME_LIMIT_BYTES = 16 * 1024 * 1024
 """Large enough for the job's report with the stacks of thousands of ranks."""
-VERSION = 11
 
 
 class ProtocolError(Exception):
@@ -36,7 +35,7 @@ class ProtocolError(Exception):
 
 
 class RefusalError(ProtocolError):
-    """The handshake was refused by either side, because the two nodes differ in their token or version."""
+    """The handshake was refused by either side, because the two nodes differ in token or format."""
 
 
 _decode = json.JSONDecoder().decode

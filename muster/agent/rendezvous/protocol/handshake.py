@@ -5,12 +5,12 @@ import struct
 from collections.abc import Callable, Iterator
 
 from muster._shared.codec import encode_message, to_json
+from muster._shared.contract import FORMAT, FormatError, check_format
 from muster.agent.rendezvous.protocol.framing import (
     FRAME_LIMIT_BYTES,
     HANDSHAKE_LIMIT_BYTES,
     MAC_BYTES,
     UNAUTHENTICATED_LIMIT_BYTES,
-    VERSION,
     Frame,
     FrameReader,
     ProtocolError,
@@ -67,7 +67,7 @@ class Codec:
         """Send the client's hello. Without a token the client does not wait for a reply."""
         if self._is_server:
             return
-        self._reply({"hello": VERSION, "auth": self._key is not None})
+        self._reply({"hello": FORMAT, "auth": self._key is not None})
         if self._key is None:
             self._open()
 
@@ -123,8 +123,10 @@ class Codec:
             self._prove(message)
 
     def _handle_hello(self, message: Frame) -> None:
-        if message.get("hello") != VERSION:
-            self._refuse(f"this node uses version {VERSION} of the protocol, not {str(message.get('hello'))[:20]!r}")
+        try:
+            check_format(message.get("hello"), "the node that joins")
+        except FormatError as error:
+            self._refuse(str(error))
         if bool(message.get("auth")) != (self._key is not None):
             self._refuse("one of the two nodes has a job token (MUSTER_TOKEN), the other has none")
         self._has_hello = True

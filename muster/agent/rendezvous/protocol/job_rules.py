@@ -10,6 +10,7 @@ from enum import Enum
 from muster._shared.fields import Count, Paragraph, Seconds, Size
 from muster._shared.records import record
 from muster.agent.config import RendezvousConfig
+from muster.agent.runtime.limits import TIME_SCALE
 
 
 class Backend(Enum):
@@ -31,6 +32,8 @@ class JobRules:
     last_call_s: Seconds
     keep_alive_interval_s: Seconds
     keep_alive_max_attempt: Size
+    time_scale: Seconds
+    """1 but in tests."""
     policy: Paragraph = ""
 
 
@@ -45,6 +48,7 @@ def build_job_rules(config: RendezvousConfig) -> JobRules:
         last_call_s=config.last_call_timeout_s,
         keep_alive_interval_s=config.keep_alive_interval_s,
         keep_alive_max_attempt=config.keep_alive_max_attempt,
+        time_scale=TIME_SCALE,
         policy=config.policy,
     )
 
@@ -70,4 +74,5 @@ def _list_settings(rules: JobRules) -> list[tuple[str, str]]:
         ("--rdzv-conf keep_alive_interval=", repr(rules.keep_alive_interval_s).removesuffix(".0")),
         ("--rdzv-conf keep_alive_max_attempt=", str(rules.keep_alive_max_attempt)),
         ("--on ", repr(rules.policy)),
+        ("MUSTER_TIME_SCALE=", f"{rules.time_scale:g}"),
     ]

@@ -14,8 +14,6 @@ class Welcome:
     leader_id: Name
     listen_port: Port
     """A port on which only the leader's process listens; 0 if none."""
-    release: Name = ""
-    """See `Join`."""
 
 
 @record

@@ -3,11 +3,11 @@
 from typing import Annotated
 
 from muster._shared.codec import MessageUnion
-from muster._shared.fields import Count, Host, Name, Port, Processes, Range, RoundNumber, Seconds
+from muster._shared.fields import SPARSE, Count, Host, Name, Port, Processes, Range, RoundNumber, Seconds
 from muster._shared.records import record
 from muster.agent.rendezvous.consensus.events import MemberReport
 from muster.agent.rendezvous.consensus.recovery import GroupRanks, RecoveryRecord, find_rank_contradiction
-from muster.agent.rendezvous.interface import Summary
+from muster.agent.rendezvous.interface import Saved, Summary
 from muster.agent.rendezvous.protocol.job_rules import JobRules
 from muster.agent.round import Holdings
 
@@ -45,10 +45,10 @@ class Join:
     """Whether its agent would host the round's store, if it gets rank 0."""
     stop_limit_s: Duration = 60.0
     """The most time that it takes to stop its workers, by its own configuration."""
-    release: Name = ""
-    """The release of muster; "" for an earlier one, which did not report it."""
     snapshots: Holdings = ()
     """The snapshots in its memory that a round could continue."""
+    saved: Annotated[Saved | None, SPARSE] = None
+    """What it has last reported of a checkpoint, which may have been lost with the link."""
     machine: Name = ""
     """The machine's boot id; "" if unknown."""
     machine_name: Name = ""
@@ -77,7 +77,7 @@ class EndAcknowledged:
     """The member has received the job's end."""
 
     peak_bytes: Count = 0
-    """The peak memory of its largest worker; 0 if unknown, as from an earlier version."""
+    """The peak memory of its largest worker; 0 if unknown."""
 
 
 MemberMessage = Join | Heartbeat | EndAcknowledged | Summary | MemberReport

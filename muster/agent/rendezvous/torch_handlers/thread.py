@@ -306,8 +306,8 @@ class HandlerThread(threading.Thread):
         torch's own handlers would reuse one store for all rounds, which breaks restarts (stale keys under one port). So
         they get a fresh port every round, as with our own rendezvous.
         """
-        own = type(self._handler).__module__.startswith("torch.")  # not a program's own handler
-        return self._config.backend not in TORCH_NAMES and not own
+        is_of_torch = type(self._handler).__module__.startswith("torch.")
+        return self._config.backend not in TORCH_NAMES and not is_of_torch
 
     def _agree_place(self, info: "RendezvousInfo") -> tuple[HandlerFormedRound, str]:
         """Agree on ranks: every node writes its size; rank 0 computes all ranks and chooses MASTER_ADDR:PORT.

@@ -14,5 +14,5 @@ store's process runs, which is another fork.
 `workers.program` imports `template` and `store` by their names.
 
 From outside, import `starter.TemplateStarter` and `template_handle`. `muster.elastic.fork`, whose program is the
-template itself, imports `forking` and `forked_worker`. `agent.hold` imports `fork_safety`.
+template itself, imports `forking` and `forked_worker`.
 """

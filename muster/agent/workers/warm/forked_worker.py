@@ -74,12 +74,18 @@ def _choose_buffer_bytes(fd: int) -> int:
 def replace_environment(env: dict[str, str]) -> None:
     """Replace the whole environment; the C library's time zone is that of `TZ`."""
     coerced, zone = _find_coerced_locale(), os.environ.get("TZ")
-    os.environ.clear()
-    os.environ.update(env)
+    change_environment(env)
     if coerced is not None:
         os.environ.setdefault("LC_CTYPE", coerced)
     if os.environ.get("TZ") != zone:
         time.tzset()
+
+
+def change_environment(env: Mapping[str, str]) -> None:
+    """Make the environment what is given. What stays is not touched: each change searches all variables."""
+    for name in [name for name in os.environ if name not in env]:
+        del os.environ[name]
+    os.environ.update({name: value for name, value in env.items() if os.environ.get(name) != value})
 
 
 def _find_coerced_locale() -> str | None:
@@ -124,8 +130,13 @@ def _fit_to_cpus(count: int) -> None:
     These libraries counted the template's CPUs at import; in a fresh process they would count the worker's.
     """
     is_set = "OMP_NUM_THREADS" in os.environ
-    torch = sys.modules.get("torch")
-    if torch is not None and not is_set and "MKL_NUM_THREADS" not in os.environ and torch.get_num_threads() != count:
+    torch: Any = sys.modules.get("torch")
+    if (
+        hasattr(torch, "set_num_threads")
+        and not is_set
+        and "MKL_NUM_THREADS" not in os.environ
+        and torch.get_num_threads() != count
+    ):
         torch.set_num_threads(count)
     if not is_set and "OPENBLAS_NUM_THREADS" not in os.environ and "GOTO_NUM_THREADS" not in os.environ:
         from muster.agent.placement.thread_counts import fit_openblas
@@ -138,10 +149,10 @@ def _reseed_generators() -> None:
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()
-    torch = sys.modules.get("torch")
-    if torch is not None:
+    generator = getattr(sys.modules.get("torch"), "default_generator", None)  # the program may have another torch
+    if generator is not None:
         # torch.seed() would also queue seeds for devices, unlike a fresh process.
-        torch.default_generator.seed()
+        generator.seed()
 
 
 def _renew_process_identity() -> None:

@@ -11,7 +11,6 @@ import errno
 import json
 import os
 import posix
-import select
 import signal
 import socket
 import time
@@ -145,13 +144,17 @@ def fork_on_demand(
     ahead: _Ahead | None = None
     is_due = hand_out is None
     while True:
-        if is_due and not select.select([control], (), (), _AHEAD_AFTER_S)[0]:
+        control.settimeout(_AHEAD_AFTER_S if is_due else None)
+        try:
+            message, fds, _flags, _address = socket.recv_fds(control, _MESSAGE_BYTES, _MAX_SOCKETS)
+        except TimeoutError:
+            control.settimeout(None)
             is_due = False  # once per request: the obstacle may persist
             forked = _fork_ahead(control, agent_pid)
             if isinstance(forked, socket.socket):
                 return forked
             ahead = forked
-        message, fds, _flags, _address = socket.recv_fds(control, _MESSAGE_BYTES, _MAX_SOCKETS)
+            continue
         if not message:
             os._exit(0)  # agent gone; exit handlers are for workers
         sockets = [socket.socket(fileno=fd) for fd in fds]
@@ -315,7 +318,7 @@ def wait_for_release(parked: socket.socket, rename_process: Callable[[list[str]]
         from muster.agent.workers.warm import store
 
         rename_process(["muster-store"])
-        store.serve(parked, int.from_bytes(message, "big"), fds[0])
+        store.serve(parked, fds[0])
     if len(fds) != 3:
         os._exit(1)  # dropped beyond the limit: no program can start
     parked.close()

@@ -179,7 +179,7 @@ def _search_program(path: str | None) -> _Findings:
         findings.needs_compiler = findings.needs_compiler or any(map(_needs_compiler, _walk_executed(tree)))
         for name in _list_imports(tree):
             root = name.partition(".")[0]
-            if root == "torch" or root in BRING_TORCH:
+            if root in BRING_TORCH | {"torch"} and find_module(root, sys.path[:1]) is None:  # a torch.py is another one
                 findings.torch_modules += ["torch", *([name] if root == "torch" else [])]
     return findings
 

@@ -195,9 +195,9 @@ class TemplateStarter:
         is_shared = self._options.env.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") != "1"
         return self._brings_torch and is_shared and self._phase is not TemplatePhase.GONE
 
-    def start_store(self, addr: str, port: int, world_size: int, on_lost: Callable[[str], None]) -> None:
+    def start_store(self, addr: str, port: int, on_lost: Callable[[str], None]) -> None:
         """See `spec.WorkerStarter`. A parked worker becomes its process."""
-        from muster.agent.workers.warm.store_handle import AGAIN_LINE, StoreHandle
+        from muster.agent.workers.warm.store_handle import StoreHandle
 
         self.end_store()
         try:
@@ -206,8 +206,6 @@ class TemplateStarter:
                 self._children,
                 addr=addr,
                 port=port,
-                world_size=world_size,
-                on_again=lambda: self._notify_once(AGAIN_LINE),
                 on_stalled=self._replace_store,
                 on_lost=on_lost,
             )
@@ -218,11 +216,6 @@ class TemplateStarter:
             self._start_store_cold()
         else:
             self._release_store()
-
-    def check_store(self) -> None:
-        """See `spec.WorkerStarter`. A job that fails because its store is used twice needs the line."""
-        if self._store is not None:
-            self._store.check()
 
     def end_store(self) -> None:
         """See `spec.WorkerStarter`."""

@@ -18,16 +18,11 @@ from muster.agent.runtime.ports import bind_address
 from muster.agent.runtime.signals import ChildWatch
 from muster.agent.workers import program, stall_watch
 from muster.agent.workers.cold import spawn
-from muster.agent.workers.warm.store import SERVES
+from muster.agent.workers.warm.store import HOST
 from muster.agent.workers.warm.template_handle import TemplateOptions
 
 _BACKLOG = 4096
 """All workers of the job may connect at once. The kernel has its own limit, which is usually this."""
-
-AGAIN_LINE = (
-    "a worker has connected to the round's store a second time: a second init_process_group in one attempt can meet "
-    "the keys of the first; TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 gives each a store of its own"
-)
 
 
 class StoreHandle:
@@ -40,8 +35,6 @@ class StoreHandle:
         *,
         addr: str,
         port: int,
-        world_size: int,
-        on_again: Callable[[], None],
         on_stalled: Callable[[], None],
         on_lost: Callable[[str], None],
     ) -> None:
@@ -52,8 +45,6 @@ class StoreHandle:
             children: reports the end of the process.
             addr: MASTER_ADDR. The socket listens only there, if it can.
             port: MASTER_PORT.
-            world_size: how many workers the round has.
-            on_again: called once when more clients than workers have connected.
             on_stalled: called when a forked process stood still before it served, and was killed. Then `waits` is True.
             on_lost: called once with a reason when the process has ended before `close`.
 
@@ -62,8 +53,6 @@ class StoreHandle:
         """
         self._loop = loop
         self._children = children
-        self._world_size = world_size
-        self._on_again = on_again
         self._on_stalled = on_stalled
         self._on_lost = on_lost
         self._watch: stall_watch.StallWatch | None = None
@@ -90,7 +79,7 @@ class StoreHandle:
             OSError: the socket cannot be sent.
         """
         try:
-            socket.send_fds(control, [self._world_size.to_bytes(4, "big")], [self._listener.fileno()])
+            socket.send_fds(control, [HOST], [self._listener.fileno()])
         except OSError as error:
             control.close()
             if isinstance(error, ConnectionError):
@@ -116,7 +105,7 @@ class StoreHandle:
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                pid = spawn(options.build_spec(program.STORE, str(theirs.fileno())), keep_fd=theirs.fileno())
+                pid = spawn(options.build_spec(program.STORE, str(theirs.fileno())), keep_fds=[theirs.fileno()])
             except BaseException:
                 ours.close()
                 raise
@@ -141,7 +130,7 @@ class StoreHandle:
         self._on_stalled()
 
     def _receive(self) -> None:
-        """Receive that the process has counted too many clients, or that it has ended."""
+        """Receive that the process serves, or that it has ended."""
         control = self._control
         if control is None:
             return
@@ -151,18 +140,10 @@ class StoreHandle:
             return
         except ConnectionError:
             received = b""
-        if received == SERVES:
+        if received:
             self._expect_no_answer()
-        elif received:
-            self._on_again()
         else:
             self._close_control()  # `ChildWatch` reports how it ended
-
-    def check(self) -> None:
-        """Have the process check now whether workers have connected again."""
-        if self._control is not None:
-            with suppress(OSError):
-                self._control.send(b"?")
 
     def _handle_end(self, pid: int, status: int) -> None:
         """Handle the end of a store that ended by itself because it found no torch, so that no worker can need it."""

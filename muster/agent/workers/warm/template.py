@@ -33,10 +33,18 @@ from muster.agent.workers.warm.forking import (
     wait_for_release,
 )
 
+# What these import, the program's folder may have too.
+from muster.agent.workers.warm.import_sites import ImportSite, ImportSites, import_at_site, show_warnings
+from muster.agent.workers.warm.preload import (
+    EarlyImports,
+    brings_torch,
+    choose_modules,
+    find_early_obstacle,
+    import_early,
+)
+
 if TYPE_CHECKING:
     from muster.agent.placement.thread_counts import ThreadSettings
-    from muster.agent.workers.warm.import_sites import ImportSite
-    from muster.agent.workers.warm.preload import EarlyImports
 
 _LINE_CHARACTERS: Final = 500
 _PAUSED_THRESHOLD: Final = 1_000_003
@@ -113,7 +121,7 @@ class _Before:
 
     known: frozenset[int]
     """Our descriptors."""
-    early: "EarlyImports | None"
+    early: EarlyImports | None
     folder: str | None
     """The folder that the program's start has put first in `sys.path`."""
     hazard: str | None
@@ -123,7 +131,6 @@ class _Before:
 def _import_early(requested: str) -> "tuple[ThreadSettings, EarlyImports]":
     """Import without a program."""
     from muster.agent.placement.thread_counts import read_settings
-    from muster.agent.workers.warm.preload import import_early
 
     before = read_settings(os.environ)
     thresholds = _pause_collections()
@@ -152,19 +159,12 @@ def _adopt_order(control: socket.socket, before: "ThreadSettings", early: "Early
 
 def _import_all(control: socket.socket, requested: str, program: Program, before: _Before) -> list[str]:
     """Import the requested modules and prepare memory for forking; exit if forking cannot be safe."""
-    # A program that is its own template needs neither.
-    from muster.agent.workers.warm.import_sites import ImportSites
-    from muster.agent.workers.warm.preload import brings_torch, choose_modules
-
     thresholds = _pause_collections()
     preload = choose_modules(requested, kind=program.kind, target=program.target)
     if preload.notice:
         send(control, {"notice": preload.notice})
     sites = ImportSites(program.kind, program.target)
     if before.early is not None:
-        from muster.agent.workers.warm.import_sites import show_warnings
-        from muster.agent.workers.warm.preload import find_early_obstacle
-
         obstacle = find_early_obstacle(before.early, preload.modules) or _find_hiding(before.folder)
         if obstacle is not None:
             send(control, {"refused": obstacle})
@@ -225,10 +225,8 @@ class _ImportFailure:
     """Whether parts of it may be in `sys.modules`: a second import would differ from one in a fresh process."""
 
 
-def _import(name: str, site: "ImportSite") -> _ImportFailure | None:
+def _import(name: str, site: ImportSite) -> _ImportFailure | None:
     """Import by name. A module that does not exist leaves nothing behind; any other failure may."""
-    from muster.agent.workers.warm.import_sites import import_at_site
-
     try:
         import_at_site(name, site)
     except BaseException as error:  # noqa: BLE001  # a user's module may raise anything, SystemExit too

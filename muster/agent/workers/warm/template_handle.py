@@ -90,7 +90,7 @@ class TemplateHandle:
             spec = options.build_spec(*words, stdout_fd=out_fd, stderr_fd=self._stderr_fd)
             # Like a cold worker, for the same inheritance. (glibc's posix_spawn leaves its two internal signals
             # ignored.)
-            self.pid = spawn(spec, keep_fd=theirs.fileno())
+            self.pid = spawn(spec, keep_fds=[theirs.fileno()])
             on_failure.pop_all()
 
     def watch(self, on_message: "Callable[[TemplateMessage], None]") -> None:

@@ -3,24 +3,14 @@
 from collections.abc import Mapping
 from typing import Final
 
+from muster.cli.rehearse.faults import nodes, places, ranks
 from muster.cli.rehearse.faults.fault import Fault
-from muster.cli.rehearse.faults.nodes import agent_killed, app_restarted, first_lost, lost, preempted
-from muster.cli.rehearse.faults.places import cut_long, cut_short, disk_full, disk_slow, out_of_memory
-from muster.cli.rehearse.faults.ranks import (
-    crashes,
-    killed,
-    loader_killed,
-    raises,
-    slow,
-    stopped,
-    stopped_in_collective,
-)
 
 FAULTS: Final[Mapping[str, Fault]] = {
-    module.FAULT.name: module.FAULT
-    for module in (
-        *(killed, raises, crashes, stopped, stopped_in_collective, slow, loader_killed),
-        *(preempted, first_lost, lost, agent_killed, app_restarted),
-        *(cut_short, cut_long, disk_full, disk_slow, out_of_memory),
+    fault.name: fault
+    for fault in (
+        *(ranks.KILLED, ranks.RAISES, ranks.CRASHES, ranks.STOPPED, ranks.STOPPED_IN_COLLECTIVE, ranks.SLOW),
+        *(ranks.LOADER_KILLED, nodes.PREEMPTED, nodes.FIRST_LOST, nodes.LOST, nodes.AGENT_KILLED, nodes.APP_RESTARTED),
+        *(places.CUT_SHORT, places.CUT_LONG, places.DISK_FULL, places.DISK_SLOW, places.OUT_OF_MEMORY),
     )
 }

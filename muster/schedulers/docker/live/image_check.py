@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from muster._shared.foreign_files import read_whole
 from muster.schedulers.docker.container_body import EngineFacts, ImageFacts, choose_working_dir
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.errors import CannotStart, DockerError, one_line
@@ -208,7 +209,7 @@ def _build_cache_key(info: Mapping[str, Any], app: AppRequest, container: Contai
 
 def _read_cache(file: Path) -> Findings | None:
     try:
-        return Findings(**json.loads(file.read_text()))
+        return Findings(**json.loads(read_whole(file)))
     except (OSError, ValueError, TypeError):
         return None
 

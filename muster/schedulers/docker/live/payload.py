@@ -95,10 +95,7 @@ class PackedWorkspaces:
 
 
 def find_left_folders(state_dir: Path) -> Iterator[Path]:
-    """Return the folders of packed workspaces whose process was killed.
-
-    Those of versions that locked none are left out.
-    """
+    """Return the folders of packed workspaces whose process was killed."""
     for folder in state_dir.glob(f"{_PACKED}*"):
         try:
             fd = os.open(folder / LOCK, os.O_RDWR | os.O_NOFOLLOW)

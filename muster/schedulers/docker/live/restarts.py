@@ -2,18 +2,18 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
 from muster._shared.contract import LogNames
+from muster._shared.foreign_files import read_whole
 from muster.schedulers.adapter.records import JobFacts, RecordReader
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.container_state import ContainerFacts
 from muster.schedulers.docker.engine.errors import DockerError
 from muster.schedulers.docker.spec import AppRequest, ContainerRequest, Label
-from muster.schedulers.docker.users import list_user_ids
+from muster.schedulers.docker.users import build_user_id
 from muster.schedulers.failure_report import parse_attempt
 
 RECORDS_LIMIT_BYTES: Final = 8 << 20
@@ -72,7 +72,7 @@ def read_events(engine: Engine, folder: Path, details: Mapping[str, Any]) -> tup
     counts = {path.name: _read_number(path) for path in folder.glob(f"{_FILE_PREFIX}*")}
     app = AppRequest.from_json(details["request"]) if details else None
     readers = {
-        request.role: RecordReader(partial(_read_live, engine, app, request))
+        request.role: _build_reader(engine, app, request)
         for request in (() if app is None else app.containers)
         if app is not None and request.runs_agent and request.replica == 0
     }
@@ -81,15 +81,12 @@ def read_events(engine: Engine, folder: Path, details: Mapping[str, Any]) -> tup
     return sum(counts.values()), {role: reader.job for role, reader in readers.items()}
 
 
-def read_run_file(
-    engine: Engine, app_id: str, details: Mapping[str, Any], key: tuple[str, int], name: str, limit_bytes: int
-) -> bytes | None:
+def read_run_file(engine: Engine, app_id: str, key: tuple[str, int], name: str, limit_bytes: int) -> bytes | None:
     """Read a file of the run's folder in the containers of a node, also those that have ended.
 
     Args:
         engine: with the app's containers.
         app_id: of the app.
-        details: of the app's spec. They are empty after its end.
         key: role and index of the node.
         name: below the run's folder. The records of all of its containers are joined. Of other files the newest counts.
         limit_bytes: of the file.
@@ -100,13 +97,10 @@ def read_run_file(
     Raises:
         DockerError: the engine does not answer.
     """
-    containers = AppRequest.from_json(details["request"]).containers if details else ()
-    old = next((each.find_run_file("") for each in containers if each.key == key), None)
-    labels = {Label.APP: app_id, Label.ROLE: key[0], Label.REPLICA: str(key[1])}
+    labels = {Label.APP: app_id, Label.ROLE: key[0], Label.REPLICA: str(key[1]), Label.USER: build_user_id()}
     found: list[bytes] = []
-    for facts in _sort_newest_first(each for user in list_user_ids() for each in
-                                    engine.list_containers({**labels, Label.USER: user})):  # fmt: skip
-        folder = facts.labels.get(Label.RUN_DIR, old)  # not in earlier versions' labels
+    for facts in _sort_newest_first(engine.list_containers(labels)):
+        folder = facts.labels.get(Label.RUN_DIR)
         content = None if folder is None else engine.copy_out(facts.id, folder + name, limit_bytes)
         if content is not None:
             found.append(content)
@@ -123,10 +117,10 @@ def _build_name(role: str) -> str:
     return f"{_FILE_PREFIX}{quote(role, safe='')}"
 
 
-def _read_live(engine: Engine, app: AppRequest, request: ContainerRequest, names: Sequence[str]) -> list[bytes]:
-    """Return the files in the newest container of node 0.
+def _build_reader(engine: Engine, app: AppRequest, request: ContainerRequest) -> RecordReader:
+    """Return what reads the files in the newest container of node 0.
 
-    While that does not run, return those of the first other node that runs. Where a node is lost, the next one takes
+    While that does not run, it reads those of the first other node that runs. Where a node is lost, the next one takes
     over. None also while no engine answers.
     """
     source, newest = request, _find_newest(engine, app, request)
@@ -137,7 +131,11 @@ def _read_live(engine: Engine, app: AppRequest, request: ContainerRequest, names
             if found is not None and found.running:
                 source, newest = other, found
                 break
-    return [b"" if newest is None else _read_file(engine, source, newest.id, name) or b"" for name in names]
+
+    def read(names: Sequence[str]) -> list[bytes]:
+        return [b"" if newest is None else _read_file(engine, source, newest.id, name) or b"" for name in names]
+
+    return RecordReader(read, "" if newest is None or not newest.running else newest.started_at)
 
 
 def _find_newest(engine: Engine, app: AppRequest, request: ContainerRequest) -> ContainerFacts | None:
@@ -160,6 +158,6 @@ def _read_file(engine: Engine, request: ContainerRequest, container: str, name: 
 
 def _read_number(path: Path) -> int:
     try:
-        return int(path.read_text())
+        return int(read_whole(path))
     except (OSError, ValueError):
         return 0

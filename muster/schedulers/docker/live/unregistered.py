@@ -11,7 +11,7 @@ from muster.schedulers.adapter.facts import AppFacts
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.container_state import ContainerFacts
 from muster.schedulers.docker.spec import Label
-from muster.schedulers.docker.users import list_user_ids
+from muster.schedulers.docker.users import build_user_id
 from muster.schedulers.timestamps import parse_seconds
 
 _STOPPERS: Final = 32
@@ -20,20 +20,14 @@ _WAITING: Final = ("created",)
 
 def find_app(engine: Engine, app_id: str) -> list[ContainerFacts]:
     """Return the containers of one app of this user: the newest of each replica."""
-    found = [
-        facts
-        for user in list_user_ids()
-        for facts in engine.list_containers({Label.APP: app_id, Label.USER: user, Label.ROLE: None})
-    ]
-    return _list_newest(found)
+    return _list_newest(engine.list_containers({Label.APP: app_id, Label.USER: build_user_id(), Label.ROLE: None}))
 
 
 def list_apps(engine: Engine) -> dict[str, list[ContainerFacts]]:
     """Map each app id of this user to its containers."""
     apps: dict[str, list[ContainerFacts]] = {}
-    for user in list_user_ids():
-        for facts in engine.list_containers({Label.USER: user, Label.APP: None, Label.ROLE: None}):
-            apps.setdefault(facts.labels[Label.APP], []).append(facts)
+    for facts in engine.list_containers({Label.USER: build_user_id(), Label.APP: None, Label.ROLE: None}):
+        apps.setdefault(facts.labels[Label.APP], []).append(facts)
     return apps
 
 
@@ -43,39 +37,36 @@ def list_remains(engine: Engine) -> dict[str, list[Mapping[str, str]]]:
     What is left is reservations, networks and temporary containers. An app whose temporary container runs is left out.
     """
     remains: dict[str, list[Mapping[str, str]]] = {}
-    left_out = set()
-    for user in list_user_ids():
-        mine = {Label.USER: user, Label.APP: None}
-        containers = engine.list_containers(mine)
-        left_out |= {facts.labels[Label.APP] for facts in containers if Label.ROLE in facts.labels or facts.running}
-        networks = [network.get("Labels") or {} for network in engine.list_networks(mine)]
-        for labels in [*(facts.labels for facts in containers), *networks, *engine.list_volumes(mine).values()]:
-            remains.setdefault(labels[Label.APP], []).append(labels)
+    mine = {Label.USER: build_user_id(), Label.APP: None}
+    containers = engine.list_containers(mine)
+    left_out = {facts.labels[Label.APP] for facts in containers if Label.ROLE in facts.labels or facts.running}
+    networks = [network.get("Labels") or {} for network in engine.list_networks(mine)]
+    for labels in [*(facts.labels for facts in containers), *networks, *engine.list_volumes(mine).values()]:
+        remains.setdefault(labels[Label.APP], []).append(labels)
     return {app_id: found for app_id, found in remains.items() if app_id not in left_out}
 
 
 def list_caches(engine: Engine) -> dict[str, float | None]:
     """List this user's volumes with compile caches that no container has, and when each was made, since the epoch."""
-    found: dict[str, float | None] = {}
-    for user in list_user_ids():
-        for name, created in engine.list_unused_volumes({Label.USER: user, Label.CACHE: None}).items():
-            found[name] = parse_seconds(created) if created else None
-    return found
+    found = engine.list_unused_volumes({Label.USER: build_user_id(), Label.CACHE: None})
+    return {name: parse_seconds(created) if created else None for name, created in found.items()}
 
 
 def find_other_state_dir(containers: Sequence[ContainerFacts], state_dir: str) -> str | None:
     """Return the folder for state with which an app was submitted, if that is another one than `state_dir`."""
-    dirs = {facts.labels.get(Label.STATE_DIR, state_dir) for facts in containers} - {state_dir}
+    dirs = {facts.labels[Label.STATE_DIR] for facts in containers} - {state_dir}
     return min(dirs, default=None)
 
 
 def find_app_state(containers: Sequence[ContainerFacts]) -> AppState:
-    """Return the state of an app without a supervisor. The newest container of each replica counts."""
+    """Return the state of an app without a supervisor. The newest container of each replica counts.
+
+    One that waits keeps the app from its end, and an app of which a container has ended has begun to run.
+    """
     states = [find_state(facts) for facts in _list_newest(containers)]
-    for state in (AppState.RUNNING, AppState.FAILED, AppState.PENDING):
-        if state in states:
-            return state
-    return AppState.SUCCEEDED
+    if AppState.PENDING in states:
+        return AppState.PENDING if {*map(find_state, containers)} == {AppState.PENDING} else AppState.RUNNING
+    return next((each for each in (AppState.RUNNING, AppState.FAILED) if each in states), AppState.SUCCEEDED)
 
 
 def find_state(facts: ContainerFacts) -> AppState:

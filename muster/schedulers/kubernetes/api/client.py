@@ -26,7 +26,11 @@ from muster.schedulers.kubernetes.api.errors import Refusal, Unreachable, explai
 CONNECT_TIMEOUT_S: Final = 10.0
 READ_TIMEOUT_S: Final = 30.0
 STREAM_TIMEOUT_S: Final = 60.0
-"""A stream without data for this long counts as broken and is resumed. Watches send bookmarks about every minute."""
+"""A stream without data for this long counts as broken and is resumed."""
+
+WATCH_TIMEOUT_S: Final = 10.0
+"""The same for a watch. Without changes it is opened again each time, which a server that is silent does not answer:
+nothing else is asked of it while a log is followed."""
 
 RETRY_BUDGET_S: Final = 150.0
 """From the first attempt of a request to its last, once the server has answered a request. A control plane that is
@@ -226,12 +230,13 @@ class Client:
         verb: str,
         query: Mapping[str, str] | None = None,
         budget_s: float | None = None,
+        read_s: float = STREAM_TIMEOUT_S,
     ) -> Iterator[Stream]:
         """Open a response without a fixed end, a watch or a followed log, with attempts for `budget_s`.
 
-        Raises like `request`.
+        Without data for `read_s` it counts as broken. Raises like `request`.
         """
-        call = Call(method="GET", path=path, what=what, verb=verb, query=query or {}, budget_s=budget_s)
+        call = Call(method="GET", path=path, what=what, verb=verb, query=query or {}, budget_s=budget_s, read_s=read_s)
         stream = Stream(self._send(call, streams=True))
         try:
             yield stream
@@ -248,7 +253,7 @@ class Client:
             connection = self.connection
             outcome = self._attempt(connection, call, streams=streams)
             if not isinstance(outcome, (Refusal, Unreachable)):
-                self._note_answer(call)
+                self._note_answer(connection, call)
                 return outcome
             self._responded = self._responded or (isinstance(outcome, Refusal) and outcome.status < 500)
             maybe_done = maybe_done or isinstance(outcome, Unreachable) or outcome.status >= 500
@@ -270,12 +275,14 @@ class Client:
                 self._tell_away(connection, outcome, budget_s)
             self._clock.sleep(wait_s)
 
-    def _note_answer(self, call: Call) -> None:
+    def _note_answer(self, connection: Connection, call: Call) -> None:
         with self._lock:
             self._responded = True
-            self._is_away_told = False
+            was_told, self._is_away_told = self._is_away_told, False
             if call.method == "GET":
                 self._allowed.add(_key(call))
+        if was_told:
+            self._notify(f"the API server {connection.host} answers again")
 
     def _tell_away(self, connection: Connection, outcome: Refusal | Unreachable, budget_s: float) -> None:
         """Say that the command waits for the server: once for all threads, until it answers again."""
@@ -290,7 +297,6 @@ class Client:
         import urllib3
         from urllib3.exceptions import HTTPError
 
-        read_s = STREAM_TIMEOUT_S if streams else call.read_s
         try:
             response = connection.pool.request(
                 call.method,
@@ -298,7 +304,7 @@ class Client:
                 headers=_build_headers(connection, call),
                 body=None if call.body is None else json.dumps(call.body).encode(),
                 preload_content=not streams,
-                timeout=urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=read_s),
+                timeout=urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=call.read_s),
                 retries=False,
                 redirect=False,
             )

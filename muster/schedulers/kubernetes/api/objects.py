@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from muster.schedulers.kubernetes.api.client import Client
+from muster.schedulers.kubernetes.api.client import WATCH_TIMEOUT_S, Client
 from muster.schedulers.kubernetes.api.errors import ApiError, RequestError, Unreachable
 from muster.schedulers.kubernetes.kinds import Kind, parse_kind
 from muster.schedulers.kubernetes.labels import LABEL_INSTANCE, SUBMISSION_ANNOTATION
@@ -216,7 +216,9 @@ class Objects:
         )
         what = f"{kind.kind.lower()}s"
         try:
-            with self.client.stream(kind.build_path(namespace), what=what, verb="watch", query=query) as stream:
+            with self.client.stream(
+                kind.build_path(namespace), what=what, verb="watch", query=query, read_s=WATCH_TIMEOUT_S
+            ) as stream:
                 for line in _split_lines(stream.read_chunks()):
                     yield from _read_event(json.loads(line))
         except ApiError as error:

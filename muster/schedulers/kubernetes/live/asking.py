@@ -102,7 +102,7 @@ def stop_app(resources: Objects, ref: AppRef, limit_s: float, cancel: Callable[[
 
 
 def _find_running(resources: Objects, ref: AppRef) -> list[dict[str, Any]]:
-    """Return the app's Jobs, or its JobSet or job of Volcano. Some of it has not ended."""
+    """Return the app's Jobs, or its JobSet. Some of it has not ended."""
     parents = find_parents(resources, ref)
     if not parents:
         raise ControlError(f"there is no app {ref.name!r} in namespace {ref.namespace!r}", ExitCode.UNKNOWN)
@@ -210,7 +210,9 @@ def read_jobs(resources: Objects, ref: AppRef, observation: Observation) -> dict
     )
     first = {fact.role: fact for fact in running}
     pods = {role.name: first[label] for label, role in roles.items() if is_agent_role(role) and label in first}
-    return {role: RecordReader(partial(_read_records, resources, ref, pod)).job for role, pod in pods.items()}
+    return {
+        role: RecordReader(partial(_read_records, resources, ref, pod), pod.created).job for role, pod in pods.items()
+    }
 
 
 def run_in_node(

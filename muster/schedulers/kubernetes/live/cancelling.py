@@ -15,7 +15,7 @@ from muster.schedulers.kubernetes.api.client import Clock
 from muster.schedulers.kubernetes.api.errors import ApiError, ForbiddenError, RequestError
 from muster.schedulers.kubernetes.api.objects import Objects
 from muster.schedulers.kubernetes.app_id import AppRef
-from muster.schedulers.kubernetes.kinds import JOB, JOBSET, VOLCANO_JOB, build_document, parse_kind
+from muster.schedulers.kubernetes.kinds import JOB, JOBSET, build_document, parse_kind
 from muster.schedulers.kubernetes.labels import (
     APPDEF_ANNOTATION,
     BY_CANCEL,
@@ -25,9 +25,8 @@ from muster.schedulers.kubernetes.labels import (
     LABEL_COMPONENT,
     SUBMITTED_ANNOTATION,
 )
-from muster.schedulers.kubernetes.live.operations import find_parents, has_app, is_cancelled, read_job_end
+from muster.schedulers.kubernetes.live.operations import find_parents, is_cancelled, read_job_end
 from muster.schedulers.kubernetes.names import CONTAINER
-from muster.schedulers.kubernetes.volcano_jobs import build_abort_command
 
 _STOP_JOB: Final = {"activeDeadlineSeconds": 1}
 
@@ -52,13 +51,9 @@ def cancel(resources: Objects, ref: AppRef, by: str = BY_CANCEL) -> None:
     names = [parent["metadata"]["name"] for parent in queued]
     others = [parent for parent in parents if parent["metadata"]["name"] not in names]
     if queued:
-        _remove(resources, ref, queued, by, keep_record=not any(map(has_app, others)))
+        _remove(resources, ref, queued, by, keep_record=not others)
         if others and all(read_job_end(other) == "Complete" for other in others):  # or nothing would tell of the cancel
-            try:
-                _patch(resources, ref, others[0], {"metadata": {"annotations": {CANCEL_ANNOTATION: by}}})
-            except ApiError as error:
-                if error.refusal.status != 404:  # older versions: its owner took it
-                    raise
+            _patch(resources, ref, others[0], {"metadata": {"annotations": {CANCEL_ANNOTATION: by}}})
 
 
 def confirm_cancel(
@@ -85,19 +80,16 @@ def confirm_cancel(
     notify(f"the cancel is recorded, and {names} has not ended within {_LOOKS * _LOOK_S:.0f} s: see `torchx status`")
 
 
-def stop_job(resources: Objects, ref: AppRef, job: Mapping[str, Any], jobs: Sequence[Mapping[str, Any]]) -> None:
+def stop_job(resources: Objects, ref: AppRef, job: Mapping[str, Any]) -> None:
     """Stop one Job of an app that is not cancelled: the Job fails, or is deleted if it waits in a queue.
 
     Args:
         resources: of the cluster.
         ref: the app.
-        job: which.
-        jobs: all of the app.
+        job: which. It is not the last one that the app has.
     """
     stopped = _patch(resources, ref, job, {"spec": _STOP_JOB})
-    others = [other for other in jobs if other["metadata"]["name"] != job["metadata"]["name"]]
-    # Older versions: the first Job owns the others, and has the AppDef.
-    if _is_queued(stopped) and any(map(has_app, others)):
+    if _is_queued(stopped):
         resources.delete(JOB, ref.namespace, job["metadata"]["name"])
 
 
@@ -109,13 +101,8 @@ def _mark(resources: Objects, ref: AppRef, parent: Mapping[str, Any], by: str) -
     kind = parse_kind(parent)
     if kind == JOBSET and _is_queued(parent):
         return dict(parent)
-    if kind == VOLCANO_JOB:  # first: without this right nothing is changed
-        _create_if_missing(resources, build_abort_command(parent))
-    change: dict[str, Any] = {"metadata": {"annotations": {CANCEL_ANNOTATION: by}}}
-    if kind == JOB:
-        change["spec"] = _STOP_JOB
-    elif kind == JOBSET:
-        change["spec"] = {"suspend": True}
+    spec = _STOP_JOB if kind == JOB else {"suspend": True}
+    change = {"metadata": {"annotations": {CANCEL_ANNOTATION: by}}, "spec": spec}
     marked = _patch(resources, ref, parent, change)
     return dict(parent) if kind == JOBSET else marked
 
@@ -142,7 +129,7 @@ def _remove(
         RightError: the account may not delete them. Nothing was changed.
         EngineError: some are not deleted, or all are and the record could not be created.
     """
-    record = _build_record(ref, next(filter(has_app, parents), None), by) if keep_record else None
+    record = _build_record(ref, parents[0], by) if keep_record else None
     refused = False
     if record is not None:
         try:
@@ -177,14 +164,14 @@ def _create_if_missing(resources: Objects, document: Mapping[str, Any]) -> None:
             raise
 
 
-def _build_record(ref: AppRef, parent: Mapping[str, Any] | None, by: str) -> dict[str, Any] | None:
+def _build_record(ref: AppRef, parent: Mapping[str, Any], by: str) -> dict[str, Any] | None:
     """Return a Job of no pods, which Kubernetes completes at once. Return None without an AppDef to keep.
 
     It has no label of a queue, and its name is that of no role's Job.
     """
-    if parent is None:
-        return None
     labels, annotations = (parent["metadata"].get(name) or {} for name in ("labels", "annotations"))
+    if APPDEF_ANNOTATION not in annotations:
+        return None
     queue = (KUEUE_QUEUE, KUEUE_PRIORITY, LABEL_COMPONENT)
     kept = {key: value for key, value in labels.items() if key not in queue}
     inner = parent["spec"] if parent["kind"] == JOB.kind else parent["spec"]["replicatedJobs"][0]["template"]["spec"]

@@ -27,6 +27,16 @@ _END_REASONS: Final = {
 }
 """Reason of a pod's event -> why the pod was ended."""
 
+_ENDS: Final = {
+    **dict.fromkeys(("Completed", "AllJobsCompleted"), "Complete"),
+    **dict.fromkeys(
+        ("BackoffLimitExceeded", "PodFailurePolicy", "FailedIndexes", "MaxFailedIndexesExceeded"), "Failed"
+    ),
+    **dict.fromkeys(("FailedJobs", "ReachedMaxRestarts"), "Failed"),
+}
+"""Reason of the event by which the controller of a Job or a JobSet tells of its end -> how it ended. A deadline is left
+out: it may be a cancel's."""
+
 
 def observe(resources: Objects, ref: AppRef) -> Observation | None:
     """Read an app. Return None if it does not exist. A healthy app needs two requests.
@@ -61,6 +71,34 @@ def observe(resources: Objects, ref: AppRef) -> Observation | None:
         missing_end=_read_last_end(resources, ref, missing) if asks_ends and runs and missing else "",
         now_s=time.time(),
     )
+
+
+def read_gone(resources: Objects, ref: AppRef, parents: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the parents of an app that has been deleted as they were at their end, by its events.
+
+    `ttl_s` may delete them before anybody has seen how they ended. []: the events do not tell of all.
+
+    Args:
+        resources: of the cluster.
+        ref: the app.
+        parents: as they were seen last.
+    """
+    none: list[dict[str, Any]] = []
+    fields = f"involvedObject.kind={parse_kind(parents[0]).kind}"
+    events = read_if_allowed(lambda: resources.list_all(EVENT, ref.namespace, fields=fields)[0], none)
+    told = {(item.get("involvedObject") or {}).get("name"): item for item in events if item.get("reason") in _ENDS}
+    ended = [
+        {**parent, "status": {**(parent.get("status") or {}), "conditions": [_build_condition(event)]}}
+        for parent in parents
+        if (event := told.get(parent["metadata"]["name"])) is not None
+    ]
+    return ended if len(ended) == len(parents) else []
+
+
+def _build_condition(event: Mapping[str, Any]) -> dict[str, Any]:
+    reason, when = str(event["reason"]), event.get("lastTimestamp") or event.get("eventTime")
+    message = event.get("message")
+    return {"type": _ENDS[reason], "status": "True", "reason": reason, "message": message, "lastTransitionTime": when}
 
 
 def list_pods(resources: Objects, ref: AppRef) -> list[PodFact]:

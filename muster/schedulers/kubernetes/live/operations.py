@@ -5,7 +5,6 @@ from functools import partial
 from typing import Any, Final
 
 from muster.schedulers.errors import EndedAppError, EngineError, SchedulerError, UnknownAppError
-from muster.schedulers.kubernetes import volcano_jobs
 from muster.schedulers.kubernetes.api.errors import ApiError, ForbiddenError, read_if_allowed
 from muster.schedulers.kubernetes.api.objects import Objects
 from muster.schedulers.kubernetes.app_id import AppRef
@@ -16,13 +15,10 @@ from muster.schedulers.kubernetes.kinds import (
     POD_GROUP_VERSIONS,
     SECRET,
     SERVICE,
-    VOLCANO_JOB,
     Kind,
     parse_kind,
 )
 from muster.schedulers.kubernetes.labels import (
-    APPDEF_ANNOTATION,
-    BY_CANCEL,
     BY_STOP,
     CANCEL_ANNOTATION,
     KUEUE_MINIMUM,
@@ -46,32 +42,24 @@ _POD_GROUPS: Final = tuple(
 
 _ENDS: Final = {
     **dict.fromkeys(("Complete", "Completed"), "Complete"),
-    **dict.fromkeys(("Failed", "FailureTarget", "Terminated", volcano_jobs.ABORTED), "Failed"),
+    **dict.fromkeys(("Failed", "FailureTarget"), "Failed"),
 }
-"""Condition of a Job or a JobSet that has ended, or phase of a job of Volcano -> how."""
+"""Condition of a Job or a JobSet that has ended -> how."""
 
 
 def _list_prerequisites(app: str) -> tuple[tuple[Kind, str], ...]:
-    workspace = (SECRET, build_workspace_name(app))  # older versions have it in the ConfigMap
+    workspace = (SECRET, build_workspace_name(app))
     return (SERVICE, app), (CONFIG_MAP, build_config_map_name(app)), (SECRET, build_secret_name(app)), workspace
 
 
 def find_parents(resources: Objects, ref: AppRef) -> list[dict[str, Any]]:
-    """Return the app's Jobs, or its JobSet or job of Volcano. Return [] if it does not exist. The first has the AppDef.
-
-    In apps of older versions that is the first role's Job, which owns the others. Now every Job has it.
-    """
+    """Return the app's Jobs, or its JobSet. Return [] if it does not exist. Each of them has the AppDef."""
     ours = [job for job in resources.list_app(JOB, ref.namespace, ref.name) if not is_inner(job)]
-    ours.sort(key=lambda job: not has_app(job))
-    ours = ours if ours and has_app(ours[0]) else []
     if not all(map(_is_record, ours)):
         return ours
-    for kind in (JOBSET, VOLCANO_JOB):  # an interrupted cancel leaves both
-        # Flavour `job` needs rights to Jobs only.
-        parent = read_if_allowed(partial(resources.read, kind, ref.namespace, ref.name), None)
-        if parent is not None:
-            return [parent, *ours]
-    return ours
+    # An interrupted cancel leaves both. Flavour `job` needs rights to Jobs only.
+    parent = read_if_allowed(partial(resources.read, JOBSET, ref.namespace, ref.name), None)
+    return ours if parent is None else [parent, *ours]
 
 
 def is_inner(job: Mapping[str, Any]) -> bool:
@@ -79,21 +67,20 @@ def is_inner(job: Mapping[str, Any]) -> bool:
     return any(owner["kind"] == JOBSET.kind for owner in job["metadata"].get("ownerReferences") or [])
 
 
-def has_app(item: Mapping[str, Any]) -> bool:
-    """Return whether the app can be read from this object."""
-    return APPDEF_ANNOTATION in (item["metadata"].get("annotations") or {})
-
-
 def is_cancelled(parent: Mapping[str, Any]) -> bool:
     """Return whether a user has cancelled the app that this object belongs to."""
-    aborted = volcano_jobs.read_state(parent).get("phase") == volcano_jobs.ABORTED
-    return aborted or CANCEL_ANNOTATION in (parent["metadata"].get("annotations") or {})
+    return CANCEL_ANNOTATION in (parent["metadata"].get("annotations") or {})
+
+
+def is_suspended(parent: Mapping[str, Any]) -> bool:
+    """Return whether it waits until its queue, or a user, resumes it."""
+    return bool((parent.get("spec") or {}).get("suspend"))
 
 
 def find_canceller(parents: Sequence[Mapping[str, Any]]) -> str:
     """Return the command that has cancelled an app. "": none that is known."""
     annotations = [parent["metadata"].get("annotations") or {} for parent in parents]
-    return next((by for each in annotations if (by := each.get(CANCEL_ANNOTATION)) in (BY_CANCEL, BY_STOP)), "")
+    return next((each[CANCEL_ANNOTATION] for each in annotations if CANCEL_ANNOTATION in each), "")
 
 
 def describe_stopper(parents: Sequence[Mapping[str, Any]]) -> str:
@@ -103,8 +90,7 @@ def describe_stopper(parents: Sequence[Mapping[str, Any]]) -> str:
         return f"{'stopped' if by == BY_STOP else 'cancelled'} by `{by}`"
     if not parents:
         return "its Job was deleted"
-    is_suspended = any((parent.get("spec") or {}).get("suspend") for parent in parents)
-    return "its Job was suspended" if is_suspended else ""
+    return "its Job was suspended" if any(map(is_suspended, parents)) else ""
 
 
 def _is_record(job: Mapping[str, Any]) -> bool:
@@ -115,18 +101,18 @@ def _is_record(job: Mapping[str, Any]) -> bool:
 def read_job_end(job: Mapping[str, Any]) -> str | None:
     """Return how a Job ended: "Complete", "Failed" (also while its last pods still end), or None while it runs.
 
-    JobSets and jobs of Volcano count in the same way. The record of an app that was cancelled in its queue has no pods
-    to complete: it counts as failed.
+    JobSets count in the same way. The record of an app that was cancelled in its queue has no pods to complete: it
+    counts as failed.
     """
     if _is_record(job):
         return "Failed"
     kinds = [condition["type"] for condition in list_conditions(job) if condition["status"] == "True"]
-    return next((_ENDS[kind] for kind in (*kinds, volcano_jobs.read_state(job).get("phase")) if kind in _ENDS), None)
+    return next((_ENDS[kind] for kind in kinds if kind in _ENDS), None)
 
 
 def list_conditions(item: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Read the conditions of an object. Those of a job of Volcano are the phases it went through: none has a type."""
-    return [each for each in (item.get("status") or {}).get("conditions") or [] if "type" in each]
+    """Read the conditions of an object."""
+    return (item.get("status") or {}).get("conditions") or []
 
 
 def delete(resources: Objects, ref: AppRef) -> bool:
@@ -218,7 +204,7 @@ def resize(resources: Objects, ref: AppRef, pods: Iterable[PodFact], nodes: int,
     roles = {label: build_role_plan(role) for label, role in decode_roles(parents[0]).items()}
     role = find_elastic_role(ref.name, list(roles.values()), role_name, nodes)
     label = next(label for label, each in roles.items() if each is role)
-    # A JobSet or a job of Volcano has all roles.
+    # A JobSet has all roles.
     parent = next((parent for parent in parents if read_role(parent) == label), parents[0])
     kind = parse_kind(parent)
     if kind == JOB and read_role(parent) != label:
@@ -234,9 +220,7 @@ def resize(resources: Objects, ref: AppRef, pods: Iterable[PodFact], nodes: int,
         )
     _check_who_stays({fact.index for fact in pods if fact.role == label and fact.phase == "Running"}, nodes)
     # Kubernetes changes completions only with the parallelism.
-    change: dict[str, Any] = {"parallelism": nodes, "completions": nodes}
-    if kind == VOLCANO_JOB:
-        change = volcano_jobs.resize_tasks(parent, label, nodes)
+    change = {"parallelism": nodes, "completions": nodes}
     resources.patch(kind, ref.namespace, parent["metadata"]["name"], {"spec": change})
 
 

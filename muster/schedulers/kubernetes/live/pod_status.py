@@ -10,7 +10,6 @@ from muster._shared.records import replace
 from muster._shared.reports import Report
 from muster.schedulers.agent_command import find_run_file
 from muster.schedulers.failure_report import parse_report
-from muster.schedulers.kubernetes import volcano_jobs
 from muster.schedulers.kubernetes.labels import (
     INDEX_FAILURES,
     JOB_INDEX_LABEL,
@@ -18,11 +17,21 @@ from muster.schedulers.kubernetes.labels import (
 )
 from muster.schedulers.kubernetes.names import CONTAINER
 
-_IMAGE_REASONS: Final = ("ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull")
+_IMAGE_REASONS: Final = ("InvalidImageName", "ErrImageNeverPull")
+_PULL_REASONS: Final = (
+    "ImagePullBackOff",
+    "ErrImagePull",
+    "ImageInspectError",
+    "RegistryUnavailable",
+    "SignatureValidationFailed",
+)
+"""They follow each other as long as an image cannot be pulled."""
+_STEADY_REASON: Final = "CreateContainerConfigError"
+"""Its message says what is missing. Those of other reasons have ids and times, which differ at each attempt."""
 _NORMAL_WAIT_REASONS: Final = ("ContainerCreating", "PodInitializing", "")
 _LOST_NODE_REASONS: Final = ("DeletionByTaintManager", "DeletionByPodGC")
-_LOST_VOLUMES: Final = {"emptyDir", "ephemeral"}
-"""Sources of volumes that end with their pod."""
+_LOST_VOLUMES: Final = {"emptyDir", "ephemeral", "configMap", "secret", "projected", "downwardAPI"}
+"""Sources of volumes that end with their pod, or that it cannot write to."""
 _LOST_LOGS: Final = (
     f"in the pods, and lost with them: `muster log` prints them; --env {Env.LOG_DIR}=FOLDER, on a volume, keeps them"
 )
@@ -53,7 +62,9 @@ class PodFact:
     """RFC 3339, by the API server's clock. It orders the pods of one index."""
     node: str = ""
     reason: str = ""
-    """Why it waits or ended. Pods with the same reason are shown as one group."""
+    """Why it waits or ended."""
+    code: str = ""
+    """What of the reason stays the same as long as the pod waits for the same thing. Pods of one code are one group."""
     exit_code: int | None = None
     finished: str = ""
     report: Report | None = None
@@ -93,9 +104,9 @@ def read_pod(pod: Mapping[str, Any]) -> PodFact:
     phase = status.get("phase") or "Unknown"
     terminating = metadata.get("deletionTimestamp") is not None
     if phase == "Failed":
-        reason = _explain_end(pod, status, terminated)
+        reason = code = _explain_end(pod, status, terminated)
     else:
-        reason = _explain_wait(pod, status, terminating=terminating)
+        reason, code = _explain_wait(pod, status, terminating=terminating)
     if reason.startswith(_NO_START):
         text = ""  # the reason has it
     command = (*(container.get("command") or ()), *(container.get("args") or ()))
@@ -114,6 +125,7 @@ def read_pod(pod: Mapping[str, Any]) -> PodFact:
         created=metadata.get("creationTimestamp") or "",
         node=(pod.get("spec") or {}).get("nodeName") or "",
         reason=reason,
+        code=code,
         exit_code=terminated.get("exitCode"),
         finished=terminated.get("finishedAt") or "",
         report=report,
@@ -165,8 +177,7 @@ def find_latest_pods(facts: Sequence[PodFact]) -> dict[tuple[str, int], PodFact]
 
 def _read_index(pod: Mapping[str, Any]) -> int:
     text = (pod["metadata"].get("labels") or {}).get(JOB_INDEX_LABEL, "")
-    index = int(text) if text.isdecimal() else volcano_jobs.find_index(pod)
-    return -1 if index is None else index
+    return int(text) if text.isdecimal() else -1
 
 
 def _find_container(containers: Sequence[Mapping[str, Any]] | None) -> Mapping[str, Any]:
@@ -187,23 +198,33 @@ def _read_message(message: str) -> tuple[Report | None, str]:
 # -- why it waits -----------------------------------------------------------------------------------------------------
 
 
-def _explain_wait(pod: Mapping[str, Any], status: Mapping[str, Any], *, terminating: bool) -> str:
+def _explain_wait(pod: Mapping[str, Any], status: Mapping[str, Any], *, terminating: bool) -> tuple[str, str]:
+    """Return the reason and its code, see `PodFact`."""
     if terminating:
-        return _explain_terminating(pod, status)
+        text = _explain_terminating(pod, status)
+        return text, text
     if status.get("phase") != "Pending":
-        return ""
+        return "", ""
     scheduled = _find_condition(status, "PodScheduled")
     if scheduled.get("status") == "False":
         return _shorten_scheduling(str(scheduled.get("reason") or ""), str(scheduled.get("message") or ""))
     for container in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
         waiting = (container.get("state") or {}).get("waiting") or {}
         reason, message = str(waiting.get("reason") or ""), _format_line(str(waiting.get("message") or ""))
-        if reason in _IMAGE_REASONS:
-            said = f": {message}" if message else ""
-            return f"{reason}: cannot pull image {container.get('image')!r} (--image chooses another){said}"
+        if reason in (*_IMAGE_REASONS, *_PULL_REASONS):
+            word = f"{reason}: " if reason in _IMAGE_REASONS else ""
+            text = f"{word}cannot pull image {container.get('image')!r} (--image chooses another)"
+            return ": ".join(filter(None, (text, _shorten_pull_error(message)))), text
         if reason not in _NORMAL_WAIT_REASONS:
-            return f"{reason}: {message}" if message else reason
-    return ""
+            text = f"{reason}: {message}" if message else reason
+            return text, text if reason == _STEADY_REASON else reason
+    return "", ""
+
+
+def _shorten_pull_error(message: str) -> str:
+    """Find the cause at the end of what the container runtime says: `dial tcp: lookup registry: no such host`."""
+    cause = re.sub(r'^Back-off pulling image "[^"]*"', "", message)
+    return re.sub(r'^(: )?(ErrImagePull: )?(.*": |rpc error: code = \w+ desc = )?', "", cause)[:200]
 
 
 def _explain_terminating(pod: Mapping[str, Any], status: Mapping[str, Any]) -> str:
@@ -216,19 +237,24 @@ def _explain_terminating(pod: Mapping[str, Any], status: Mapping[str, Any]) -> s
     return "Terminating"
 
 
-def _shorten_scheduling(reason: str, message: str) -> str:
-    """Shorten "0/3 nodes are available: 3 Insufficient cpu. preemption: ..." to "Insufficient cpu (3 of 3 nodes)"."""
+def _shorten_scheduling(reason: str, message: str) -> tuple[str, str]:
+    """Return the reason and its code, which has no numbers.
+
+    "0/3 nodes are available: 3 Insufficient cpu. preemption: ..." becomes "Insufficient cpu (3 of 3 nodes)".
+    """
     if reason == "SchedulingGated":
-        return "waiting for its gang or queue to be admitted"
+        return "waiting for its gang or queue to be admitted", reason
     found = re.match(r"\d+/(\d+) nodes are available: (.*)", message)
     if not found:
-        return _format_line(message) or reason or "not scheduled yet"
+        text = _format_line(message) or reason or "not scheduled yet"
+        return text, text
     total, causes = found[1], re.split(r"\.(?:\s|$)", found[2])[0]
-    parts = []
+    parts, codes = [], []
     for cause in causes.split(", "):
         counted = re.match(r"(\d+) (.*)", cause)
         parts.append(f"{counted[2]} ({counted[1]} of {total} node{'' if total == '1' else 's'})" if counted else cause)
-    return ", ".join(parts)
+        codes.append(counted[2] if counted else cause)
+    return ", ".join(parts), ", ".join(sorted(codes))
 
 
 def _find_condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any]:

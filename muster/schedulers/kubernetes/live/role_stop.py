@@ -102,7 +102,7 @@ def stop_other_roles(resources: Objects, ref: AppRef, notify: Callable[[str], No
 
     def stop() -> None:
         for job in running:
-            stop_job(resources, ref, job, jobs)
+            stop_job(resources, ref, job)
 
     kept_logs.stop_and_keep_logs(
         resources.client,

@@ -1,15 +1,14 @@
 """All that the scheduler does with clusters: one session per scheduler, one client per kubeconfig and context."""
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from torchx.schedulers.api import DescribeAppResponse, ListAppResponse
 from torchx.specs.api import AppState
 
-from muster._shared.contract import AskKind, Env
+from muster._shared.contract import AskKind, Env, print_line
 from muster._shared.reports import Answer
 from muster.schedulers.adapter.facts import AppFacts
 from muster.schedulers.adapter.scheduler import ListedApp
@@ -21,18 +20,19 @@ from muster.schedulers.kubernetes.api.connection import Access
 from muster.schedulers.kubernetes.api.errors import ApiError, read_if_allowed
 from muster.schedulers.kubernetes.api.objects import Objects
 from muster.schedulers.kubernetes.app_id import AppRef, parse_app_id
-from muster.schedulers.kubernetes.kinds import JOB, JOBSET, POD, VOLCANO_JOB, Kind
+from muster.schedulers.kubernetes.kinds import JOB, JOBSET, POD, Kind
 from muster.schedulers.kubernetes.labels import BY_CANCEL, BY_STOP, LABEL_INSTANCE, LABEL_MANAGED_BY, MANAGED_BY
 from muster.schedulers.kubernetes.live import asking, cancelling, kept_logs, operations
 from muster.schedulers.kubernetes.live.logs import ConnectionLimits, LogReader, PodLogQuery, convert_to_stamp
-from muster.schedulers.kubernetes.live.observation import list_pods, observe
+from muster.schedulers.kubernetes.live.observation import list_pods, observe, read_gone
 from muster.schedulers.kubernetes.live.role_stop import RoleStop
 from muster.schedulers.kubernetes.live.status import (
     Observation,
     build_facts,
     decide_state,
     find_submitted_s,
-    list_completed_roles,
+    has_run,
+    list_ends,
 )
 from muster.schedulers.kubernetes.live.submit import submit
 from muster.schedulers.kubernetes.live.watch import PodSnapshot, PodWatch
@@ -42,6 +42,9 @@ from muster.schedulers.kubernetes.options import Options
 from muster.schedulers.runner import callers
 
 _WAITS = frozenset({AppState.SUBMITTED, AppState.PENDING})
+_LOOKS: Final = 4
+_LOOK_S: Final = 0.5
+"""How often the events of an app that has just been deleted are looked at, and between two looks: they come late."""
 _END_STATES = (AppState.SUCCEEDED, AppState.FAILED, AppState.CANCELLED, AppState.UNKNOWN)
 
 
@@ -54,8 +57,12 @@ class Session:
         self._clients: dict[Access, Client] = {}
         self._watches: dict[str, PodWatch] = {}
         self._role_stops: list[RoleStop] = []
-        self._completed: dict[AppRef, frozenset[str]] = {}
-        """Roles whose Job was seen complete: what waits for the app knows it after `ttl_s`, too."""
+        self._ends: dict[AppRef, dict[str, str]] = {}
+        """See `Observation.ends`: what waits for an app knows them after `ttl_s`, too."""
+        self._ran: set[AppRef] = set()
+        """Apps that were seen to run: Kubernetes forgets it."""
+        self._unended: dict[AppRef, Observation] = {}
+        """What was seen last of apps that had not ended."""
 
     def close(self) -> None:
         """Stop what is left of apps that have failed, then drops all connections. Idempotent."""
@@ -129,12 +136,20 @@ class Session:
             asks_agents: read what its agents report, in a pod.
         """
         ref, resources = self._find(app_id)
-        observation = observe(resources, ref)
+        observation = observe(resources, ref) or self._find_gone(resources, ref)
         if observation is None:
-            self._completed.pop(ref, None)
+            self._forget(ref)
             return None
-        observation = replace(observation, completed=self._note_completed(ref, observation.parents))
-        if asks_agents and decide_state(observation) is AppState.RUNNING:
+        ends = self._note_ends(ref, observation.parents)
+        observation = replace(observation, ends=ends, ran_before=ref in self._ran)
+        if has_run(observation):
+            self._ran.add(ref)
+        state = decide_state(observation)
+        if state in _END_STATES:
+            self._unended.pop(ref, None)
+        else:
+            self._unended[ref] = observation
+        if asks_agents and state is AppState.RUNNING:
             observation = replace(observation, jobs=asking.read_jobs(resources, ref, observation))
         return build_facts(app_id, observation)
 
@@ -160,11 +175,29 @@ class Session:
         ref, resources = self._find(app_id)
         asking.end_node(resources, ref, role, index)
 
-    def _note_completed(self, ref: AppRef, parents: Sequence[Mapping[str, Any]]) -> frozenset[str]:
-        """Return the labels of the roles whose Job this session has seen complete, now or before."""
-        completed = self._completed.get(ref, frozenset()) | list_completed_roles(parents)
-        self._completed[ref] = completed
-        return completed
+    def _note_ends(self, ref: AppRef, parents: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+        """Return how Jobs have ended that this session has seen to end, now or before."""
+        self._ends[ref] = {**self._ends.get(ref, {}), **list_ends(parents)}
+        return self._ends[ref]
+
+    def _find_gone(self, resources: Objects, ref: AppRef) -> Observation | None:
+        """Return the end of an app that `ttl_s` has deleted before this session saw it. None: it is not known."""
+        last = self._unended.get(ref)
+        if last is None:
+            return None
+        for look in range(_LOOKS):
+            if look:
+                self._clock.sleep(_LOOK_S)
+            parents = read_gone(resources, ref, last.parents)
+            if parents:
+                ended = [fact for fact in last.pods if fact.phase in ("Succeeded", "Failed")]
+                return replace(last, parents=parents, pods=ended)
+        return None
+
+    def _forget(self, ref: AppRef) -> None:
+        self._unended.pop(ref, None)
+        self._ends.pop(ref, None)
+        self._ran.discard(ref)
 
     def cancel(self, app_id: str, by: str = BY_CANCEL) -> None:
         """See `cancelling.cancel`."""
@@ -196,7 +229,7 @@ class Session:
         ref, resources = self._find(app_id)
         found = operations.delete(resources, ref)
         kept_logs.forget_logs(ref)
-        self._completed.pop(ref, None)
+        self._forget(ref)
         return found
 
     def resize(self, app_id: str, nodes: int, role: str | None = None) -> None:
@@ -208,17 +241,18 @@ class Session:
         """Return the apps of a namespace."""
         resources, access, namespace = self._open_place(options)
         apps: dict[AppRef, list[dict[str, Any]]] = {}
-        for kind in (JOBSET, VOLCANO_JOB, JOB):
+        for kind in (JOBSET, JOB):
             for item in _list_parents(resources, kind, namespace):
                 if not operations.is_inner(item):
-                    name = item["metadata"]["labels"].get(LABEL_INSTANCE, item["metadata"]["name"])
+                    name = item["metadata"]["labels"][LABEL_INSTANCE]
                     apps.setdefault(AppRef(namespace=namespace, name=name, access=access), []).append(item)
         states = {ref: self._decide_state(ref, parents) for ref, parents in apps.items()}
-        running = _find_running(resources, namespace) if not _WAITS.isdisjoint(states.values()) else frozenset()
+        ran = _find_started(resources, namespace) if not _WAITS.isdisjoint(states.values()) else frozenset()
+        ran -= {ref.name for ref, parents in apps.items() if any(map(operations.is_suspended, parents))}
         return [
             ListedApp(
                 app_id=str(ref),
-                state=AppState.RUNNING if state in _WAITS and ref.name in running else state,
+                state=AppState.RUNNING if state in _WAITS and ref.name in ran else state,
                 submitted_s=find_submitted_s(apps[ref]),
             )
             for ref, state in sorted(states.items(), key=lambda item: item[0].name)
@@ -226,7 +260,8 @@ class Session:
 
     def _decide_state(self, ref: AppRef, parents: Sequence[dict[str, Any]]) -> AppState:
         """Return the state without the pods. It does not distinguish an app that runs from one that waits."""
-        return decide_state(Observation(parents=parents, pods=(), completed=self._note_completed(ref, parents)))
+        ends = self._note_ends(ref, parents)
+        return decide_state(Observation(parents=parents, pods=(), ends=ends, ran_before=ref in self._ran))
 
     # -- logs ---------------------------------------------------------------------------------------------------------
 
@@ -252,7 +287,7 @@ class Session:
             tail=tail,
             log_dir=log_dir,
             kept=lambda: kept_logs.read_kept_logs(ref, label, index),
-            has_succeeded=lambda: label in list_completed_roles(operations.find_parents(resources, ref)),
+            has_succeeded=lambda: list_ends(operations.find_parents(resources, ref)).get(label) == "Complete",
             find_stopper=lambda: operations.describe_stopper(operations.find_parents(resources, ref)),
         )
         reader = LogReader(resources.client, self._limits, self._clock)
@@ -292,17 +327,17 @@ def _list_parents(resources: Objects, kind: Kind, namespace: str) -> list[dict[s
         raise
 
 
-def _find_running(resources: Objects, namespace: str) -> frozenset[str]:
-    """Return the names of the apps with a running pod.
+def _find_started(resources: Objects, namespace: str) -> frozenset[str]:
+    """Return the names of the apps with a pod that runs or has ended.
 
-    Parents do not distinguish a pod that runs from one that waits. One request for all apps, for the metadata alone: a
+    Parents do not distinguish such a pod from one that waits. One request for all apps, for the metadata alone: a
     list must not read every pod. An account that may not list pods sees PENDING.
     """
-    labels, fields = f"{LABEL_MANAGED_BY}={MANAGED_BY}", "status.phase=Running"
+    labels, fields = f"{LABEL_MANAGED_BY}={MANAGED_BY}", "status.phase!=Pending"
     none: list[dict[str, Any]] = []
     items = read_if_allowed(lambda: resources.list_metadata(POD, namespace, labels=labels, fields=fields), none)
     return frozenset(str((item["metadata"].get("labels") or {}).get(LABEL_INSTANCE)) for item in items)
 
 
 def _print_notice(text: str) -> None:
-    sys.stderr.write(f"muster: {text}\n")
+    print_line(f"muster: {text}")

@@ -17,7 +17,7 @@ from muster.schedulers.adapter.records import JobFacts
 from muster.schedulers.adapter.replica_errors import replace_line
 from muster.schedulers.errors import EngineError
 from muster.schedulers.failure_report import describe_report, find_root_cause
-from muster.schedulers.kubernetes.kinds import JOB, VOLCANO_JOB, parse_kind
+from muster.schedulers.kubernetes.kinds import JOB, parse_kind
 from muster.schedulers.kubernetes.labels import (
     BY_STOP,
     FAILED_ANNOTATION,
@@ -26,11 +26,16 @@ from muster.schedulers.kubernetes.labels import (
     SUBMITTED_ANNOTATION,
     read_role,
 )
-from muster.schedulers.kubernetes.live.operations import find_canceller, is_cancelled, list_conditions, read_job_end
+from muster.schedulers.kubernetes.live.operations import (
+    find_canceller,
+    is_cancelled,
+    is_suspended,
+    list_conditions,
+    read_job_end,
+)
 from muster.schedulers.kubernetes.live.pod_status import PodFact, find_latest_pods
 from muster.schedulers.kubernetes.manifests.app_annotation import decode_app, decode_roles
 from muster.schedulers.kubernetes.names import label_roles
-from muster.schedulers.kubernetes.volcano_jobs import count_nodes, read_state
 from muster.schedulers.timestamps import parse_timestamp
 
 _POD_STATES: Final = {
@@ -58,7 +63,7 @@ _RAN_BEFORE: Final = (
     "no pod of the job runs now, but it ran before: its pods ended or were deleted, and the cluster creates new ones"
 )
 _VERBS: Final = {"Pending": ("waits", "wait"), "Running": ("runs", "run"), "Failed": ("failed", "failed")}
-_DELETED: Final = "its pod was deleted when the job ended"
+_NO_POD: Final = "it has no pod, because the job has ended"
 _EVENTS_REFUSED: Final = "this account may not list events, which say why pods wait"
 
 
@@ -67,7 +72,7 @@ class Observation:
     """All that was read of an app, at about the same time."""
 
     parents: Sequence[Mapping[str, Any]]
-    """Jobs (the first has the AppDef), or one JobSet or job of Volcano. It is never empty."""
+    """Jobs (the first has the AppDef), or one JobSet. It is never empty."""
     pods: Sequence[PodFact]
     queue_reason: str = ""
     """Why Kueue or a PodGroup makes the app wait."""
@@ -85,8 +90,10 @@ class Observation:
     """Some pods run, and others do not exist: when the last of those was deleted or evicted. As `last_end`."""
     now_s: float | None = None
     """When this was read, by this machine's clock. None: the status does not say how long pods have been missing."""
-    completed: frozenset[str] = frozenset()
-    """Flavour `job`: labels of roles whose Job was seen complete before. It may have been deleted since."""
+    ends: Mapping[str, str] = field(default_factory=dict)
+    """Flavour `job`: how Jobs were seen to end before, see `list_ends`. They may have been deleted since."""
+    ran_before: bool = False
+    """The app was seen to run before."""
 
 
 def build_facts(app_id: str, observation: Observation) -> AppFacts:
@@ -107,6 +114,7 @@ def build_facts(app_id: str, observation: Observation) -> AppFacts:
         # of pods, and of workers in place
         restarts=count_replaced_pods(observation) + (0 if report is None else report.attempt),
         messages=(damage, build_message(observation, state, report)),
+        waits=_list_waits(observation),
         jobs=observation.jobs,
         error=None if report is None else json.dumps(_build_torch_error(report)),
         reports=_find_reports(app, observation),
@@ -119,7 +127,7 @@ def build_facts(app_id: str, observation: Observation) -> AppFacts:
 def _find_times(observation: Observation, state: AppState) -> tuple[float | None, float | None]:
     """Return when an app was submitted, and since when it is in its state. None: not known."""
     submitted_s = find_submitted_s(observation.parents)
-    if state in (AppState.SUBMITTED, AppState.PENDING):
+    if state in (AppState.SUBMITTED, AppState.PENDING) or (state is AppState.RUNNING and _waits_again(observation)):
         return submitted_s, _find_wait_s(observation) or submitted_s
     status = [parent.get("status") or {} for parent in observation.parents]
     if state is AppState.RUNNING:
@@ -145,8 +153,17 @@ def _find_wait_s(observation: Observation) -> float | None:
 
 
 def has_run(observation: Observation) -> bool:
-    """Return whether it is known of an app of which no pod runs that one did before."""
-    return bool(observation.last_end) or count_replaced_pods(observation) > 0
+    """Return whether it is known that a pod of an app runs, or did before."""
+    is_seen = any(fact.phase in ("Running", "Succeeded", "Failed") for fact in observation.pods)
+    return is_seen or observation.ran_before or bool(observation.last_end) or count_replaced_pods(observation) > 0
+
+
+def _waits_again(observation: Observation) -> bool:
+    """Return whether no pod of an app runs, although one did before, and not all have ended."""
+    if any(fact.phase == "Running" for fact in observation.pods) or not has_run(observation):
+        return False
+    is_waiting = any(fact.phase == "Pending" for fact in _find_current(observation).values())
+    return is_waiting or not observation.pods or count_missing_pods(observation.parents, observation.pods) > 0
 
 
 def find_submitted_s(parents: Sequence[Mapping[str, Any]]) -> float | None:
@@ -191,25 +208,30 @@ def _list_jobs(parents: Sequence[Mapping[str, Any]], *, running: bool = False) -
 
 
 def decide_state(observation: Observation) -> AppState:
-    """Return the app's state: its end if its parents have ended, else the state of its pods.
+    """Return the app's state: its end if its parents have ended, else whether a pod of it runs or has run.
+
+    So no state is followed by an earlier one. The exception: what is suspended waits again, as its queue says.
 
     UNKNOWN: what is left has succeeded, and how a role has ended is not known, since its Job is deleted (`ttl_s`).
     """
-    first = observation.parents[0]
     cancelled = any(map(is_cancelled, observation.parents))
+    suspended = any(map(is_suspended, observation.parents))
     end = _decide_end(observation.parents)
     if end is AppState.SUCCEEDED and list_unknown_roles(observation):
         end = AppState.UNKNOWN
-    if any(read_job_end(job) == "Failed" and not is_cancelled(job) for job in _list_jobs(observation.parents)):
+    if "Failed" in _list_all_ends(observation).values():
         return AppState.FAILED  # even if other roles were cancelled later
     if cancelled and end is not AppState.SUCCEEDED:
+        # The deadline of a Job that is not suspended ends it soon. Until then it may still create pods.
         pods_ended = all(fact.phase in ("Succeeded", "Failed") for fact in observation.pods)
-        return AppState.CANCELLED if end is not None or pods_ended else AppState.RUNNING
-    if end is not None:
+        if end is not None or (suspended and pods_ended):
+            return AppState.CANCELLED
+    elif end is not None:
         return end
-    if not first.get("status") and not observation.pods:
-        return AppState.SUBMITTED
-    return AppState.RUNNING if any(fact.phase == "Running" for fact in observation.pods) else AppState.PENDING
+    if any(fact.phase == "Running" for fact in observation.pods) or (has_run(observation) and not suspended):
+        return AppState.RUNNING
+    is_new = not observation.parents[0].get("status") and not observation.pods
+    return AppState.SUBMITTED if is_new else AppState.PENDING
 
 
 def _decide_end(parents: Sequence[Mapping[str, Any]]) -> AppState | None:
@@ -236,10 +258,12 @@ def build_message(observation: Observation, state: AppState, report: Report | No
         clauses += [describe_report(report)] if report else _list_told(observation.parents)
         clauses.append(observation.lost_pod)
         clauses += _describe_conditions(observation)
+        gone = [label for label in _list_gone_roles(observation) if observation.ends.get(label) == "Failed"]
+        clauses += [f"role {label} has failed, and its Job is deleted" for label in gone]
         clauses += _describe_running_roles(observation.parents)
     else:
         clauses.append(observation.queue_reason)
-    if state is AppState.PENDING and has_run(observation):
+    if state in (AppState.PENDING, AppState.RUNNING) and _waits_again(observation):
         clauses.append(_RAN_BEFORE)
     clauses += _group_pods(observation, state, report)
     if state is AppState.FAILED and report is None and any(map(_lacks_report, observation.pods)):
@@ -257,7 +281,7 @@ def build_message(observation: Observation, state: AppState, report: Report | No
         clauses += [f"{_name_missing(missing)}{since}: {text}{_advise(text)}" for text in reasons]
     if not observation.pods and state is not AppState.FAILED:
         clauses += [f"no pods: {text}{_advise(text)}" for text in dict.fromkeys(observation.warnings.values())]
-        if _is_suspended(observation.parents[0]) and not observation.queue_reason:
+        if is_suspended(observation.parents[0]) and not observation.queue_reason:
             clauses.append(_describe_suspended(observation.parents[0]))
     if state is AppState.PENDING and not (observation.queue_reason or observation.events_refused):
         clauses += _describe_unexplained(observation)
@@ -285,7 +309,7 @@ def _describe_unexplained(observation: Observation) -> list[str]:
     parent = observation.parents[0]
     kubectl = f"kubectl -n {parent['metadata'].get('namespace') or 'default'} describe"
     if not observation.pods:
-        if observation.warnings or _is_suspended(parent):
+        if observation.warnings or is_suspended(parent):
             return []
         name = f"{parse_kind(parent).kind.lower()} {parent['metadata']['name']}"
         return [f"it has no pods yet, and Kubernetes gives no reason: {kubectl} {name}"]
@@ -383,8 +407,6 @@ def _name_some(what: str, names: Sequence[str]) -> str:
 
 def count_nodes_now(parents: Sequence[Mapping[str, Any]], label: str) -> int | None:
     """Return how many nodes a role has after any resize. None: not known, or its kind cannot be resized."""
-    if parse_kind(parents[0]) == VOLCANO_JOB:
-        return count_nodes(parents[0], label)
     for job in _list_jobs(parents):
         if (job["metadata"].get("labels") or {}).get(LABEL_COMPONENT) == label:
             nodes = (job.get("spec") or {}).get("completions")
@@ -434,10 +456,6 @@ def _advise(event: str) -> str:
     return "; request less, or delete unused objects" if "exceeded quota" in event else ""
 
 
-def _is_suspended(parent: Mapping[str, Any]) -> bool:
-    return bool((parent.get("spec") or {}).get("suspend"))
-
-
 def _describe_suspended(parent: Mapping[str, Any]) -> str:
     metadata = parent["metadata"]
     if KUEUE_QUEUE in (metadata.get("labels") or {}):
@@ -451,8 +469,6 @@ def _describe_conditions(observation: Observation) -> list[str]:
     has_pod = any(fact.phase == "Failed" for fact in observation.pods)
     clauses = []
     for parent in observation.parents:
-        state = read_state(parent)
-        clauses.append(": ".join(state[key] for key in ("reason", "message") if state.get(key)))
         for condition in list_conditions(parent):
             # FailureTarget becomes Failed.
             if condition["type"] in ("Failed", "FailureTarget") and condition["status"] == "True":
@@ -487,13 +503,18 @@ def _list_gone_roles(observation: Observation) -> list[str]:
 
 
 def list_unknown_roles(observation: Observation) -> list[str]:
-    """List roles whose Job is deleted, and was not seen complete before (flavour `job`)."""
-    return [label for label in _list_gone_roles(observation) if label not in observation.completed]
+    """List roles whose Job is deleted, and was not seen to end before (flavour `job`)."""
+    return [label for label in _list_gone_roles(observation) if label not in observation.ends]
 
 
-def list_completed_roles(parents: Sequence[Mapping[str, Any]]) -> frozenset[str]:
-    """List labels of the roles whose Job is complete (flavour `job`)."""
-    return frozenset(read_role(job) for job in _list_jobs(parents) if read_job_end(job) == "Complete")
+def list_ends(parents: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return how the Jobs have ended that did, by the label of their role (flavour `job`). Leave out cancelled ones."""
+    ends = [(read_role(job), read_job_end(job), is_cancelled(job)) for job in _list_jobs(parents)]
+    return {role: end for role, end, cancelled in ends if end == "Complete" or (end and not cancelled)}
+
+
+def _list_all_ends(observation: Observation) -> dict[str, str]:
+    return {**observation.ends, **list_ends(observation.parents)}
 
 
 def _describe_running_roles(parents: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -510,20 +531,39 @@ def _group_pods(observation: Observation, state: AppState, report: Report | None
     """
     current = _find_current(observation)
     groups: dict[tuple[str, str], list[PodFact]] = {}
+    reasons: dict[tuple[str, str], str] = {}
     for fact in current.values():
-        reason = fact.reason or (observation.warnings.get(fact.name, "") if fact.phase == "Pending" else "")
+        reason, code = _find_reason(observation, fact)
         healthy = not reason and fact.phase != "Failed"
         repeats = state is AppState.FAILED and (fact.phase == "Pending" or (report is not None and _repeats(fact)))
         if not healthy and not repeats:
-            groups.setdefault((fact.phase, reason), []).append(fact)
+            group = fact.phase, code
+            groups.setdefault(group, []).append(fact)
+            reasons[group] = max(reasons.get(group, ""), reason, key=len)  # some lack the cause
     count = max(_count_nodes_of_jobs(observation), len(current))
     clauses = []
-    for (phase, reason), facts in sorted(groups.items(), key=lambda item: -len(item[1])):
+    for group, facts in sorted(groups.items(), key=lambda item: -len(item[1])):
+        phase, reason = group[0], reasons[group]
         detail = next((f" ({fact.text.splitlines()[-1][:300]})" for fact in facts if fact.text), "")
         what = _describe_failed(facts, reason) if phase == "Failed" else reason
         one, several = _VERBS.get(phase, (f"is {phase}", f"are {phase}"))
         clauses.append(f"{_count_pods(len(facts), count)} {one if len(facts) == 1 else several}: {what}{detail}")
     return clauses
+
+
+def _find_reason(observation: Observation, fact: PodFact) -> tuple[str, str]:
+    """Return why a pod waits or ended, and the code of that: see `PodFact`."""
+    event = "" if fact.reason or fact.phase != "Pending" else observation.warnings.get(fact.name, "")
+    return fact.reason or event, fact.code or event.partition(":")[0]
+
+
+def _list_waits(observation: Observation) -> tuple[str, ...]:
+    """Return why nodes wait: what stays the same as long as they do, see `AppFacts`."""
+    waiting = [fact for fact in _find_current(observation).values() if fact.phase == "Pending"]
+    missing = count_missing_pods(observation.parents, observation.pods)
+    events = [text.partition(":")[0] for text in observation.warnings.values()] if missing else []
+    codes = [observation.queue_reason, *(_find_reason(observation, fact)[1] for fact in waiting), *events]
+    return tuple(sorted(set(filter(None, codes))))
 
 
 def _repeats(fact: PodFact) -> bool:
@@ -609,10 +649,10 @@ def _build_replicas(app: Any, observation: Observation, state: AppState) -> list
     labels = label_roles([role.name for role in app.roles])
     ended = (AppState.FAILED, AppState.CANCELLED)
     unknown = [] if state in ended else list_unknown_roles(observation)
-    completed = observation.completed | list_completed_roles(observation.parents)
+    ends = _list_all_ends(observation)
     replicas: list[ReplicaStatus] = []
     for role, label in zip(app.roles, labels, strict=True):
-        shown = AppState.UNKNOWN if label in unknown else AppState.SUCCEEDED if label in completed else state
+        shown = AppState.UNKNOWN if label in unknown else AppState.SUCCEEDED if ends.get(label) == "Complete" else state
         nodes = count_nodes_now(observation.parents, label)
         replicas += [
             _build_replica(
@@ -635,7 +675,7 @@ def _build_replica(
     without_pod = _STATES_WITHOUT_POD.get(app_state, AppState.PENDING)
     if without_pod is AppState.CANCELLED and (fact is None or (fact.terminating and fact.phase != "Failed")):
         # A failed app's controller deletes its other pods.
-        why = "its pod is being deleted, because the job has ended" if fact else _DELETED
+        why = "its pod is being deleted, because the job has ended" if fact else _NO_POD
         return _build_cancelled(role, index, why)
     if fact is None:
         return ReplicaStatus(id=index, state=without_pod, role=role, hostname="")

@@ -137,7 +137,10 @@ class PodWatch:
                 now_s = self._clock.now_s()
                 if self._checked_s is None or now_s - self._checked_s >= _CHECK_S:
                     self._checked_s = now_s
-                    self._ended = self._check_ended()
+                    ended = self._check_ended()
+                    if ended:
+                        self._list()  # the watch may lag
+                    self._ended = ended
             finally:
                 self._checking.release()
         return self._ended
@@ -202,9 +205,10 @@ class PodWatch:
     def _apply(self, change: str, item: Mapping[str, Any]) -> None:
         fact = read_pod(item)
         with self._changed:
+            known = self._facts.get(fact.uid)
             if change == "DELETED":
                 self._facts.pop(fact.uid, None)
-            else:
+            elif known is None or known.phase == "Pending" or fact.phase != "Pending":  # not older than a list
                 self._facts[fact.uid] = fact
             self._changed.notify_all()
 

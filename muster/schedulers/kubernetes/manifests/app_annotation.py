@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Mapping
 from typing import Any, Final
 
+from muster._shared.contract import FormatError
 from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION, WORKSPACE_KEY
 from muster.schedulers.kubernetes.names import label_roles
@@ -35,15 +36,18 @@ def decode_app(parent: Mapping[str, Any]) -> Any:
     """Return the AppDef in the annotation of an app's object. Drops fields that this version of TorchX does not have.
 
     Args:
-        parent: the app's first Job, its JobSet or its job of Volcano.
+        parent: one of the app's Jobs, or its JobSet.
 
     Raises:
-        EngineError: the annotation is missing or malformed. Another program has changed it.
+        EngineError: the annotation is missing or malformed, because another program has changed it, or it has another
+            format.
     """
     metadata = parent["metadata"]
     try:
         text = metadata["annotations"][APPDEF_ANNOTATION]
         return load_app(json.loads(zlib.decompress(base64.b64decode(text, validate=True))))
+    except FormatError as error:
+        raise EngineError(f"{parent['kind']} {metadata['name']}: {error}") from error
     except (AttributeError, LookupError, TypeError, ValueError, zlib.error) as error:
         what = f"annotation {APPDEF_ANNOTATION} of {parent['kind']} {metadata['name']} is missing or malformed"
         raise EngineError(f"{what} ({type(error).__name__}: {error}); `muster delete` removes the app") from error

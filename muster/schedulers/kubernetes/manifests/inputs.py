@@ -179,7 +179,7 @@ def _build_role_inputs(
 
 def _select_secrets(env: Mapping[str, str], role: Any) -> dict[str, str]:
     """Return the secret variables. One with the node's index in it stays in the pod template."""
-    named = list_named_secrets(role.metadata)
+    named = frozenset(list_named_secrets(role.metadata))
     return {key: text for key, text in env.items() if "\0" not in text and (key in named or is_secret(key, text))}
 
 

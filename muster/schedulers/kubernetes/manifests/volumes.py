@@ -133,6 +133,11 @@ def _check_host_path(inputs: AppInputs, role: RoleInputs, path: str) -> None:
         )
 
 
+def is_claim(source: str) -> bool:
+    """Return whether the source of a volume mount names a claim."""
+    return "/" not in source or source.startswith("pvc/")
+
+
 def _build_volume_source(role: RoleInputs, source: str, read_only: bool) -> dict[str, Any]:
     kind, slash, name = source.partition("/")
     if not slash:

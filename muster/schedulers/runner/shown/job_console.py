@@ -23,7 +23,6 @@ PREFIX: Final = re.compile(
 """`[main0]:` or `[main0|n1.r2]:`, or `[main0-3|n1.r4-7]:` of several ranks. Source: build_prefix in
 `muster/agent/logs/lines.py`."""
 
-_LOCAL: Final = re.compile(r"\d+(?:[,-]\d+)*(?=[|\]])")
 _HEADLINE: Final = "JOB FAILED "
 # By a rank's last digit.
 _RANK_COLOURS: Final = ("36", "33", "35", "32", "34", "96", "93", "95", "92", "94")
@@ -43,25 +42,18 @@ def allows_colours(environ: Mapping[str, str]) -> bool:
     return not environ.get("NO_COLOR") and environ.get("TERM", "dumb") != "dumb"
 
 
-def paint_line(line: str, role: str = "") -> str:
-    """Colour a line: its prefix in its rank's colour, the headline of a failed job in red. `role`: "": not known."""
+def paint_line(line: str) -> str:
+    """Colour a line: its prefix in its rank's colour, the headline of a failed job in red."""
     found = PREFIX.match(line)
     if found is not None:
-        colour = _choose_colour(found["rank"] or find_local_ranks(found, role))
+        colour = _choose_colour(found["rank"] or found["local"])
         return f"\x1b[{colour}m{found[0]}\x1b[0m{line[found.end() :]}"
     return f"\x1b[1;31m{line.rstrip()}\x1b[0m\n" if line.startswith(_HEADLINE) else line
 
 
 def _choose_colour(ranks: str) -> str:
-    """Choose the colour of the first rank by its last digit, also where a role's name has digits before it."""
+    """Choose the colour of the first rank by its last digit."""
     return _RANK_COLOURS[int(ranks.replace(",", "-").partition("-")[0][-1])]
-
-
-def find_local_ranks(found: "re.Match[str]", role: str) -> str:
-    """Find the local ranks in a prefix, without digits that end the role's name: "0-7" in `[gpu-20-7]:` of gpu-2."""
-    rest = found[0].removeprefix(f"[{role}")
-    own = _LOCAL.match(rest) if len(rest) < len(found[0]) else None
-    return found["local"] if own is None else own[0]
 
 
 class _Speaker:
@@ -73,7 +65,8 @@ class _Speaker:
         self.peers = peers
         self.index = index
         self.prefix = found[0]
-        self.local = parse_ranks(find_local_ranks(found, role))
+        self.head = found.string[found.start() : found.start("local")]
+        self.local = parse_ranks(found["local"])
         self.nodes = parse_ranks(found["node"] or "")
         self.ranks = parse_ranks(found["rank"]) if found["rank"] else self.local
 
@@ -89,8 +82,8 @@ def _join_prefixes(speakers: "list[_Speaker]") -> tuple[str, str]:
     local = format_ranks({rank for each in speakers for rank in each.local})
     nodes = format_ranks({node for each in speakers for node in each.nodes}) if speakers[0].nodes else ""
     ranks = format_ranks({rank for each in speakers for rank in each.ranks})
-    name = f"[{speakers[0].stream}{local}|n{nodes}.r{ranks}]:" if nodes else f"[{speakers[0].stream}{local}]:"
-    return format_ranks({each.index for each in speakers}), name
+    node = f"|n{nodes}.r{ranks}" if nodes else ""
+    return format_ranks({each.index for each in speakers}), f"{speakers[0].head}{local}{node}]:"
 
 
 def _find_prefix(line: str, role: str) -> "re.Match[str] | None":
@@ -270,7 +263,7 @@ class JobConsole:
     def _format_line(self, role: str, indices: str, line: str) -> str:
         if not self._has_colours:
             return f"{role}/{indices} {line}"
-        return f"\x1b[32m{role}/{indices}\x1b[0m {paint_line(line, role)}"
+        return f"\x1b[32m{role}/{indices}\x1b[0m {paint_line(line)}"
 
     def _print(self, text: str, *, redraws: bool = False) -> None:
         """Print text above the rows."""

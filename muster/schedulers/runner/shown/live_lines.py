@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, TextIO
 
+from muster._shared.contract import print_line, show_controls
 from muster.schedulers.runner.callers import find_printer, runs_command_line
 
 if TYPE_CHECKING:  # loaded only where lines are shown
@@ -29,7 +30,7 @@ def repeat_failure(app_id: str, reason: str, environ: Mapping[str, str] = os.env
         return
     from muster.schedulers.runner.shown.job_console import allows_colours, measure
 
-    text = f"{_HEADLINE} {app_id}: {reason}"
+    text = show_controls(f"{_HEADLINE} {app_id}: {reason}")
     for line in textwrap.wrap(text, measure(sys.stderr).columns - 1, break_long_words=False, break_on_hyphens=False):
         sys.stderr.write(f"\x1b[1;31m{line}\x1b[0m\n" if allows_colours(environ) else f"{line}\n")
     sys.stderr.flush()
@@ -38,8 +39,7 @@ def repeat_failure(app_id: str, reason: str, environ: Mapping[str, str] = os.env
 def say_that_it_goes_on(line: str) -> None:
     """Print a line at the end of an interrupted `torchx run`, below the lines of the job. Programs get none."""
     if runs_command_line():
-        sys.stderr.write(f"{line}\n")
-        sys.stderr.flush()
+        print_line(line)
 
 
 class LiveLines:

@@ -113,16 +113,11 @@ def _begin_again(control: socket.socket) -> NoReturn:
         os.ftruncate(number, 0)
         os.lseek(number, 0, os.SEEK_SET)
     os.set_inheritable(control.fileno(), True)
-    _reset_signals()
+    processes.reset_ignored()
     with open("/proc/self/environ", "rb") as file:
         pairs = (os.fsdecode(each).partition("=") for each in file.read().split(b"\0") if b"=" in each)
         env = {name: value for name, _, value in pairs}
     os.execve(sys.executable, sys.orig_argv, env)  # noqa: S606  # no shell, on purpose
-
-
-def _reset_signals() -> None:
-    for signum in processes.IGNORED_BY_PYTHON:
-        signal.signal(signum, signal.SIG_DFL)
 
 
 def _become_tree(request: _Request, go_read: int) -> Copy:
@@ -185,13 +180,8 @@ def _become_agent(request: _Request, order: TreeOrder, printed: Sequence[int], r
 
 def _exec(order: TreeOrder, role: str, kept: Sequence[int], *pids: int) -> NoReturn:
     """Become guard or agent. All signals stay blocked: it says when it can take them."""
-    first = 3
-    for fd in sorted(kept):
-        os.closerange(first, fd)
-        os.set_inheritable(fd, True)
-        first = fd + 1
-    os.closerange(first, os.sysconf("SC_OPEN_MAX"))
-    _reset_signals()
+    processes.close_all_but(kept)
+    processes.reset_ignored()
     words = [WAITING_FLAG, role, ",".join(map(str, (*pids, *kept)))]
     command = [*order["command"], *words, *order["flags"]]
     os.execve(command[0], command, order["env"])  # noqa: S606  # no shell, on purpose

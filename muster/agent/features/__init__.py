@@ -1,0 +1,108 @@
+"""What is optional, one folder for each feature. Without a folder and its row here, everything else works.
+
+    device_memory   waits until the memory of the GPUs is free before workers are restarted
+    debugger        lends the terminal to one worker's debugger
+    trainer         receives the progress of a Hugging Face Trainer
+    job_object      tells users of kubectl of the job
+    train_job       reports progress to Kubeflow's TrainJob
+    export          metrics and traces for outside observers
+    notify          runs a command of the user when something happens to the job
+
+A *part* hangs on the rounds of a node. The module `node` of its folder has `create_part`, which gets a
+`part.PartContext` and returns a `part.RoundPart`. `agent.node.round_parts` loads it when its row says so, from then on
+calls it in every round, and goes on without it if it raises an exception.
+
+A *sink* follows events and the status, and never touches a round. The module `sink` of its folder has `connect`, which
+gets a `sink.SinkContext` and returns the agent's configuration, as it is or with more. `agent.launch` calls it when its
+row says so.
+
+Imports go from a feature to the agent, never back and never to another feature.
+
+From outside, import `PARTS`, `PartRow`, `SINKS`, `Sight`, `part` and `sink`.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final
+
+from muster._shared.contract import Env, KubeflowEnv, OtelEnv
+from muster._shared.processes import find_nvml
+from muster._shared.records import record
+from muster.agent.workers.spec import ProgramKind
+
+if TYPE_CHECKING:
+    from muster.agent.config import AgentConfig
+    from muster.agent.round import Round
+    from muster.agent.workers.status_page import StatusPage
+
+
+@record
+class Sight:
+    """What a row looks at. Nothing is loaded for the answer."""
+
+    config: "AgentConfig"
+    formed: "Round"
+    """The round that begins, or has begun."""
+    page: "StatusPage | None"
+    """The round's; None if there is none."""
+
+
+@record
+class PartRow:
+    """A feature with a part."""
+
+    name: str
+    """The folder's."""
+    starts: Callable[[Sight], bool] = lambda _: False
+    """Whether the part is needed in a round that begins. It is asked until the part is loaded."""
+    wakes: Callable[[Sight], bool] = lambda _: False
+    """Whether a worker wants the part. It is asked once a second while workers run."""
+
+
+def _may_have_trainer(sight: Sight) -> bool:
+    """Return whether the worker of global rank 0 is here, and may import the Trainer."""
+    if sight.formed.rank_offset != 0 or sight.page is None:
+        return False
+    config = sight.config
+    is_other = config.base_env.get("PYTHON_EXEC", sys.executable) != sys.executable
+    if is_other or config.program.kind is ProgramKind.COMMAND:
+        return True
+    return any(os.path.isdir(os.path.join(folder, "transformers")) for folder in sys.path)
+
+
+def _is_debugger_asking(sight: Sight) -> bool:
+    page = sight.page
+    return page is not None and any(map(page.read_debugger, range(sight.config.nproc)))
+
+
+PARTS: Final[tuple[PartRow, ...]] = (
+    PartRow(name="device_memory", starts=lambda sight: find_nvml(sight.config.base_env) is not None),
+    PartRow(name="debugger", wakes=_is_debugger_asking),
+    PartRow(name="trainer", starts=_may_have_trainer),
+)
+"""In the order in which their rounds begin."""
+
+
+@record
+class SinkRow:
+    """A feature that follows what happens."""
+
+    name: str
+    """The folder's."""
+    is_wanted: "Callable[[Mapping[str, str], AgentConfig], bool]"
+    """Whether the agent's environment or configuration asks for it."""
+
+
+SINKS: Final[tuple[SinkRow, ...]] = (
+    SinkRow(name="job_object", is_wanted=lambda environ, _: bool(environ.get(Env.JOB_OBJECT))),
+    SinkRow(name="train_job", is_wanted=lambda environ, _: bool(environ.get(KubeflowEnv.URL))),
+    SinkRow(
+        name="export",
+        is_wanted=lambda environ, config: (
+            config.metrics_address is not None or any(environ.get(name) for name in OtelEnv.ENDPOINTS)
+        ),
+    ),
+    SinkRow(name="notify", is_wanted=lambda _, config: bool(config.notify)),
+)
+"""In the order in which they are connected."""

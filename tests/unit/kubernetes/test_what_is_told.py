@@ -1,0 +1,319 @@
+"""What people are told of an app on Kubernetes, seen on a real cluster: states, refusals, and logs that are gone."""
+
+import json
+import signal
+from itertools import islice
+from types import SimpleNamespace
+
+import pytest
+from doubles.kubernetes_apps import RIGHTS, build_agent_role
+from doubles.kubernetes_cluster import Fault
+from doubles.samples import make_failure, write_report
+from torchx import specs
+from torchx.specs.api import AppState, AppStatus
+
+from muster._shared.contract import Env
+from muster._shared.control import ExitCode
+from muster._shared.reports import Report
+from muster.agent.cli.arguments import parse_args
+from muster.agent.diagnosis.report_text import format_report
+from muster.agent.node.state import NodeRules
+from muster.cli.commands import main
+from muster.schedulers.errors import EngineError
+from muster.schedulers.kubernetes.labels import BY_STOP
+from muster.schedulers.kubernetes.live import observation
+from muster.schedulers.runner import callers
+from muster.schedulers.timestamps import parse_seconds
+
+
+@pytest.fixture
+def start(cluster, scheduler):
+    """Submits an app of two nodes on nodes `n0` and `n1`, whose pods run; returns its id."""
+
+    def submit(least=None, max_retries=2):
+        role = build_agent_role(least=least, max_retries=max_retries)
+        app_id = scheduler.submit(specs.AppDef(name="app", roles=[role]), {})
+        for index in range(2):
+            pod = find_pod(cluster, app_id, index)
+            pod["spec"]["nodeName"] = f"n{index}"
+            cluster.start_pod(pod)
+        return app_id
+
+    return submit
+
+
+def find_pod(cluster, app_id, index):
+    return cluster.find_pod(app_id.partition(":")[2], index)
+
+
+def show(status):
+    """The text of `torchx status`."""
+    shown = AppStatus(status.state, status.num_restarts, status.msg, roles=status.roles_statuses)
+    shown.structured_error_msg = status.structured_error_msg
+    return shown.format()
+
+
+def list_states(status):
+    return [replica.state for replica in status.roles_statuses[0].replicas]
+
+
+def test_a_replica_that_a_resize_has_ended_is_cancelled(cluster, scheduler, start):
+    """It was PENDING for ever."""
+    app_id = start(least=1)
+    scheduler.resize_app(app_id, 1, None)
+    status = scheduler.describe(app_id)
+    assert list_states(status) == [AppState.RUNNING, AppState.CANCELLED]
+    assert (status.state, status.msg) == (AppState.RUNNING, "1 of 1 node runs")
+    assert " trainer[1]:CANCELLED (ended by a resize)" in show(status)
+    cluster.end_pod(find_pod(cluster, app_id, 0), 0)
+    status = scheduler.describe(app_id)
+    assert (status.state, list_states(status)) == (AppState.SUCCEEDED, [AppState.SUCCEEDED, AppState.CANCELLED])
+    resumed = start(least=1)
+    scheduler.resize_app(resumed, 1, None)
+    scheduler.resize_app(resumed, 2, None)
+    assert list_states(scheduler.describe(resumed)) == [AppState.RUNNING, AppState.PENDING]
+
+
+def test_a_job_whose_pods_were_all_deleted_is_not_told_as_one_that_never_ran(cluster, scheduler, start):
+    """It was PENDING since its submission, without a reason. The pods of an elastic job do not count earlier ones, and
+    Kubernetes keeps events for an hour."""
+    app_id = start(least=1)
+    for index in range(2):
+        cluster.remove_pod(find_pod(cluster, app_id, index))
+    status = scheduler.describe(app_id)
+    assert status.state is AppState.RUNNING
+    told = "no pod of the job runs now, but it ran before: its pods ended or were deleted, and the cluster"
+    assert status.msg.startswith(f"{told} creates new ones; ")
+    for item in cluster.find("events"):
+        cluster.delete_object(("/api/v1", "team", "events", item["metadata"]["name"]))
+    assert scheduler.describe(app_id).state is AppState.RUNNING
+    assert [app.state for app in scheduler.list()] == [AppState.RUNNING]
+
+
+def test_muster_status_says_of_a_replica_what_torchx_status_says(cluster, scheduler, start, capsys):
+    """It said a bare CANCELLED."""
+    app_id = start(max_retries=0)
+    name = find_pod(cluster, app_id, 1)["metadata"]["name"]
+    cluster.end_pod(find_pod(cluster, app_id, 1), 137)
+    told = "a replica failed, and no retry of it was left (--max_retries); 1 of 2 pods failed: node 1 "
+    told += f"(pod {name}) was ended by SIGKILL"
+    assert scheduler.describe(app_id).msg == told
+    main(["status", f"kubernetes://session/{app_id}"])
+    lines = capsys.readouterr().out.splitlines()
+    why = "CANCELLED (it has no pod, because the job has ended)"
+    assert lines[1:3] == [f"  trainer/0  {why}", f"  trainer/1  FAILED (was ended by SIGKILL)  {name}"]
+    assert f"*trainer[0]:{why}" in show(scheduler.describe(app_id))
+    assert "no reply file" not in show(scheduler.describe(app_id)), "TorchX writes it behind one without an error"
+
+
+@pytest.mark.parametrize("missing", ["pods", "jobs.batch"])
+def test_a_submission_looks_for_the_right_to_look_before_it_creates_anything(cluster, scheduler, start, missing):
+    """The job was created and ran, and the command failed: nobody could look at it."""
+    cluster.allowed = {kind: verbs - {"list"} if kind == missing else verbs for kind, verbs in RIGHTS.items()}
+    with pytest.raises(EngineError, match=f"is not allowed to list {missing.partition('.')[0]}"):
+        start()
+    assert cluster.objects == {}
+
+
+@pytest.mark.parametrize("words", [["stacks"], ["resize", 1], ["delete"]])
+def test_missing_rights_end_with_1_and_the_whole_reason(cluster, start, capsys, words):
+    """They ended with 6, "no agent answers", and of the server's reason only the beginning was there."""
+    app_id = start(least=1)
+    cluster.allowed = {**RIGHTS, "jobs.batch": {"get", "list"}}
+    handle = f"kubernetes://session/{app_id}"
+    assert main([words[0], handle, *map(str, words[1:])]) == ExitCode.REFUSED
+    said = capsys.readouterr().err
+    assert "forbidden: User " in said
+    assert 'in the namespace "team"' in said
+    if words == ["stacks"]:
+        assert "it needs the right to create and get pods/exec" in said
+
+
+def test_a_server_that_is_away_still_ends_with_6(cluster, start, capsys):
+    app_id = start()
+    cluster.server.stop()
+    assert main(["stacks", f"kubernetes://session/{app_id}"]) == ExitCode.LOST
+
+
+@pytest.mark.parametrize("kubelet", ["gone", "silent"])
+def test_the_log_of_a_node_that_is_gone_is_one_line_soon(cluster, scheduler, clock, start, monkeypatch, kubelet):
+    """It blocked for 57 s, and printed the API server's request to the kubelet."""
+    app_id = start()
+    name = find_pod(cluster, app_id, 1)["metadata"]["name"]
+    cluster.write_log(find_pod(cluster, app_id, 0), "hello\n", 1)
+    (cluster.dead_nodes if kubelet == "gone" else cluster.hanging_nodes).add("n1")
+    monkeypatch.setattr("muster.schedulers.kubernetes.live.logs._ANSWER_LIMIT_S", 1.0)
+    began_s = clock.now_s()
+    [line] = scheduler.log_iter(app_id, "trainer", 1)
+    why = " (no route to host)" if kubelet == "gone" else ""
+    assert line == f"[muster] cannot read log of {name}: its node does not answer{why}\n"
+    assert clock.now_s() - began_s <= 1
+    assert list(scheduler.log_iter(app_id, "trainer", 0)) == ["hello\n"]
+
+
+@pytest.mark.parametrize("fault", [0, 503])
+def test_a_server_that_is_away_is_not_taken_for_a_node(cluster, scheduler, start, fault):
+    """It said that the node does not answer."""
+    app_id = start()
+    cluster.faults.append(Fault("GET", "/log[?]|/version", fault, times=10**6))
+    with pytest.raises(EngineError, match="cannot be reached" if fault == 0 else "the API server responded with 503"):
+        list(scheduler.log_iter(app_id, "trainer", 1))
+
+
+def test_an_account_that_may_not_read_the_version_is_told_of_the_node(cluster, scheduler, start):
+    app_id = start()
+    cluster.dead_nodes.add("n1")
+    cluster.faults.append(Fault("GET", "/version", 403, times=10**6))
+    [line] = scheduler.log_iter(app_id, "trainer", 1)
+    assert "its node does not answer" in line
+
+
+def test_a_followed_log_goes_on_in_the_pod_that_replaces_one_of_a_dead_node(cluster, scheduler, start):
+    app_id = start()
+    lost = find_pod(cluster, app_id, 1)
+    cluster.dead_nodes.add("n1")
+    lines = iter(scheduler.log_iter(app_id, "trainer", 1, should_tail=True))
+    cluster.end_pod(lost, 137)
+    new = find_pod(cluster, app_id, 1)
+    cluster.start_pod(new)
+    cluster.write_log(new, "again\n", 1)
+    said = next(lines)
+    assert said.startswith(f"[muster] cannot read log of {lost['metadata']['name']}: its node does not answer")
+    assert next(lines) == "again\n"
+    for index in range(2):
+        cluster.end_pod(find_pod(cluster, app_id, index), 0)
+    assert list(lines) == []
+
+
+def test_a_text_of_the_kubelet_ends_with_a_newline(cluster, scheduler, start):
+    """The next replica's first line stood behind it."""
+    app_id = start()
+    text = 'failed to try resolving symlinks in path "/var/log/pods/x/0.log": lstat: no such file or directory'
+    cluster.logs[find_pod(cluster, app_id, 0)["metadata"]["name"]] = [(0, text.encode())]
+    assert list(scheduler.log_iter(app_id, "trainer", 0)) == [f"{text}\n"]
+
+
+def test_a_drain_that_ends_both_pods_is_one_restart(cluster, scheduler, start):
+    """An eviction stops all ranks at one step, and all pods are replaced: it counted as two."""
+    app_id = start(max_retries=0)
+    evicted = [{"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}]
+    cluster.remove_pod(find_pod(cluster, app_id, 1), 143, event=("Evicted", "drain"), conditions=evicted)
+    assert scheduler.describe(app_id).num_restarts == 1
+    cluster.end_pod(find_pod(cluster, app_id, 0), 143)
+    assert scheduler.describe(app_id).num_restarts == 1
+    for index in range(2):
+        cluster.start_pod(find_pod(cluster, app_id, index))
+        cluster.end_pod(find_pod(cluster, app_id, index), 143)
+    assert scheduler.describe(app_id).num_restarts == 2
+
+
+def test_two_nodes_that_are_lost_are_two_restarts(cluster, scheduler, start):
+    app_id = start(max_retries=2)
+    for index in range(2):
+        cluster.remove_pod(find_pod(cluster, app_id, index), 137)
+    assert scheduler.describe(app_id).num_restarts == 2
+
+
+def test_while_one_of_two_nodes_joins_again_the_message_says_so(cluster, scheduler, start, monkeypatch):
+    """It was empty. Then it did not say since when a pod is missing."""
+    app_id = start()
+    cluster.remove_pod(find_pod(cluster, app_id, 1), 137)
+    status = scheduler.describe(app_id)
+    assert (status.state, status.msg) == (AppState.RUNNING, "node 1 of 2 in a pod that starts; 1 of 2 nodes runs")
+    waiting = find_pod(cluster, app_id, 1)
+    cluster.delete_object(("/api/v1", "team", "pods", waiting["metadata"]["name"]))
+    name = cluster.find("jobs")[0]["metadata"]["name"]
+    more = f"if it takes longer, run: kubectl -n team describe job {name}"
+    killed_s = parse_seconds(cluster.now())
+    monkeypatch.setattr(observation, "time", SimpleNamespace(time=lambda: killed_s + 40))
+    told = f"1 pod not created for 40 s: the Job controller replaces a pod after 10 s; {more}; 1 of 2 nodes runs"
+    assert scheduler.describe(app_id).msg == told
+    cluster.allowed = {kind: verbs for kind, verbs in RIGHTS.items() if kind != "events"}
+    told = f"1 pod not created yet: the Job controller replaces a pod after 10 s; {more}; this account may not list"
+    told += " events, which say why pods wait; 1 of 2 nodes runs"
+    assert scheduler.describe(app_id).msg == told
+
+
+def test_if_the_cluster_keeps_no_report_the_status_names_the_command_that_finds_it(cluster, scheduler, start, capsys):
+    """The status named no cause, and `muster log --failed` knew of no rank that has failed."""
+    app_id = start(max_retries=0)
+    rule = "=" * 70
+    root = "  rank      : 0 (local rank 0 on node 0)"
+    for text in ("[trainer0|n0.r0]:ModuleNotFoundError: x", rule, "JOB FAILED  app: rank 0 on node 0", root, rule):
+        cluster.write_log(find_pod(cluster, app_id, 0), f"{text}\n", 1)
+    cluster.end_pod(find_pod(cluster, app_id, 0), 1)
+    named = "Kubernetes has not kept its report: `muster log --failed` finds it in the pods' logs"
+    assert named in scheduler.describe(app_id).msg
+    assert main(["log", "--failed", f"kubernetes://session/{app_id}"]) == 0
+    assert capsys.readouterr().out == "ModuleNotFoundError: x\n"
+
+
+def test_torchx_status_prints_no_report_as_json(cluster, scheduler, start, monkeypatch):
+    """It printed 3.5 KB in one line. Programs still get the report."""
+    app_id = start(max_retries=0)
+    report = write_report("why", {"host": "h", "global_rank": 0, "exit_code": 1, "time_s": 1.0})
+    cluster.end_pod(find_pod(cluster, app_id, 0), 1, message=report)
+    assert "report" in json.loads(scheduler.describe(app_id).structured_error_msg)
+    monkeypatch.setattr(callers, "shows_status", lambda: True)
+    status = scheduler.describe(app_id)
+    assert set(json.loads(status.structured_error_msg)) == {"message"}
+    assert status.roles_statuses
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_a_report_does_not_name_files_that_ended_with_their_pod(cluster, scheduler, is_kept):
+    """They read as paths that can be opened."""
+    role = build_agent_role()
+    role.args[2:2] = ["--rdzv-id", "app-x1"]
+    if is_kept:
+        role.env[Env.LOG_DIR] = "/data/logs"
+        role.mounts = [specs.VolumeMount(src="runs", dst_path="/data")]
+    app_id = scheduler.submit(specs.AppDef(name="app", roles=[role]), {})
+    cluster.start_pod(find_pod(cluster, app_id, 0))
+    folder = f"{'/data/logs' if is_kept else '/muster/scratch/logs'}/app-x1/node_0/attempt_0/0"
+    failure = make_failure(exit_code=3, log_path=f"{folder}/stderr.log", error_file=f"{folder}/error.json")
+    page = [*format_report(Report(reason="why", failures=(failure,))).splitlines(), "  log       : /home/me/x"]
+    for line in page:
+        cluster.write_log(find_pod(cluster, app_id, 0), f"{line}\n", 1)
+    told = [f"{line}\n" for line in page if is_kept or folder not in line]
+    assert len(told) == len(page) - (0 if is_kept else 2)
+    assert list(scheduler.log_iter(app_id, "trainer", 0)) == told
+    assert list(islice(scheduler.log_iter(app_id, "trainer", 0, should_tail=True), len(told))) == told
+
+
+USUAL = "usually sent by Kubernetes, which deletes or evicts the pod, or `torchx cancel`"
+
+
+def say_sigterm():
+    """What an agent in a pod says of SIGTERM."""
+    senders = parse_args(["main.py"], {Env.ADAPTER: "kubernetes"}).sigterm_senders
+    usual = NodeRules(nproc=1, sigterm_senders=senders).describe_senders(signal.SIGTERM)
+    return f"[muster] received SIGTERM: stopping, up to 30 s{usual}\n"
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("cancel", "cancelled by `torchx cancel`"),
+        ("stop", "stopped by `muster stop`"),
+        ("suspend", "its Job was suspended"),
+        ("none", USUAL),
+    ],
+)
+def test_a_log_says_who_has_sent_sigterm_if_that_is_known(cluster, scheduler, start, how, said):
+    """It said who usually sends it, right after `muster stop` or `torchx cancel`."""
+    app_id = start()
+    ended = find_pod(cluster, app_id, 1)
+    cluster.write_log(ended, say_sigterm(), 1)
+    cluster.end_pod(ended, 143)
+    cluster.grace = lambda item: cluster.write_log(item, say_sigterm(), 2)
+    if how == "cancel":
+        scheduler.cancel(app_id)
+    elif how == "stop":
+        scheduler._session.cancel(app_id, BY_STOP)
+    else:
+        cluster.write_log(find_pod(cluster, app_id, 0), say_sigterm(), 2)
+    if how == "suspend":
+        cluster.find("jobs")[0]["spec"]["suspend"] = True
+    assert list(scheduler.log_iter(app_id, "trainer", 0)) == [say_sigterm().replace(USUAL, said)]
+    assert list(scheduler.log_iter(app_id, "trainer", 1)) == [say_sigterm()], "a pod that was evicted before"

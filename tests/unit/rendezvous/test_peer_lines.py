@@ -1,0 +1,87 @@
+"""What a leader prints of nodes that join: no name forges a line, and strangers cannot fill the console."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from doubles.rendezvous_links import FakeHandle, FakeLink, FakeNetwork, StandingClock
+
+from muster._shared.codec import encode_message
+from muster.agent.config import RendezvousConfig
+from muster.agent.rendezvous.consensus.recovery import RecoveryRecord
+from muster.agent.rendezvous.leader.peer_lines import LIMIT, PeerLines
+from muster.agent.rendezvous.member.member import Member
+from muster.agent.rendezvous.protocol.framing import FRAME_LIMIT_BYTES
+from muster.agent.rendezvous.protocol.job_rules import build_job_rules
+from muster.agent.rendezvous.protocol.member_messages import Join
+from muster.agent.runtime.loop import Loop
+
+
+class Node:
+    """A member without a network: the test is the other side."""
+
+    def __init__(self) -> None:
+        self.loop = Loop(StandingClock())
+        self.network = FakeNetwork()
+        self.events: list[Any] = []
+        config = RendezvousConfig(
+            backend="muster", run_id="run", host="h", port=1, node_index=0, min_nodes=2, max_nodes=2, token="t"
+        )
+        self.rules = build_job_rules(config)
+        self.member = Member(
+            config,
+            nproc=1,
+            role="default",
+            loop=self.loop,
+            post=self.events.append,
+            lease=None,
+            node_name="host-0",
+            network=self.network,  # type: ignore[arg-type]
+            reserve=FakeHandle,
+        )
+        self.member.join()
+
+    def receive_join(self, host: str) -> None:
+        """Receive the join of node 1."""
+        join = Join(
+            run_id="run",
+            id="m1",
+            index=1,
+            nproc=1,
+            role="default",
+            host=host,
+            port=1,
+            listen_port=2,
+            local_addr=None,
+            rules=self.rules,
+            recovery=RecoveryRecord(),
+            group_ranks=(),
+        )
+        frame = json.loads(encode_message(join, FRAME_LIMIT_BYTES))
+        self.network.listeners[-1](FakeLink(), frame)
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    made = Node()
+    yield made
+    made.member.close()
+    made.loop.close()
+
+
+def test_the_host_name_of_a_node_forges_no_line(node: Node) -> None:
+    node.receive_join("a\n[muster] all is well\x1b]52;c;eA==\x07\t")
+    leader = node.member.server.leader
+    assert leader is not None
+    (member,) = [each for each in leader.state.members.values() if each.index == 1]
+    assert member.host == r"a\n[muster] all is well\x1b]52;c;eA==\x07\t", "as lines, reports and later messages name it"
+
+
+def test_strangers_print_no_more_lines_than_the_limit() -> None:
+    printed: list[str] = []
+    lines = PeerLines(lambda text, _kind=None: printed.append(text))
+    for number in range(3 * LIMIT):
+        lines.print_once(f"refused a node at 10.0.0.{number}: another token")
+    assert len(printed) == LIMIT + 1
+    assert printed[-1] == "no further lines about nodes that try to join are printed"

@@ -1,0 +1,73 @@
+"""A link that cannot connect for a reason of this machine, or whose host is hostile."""
+
+import errno
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from muster.schedulers.ssh import link
+
+ORDER = {"verb": "start", "lost_s": 60, "fds": [], "stays": False, "host": "host-a", "python": "python3"}
+ORDER |= {"ssh": [], "node": {}, "files": []}
+
+
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link changes no signals of this process."""
+    monkeypatch.setattr(link, "_SIGNALS", {})
+    monkeypatch.setattr(link.signal, "set_wakeup_fd", lambda *_, **__: None)
+    monkeypatch.setattr(link, "build_ssh", lambda *_: ["ssh"])
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_replica_whose_link_finds_no_free_process_is_lost_and_no_failure(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its exit code 1 would mean that it must not be started again."""
+    tries = []
+
+    def start(*command: Any) -> None:
+        tries.append(command)
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(link, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(link.Ssh, "start", start)
+    made = link.Link({**ORDER, "replica_dir": str(tmp_path), "role_dir": str(tmp_path)})
+    try:
+        assert made.run() == link.LOST
+    finally:
+        os.close(made._wake_read)
+        os.close(made._wake_write)
+    assert len(tries) == 3
+    reason = json.loads((tmp_path / link.STATE_NAME).read_text())["reason"]
+    assert reason == "host-a: [Errno 11] Resource temporarily unavailable"
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize(
+    ("sent", "reason"),
+    [
+        (b"1\xff\xff\xff\xff", "it sent a frame of 4294967295 bytes: at most 16777216 are allowed"),
+        (b"X\0\0\0\1x", "invalid literal for int() with base 10: b'x'"),
+        (b"F\0\0\0\1x", "not enough values to unpack (expected 3, got 1)"),
+    ],
+)
+def test_a_host_that_sends_something_else_is_lost(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sent: bytes, reason: str
+) -> None:
+    stdout, theirs = os.pipe()
+    os.write(theirs, link.node.MAGIC + sent)
+    null = [os.open(os.devnull, os.O_RDWR) for _ in range(2)]
+    ssh = SimpleNamespace(stdin=null[0], stdout=stdout, stderr=null[1], end=lambda _limit_s: 0)
+    monkeypatch.setattr(link.Ssh, "start", lambda *_: ssh)
+    made = link.Link({**ORDER, "replica_dir": str(tmp_path), "role_dir": str(tmp_path)})
+    try:
+        assert made.run() == link.LOST
+    finally:
+        for fd in (made._wake_read, made._wake_write, theirs):
+            os.close(fd)
+    assert json.loads((tmp_path / link.STATE_NAME).read_text())["reason"] == f"host-a: {reason}"

@@ -30,6 +30,8 @@ from typing import IO
 from subreaper import list_descendants, list_processes
 
 SUBREAPER = Path(__file__).with_name("subreaper.py")
+LIMIT_S = 150.0
+"""How long a test waits for what must come. A test waits less only where the time itself is what it is about."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +70,7 @@ class Tree:
         *,
         env: Mapping[str, str] | None = None,
         cwd: str | os.PathLike[str] | None = None,
-        settle_s: float = 1.0,
+        settle_s: float = 10.0,
     ) -> None:
         """Start it.
 
@@ -129,7 +131,7 @@ class Tree:
         return self._output["stderr"].decode(errors="surrogateescape")
 
     def wait_for_line(
-        self, pattern: str, *, stream: str = "stdout", count: int = 1, timeout_s: float = 60
+        self, pattern: str, *, stream: str = "stdout", count: int = 1, timeout_s: float = LIMIT_S
     ) -> list[str]:
         """Wait until `count` whole lines of a stream match a regular expression; returns those lines.
 
@@ -169,7 +171,7 @@ class Tree:
 
     # -- its end ----------------------------------------------------------------------------------------------------
 
-    def wait(self, timeout_s: float = 60) -> Outcome:
+    def wait(self, timeout_s: float = LIMIT_S) -> Outcome:
         """Wait for the command's end (kill everything past the limit) and say what it left behind."""
         if self._outcome is None:
             try:
@@ -217,8 +219,8 @@ def run_tree(
     *,
     env: Mapping[str, str] | None = None,
     cwd: str | os.PathLike[str] | None = None,
-    timeout_s: float = 60,
-    settle_s: float = 1.0,
+    timeout_s: float = LIMIT_S,
+    settle_s: float = 10.0,
 ) -> Outcome:
     """Run a command to its end; see `Tree`. Past `timeout_s` it is killed and `exit_code` is None."""
     with Tree(argv, env=env, cwd=cwd, settle_s=settle_s) as tree:
@@ -228,7 +230,7 @@ def run_tree(
 def wait_until(
     holds: Callable[[], object],
     *,
-    timeout_s: float = 30,
+    timeout_s: float = LIMIT_S,
     what: str = "the condition",
     show: Callable[[], object] = lambda: "",
 ) -> None:

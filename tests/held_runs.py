@@ -18,14 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import find_processes, read_command, wait_until
+from harness import LIMIT_S, find_processes, read_command, wait_until
 from subreaper import list_descendants
 
 from muster._shared import processes
 from muster._shared.contract import HOLD_FLAG, WAITING_FLAG, Env, find_hold_dir
 
 BIN = Path(sys.executable).parent
-LIMIT_S = 180.0
 REDUCE = """
 import os, torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -130,7 +129,7 @@ class Commands:
             finally:
                 process.send_signal(signal.SIGINT)
                 try:
-                    process.communicate(timeout=60)
+                    process.communicate(timeout=LIMIT_S)
                 except subprocess.TimeoutExpired:
                     process.kill()
                     raise
@@ -162,7 +161,7 @@ class Run:
     def wait_end(self) -> int:
         """Read the rest; the exit code of its command."""
         self.text += "".join(self._lines)
-        return self.process.wait(60)
+        return self.process.wait(LIMIT_S)
 
     def find_links(self) -> list[int]:
         """Processes of this machine that stand for its nodes, by node."""
@@ -197,7 +196,7 @@ class Held:
 
     def wait_ready(self) -> None:
         """As `wait_idle`, of a hold of this machine."""
-        wait_until(lambda: self.read()["state"] == "ready", timeout_s=60, what="an agent waits")
+        wait_until(lambda: self.read()["state"] == "ready", what="an agent waits")
 
     def list_tree(self) -> dict[int, str]:
         """Processes below the supervisor of a hold of this machine, with their command lines."""
@@ -216,11 +215,11 @@ class Held:
 
     def wait_idle(self) -> None:
         """Wait until an agent waits on node 0."""
-        wait_until(lambda: "held: idle" in self.read_line(), timeout_s=90, what="the hold is idle")
+        wait_until(lambda: "held: idle" in self.read_line(), what="the hold is idle")
 
     def wait_ended(self) -> str:
         """Wait for its end; its state."""
-        wait_until(lambda: self.find_state() != "RUNNING", timeout_s=90, what="the hold has ended")
+        wait_until(lambda: self.find_state() != "RUNNING", what="the hold has ended")
         return self.find_state()
 
 
@@ -347,7 +346,7 @@ def look_settled(look: Callable[[], object]) -> object:
         looks.append(look())
         return looks[-3:] == [looks[-1]] * 3
 
-    wait_until(is_settled, timeout_s=60, what="nothing changes any more")
+    wait_until(is_settled, what="nothing changes any more")
     return looks[-1]
 
 
@@ -372,7 +371,7 @@ def started_late(held: Held, name: str) -> Iterator[tuple[Run, int]]:
     try:
         with commands.started(REDUCE, name, j="1x1", until=None) as run:
             pattern = f"state/muster/logs/*/{name}-*/.muster/workspace.json"
-            wait_until(lambda: [*commands.folder.glob(pattern)] != [], what="the workspace is listed", timeout_s=60)
+            wait_until(lambda: [*commands.folder.glob(pattern)] != [], what="the workspace is listed")
             (commands.folder / "pipe").replace(late)
             pipe = open_when_read(late)
             os.kill(holder, signal.SIGSTOP)
@@ -381,7 +380,7 @@ def started_late(held: Held, name: str) -> Iterator[tuple[Run, int]]:
             run.wait_line("held://")
             work = find_hold_folder(holder, 0) / "runs" / run.app_id / "work"
             names = sorted(each.name for each in commands.work.iterdir())
-            wait_until(lambda: work.is_dir() and sorted(os.listdir(work)) == names, what="all is there", timeout_s=60)
+            wait_until(lambda: work.is_dir() and sorted(os.listdir(work)) == names, what="all is there")
             yield run, holder
     finally:
         os.kill(holder, signal.SIGCONT)
@@ -397,7 +396,7 @@ def open_when_read(path: Path) -> int:
             found.append(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
         return bool(found)
 
-    wait_until(has_reader, what="it is read", timeout_s=60)
+    wait_until(has_reader, what="it is read")
     os.set_blocking(found[0], True)
     return found[0]
 

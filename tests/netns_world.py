@@ -30,7 +30,6 @@ from muster.cli.rehearse.world import Network, run_tool
 
 PROGRAM = Path(__file__).parent / "programs" / "netns_sums.py"
 HUB = Path(__file__).parent / "slow_hub.py"
-LIMIT_S = 90.0
 SERIAL = itertools.count()
 
 
@@ -105,7 +104,7 @@ class Node:
         flags = ["--node-rank", str(index), "--log-dir", str(self.log_dir)]
         agent = [sys.executable, "-m", "muster.agent", *flags, *command]
         # `ip netns exec` replaces itself with the command: the tree's first process is the agent's guard.
-        self.tree = Tree(["ip", "netns", "exec", space, *agent], env=env, cwd=folder, settle_s=5)
+        self.tree = Tree(["ip", "netns", "exec", space, *agent], env=env, cwd=folder)
 
     def find_agent(self) -> int:
         """The process below the guard."""
@@ -223,7 +222,7 @@ class World:
     def wait_for(self, condition: Callable[[], object], what: str) -> None:
         """Wait until the condition holds; the error contains the output of all nodes."""
         try:
-            wait_until(condition, timeout_s=LIMIT_S, what=what)
+            wait_until(condition, what=what)
         except AssertionError as error:
             raise AssertionError(f"{error}\n" + "\n".join(node.explain() for node in self.nodes)) from None
 
@@ -236,7 +235,7 @@ class World:
         """Let the job end: all exit 0, nothing is left behind, and no two groups were alive at the same time."""
         (self.folder / "stop").touch()
         for node in nodes:
-            outcome = node.tree.wait(LIMIT_S)
+            outcome = node.tree.wait()
             output = "\n".join(each.explain() for each in self.nodes)
             assert (outcome.exit_code, outcome.leftovers) == (0, ()), f"{outcome.leftovers}\n{output}"
         overlaps = self.folder / "overlaps"

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import ClassVar
 
+from harness import LIMIT_S
 from torchx.specs import AppDef, Resource, Role, is_terminal
 from torchx.specs.api import macros
 
@@ -30,7 +31,7 @@ class Cluster:
 
     def run(self, *words, check=True):
         """Run a command of Slurm's; what it prints."""
-        done = subprocess.run(words, env={**os.environ, **self.env}, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(words, env={**os.environ, **self.env}, capture_output=True, text=True, timeout=LIMIT_S)
         assert not check or done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
         return done.stdout.strip()
 

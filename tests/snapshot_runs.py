@@ -30,7 +30,6 @@ from netns_world import Net
 PROGRAMS = Path(__file__).parent / "programs" / "snapshots"
 sys.path.append(str(PROGRAMS))
 
-LIMIT_S = 90
 Key = tuple[int, int]
 ONE_NODE = ("rank", "all ranks", "saving", "loading", "skew", "fall-back")
 THREE_NODES = ("node", "leader", "copy", "report", "overwrite", "rank of three", "resize")
@@ -179,7 +178,7 @@ class Run:
             conf = "join_timeout=80,last_call_timeout=1"
             agent += ["--rdzv-conf", conf + (",keep_alive_interval=0.5" if plan.is_quiet else "")]
         program = "shards.py" if plan.kind == "shards" else "train.py"
-        return Tree([*agent, str(PROGRAMS / program), str(self.folder)], env=env, cwd=self.folder, settle_s=5)
+        return Tree([*agent, str(PROGRAMS / program), str(self.folder)], env=env, cwd=self.folder)
 
     # -- what happens ------------------------------------------------------------------------------------------------
 
@@ -225,7 +224,7 @@ class Run:
             assert not ended or self.plan.lost, "the job ended early"
             return holds()
 
-        wait_until(check, timeout_s=LIMIT_S, what=what)
+        wait_until(check, what=what)
 
     def _list_left(self) -> list[str]:
         return [path.name for path in self.folder.glob("fault-*")]
@@ -267,7 +266,7 @@ class Run:
     def _finish(self) -> None:
         (self.folder / "asked.new").write_text(str(self._find_last() + self.plan.steps_after))
         (self.folder / "asked.new").rename(self.folder / "asked")  # rank 0 decides: see `programs/snapshots/ends.py`
-        self.outcomes += [tree.wait(LIMIT_S) for tree in self.trees]
+        self.outcomes += [tree.wait() for tree in self.trees]
 
     def _find_last(self) -> int:
         if self.plan.kind == "shards":
@@ -308,7 +307,7 @@ class Run:
         end = int((self.folder / "end").read_text())
         for nproc, words in ((4, ["-", str(base)]), (2, [str(self.folder / f"{base}.pt") if base else "-", str(end)])):
             command = [*AGENT, "--standalone", "--nproc-per-node", str(nproc), str(PROGRAMS / "shards.py")]
-            outcome = run_tree([*command, str(self.folder), *words], cwd=self.folder, timeout_s=LIMIT_S)
+            outcome = run_tree([*command, str(self.folder), *words], cwd=self.folder)
             assert outcome.exit_code == 0, outcome.explain()
         (wanted,) = re.findall(r"all of 2 done .*", outcome.stdout)
         assert wanted in stdout, f"other bits than those of a job resized through torch.save: {wanted}"

@@ -10,8 +10,6 @@ from muster.cli.commands import main
 from muster.schedulers.adapter import ReplicaId
 from muster.testing.contract_apps import ROLE
 
-LIMIT_S = 90.0
-
 
 def find_link(scheduler, app_id: str, index: int) -> int:
     return scheduler.find_folder(app_id).read_record().handles[ReplicaId(ROLE, index)]["pid"]
@@ -28,7 +26,7 @@ def find_ssh(link: int) -> int:
         found[:] = [pid for pid in found if b"ssh\0-F" in Path(f"/proc/{pid}/cmdline").read_bytes()]
         return bool(found)
 
-    wait_until(find, what="the link has a connection", timeout_s=LIMIT_S)
+    wait_until(find, what="the link has a connection")
     return found[0]
 
 
@@ -47,7 +45,7 @@ def read_shell(capsys, *words: str) -> str:
 
 
 def wait_state(scheduler, app_id: str, state: AppState):
-    wait_until(lambda: scheduler.describe(app_id).state is state, what=state.name, timeout_s=LIMIT_S)
+    wait_until(lambda: scheduler.describe(app_id).state is state, what=state.name)
     return scheduler.describe(app_id)
 
 
@@ -60,7 +58,6 @@ def wait_text(scheduler, app_id: str, text: str, index: int, times: int = 1) -> 
         wait_until(
             lambda: "".join(read(scheduler, app_id, index)).count(text) >= times,
             what=f"{times} times {text} in the log of {index}",
-            timeout_s=LIMIT_S,
         )
     except AssertionError as error:
         told = scheduler.describe(app_id)
@@ -68,5 +65,5 @@ def wait_text(scheduler, app_id: str, text: str, index: int, times: int = 1) -> 
 
 
 def wait_gone(runs: Path) -> None:
-    wait_until(lambda: not list(runs.iterdir()), what="no run folder is left", timeout_s=LIMIT_S)
-    wait_until(lambda: not find_processes(str(runs)), what="no process is left", timeout_s=LIMIT_S)
+    wait_until(lambda: not list(runs.iterdir()), what="no run folder is left")
+    wait_until(lambda: not find_processes(str(runs)), what="no process is left")

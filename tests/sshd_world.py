@@ -11,6 +11,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from harness import LIMIT_S
+
 from muster._shared import processes
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin")
@@ -101,7 +103,7 @@ class SshWorld:
         """Until the client reaches the server of a host."""
         if self._client:
             command = [*shlex.split(self.ssh), "-o", "ConnectionAttempts=20", name, "true"]
-            subprocess.run(command, check=True, stdin=subprocess.DEVNULL, timeout=60)
+            subprocess.run(command, check=True, stdin=subprocess.DEVNULL, timeout=LIMIT_S)
             return
         limit_s = time.monotonic() + 20
         while True:

@@ -12,6 +12,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from harness import LIMIT_S
+
 _CONTROL = re.compile(r"\x1b\[(\d*)([A-Za-z])|\x1b\[\?\d+[hl]")
 
 
@@ -104,7 +106,7 @@ class TerminalProgram:
     def expect(self, wanted: str) -> None:
         """Read until `wanted` has been written after what was expected before."""
         while wanted not in self.text[self._expected :]:
-            self._read_more(wanted, 120)
+            self._read_more(wanted, LIMIT_S)
         self._expected = self.text.index(wanted, self._expected) + len(wanted)
 
     def comes(self, wanted: str, limit_s: float) -> bool:
@@ -141,7 +143,7 @@ class TerminalProgram:
 
     def wait(self) -> int:
         """Its exit code."""
-        return self._process.wait(60)
+        return self._process.wait(LIMIT_S)
 
     def __enter__(self) -> "TerminalProgram":  # noqa: PYI034  # typing.Self is Python 3.11
         return self

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from harness import LIMIT_S
 
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.sdk import DEFAULT_HOST
@@ -33,7 +34,7 @@ def _missing(images):
         return "the docker package is not installed"
     try:
         _look_for_socket()
-        client = docker.from_env(timeout=60)
+        client = docker.from_env(timeout=LIMIT_S)
         have = {tag for image in client.images.list() for tag in image.tags}
         client.close()
     except (OSError, docker.errors.DockerException) as error:
@@ -66,7 +67,7 @@ def client(_engine_or_skip):
     """The engine's own client, to inspect what was created."""
     import docker
 
-    client = docker.from_env(timeout=60)
+    client = docker.from_env(timeout=LIMIT_S)
     yield client
     client.close()
 
@@ -76,7 +77,7 @@ def tiny_tar(_engine_or_skip):
     """The root of an image of 3 MB, as a tar: a shell and a few commands."""
     import docker
 
-    client = docker.from_env(timeout=60)
+    client = docker.from_env(timeout=LIMIT_S)
     commands = "/bin/sh /bin/sleep /bin/hostname /usr/bin/getent"
     files = f"{commands} $(ldd {commands} | grep -o '/lib[^ ]*\\.[0-9]*' | sort -u)"
     container = client.containers.create(BARE, ["sh", "-c", f"mkdir /tiny && cp -L --parents {files} /tiny"])
@@ -278,13 +279,13 @@ def own_engine(_engine_or_skip, fake_tools, tiny_tar, wait_until):
     try:
         wait_until(lambda: process.poll() is not None or "API listen on" in log.read_text(), "an engine")
         assert process.poll() is None, log.read_text()
-        client = docker.DockerClient(host, timeout=60)
+        client = docker.DockerClient(host, timeout=LIMIT_S)
         client.api.import_image_from_data(tiny_tar, repository="tiny", tag="latest")
         client.close()
         yield host
     finally:
         process.terminate()
-        process.wait(timeout=60)
+        process.wait(timeout=LIMIT_S)
         shutil.rmtree(folder)
 
 
@@ -293,7 +294,7 @@ def apps_of_own_engine(own_engine, apps_on, monkeypatch):
     import docker
 
     monkeypatch.setenv("DOCKER_HOST", own_engine)
-    client = docker.DockerClient(own_engine, timeout=60)
+    client = docker.DockerClient(own_engine, timeout=LIMIT_S)
     yield apps_on(client)
     client.close()
 

@@ -61,5 +61,5 @@ def list_containers(client: Any, held: Held) -> list[Any]:
 def test_a_container_that_is_lost_while_idle_is_replaced(commands: Commands, client: Any) -> None:
     held = commands.hold("-s", "local_docker", "dist.ddp", "-j", "2x1", "--max_retries", "1", *IMAGE)
     list_containers(client, held)[1].kill()
-    wait_until(lambda: len(list_containers(client, held)) == 2, timeout_s=60, what="another container runs")
-    wait_until(lambda: commands.run(held_runs.REDUCE).returncode == 0, timeout_s=120, what="a run on it succeeds")
+    wait_until(lambda: len(list_containers(client, held)) == 2, what="another container runs")
+    wait_until(lambda: commands.run(held_runs.REDUCE).returncode == 0, what="a run on it succeeds")

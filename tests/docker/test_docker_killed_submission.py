@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from harness import LIMIT_S
 from torchx.specs import AppState, Resource
 
 from muster._shared.control import ExitCode
@@ -64,7 +65,7 @@ def killed(apps_with_gpus, state_home, tmp_path, request):
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "main.py").touch()
     words = [sys.executable, "-c", KILLED, *POINTS[request.param], str(tmp_path / "code")]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert list_left(apps_with_gpus)
     (mark,) = (state_home / "muster" / "docker-submissions").iterdir()

@@ -15,7 +15,7 @@ import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from harness import find_free_port
+from harness import LIMIT_S, find_free_port
 
 GRACE_S = 30.0
 
@@ -121,7 +121,7 @@ class Kubelet:
     def execute(self, pod, command):
         """`pods/exec`."""
         process = self.begin(pod, command)
-        output, errors = process.communicate(timeout=60)
+        output, errors = process.communicate(timeout=LIMIT_S)
         return process.returncode, output, errors
 
     def begin(self, pod, command):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from fault_scenes import TreeScene, cause
-from harness import Tree, find_free_port, run_tree
+from harness import LIMIT_S, Tree, find_free_port, run_tree
 from launchers import MOSTLY_WARM, START_FLAGS, STARTS
 
 from muster.cli.rehearse.faults.nodes import AGENT_KILLED
@@ -129,7 +129,7 @@ class TestSignals:
 def test_sigkill(tmp_path: Path, start: str, victim: str, words: str) -> None:
     agent = build_agent(tmp_path, start)
     # 400 grandchildren take a busy machine a moment; the harness continues as soon as nothing is left
-    with Tree([*agent, PROGRAM, *words.split()], settle_s=10) as tree:
+    with Tree([*agent, PROGRAM, *words.split()]) as tree:
         tree.wait_for_line("ready rank", count=2)
         if victim == "guard":
             tree.send(signal.SIGKILL)
@@ -263,7 +263,7 @@ def count_sleeping(tree: Tree) -> int:
     return count
 
 
-def wait_until(holds: Callable[[], bool], timeout_s: float = 20) -> None:
+def wait_until(holds: Callable[[], bool], timeout_s: float = LIMIT_S) -> None:
     deadline_s = time.monotonic() + timeout_s
     while not holds():
         assert time.monotonic() < deadline_s, "the condition did not hold in time"

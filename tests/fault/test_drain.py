@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 from fault_scenes import TreeScene, cause
-from harness import Outcome, Tree, find_free_port
+from harness import LIMIT_S, Outcome, Tree, find_free_port
 
 from muster.cli.rehearse.faults.nodes import PREEMPTED
 
 PROGRAMS = Path(__file__).parent.parent / "programs"
 PROGRAM, ELASTIC = str(PROGRAMS / "drain_trains.py"), str(PROGRAMS / "drain_elastic.py")
 NODES, NPROC, ACCUMULATE = 3, 2, 4
-LONG, LIMIT_S = 40_000, 150.0
+LONG = 40_000
 
 pytestmark = [
     pytest.mark.soak,
@@ -68,7 +68,7 @@ def compute_weight(last: int, nodes: int = NODES) -> int:
 def test_all_ranks_save_the_same_step_and_the_next_run_continues(tmp_path: Path, victim: int) -> None:
     with start_job(tmp_path, LONG) as trees:
         for tree in trees:
-            tree.wait_for_line("trains", count=NPROC, timeout_s=LIMIT_S)
+            tree.wait_for_line("trains", count=NPROC)
         cause(PREEMPTED, TreeScene(*trees, node=victim))
         outcomes = wait_for_all(trees)
     assert [(each.exit_code, each.leftovers) for each in outcomes] == [(143, ())] * NODES, explain(outcomes)
@@ -93,7 +93,7 @@ def test_all_ranks_save_the_same_step_and_the_next_run_continues(tmp_path: Path,
 def test_the_others_of_an_elastic_job_go_on_at_the_next_step(tmp_path: Path, victim: int) -> None:
     with start_job(tmp_path, program=ELASTIC, nnodes="1:3", flags=("--rdzv-backend", "c10d")) as trees:
         for tree in trees:
-            tree.wait_for_line("trains", count=NPROC, timeout_s=LIMIT_S)
+            tree.wait_for_line("trains", count=NPROC)
         cause(PREEMPTED, TreeScene(*trees, node=victim))
         outcomes = wait_for_all(trees)
     expected = [143 if index == victim else 0 for index in range(NODES)]
@@ -116,7 +116,7 @@ def test_the_others_of_an_elastic_job_go_on_at_the_next_step(tmp_path: Path, vic
 
 def test_a_job_of_one_node_saves_at_one_step_too(tmp_path: Path) -> None:
     with start_job(tmp_path, LONG, nodes=1, flags=("--preempt-signal", "USR1")) as [tree]:
-        tree.wait_for_line("trains", count=NPROC, timeout_s=LIMIT_S)
+        tree.wait_for_line("trains", count=NPROC)
         tree.send(signal.SIGUSR1)
         outcome = tree.wait(LIMIT_S)
     assert (outcome.exit_code, outcome.leftovers) == (143, ()), outcome.explain()
@@ -129,7 +129,7 @@ def test_a_job_of_one_node_saves_at_one_step_too(tmp_path: Path) -> None:
 
 def test_a_program_that_never_asks_gets_the_stop_signal_at_once(tmp_path: Path) -> None:
     with start_job(tmp_path, LONG, "quiet", nodes=1) as [tree]:
-        tree.wait_for_line("trains", count=NPROC, timeout_s=LIMIT_S)
+        tree.wait_for_line("trains", count=NPROC)
         tree.send(signal.SIGTERM)
         outcome = tree.wait(LIMIT_S)
     assert (outcome.exit_code, outcome.leftovers) == (143, ()), outcome.explain()
@@ -142,7 +142,7 @@ def test_the_workers_of_a_dataloader_live_as_long_as_their_rank(tmp_path: Path) 
     script = [str(PROGRAMS / "drain_ignores.py"), str(tmp_path)]
     flags = ["--standalone", "--shutdown-timeout", "60"]
     with Tree([sys.executable, "-m", "muster.agent", *flags, *script], cwd=tmp_path) as tree:
-        tree.wait_for_line("trains", timeout_s=LIMIT_S)
+        tree.wait_for_line("trains")
         tree.send(signal.SIGTERM)
         outcome = tree.wait(LIMIT_S)
     assert (outcome.exit_code, outcome.leftovers) == (143, ()), outcome.explain()

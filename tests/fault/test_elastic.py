@@ -13,7 +13,7 @@ CALLS = Path(__file__).parents[1] / "programs" / "elastic" / "calls.py"
 
 def start(scenario: str, *args: str, folder: Path) -> Tree:
     env = {**os.environ, "TMPDIR": str(folder)}
-    return Tree([sys.executable, str(CALLS), scenario, *args], env=env, cwd=folder, settle_s=10)
+    return Tree([sys.executable, str(CALLS), scenario, *args], env=env, cwd=folder)
 
 
 def find_pids(tree: Tree) -> dict[str, int]:
@@ -73,7 +73,7 @@ def test_a_result_of_a_gibibyte_does_not_pass_through_the_agent(tmp_path: Path) 
 
 def test_a_worker_that_is_killed_while_it_sends_its_result(tmp_path: Path) -> None:
     env = {**os.environ, "TMPDIR": str(tmp_path)}
-    outcome = run_tree([sys.executable, str(CALLS), "sending"], env=env, timeout_s=100)
+    outcome = run_tree([sys.executable, str(CALLS), "sending"], env=env)
     assert outcome.stdout.splitlines() == ["{0: 1, 1: 1} 1", "[(1, 'SIGKILL')]"], outcome.explain()
     assert outcome.leftovers == (), outcome.explain()
     assert list(tmp_path.glob("muster_job_*")) == []

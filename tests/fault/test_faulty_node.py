@@ -28,7 +28,7 @@ def start(world: World, **flags: str) -> tuple[list[Node], Node]:
 
 def wait_until_left(world: World, node: Node, why: str) -> None:
     """The node leaves with the exit code after which its scheduler starts another, and says why."""
-    outcome = node.tree.wait(60)
+    outcome = node.tree.wait()
     assert (outcome.exit_code, outcome.leftovers) == (69, ()), "\n".join(each.explain() for each in world.nodes)
     assert f"this node leaves the job: {why}" in node.tree.stderr
 
@@ -54,7 +54,7 @@ def test_counts_are_the_job_s_also_when_the_leader_changes_between_two_failures(
     world.wait_for_sizes([2], one, two)
     (world.folder / "fault-1-1").touch()
     for node in (one, two):
-        outcome = node.tree.wait(60)
+        outcome = node.tree.wait()
         assert outcome.exit_code == 1, "\n".join(each.explain() for each in world.nodes)
     said = one.tree.stderr + two.tree.stderr
     assert f"restarted once without progress since (--on '{rules}')" in " ".join(said.split())
@@ -67,7 +67,7 @@ def test_the_report_names_a_suspected_node(world: World) -> None:
     (world.folder / "fault-1-0").write_text("the GPU is slow")
     (world.folder / "fault-1-1").write_text("the GPU is slow")
     for node in (zero, one):
-        assert node.tree.wait(60).exit_code == 1, "\n".join(each.explain() for each in world.nodes)
+        assert node.tree.wait().exit_code == 1, "\n".join(each.explain() for each in world.nodes)
     page = " ".join(zero.tree.stderr.split())
     assert "no other node can take the place of its node; restart 1 of 1" in page
     assert "is suspected: it failed first (device or link); other nodes go before it for 10 min" in page

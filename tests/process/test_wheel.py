@@ -11,6 +11,7 @@ from email import message_from_bytes
 from pathlib import Path
 
 import pytest
+from harness import LIMIT_S
 
 ROOT = Path(__file__).parents[2]
 
@@ -102,7 +103,7 @@ def test_torchx_lists_its_components_beside_its_own(installed, tmp_path):
 
 
 def test_its_program_runs(installed):
-    done = subprocess.run([installed / "muster-agent", "--version"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([installed / "muster-agent", "--version"], capture_output=True, text=True, timeout=LIMIT_S)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("muster")
 

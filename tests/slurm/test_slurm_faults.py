@@ -11,7 +11,7 @@ import tempfile
 from collections import Counter
 
 import pytest
-from harness import read_command
+from harness import LIMIT_S, read_command
 from slurm_world import PATIENT, Job, build_app, compute_weight, wait_until
 from ssh_jobs import read_shell
 from torchx.specs import is_terminal
@@ -293,7 +293,7 @@ def test_the_controller_restarts_during_a_job_and_its_log(own_slurm, tmp_path):
     own_slurm.restart_controller(job.find_job()[0])
     assert len(job.trace()) < total
     job.wait_state("SUCCEEDED")
-    output, errors = followed.communicate(timeout=60)
+    output, errors = followed.communicate(timeout=LIMIT_S)
     assert followed.returncode == 0, errors
     assert "begins at 0" in output
     assert "succeeded after" in output
@@ -310,7 +310,7 @@ def test_a_cancel_of_the_step_by_hand_ends_the_app(slurm, tmp_path):
     helper = subprocess.Popen(["srun", "--overlap", f"--jobid={job_id}", "-n1", "-N1", f"-w{node}", "sleep", "60"])
     wait_until(lambda: f"{job_id}.1" in slurm.run("squeue", "-h", "-s", "-j", job_id, "-o", "%i"), "a second step")
     slurm.run("scancel", f"{job_id}.1")
-    helper.wait(timeout=30)
+    helper.wait(timeout=LIMIT_S)
     job.wait_steps(20)
     slurm.run("scancel", f"{job_id}.0")
     described = wait_until(lambda: is_terminal((found := job.describe()).state) and found, "its end")

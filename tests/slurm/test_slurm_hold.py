@@ -93,7 +93,7 @@ def test_the_limit_of_the_allocation_stops_the_run_and_ends_the_hold(commands: C
         code = run.wait_end()
     assert (code, "received SIGTERM" in run.text) == (1, True), run.text
     assert all(f"{rank}]:saved" in run.text for rank in ("n0.r0", "n1.r1")), run.text
-    wait_until(lambda: held.find_state() not in ("RUNNING", "PENDING"), timeout_s=90, what="the hold has ended")
+    wait_until(lambda: held.find_state() not in ("RUNNING", "PENDING"), what="the hold has ended")
     assert "time limit" in held.read_line(), held.read_line()
     late = commands.call("muster", "stacks", held.handle)
     assert "has ended already (FAILED: it stopped before the time limit" in late.stderr, late

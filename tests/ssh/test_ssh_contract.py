@@ -19,7 +19,7 @@ class TestSsh(SchedulerContract):
     @pytest.fixture(autouse=True)
     def _on_hosts(self, world, runs, monkeypatch):
         self._runs = runs
-        cfg = {"hosts": world.names, "ssh": world.ssh, "python": sys.executable, "folder": str(runs), "lost_s": 5.0}
+        cfg = {"hosts": world.names, "ssh": world.ssh, "python": sys.executable, "folder": str(runs)}
         monkeypatch.setattr(type(self), "cfg", cfg)
 
     @pytest.mark.long

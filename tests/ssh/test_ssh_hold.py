@@ -15,7 +15,7 @@ from sshd_world import SshWorld
 
 
 def build_options(world: SshWorld, runs: Path, hosts: str = "a,b") -> str:
-    return f"hosts={hosts},ssh={world.ssh},python={sys.executable},folder={runs},lost_s=5"
+    return f"hosts={hosts},ssh={world.ssh},python={sys.executable},folder={runs}"
 
 
 @pytest.fixture(scope="module")
@@ -54,12 +54,12 @@ class TestHolds(HeldContract):
 
 @pytest.mark.long
 def test_a_run_whose_host_is_lost_fails_with_its_reason(world: SshWorld, commands: Commands, runs: Path) -> None:
-    held = commands.hold("-s", "ssh", "-cfg", build_options(world, runs, "c,d"), "dist.ddp", "-j", "2x1")
+    held = commands.hold("-s", "ssh", "-cfg", f"{build_options(world, runs, 'c,d')},lost_s=5", "dist.ddp", "-j", "2x1")
     with commands.started(SLEEP, "main") as run:
         for pid in find_processes(f"{held.app_id}/hold-1"):
             with contextlib.suppress(ProcessLookupError):  # the end of one before ends others
                 os.kill(pid, signal.SIGKILL)
         assert run.wait_end() == 1, run.text
     assert f"node 1 of {held.handle}" in commands.call("muster", "status", run.app_id).stdout
-    wait_until(lambda: held.find_state() != "RUNNING", timeout_s=90, what="the hold has ended")
+    wait_until(lambda: held.find_state() != "RUNNING", what="the hold has ended")
     wait_gone(runs)

@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 import pytest
-from harness import find_processes, wait_until
-from ssh_jobs import LIMIT_S, find_link, find_ssh, read, read_shell, wait_gone, wait_state, wait_text
+from harness import LIMIT_S, find_processes, wait_until
+from ssh_jobs import find_link, find_ssh, read, read_shell, wait_gone, wait_state, wait_text
 from torchx.specs import AppState
 
 from muster.schedulers.adapter import EngineError, ReplicaId
@@ -26,7 +26,7 @@ SECRET = 'it\'s "a" $secret'
 
 @pytest.fixture
 def cfg(world, runs):
-    return {"hosts": ["a", "b"], "ssh": world.ssh, "python": sys.executable, "folder": str(runs), "lost_s": 5.0}
+    return {"hosts": ["a", "b"], "ssh": world.ssh, "python": sys.executable, "folder": str(runs)}
 
 
 @pytest.mark.torchx
@@ -125,7 +125,7 @@ def wait_counting(scheduler, *app_ids):
 
 @pytest.mark.long
 def test_a_replica_without_a_connection_for_ever_ends(scheduler, cfg, runs):
-    app_id = scheduler.submit(build_shell("echo started; exec sleep 600"), cfg)
+    app_id = scheduler.submit(build_shell("echo started; exec sleep 600"), {**cfg, "lost_s": 5.0})
     wait_text(scheduler, app_id, "started", 0)
     link = find_link(scheduler, app_id, 0)
     supervisor = scheduler.find_folder(app_id).read_record().supervisor.pid
@@ -133,7 +133,7 @@ def test_a_replica_without_a_connection_for_ever_ends(scheduler, cfg, runs):
         os.kill(pid, signal.SIGSTOP)  # as a network that carries nothing any more
     try:
         wait_gone_except = {supervisor, link}
-        wait_until(lambda: not list(runs.iterdir()), what="the host has ended it", timeout_s=LIMIT_S)
+        wait_until(lambda: not list(runs.iterdir()), what="the host has ended it")
         assert not set(find_processes(f"{runs}/muster-")) - wait_gone_except
     finally:
         for pid in (find_ssh(link), link, supervisor):
@@ -151,7 +151,7 @@ def test_two_jobs_share_their_hosts_and_ctrl_c_reaches_all_of_one(scheduler, cfg
     told = "RUNNING: attempt 0, no restarts allowed; 2 of 2 nodes run; step "
     handles = [f"ssh://test/{app_id}" for app_id in ids]
     for handle in handles:
-        wait_until(lambda each=handle: told in read_shell(capsys, "status", each), what="steps", timeout_s=LIMIT_S)
+        wait_until(lambda each=handle: told in read_shell(capsys, "status", each), what="steps")
     listed = read_shell(capsys, "list", "-s", "ssh")
     assert [f"ssh://torchx/{app_id}" in listed for app_id in ids] == [True, True], listed
     assert listed.count(told) == 2, listed
@@ -170,12 +170,12 @@ def test_two_jobs_share_their_hosts_and_ctrl_c_reaches_all_of_one(scheduler, cfg
 
 @pytest.mark.long
 def test_replicas_that_stay_are_found_again(scheduler, cfg, runs):
-    app_id = scheduler.submit(build_agents(COUNTS), {**cfg, "stays": True})
+    app_id = scheduler.submit(build_agents(COUNTS), {**cfg, "lost_s": 5.0, "stays": True})
     wait_counting(scheduler, app_id)
     record = scheduler.find_folder(app_id).read_record()
     links = [find_link(scheduler, app_id, index) for index in range(2)]
     os.kill(record.supervisor.pid, signal.SIGKILL)
-    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in links), what="the links end", timeout_s=LIMIT_S)
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in links), what="the links end")
     time.sleep(6)  # over lost_s
     other = create_scheduler("test")  # one that submits starts a supervisor again by itself
     assert other.describe(app_id).state is AppState.UNKNOWN
@@ -218,7 +218,7 @@ def test_a_killed_command_takes_its_own_job_along_only(scheduler, cfg, runs, tmp
 @pytest.mark.long
 def test_a_spare_takes_the_place_of_a_lost_host(world, scheduler, cfg, runs):
     app = build_agents(COUNTS, retries=1)
-    app_id = scheduler.submit(app, {**cfg, "hosts": ["a", "b", "c"], "spares": 1})
+    app_id = scheduler.submit(app, {**cfg, "hosts": ["a", "b", "c"], "spares": 1, "lost_s": 5.0})
     wait_counting(scheduler, app_id)
     connection = find_ssh(find_link(scheduler, app_id, 0))
     world.stop("a")
@@ -297,7 +297,7 @@ def test_an_elastic_job_follows_a_discovery_script(scheduler, cfg, runs, tmp_pat
             record = scheduler.find_folder(app_id).read_record()
             return len(record.app.running()) == count and not record.app.leaving
 
-        wait_until(check, what=f"{count} nodes run", timeout_s=LIMIT_S)
+        wait_until(check, what=f"{count} nodes run")
 
     name("a", "b")
     app = build_agents(COUNTS, nodes=3, least=1)

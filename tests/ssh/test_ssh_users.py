@@ -59,7 +59,7 @@ def test_two_users_have_jobs_on_the_same_hosts(hosts, scheduler, shared_dir):
     wait_state(scheduler, ann, AppState.CANCELLED)
     assert scheduler.describe(ben).state is AppState.RUNNING
     names = lambda: [path.name for path in Path(runs).iterdir()]  # noqa: E731
-    wait_until(lambda: names() == [f"muster-{ben}"], timeout_s=30, what="the other one's folder is gone")
+    wait_until(lambda: names() == [f"muster-{ben}"], what="the other one's folder is gone")
     assert scheduler.stop_app(ben, 30.0).step is not None
     wait_state(scheduler, ben, AppState.CANCELLED)
     wait_gone(runs)

@@ -125,7 +125,7 @@ def test_the_guilty_rank_is_named_behind_a_wrapper(tmp_path: Path) -> None:
 def wait_for(tree: Tree, *texts: str) -> None:
     """The console wraps nothing: each text is within one line."""
     for text in texts:
-        tree.wait_for_line(re.escape(text), stream="stderr", timeout_s=120)
+        tree.wait_for_line(re.escape(text), stream="stderr")
 
 
 @contextlib.contextmanager

@@ -58,17 +58,17 @@ def test_node_0_leads_until_the_workers_of_the_others_have_saved(
         flags = ["--master-addr", "127.0.0.1", "--master-port", str(find_free_port())]
     command = build_command(tmp_path, *flags)
     with start(tmp_path, command, 0) as first, start(tmp_path, command, 1) as second:
-        wait_until(lambda: len(list(tmp_path.glob("up-*"))) == 2, timeout_s=60, what="workers that run")
+        wait_until(lambda: len(list(tmp_path.glob("up-*"))) == 2, what="workers that run")
         first.send(signal.SIGTERM, first.pid)
         if later_s:
-            wait_until((tmp_path / "saved-by-0").exists, timeout_s=60, what="the save of node 0")
+            wait_until((tmp_path / "saved-by-0").exists, what="the save of node 0")
             time.sleep(later_s)
         if later_s is not None:
             second.send(signal.SIGTERM, second.pid)
-        outcomes = [first.wait(60)]
+        outcomes = [first.wait()]
         if later_s is None:
             second.send(signal.SIGTERM, second.pid)
-        outcomes.append(second.wait(60))
+        outcomes.append(second.wait())
     shown = "\n".join(each.explain() for each in outcomes)
     assert sorted(each.name for each in tmp_path.glob("saved-by-*")) == ["saved-by-0", "saved-by-1"], shown
     assert [each.exit_code for each in outcomes] == [143, 143], shown
@@ -77,11 +77,11 @@ def test_node_0_leads_until_the_workers_of_the_others_have_saved(
 def test_a_second_ctrl_c_ends_node_0_although_others_still_save(tmp_path: Path) -> None:
     command = build_command(tmp_path, "--rdzv-backend", "muster", "--rdzv-endpoint", f"127.0.0.1:{find_free_port()}")
     with start(tmp_path, command, 0) as first, start(tmp_path, command, 1) as second:
-        wait_until(lambda: len(list(tmp_path.glob("up-*"))) == 2, timeout_s=60, what="workers that run")
+        wait_until(lambda: len(list(tmp_path.glob("up-*"))) == 2, what="workers that run")
         for name in ("saved-by-0", ""):
             first.send(signal.SIGINT, first.pid)
-            wait_until((tmp_path / name).exists, timeout_s=60, what="the save of node 0")
-        assert first.wait(60).exit_code == 130
+            wait_until((tmp_path / name).exists, what="the save of node 0")
+        assert first.wait().exit_code == 130
         assert not (tmp_path / "saved-by-1").exists()
         second.send(signal.SIGTERM, second.pid)
-        assert second.wait(60).exit_code == 143
+        assert second.wait().exit_code == 143

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from doubles.samples import make_round
+from harness import LIMIT_S
 
 from muster.agent.config import LogConfig, Std, StdChoice
 from muster.agent.errors import InternalError, SpawnError, UsageError
@@ -80,7 +81,7 @@ class Node:
     def wait(self) -> None:
         """Wait until all children have ended."""
         for child in self.children:
-            child.wait(timeout=60)
+            child.wait(timeout=LIMIT_S)
         self.children.clear()
 
     def turn_until(self, condition: Callable[[], bool]) -> None:
@@ -350,7 +351,7 @@ def test_an_agent_whose_log_thread_failed_ends_instead_of_letting_its_workers_ha
     with pytest.raises(InternalError, match="log thread has failed"):
         node.turn_until(lambda: False)
     for child in node.children:
-        child.wait(timeout=60)
+        child.wait(timeout=LIMIT_S)
     for pump in node.router._pumps.values():
         pump.close()
     node.close()

@@ -256,7 +256,7 @@ def test_repeated_requests_for_stacks_do_not_delay_a_stop(start: str, tmp_path: 
         try:
             tree.wait_for_line("stacks of rank 1", stream="stderr")
             fail_file.touch()
-            outcome = tree.wait(30)
+            outcome = tree.wait()
         finally:
             ended.set()
             requester.join()

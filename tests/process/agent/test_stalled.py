@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import Tree, find_free_port, run_tree
+from harness import LIMIT_S, Tree, find_free_port, run_tree
 from launchers import MOSTLY_WARM
 
 AGENT = [sys.executable, "-m", "muster.agent"]
@@ -42,12 +42,12 @@ def test_the_agent_ends_although_its_console_is_full(start: str, code: int, full
     (tmp_path / "program.py").write_text(f"import os\nos._exit({code})\n")
     flags = ["--standalone", "--start", start, "--event-log-handler", "console", "--log-dir", str(tmp_path / "logs")]
     with subprocess.Popen([*AGENT, *flags, "program.py"], stderr=full_pipe, cwd=tmp_path) as agent:
-        assert agent.wait(60) == (1 if code else 0)
+        assert agent.wait(LIMIT_S) == (1 if code else 0)
 
 
 def test_an_error_line_does_not_wait_for_a_console_that_is_full(full_pipe: int) -> None:
     with subprocess.Popen([*AGENT, "--nnodes", "none", "program.py"], stderr=full_pipe) as agent:
-        assert agent.wait(60) == 2
+        assert agent.wait(LIMIT_S) == 2
 
 
 LONG = """

@@ -24,7 +24,7 @@ def freezer() -> Iterator[Freezer]:
 
 def wait_for_end(tree: Tree, freezer: Freezer) -> Outcome:
     """Wait until the command has ended while its process is still frozen, then let that one end too."""
-    wait_until(lambda: list_processes().get(tree.pid, (0, "Z", ""))[1] in "ZX", timeout_s=60, what="the command's end")
+    wait_until(lambda: list_processes().get(tree.pid, (0, "Z", ""))[1] in "ZX", what="the command's end")
     freezer.thaw()
     return tree.wait()
 

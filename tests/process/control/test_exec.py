@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from control_jobs import muster, unknown_line
-from harness import wait_until
+from harness import LIMIT_S, wait_until
 from terminal import TerminalProgram
 
 from muster.components import dist
@@ -25,7 +25,6 @@ OF_ONE_PROCESS = {
     *("TORCHELASTIC_ERROR_FILE", "PYTHONBREAKPOINT"),
 }
 PRINT = "import json, os; print(json.dumps(dict(os.environ)))"
-LIMIT_S = 90
 
 
 class Job:
@@ -64,7 +63,7 @@ def start_job(folder, start):
             app_id = scheduler.submit(app, {})
             try:
                 patch.delenv("OF_THE_JOB")
-                wait_until(lambda: len(list(folder.glob("*.json"))) == 2, timeout_s=LIMIT_S, what="the workers")
+                wait_until(lambda: len(list(folder.glob("*.json"))) == 2, what="the workers")
                 yield Job(folder, scheduler, app_id)
             finally:
                 scheduler.delete(app_id)
@@ -89,13 +88,11 @@ def find_processes(mark):
 
 
 def wait_gone(mark):
-    wait_until(lambda: not find_processes(mark), timeout_s=LIMIT_S, what=f"the end of {mark}")
+    wait_until(lambda: not find_processes(mark), what=f"the end of {mark}")
 
 
 def wait_runs(mark, process):
-    wait_until(
-        lambda: find_processes(mark) or process.poll() is not None, timeout_s=LIMIT_S, what=f"the start of {mark}"
-    )
+    wait_until(lambda: find_processes(mark) or process.poll() is not None, what=f"the start of {mark}")
     assert process.poll() is None, process.communicate()
 
 
@@ -162,7 +159,7 @@ def test_all_nodes_have_prefixes_and_those_that_fail_are_named(job):
 def test_a_signal_ends_the_command(job, signum, code):
     mark = f"{signum.name}-{os.getpid()}"
     process = job.begin("exec", "--all", sys.executable, "-c", "import time; time.sleep(600)", mark)
-    wait_until(lambda: len(find_processes(mark)) == 3, timeout_s=LIMIT_S, what="two commands")
+    wait_until(lambda: len(find_processes(mark)) == 3, what="two commands")
     process.send_signal(signum)
     _, errors = process.communicate(timeout=LIMIT_S)
     if signum == signal.SIGTERM:  # Python itself may print a traceback at SIGINT and end with 1
@@ -189,14 +186,14 @@ def test_nothing_is_left_by_kill_9_or_by_a_closed_pipe(job):
     mark = f"killed-{os.getpid()}"
     script = "(sleep 600; true) & trap '' TERM; sleep 600; true"
     process = job.begin("exec", "sh", "-c", script, mark)
-    wait_until(lambda: len(find_processes(mark)) > 1, timeout_s=LIMIT_S, what="the command")
+    wait_until(lambda: len(find_processes(mark)) > 1, what="the command")
     process.kill()
     process.communicate()
     wait_gone(mark)
 
     mark = f"closed-{os.getpid()}"
     process = job.begin("exec", "sh", "-c", "sleep 600; true", mark)
-    wait_until(lambda: len(find_processes(mark)) > 1, timeout_s=LIMIT_S, what="the command")
+    wait_until(lambda: len(find_processes(mark)) > 1, what="the command")
     process.stdout.close()  # nothing is written, and it is seen
     assert (process.wait(LIMIT_S), process.stderr.read()) == (128 + signal.SIGPIPE, "")
     process.stderr.close()
@@ -235,9 +232,7 @@ def test_a_job_that_has_ended_or_a_node_that_is_lost_is_one_line(tmp_path):
         process = lost.begin("exec", "--node", "1", "sh", "-c", "echo ready; sleep 600; true", mark)
         assert process.stdout.readline() == "ready\n"
         lost.scheduler.cancel(lost.app_id)
-        wait_until(
-            lambda: lost.scheduler.describe(lost.app_id).state.name == "CANCELLED", timeout_s=LIMIT_S, what="its end"
-        )
+        wait_until(lambda: lost.scheduler.describe(lost.app_id).state.name == "CANCELLED", what="its end")
         assert lost.run("true") == (255, "", f"muster: {lost.app_id} has ended already (CANCELLED)\n")
         process.send_signal(signal.SIGTERM)
         assert process.wait(LIMIT_S) == 143, "it runs beside the job, and not below it"
@@ -265,7 +260,7 @@ def test_a_shell_has_a_terminal_of_the_same_size_and_this_one_is_restored(job):
         shell.expect("40 120")
         assert shell.settings != before, "raw"
         shell.resize(33, 99)
-        wait_until(lambda: ask_size(shell) == "33 99", timeout_s=LIMIT_S, what="the new size")
+        wait_until(lambda: ask_size(shell) == "33 99", what="the new size")
         shell.type("sleep 600\n")
         time.sleep(0.2)
         shell.type("\x03")  # for the command in it, not for `muster shell`

@@ -25,7 +25,7 @@ def test_what_is_asked_is_done_at_one_step(tmp_path, capsys):
         paused = muster("pause", job.handle, "--json")
         assert (paused.code, paused.answer["ranks"]) == (0, 4), job.explain(paused)
         told = f"paused at step {paused.answer['step']} since "
-        wait_until(lambda: told in job.scheduler.describe(job.app_id).msg, timeout_s=60, what=job.explain(paused))
+        wait_until(lambda: told in job.scheduler.describe(job.app_id).msg, what=job.explain(paused))
         shown = muster("status", job.handle)
         assert (shown.code, told in shown.stdout) == (10, True), job.explain(shown)
         assert job.describe() == "RUNNING", job.explain(paused)
@@ -174,7 +174,7 @@ def test_a_request_without_the_token_is_refused(tmp_path):
                 names = [line.split()[-1] for line in file if "@muster-control-" in line]
             return [name for name in names if str(job.folder) in read_command(name.rpartition("-")[2])]
 
-        wait_until(list_names, timeout_s=90, what="the agent's socket")
+        wait_until(list_names, what="the agent's socket")
         answers = []
         for name in list_names():
             with socket.socket(socket.AF_UNIX) as link:

@@ -64,7 +64,7 @@ def test_a_failure_reaches_it_as_torchs_exception(tmp_path: Path) -> None:
 def test_torchrunx(scenario: str, line: str, tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(PROGRAMS / "start_up"), "TMPDIR": str(tmp_path)}
     command = [sys.executable, str(PROGRAMS / "torchrunx_job.py"), scenario]
-    outcome = run_tree(command, env=env, cwd=tmp_path, timeout_s=300, settle_s=20)
+    outcome = run_tree(command, env=env, cwd=tmp_path, timeout_s=300)
     assert outcome.exit_code == 0, outcome.explain()
     assert outcome.stdout.splitlines()[-1] == line, outcome.explain()
     assert outcome.leftovers == (), outcome.explain()

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 
 import pytest
-from harness import find_free_port
+from harness import LIMIT_S, find_free_port
 
 from muster.elastic import ResultsMissing
 from muster.elastic.jobs import exchange
@@ -116,7 +116,7 @@ def test_connections_that_prove_nothing_keep_no_program_waiting(
                     strangers[-1].send(b"x")
 
     def run_late() -> object:
-        connected.wait(30)
+        connected.wait(LIMIT_S)
         try:
             return run_node(1, port)
         finally:

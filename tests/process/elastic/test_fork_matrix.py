@@ -32,7 +32,7 @@ def run_matrix(caller: str, *ends: str, folder: Path) -> tuple[int, list[str], s
     env = {**os.environ, "TMPDIR": str(jobs), **{name: str(folder / part) for name, part in own.items()}}
     env["MATRIX_SHARED"] = shared = f"muster_matrix_{uuid.uuid4().hex}"
     # After a kill, guard and tracker must first get processor time.
-    outcome = run_tree([sys.executable, str(MATRIX), caller, *ends], env=env, cwd=folder, timeout_s=280, settle_s=20)
+    outcome = run_tree([sys.executable, str(MATRIX), caller, *ends], env=env, cwd=folder, timeout_s=280)
     assert outcome.leftovers == (), outcome.explain()
     assert [path.name for path in jobs.iterdir() if path.name.startswith("muster")] == [], outcome.explain()
     assert not os.path.exists(f"/dev/shm/{shared}"), outcome.explain()

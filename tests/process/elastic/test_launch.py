@@ -60,7 +60,7 @@ def test_ctrl_c_is_said_to_be_an_interrupt(tmp_path: Path) -> None:
 def test_a_program_that_starts_a_job_when_it_is_imported_is_told_so(tmp_path: Path) -> None:
     env = {**os.environ, "TMPDIR": str(tmp_path)}
     program = CALLS.with_name("unguarded.py")
-    outcome = run_tree([sys.executable, str(program)], env=env, cwd=tmp_path, timeout_s=120)
+    outcome = run_tree([sys.executable, str(program)], env=env, cwd=tmp_path)
     assert outcome.exit_code == 1, outcome.explain()
     last = outcome.stderr.splitlines()[-1]
     assert last.startswith("muster.elastic.handle.LaunchFailed: the job failed: rank "), outcome.explain()

@@ -22,7 +22,7 @@ def run_nodes(scenario: str, folder: Path, *node: str) -> list[str]:
     port = find_free_port()
     env = {**os.environ, "TMPDIR": str(folder), "MUSTER_TOKEN": "0123456789abcdef" * 2}
     command = [sys.executable, str(PROGRAM), scenario, str(port), *node]
-    outcome: Outcome = run_tree(command, env=env, cwd=folder, timeout_s=250, settle_s=10)
+    outcome: Outcome = run_tree(command, env=env, cwd=folder, timeout_s=250)
     assert outcome.exit_code == 0, outcome.explain()
     assert outcome.leftovers == (), outcome.explain()
     # the logs of a job that did not succeed stay

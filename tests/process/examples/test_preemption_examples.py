@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness import Outcome, Tree, wait_until
+from harness import LIMIT_S, Outcome, Tree, wait_until
 
 pytestmark = [
     pytest.mark.slow,
@@ -24,7 +24,7 @@ pytestmark = [
 ]
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
-LONG, MORE, LIMIT_S = 1_000_000, 30, 150.0
+LONG, MORE = 1_000_000, 30
 
 
 PRELOADED = {
@@ -70,7 +70,7 @@ def preempt(script: str, folder: Path, saved: str) -> int:
     folder.mkdir()
     with start(script, folder, LONG) as tree:
         with contextlib.suppress(AssertionError):  # the outcome says more
-            wait_until(lambda: any((folder / "out").glob(saved)), timeout_s=LIMIT_S, what="the first checkpoint")
+            wait_until(lambda: any((folder / "out").glob(saved)), what="the first checkpoint")
         tree.send(signal.SIGTERM)
         outcome = tree.wait(LIMIT_S)
     assert (outcome.exit_code, outcome.leftovers) == (143, ()), outcome.explain()

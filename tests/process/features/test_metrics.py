@@ -128,7 +128,7 @@ def test_a_port_that_is_taken_is_one_line_and_the_job_runs(tmp_path: Path, addre
     with socket.create_server(("127.0.0.1", 0)) as taken:
         given = address.format(port=taken.getsockname()[1])
         with start(tmp_path, "--metrics-port", given) as tree:
-            outcome = tree.wait(60)
+            outcome = tree.wait()
     assert outcome.exit_code == 0, outcome.explain()
     [line] = [line for line in outcome.stderr.splitlines() if "metrics-port" in line]
     reason = "Cannot assign requested address" if given.startswith("192") else "Address already in use"
@@ -171,7 +171,7 @@ def run_with_collector(folder: Path, url: str, **env: str) -> Outcome:
     (folder / "main.py").write_text(FAILS_ONCE)
     env = {"OTEL_EXPORTER_OTLP_ENDPOINT": url, "http_proxy": "http://127.0.0.1:1", **env}
     with start(folder, "--nproc-per-node", "2", "--max-restarts", "1", **env) as tree:
-        return tree.wait(120)
+        return tree.wait()
 
 
 def test_a_collector_gets_each_attempt_the_recovery_and_the_job(tmp_path: Path, collector: Any) -> None:
@@ -237,7 +237,7 @@ def test_wandb_continues_one_run_after_a_crash_and_a_restart(tmp_path: Path) -> 
     flags = ["--nproc-per-node", "2", "--max-restarts", "1", "--tracker-run", "--tee", "3", "--rdzv-id", "exp-7"]
     env = {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path), "WANDB_ERROR_REPORTING": "false"}
     with start(tmp_path, *flags, **env) as tree:
-        outcome = tree.wait(120)
+        outcome = tree.wait()
     assert outcome.exit_code == 0, outcome.explain()
     assert re.findall(r"RUN (\d) (\S+)", outcome.stdout) == [("0", "exp-7"), ("1", "exp-7")]
     runs = {path.name.rpartition("-run-")[2].partition("-")[2] for path in (tmp_path / "wandb").glob("offline-run-*")}

@@ -62,7 +62,7 @@ def test_a_job_of_two_nodes_heals_without_any_feature(tmp_path: Path) -> None:
     env = {**os.environ, **SCALED, "PYTHONPATH": str(tmp_path)}
     with ExitStack() as stack:
         trees = [stack.enter_context(Tree(command, cwd=tmp_path, env=env)) for command in commands]
-        outcomes = [tree.wait(60) for tree in trees]
+        outcomes = [tree.wait() for tree in trees]
     explained = "\n".join(outcome.explain() for outcome in outcomes)
     assert [outcome.exit_code for outcome in outcomes] == [0, 0], explained
     for rank, outcome in enumerate(outcomes):

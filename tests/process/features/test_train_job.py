@@ -43,7 +43,7 @@ def test_the_progress_of_a_script_without_a_trainer(tmp_path: Path) -> None:
         }
         flags = ["--standalone", "--nproc-per-node", "2", "--start", "cold", "--log-dir", str(tmp_path / "logs")]
         with Tree([sys.executable, "-m", "muster.agent", *flags, "main.py"], cwd=tmp_path, env=env) as tree:
-            outcome = tree.wait(120)
+            outcome = tree.wait()
         server.shutdown()
     assert outcome.exit_code == 0, outcome.explain()
     assert {token for token, _ in server.got} == {"Bearer secret"}

@@ -44,14 +44,14 @@ def test_a_trainer_is_shown_with_step_and_total(package: str, program: str, tmp_
     pytest.importorskip(package)
     env = {**os.environ, "http_proxy": DEAD_PROXY, "HOME": str(tmp_path)}
     with Tree([*AGENT, str(PROGRAMS / f"agent/{program}.py"), "end"], cwd=tmp_path, env=env) as tree:
-        wait_until(lambda: read_status(tmp_path).get("step") == 30, timeout_s=120, what="step 30")
+        wait_until(lambda: read_status(tmp_path).get("step") == 30, what="step 30")
         status = read_status(tmp_path)
         assert status["total"] == 40
         values = status.get("values", {})
         assert ("loss" in values) == (package == "transformers")
         assert "current_step" not in values
         (tmp_path / "end").touch()
-        outcome = tree.wait(60)
+        outcome = tree.wait()
     assert outcome.exit_code == 0, outcome.explain()
     assert read_status(tmp_path)["step"] == 40
     assert "[muster] 40 of 40 steps" in outcome.stderr, outcome.explain()
@@ -61,10 +61,10 @@ def test_a_progress_bar_is_shown_where_nothing_else_tells(tmp_path: Path) -> Non
     pytest.importorskip("tqdm")
     program = str(PROGRAMS / "agent/tqdm_loop.py")
     with Tree([*AGENT, "--start", "cold", "--tee", "3", program, "end"], cwd=tmp_path) as tree:
-        wait_until(lambda: read_status(tmp_path).get("step") == 430, timeout_s=60, what="step 430")
+        wait_until(lambda: read_status(tmp_path).get("step") == 430, what="step 430")
         assert read_status(tmp_path)["total"] == 1000
         (tmp_path / "end").touch()
-        assert tree.wait(60).exit_code == 0
+        assert tree.wait().exit_code == 0
 
 
 class Port:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import find_free_port, run_tree, wait_until
+from harness import LIMIT_S, find_free_port, run_tree, wait_until
 from held_runs import Commands, Held, hide_torch, is_gone
 from launchers import CALLS_SAY
 
@@ -99,7 +99,7 @@ def test_one_job_at_a_time_and_a_ctrl_c_ends_it(held: Held) -> None:
         release = held.commands.call("muster", "release")
         assert (release.returncode, f"runs {name}" in release.stderr) == (1, True), release
         program.send_signal(signal.SIGINT)
-        assert program.wait(60) != 0
+        assert program.wait(LIMIT_S) != 0
     wait_until(lambda: all(map(is_gone, pids.values())), what="the job is gone")
     held.wait_ready()
 
@@ -118,7 +118,7 @@ def test_a_job_that_loses_a_process_ends_and_the_hold_goes_on(held: Held, victim
         os.kill({**pids, "program": program.pid}[victim], signal.SIGKILL)
         assert program.stdout is not None
         assert text in program.stdout.read()
-        program.wait(60)
+        program.wait(LIMIT_S)
     wait_until(lambda: all(map(is_gone, pids.values())), what="the job is gone")
     held.wait_ready()
 
@@ -131,7 +131,7 @@ def test_a_job_whose_hold_is_killed_is_lost(tmp_path: Path) -> None:
         os.kill(held.read()["pid"], signal.SIGKILL)
         assert program.stdout is not None
         assert "AgentLost the job's muster process was killed" in program.stdout.read()
-        assert program.wait(60) == 0
+        assert program.wait(LIMIT_S) == 0
     wait_until(lambda: all(map(is_gone, pids.values())), what="the job is gone")
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import read_command, wait_until
+from harness import LIMIT_S, read_command, wait_until
 from held_runs import (
     BIN,
     FACTS,
@@ -205,7 +205,7 @@ def test_one_run_at_a_time_and_a_ctrl_c_reaches_its_workers(held: Held) -> None:
             assert f"waiting for {first.app_id}" in second.stderr.readline()
             first.process.send_signal(signal.SIGINT)
             assert (first.wait_end(), "saved" in first.text) == (130, True), first.text
-            assert second.wait(60) == 0, second.stderr.read()
+            assert second.wait(LIMIT_S) == 0, second.stderr.read()
 
 
 # -- what is left when a process is killed ----------------------------------------------------------------------------
@@ -304,7 +304,7 @@ def test_the_program_on_the_node_ends_with_its_connection(held: Held) -> None:
         assert process.stdout.read(FRAME.size) == pack(node.CLAIMED)
         assert held.read()["run"] == "x"
         process.stdin.close()
-        assert process.wait(60) == 0
+        assert process.wait(LIMIT_S) == 0
     held.wait_ready()
 
 

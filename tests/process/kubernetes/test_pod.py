@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import find_free_port, wait_until
+from harness import LIMIT_S, find_free_port, wait_until
 
 from muster.components.dist import ddp
 from muster.schedulers.failure_report import describe_report
@@ -200,7 +200,7 @@ def account(double, tmp_path):
     key, authority = folder / "server.key", folder / "ca.crt"
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=double"]
     command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(authority)]
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    subprocess.run(command, check=True, capture_output=True, timeout=LIMIT_S)
     with double.serve(certificate=(authority, key)) as cluster:
         (folder / "token").write_text(cluster.token)
         host, port = cluster.url.removeprefix("https://").split(":")
@@ -272,10 +272,10 @@ def test_a_drain_and_the_change_of_size_that_follows_are_events(kubelet, account
     running = [pods.start(index, **account.environ) for index in range(2)]
     try:
         logs = [pods.folder / f"log-{index}" for index in range(2)]
-        wait_until(lambda: all("of 2 begins" in log.read_text() for log in logs), timeout_s=90, what="both train")
-        wait_until(lambda: "progress" in read_annotations(job), timeout_s=60, what="its progress is known")
+        wait_until(lambda: all("of 2 begins" in log.read_text() for log in logs), what="both train")
+        wait_until(lambda: "progress" in read_annotations(job), what="its progress is known")
         running[1].terminate()
-        wait_until(lambda: "resized" in read_annotations(job), timeout_s=60, what="the job goes on")
+        wait_until(lambda: "resized" in read_annotations(job), what="the job goes on")
     finally:
         (tmp_path / "finish").touch()
         codes = end_all(running)

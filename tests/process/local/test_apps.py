@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from harness import wait_until
+from harness import LIMIT_S, wait_until
 from launchers import ONE_START
 from torchx.schedulers.api import Stream
 from torchx.specs import AppDef, Resource, Role
@@ -59,7 +59,7 @@ def submit(scheduler, *roles, **cfg):
     return scheduler.submit(AppDef("app", roles=list(roles)), cfg)
 
 
-def wait(scheduler, app_id, timeout_s=60.0):
+def wait(scheduler, app_id, timeout_s=LIMIT_S):
     wait_until(
         lambda: scheduler.describe(app_id).state.name in TERMINAL, timeout_s=timeout_s, what=f"the end of {app_id}"
     )

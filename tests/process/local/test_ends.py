@@ -45,7 +45,7 @@ def pipeline(scheduler="local_cwd", cfg=None, *words):
 def only_app(tmp_path, scheduler="local_cwd"):
     """The folder of the one app that was submitted."""
     registry = AppRegistry(tmp_path / "state" / "muster", scheduler)
-    wait_until(lambda: list(registry), timeout_s=90, what="the app")
+    wait_until(lambda: list(registry), what="the app")
     (app_id,) = registry
     return AppFolder(registry.find(app_id))
 
@@ -55,9 +55,7 @@ def wait_for_trees(tmp_path, scheduler="local_cwd"):
     (role,) = folder.read_spec().roles
     logs = [folder.path / role.name / str(k) / "stdout.log" for k in range(2)]
     # `torchx` alone takes many seconds to start when all cores are busy.
-    wait_until(
-        lambda: all(log.exists() and TREE_UP in log.read_text() for log in logs), timeout_s=90, what="both trees"
-    )
+    wait_until(lambda: all(log.exists() and TREE_UP in log.read_text() for log in logs), what="both trees")
     return folder
 
 
@@ -70,7 +68,7 @@ def test_ctrl_c_at_the_end_of_a_submission_ends_the_app(tmp_path, env):
     """The app was nobody's then: the command ended at once, and its supervisor ended it later."""
     program = str(PROGRAMS / "torchx_interrupted_after.py")
     moment = "muster.schedulers.supervision.client:submit"
-    with Tree([sys.executable, program, moment, *cli()[1:]], env=env, cwd=tmp_path, settle_s=20) as tree:
+    with Tree([sys.executable, program, moment, *cli()[1:]], env=env, cwd=tmp_path) as tree:
         outcome = tree.wait()
     assert outcome.leftovers == (), outcome.explain()
     assert outcome.exit_code == -signal.SIGINT
@@ -84,7 +82,7 @@ def test_ctrl_c_at_the_end_of_a_submission_ends_the_app(tmp_path, env):
     "signum", [signal.SIGKILL, signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.long), signal.SIGINT]
 )
 def test_nothing_outlives_the_command_line(tmp_path, env, signum):
-    with Tree(cli(), env=env, cwd=tmp_path, settle_s=20) as tree:
+    with Tree(cli(), env=env, cwd=tmp_path) as tree:
         folder = wait_for_trees(tmp_path)
         tree.send(signum)
         outcome = tree.wait()
@@ -98,7 +96,7 @@ def test_nothing_outlives_the_command_line(tmp_path, env, signum):
 
 
 def test_second_ctrl_c_kills(tmp_path, env):
-    with Tree(cli("ignore-term", cfg="grace_s=600"), env=env, cwd=tmp_path, settle_s=20) as tree:
+    with Tree(cli("ignore-term", cfg="grace_s=600"), env=env, cwd=tmp_path) as tree:
         folder = wait_for_trees(tmp_path)
         tree.send(signal.SIGINT)
         wait_until(lambda: folder.read_request() == "interrupt", what="the first Ctrl-C")
@@ -112,7 +110,7 @@ def test_second_ctrl_c_kills(tmp_path, env):
 
 
 def test_nothing_outlives_the_supervisor(tmp_path, env):
-    with Tree(pipeline(), env=env, cwd=tmp_path, settle_s=20) as tree:
+    with Tree(pipeline(), env=env, cwd=tmp_path) as tree:
         folder = wait_for_trees(tmp_path)
         os.kill(folder.read_record().supervisor.pid, signal.SIGKILL)
         outcome = tree.wait()  # the pipeline's next look starts it again, and it finds both replicas gone
@@ -122,7 +120,7 @@ def test_nothing_outlives_the_supervisor(tmp_path, env):
 
 
 def test_nothing_outlives_command_line_and_supervisor_together(tmp_path, env, torchx):
-    with Tree(cli(), env=env, cwd=tmp_path, settle_s=20) as tree:
+    with Tree(cli(), env=env, cwd=tmp_path) as tree:
         folder = wait_for_trees(tmp_path)
         tree.send(signal.SIGSTOP)
         os.kill(folder.read_record().supervisor.pid, signal.SIGKILL)
@@ -132,14 +130,14 @@ def test_nothing_outlives_command_line_and_supervisor_together(tmp_path, env, to
     handle = f"local_cwd://torchx/{folder.path.name}"
     code, told, _ = torchx("status", handle)
     assert (code, "UNKNOWN" in told, "its supervisor was lost" in told) == (0, True, True), told
-    cancelled = run_tree([TORCHX, "cancel", handle], env=env, cwd="/", settle_s=20)
+    cancelled = run_tree([TORCHX, "cancel", handle], env=env, cwd="/")
     assert (cancelled.exit_code, cancelled.leftovers) == (0, ()), cancelled.explain()
     assert outcome_of(folder)[0] == "CANCELLED"
 
 
 @pytest.mark.torchx
 def test_nothing_outlives_the_guards(tmp_path, env):
-    with Tree(pipeline(), env=env, cwd=tmp_path, settle_s=20) as tree:
+    with Tree(pipeline(), env=env, cwd=tmp_path) as tree:
         folder = wait_for_trees(tmp_path)
         for handle in folder.read_record().handles.values():
             os.kill(handle["pid"], signal.SIGKILL)
@@ -173,7 +171,7 @@ def _runs(pid):
 
 @pytest.mark.torchx
 def test_cancel_from_another_shell(tmp_path, env, torchx):
-    with Tree(cli(scheduler="detached"), env=env, cwd=tmp_path, settle_s=20) as tree:
+    with Tree(cli(scheduler="detached"), env=env, cwd=tmp_path) as tree:
         tree.wait_for_line("detached://")
         folder = wait_for_trees(tmp_path, "detached")
         handle = tree.stdout.split()[0]

@@ -34,7 +34,7 @@ def folder_of(app_id, name):
 
 
 def wait_for(scheduler, app_id, *states):
-    wait_until(lambda: scheduler.describe(app_id).state.name in states, timeout_s=60, what=f"{app_id} being {states}")
+    wait_until(lambda: scheduler.describe(app_id).state.name in states, what=f"{app_id} being {states}")
 
 
 def test_a_supervisor_without_a_log_says_why(tmp_path, capfd):

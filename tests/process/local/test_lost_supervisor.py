@@ -45,7 +45,7 @@ def lose(runner):
 
 
 def wait_for(runner, handle, wanted):
-    wait_until(lambda: runner.status(handle).state == wanted, timeout_s=60, what=f"{handle} {wanted.name}")
+    wait_until(lambda: runner.status(handle).state == wanted, what=f"{handle} {wanted.name}")
 
 
 def test_looking_reports_it_and_starts_nothing(runner):

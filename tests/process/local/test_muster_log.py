@@ -44,7 +44,7 @@ def test_ranks_attempts_and_the_root_cause(app_id, tmp_path, muster):
 
     logs = tmp_path / "state/muster/logs/torchx"
     assert os.readlink(logs / "latest") == app_id
-    wait_until(lambda: log().count(", attempt 0\n") == 4, timeout_s=120, what="all ranks")
+    wait_until(lambda: log().count(", attempt 0\n") == 4, what="all ranks")
     following = subprocess.Popen([str(MUSTER), "log", "--rank", "3", "-f"], stdout=subprocess.PIPE, text=True)
     assert following.stdout.readline() == "rank 3, attempt 0\n"
     (tmp_path / "go").touch()

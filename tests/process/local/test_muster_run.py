@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from harness import LIMIT_S
 from terminal import TerminalProgram
 
 BIN = Path(sys.executable).parent
@@ -132,11 +133,11 @@ def test_a_job_that_is_not_the_commands_goes_on_after_ctrl_c(tmp_path, env):
     with TerminalProgram([str(BIN / "muster"), *words], env=env, cwd=tmp_path, has_keys=True) as shown:
         shown.read_until("]:up")
         shown.type("\x03")
-        text = shown.read_until(None, timeout_s=60)
+        text = shown.read_until(None)
         assert shown.wait() == 128 + signal.SIGINT, text
     line = r"the job goes on: `muster log -f train-\w+` follows it, `torchx cancel detached://torchx/train-\w+` ends it"
     assert re.search(line, text), text
     assert text.count("goes on") == 1, text
     status = subprocess.run([str(BIN / "muster"), "status"], env=env, capture_output=True, text=True)
-    subprocess.run([str(BIN / "muster"), "delete", "last"], env=env, timeout=60, check=True, capture_output=True)
+    subprocess.run([str(BIN / "muster"), "delete", "last"], env=env, timeout=LIMIT_S, check=True, capture_output=True)
     assert (status.returncode, "RUNNING" in status.stdout) == (10, True), status

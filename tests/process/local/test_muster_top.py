@@ -42,7 +42,7 @@ def read_json(muster, app_id):
 
 def test_a_job_that_runs_and_ends(app_id, tmp_path, muster):
     pytest.importorskip("rich")
-    wait_until(lambda: "of 1000000" in muster("top", app_id, "--once")[1], timeout_s=120, what="a page with steps")
+    wait_until(lambda: "of 1000000" in muster("top", app_id, "--once")[1], what="a page with steps")
     code, page, _ = muster("top", "last", "--once")
     assert (code, f"detached://torchx/{app_id}  RUNNING" in page, "loss 0.5" in page) == (10, True, True), page
     assert "\x1b" not in page

@@ -71,7 +71,7 @@ def build_env(folder: Path) -> dict[str, str]:
 
 def rehearse(folder: Path, *words: str, wrong: str = "right", limit_s: float = 170) -> Outcome:
     command = [str(MUSTER), "rehearse", "--seed", "1", *words, *JOB, wrong]
-    return run_tree(command, cwd=folder, env=build_env(folder), timeout_s=limit_s, settle_s=5)
+    return run_tree(command, cwd=folder, env=build_env(folder), timeout_s=limit_s)
 
 
 def test_a_right_script_survives(folder: Path) -> None:
@@ -159,7 +159,7 @@ def test_without_root_what_needs_it_is_not_tried(folder: Path) -> None:
     if become and subprocess.run([*become, "true"], capture_output=True, check=False).returncode != 0:
         pytest.skip("no namespaces of users")
     command = [*become, str(MUSTER), "rehearse", "--seed", "1", "--json", "--faults", NEEDS_ROOT, *JOB, "right"]
-    outcome = run_tree(command, cwd=folder, env=build_env(folder), timeout_s=170, settle_s=5)
+    outcome = run_tree(command, cwd=folder, env=build_env(folder), timeout_s=170)
     assert (outcome.exit_code, outcome.leftovers) == (0, ()), outcome.explain()
     rows = json.loads(outcome.stdout)["rows"]
     assert {row["verdict"] for row in rows} == {"not tried"}, outcome.explain()
@@ -264,7 +264,7 @@ def test_a_running_job_is_disturbed_after_a_question(folder: Path, monkeypatch: 
     app_id = scheduler.submit(dist.ddp(script="train.py", j="2x1", start="cold", max_retries=5), {})
     command = [str(MUSTER), "rehearse", "--seed", "3", "--app", app_id, "--json"]
     try:
-        wait_until(lambda: "steps_done" in read_events(folder.parent / "state"), timeout_s=60, what="steps")
+        wait_until(lambda: "steps_done" in read_events(folder.parent / "state"), what="steps")
         refused = run_tree(command, env=build_env(folder))
         assert (refused.exit_code, json.loads(refused.stdout)["rows"][0]["verdict"]) == (1, "not tried")
         assert read_events(folder.parent / "state").count('"worker_failed"') == 0

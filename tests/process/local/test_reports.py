@@ -60,7 +60,7 @@ def test_a_program_that_does_not_exist_is_refused_at_submission(scheduler, progr
 def test_the_status_names_the_root_cause_and_counts_restarts_in_place(scheduler, tmp_path) -> None:
     (tmp_path / "train.py").write_text(FAILS)
     app_id = scheduler.submit(dist.ddp(script="train.py", j="2x1", max_retries=1, start="cold"), {})
-    wait_until(lambda: scheduler.describe(app_id).state.name == "FAILED", timeout_s=60, what="the end")
+    wait_until(lambda: scheduler.describe(app_id).state.name == "FAILED", what="the end")
     status = scheduler.describe(app_id)
     assert status.msg.startswith("rank 1 on node 1 ("), status.msg
     assert "exited with code 1 (ValueError: bad batch 17); its one restart is used; cause: program crash" in status.msg
@@ -71,7 +71,7 @@ def test_the_status_names_the_root_cause_and_counts_restarts_in_place(scheduler,
 def test_the_status_says_what_an_agent_refuses(scheduler, tmp_path) -> None:
     (tmp_path / "train.py").write_text("")
     app_id = scheduler.submit(dist.ddp(script="train.py", j="1x1", rdzv_backend="foo"), {})
-    wait_until(lambda: scheduler.describe(app_id).state.name == "FAILED", timeout_s=120, what="the end")
+    wait_until(lambda: scheduler.describe(app_id).state.name == "FAILED", what="the end")
     msg = scheduler.describe(app_id).msg
     assert msg.startswith("--rdzv-backend 'foo': must be one of muster, "), msg
     assert msg.endswith(" (train/0 exited with code 2)"), msg
@@ -114,7 +114,7 @@ def test_a_cancelled_job_says_so_once(scheduler, tmp_path) -> None:
     logs = [folder.role_dir("train") / str(index) / "stdout.log" for index in range(3)]
     wait_for_text(logs, "step 1\n")
     scheduler.cancel(app_id)
-    wait_until(lambda: scheduler.describe(app_id).state.name == "CANCELLED", timeout_s=60, what="the end")
+    wait_until(lambda: scheduler.describe(app_id).state.name == "CANCELLED", what="the end")
     lines = [line for line in read_stderr(folder, 3).splitlines() if line.startswith("[muster]")]
     senders = "`torchx cancel`, the end of `torchx run`, or `kill`"
     assert lines[0] == f"[muster] received SIGTERM: stopping, up to 30 s (usually sent by {senders})"
@@ -124,7 +124,7 @@ def test_a_cancelled_job_says_so_once(scheduler, tmp_path) -> None:
 
 def wait_for_text(logs: list[Path], text: str) -> None:
     is_there = lambda: all(log.exists() and text in log.read_text() for log in logs)  # noqa: E731
-    wait_until(is_there, timeout_s=90, what="all nodes run")
+    wait_until(is_there, what="all nodes run")
 
 
 @pytest.mark.soak
@@ -153,7 +153,7 @@ def test_a_suspended_job_stands_still_on_all_nodes(scheduler, tmp_path, still_s)
     assert folder.send_request("continue")
     wait_until(lambda: all(log.stat().st_size > len(text) for log, text in zip(logs, shown, strict=True)), what="steps")
     done.touch()
-    wait_until(lambda: scheduler.describe(app_id).state.name == "SUCCEEDED", timeout_s=30, what="the end")
+    wait_until(lambda: scheduler.describe(app_id).state.name == "SUCCEEDED", what="the end")
     assert scheduler.describe(app_id).num_restarts == 0
     for log in logs:
         assert log.read_text().count("step 0\n") == 1, f"workers started again: {read_stderr(folder, 2)}"

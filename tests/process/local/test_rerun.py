@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import find_processes, wait_until
+from harness import LIMIT_S, find_processes, wait_until
 from terminal import TerminalProgram
 
 PROGRAM = """\
@@ -21,7 +21,6 @@ except KeyboardInterrupt:
     raise SystemExit(0)
 """
 LINE = ("run", "dist.ddp", "-j", "1x1", "--start", "cold", "--script", "main.py")
-LIMIT_S = 120
 
 
 def write(version, sleep):
@@ -104,4 +103,4 @@ def test_whatever_ends_the_watch_ends_the_run(tmp_path, signum):
         terminal.expect("version 2 runs")
         terminal.send(signum)
         assert terminal.wait() == (-signum if signum == signal.SIGKILL else 128 + signum)
-        wait_until(lambda: not find_processes(f"MUSTER_LOG_DIR={tmp_path}"), timeout_s=LIMIT_S, what="the job's end")
+        wait_until(lambda: not find_processes(f"MUSTER_LOG_DIR={tmp_path}"), what="the job's end")

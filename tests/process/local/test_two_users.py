@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from harness import run_tree, wait_until
+from harness import LIMIT_S, run_tree, wait_until
 from other_user import OTHER, call_as_other, needs_two_users, other_dir, shared_dir
 from torchx.specs import AppDef
 
@@ -215,7 +215,7 @@ def test_values_from_the_environment_or_a_file_are_seen_by_no_other_user(shared_
     command = [TORCHX, "run", "-s", "local_cwd", *job, "--script", str(script)]
     with subprocess.Popen(command, env=env, cwd=shared_dir, stderr=subprocess.PIPE, text=True) as run:
         try:
-            wait_until(lambda: marker.exists() or run.poll() is not None, timeout_s=60, what="the workers' start")
+            wait_until(lambda: marker.exists() or run.poll() is not None, what="the workers' start")
             assert run.poll() is None, run.stderr.read()
             call_as_other(search_as_other(SECRET.encode(), home))
             _, listed, _ = torchx("list", "-s", "local_cwd")
@@ -224,5 +224,5 @@ def test_values_from_the_environment_or_a_file_are_seen_by_no_other_user(shared_
             assert ("FROM_FILE" in shown, "hunter2" in shown + errors) == (True, False)
         finally:
             run.send_signal(signal.SIGINT)  # it waits until the job's processes have ended
-            _, errors = run.communicate(timeout=60)
+            _, errors = run.communicate(timeout=LIMIT_S)
     assert "hunter2" not in errors

@@ -51,7 +51,7 @@ def run_torchx(line: str, folder: Path, bare: Path | None, *words: str, **env: s
     environment = {name: value for name, value in os.environ.items() if name != "CONDA_PREFIX"} | env
     environment |= {"VIRTUAL_ENV": str(bare), "XDG_STATE_HOME": str(folder.parent / "state")}
     command = [str(torchx), "run", "-s", "local_cwd", "dist.ddp", "-j", "1x2", *words]
-    return run_tree(command, env=environment, cwd=folder, timeout_s=120)
+    return run_tree(command, env=environment, cwd=folder)
 
 
 @pytest.mark.parametrize(

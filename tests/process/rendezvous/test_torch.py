@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from doubles.samples import make_failure
-from harness import find_free_port, wait_until
+from harness import LIMIT_S, find_free_port, wait_until
 
 from muster.agent.config import RendezvousConfig
 from muster.agent.errors import InternalError
@@ -34,7 +34,6 @@ pytestmark = [
     pytest.mark.timeout(300),  # six processes import torch: a minute where seven others wait for each core
     pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning"),
 ]
-LIMIT_S = 90.0
 SUMS = Path(__file__).parents[2] / "programs" / "rendezvous_sum.py"
 
 

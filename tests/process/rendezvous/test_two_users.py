@@ -48,7 +48,6 @@ while not os.path.exists(sys.argv[1]):
     time.sleep(0.05)
 dist.barrier()
 """
-LIMIT_S = 120.0
 
 
 def find_listeners(pids: Iterable[int]) -> dict[int, set[str]]:
@@ -98,11 +97,11 @@ def training(folder: Path, *flags: tuple[str, ...], **env: str) -> Iterator[list
             argv = [*agent, "--log-dir", str(folder / f"logs{len(trees)}"), str(script), str(end)]
             trees.append(stack.enter_context(Tree(argv, env={**os.environ, **env})))
         for tree in trees:
-            tree.wait_for_line("trains", count=2, timeout_s=LIMIT_S)
+            tree.wait_for_line("trains", count=2)
         yield trees
         end.touch()
         for tree in trees:
-            outcome = tree.wait(LIMIT_S)
+            outcome = tree.wait()
             assert (outcome.exit_code, outcome.leftovers) == (0, ()), outcome.explain()
 
 

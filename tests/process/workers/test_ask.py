@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import Tree
+from harness import LIMIT_S, Tree
 
 from muster.agent import ask
 
@@ -21,9 +21,9 @@ def test_all_ranks_stop_at_one_step(tmp_path: Path, stride: int) -> None:
     env = os.environ | {"MUSTER_DRAIN_LIMIT_S": "60"}
     command = [*agent, "--tee", "3", "--log-dir", str(tmp_path / "logs")]
     with Tree([*command, "sh", PROGRAM, str(tmp_path), sys.executable, str(stride)], env=env) as tree:
-        tree.wait_for_line("asks", count=2, timeout_s=60)
+        tree.wait_for_line("asks", count=2)
         tree.send(signal.SIGTERM)
-        outcome = tree.wait(100)
+        outcome = tree.wait()
     assert (outcome.exit_code, outcome.leftovers) == (143, ()), outcome.explain()
     [step] = {int((tmp_path / f"rank{rank}").read_text()) for rank in range(2)}
     assert step % stride == 0
@@ -61,7 +61,7 @@ def test_words(
 def test_a_question_outside_of_a_job_loads_next_to_nothing() -> None:
     env = {name: text for name, text in os.environ.items() if name != "MUSTER_STATUS_PAGE"}
     command = [sys.executable, "-X", "importtime", "-m", "muster.agent", "ask", "stop", "--step", "3"]
-    asked = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=True)
+    asked = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=True)
     loaded = {line.rpartition("|")[2].strip() for line in asked.stderr.splitlines()}
     assert {each for each in loaded if each.startswith("muster")} == {
         "muster",

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from harness import LIMIT_S
 from subreaper import list_descendants
 
 from muster._shared import processes
@@ -62,7 +63,7 @@ class Parent:
         self.children.watch(pid, lambda code: self.codes.__setitem__(pid, code))
 
     def turn_until(self, holds: Callable[[], object]) -> None:
-        limit = self.loop.call_later(30, lambda: pytest.fail("timed out"))
+        limit = self.loop.call_later(LIMIT_S, lambda: pytest.fail("timed out"))
         while not holds():
             self.loop.turn()
         limit.cancel()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from fidelity import Probe, run_started
+from harness import LIMIT_S
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="warm start is for Linux")
 
@@ -71,7 +72,11 @@ def test_torchs_operators_are_removed_in_the_slow_way_only(
 ) -> None:
     """Once, and after what the program registered."""
     ended = subprocess.run(
-        [sys.executable, *flags, "-c", OPERATORS, recorded], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, *flags, "-c", OPERATORS, recorded],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT_S,
     )
     assert (ended.returncode, ended.stdout.splitlines(), ended.stderr) == (code, lines, "")
 

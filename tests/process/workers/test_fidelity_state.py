@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from fidelity import DRIVER, PROBES, Probe, build_env, clean, compare, run_started
-from harness import Tree, wait_until
+from harness import LIMIT_S, Tree, wait_until
 
 from muster.agent.workers.program import get_stack_signal
 
@@ -164,7 +164,7 @@ def run_on_terminal(command: list[str], typed: bytes, prompt: bytes) -> str:
     else:
         process.kill()
     os.close(main_fd)
-    assert process.wait(30) == 0, seen
+    assert process.wait(LIMIT_S) == 0, seen
     return clean(seen.decode())
 
 

@@ -33,7 +33,7 @@ def start(
 
 
 def wait_for_all(trees: list[Tree]) -> tuple[list[Outcome], str]:
-    outcomes = [tree.wait(100) for tree in trees]
+    outcomes = [tree.wait() for tree in trees]
     return outcomes, "\n".join(outcome.explain() for outcome in outcomes)
 
 

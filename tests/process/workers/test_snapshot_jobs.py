@@ -27,7 +27,7 @@ def run_chain(
     for name in kills:
         (folder / name).touch()
     command = [*build_agent("--nproc-per-node", "2", *flags), str(CHAIN), str(folder), str(steps), *more]
-    return run_tree(command, cwd=folder, timeout_s=100)
+    return run_tree(command, cwd=folder)
 
 
 def list_bases(outcome: Outcome) -> list[int]:
@@ -79,7 +79,7 @@ def test_where_snapshots_are_switched_off_the_job_begins_anew(tmp_path: Path) ->
 def test_no_file_and_no_process_is_left_after_a_kill_of_the_agent(tmp_path: Path) -> None:
     command = [*build_agent("--nproc-per-node", "1"), str(CHAIN), str(tmp_path), "100000"]
     before = set(os.listdir("/dev/shm"))
-    with Tree(command, cwd=tmp_path, settle_s=10) as tree:
+    with Tree(command, cwd=tmp_path) as tree:
         (line,) = tree.wait_for_line("^worker ")
         tree.send(signal.SIGKILL, int(line.split()[-1]))
         outcome = tree.wait()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from fidelity import DRIVER, PROBES, Probe, build_env, compare, run_started
-from harness import Tree, wait_until
+from harness import LIMIT_S, Tree, wait_until
 from subreaper import list_processes
 
 from muster._shared import processes
@@ -60,9 +60,10 @@ class Agent:
         self.children.watch(pid, lambda code: self.ended.__setitem__(pid, code))
 
     def turn_until(self, holds: Callable[[], object]) -> None:
-        self.loop.call_later(60, lambda: pytest.fail(f"timed out: {self.records} {self.notices}"))
+        limit = self.loop.call_later(LIMIT_S, lambda: pytest.fail(f"timed out: {self.records} {self.notices}"))
         while not holds():
             self.loop.turn()
+        limit.cancel()
 
     def has(self, what: str, count: int = 1) -> bool:
         return [record["what"] for record in self.records].count(what) >= count
@@ -177,11 +178,11 @@ def test_an_intermediate_waits_for_the_next_forks(make_agent: Callable[..., Agen
         found = list_processes().items()
         return [pid for pid, (ppid, state, _) in found if ppid == agent.template_pid and state not in "ZX"]
 
-    wait_until(lambda: len(list_intermediates()) == 1, timeout_s=90, what="an intermediate")
+    wait_until(lambda: len(list_intermediates()) == 1, what="an intermediate")
     (intermediate,) = list_intermediates()
     if killed:
         os.kill(intermediate, signal.SIGKILL)
-        wait_until(lambda: list_intermediates() == [], timeout_s=90, what="its end")
+        wait_until(lambda: list_intermediates() == [], what="its end")
     agent.starter.park(4)
     agent.turn_until(lambda: agent.has("workers_parked", 2))
     assert intermediate not in list_processes()

@@ -9,8 +9,8 @@
     notify          runs a command of the user when something happens to the job
 
 A *part* hangs on the rounds of a node. The module `node` of its folder has `create_part`, which gets a
-`part.PartContext` and returns a `part.RoundPart`. `agent.node.round_parts` loads it when its row says so, from then on
-calls it in every round, and goes on without it if it raises an exception.
+`PartContext` and returns a `RoundPart`. `agent.node.round_parts` has both; it loads the part when its row says so, from
+then on calls it in every round, and goes on without it if it raises an exception.
 
 A *sink* follows events and the status, and never touches a round. The module `sink` of its folder has `connect`, which
 gets a `sink.SinkContext` and returns the agent's configuration, as it is or with more. `agent.launch` calls it when its
@@ -18,7 +18,7 @@ row says so.
 
 Imports go from a feature to the agent, never back and never to another feature.
 
-From outside, import `PARTS`, `PartRow`, `SINKS`, `Sight`, `part` and `sink`.
+From outside, import `PARTS`, `PartRow`, `SINKS`, `Sight` and `sink`.
 """
 
 import os

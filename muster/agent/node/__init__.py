@@ -14,5 +14,5 @@ and `round_hangs` reads whether the workers hang. `evidence` reads why workers f
 Not here: how workers are started (`workers`), what nodes agree on (`rendezvous`).
 
 From outside, import `supervisor.Supervisor`; `events`, because the check behind `LocalChecked` begins before there is a
-supervisor; and for features that read how a node fares `actions` and `outcome`.
+supervisor; and for features `round_parts`, `actions` and `outcome`.
 """

@@ -15,7 +15,7 @@ from muster.agent.errors import SpawnError
 from muster.agent.features import Sight
 from muster.agent.logs import LogRouter, WorkerStreams
 from muster.agent.node import actions, events
-from muster.agent.node.round_parts import RoundParts
+from muster.agent.node.round_parts import PartContext, RoundParts
 from muster.agent.rendezvous.interface import Saved
 from muster.agent.round import Round
 from muster.agent.runtime.loop import Loop, Timer
@@ -27,7 +27,6 @@ from muster.agent.workers.spec import ProgramKind, WorkerSpec, WorkerStarter
 
 if TYPE_CHECKING:  # imports delay the first worker
     from muster._shared.guard import GuardLease
-    from muster.agent.features.part import PartContext
     from muster.agent.node.round_hangs import RoundHangs
     from muster.agent.placement.affinity import WorkerPlacement
     from muster.agent.rendezvous.drain_ceiling import RankSlot
@@ -194,9 +193,7 @@ class RoundWorkers:
     def _see(self, formed: Round) -> Sight:
         return Sight(config=self._config, formed=formed, page=self.page)
 
-    def _build_part_context(self) -> "PartContext":
-        from muster.agent.features.part import PartContext
-
+    def _build_part_context(self) -> PartContext:
         def quit_job() -> None:
             self._post(events.SignalReceived(signum=signal.SIGINT, at_s=self._loop.clock.now_s(), is_quit=True))
 

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from muster.agent.features.debugger.terminal_loan import TerminalLoan
-from muster.agent.features.part import PartContext, RoundPart, Start
+from muster.agent.node.round_parts import PartContext, RoundPart, Start
 
 if TYPE_CHECKING:
     from muster.agent.round import Round

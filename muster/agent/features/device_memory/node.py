@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from muster._shared.processes import find_nvml
 from muster.agent.features.device_memory.memory import DeviceMemory
-from muster.agent.features.part import PartContext, RoundPart, Start
+from muster.agent.node.round_parts import PartContext, RoundPart, Start
 
 if TYPE_CHECKING:
     from muster.agent.round import Round

@@ -19,7 +19,7 @@ from enum import Enum
 from functools import cache
 from typing import Annotated, Any, Generic, Protocol, TypeVar, Union, get_args, get_origin
 
-from muster._shared.fields import AS_OBJECT, HOST_NAME, NAME_LIMIT_BYTES, PACKED, SPARSE, Limit, Range, Shared
+from muster._shared.fields import AS_OBJECT, HOST_NAME, JSON, NAME_LIMIT_BYTES, PACKED, SPARSE, Limit, Range, Shared
 
 T = TypeVar("T")
 
@@ -173,6 +173,10 @@ class MessageUnion(Generic[T]):
         kind = self._by_name.get(name)
         return None if kind is None else decode(kind, {**frame, **known})
 
+    def parse(self, text: str) -> T | None:
+        """Read a message from its JSON, as `read` does."""
+        return self.read(json.loads(text))
+
 
 # -- from annotation to codec -------------------------------------------------------------------------------------
 
@@ -208,6 +212,8 @@ def _build_limited(base: object, marks: tuple[object, ...]) -> tuple[Read, Write
     ranges = [mark for mark in marks if isinstance(mark, Range)]
     if base is str and limits:
         limit = min(limits, key=lambda each: each.most)
+        if JSON in marks:
+            return lambda value, _: _read_json(value, limit.most), lambda value, _budget: value
         if HOST_NAME in marks:
             return lambda value, _: read_host(value, limit.most), lambda value, budget: budget.write_text(value, limit)
         return _build_text(limit)
@@ -271,6 +277,18 @@ def read_host(value: object, limit_bytes: int = NAME_LIMIT_BYTES) -> str:
     if not name or not name.isprintable() or " " in name:
         raise MalformedMessageError("not a host name or address")
     return name
+
+
+def _read_json(value: object, limit_bytes: int) -> str:
+    if not isinstance(value, dict):
+        raise MalformedMessageError("not an object")
+    try:
+        text = to_json(value)
+    except ValueError as error:  # NaN
+        raise MalformedMessageError(str(error)) from None
+    if len(text) > limit_bytes:
+        raise MalformedMessageError(f"longer than {limit_bytes} bytes")
+    return text
 
 
 def _build_union(args: tuple[Hashable, ...]) -> tuple[Read, Write]:

@@ -591,6 +591,10 @@ class StatusPageLayout:
     """0: none. Otherwise drain id, kind, whether it is committed, and step in one word. See `pack_command`."""
     DEADLINE_NS: Final = 5
     """CLOCK_MONOTONIC: when what the drain is for ends the workers. 0: no limit."""
+    MEMORY_WANTED: Final = 6
+    """1: a worker wants memory that outlives it (`snapshot_file`). The workers write it."""
+    MEMORY: Final = 7
+    """The agent's answer, 0 while there is none: 1 + its descriptor of the control file, or -1 without memory."""
 
     # words of a slot
     OWNER: Final = 0

@@ -53,6 +53,8 @@ PACKED = "compressed"
 """Marks an optional record that travels as compressed text, or is left out. Its `list_forms` gives shorter ones."""
 AS_OBJECT = "an object"
 """Marks pairs of a name and a value: in JSON they are an object."""
+JSON = "JSON"
+"""Marks a text that is the JSON of an object. It travels as that object."""
 SPARSE = "left out"
 """Marks a field that is not written when it has its default."""
 NAME_LIMIT_BYTES = 255

@@ -1,7 +1,7 @@
 """The memory that holds snapshots: what the agent, its workers and `muster.snapshots` agree on. Standard library only.
 
-The agent creates these memory files and keeps their descriptors, so that they outlive workers and end with the agent.
-Workers open them as `/proc/AGENT/fd/N`:
+The agent creates these memory files when a worker wants them (`StatusPageLayout.MEMORY_WANTED`), and keeps their
+descriptors, so that they outlive workers and end with the agent. Workers open them as `/proc/AGENT/fd/N`:
 
 - one *control file* per node: a header that the agent writes, then one block of 4 KiB per local rank that the rank's
   worker writes (but for `PIN`). `Env.SNAPSHOTS` names it;
@@ -22,10 +22,12 @@ import mmap
 import os
 import socket
 import struct
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from muster._shared.contract import FORMAT, Env, SnapshotBlock, SnapshotHeader, check_format
+from muster._shared.contract import StatusPageLayout as Layout
 
 SLOTS: Final = SnapshotBlock.SLOTS
 SLOT_SPACE: Final = SnapshotBlock.SLOT_SPACE
@@ -34,6 +36,9 @@ BLOCK_BYTES: Final = SnapshotHeader.BYTES
 _WORDS: Final = BLOCK_BYTES // 8
 MAGIC: Final = SnapshotHeader.MAGIC_VALUE
 EMPTY, WRITING, COMPLETE = 0, 1, 2
+_ANSWER_LIMIT_S: Final = 30.0
+"""An agent that has not answered by then keeps no snapshots. It looks four times a second."""
+_ANSWER_PAUSE_S: Final = 0.005
 
 
 Header = SnapshotHeader
@@ -206,19 +211,19 @@ class WorkerFiles(NamedTuple):
         return os.open(f"{self.agent}/{self.control.read_block(local_rank, Block.FILE)}", flags | os.O_CLOEXEC)
 
 
-def open_files(environ: Mapping[str, str]) -> WorkerFiles | None:
+def open_files(where: str) -> WorkerFiles | None:
     """Open the files of this worker, and claim the rank's block for this process.
 
+    Args:
+        where: what `find_files` returns.
+
     Returns:
-        None outside muster, where snapshots are switched off, and in a process that another one of the rank precedes.
+        None in a process that another one of the rank precedes.
 
     Raises:
         OSError: they cannot be opened: of another user, or in another namespace of processes.
         ValueError: they have another format, or are of another round.
     """
-    where = environ.get(Env.SNAPSHOTS)
-    if not where:
-        return None
     path, round_number, rank = where.rsplit(":", 2)
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
@@ -236,6 +241,33 @@ def open_files(environ: Mapping[str, str]) -> WorkerFiles | None:
     control.write_block(local_rank, Block.OWNER, os.getpid())
     words[Header.USED] = 1
     return WorkerFiles(control, path.rpartition("/")[0], local_rank, words[Header.RANKS])
+
+
+def find_files(environ: Mapping[str, str]) -> str | None:
+    """Return where this rank's files are. The agent makes them now if no worker has wanted them before.
+
+    Returns:
+        Path of the control file, round and local rank, with colons between them. None outside muster, and where
+        snapshots are switched off or cannot be kept.
+
+    Raises:
+        OSError: the status page cannot be opened: of another user, or in another namespace of processes.
+    """
+    page = environ.get(Env.STATUS_PAGE)
+    if environ.get(Env.SNAPSHOTS) or not page:
+        return environ.get(Env.SNAPSHOTS)
+    path, round_number, rank = page.rsplit(":", 2)
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    with mmap.mmap(fd, Layout.BLOCK_BYTES) as memory, memoryview(memory) as view, view.cast("q") as words:
+        os.close(fd)
+        if words[Layout.MAGIC_WORD] != Layout.MAGIC or words[Layout.ROUND] != int(round_number):
+            return None
+        words[Layout.MEMORY_WANTED] = 1
+        end_s = time.monotonic() + _ANSWER_LIMIT_S
+        while words[Layout.MEMORY] == 0 and time.monotonic() < end_s:
+            time.sleep(_ANSWER_PAUSE_S)
+        control = words[Layout.MEMORY]
+    return f"{path.rpartition('/')[0]}/{control - 1}:{round_number}:{rank}" if control > 0 else None
 
 
 # -- the limit ---------------------------------------------------------------------------------------------------------

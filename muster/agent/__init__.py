@@ -16,7 +16,7 @@
     workers/    starting and stopping workers               rendezvous/ agreement among the nodes
     hold/       a held node between runs                features/   what is optional, a folder each
     control/    people's requests to a running job: stop, checkpoint, pause, stacks
-    telemetry/  what people see of it                   snapshots/  the ranks' state in this node's memory
+    telemetry/  what people see of it
 
 Adapters and components never import the agent. They know the command `python -m muster.agent` and
 `muster._shared.contract`.

@@ -93,7 +93,7 @@ def load(*, into: Any = None) -> Snapshot | None:
             node keeps no snapshots, but the other ranks continue from one.
         OSError: no node that can be reached has the state.
     """
-    saver = _process.saver if _process.is_open else _open()
+    saver = _open_to_read()
     if saver is None or _process.files is None:
         step = os.environ.get(Env.SNAPSHOT_STEP)
         if step and _process.obstacle:
@@ -118,7 +118,7 @@ def reader() -> Any:
         A reader of the snapshot that `load` would return. Its `step` is the step of the snapshot. None: there is none,
         a checkpoint on disk is of a later step, or the script runs outside muster.
     """
-    saver = _process.saver if _process.is_open else _open()
+    saver = _open_to_read()
     if saver is None or _process.files is None:
         return None
     from muster.snapshots.contents import find_step
@@ -151,20 +151,28 @@ _process = _Process()
 def _open() -> "Saver | None":
     """Open the rank's memory if this process speaks for the rank. Any failure leaves the script as it would be."""
     _process.is_open = True
-    if not os.environ.get(Env.SNAPSHOTS):
-        _process.obstacle = "the agent keeps no snapshots (--snapshot-memory 0, or a system without memory files)"
-        return None
-    from muster._shared.snapshot_file import open_files
+    from muster._shared.snapshot_file import find_files, open_files
     from muster.snapshots.content import say
     from muster.snapshots.saving import Saver
 
     try:
-        _process.files = open_files(os.environ)
+        where = find_files(os.environ)
+        if not where:
+            _process.obstacle = "the agent keeps no snapshots (--snapshot-memory 0, or a system without memory files)"
+            return None
+        _process.files = open_files(where)
         _process.saver = None if _process.files is None else Saver(_process.files)
     except (OSError, ValueError) as error:
         _process.obstacle = f"the memory cannot be used ({error})"
-        say(f"cannot use the memory {os.environ[Env.SNAPSHOTS]!r} ({error}): nothing is kept for the next attempt")
+        say(f"cannot use the agent's memory ({error}): nothing is kept for the next attempt")
     return _process.saver
+
+
+def _open_to_read() -> "Saver | None":
+    """Open the rank's memory, unless there is nothing to read: then the agent need not make it."""
+    if _process.is_open or os.environ.get(Env.SNAPSHOTS) or os.environ.get(Env.SNAPSHOT_STEP):
+        return _process.saver if _process.is_open else _open()
+    return None
 
 
 def _forget_if_open() -> None:

@@ -34,7 +34,7 @@ from muster.agent.rendezvous.interface import (
     RoundFormed,
     Summary,
 )
-from muster.agent.round import Round, Source
+from muster.agent.round import Round
 from muster.agent.runtime.event_log import EventLog, EventRecord
 from muster.agent.runtime.loop import Loop
 from muster.agent.runtime.signals import OwnSessions
@@ -299,13 +299,11 @@ NAMES = {
     "Asked": "asked",
     "StacksTaken": "stacks",
     "Saved": "saved",
-    "SnapshotKept": "snapshot kept",
-    "SnapshotCopied": "snapshot copied",
-    "SnapshotSought": "snapshot sought",
+    "PartReport": "part report",
     "Stopped": "stopped",
     "Leaving": "leaving",
 }
-HIDDEN = ("is_urgent", "port", "has_stepped", "can_host_store", "ends_job", "is_interrupt", "snapshots")
+HIDDEN = ("is_urgent", "port", "has_stepped", "can_host_store", "ends_job", "is_interrupt", "offers")
 """Fields that are no part of a call's detail."""
 
 
@@ -326,8 +324,8 @@ class FakeRendezvous:
         *,
         is_prepared: bool = True,
         can_host_store: Callable[[], bool] = bool,
-        list_snapshots: Callable[[], tuple[object, ...]] = tuple,
-        on_stream: Callable[[Any], None] | None = None,
+        list_offers: Callable[[], tuple[object, ...]] = tuple,
+        on_stream: Callable[[str, Any], None] | None = None,
     ) -> None:
         self._record("join", detail=is_prepared)
 
@@ -341,7 +339,9 @@ class FakeRendezvous:
     def send_summary(self, summary: Summary) -> None:
         self.summaries.append(summary)
 
-    def open_stream(self, source: Source, on_open: Callable[[Any], None], on_failed: Callable[[str], None]) -> None:
+    def open_stream(
+        self, feature: str, address: tuple[str, int], on_open: Callable[[Any], None], on_failed: Callable[[str], None]
+    ) -> None:
         on_failed("there is no network")
 
     def read_members(self) -> JobMembers | None:
@@ -435,6 +435,7 @@ class Bench:
             master_port=29500,
             use_agent_store=hosts_store,
             hosts_store=hosts_store,
+            lineage=number,
         )
         self.post(RoundFormed(round=formed, is_held=is_held))
 

@@ -393,7 +393,7 @@ def test_pure_decisions_import_nothing_that_acts(imports: list[Import]) -> None:
     pure = (
         "agent/rendezvous/consensus/",
         "agent/rendezvous/drain_ceiling.py",
-        "agent/rendezvous/snapshots.py",
+        "agent/features/snapshots/leader.py",
         "agent/rendezvous/comparison.py",
         "agent/rendezvous/round_messages.py",
         "agent/rendezvous/verdicts/",
@@ -410,7 +410,7 @@ def test_pure_decisions_import_nothing_that_acts(imports: list[Import]) -> None:
     allowed = (
         "muster.agent.rendezvous.consensus.",
         "muster.agent.rendezvous.drain_ceiling.",
-        "muster.agent.rendezvous.snapshots.",
+        "muster.agent.features.",
         "muster.agent.rendezvous.verdicts.",
         "muster.agent.rendezvous.faulty_nodes.",
         "muster._shared.verdicts.",

@@ -137,7 +137,9 @@ class FailureBuilder:
         if worker.wish is not None:
             exception = f"{_WISH_CALLS[worker.wish[0]]}: {worker.wish[1]}"
         step = slot.step if slot else None
-        saved = formed.snapshot or formed.checkpoint
+        saved_step = formed.continued_step
+        if saved_step is None and formed.checkpoint is not None:
+            saved_step = formed.checkpoint.step
         has_stepped = step is not None or (slot is not None and bool(slot.optimizer_steps))
         failure = Failure(
             node=formed.group_rank,
@@ -168,7 +170,7 @@ class FailureBuilder:
             total_steps=slot.total if slot else None,
             optimizer_steps=slot.optimizer_steps if slot and step is None else None,
             values=print_values(worker.values),
-            saved_step=None if saved is None or has_stepped else saved.step,
+            saved_step=None if has_stepped else saved_step,
             hung=worker.hung_pid is not None,
             wish=worker.wish[0] if worker.wish else "",
             reports_steps=slot is not None and slot.owner_pid is not None,

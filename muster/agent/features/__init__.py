@@ -1,5 +1,6 @@
 """What is optional, one folder for each feature. Without a folder and its row here, everything else works.
 
+    snapshots       keeps the ranks' states in the nodes' memory, from which the next round continues
     device_memory   waits until the memory of the GPUs is free before workers are restarted
     debugger        lends the terminal to one worker's debugger
     trainer         receives the progress of a Hugging Face Trainer
@@ -12,19 +13,24 @@ A *part* hangs on the rounds of a node. The module `node` of its folder has `cre
 `PartContext` and returns a `RoundPart`. `agent.node.round_parts` has both; it loads the part when its row says so, from
 then on calls it in every round, and goes on without it if it raises an exception.
 
+For what nodes must agree on, a feature has a half at the leader as well, the module `leader`: pure functions, which
+`agent.rendezvous.consensus.parts` calls. The two halves exchange JSON of the feature's own records, in a `PartReport`
+(node to leader), a `PartOrder` (leader to node), a `PartOffer` (what a node has for the next round), a `PartShare`
+(what one node must know of a round) and a `PartMemory` (what the job remembers, also with another leader).
+
 A *sink* follows events and the status, and never touches a round. The module `sink` of its folder has `connect`, which
 gets a `sink.SinkContext` and returns the agent's configuration, as it is or with more. `agent.launch` calls it when its
 row says so.
 
 Imports go from a feature to the agent, never back and never to another feature.
 
-From outside, import `PARTS`, `PartRow`, `SINKS`, `Sight` and `sink`.
+From outside, import `PARTS`, `PartRow`, `SINKS`, `Sight`, `load_half` and `sink`.
 """
 
 import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from muster._shared.contract import Env, KubeflowEnv, OtelEnv
 from muster._shared.processes import find_nvml
@@ -57,7 +63,9 @@ class PartRow:
     starts: Callable[[Sight], bool] = lambda _: False
     """Whether the part is needed in a round that begins. It is asked until the part is loaded."""
     wakes: Callable[[Sight], bool] = lambda _: False
-    """Whether a worker wants the part. It is asked once a second while workers run."""
+    """Whether a worker wants the part. It is asked four times a second while workers run."""
+    is_agreed: bool = False
+    """Whether the feature has a half at the leader: the module `leader` of its folder."""
 
 
 def _may_have_trainer(sight: Sight) -> bool:
@@ -76,12 +84,28 @@ def _is_debugger_asking(sight: Sight) -> bool:
     return page is not None and any(map(page.read_debugger, range(sight.config.nproc)))
 
 
+def _continues_snapshots(sight: Sight) -> bool:
+    return any(memory.feature == "snapshots" for memory in sight.formed.memories)
+
+
+def _is_memory_wanted(sight: Sight) -> bool:
+    return sight.page is not None and sight.page.is_memory_wanted
+
+
 PARTS: Final[tuple[PartRow, ...]] = (
+    PartRow(name="snapshots", starts=_continues_snapshots, wakes=_is_memory_wanted, is_agreed=True),
     PartRow(name="device_memory", starts=lambda sight: find_nvml(sight.config.base_env) is not None),
     PartRow(name="debugger", wakes=_is_debugger_asking),
     PartRow(name="trainer", starts=_may_have_trainer),
 )
 """In the order in which their rounds begin."""
+
+
+def load_half(name: str, half: str) -> Any:
+    """Import a module of a feature's folder: `node`, or `leader`. None: this agent has no such half."""
+    if not any(row.name == name and (row.is_agreed or half == "node") for row in PARTS):
+        return None
+    return __import__(f"muster.agent.features.{name}.{half}", fromlist=(half,))  # importlib costs 0.5 ms
 
 
 @record

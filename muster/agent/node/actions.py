@@ -7,13 +7,11 @@ from muster._shared.contract import StatusPageLayout
 from muster._shared.records import record
 from muster.agent.node.events import RoundTimer, WorkerStack
 from muster.agent.rendezvous.interface import (
-    CopySnapshot,
     JobEnded,
-    KeepSnapshot,
+    PartOrder,
+    PartRemembered,
     PlainNodeMessage,
     RendezvousFailed,
-    SnapshotConfirmed,
-    SnapshotFound,
 )
 from muster.agent.round import Checkpoint, Round
 
@@ -113,10 +111,10 @@ class WriteDeadline:
 
 
 @record
-class KeepSnapshots:
-    """Handle this node's snapshots as the leader says."""
+class TellPart:
+    """Pass on to a feature's part what the leader says, or what the job remembers."""
 
-    told: KeepSnapshot | CopySnapshot | SnapshotFound | SnapshotConfirmed
+    told: PartOrder | PartRemembered
 
 
 WorkerAction: TypeAlias = (
@@ -130,7 +128,7 @@ WorkerAction: TypeAlias = (
     | WriteCommand
     | WithdrawCommand
     | WriteDeadline
-    | KeepSnapshots
+    | TellPart
 )
 
 # -- diagnosis -------------------------------------------------------------------------------------------------------

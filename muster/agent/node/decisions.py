@@ -29,7 +29,6 @@ from muster.agent.node.actions import (
     InterruptWorker,
     JoinJob,
     KeepCheckpoint,
-    KeepSnapshots,
     LocalFailure,
     ParkWorkers,
     PrintLine,
@@ -39,6 +38,7 @@ from muster.agent.node.actions import (
     Send,
     StartTimer,
     StartWorkers,
+    TellPart,
 )
 from muster.agent.node.events import (
     AgentStarted,
@@ -101,27 +101,23 @@ from muster.agent.rendezvous.interface import (
     BreakKind,
     Checked,
     CheckpointCompleted,
-    CopySnapshot,
     DrainBegun,
     DrainCommitted,
     DrainWithdrawn,
     GlobalRank0Started,
     JobEnded,
-    KeepSnapshot,
     Leaving,
     Notice,
     NoticeKind,
+    PartOrder,
+    PartRemembered,
+    PartReport,
     Prepared,
     RendezvousFailed,
     RequestAnswered,
     RoundBroken,
     RoundFormed,
     Saved,
-    SnapshotConfirmed,
-    SnapshotCopied,
-    SnapshotFound,
-    SnapshotKept,
-    SnapshotSought,
     StacksWanted,
     StoodStill,
 )
@@ -157,9 +153,7 @@ ACCEPTED: Mapping[type[Event], tuple[type[Phase], ...]] = {
     StacksRequested: (Running, Stopping),
     StacksCollected: (Running, Stopping),
     Saved: (Running, Succeeded, Stopping),
-    SnapshotKept: (Running, Succeeded),
-    SnapshotCopied: (Running, Succeeded),
-    SnapshotSought: (Running, Succeeded),
+    PartReport: (Running, Succeeded),
     SlotsRead: (Running, Succeeded),
     DrainBegun: _HAS_ROUND,
     DrainCommitted: (Running, Succeeded),
@@ -168,7 +162,7 @@ ACCEPTED: Mapping[type[Event], tuple[type[Phase], ...]] = {
     WorkersGone: (Stopping,),
     WorkersNotEnded: (Stopping,),
     **dict.fromkeys((RoundFormed, GlobalRank0Started, RoundBroken, JobEnded, RendezvousFailed, Notice), _ANY),
-    **dict.fromkeys((KeepSnapshot, CopySnapshot, SnapshotFound, SnapshotConfirmed, CheckpointCompleted), _ANY),
+    **dict.fromkeys((PartOrder, PartRemembered, CheckpointCompleted), _ANY),
     **dict.fromkeys((LocalChecked, WorkersPrepared, TimerExpired, SignalReceived), _ANY),
     **dict.fromkeys((Requested, RequestAnswered, PersonChose), _ANY),
 }
@@ -236,10 +230,10 @@ def decide(state: NodeState, event: Event) -> Decision:  # noqa: C901  # one lin
             return _on_drain(state, event)
         case Requested() | RequestAnswered() | StacksWanted() | PersonChose():
             return _on_request(state, event)
-        case Saved() | SnapshotKept() | SnapshotCopied() | SnapshotSought():
+        case Saved() | PartReport():
             return state, (Send(message=event),)
-        case KeepSnapshot() | CopySnapshot() | SnapshotFound() | SnapshotConfirmed():
-            return state, (KeepSnapshots(told=event),)
+        case PartOrder() | PartRemembered():
+            return state, (TellPart(told=event),)
         case CheckpointCompleted():
             return state, (KeepCheckpoint(checkpoint=event.checkpoint),)
         case _:
@@ -342,8 +336,8 @@ def _begin_workers(state: NodeState, new: Round, *, is_held: bool) -> Decision:
         actions = (*actions, PrintLine(text=state.rules.loss))  # of a later round the others knew all
     if new.checkpoint is not None and new.group_rank == 0:
         actions = (*actions, PrintLine(text=f"the last checkpoint of all ranks: {new.checkpoint.describe()}"))
-    if new.snapshot is not None and new.group_rank == 0:
-        actions = (*actions, PrintLine(text=f"all ranks continue at step {new.snapshot.step} from memory"))
+    if new.continued_step is not None and new.group_rank == 0:
+        actions = (*actions, PrintLine(text=f"all ranks continue at step {new.continued_step} from memory"))
     if is_held:
         delay_s += HOLD_S
     elif delay_s > 0.0:

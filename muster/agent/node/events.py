@@ -1,7 +1,7 @@
 """Events of one node: the input of `decisions.decide`.
 
-Events of rendezvous are in `rendezvous.interface`, including those that the node sends on unchanged: Saved, StoodStill,
-SnapshotKept, SnapshotCopied and SnapshotSought.
+Events of rendezvous are in `rendezvous.interface`, including those that the node sends on unchanged: Saved, StoodStill
+and PartReport.
 
 An event about workers or a timer carries the number of its round. An event of an older round changes nothing.
 """
@@ -16,11 +16,9 @@ from muster.agent.rendezvous.interface import (
     DrainCommitted,
     DrainWithdrawn,
     NodeFacts,
+    PartReport,
     RendezvousEvent,
     Saved,
-    SnapshotCopied,
-    SnapshotKept,
-    SnapshotSought,
     StoodStill,
 )
 
@@ -270,9 +268,7 @@ WorkersEvent: TypeAlias = (
     | WorkersGone
     | WorkersNotEnded
     | Saved
-    | SnapshotKept
-    | SnapshotCopied
-    | SnapshotSought
+    | PartReport
     | SlotsRead
     | DrainCommitted
     | DrainWithdrawn

@@ -4,16 +4,20 @@ Nothing here knows a part by its name.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from muster._shared.records import record
-from muster.agent.features import PARTS, PartRow, Sight
+from muster.agent.features import PARTS, Sight, load_half
+from muster.agent.rendezvous.interface import PartOrder, PartRemembered
+from muster.agent.round import PartOffer
 
 if TYPE_CHECKING:
     from muster._shared.guard import GuardLease
     from muster.agent.config import AgentConfig
     from muster.agent.logs import LogRouter
-    from muster.agent.round import Round
+    from muster.agent.rendezvous.interface import Stream
+    from muster.agent.round import PartMemory, Round
     from muster.agent.runtime.loop import Loop
     from muster.agent.workers.pool import WorkerEnd
     from muster.agent.workers.status_page import StatusPage
@@ -31,13 +35,21 @@ class PartContext:
     """Returns the round's page; None if there is none."""
     quit_job: Callable[[], None]
     """Ends the job as Ctrl-C does."""
+    send: Callable[[int, str], None]
+    """Sends the half at the leader a report about the round of a number: JSON of a record of the feature."""
+    open_stream: "Callable[[tuple[str, int], Callable[[Stream], None], Callable[[str], None]], None]"
+    """Connects to the same part of another node: see `Rendezvous.open_stream`."""
 
 
 class Start:
     """The start of a round's workers, for one part, which may hold it back."""
 
-    def __init__(self, on_release: Callable[[], None], has_stopped: Callable[[], bool]) -> None:
+    def __init__(
+        self, on_release: Callable[[], None], on_failed: Callable[[str], None], has_stopped: Callable[[], bool]
+    ) -> None:
         self._on_release = on_release
+        self.fail = on_failed
+        """Ends the start, with a reason: this node's workers cannot be started."""
         self._has_stopped = has_stopped
         self.is_held = False
         """Whether the workers wait for this part."""
@@ -65,8 +77,11 @@ class RoundPart:
     foreground: int | None = None
     """The local rank that Ctrl-C is for, and for which all others wait."""
 
+    kept: tuple[int, float] | None = None
+    """The newest step to which all ranks can return by the feature, and the wall-clock time since which they can."""
+
     def begin_round(self, formed: "Round", start: Start | None) -> None:
-        """Begin a round. No worker runs, unless `start` is None: then the part was loaded during the round."""
+        """Begin a round. No worker runs, unless `start` is None: then a worker of the round wants the part."""
 
     def build_env(self, formed: "Round", local_rank: int) -> Mapping[str, str]:
         """Build variables of a worker that is about to start."""
@@ -82,6 +97,19 @@ class RoundPart:
     def end_round(self) -> None:
         """End the round. Its page is still open."""
 
+    def build_offer(self) -> str | None:
+        """Build what this node has for the next round, for the half at the leader. No worker runs."""
+
+    def obey(self, round_number: int, content: str) -> None:
+        """Do what the half at the leader says, about the round of a number."""
+
+    def remember(self, round_number: int, memory: "PartMemory") -> None:
+        """Note what the job remembers from now on, in the round of a number."""
+
+    def take_stream(self, stream: "Stream") -> None:
+        """Take a connection that the same part of another node has opened, and close it in the end."""
+        stream.close()
+
     def close(self) -> None:
         """Release everything, at the agent's end. The last round has ended."""
 
@@ -89,40 +117,48 @@ class RoundPart:
 class RoundParts:
     """The parts of one agent. An exception in a part is the part's: a line, and the job goes on without it."""
 
-    def __init__(self, build_context: Callable[[], PartContext]) -> None:
-        """Load nothing; `build_context` builds what parts get."""
+    def __init__(self, build_context: Callable[[str], PartContext], print_line: Callable[[str], None]) -> None:
+        """Load nothing; `build_context` builds what the part of a name gets."""
         self._build_context = build_context
-        self._context: PartContext | None = None
+        self._print_line = print_line
         self._parts: dict[str, RoundPart | None] = {}
         """Loaded parts by name, in the order of the table; None for one that has failed."""
         self._starts: dict[str, Start] = {}
 
-    def begin_round(self, sight: Sight, on_ready: Callable[[], None], has_stopped: Callable[[], bool]) -> None:
-        """Begin a round, and call back as soon as no part holds its workers back, perhaps before this returns."""
-        self._starts = {}
-        for row in PARTS:
-            if self._parts.get(row.name) is not None or (row.name not in self._parts and row.starts(sight)):
-                self._begin(row, sight.formed, on_ready, has_stopped)
-        if not any(start.is_held for start in self._starts.values()):
-            on_ready()
-
-    def _begin(
-        self, row: PartRow, formed: "Round", on_ready: Callable[[], None], has_stopped: Callable[[], bool]
+    def begin_round(
+        self,
+        sight: Sight,
+        on_ready: Callable[[], None],
+        on_failed: Callable[[str], None],
+        has_stopped: Callable[[], bool],
     ) -> None:
-        self._load(row.name)
+        """Begin a round, and call back as soon as no part holds its workers back, perhaps before this returns."""
+        starts: dict[str, Start] = {}
+        self._starts = starts
 
         def go_on() -> None:
             if self._starts is starts and not any(each.is_held for each in starts.values()):
+                self._starts = {}
                 on_ready()
 
-        starts = self._starts
-        start = starts[row.name] = Start(go_on, has_stopped)
-        self._call(row.name, lambda part: part.begin_round(formed, start))
+        def fail(reason: str) -> None:
+            if self._starts is starts:
+                self._starts = {}
+                on_failed(reason)
+
+        starts[""] = own = Start(go_on, fail, has_stopped)
+        own.hold()  # until all parts have begun
+        for row in PARTS:
+            if self._parts.get(row.name) is not None or (row.name not in self._parts and row.starts(sight)):
+                self._load(row.name)
+                start = starts[row.name] = Start(go_on, fail, has_stopped)
+                self._call(row.name, partial(_begin, sight.formed, start))
+        own.release()
 
     def look(self, sight: Sight) -> None:
         """Load the parts that a worker wants, and have all look at the page."""
         for row in PARTS:
-            if row.name not in self._parts and row.wakes(sight):
+            if row.wakes(sight):
                 self._load(row.name)
                 self._call(row.name, lambda part: part.begin_round(sight.formed, None))
         self._call_all(lambda part: part.look())
@@ -148,6 +184,34 @@ class RoundParts:
         ranks = (part.foreground for part in self._parts.values() if part is not None)
         return next((rank for rank in ranks if rank is not None), None)
 
+    @property
+    def kept(self) -> tuple[int, float] | None:
+        """See `RoundPart`."""
+        return next((part.kept for part in self._parts.values() if part is not None and part.kept is not None), None)
+
+    def list_offers(self) -> tuple[PartOffer, ...]:
+        """Return what the parts have for the next round."""
+        offers: list[PartOffer] = []
+        for name in self._parts:
+            self._call(name, partial(_offer, offers, name))
+        return tuple(offers)
+
+    def tell(self, told: PartOrder | PartRemembered) -> None:
+        """Tell a part what its half at the leader says, or what the job remembers."""
+        number = told.round_number
+        if isinstance(told, PartOrder):
+            self._call(told.feature, lambda part: part.obey(number, told.content))
+        else:
+            self._call(told.memory.feature, lambda part: part.remember(number, told.memory))
+
+    def take_stream(self, feature: str, stream: "Stream") -> None:
+        """Pass a connection of another node to its part."""
+        if any(row.name == feature for row in PARTS):
+            self._load(feature)
+        if self._parts.get(feature) is None:
+            stream.close()
+        self._call(feature, lambda part: part.take_stream(stream))
+
     def close(self) -> None:
         """Close the parts."""
         self._call_all(lambda part: part.close())
@@ -156,10 +220,7 @@ class RoundParts:
         if name in self._parts:
             return
         try:
-            self._context = self._context or self._build_context()
-            self._parts[name] = __import__(f"muster.agent.features.{name}.node", fromlist=("node",)).create_part(
-                self._context
-            )
+            self._parts[name] = load_half(name, "node").create_part(self._build_context(name))
         except Exception as error:  # noqa: BLE001  # whatever it is, the job goes on
             self._drop(name, error)
 
@@ -181,6 +242,15 @@ class RoundParts:
 
     def _drop(self, name: str, error: Exception) -> None:
         self._parts[name] = None
-        if self._context is not None:
-            reason = f"{type(error).__name__}: {error}"
-            self._context.logs.print_line(f"the feature {name} has failed ({reason}); the job goes on without it")
+        reason = f"{type(error).__name__}: {error}"
+        self._print_line(f"the feature {name} has failed ({reason}); the job goes on without it")
+
+
+def _begin(formed: "Round", start: Start, part: RoundPart) -> None:
+    part.begin_round(formed, start)
+
+
+def _offer(offers: list[PartOffer], name: str, part: RoundPart) -> None:
+    content = part.build_offer()
+    if content is not None:
+        offers.append(PartOffer(feature=name, content=content))

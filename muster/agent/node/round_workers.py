@@ -16,7 +16,7 @@ from muster.agent.features import Sight
 from muster.agent.logs import LogRouter, WorkerStreams
 from muster.agent.node import actions, events
 from muster.agent.node.round_parts import PartContext, RoundParts
-from muster.agent.rendezvous.interface import Saved
+from muster.agent.rendezvous.interface import PartReport, Saved
 from muster.agent.round import Round
 from muster.agent.runtime.loop import Loop, Timer
 from muster.agent.runtime.signals import ChildWatch
@@ -31,10 +31,8 @@ if TYPE_CHECKING:  # imports delay the first worker
     from muster.agent.placement.affinity import WorkerPlacement
     from muster.agent.rendezvous.drain_ceiling import RankSlot
     from muster.agent.rendezvous.interface import Rendezvous, Stream
-    from muster.agent.round import Holding
-    from muster.agent.snapshots.node import NodeSnapshots
     from muster.agent.telemetry import Observed, Pause
-    from muster.agent.workers.status_page import SnapshotFiles, StatusPage
+    from muster.agent.workers.status_page import StatusPage
 
 
 _AUTO_BEGINS_S = 2.0
@@ -42,9 +40,6 @@ _AUTO_BEGINS_S = 2.0
 _SAVED_LOOK_S = 0.25
 """How often the page is read for checkpoints that all workers have saved: a node that is killed loses what was saved
 since. Four looks a second take 0.07 % of a core more than one."""
-
-_SNAPSHOTS_LOOK_S = 1.0
-"""How often it is checked whether a worker uses snapshots."""
 
 _DRAIN_LOOK_S = 0.1
 """The same once a drain has begun in the round, because a person may wait for it."""
@@ -107,12 +102,7 @@ class RoundWorkers:
         """The checkpoint of this round that was posted last."""
         self._saved_timer: Timer | None = None
         self._rank_offset = 0
-        self._snapshot_files: SnapshotFiles | None = None
-        """Made for the first round. None also means that they are switched off, or cannot be made."""
-        self._snapshots: NodeSnapshots | None = None
-        """Set once a worker has used the snapshot files."""
-        self._snapshots_timer: Timer | None = None
-        self._parts = RoundParts(self._build_part_context)
+        self.parts = RoundParts(self._build_part_context, self._logs.print_line)
         self.page: StatusPage | None = None
         """The page of this round. None means that none could be made, and steps are not shown."""
         self.memory = MemoryWatch()
@@ -125,7 +115,7 @@ class RoundWorkers:
     @property
     def foreground(self) -> int | None:
         """The local rank that Ctrl-C is for; None: it is for all."""
-        return self._parts.foreground
+        return self.parts.foreground
 
     def has_stepped(self, round_number: int) -> bool:
         """Return whether a worker of this round has done a step, as far as it is known."""
@@ -185,17 +175,27 @@ class RoundWorkers:
             case actions.ReadSlots():
                 number, drain = action.round_number, action.drain
                 self._post(events.SlotsRead(round_number=number, drain=drain, slots=self._read_slots(action.kind)))
-            case actions.WriteCommand() | actions.WithdrawCommand() | actions.WriteDeadline() | actions.KeepSnapshots():
-                self._write_memory(action)
+            case actions.WriteCommand() | actions.WithdrawCommand() | actions.WriteDeadline():
+                self._write_page(action)
+            case actions.TellPart():
+                self.parts.tell(action.told)
             case _:
                 assert_never(action)
 
     def _see(self, formed: Round) -> Sight:
         return Sight(config=self._config, formed=formed, page=self.page)
 
-    def _build_part_context(self) -> PartContext:
+    def _build_part_context(self, name: str) -> PartContext:
         def quit_job() -> None:
             self._post(events.SignalReceived(signum=signal.SIGINT, at_s=self._loop.clock.now_s(), is_quit=True))
+
+        def send(round_number: int, content: str) -> None:
+            self._post(PartReport(round_number=round_number, feature=name, content=content))
+
+        def open_stream(
+            address: tuple[str, int], on_open: "Callable[[Stream], None]", on_failed: Callable[[str], None]
+        ) -> None:
+            self._get_rendezvous().open_stream(name, address, on_open, on_failed)
 
         return PartContext(
             config=self._config,
@@ -204,6 +204,8 @@ class RoundWorkers:
             lease=self._lease,
             get_page=lambda: self.page,
             quit_job=quit_job,
+            send=send,
+            open_stream=open_stream,
         )
 
     # -- start ------------------------------------------------------------------------------------------------------
@@ -216,85 +218,16 @@ class RoundWorkers:
         self._renew_page(formed)
         self._watch_for_hangs(formed.number)
         self._opening = action
-        self._begin_snapshots(
-            formed,
-            lambda: self._parts.begin_round(
-                self._see(formed),
-                lambda: self._logs.run_when_open(lambda: self._start_opened(action)),
-                has_stopped=lambda: self._opening is not action,
-            ),
+        self.parts.begin_round(
+            self._see(formed),
+            on_ready=lambda: self._logs.run_when_open(lambda: self._start_opened(action)),
+            on_failed=lambda reason: self._fail_start(formed.number, reason),
+            has_stopped=lambda: self._opening is not action,
         )
 
-    def _begin_snapshots(self, formed: Round, on_ready: Callable[[], None]) -> None:
-        """Have the workers continue the round's snapshot, and call back when this node has its part of it."""
-        files = self._snapshot_files = self._snapshot_files or self._create_snapshot_files()
-        if files is None:
-            on_ready()
-            return
-        if formed.snapshot is None and not files.is_used:
-            files.begin_round(formed.number, formed.lineage)
-            self._plan_snapshots(formed)
-            on_ready()
-            return
-
-        def report_missing(reason: str) -> None:
-            self._opening = None
-            self._post(events.SpawnFailed(round_number=formed.number, local_rank=0, reason=reason, errno=None))
-
-        self._load_snapshots(files).begin_round(formed, on_ready, report_missing)
-
-    def _create_snapshot_files(self) -> "SnapshotFiles | None":
-        config = self._config
-        if config.snapshot_limit_bytes == 0 or self._page_failed:
-            return None  # prevented like the status page
-        from muster.agent.workers.status_page import SnapshotFiles
-
-        copies = config.rendezvous.snapshot_copies if config.rendezvous.max_nodes > 1 else 0
-        limit_bytes = config.snapshot_limit_bytes or 0
-        try:
-            return SnapshotFiles(
-                nproc=config.nproc, share=config.snapshot_share, limit_bytes=limit_bytes, copies=copies
-            )
-        except OSError as error:
-            self._page_failed = True
-            self._logs.print_line(f"no memory for snapshots ({error}): muster.snapshots keeps none")
-            return None
-
-    def _plan_snapshots(self, formed: Round) -> None:
-        """Check later whether a worker uses snapshots. Only then load what keeps them."""
-        if self._snapshots_timer is not None:
-            self._snapshots_timer.cancel()
-        self._snapshots_timer = self._loop.call_later(_SNAPSHOTS_LOOK_S, lambda: self._look_for_snapshots(formed))
-
-    def _look_for_snapshots(self, formed: Round) -> None:
-        is_looked_after = self._snapshots is not None and not self._snapshots.is_idle
-        if is_looked_after or self._snapshot_files is None or self.formed is not formed:
-            return
-        if self._snapshot_files.is_used:
-            self._load_snapshots(self._snapshot_files).continue_round(formed)
-        else:
-            self._plan_snapshots(formed)
-
-    def _load_snapshots(self, files: "SnapshotFiles") -> "NodeSnapshots":
-        if self._snapshots is None:
-            from muster.agent.snapshots.node import NodeSnapshots
-
-            rendezvous, print_line = self._get_rendezvous(), self._logs.print_line
-            self._snapshots = NodeSnapshots(self._loop, files, rendezvous, self._post, print_line)
-        return self._snapshots
-
-    def take_stream(self, stream: "Stream") -> None:
-        """Take a connection of another node for a part of a snapshot."""
-        if self._snapshot_files is None:
-            stream.close()
-        else:
-            self._load_snapshots(self._snapshot_files).take_stream(stream)
-
-    def list_snapshots(self) -> "tuple[Holding, ...]":
-        """Return what this node has of snapshots, once its workers have ended."""
-        if self.formed is not None:
-            self._look_for_snapshots(self.formed)
-        return () if self._snapshots is None else self._snapshots.list_holdings()
+    def _fail_start(self, number: int, reason: str) -> None:
+        self._opening = None
+        self._post(events.SpawnFailed(round_number=number, local_rank=0, reason=reason, errno=None))
 
     def _start_opened(self, action: actions.StartWorkers) -> None:
         formed = action.round
@@ -323,8 +256,7 @@ class RoundWorkers:
             program=substitute_macros(self._config.program, local_rank),
             env=env
             | ({} if self.page is None else self.page.build_env(local_rank))
-            | self._parts.build_env(formed, local_rank)
-            | self._build_snapshot_env(formed, local_rank),
+            | self.parts.build_env(formed, local_rank),
             stdout_fd=1 if streams.stdout_fd is None else streams.stdout_fd,
             stderr_fd=2 if streams.stderr_fd is None else streams.stderr_fd,
             cpus=placement.cpus if placement else None,
@@ -333,10 +265,6 @@ class RoundWorkers:
             stack_file=streams.stack_file or "",
             crash_file=(streams.stderr_fd is None and streams.stack_file) or "",
         )
-
-    def _build_snapshot_env(self, formed: Round, local_rank: int) -> dict[str, str]:
-        files = self._snapshot_files if formed.lineage else None
-        return {} if files is None else files.build_env(formed.number, local_rank)
 
     def _renew_page(self, formed: Round) -> None:
         """Make a new page for each round, so that workers of the last one cannot be mistaken for this one's."""
@@ -362,7 +290,7 @@ class RoundWorkers:
 
     def _watch_saved(self, formed: Round) -> None:
         self._look_for_checkpoint(formed.number)
-        self._parts.look(self._see(formed))
+        self.parts.look(self._see(formed))
         delay_s = _DRAIN_LOOK_S if self._is_draining else _SAVED_LOOK_S
         self._saved_timer = self._loop.call_later(delay_s, lambda: self._watch_saved(formed))
 
@@ -386,7 +314,7 @@ class RoundWorkers:
             pids=pids,
             read_last_line=self._logs.read_last_line,
             pause=self.pause,
-            snapshot=None if self._snapshots is None else self._snapshots.confirmed,
+            kept=self.parts.kept,
         )
         return observed if self._hangs is None else self._hangs.add_to(observed)
 
@@ -426,15 +354,6 @@ class RoundWorkers:
             for local_rank, slot in enumerate(map(page.read_slot, range(self._config.nproc)))
         )
 
-    def _write_memory(
-        self,
-        action: actions.WriteCommand | actions.WithdrawCommand | actions.WriteDeadline | actions.KeepSnapshots,
-    ) -> None:
-        if not isinstance(action, actions.KeepSnapshots):
-            self._write_page(action)
-        elif self._snapshots is not None:
-            self._snapshots.tell(action.told)
-
     def _write_page(self, action: actions.WriteCommand | actions.WithdrawCommand | actions.WriteDeadline) -> None:
         if self.page is None:
             return
@@ -467,7 +386,7 @@ class RoundWorkers:
         if self._saved_timer is not None:
             self._saved_timer.cancel()
             self._saved_timer = None
-        self._parts.end_round()
+        self.parts.end_round()
         if self.page is not None:
             self.page.close()
             self.page = None
@@ -491,7 +410,7 @@ class RoundWorkers:
         worker = end.worker
         self.ends[worker.local_rank] = end
         self._look_for_checkpoint(worker.round_number)
-        self._parts.end_worker(end)
+        self.parts.end_worker(end)
         fencings = self._lease.count_fencings() - self._fencings
         self._post(
             events.WorkerExited(
@@ -563,10 +482,4 @@ class RoundWorkers:
             self._hangs.end_round()
         self._pool.close()
         self._close_page()
-        self._parts.close()
-        if self._snapshots_timer is not None:
-            self._snapshots_timer.cancel()
-        if self._snapshots is not None:
-            self._snapshots.close()
-        if self._snapshot_files is not None:
-            self._snapshot_files.close()
+        self.parts.close()

@@ -298,7 +298,7 @@ class Supervisor:
                 | actions.WriteCommand()
                 | actions.WithdrawCommand()
                 | actions.WriteDeadline()
-                | actions.KeepSnapshots()
+                | actions.TellPart()
             ):
                 self._workers.act(action)
             case (
@@ -418,8 +418,8 @@ class Supervisor:
                 rendezvous.join(
                     is_prepared=action.is_prepared,
                     can_host_store=self._workers.can_host_store,
-                    list_snapshots=self._workers.list_snapshots,
-                    on_stream=self._workers.take_stream,
+                    list_offers=self._workers.parts.list_offers,
+                    on_stream=self._workers.parts.take_stream,
                 )
             case actions.Send():
                 self._note_sending(action.message)

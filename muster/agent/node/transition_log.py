@@ -148,7 +148,7 @@ class TransitionLog:
             rank_offset=formed.rank_offset,
             role_rank_offset=formed.role_rank_offset,
             role_world_size=formed.role_world_size,
-            snapshot_step=None if formed.snapshot is None else formed.snapshot.step,
+            snapshot_step=formed.continued_step,
         )
         self._log.mark("formed")
 

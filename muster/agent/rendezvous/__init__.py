@@ -3,9 +3,8 @@
     interface        what the supervisor uses: the `Rendezvous` protocol, and the messages both ways
     report_messages  those messages that hold failures or stacks
     selection        makes the backend that `--rdzv-backend` names; `shared_token` has a token for nodes on one machine
-    static           one node that agrees with itself; `local_leader` decides its drains and people's requests
+    static           one node that agrees with itself; `local_leader` decides what a leader decides
     restart_policy   which failures end the job if every agent has its own restart budget: `static`, torch's handlers
-    snapshots        pure: which snapshot in memory a round continues, and which all ranks are known to have
     round_messages   pure: what a new round is to each member, with the addresses of the others
     comparison       pure: what differs between the nodes in what their preflight has read
     faulty_nodes     pure: which nodes are at fault, which is the last choice, and which leaves
@@ -22,5 +21,6 @@
     torch_handlers/  torch's registry, and muster inside torchrun; stands apart: nothing here but `selection` knows it
 
 From outside, import `interface`, `report_messages`, `drain_ceiling`, `protocol` and `selection`.
+Features import `consensus.halves`.
 `muster.elastic.rendezvous` imports the parts of `torch_handlers` that run one of torch's handlers.
 """

@@ -41,6 +41,7 @@ from typing import TYPE_CHECKING, Annotated, Protocol, TypeAlias
 from muster._shared.contract import AskKind, StatusPageLayout
 from muster._shared.fields import (
     AS_OBJECT,
+    JSON,
     SPARSE,
     Count,
     LateRanks,
@@ -54,7 +55,7 @@ from muster._shared.fields import (
     Step,
 )
 from muster._shared.records import record
-from muster.agent.round import Checkpoint, CheckpointPath, Generation, Holding, Round, Source
+from muster.agent.round import Checkpoint, CheckpointPath, PartMemory, PartOffer, Round
 
 if TYPE_CHECKING:
     from muster._shared.reports import Answer, Report
@@ -218,42 +219,21 @@ class CheckpointCompleted:
 
 
 @record
-class KeepSnapshot:
-    """Keep the first snapshot of the round at or above this step, and send `SnapshotKept`."""
+class PartOrder:
+    """What a feature's half at the leader says to the feature's part on this node, about a round."""
 
     round_number: RoundNumber
-    step: Step
+    feature: Name
+    content: Annotated[str, Limit(most=2048), JSON]
+    """A record of the feature."""
 
 
 @record
-class CopySnapshot:
-    """Send this snapshot to the neighbour, and then `SnapshotCopied`. All ranks of the round have it."""
+class PartRemembered:
+    """A feature remembers more of the running round than before. It travels in the recovery record."""
 
     round_number: RoundNumber
-    lineage: Count
-    step: Step
-    is_done: bool = False
-    """Whether all neighbours have it, or no more are sent in this round; then the one before is not needed any more."""
-    is_over: bool = False
-    """Whether no more are sent in this round."""
-
-
-@record
-class SnapshotFound:
-    """The answer to `SnapshotSought`."""
-
-    round_number: RoundNumber
-    rank: Count
-    source: Source | None
-    """A node that has it; None if none has."""
-
-
-@record
-class SnapshotConfirmed:
-    """All ranks of the round have this snapshot. It travels in the recovery record."""
-
-    round_number: RoundNumber
-    snapshot: Generation
+    memory: PartMemory
 
 
 @record
@@ -303,14 +283,7 @@ class PostNotice(Protocol):
 
 
 PlainLeaderMessage: TypeAlias = (
-    GlobalRank0Started
-    | DrainBegun
-    | DrainCommitted
-    | DrainWithdrawn
-    | StacksWanted
-    | KeepSnapshot
-    | CopySnapshot
-    | SnapshotFound
+    GlobalRank0Started | DrainBegun | DrainCommitted | DrainWithdrawn | StacksWanted | PartOrder
 )
 """What a node decides on exactly as the leader sends it. Each is about a round."""
 
@@ -319,7 +292,7 @@ RendezvousEvent: TypeAlias = (
     | RoundFormed
     | RoundBroken
     | CheckpointCompleted
-    | SnapshotConfirmed
+    | PartRemembered
     | RequestAnswered
     | JobEnded
     | RendezvousFailed
@@ -473,35 +446,13 @@ class Saved:
 
 
 @record
-class SnapshotKept:
-    """All ranks of the node have a snapshot of the step, and keep it until SnapshotConfirmed or KeepSnapshot comes."""
+class PartReport:
+    """What a feature's part on this node says to the feature's half at the leader, about a round."""
 
     round_number: RoundNumber
-    step: Step
-    advance: Count
-    """Roughly how many steps the node's ranks do in a second."""
-    is_replicated: bool = False
-    is_split: bool = False
-    """Whether its ranks keep different ones, of which this is the latest. Then another mark is needed."""
-
-
-@record
-class SnapshotCopied:
-    """The neighbour has the snapshot of `CopySnapshot`, verified."""
-
-    round_number: RoundNumber
-    lineage: Count
-    step: Step
-    has_failed: bool = False
-    """Whether the neighbour could not take it; no more are sent in this round."""
-
-
-@record
-class SnapshotSought:
-    """A worker needs what this global rank has saved of the snapshot that the round continues: `SnapshotFound`."""
-
-    round_number: RoundNumber
-    rank: Count
+    feature: Name
+    content: Annotated[str, Limit(most=2048), JSON]
+    """A record of the feature."""
 
 
 @record
@@ -530,9 +481,7 @@ PlainNodeMessage: TypeAlias = (
     | DrainFollowed
     | Asked
     | Saved
-    | SnapshotKept
-    | SnapshotCopied
-    | SnapshotSought
+    | PartReport
     | Leaving
 )
 """What a node sends without failures or stacks; its decisions build it."""
@@ -625,7 +574,7 @@ class Lease(Protocol):
 
 
 class Stream(Protocol):
-    """A connection to another node's agent for parts of a snapshot: blocking, for a thread. Close it.
+    """A connection to the same feature on another node: blocking, for a thread. Close it.
 
     Both sides have proved the job's token. All methods except `close` and `abort` raise OSError if the connection
     breaks or stalls. `receive` raises ProtocolError for data that the other side has not sent.
@@ -664,16 +613,16 @@ class Rendezvous(Protocol):
         *,
         is_prepared: bool = True,
         can_host_store: Callable[[], bool] = bool,
-        list_snapshots: Callable[[], tuple[Holding, ...]] = tuple,
-        on_stream: "Callable[[Stream], None] | None" = None,
+        list_offers: Callable[[], tuple[PartOffer, ...]] = tuple,
+        on_stream: "Callable[[str, Stream], None] | None" = None,
     ) -> None:
         """Find the leader, or lead, and ask to take part.
 
         Args:
             can_host_store: whether this node's agent would host the store of a round in which it has global rank 0;
                 called for every round. The default is False.
-            on_stream: gets connections that other nodes have opened for a part of a snapshot; None accepts none.
-            list_snapshots: returns what this node has of snapshots; called at each join and after each stop.
+            on_stream: gets connections that other nodes have opened, and for which feature; None accepts none.
+            list_offers: returns what features have for the next round; called at each join and after each stop.
             is_prepared: False while workers could not start at once if a round formed now. A job that has enough nodes
                 continues without this one until it sends `Prepared`.
         """
@@ -688,9 +637,13 @@ class Rendezvous(Protocol):
         ...
 
     def open_stream(
-        self, source: Source, on_open: "Callable[[Stream], None]", on_failed: Callable[[str], None]
+        self,
+        feature: str,
+        address: tuple[str, int],
+        on_open: "Callable[[Stream], None]",
+        on_failed: Callable[[str], None],
     ) -> None:
-        """Connect to another node for a part of a snapshot.
+        """Connect to a feature on another node, at the host and port that the leader's half knows.
 
         Call one of the two callbacks, the second with the reason.
         """

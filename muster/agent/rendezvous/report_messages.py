@@ -7,7 +7,7 @@ from muster._shared.fields import Count, Port, RoundNumber
 from muster._shared.records import record
 from muster._shared.reports import Answer, Failures, Stacks
 from muster.agent.rendezvous.interface import RequestAnswered
-from muster.agent.round import Holdings
+from muster.agent.round import PartOffers
 
 # -- from a node -------------------------------------------------------------------------------------------------------
 
@@ -55,8 +55,8 @@ class Stopped:
     """The MASTER_PORT that the node has reserved for the next round; the member adds it."""
     can_host_store: bool = False
     """Whether its agent would host the store of the next round, if it gets rank 0; the member adds it."""
-    snapshots: Holdings = ()
-    """The snapshots in its memory that the next round could continue; the member adds them."""
+    offers: PartOffers = ()
+    """What it has for features in the next round; the member adds it."""
     has_stepped: bool = False
     """Whether a rank of the node has done a step in this round."""
 

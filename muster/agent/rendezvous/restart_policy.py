@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from muster.agent.rendezvous.interface import Stream, Summary
     from muster.agent.rendezvous.verdicts.deciding import Verdict
     from muster.agent.rendezvous.verdicts.restarts import Restarts
-    from muster.agent.round import Source
 
 
 class Next(Enum):
@@ -45,7 +44,8 @@ class Leaderless:
 
     def open_stream(
         self,
-        source: "Source",  # noqa: ARG002  # no node has another's snapshot
+        feature: str,  # noqa: ARG002
+        address: tuple[str, int],  # noqa: ARG002
         on_open: "Callable[[Stream], None]",  # noqa: ARG002
         on_failed: "Callable[[str], None]",
     ) -> None:

@@ -3,15 +3,14 @@
 Addresses enter with the join (`MemberRecord`).
 """
 
-from collections.abc import Iterable
 from itertools import islice
 
 from muster._shared.fields import Shared
 from muster._shared.records import replace
 from muster.agent.rendezvous.consensus.actions import RoundFacts, RoundStart, RoundSummary, Send, Successor
-from muster.agent.rendezvous.consensus.members import MemberRecord
+from muster.agent.rendezvous.consensus.members import find_leader_host
 from muster.agent.rendezvous.consensus.state import Decision, JobState, NewRound, RoundRunning, update_recovery
-from muster.agent.round import Source
+from muster.agent.round import PartShare
 
 SUCCESSORS = 8
 
@@ -39,10 +38,6 @@ def tell_round(state: JobState, new: NewRound) -> Decision:
             use_agent_store=new.use_agent_store,
         )
     )
-    neighbours: list[Source | None] = [None] * len(members)
-    if state.rules.copies_snapshots and len(members) > 1:  # the neighbour has the next ranks
-        sources = [build_source(member, group_rank, leader_host) for group_rank, member in enumerate(members)]
-        neighbours = [*sources[1:], sources[0]]
     starts = [
         Send(
             ids=(assignment.id,),
@@ -52,11 +47,10 @@ def tell_round(state: JobState, new: NewRound) -> Decision:
                 rank_offset=assignment.rank_offset,
                 role_rank_offset=assignment.role_rank_offset,
                 role_world_size=assignment.role_world_size,
-                source=_find_source(state, new, assignment.id, leader_host),
-                neighbour=neighbour,
+                shares=_list_shares(new, assignment.id),
             ),
         )
-        for assignment, neighbour in zip(new.assignments, neighbours, strict=True)
+        for assignment in new.assignments
     ]
     state = replace(state, formed=(new, facts))
     spares = (tell_running_round(state, member_id) for member_id in state.members if member_id not in state.assignments)
@@ -77,24 +71,9 @@ def _list_group_ranks(new: NewRound, member_id: str) -> tuple[int | None, ...]:
     return tuple([each.connected.get(member_id) for each in new.quorum_rounds])  # twice as fast as a generator
 
 
-def _find_source(state: JobState, new: NewRound, member_id: str, leader_host: str) -> Source | None:
-    if member_id not in new.sources:
-        return None
-    holder_id, group_rank = new.sources[member_id]
-    holder = state.members.get(holder_id)
-    return None if holder is None else build_source(holder, group_rank, leader_host)
-
-
-def build_source(holder: MemberRecord, group_rank: int, leader_host: str) -> Source:
-    """Return where a member is reached for a part of a snapshot, whose owner had this rank."""
-    return Source(host=holder.address or leader_host, port=holder.listen_port, group_rank=group_rank)
-
-
-def find_leader_host(members: Iterable[MemberRecord]) -> str:
-    """Return the address of the leader's machine as the other nodes see it; loopback if all are on it."""
-    seen = ""
-    for member in members:
-        if member.is_leader and member.address:
-            return member.address
-        seen = seen or member.leader_address
-    return seen or "127.0.0.1"
+def _list_shares(new: NewRound, member_id: str) -> tuple[PartShare, ...]:
+    return tuple(
+        PartShare(feature=name, content=plan.shares[member_id])
+        for name, plan in new.plans.items()
+        if member_id in plan.shares
+    )

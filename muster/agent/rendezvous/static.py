@@ -19,19 +19,15 @@ from muster.agent.rendezvous.interface import (
     DrainFollowed,
     DrainReported,
     Leaving,
+    PartReport,
     PostEvent,
     Prepared,
     RoundFormed,
     Saved,
-    SnapshotConfirmed,
-    SnapshotCopied,
-    SnapshotFound,
-    SnapshotKept,
-    SnapshotSought,
     StoodStill,
 )
 from muster.agent.rendezvous.restart_policy import Leaderless, LocalRestartPolicy, Next
-from muster.agent.round import Checkpoint, Generation, Holding, Round, choose_base, find_lineage
+from muster.agent.round import Checkpoint, PartOffer, Round, find_lineage
 from muster.agent.runtime.loop import Loop
 from muster.agent.runtime.ports import PortReservation
 
@@ -40,6 +36,7 @@ if TYPE_CHECKING:
     from muster.agent.rendezvous.interface import NodeMessage, Stream
     from muster.agent.rendezvous.local_leader import LocalLeader
     from muster.agent.rendezvous.report_messages import Failed, Idle, StacksTaken, Stopped
+    from muster.agent.round import PartMemory, PartShare
 
 
 class StaticRendezvous(Leaderless):
@@ -56,7 +53,7 @@ class StaticRendezvous(Leaderless):
         self._leader: LocalLeader | None = None
         """The leader of the current round, once something was asked for."""
         self._can_host_store: Callable[[], bool] = bool
-        self._list_snapshots: Callable[[], tuple[Holding, ...]] = tuple
+        self._list_offers: Callable[[], tuple[PartOffer, ...]] = tuple
         self._checkpoint = config.checkpoint
         self._policy = LocalRestartPolicy(loop.clock, post, config, is_alone=True)
 
@@ -65,11 +62,11 @@ class StaticRendezvous(Leaderless):
         *,
         is_prepared: bool = True,  # noqa: ARG002  # there is nothing to join
         can_host_store: Callable[[], bool] = bool,
-        list_snapshots: Callable[[], tuple[Holding, ...]] = tuple,
-        on_stream: "Callable[[Stream], None] | None" = None,  # noqa: ARG002  # no node connects
+        list_offers: Callable[[], tuple[PartOffer, ...]] = tuple,
+        on_stream: "Callable[[str, Stream], None] | None" = None,  # noqa: ARG002  # no node connects
     ) -> None:
         """See `Rendezvous`."""
-        self._can_host_store, self._list_snapshots = can_host_store, list_snapshots
+        self._can_host_store, self._list_offers = can_host_store, list_offers
         self._form()
 
     def _find_master(self) -> tuple[str, int]:
@@ -77,7 +74,7 @@ class StaticRendezvous(Leaderless):
 
     def _form(self) -> None:
         self._policy.begin_round()
-        self._leader = None
+        memories, shares = self._plan_parts()
         master_addr, master_port = self._find_master()
         hosts_store = self._nproc > 1 and self._can_host_store()
         self._post(
@@ -99,13 +96,34 @@ class StaticRendezvous(Leaderless):
                     hosts_store=hosts_store,
                     checkpoint=self._checkpoint,
                     lineage=find_lineage(self._policy.number, self._config.run_id),
-                    snapshot=self._choose_snapshot(),
+                    memories=memories,
+                    shares=shares,
                 )
             )
         )
 
-    def _choose_snapshot(self) -> Generation | None:
-        return choose_base(self._list_snapshots(), 1)
+    def _plan_parts(self) -> "tuple[tuple[PartMemory, ...], tuple[PartShare, ...]]":
+        """Have features plan the next round: what they remember, and what their parts here must know."""
+        memories = () if self._leader is None else self._leader.memories
+        self._leader, offers = None, self._list_offers()
+        if not offers and not memories:
+            return (), ()
+        self._leader = self._create_leader()
+        shares = self._leader.plan_parts(offers, memories)
+        return self._leader.memories, shares
+
+    def _create_leader(self) -> "LocalLeader":
+        from muster.agent.rendezvous.local_leader import LocalLeader
+
+        return LocalLeader(
+            self._clock,
+            self._post,
+            run_id=self._config.run_id,
+            round_number=self._policy.number,
+            nproc=self._nproc,
+            host=self._node_name,
+            checkpoint=self._checkpoint,
+        )
 
     def send(self, message: "NodeMessage") -> None:
         """See `Rendezvous`. There is no other node."""
@@ -120,12 +138,8 @@ class StaticRendezvous(Leaderless):
                 self._tell(message)
             case Saved():
                 self._record_saved(message)
-            case SnapshotKept():
-                self._confirm(message)
-            case SnapshotCopied():
-                pass  # no neighbour
-            case SnapshotSought():
-                self._post(SnapshotFound(round_number=message.round_number, rank=message.rank, source=None))
+            case PartReport():
+                self._ask(message)
             case _:
                 self._record(message)
 
@@ -175,32 +189,16 @@ class StaticRendezvous(Leaderless):
         elif is_named and self._checkpoint is not None:
             self._post(CheckpointCompleted(checkpoint=self._checkpoint))
 
-    def _confirm(self, message: SnapshotKept) -> None:
-        """Confirm a snapshot: what all ranks of the only node keep, all ranks of the job have."""
-        if self._is_running(message.round_number):
-            lineage = find_lineage(message.round_number, self._config.run_id)
-            snapshot = Generation(lineage=lineage, step=message.step, size=1, is_replicated=message.is_replicated)
-            self._post(SnapshotConfirmed(round_number=message.round_number, snapshot=snapshot))
-
     def _is_running(self, round_number: int) -> bool:
         return round_number == self._policy.number and self._policy.broken is None
 
-    def _ask(self, message: "CommonStepMessage") -> None:
+    def _ask(self, message: "CommonStepMessage | PartReport") -> None:
         """Decide on a message that may be the round's first."""
         if self._leader is None and self._is_running(message.round_number):
-            from muster.agent.rendezvous.local_leader import LocalLeader
-
-            self._leader = LocalLeader(
-                self._clock,
-                self._post,
-                round_number=message.round_number,
-                nproc=self._nproc,
-                host=self._node_name,
-                checkpoint=self._checkpoint,
-            )
+            self._leader = self._create_leader()
         self._tell(message)
 
-    def _tell(self, message: "CommonStepMessage") -> None:
+    def _tell(self, message: "CommonStepMessage | PartReport") -> None:
         if self._leader is not None and message.round_number == self._policy.number:
             self._leader.feed(message)
 

@@ -287,7 +287,7 @@ class Telemetry:
             merged,
             self._history,
             observed.pause,
-            snapshot=observed.snapshot,
+            kept=observed.kept,
             slow_ranks=slow,
             run_id=self._run_id,
             now_s=now_s,

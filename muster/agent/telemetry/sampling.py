@@ -78,8 +78,8 @@ class Observed:
     """Whether all live workers of the node had begun a process group at the same look, so that they wait for one
     another."""
     pause: Pause | None = None
-    snapshot: tuple[int, float] | None = None
-    """The step of the newest snapshot that all ranks have, and the wall-clock time since which that is known."""
+    kept: tuple[int, float] | None = None
+    """See `node.round_parts.RoundPart`."""
 
 
 class _Pace:

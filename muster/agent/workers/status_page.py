@@ -7,8 +7,6 @@ run without a page.
 
 The other side is `muster.worker`; the layout is `_shared.contract.StatusPageLayout`. What a Trainer reports by HTTP is
 kept beside the page, and shown if the rank reports no step by `muster.worker`.
-
-The empty files for snapshots are made here as well. The code that uses them is loaded once a worker has used them.
 """
 
 import mmap
@@ -19,7 +17,7 @@ import zlib
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from muster._shared.contract import Env, SnapshotBlock, SnapshotHeader, has_controls, show_controls
+from muster._shared.contract import Env, has_controls, show_controls
 from muster._shared.contract import StatusPageLayout as Layout
 from muster._shared.records import NO_ITEMS, record, replace
 
@@ -83,7 +81,7 @@ class StatusPage:
         """
         size = (nproc + 1) * Layout.BLOCK_BYTES
         self.round_number = round_number
-        self._fd = _create_allocated("muster-status-page", size)
+        self._fd = create_allocated("muster-status-page", size)
         try:
             self._memory = mmap.mmap(self._fd, size)
         except BaseException:
@@ -99,6 +97,15 @@ class StatusPage:
     def build_env(self, local_rank: int) -> dict[str, str]:
         """Build the variable by which the worker of a local rank finds its slot."""
         return {Env.STATUS_PAGE: f"/proc/{os.getpid()}/fd/{self._fd}:{self.round_number}:{local_rank}"}
+
+    @property
+    def is_memory_wanted(self) -> bool:
+        """Whether a worker wants memory that outlives it, and has no answer yet."""
+        return self._words[Layout.MEMORY_WANTED] != 0 and self._words[Layout.MEMORY] == 0
+
+    def answer_memory(self, control_fd: int | None) -> None:
+        """Tell the workers by which descriptor of the agent they find that memory; None: there is none."""
+        self._words[Layout.MEMORY] = -1 if control_fd is None else control_fd + 1
 
     def write_command(self, command: int) -> None:
         """Write the command for all workers of the node (`contract.StatusPageLayout.pack_command`); 0 withdraws it."""
@@ -268,7 +275,7 @@ def create_memory_file(name: str, size: int) -> int:
     return fd
 
 
-def _create_allocated(name: str, size: int) -> int:
+def create_allocated(name: str, size: int) -> int:
     """Create a memory file with its memory allocated: a page that is missing later would cause a SIGBUS.
 
     Raises:
@@ -281,70 +288,3 @@ def _create_allocated(name: str, size: int) -> int:
         os.close(fd)
         raise
     return fd
-
-
-class SnapshotFiles:
-    """The memory files for snapshots: one that controls them, and one for the content of each rank.
-
-    The owner closes them.
-    """
-
-    def __init__(self, *, nproc: int, share: int, limit_bytes: int, copies: int) -> None:
-        """Create them. None of the content's memory is used yet.
-
-        Args:
-            nproc: how many ranks the node has.
-            share: see `SnapshotHeader.SHARE`.
-            limit_bytes: see `SnapshotHeader.LIMIT`.
-            copies: see `SnapshotHeader.COPIES`.
-
-        Raises:
-            OSError: the system has no memory files, or memory or descriptors ran out.
-        """
-        self.nproc = nproc
-        self._fds: list[int] = []
-        try:
-            self._fds.append(_create_allocated("muster-snapshots", (nproc + 1) * SnapshotHeader.BYTES))
-            for local_rank in range(nproc):
-                self._fds.append(create_memory_file("muster-snapshot", SnapshotBlock.FILE_BYTES))
-                self._write((local_rank + 1) * SnapshotHeader.BYTES // 8 + SnapshotBlock.FILE, self._fds[-1])
-            self._write(SnapshotHeader.RANKS, nproc)
-            self._write(SnapshotHeader.SHARE, share)
-            self._write(SnapshotHeader.LIMIT, limit_bytes)
-            self._write(SnapshotHeader.COPIES, copies)
-            self._write(SnapshotHeader.MAGIC, SnapshotHeader.MAGIC_VALUE)
-        except BaseException:
-            self.close()
-            raise
-
-    @property
-    def control_fd(self) -> int:
-        """The descriptor of the file that controls the others."""
-        return self._fds[0]
-
-    @property
-    def content_fds(self) -> list[int]:
-        """The descriptors of the content's files, by local rank."""
-        return self._fds[1:]
-
-    @property
-    def is_used(self) -> bool:
-        """Whether a worker has used the files."""
-        return any(os.pread(self._fds[0], 8, 8 * SnapshotHeader.USED))
-
-    def begin_round(self, round_number: int, lineage: int) -> None:
-        """Let the workers of a round save, if there is nothing to continue."""
-        self._write(SnapshotHeader.ROUND, round_number)
-        self._write(SnapshotHeader.LINEAGE, lineage)
-
-    def build_env(self, round_number: int, local_rank: int) -> dict[str, str]:
-        """Build the variable by which the worker of a local rank finds its files."""
-        return {Env.SNAPSHOTS: f"/proc/{os.getpid()}/fd/{self._fds[0]}:{round_number}:{local_rank}"}
-
-    def _write(self, word: int, value: int) -> None:
-        os.pwrite(self._fds[0], value.to_bytes(8, sys.byteorder), 8 * word)
-
-    def close(self) -> None:
-        """Close them; workers that have mapped them keep their memory. Idempotent."""
-        while self._fds:
-            os.close(self._fds.pop())

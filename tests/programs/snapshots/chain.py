@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from muster import worker
-from muster._shared.snapshot_file import COMPLETE, SLOT_SPACE, Block, RemoteReader, Slot, open_files
+from muster._shared.snapshot_file import COMPLETE, SLOT_SPACE, Block, RemoteReader, Slot, find_files, open_files
 
 folder, steps = Path(sys.argv[1]), int(sys.argv[2])
 delay_s = float(sys.argv[3]) if len(sys.argv) > 3 else 0.01
@@ -84,10 +84,11 @@ def keep_step(step: int) -> None:
         time.sleep(0.001)
 
 
-files = open_files(os.environ)
+where = find_files(os.environ)
+files = open_files(where) if where else None
 common = os.open(folder / f"steps-{os.environ['MASTER_PORT']}", os.O_RDWR | os.O_CREAT)
 step, state = load(files)
-print(f"worker {os.getpid()} of agent {os.environ.get('MUSTER_SNAPSHOTS', '/proc/0').split('/')[2]}", flush=True)
+print(f"worker {os.getpid()} of agent {os.environ['MUSTER_STATUS_PAGE'].split('/')[2]}", flush=True)
 contents = -1 if files is None else files.open_content(local_rank)
 while step < steps:
     step += 1

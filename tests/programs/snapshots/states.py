@@ -14,7 +14,7 @@ import time
 import torch
 
 from muster import snapshots
-from muster._shared.snapshot_file import open_files
+from muster._shared.snapshot_file import find_files, open_files
 
 STEPS, FAILS_AT = 20, 15
 
@@ -78,7 +78,7 @@ def is_right(state: dict, step: int) -> bool:
 
 def wait_for_save(step: int) -> None:
     """Until the step is in memory whole: a large state is when a thread has computed its sums."""
-    control = open_files(os.environ).control
+    control = open_files(find_files(os.environ)).control
     while control.find_slot(int(os.environ["LOCAL_RANK"]), (control.lineage, step)) is None:
         time.sleep(0.01)
 

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from ends import find_end
 
 from muster import snapshots, worker
-from muster._shared.snapshot_file import SLOT_SPACE, Control, open_files
+from muster._shared.snapshot_file import SLOT_SPACE, Control, find_files, open_files
 
 folder = Path(sys.argv[1])
 settings = json.loads((folder / "settings.json").read_text())
@@ -116,7 +116,8 @@ def read_parent(pid: int) -> int | None:
 
 
 model = learner.Learner(rank, settings["ballast_bytes"])
-files = open_files(os.environ)
+where = find_files(os.environ)
+files = open_files(where) if where else None
 control = None if files is None else files.control
 log("start", size, None if control is None else control.lineage, None if control is None else control.base)
 watch_saves()

@@ -30,7 +30,7 @@ from muster.agent.diagnosis.tracebacks import (
     trim_traceback,
 )
 from muster.agent.logs import WorkerStreams
-from muster.agent.round import Checkpoint, Generation
+from muster.agent.round import Checkpoint, PartMemory
 from muster.agent.runtime.loop import SystemClock
 from muster.agent.workers.pool import LiveWorker, WorkerEnd
 from muster.agent.workers.status_page import SlotStatus
@@ -386,7 +386,7 @@ def test_a_failure_combines_all_evidence() -> None:
     assert make_failure(slot=slot._replace(step=None), round=saved).saved_step is None
     unstepped = slot._replace(step=None, optimizer_steps=None)
     assert make_failure(slot=unstepped, round=saved).saved_step == 29
-    newer = replace(saved, snapshot=Generation(lineage=1, step=31, size=2))
+    newer = replace(saved, memories=(PartMemory(feature="x", content="{}", step=31),))
     assert make_failure(slot=unstepped, round=newer).saved_step == 31
     hung = make_failure(code=None, hung_pid=8, reason="used no CPU time")
     assert (hung.hung, hung.pid, hung.exit_code, hung.signal, hung.age_s) == (True, 8, None, None, 0.0)

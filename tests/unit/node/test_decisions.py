@@ -77,30 +77,26 @@ from muster.agent.node.state import (
 from muster.agent.rendezvous.interface import (
     BreakKind,
     CheckpointCompleted,
-    CopySnapshot,
     DrainBegun,
     DrainCommitted,
     DrainWithdrawn,
     GlobalRank0Started,
     JobEnded,
-    KeepSnapshot,
     Leaving,
     Notice,
     NoticeKind,
+    PartOrder,
+    PartRemembered,
+    PartReport,
     RendezvousFailed,
     RequestAnswered,
     RoundBroken,
     RoundFormed,
     Saved,
-    SnapshotConfirmed,
-    SnapshotCopied,
-    SnapshotFound,
-    SnapshotKept,
-    SnapshotSought,
     StacksWanted,
     StoodStill,
 )
-from muster.agent.round import Checkpoint, Generation
+from muster.agent.round import Checkpoint, PartMemory
 
 make_round = partial(samples.make_round, restarts_left=3)
 
@@ -785,13 +781,9 @@ def any_event() -> st.SearchStrategy[Event]:
         st.builds(lambda n: DrainWithdrawn(round_number=n, drain=1, reason="x"), number),
         st.builds(lambda n, s: SlotsRead(round_number=n, drain=1, slots=s), number, st.none() | st.just(())),
         st.builds(lambda n: Saved(round_number=n, step=4, path="/4"), number),
-        st.builds(lambda n: SnapshotKept(round_number=n, step=4, advance=1), number),
-        st.builds(lambda n: SnapshotCopied(round_number=n, lineage=1, step=4), number),
-        st.builds(lambda n: SnapshotSought(round_number=n, rank=0), number),
-        st.builds(lambda n: SnapshotFound(round_number=n, rank=0, source=None), number),
-        st.builds(lambda n: KeepSnapshot(round_number=n, step=4), number),
-        st.builds(lambda n: CopySnapshot(round_number=n, lineage=1, step=4), number),
-        st.builds(lambda n: SnapshotConfirmed(round_number=n, snapshot=Generation(lineage=1, step=4, size=1)), number),
+        st.builds(lambda n: PartReport(round_number=n, feature="x", content="{}"), number),
+        st.builds(lambda n: PartOrder(round_number=n, feature="x", content="{}"), number),
+        st.builds(lambda n: PartRemembered(round_number=n, memory=PartMemory(feature="x", content="{}")), number),
         st.builds(lambda n: CheckpointCompleted(checkpoint=Checkpoint(number=n, step=4, path="/4")), number),
         st.builds(lambda ok: JobEnded(succeeded=ok), st.booleans()),
         st.builds(

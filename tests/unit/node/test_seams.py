@@ -5,7 +5,6 @@ See `doubles.node_bench` for what is replaced.
 
 import os
 import signal
-import socket
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
@@ -16,12 +15,9 @@ from doubles.node_bench import Bench, open_bench
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muster._shared.snapshot_file import Header
 from muster.agent.diagnosis.hangs import servers
 from muster.agent.diagnosis.hangs.servers import Answer, Place
 from muster.agent.rendezvous.interface import BreakKind, GlobalRank0Started
-from muster.agent.rendezvous.protocol.handshake import Codec
-from muster.agent.rendezvous.transport.stream import TcpStream
 from muster.agent.workers.program import get_stack_signal
 
 Build = Callable[..., Bench]
@@ -413,27 +409,3 @@ def test_whatever_happens_the_agent_ends_and_leaves_no_worker(
             for failure in (detail if name == "failed" else detail[0])
         ]
         assert len(reported) == len(set(reported))
-
-
-@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memory files, which only Linux has")
-def test_snapshots_are_looked_after_also_where_another_node_has_asked_for_something_before(bench: Bench) -> None:
-    """Another node sends its copy: what keeps snapshots is loaded then, before a worker has used them here."""
-    workers = bench.supervisor._workers
-    asked, ours = socket.socketpair()
-    asked.close()
-    found = []
-
-    def use() -> None:
-        workers.take_stream(TcpStream(ours, Codec(None, is_server=True, write=lambda _: None)))
-        assert workers._snapshot_files is not None
-        workers._snapshots.memory.control.words[Header.USED] = 1
-
-    def end() -> None:
-        found.append(workers._snapshots is not None and workers._snapshots.is_idle)
-        for rank in (0, 1):
-            bench.end_worker(rank, 0)
-
-    bench.on("started", 1, lambda: [use(), bench.at(3.0, end)])
-    bench.on("succeeded", 1, lambda: bench.end_job(succeeded=True))
-    assert bench.run() == 0
-    assert found == [False]

@@ -22,11 +22,9 @@ from muster.agent.rendezvous.interface import (
     DrainReported,
     Leaving,
     NodeFacts,
+    PartReport,
     Prepared,
     Saved,
-    SnapshotCopied,
-    SnapshotKept,
-    SnapshotSought,
     StoodStill,
 )
 from muster.agent.rendezvous.report_messages import Failed, Idle, StacksTaken, Stopped
@@ -47,9 +45,7 @@ MESSAGES: list[Any] = [
     DrainFollowed(round_number=1, drain=1),
     Asked(round_number=1, request=1, kind=AskKind.PAUSE, limit_s=5.0),
     Saved(round_number=1, step=3, path="/3"),
-    SnapshotKept(round_number=1, step=3, advance=0),
-    SnapshotCopied(round_number=1, lineage=1, step=3),
-    SnapshotSought(round_number=1, rank=0),
+    PartReport(round_number=1, feature="x", content="{}"),
     Checked(round_number=1, facts=NodeFacts()),
 ]
 PHASES: list[Any] = [Forming(since_s=0.0), RoundRunning(), Ending(job_end=None)]

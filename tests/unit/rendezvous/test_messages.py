@@ -17,8 +17,8 @@ from doubles.samples import make_failure
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muster._shared.codec import MalformedMessageError, MessageUnion, decode, encode, encode_message
-from muster._shared.fields import AS_OBJECT, HOST_NAME, PACKED, SPARSE, Limit, Range, Shared
+from muster._shared.codec import MalformedMessageError, MessageUnion, decode, encode, encode_message, to_json
+from muster._shared.fields import AS_OBJECT, HOST_NAME, JSON, PACKED, SPARSE, Limit, Range, Shared
 from muster._shared.records import record, replace
 from muster._shared.reports import Failure, Group, OomEvidence, RankView, Report, Stack
 from muster.agent.rendezvous.consensus.actions import JobEnd, RoundBreak
@@ -89,6 +89,8 @@ def build_limited(base: Any, marks: tuple[Any, ...]) -> st.SearchStrategy[Any]:
     assert isinstance(mark, Limit)
     if base is not str:
         return build_values(base).filter(lambda value: len(value) <= mark.most)
+    if JSON in marks:
+        return st.dictionaries(st.text(max_size=9), st.integers() | st.text(max_size=9), max_size=3).map(to_json)
     if HOST_NAME in marks:
         return st.text("abcxyz.-:%ü", min_size=1, max_size=60)
     least = min(60, mark.most // 4)  # characters of four bytes
@@ -266,13 +268,20 @@ LONGEST_VIEW = RankView(
 """Its names are hardly compressible."""
 
 
+def build_longest_text(marks: tuple[Any, ...]) -> str:
+    (limit,) = (mark.most for mark in marks if isinstance(mark, Limit))
+    if JSON in marks:
+        return to_json({"x": "x" * (limit - len('{"x":""}'))})
+    return ("h" if HOST_NAME in marks else "\x01") * (limit + 100)
+
+
 def build_longest(annotation: Any, items: int = UNACKNOWLEDGED) -> Any:
     """The value whose JSON is longest: texts that JSON escapes, and more items and bytes than are allowed."""
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Annotated and isinstance(args[1], Range):
         return int(args[1].most) if args[0] is int else 1 / 3 * args[1].most
     if origin is Annotated and args[0] is str:
-        return ("h" if HOST_NAME in args else "\x01") * (args[1].most + 100)
+        return build_longest_text(args[1:])
     if origin is Annotated and args[1] == PACKED:
         return LONGEST_VIEW if args[0] is RankView else build_longest(args[0])
     if origin is Annotated:

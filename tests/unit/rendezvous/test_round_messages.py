@@ -5,8 +5,8 @@ from doubles.leader_history import Leader, member, rules
 from muster._shared.records import replace
 from muster.agent.rendezvous.consensus.actions import RoundStart, RoundSummary
 from muster.agent.rendezvous.consensus.events import Joined, MemberLost, Reported
+from muster.agent.rendezvous.consensus.halves import PartJob
 from muster.agent.rendezvous.report_messages import Stopped
-from muster.agent.round import Source
 
 
 def join(leader: Leader, number: int, **addresses) -> None:
@@ -31,11 +31,8 @@ def test_the_leaders_host_is_what_the_others_see() -> None:
         (1, "10.0.0.1", 5001),
         (2, "10.0.0.3", 5002),
     ]
-    assert [start.neighbour for start in starts] == [
-        Source(host="10.0.0.1", port=5001, group_rank=1),
-        Source(host="10.0.0.3", port=5002, group_rank=2),
-        Source(host="10.0.0.1", port=5000, group_rank=0),
-    ]
+    job = PartJob(round_number=1, leader_id="", members=leader.state.members, assignments=leader.state.assignments)
+    assert sorted(map(job.find_address, job.members)) == [("10.0.0.1", 5000), ("10.0.0.1", 5001), ("10.0.0.3", 5002)]
 
 
 def test_an_address_that_the_leader_was_given_goes_before_what_others_see() -> None:

@@ -6,6 +6,7 @@ import os
 import random
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -28,9 +29,11 @@ from muster._shared.snapshot_file import (
     choose_held,
     choose_slot,
     compute_limit,
+    find_files,
     open_files,
     read_available_bytes,
 )
+from muster.agent.workers.status_page import StatusPage
 
 
 def make_slot(lineage, step, state=COMPLETE):
@@ -166,10 +169,30 @@ def files():
 
 
 @needs_memfd
+@pytest.mark.parametrize("fd", [7, None])
+def test_the_agent_makes_the_files_when_the_first_worker_wants_them(fd):
+    page = StatusPage(nproc=2, round_number=3, attempt=0)
+    try:
+        variables = page.build_env(1)
+        assert not page.is_memory_wanted
+        with ThreadPoolExecutor() as threads:
+            found = threads.submit(find_files, variables)
+            while not page.is_memory_wanted:
+                assert not found.done()
+            page.answer_memory(fd)
+            assert found.result() == (None if fd is None else f"/proc/{os.getpid()}/fd/7:3:1")
+        assert not page.is_memory_wanted
+        assert find_files(variables) == found.result()
+    finally:
+        page.close()
+
+
+@needs_memfd
 def test_a_worker_opens_its_files(files):
     control, path, content = files
-    assert open_files({}) is None
-    opened = open_files({Env.SNAPSHOTS: f"{path}:5:0"})
+    assert find_files({}) is None
+    assert find_files({Env.SNAPSHOTS: f"{path}:5:0"}) == f"{path}:5:0"
+    opened = open_files(f"{path}:5:0")
     assert control.words[Header.USED] == 1
     assert control.read_block(0, Block.OWNER) == os.getpid()
     fd = opened.open_content(0)
@@ -183,7 +206,7 @@ def test_a_worker_opens_its_files(files):
 def test_a_second_process_of_a_rank_gets_none(files):
     control, path, _ = files
     control.write_block(0, Block.OWNER, os.getppid())
-    assert open_files({Env.SNAPSHOTS: f"{path}:5:0"}) is None
+    assert open_files(f"{path}:5:0") is None
     assert control.words[Header.USED] == 0
 
 
@@ -195,7 +218,7 @@ def test_files_of_something_else_are_refused(files, word, value, place):
     control, path, _ = files
     control.words[word] = value
     with pytest.raises(ValueError, match=r"another version|another round"):
-        open_files({Env.SNAPSHOTS: f"{path}:{place}"})
+        open_files(f"{path}:{place}")
 
 
 # -- the limit ---------------------------------------------------------------------------------------------------------

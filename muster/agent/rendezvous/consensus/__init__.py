@@ -8,8 +8,9 @@
 members' own rule for that report is `rendezvous.drain_ceiling`.) `formation` assigns ranks and forms the next round, or
 ends the job. `quorum` decides which side may continue or take over when members are silent. `recovery` is what every
 member knows of the job, so that nothing is lost with a leader. `waits` is the table of everything that the leader waits
-for.
+for. `parts` calls the halves of features at the leader, whose
+functions are in `halves`.
 
 From outside, import `decisions`, `events`, `actions`, `state`, `members`, `quorum`, `recovery` and `waits`. For a job
-of one node, import `drain` as well.
+of one node, import `drain` as well, `halves` and `parts`; features import `halves`.
 """

@@ -2,14 +2,14 @@
 
 from typing import Annotated
 
-from muster._shared.fields import SPARSE, Count, GroupRank, Host, Limit, Name, Port, Shared, Size
+from muster._shared.fields import Count, GroupRank, Host, Limit, Name, Port, Shared, Size
 from muster._shared.records import record
 from muster._shared.reports import Report
 from muster.agent.rendezvous.consensus.quorum import QuorumRound
 from muster.agent.rendezvous.consensus.recovery import GroupRanks, RecoveryRecord, find_rank_contradiction
 from muster.agent.rendezvous.interface import BreakKind, NoticeKind, PlainLeaderMessage, RendezvousFailed, RoundBroken
 from muster.agent.rendezvous.report_messages import RequestAnswer
-from muster.agent.round import Source
+from muster.agent.round import PartShares
 
 
 @record
@@ -47,10 +47,8 @@ class RoundStart:
     rank_offset: Count
     role_rank_offset: Count
     role_world_size: Size
-    source: Annotated[Source | None, SPARSE] = None
-    """Where the member's part of the continued snapshot is, if the member has none."""
-    neighbour: Annotated[Source | None, SPARSE] = None
-    """The node that gets copies of the member's snapshots."""
+    shares: PartShares = ()
+    """What the parts of features on the member's node must know of the round."""
 
     @property
     def group_rank(self) -> int:

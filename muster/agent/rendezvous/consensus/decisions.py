@@ -28,7 +28,7 @@ whether its own workers would have a lease in a new round, so a proposed round i
 that.
 
 `membership` handles joins, losses and what members bring with them. `failures` breaks rounds, and `formation` forms
-them and ends the job. `drain` agrees on the step at which all ranks stop, and `snapshots` on what a round continues.
+them and ends the job. `drain` agrees on the step at which all ranks stop. `parts` calls what features have here.
 `diagnosis.root_cause` finds the root cause and builds the report.
 """
 
@@ -86,11 +86,9 @@ from muster.agent.rendezvous.interface import (
     DrainReported,
     GlobalRank0Started,
     Leaving,
+    PartReport,
     Prepared,
     Saved,
-    SnapshotCopied,
-    SnapshotKept,
-    SnapshotSought,
     StoodStill,
 )
 from muster.agent.rendezvous.report_messages import Failed, Idle, StacksTaken, Stopped
@@ -101,8 +99,7 @@ _UNTIL_THE_END = _ALWAYS | {Failed, Idle, Stopped, Checked}
 ACCEPTED: Mapping[type[Forming | RoundRunning | Ending], frozenset[type[MemberReport]]] = {
     Forming: _UNTIL_THE_END,
     RoundRunning: _UNTIL_THE_END
-    | {AllStarted, AllSucceeded, StoodStill, StacksTaken, DrainAsked, DrainReported, DrainFollowed, SnapshotKept}
-    | {SnapshotCopied, SnapshotSought},
+    | {AllStarted, AllSucceeded, StoodStill, StacksTaken, DrainAsked, DrainReported, DrainFollowed, PartReport},
     Ending: _ALWAYS,
 }
 """Which phase accepts which message of a member. `_is_accepted` drops all others, and outdated ones.
@@ -200,10 +197,10 @@ def _handle_report(state: JobState, event: Reported, now_s: float) -> Decision:
             from muster.agent.rendezvous.consensus.drain import decide_common_step
 
             return decide_common_step(state, sender, message, now_s)
-        case SnapshotKept() | SnapshotCopied() | SnapshotSought():
-            from muster.agent.rendezvous.snapshots import decide_snapshots
+        case PartReport():
+            from muster.agent.rendezvous.consensus.parts import decide_part
 
-            return decide_snapshots(state, sender, message)
+            return decide_part(state, sender, message)
         case _:
             assert_never(message)
 

@@ -412,7 +412,7 @@ def on_stopped(state: JobState, sender: str, message: Stopped, now_s: float) -> 
         return state, actions + more
     if not isinstance(phase, Forming) or sender not in phase.stopping:
         return state, ()
-    member = replace(member, port=message.port, can_host_store=message.can_host_store, holdings=message.snapshots)
+    member = replace(member, port=message.port, can_host_store=message.can_host_store, offers=message.offers)
     failures = replace(state.failures, stacks=state.failures.stacks + message.stacks)
     if phase.is_new_attempt or phase.final is not None:
         failures = replace(failures, seen=failures.seen + _date_failures(message.failures, now_s))

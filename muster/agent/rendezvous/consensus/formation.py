@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from muster._shared.fields import Shared
 from muster._shared.records import NO_ITEMS, assert_never, replace
@@ -30,8 +31,10 @@ from muster.agent.rendezvous.faulty_nodes import (
 )
 from muster.agent.rendezvous.interface import RendezvousFailed
 from muster.agent.rendezvous.round_messages import tell_round
-from muster.agent.round import Generation
 from muster.agent.runtime.persistent import PersistentMap, PersistentSet
+
+if TYPE_CHECKING:
+    from muster.agent.rendezvous.consensus.halves import Plan
 
 
 def form_or_end(state: JobState, now_s: float) -> Decision:
@@ -147,7 +150,7 @@ def _propose_round(state: JobState, phase: Forming) -> Decision:
     )
     first, last = state.members[assignments[0].id], state.members[assignments[-1].id]
     world_size = assignments[-1].rank_offset + last.nproc
-    snapshot, sources = _find_snapshot(state, assignments)
+    plans, notices = _plan_parts(state, round_number, leader.id, assignments)
     new = NewRound(
         round_number=round_number,
         attempt=attempt,
@@ -156,21 +159,27 @@ def _propose_round(state: JobState, phase: Forming) -> Decision:
         use_agent_store=first.can_host_store and world_size > 1,
         assignments=assignments,
         quorum_rounds=(*(replace(earlier, is_late=False) for earlier in state.quorum_rounds), quorum_round),
-        snapshot=snapshot,
-        sources=sources,
+        plans=plans,
     )
-    return replace(state, phase=replace(phase, proposed=new)), (CheckLease(quorum_rounds=new.quorum_rounds),)
+    return replace(state, phase=replace(phase, proposed=new)), (*notices, CheckLease(quorum_rounds=new.quorum_rounds))
 
 
-def _find_snapshot(
-    state: JobState, assignments: tuple[RankAssignment, ...]
-) -> tuple[Generation | None, Mapping[str, tuple[str, int]]]:
-    """Return the snapshot that the round continues, and where members without their part find it."""
-    if not any(member.holdings for member in state.members.values()):
-        return None, NO_ITEMS
-    from muster.agent.rendezvous.snapshots import find_snapshot
+def _plan_parts(
+    state: JobState, round_number: int, leader_id: str, assignments: tuple[RankAssignment, ...]
+) -> "tuple[Mapping[str, Plan], tuple[Notify, ...]]":
+    """Return what features plan for the round. Nothing is loaded if no node has anything for one."""
+    if not state.memories and not any(member.offers for member in state.members.values()):
+        return NO_ITEMS, ()
+    from muster.agent.rendezvous.consensus.halves import PartJob
+    from muster.agent.rendezvous.consensus.parts import plan_parts
 
-    return find_snapshot(state.members.values(), assignments, state.snapshot)
+    job = PartJob(
+        round_number=round_number,
+        leader_id=leader_id,
+        members=state.members,
+        assignments={each.id: each for each in assignments},
+    )
+    return plan_parts(job, state.memories)
 
 
 def assign_ranks(
@@ -284,7 +293,7 @@ def on_lease_checked(state: JobState, event: LeaseChecked, now_s: float) -> Deci
     importing = {*state.importing, *state.importing_in_round}
     state = replace(
         state,
-        phase=RoundRunning(),
+        phase=RoundRunning(parts={name: plan.state for name, plan in new.plans.items()}),
         round_number=new.round_number,
         attempt=new.attempt,
         has_formed_round=True,
@@ -294,8 +303,7 @@ def on_lease_checked(state: JobState, event: LeaseChecked, now_s: float) -> Deci
         importing_in_round=PersistentSet(importing.intersection(connected)),
         unacknowledged=PersistentSet(connected),
         failures=RoundFailures(),
-        base=new.snapshot,
-        snapshot=new.snapshot,
+        memories=tuple(plan.memory for plan in new.plans.values() if plan.memory is not None),
         storm=replace(state.storm, formed_s=(*state.storm.formed_s, now_s)[-(STORM_ROUNDS + 1) :]),
     )
     state, told = tell_round(state, new)

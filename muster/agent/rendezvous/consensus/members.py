@@ -1,10 +1,12 @@
 """Records of members: the job's rules, a member, and its ranks in a round."""
 
+from collections.abc import Iterable
+
 from muster._shared.records import record
 from muster.agent.config import RendezvousConfig
 from muster.agent.rendezvous.consensus.recovery import RecoveryRecord
 from muster.agent.rendezvous.interface import Saved
-from muster.agent.round import Holding
+from muster.agent.round import PartOffer
 from muster.agent.runtime.limits import ANNOUNCEMENT_WAIT_S, LEASE_MARGIN_S, STOP_MARGIN_S
 
 FENCE_S = 0.3
@@ -45,8 +47,6 @@ class ConsensusRules:
     """The name of that limit that the user knows."""
     hang_action: str = "restart"
     """What follows when the whole job hangs: report, restart or stop."""
-    copies_snapshots: bool = True
-    """Whether each node sends its snapshots to a neighbour."""
     policy: str = ""
     """The value of --on."""
     is_managed: bool = False
@@ -81,14 +81,14 @@ class MemberRecord:
     """The highest round that it has heard of, if that is higher than the record's."""
     last_leader_id: str | None = None
     """The last leader that it joined. That leader may have formed rounds that this member never received."""
-    holdings: tuple[Holding, ...] = ()
-    """The snapshots that it has, by its join or its last stop."""
+    offers: tuple[PartOffer, ...] = ()
+    """What it has for features, by its join or its last stop."""
     saved: Saved | None = None
     """The checkpoint that it had last reported when it joined."""
     address: str = ""
     """Where the other nodes reach it; "" means at the leader's machine."""
     listen_port: int = 0
-    """Where it accepts links after a takeover, and for parts of a snapshot; 0 if nowhere."""
+    """Where it accepts links after a takeover, and streams of features; 0 if nowhere."""
     leader_address: str = ""
     """The leader's address as this member sees it; "" if they are on one machine."""
     machine: str = ""
@@ -121,3 +121,13 @@ def find_silence_s(config: RendezvousConfig) -> float:
 def find_margin_s(silence_s: float) -> float:
     """Return how long before the silence limit a lease ends: a second, or less if the limit itself is short."""
     return min(LEASE_MARGIN_S, silence_s / 3)
+
+
+def find_leader_host(members: Iterable[MemberRecord]) -> str:
+    """Return the address of the leader's machine as the other nodes see it; loopback if all are on it."""
+    seen = ""
+    for member in members:
+        if member.is_leader and member.address:
+            return member.address
+        seen = seen or member.leader_address
+    return seen or "127.0.0.1"

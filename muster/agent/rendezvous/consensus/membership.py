@@ -163,7 +163,7 @@ def _adopt_recovery(state: JobState, recovered: RecoveryRecord, now_s: float) ->
     state = replace(
         state,
         attempt=merged.attempt,
-        snapshot=merged.snapshot,
+        memories=merged.memories,
         restarts=merged.restarts,
         phase=replace(phase, final=merged.final),
         quorum_rounds=tuple(each for each in state.quorum_rounds if any(each.is_same(one) for one in known)),

@@ -18,8 +18,8 @@ What must hold of `merge_recovery`; `test_recovery` checks it for all records, t
   its quorum; attempt and final failure are still those of the one that got further.
 - The causes of failed attempts, with the suspected nodes, are taken as a whole from the record of the later attempt.
 - The checkpoint is the job's, not the round's: the one with the highest number stays.
-- The snapshot is the round's: the newest that all its ranks are known to have. A round begins with the one that it
-  continues, which may be older than what an earlier round had; within the round it only becomes newer.
+- What features remember is the round's. A round begins with what it continues, which may be older than what an earlier
+  round had; within the round it only becomes newer, by the feature's own order.
 
 The leader that formed the running round merges no round into its own. It keeps rounds of others beside it, as rivals
 (`membership`). A member merges only what is about the round that it knows, because rounds reach it by `RoundStart` and
@@ -29,9 +29,10 @@ The leader that formed the running round merges no round into its own. It keeps 
 from muster._shared.fields import Count, GroupRank, RoundNumber
 from muster._shared.records import record, replace
 from muster._shared.reports import FinalFailure
+from muster.agent.features import load_half
 from muster.agent.rendezvous.consensus.quorum import RecoveredRound
 from muster.agent.rendezvous.verdicts.restarts import Restarts
-from muster.agent.round import Checkpoint, Generation
+from muster.agent.round import Checkpoint, PartMemories
 
 GroupRanks = tuple[GroupRank | None, ...]
 """A member's own rank in each of a record's quorum rounds; None if it had no assignment."""
@@ -55,8 +56,8 @@ class RecoveryRecord:
     """The last round, preceded by those that it has not yet replaced."""
     checkpoint: Checkpoint | None = None
     """The last checkpoint that all ranks of the job have saved."""
-    snapshot: Generation | None = None
-    """The newest snapshot in memory that all ranks of the last round are known to have."""
+    memories: PartMemories = ()
+    """What features remember of the job in its last round."""
 
     def is_same_round(self, other: "RecoveryRecord") -> bool:
         """Return whether both are about the same round of the same leader."""
@@ -96,15 +97,23 @@ def _merge_equals(known: RecoveryRecord, other: RecoveryRecord) -> RecoveryRecor
         restarts=used.restarts,
         final=known.final or other.final,
         quorum_rounds=quorum_rounds,
-        snapshot=find_newer(known.snapshot, other.snapshot),
+        memories=_merge_memories(known.memories, other.memories),
     )
 
 
-def find_newer(known: Generation | None, other: Generation | None) -> Generation | None:
-    """Return the newer snapshot of two that were known in one round."""
-    if known is None or other is None:
-        return known or other
-    return other if other.key > known.key else known
+def _merge_memories(known: PartMemories, other: PartMemories) -> PartMemories:
+    """Return the newer memory of each feature. Of a feature that this node does not have, any total order will do."""
+    if known == other:
+        return known
+    found = {memory.feature: memory for memory in known}
+    for memory in other:
+        mine = found.get(memory.feature)
+        half = None if mine in (None, memory) else load_half(memory.feature, "leader")
+        if mine is None:
+            found[memory.feature] = memory
+        elif mine != memory:
+            found[memory.feature] = max(mine, memory, key=repr) if half is None else half.choose_newer(mine, memory)
+    return tuple(sorted(found.values(), key=lambda memory: memory.feature))
 
 
 def _order_restarts(restarts: Restarts) -> tuple[int, int, bool, str]:

@@ -5,6 +5,7 @@ Per-member facts are in persistent maps and sets, so that the cost of an event d
 
 import math
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from muster._shared.contract import AskKind, StatusPageLayout
 from muster._shared.fields import LateRank, Shared
@@ -17,8 +18,11 @@ from muster.agent.rendezvous.consensus.quorum import QuorumRound
 from muster.agent.rendezvous.consensus.recovery import RecoveryRecord
 from muster.agent.rendezvous.interface import DrainReport, NodeFacts
 from muster.agent.rendezvous.verdicts.restarts import Restarts
-from muster.agent.round import Checkpoint, Generation
+from muster.agent.round import Checkpoint, PartMemory
 from muster.agent.runtime.persistent import PersistentMap, PersistentSet
+
+if TYPE_CHECKING:
+    from muster.agent.rendezvous.consensus.halves import Plan
 
 FOREVER = math.inf
 
@@ -37,10 +41,8 @@ class NewRound:
     assignments: tuple[RankAssignment, ...]
     """Assignments in order of group rank."""
     quorum_rounds: tuple[QuorumRound, ...]
-    snapshot: Generation | None = None
-    """The snapshot that the round continues."""
-    sources: Mapping[str, tuple[str, int]] = NO_ITEMS
-    """For members without their part of it: the member that has the part, and the owner's rank."""
+    plans: "Mapping[str, Plan]" = NO_ITEMS
+    """What features have planned for it, by their names."""
 
 
 @record
@@ -172,28 +174,8 @@ class RoundRunning:
     drains: int = 0
     """How many drains have begun; each gets the next number."""
     wanted_stacks: tuple[WantedStacks, ...] = ()
-    keeping: "Keeping | None" = None
-    """What is known of the snapshots of this round; None if nothing was saved."""
-
-
-@record
-class Keeping:
-    """How far the members of a round have proceeded with their snapshots."""
-
-    kept: PersistentMap[str, int] = PersistentMap()
-    """The step that all ranks of a member keep until all members do."""
-    is_split: bool = False
-    """Whether the ranks of a member keep different ones."""
-    mark: int = 0
-    """The first snapshot at or above this step is kept."""
-    lead: int = 1
-    """How far a mark is ahead of what was saved when the mark is set."""
-    copying: tuple[int, int] | None = None
-    """The generation that the members send to their neighbours."""
-    copied: PersistentSet[str] = PersistentSet()
-    """Members whose neighbours have it."""
-    no_copies: bool = False
-    """Whether a neighbour could not take one."""
+    parts: Mapping[str, object] = NO_ITEMS
+    """What the halves of features know of the round, by their names."""
 
 
 @record
@@ -296,10 +278,8 @@ class JobState:
     """The last checkpoint that all ranks have saved."""
     saving: tuple[Saving, ...] = ()
     """Later steps that only some of them have saved."""
-    base: Generation | None = None
-    """The snapshot that the round continues."""
-    snapshot: Generation | None = None
-    """The newest snapshot in memory that all ranks of the round are known to have."""
+    memories: tuple[PartMemory, ...] = ()
+    """What features remember of the job."""
     checked: PersistentMap[str, tuple[NodeFacts, float]] = PersistentMap()
     """What each member's preflight has read, and its wall clock minus the leader's clock at the arrival, by member.
 
@@ -365,7 +345,7 @@ def update_recovery(state: JobState) -> JobState:
         final=None if forming is None else forming.final,
         quorum_rounds=tuple(each.build_recovered() for each in state.quorum_rounds if not each.is_late),
         checkpoint=state.checkpoint,
-        snapshot=state.snapshot,
+        memories=state.memories,
     )
     if record == known:
         return state

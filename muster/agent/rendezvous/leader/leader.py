@@ -151,7 +151,7 @@ class Leader:
             last_leader_id=join.last_leader_id,
             is_prepared=join.is_prepared,
             stop_limit_s=join.stop_limit_s,
-            holdings=join.snapshots,
+            offers=join.offers,
             saved=join.saved,
             machine=join.machine,
             machine_name=join.machine_name,

@@ -34,11 +34,11 @@ from muster.agent.rendezvous.interface import (
     CheckpointCompleted,
     Leaving,
     NodeMessage,
+    PartRemembered,
     Prepared,
     RendezvousFailed,
     RequestAnswered,
     Saved,
-    SnapshotConfirmed,
 )
 from muster.agent.rendezvous.member import events as do
 from muster.agent.rendezvous.member.rounds import (
@@ -96,9 +96,10 @@ def decide_member(state: MemberState, event: do.Event, boottime_s: float) -> Dec
     found = state.recovery.record
     if found.checkpoint is not None and found.checkpoint != known.checkpoint:
         actions = (do.Post(event=CheckpointCompleted(checkpoint=found.checkpoint)), *actions)
-    if found.snapshot is not None and found.snapshot != known.snapshot and found.round_number == known.round_number:
-        confirmed = SnapshotConfirmed(round_number=found.round_number, snapshot=found.snapshot)
-        actions = (do.Post(event=confirmed), *actions)
+    if found.memories != known.memories and found.round_number == known.round_number:
+        new = (memory for memory in found.memories if memory not in known.memories)
+        events = (PartRemembered(round_number=found.round_number, memory=memory) for memory in new)
+        actions = (*(do.Post(event=event) for event in events), *actions)
     return state, actions
 
 

@@ -40,7 +40,7 @@ from muster.agent.rendezvous.protocol.messages import LeaderQuery, Message, Quer
 from muster.agent.rendezvous.report_messages import Failed
 from muster.agent.rendezvous.transport.addresses import is_loopback
 from muster.agent.rendezvous.transport.links import Closing, Link, LinkEnd, LocalLink, Network, Reservation
-from muster.agent.round import Holding, Source
+from muster.agent.round import PartOffer
 from muster.agent.runtime.loop import Loop, Timer
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class Member:
         self._waits_since_s = 0.0
         self._wait_timer: Timer | None = None
         self._can_host_store: Callable[[], bool] = bool
-        self._list_snapshots: Callable[[], tuple[Holding, ...]] = tuple
+        self._list_offers: Callable[[], tuple[PartOffer, ...]] = tuple
         self._closed = False
 
     # -- called by the supervisor -----------------------------------------------------------------------------------
@@ -111,11 +111,11 @@ class Member:
         *,
         is_prepared: bool = True,
         can_host_store: Callable[[], bool] = bool,
-        list_snapshots: Callable[[], tuple[Holding, ...]] = tuple,
-        on_stream: "Callable[[Stream], None] | None" = None,
+        list_offers: Callable[[], tuple[PartOffer, ...]] = tuple,
+        on_stream: "Callable[[str, Stream], None] | None" = None,
     ) -> None:
         """See `Rendezvous`."""
-        self._can_host_store, self._list_snapshots = can_host_store, list_snapshots
+        self._can_host_store, self._list_offers = can_host_store, list_offers
         self.server.on_stream = on_stream
         self._ports.offer()
         open_error = ""
@@ -132,7 +132,11 @@ class Member:
             self._feed(do.NodeSent(message=message))
 
     def open_stream(
-        self, source: Source, on_open: "Callable[[Stream], None]", on_failed: Callable[[str], None]
+        self,
+        feature: str,
+        address: tuple[str, int],
+        on_open: "Callable[[Stream], None]",
+        on_failed: Callable[[str], None],
     ) -> None:
         """See `Rendezvous`. Both sides prove the token in the handshake. Without a token nothing is sent."""
 
@@ -141,14 +145,12 @@ class Member:
                 link.close()
                 on_failed("the job has no token (MUSTER_TOKEN)")
                 return
-            link.send(StreamOpened(run_id=clean_name(self._config.run_id)))
+            link.send(StreamOpened(run_id=clean_name(self._config.run_id), feature=feature))
             stream = link.detach()
             if stream is not None:
                 on_open(stream)
 
-        self._network.connect(
-            source.host, source.port, pass_on, lambda end: on_failed(end.reason), find_silence_s(self._config)
-        )
+        self._network.connect(*address, pass_on, lambda end: on_failed(end.reason), find_silence_s(self._config))
 
     def send_summary(self, summary: Summary) -> None:
         """See `Rendezvous`. Nothing is decided on it, so it is sent to a leader elsewhere or dropped."""
@@ -314,7 +316,7 @@ class Member:
             case do.SendStopped():
                 offered, can_host_store = self._ports.offered, self._can_host_store()
                 stopped = replace(action.stopped, port=offered, can_host_store=can_host_store)
-                self._send(replace(stopped, snapshots=self._list_snapshots()))
+                self._send(replace(stopped, offers=self._list_offers()))
             case do.AcknowledgeEnd():
                 self._send(EndAcknowledged(peak_bytes=read_peak_bytes()))
             case do.SendJoin():
@@ -464,7 +466,7 @@ class Member:
                 group_ranks=recovery.group_ranks,
                 highest_round=recovery.highest_round,
                 last_leader_id=recovery.leader_id,
-                snapshots=self._list_snapshots(),
+                offers=self._list_offers(),
                 saved=self.state.saved,
             )
         )

@@ -99,9 +99,8 @@ def _build_round(state: MemberState, start: RoundStart) -> Round:
         node_index=start.group_rank if config.node_index is None else config.node_index,
         checkpoint=recovery.checkpoint,
         lineage=find_lineage(recovery.round_number, recovery.quorum_rounds[-1].leader_id),
-        snapshot=recovery.snapshot,
-        source=start.source,
-        neighbour=start.neighbour,
+        memories=recovery.memories,
+        shares=start.shares,
     )
 
 

@@ -74,7 +74,6 @@ def build_rules(config: RendezvousConfig) -> ConsensusRules:
         max_restarts=config.max_restarts,
         max_restarts_flag=config.max_restarts_flag,
         hang_action=config.hang_action,
-        copies_snapshots=config.snapshot_copies > 0,
         policy=config.policy,
         is_managed=not config.is_by_hand,
         join_timeout_s=config.join_timeout_s,
@@ -119,7 +118,7 @@ class Server:
         on_other_leader: Callable[[str, int], None],
     ) -> None:
         self.leader: Leader | None = None
-        self.on_stream: Callable[[Stream], None] | None = None
+        self.on_stream: Callable[[str, Stream], None] | None = None
         self._loop = loop
         self._network = network
         self._options = options
@@ -336,7 +335,7 @@ class Server:
             case Announcement():
                 self._answer_announcement(link, request)
             case StreamOpened():
-                self._pass_stream(link)
+                self._pass_stream(link, request.feature)
             case None:
                 self._close_link(link)
             case _:
@@ -384,15 +383,15 @@ class Server:
             link.send(Goodbye(reason="it is not the leader"))
             link.close()
 
-    def _pass_stream(self, link: Link) -> None:
-        """Pass a stream on. Only a node with the job's token may get or bring the state of ranks."""
+    def _pass_stream(self, link: Link, feature: str) -> None:
+        """Pass a stream on. Only a node with the job's token may open one."""
         if not link.is_proved or self.on_stream is None:
-            self._refuse(link, "it has no job token (MUSTER_TOKEN)", "snapshots are sent only with a job token")
+            self._refuse(link, "it has no job token (MUSTER_TOKEN)", "streams of features need a job token")
             return
         self._connections.pop(link, None)
         stream = link.detach()
         if stream is not None:
-            self.on_stream(stream)
+            self.on_stream(feature, stream)
 
     def _answer_announcement(self, link: Link, announcement: Announcement) -> None:
         """Answer another leader that announces itself at the endpoint. The one with the later round continues to lead.

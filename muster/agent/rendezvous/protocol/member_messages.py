@@ -9,7 +9,7 @@ from muster.agent.rendezvous.consensus.events import MemberReport
 from muster.agent.rendezvous.consensus.recovery import GroupRanks, RecoveryRecord, find_rank_contradiction
 from muster.agent.rendezvous.interface import Saved, Summary
 from muster.agent.rendezvous.protocol.job_rules import JobRules
-from muster.agent.round import Holdings
+from muster.agent.round import PartOffers
 
 Duration = Annotated[float, Range(least=0.0, most=1e7)]
 
@@ -45,8 +45,8 @@ class Join:
     """Whether its agent would host the round's store, if it gets rank 0."""
     stop_limit_s: Duration = 60.0
     """The most time that it takes to stop its workers, by its own configuration."""
-    snapshots: Holdings = ()
-    """The snapshots in its memory that a round could continue."""
+    offers: PartOffers = ()
+    """What it has for features in the next round."""
     saved: Annotated[Saved | None, SPARSE] = None
     """What it has last reported of a checkpoint, which may have been lost with the link."""
     machine: Name = ""

@@ -31,9 +31,10 @@ class LeaderQuery:
 
 @record
 class StreamOpened:
-    """A part of a snapshot follows on this connection; see `agent.snapshots`."""
+    """What follows on this connection is a feature's; see `interface.Stream`."""
 
     run_id: Name
+    feature: Name
 
 
 @record

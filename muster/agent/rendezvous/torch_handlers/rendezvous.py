@@ -28,15 +28,13 @@ from muster.agent.rendezvous.interface import (
     NodeMessage,
     Notice,
     NoticeKind,
+    PartReport,
     PostEvent,
     Prepared,
     RendezvousFailed,
     RequestAnswered,
     RoundFormed,
     Saved,
-    SnapshotCopied,
-    SnapshotKept,
-    SnapshotSought,
     StacksWanted,
     StoodStill,
 )
@@ -53,7 +51,7 @@ from muster.agent.rendezvous.torch_handlers.messages import (
 )
 from muster.agent.rendezvous.torch_handlers.thread import HandlerThread
 from muster.agent.rendezvous.torch_handlers.watch import FailedElsewhere, NodeLost
-from muster.agent.round import Holding, Round
+from muster.agent.round import PartOffer, Round
 from muster.agent.runtime.loop import Loop
 
 if TYPE_CHECKING:
@@ -185,12 +183,12 @@ class TorchRendezvous(Leaderless):
         *,
         is_prepared: bool = True,  # noqa: ARG002
         can_host_store: Callable[[], bool] = bool,  # noqa: ARG002
-        list_snapshots: Callable[[], tuple[Holding, ...]] = tuple,  # noqa: ARG002
-        on_stream: "Callable[[Stream], None] | None" = None,  # noqa: ARG002
+        list_offers: Callable[[], tuple[PartOffer, ...]] = tuple,  # noqa: ARG002
+        on_stream: "Callable[[str, Stream], None] | None" = None,  # noqa: ARG002
     ) -> None:
         """See `Rendezvous`. torch's handlers decide about the store.
 
-        The nodes agree on no snapshot, so none are kept.
+        The nodes agree on nothing for features.
         """
         self._thread.start()
         self._thread.send_command(Command(order=Order.NEXT))
@@ -201,16 +199,7 @@ class TorchRendezvous(Leaderless):
         match message:
             case StoodStill():
                 self._record_still(message)
-            case (
-                Prepared()
-                | AllStarted()
-                | Checked()
-                | Leaving()
-                | Saved()
-                | SnapshotKept()
-                | SnapshotCopied()
-                | SnapshotSought()
-            ):
+            case Prepared() | AllStarted() | Checked() | Leaving() | Saved() | PartReport():
                 pass  # the joined nodes form a round; the others miss heartbeats
             case Idle() if self._config.hang_action == "report":
                 self._policy.record_idle(number, message.failures)

@@ -6,12 +6,11 @@ from types import SimpleNamespace
 import pytest
 
 from muster._shared.snapshot_file import COMPLETE, Header, Slot
-from muster.agent.rendezvous.interface import CopySnapshot, SnapshotConfirmed, SnapshotKept
-from muster.agent.round import Generation, Round, Source, find_lineage
-from muster.agent.snapshots import ranges
-from muster.agent.snapshots.memory import LOOK_S
-from muster.agent.snapshots.node import NodeSnapshots
-from muster.agent.workers.status_page import SnapshotFiles
+from muster.agent.features.snapshots import ranges
+from muster.agent.features.snapshots.memory import LOOK_S, SnapshotFiles, SnapshotRound
+from muster.agent.features.snapshots.messages import CopiesEnded, CopySnapshot, Generation, SnapshotKept, Source
+from muster.agent.features.snapshots.node_snapshots import NodeSnapshots
+from muster.agent.round import find_lineage
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memory files, which only Linux has")
 LINEAGE = find_lineage(1, "leader")
@@ -66,7 +65,7 @@ class Exchange:
 def node():
     files = SnapshotFiles(nproc=1, share=0, limit_bytes=0, copies=1)
     made = SimpleNamespace(loop=Loop(), posted=[], lines=[], exchange=Exchange(), calls=[])
-    made.snapshots = NodeSnapshots(made.loop, files, None, made.posted.append, made.lines.append)
+    made.snapshots = NodeSnapshots(made.loop, files, None, lambda _, sent: made.posted.append(sent), made.lines.append)
     made.snapshots._exchange = made.exchange
     made.snapshots._ranges = SimpleNamespace(close=lambda: None)
     made.memory = made.snapshots.memory
@@ -75,11 +74,14 @@ def node():
 
 
 def begin(node, number=1, **more):
-    words = {"restarts_left": 0, "world_size": 2, "role_rank_offset": 0, "role_world_size": 2}
-    formed = Round(
-        number=number, attempt=0, group_rank=0, group_world_size=2, rank_offset=0, master_addr="", master_port=1,
-        lineage=find_lineage(number, "leader"), **words, **more,
-    )  # fmt: skip
+    formed = SnapshotRound(
+        number=number,
+        lineage=find_lineage(number, "leader"),
+        group_rank=0,
+        group_world_size=2,
+        sends_copies=True,
+        **more,
+    )
     node.snapshots.begin_round(
         formed, lambda: node.calls.append(f"ready {number}"), lambda why: node.calls.append(f"missing {number}: {why}")
     )
@@ -99,8 +101,8 @@ def list_kept(node):
 
 def confirm(node, step):
     generation = Generation(lineage=LINEAGE, step=step, size=2)
-    node.snapshots.tell(SnapshotConfirmed(round_number=1, snapshot=generation))
-    node.snapshots.tell(CopySnapshot(round_number=1, lineage=LINEAGE, step=step))
+    node.snapshots.confirm(1, generation)
+    node.snapshots.obey(1, CopySnapshot(lineage=LINEAGE, step=step, neighbour=OTHER))
 
 
 def test_while_a_copy_is_sent_saves_go_on_and_right_after_it_the_newest_is_kept(node):
@@ -115,7 +117,7 @@ def test_while_a_copy_is_sent_saves_go_on_and_right_after_it_the_newest_is_kept(
         assert save(node, step) is not None, "a save is left out only where no slot is free"
     assert list_kept(node) == [2], "what the neighbours have, all nodes must have"
     assert node.memory.control.find_slot(0, (LINEAGE, 2)) is not None
-    node.snapshots.tell(CopySnapshot(round_number=1, lineage=LINEAGE, step=2, is_done=True))
+    node.snapshots.obey(1, CopiesEnded())
     node.loop.let_pass(0.001)
     assert list_kept(node) == [2, 59]
 
@@ -127,7 +129,7 @@ def test_after_a_quick_copy_the_next_one_is_kept_a_second_after_the_last(node):
     node.loop.let_pass(LOOK_S)
     confirm(node, 1)
     save(node, 2)
-    node.snapshots.tell(CopySnapshot(round_number=1, lineage=LINEAGE, step=1, is_done=True))
+    node.snapshots.obey(1, CopiesEnded())
     node.loop.let_pass(0.9 * LOOK_S)
     assert list_kept(node) == [1]
     node.loop.let_pass(0.2 * LOOK_S)

@@ -12,14 +12,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from muster._shared.snapshot_file import compute_limit
-from muster.agent.rendezvous.interface import Stream
-from muster.agent.rendezvous.protocol.framing import ProtocolError
-from muster.agent.round import Generation, Round, Source
-from muster.agent.runtime.loop import Loop
-from muster.agent.snapshots.copies import Copies, describe
-from muster.agent.snapshots.keeping import is_kept
-from muster.agent.snapshots.memory import Extent, Key, Part, SnapshotMemory
-from muster.agent.snapshots.transfer import (
+from muster.agent.features.snapshots.copies import Copies, describe
+from muster.agent.features.snapshots.keeping import is_kept
+from muster.agent.features.snapshots.memory import Extent, Key, Part, SnapshotMemory, SnapshotRound
+from muster.agent.features.snapshots.messages import Generation, Source
+from muster.agent.features.snapshots.transfer import (
     BLOCK_BYTES,
     Digests,
     NotKept,
@@ -28,11 +25,14 @@ from muster.agent.snapshots.transfer import (
     receive_blocks,
     send_extents,
 )
+from muster.agent.rendezvous.interface import Stream
+from muster.agent.rendezvous.protocol.framing import ProtocolError
+from muster.agent.runtime.loop import Loop
 
 if TYPE_CHECKING:
-    from muster.agent.snapshots.fetching import Fetch
+    from muster.agent.features.snapshots.fetching import Fetch
 
-OpenStream = Callable[[Source, Callable[[Stream], None], Callable[[str], None]], None]
+OpenStream = Callable[[tuple[str, int], Callable[[Stream], None], Callable[[str], None]], None]
 Seek = Callable[[int, Callable[[Source | None], None]], None]
 """Asks the leader which node has what a global rank has saved of the base."""
 SEEK_LIMIT_S = 30.0
@@ -54,7 +54,7 @@ class Exchange:
         self._sent_to: tuple[str, int] | None = None
         self.fetching: Fetch | None = None
 
-    def begin_round(self, formed: Round) -> None:
+    def begin_round(self, formed: SnapshotRound) -> None:
         """Drop copies that are no ancestors of the round's snapshot."""
         base = None if formed.snapshot is None else formed.snapshot.key
         lineages = self._memory.lineages
@@ -103,7 +103,7 @@ class Exchange:
             on_end: gets the reason of a failure or None, and whether the reason is that this node may not keep as much.
             print_line: prints the progress.
         """
-        from muster.agent.snapshots.fetching import Fetch
+        from muster.agent.features.snapshots.fetching import Fetch
 
         part = self.copies.open(generation.key, source.group_rank)
         self._memory.empty()
@@ -222,7 +222,7 @@ class Exchange:
             if is_late.is_set():
                 close_late()
 
-        self._loop.call_from_thread(lambda: self._open_stream(place, tell, tell))
+        self._loop.call_from_thread(lambda: self._open_stream((place.host, place.port), tell, tell))
         if not is_there.wait(SEEK_LIMIT_S):
             is_late.set()
             close_late()  # arrived in between
@@ -296,7 +296,7 @@ class Exchange:
         def run(stream: Stream) -> None:
             self._in_thread(lambda: act(stream), on_end, stream)
 
-        self._open_stream(place, run, on_end)
+        self._open_stream((place.host, place.port), run, on_end)
 
     def _in_thread(self, act: Callable[[], None], on_end: OnEnd, stream: Stream | None = None) -> None:
         def run() -> str | None:

@@ -7,12 +7,12 @@ progress now and then, and ends soon after its round is over, whatever it is doi
 import os
 from collections.abc import Callable
 
+from muster.agent.features.snapshots.copies import read_description
+from muster.agent.features.snapshots.memory import Extent, Part, SnapshotMemory
+from muster.agent.features.snapshots.messages import Generation, Holding
+from muster.agent.features.snapshots.transfer import TransferError, check_end, receive_extents
 from muster.agent.rendezvous.interface import Stream
-from muster.agent.round import Generation, Holding
 from muster.agent.runtime.loop import Loop
-from muster.agent.snapshots.copies import read_description
-from muster.agent.snapshots.memory import Extent, Part, SnapshotMemory
-from muster.agent.snapshots.transfer import TransferError, check_end, receive_extents
 
 LIMIT_S = 600.0
 """How long it may take in total: about as long as the other nodes' workers wait in `init_process_group`."""

@@ -1,15 +1,18 @@
-"""Knows what is in the memory files for snapshots, and what stays in them. `workers.status_page` makes the files.
+"""Knows what is in the memory files for snapshots, and what stays in them. `SnapshotFiles` makes the files.
 
 Only the file that controls the others is mapped, which has a few kilobytes.
 """
 
 import mmap
 import os
+import sys
 from typing import NamedTuple
 
+from muster._shared.contract import Env, SnapshotBlock, SnapshotHeader
+from muster._shared.records import record
 from muster._shared.snapshot_file import BLOCK_BYTES, COMPLETE, SLOT_SPACE, SLOTS, Block, Control, Header, Slot
-from muster.agent.round import Generation, Holding, Round
-from muster.agent.workers.status_page import SnapshotFiles
+from muster.agent.features.snapshots.messages import Generation, Holding, Source
+from muster.agent.workers.status_page import create_allocated, create_memory_file
 
 LOOK_S = 1.0
 """How often a node looks for a snapshot that all its ranks have. At most one is confirmed in this time."""
@@ -20,6 +23,24 @@ MARK_LOOK_S = 0.05
 
 Key = tuple[int, int]
 """Lineage and step."""
+
+
+@record
+class SnapshotRound:
+    """A round, as its snapshots need it."""
+
+    number: int
+    lineage: int
+    group_rank: int
+    group_world_size: int
+    sends_copies: bool
+    """Whether this node sends its snapshots to a neighbour."""
+    snapshot: Generation | None = None
+    """The snapshot that all ranks continue."""
+    source: Source | None = None
+    """Where this node's part of it is, if this node has none."""
+    neighbour: Source | None = None
+    """The node that gets a copy of this node's part of it."""
 
 
 class Extent(NamedTuple):
@@ -45,6 +66,73 @@ class Part(NamedTuple):
         return self.holding.generation.key
 
 
+class SnapshotFiles:
+    """The memory files for snapshots: one that controls them, and one for the content of each rank.
+
+    The owner closes them.
+    """
+
+    def __init__(self, *, nproc: int, share: int, limit_bytes: int, copies: int) -> None:
+        """Create them. None of the content's memory is used yet.
+
+        Args:
+            nproc: how many ranks the node has.
+            share: see `SnapshotHeader.SHARE`.
+            limit_bytes: see `SnapshotHeader.LIMIT`.
+            copies: see `SnapshotHeader.COPIES`.
+
+        Raises:
+            OSError: the system has no memory files, or memory or descriptors ran out.
+        """
+        self.nproc = nproc
+        self._fds: list[int] = []
+        try:
+            self._fds.append(create_allocated("muster-snapshots", (nproc + 1) * SnapshotHeader.BYTES))
+            for local_rank in range(nproc):
+                self._fds.append(create_memory_file("muster-snapshot", SnapshotBlock.FILE_BYTES))
+                self._write((local_rank + 1) * SnapshotHeader.BYTES // 8 + SnapshotBlock.FILE, self._fds[-1])
+            self._write(SnapshotHeader.RANKS, nproc)
+            self._write(SnapshotHeader.SHARE, share)
+            self._write(SnapshotHeader.LIMIT, limit_bytes)
+            self._write(SnapshotHeader.COPIES, copies)
+            self._write(SnapshotHeader.MAGIC, SnapshotHeader.MAGIC_VALUE)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def control_fd(self) -> int:
+        """The descriptor of the file that controls the others."""
+        return self._fds[0]
+
+    @property
+    def content_fds(self) -> list[int]:
+        """The descriptors of the content's files, by local rank."""
+        return self._fds[1:]
+
+    @property
+    def is_used(self) -> bool:
+        """Whether a worker has used the files."""
+        return any(os.pread(self._fds[0], 8, 8 * SnapshotHeader.USED))
+
+    def begin_round(self, round_number: int, lineage: int) -> None:
+        """Let the workers of a round save, if there is nothing to continue."""
+        self._write(SnapshotHeader.ROUND, round_number)
+        self._write(SnapshotHeader.LINEAGE, lineage)
+
+    def build_env(self, round_number: int, local_rank: int) -> dict[str, str]:
+        """Build the variable by which the worker of a local rank finds its files."""
+        return {Env.SNAPSHOTS: f"/proc/{os.getpid()}/fd/{self._fds[0]}:{round_number}:{local_rank}"}
+
+    def _write(self, word: int, value: int) -> None:
+        os.pwrite(self._fds[0], value.to_bytes(8, sys.byteorder), 8 * word)
+
+    def close(self) -> None:
+        """Close them; workers that have mapped them keep their memory. Idempotent."""
+        while self._fds:
+            os.close(self._fds.pop())
+
+
 class SnapshotMemory:
     """The memory of one node."""
 
@@ -55,7 +143,7 @@ class SnapshotMemory:
         self.control = Control(mmap.mmap(files.control_fd, (self.nproc + 1) * BLOCK_BYTES))
         self._owners: dict[int, tuple[int, int]] = {}
         """By lineage, the group rank of this node in that round, and the round's number of nodes."""
-        self._round: Round | None = None
+        self._round: SnapshotRound | None = None
         self._newest: int | None = None
         """The newest step at the last look."""
         self._reported: int | None = None
@@ -70,17 +158,17 @@ class SnapshotMemory:
 
     # -- rounds -----------------------------------------------------------------------------------------------------
 
-    def note_round(self, formed: Round) -> None:
+    def note_round(self, formed: SnapshotRound) -> None:
         """Note that the workers that have used the files since the last look are those of this round."""
         self._round, self._newest, self._reported, self.is_copying = formed, None, None, False
-        self._sends_copies = formed.neighbour is not None
+        self._sends_copies = formed.sends_copies
         self._owners[formed.lineage] = formed.group_rank, formed.group_world_size
         base = None if formed.snapshot is None else formed.snapshot.lineage
         for lineage in sorted(self._owners)[:-16]:
             if lineage != base:  # even after rounds without saves
                 del self._owners[lineage]
 
-    def begin_round(self, formed: Round) -> None:
+    def begin_round(self, formed: SnapshotRound) -> None:
         """Have the workers of a round continue its snapshot. No worker of another round may run any more."""
         words, base = self.control.words, formed.snapshot
         if self.is_used:
@@ -95,7 +183,7 @@ class SnapshotMemory:
 
     def _drop_others(self, base: tuple[int, int] | None) -> None:
         """Empty all slots from which the base does not descend, and those that were being written."""
-        from muster.agent.snapshots.keeping import is_kept
+        from muster.agent.features.snapshots.keeping import is_kept
 
         for local_rank in range(self.nproc):
             for number, slot in enumerate(self.control.read_slots(local_rank)):
@@ -183,7 +271,7 @@ class SnapshotMemory:
         """Return what the ranks of this node have completely saved. Call this while no worker runs."""
         if not self.is_used:
             return ()
-        from muster.agent.snapshots.keeping import find_whole
+        from muster.agent.features.snapshots.keeping import find_whole
 
         parts = map(self.find_part, sorted(find_whole(self._read_slots()), reverse=True))
         return tuple(part.holding for part in parts if part is not None)
@@ -200,7 +288,7 @@ class SnapshotMemory:
         formed, words = self._round, self.control.words
         if formed is None or not formed.lineage or not self.is_used:
             return None
-        from muster.agent.snapshots.keeping import decide_look, find_kept, find_whole, is_split
+        from muster.agent.features.snapshots.keeping import decide_look, find_kept, find_whole, is_split
 
         slots = self._read_slots()
         hold = words[Header.HOLD]

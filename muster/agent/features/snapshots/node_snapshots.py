@@ -7,25 +7,34 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from muster._shared.records import assert_never
-from muster.agent.rendezvous.interface import (
+from muster.agent.features.snapshots.memory import (
+    LOOK_S,
+    MARK_LOOK_S,
+    Key,
+    SnapshotFiles,
+    SnapshotMemory,
+    SnapshotRound,
+)
+from muster.agent.features.snapshots.messages import (
+    CopiesEnded,
     CopySnapshot,
+    Generation,
+    Holding,
     KeepSnapshot,
-    Rendezvous,
-    SnapshotConfirmed,
+    Order,
+    Report,
     SnapshotCopied,
     SnapshotFound,
     SnapshotKept,
     SnapshotSought,
+    Source,
 )
-from muster.agent.round import Holding, Round, Source
 from muster.agent.runtime.loop import Loop, Timer
-from muster.agent.snapshots.memory import LOOK_S, MARK_LOOK_S, Key, SnapshotMemory
-from muster.agent.workers.status_page import SnapshotFiles
 
 if TYPE_CHECKING:
+    from muster.agent.features.snapshots.exchange import Exchange, OpenStream
+    from muster.agent.features.snapshots.ranges import RangeServer
     from muster.agent.rendezvous.interface import Stream
-    from muster.agent.snapshots.exchange import Exchange
-    from muster.agent.snapshots.ranges import RangeServer
 
 COPY_TRIES = 3
 COPY_RETRY_S = 1.0
@@ -38,16 +47,16 @@ class NodeSnapshots:
         self,
         loop: Loop,
         files: SnapshotFiles,
-        rendezvous: Rendezvous,
-        post: Callable[[SnapshotKept | SnapshotCopied | SnapshotSought], None],
+        open_stream: "OpenStream",
+        send: Callable[[int, Report], None],
         print_line: Callable[[str], None],
     ) -> None:
         self.memory = SnapshotMemory(files)
         self._loop = loop
-        self._rendezvous = rendezvous
-        self._post = post
+        self._open_stream = open_stream
+        self._send = send
         self._print_line = print_line
-        self._round: Round | None = None
+        self._round: SnapshotRound | None = None
         self._timer: Timer | None = None
         self._exchange: Exchange | None = None
         self._has_told_failure = False
@@ -69,13 +78,15 @@ class NodeSnapshots:
 
     # -- rounds -----------------------------------------------------------------------------------------------------
 
-    def continue_round(self, formed: Round) -> None:
+    def continue_round(self, formed: SnapshotRound) -> None:
         """Handle the snapshots of a round whose workers run or have ended, after their first saves."""
         self._round = formed
         self.memory.note_round(formed)
         self._plan_look(0.0)
 
-    def begin_round(self, formed: Round, on_ready: Callable[[], None], on_missing: Callable[[str], None]) -> None:
+    def begin_round(
+        self, formed: SnapshotRound, on_ready: Callable[[], None], on_missing: Callable[[str], None]
+    ) -> None:
         """Have the workers of a round continue its snapshot.
 
         Args:
@@ -135,15 +146,15 @@ class NodeSnapshots:
 
     def _load_exchange(self) -> "Exchange":
         if self._exchange is None:
-            from muster.agent.snapshots.exchange import Exchange
+            from muster.agent.features.snapshots.exchange import Exchange
 
-            self._exchange = Exchange(self._loop, self.memory, self._rendezvous.open_stream, self._seek)
+            self._exchange = Exchange(self._loop, self.memory, self._open_stream, self._seek)
         return self._exchange
 
     def _serve_ranges(self) -> None:
         """Let workers read from now on what other ranks have saved of the base."""
         if self._ranges is None:
-            from muster.agent.snapshots.ranges import RangeServer
+            from muster.agent.features.snapshots.ranges import RangeServer
 
             try:
                 self._ranges = RangeServer(self.memory, self._load_exchange().read_range)
@@ -154,30 +165,38 @@ class NodeSnapshots:
         """Ask the leader which node has what a rank has saved of the base."""
         if self._round is not None:
             self._sought.setdefault(rank, []).append(give)
-            self._post(SnapshotSought(round_number=self._round.number, rank=rank))
+            self._send(self._round.number, SnapshotSought(rank=rank))
 
     # -- while workers run ------------------------------------------------------------------------------------------
 
-    def tell(self, told: KeepSnapshot | CopySnapshot | SnapshotFound | SnapshotConfirmed) -> None:
-        """Do what the leader says. A message about another round changes nothing."""
-        if self._round is None or told.round_number != self._round.number:
+    def confirm(self, round_number: int, snapshot: Generation) -> None:
+        """Note that all ranks have a snapshot of the round."""
+        if self._round is None or round_number != self._round.number:
+            return
+        self.memory.confirm(snapshot)
+        self.confirmed = snapshot.step, self._loop.clock.wall_s()
+        self._confirmed_s = self._loop.clock.now_s()
+        self._plan_look(LOOK_S)
+
+    def obey(self, round_number: int, told: Order) -> None:
+        """Do what the leader says. An order about another round changes nothing."""
+        if self._round is None or round_number != self._round.number:
             return
         match told:
             case KeepSnapshot():
                 self.memory.hold(told.step)
                 self._look()
-            case SnapshotConfirmed():
-                self.memory.confirm(told.snapshot)
-                self.confirmed = told.snapshot.step, self._loop.clock.wall_s()
-                self._confirmed_s = self._loop.clock.now_s()
-                self._plan_look(LOOK_S)
             case SnapshotFound():
                 for give in self._sought.pop(told.rank, []):
                     give(told.source)
-            case CopySnapshot(is_done=False):
-                self.memory.is_copying = True
-                self._copy(self._round, (told.lineage, told.step), self._report_copied, COPY_TRIES)
             case CopySnapshot():
+                self.memory.is_copying = True
+                key = told.lineage, told.step
+                if self._round.sends_copies:
+                    self._copy(self._round, key, told.neighbour, self._report_copied, COPY_TRIES)
+                else:
+                    self._report_copied(self._round, key, "this node sends no copies (--snapshot-copies 0)")
+            case CopiesEnded():
                 self.memory.end_copy(is_over=told.is_over)
                 # Due now if the copy delayed it.
                 self._plan_look(max(0.0, self._confirmed_s + LOOK_S - self._loop.clock.now_s()))
@@ -188,15 +207,8 @@ class NodeSnapshots:
         formed, found = self._round, self.memory.look()
         if formed is not None and found is not None:
             step, advance, is_replicated, is_split = found
-            self._post(
-                SnapshotKept(
-                    round_number=formed.number,
-                    step=step,
-                    advance=advance,
-                    is_replicated=is_replicated,
-                    is_split=is_split,
-                )
-            )
+            kept = SnapshotKept(step=step, advance=advance, is_replicated=is_replicated, is_split=is_split)
+            self._send(formed.number, kept)
         self._plan_look(MARK_LOOK_S if self.memory.is_waiting else LOOK_S)
 
     def _plan_look(self, delay_s: float) -> None:
@@ -204,38 +216,44 @@ class NodeSnapshots:
             self._timer.cancel()
         self._timer = self._loop.call_later(delay_s, self._look)
 
-    def _copy(self, formed: Round, key: Key, on_end: Callable[[Round, Key, str | None], None], tries: int) -> None:
+    def _copy(
+        self,
+        formed: SnapshotRound,
+        key: Key,
+        neighbour: Source,
+        on_end: Callable[[SnapshotRound, Key, str | None], None],
+        tries: int,
+    ) -> None:
         """Send a confirmed snapshot to the neighbour. It stays until this is over, because no newer one is kept."""
-        if self._round is not formed or formed.neighbour is None:
+        if self._round is not formed:
             return
 
         def end(problem: str | None) -> None:
             if self._round is not formed:
                 return
             if problem is not None and tries > 1:
-                self._loop.call_later(COPY_RETRY_S, lambda: self._copy(formed, key, on_end, tries - 1))
+                self._loop.call_later(COPY_RETRY_S, lambda: self._copy(formed, key, neighbour, on_end, tries - 1))
                 return
             if problem is not None and not self._has_told_failure:
                 self._has_told_failure = True
                 self._print_line(f"no other node has a copy of this node's snapshots: {problem}")
             on_end(formed, key, problem)
 
-        self._load_exchange().send(key, formed.neighbour, end)
+        self._load_exchange().send(key, neighbour, end)
 
-    def _copy_base(self, formed: Round) -> None:
+    def _copy_base(self, formed: SnapshotRound) -> None:
         """Send what the round continues to the neighbour, which may be a new one, or have nothing."""
-        if formed.snapshot is not None and formed.neighbour is not None:
+        if formed.snapshot is not None and formed.neighbour is not None and formed.sends_copies:
             self.memory.is_copying = True
-            self._copy(formed, formed.snapshot.key, self._end_copy_of_base, COPY_TRIES)
+            self._copy(formed, formed.snapshot.key, formed.neighbour, self._end_copy_of_base, COPY_TRIES)
 
-    def _end_copy_of_base(self, _formed: Round, _key: Key, _problem: str | None) -> None:
+    def _end_copy_of_base(self, _formed: SnapshotRound, _key: Key, _problem: str | None) -> None:
         self.memory.is_copying = False
 
-    def _report_copied(self, formed: Round, key: Key, problem: str | None) -> None:
-        """Report a copy. The leader answers with `CopySnapshot` and `is_done`."""
-        self._post(
-            SnapshotCopied(round_number=formed.number, lineage=key[0], step=key[1], has_failed=problem is not None)
-        )
+    def _report_copied(self, formed: SnapshotRound, key: Key, problem: str | None) -> None:
+        """Report a copy. The leader answers with `CopiesEnded`."""
+        copied = SnapshotCopied(lineage=key[0], step=key[1], has_failed=problem is not None)
+        self._send(formed.number, copied)
 
     def close(self) -> None:
         """Stop looking, and drop all copies. Idempotent."""

@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 from muster._shared.records import replace
 from muster._shared.snapshot_file import SLOT_SPACE
+from muster.agent.features.snapshots.memory import Extent, Key, Part
+from muster.agent.features.snapshots.messages import Generation, Holding
+from muster.agent.features.snapshots.transfer import TransferError, check_end, read_counts, receive_extents
 from muster.agent.rendezvous.interface import Stream
-from muster.agent.round import Generation, Holding
-from muster.agent.snapshots.memory import Extent, Key, Part
-from muster.agent.snapshots.transfer import TransferError, check_end, read_counts, receive_extents
 from muster.agent.workers.status_page import create_memory_file
 
 

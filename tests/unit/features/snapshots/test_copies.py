@@ -10,17 +10,17 @@ from types import SimpleNamespace
 import pytest
 
 from muster._shared.snapshot_file import COMPLETE, SLOT_SPACE, Block, Header, NotKeptError, RemoteReader, Slot
+from muster.agent.features.snapshots import exchange, fetching, ranges, transfer
+from muster.agent.features.snapshots.exchange import Exchange
+from muster.agent.features.snapshots.memory import SnapshotFiles, SnapshotMemory, SnapshotRound
+from muster.agent.features.snapshots.messages import Generation, Source
+from muster.agent.features.snapshots.ranges import RangeServer
+from muster.agent.features.snapshots.transfer import BLOCK_BYTES
 from muster.agent.rendezvous.protocol.framing import ProtocolError
 from muster.agent.rendezvous.protocol.handshake import Codec
 from muster.agent.rendezvous.transport.stream import TcpStream
-from muster.agent.round import Generation, Round, Source, find_lineage
+from muster.agent.round import find_lineage
 from muster.agent.runtime.loop import Loop, start_thread
-from muster.agent.snapshots import exchange, fetching, ranges, transfer
-from muster.agent.snapshots.exchange import Exchange
-from muster.agent.snapshots.memory import SnapshotMemory
-from muster.agent.snapshots.ranges import RangeServer
-from muster.agent.snapshots.transfer import BLOCK_BYTES
-from muster.agent.workers.status_page import SnapshotFiles
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memory files, which only Linux has")
 LINEAGE = find_lineage(1, "leader")
@@ -84,12 +84,10 @@ class Node:
         self.begin_round(None)
 
     def begin_round(self, base, number=1):
-        words = {"restarts_left": 0, "world_size": 4, "role_rank_offset": 0, "role_world_size": 4}
-        lineage = find_lineage(number, "leader")
-        formed = Round(
-            number=number, attempt=0, group_rank=self.group_rank, group_world_size=2, rank_offset=2 * self.group_rank,
-            master_addr="", master_port=1, lineage=lineage, snapshot=base, **words,
-        )  # fmt: skip
+        lineage, rank = find_lineage(number, "leader"), self.group_rank
+        formed = SnapshotRound(
+            number=number, lineage=lineage, group_rank=rank, group_world_size=2, sends_copies=False, snapshot=base
+        )
         self.memory.begin_round(formed)
         self.exchange.begin_round(formed)
 

@@ -13,10 +13,10 @@ import threading
 from collections.abc import Callable
 
 from muster._shared.snapshot_file import ANSWER, NOT_KEPT, NOT_REACHED, REQUEST, build_address
+from muster.agent.features.snapshots.memory import Key, SnapshotMemory
+from muster.agent.features.snapshots.transfer import NotKept, TransferError
 from muster.agent.rendezvous.protocol.framing import ProtocolError
 from muster.agent.runtime.loop import start_thread
-from muster.agent.snapshots.memory import Key, SnapshotMemory
-from muster.agent.snapshots.transfer import NotKept, TransferError
 
 ReadRange = Callable[[Key, int, int, int, Callable[[memoryview], None], Callable[[int], None]], None]
 """See `exchange.Exchange.read_range`."""

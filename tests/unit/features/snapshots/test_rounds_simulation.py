@@ -11,20 +11,25 @@ from collections import deque
 from contextlib import closing
 
 import pytest
-from doubles.two_members import TwoMembers
 
 from muster._shared.records import replace
 from muster._shared.snapshot_file import COMPLETE, Header, Slot
-from muster.agent.rendezvous.consensus.actions import RecoveryChanged
-from muster.agent.rendezvous.consensus.members import MemberRecord
-from muster.agent.rendezvous.consensus.state import RoundRunning
-from muster.agent.rendezvous.interface import CopySnapshot, KeepSnapshot, SnapshotCopied, SnapshotKept
-from muster.agent.rendezvous.snapshots import decide_snapshots, find_snapshot
-from muster.agent.round import Round, Source, find_lineage
-from muster.agent.runtime.persistent import PersistentMap
-from muster.agent.snapshots.keeping import is_kept
-from muster.agent.snapshots.memory import SnapshotMemory
-from muster.agent.workers.status_page import SnapshotFiles
+from muster.agent.features.snapshots.keeping import is_kept
+from muster.agent.features.snapshots.leader import RoundSnapshots, decide, find_snapshot
+from muster.agent.features.snapshots.memory import SnapshotFiles, SnapshotMemory, SnapshotRound
+from muster.agent.features.snapshots.messages import (
+    ORDERS,
+    CopySnapshot,
+    Generation,
+    KeepSnapshot,
+    SnapshotCopied,
+    SnapshotKept,
+    pack,
+    unpack,
+)
+from muster.agent.rendezvous.consensus.halves import PartJob
+from muster.agent.rendezvous.consensus.members import MemberRecord, RankAssignment
+from muster.agent.round import find_lineage
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memory files, which only Linux has")
 NODES, RANKS = 3, 2
@@ -84,7 +89,6 @@ class World:
         self.is_replicated = self.draw.random() < 0.5 and skew is None
         self.skew = skew or self.draw.choice([1, 1, 2, 8])
         self.skipped = 0
-        self.job = TwoMembers(hang_action="report")
         self.nodes = [Node(index) for index in range(NODES)]
         """Those that take part."""
         self.away = []
@@ -98,34 +102,16 @@ class World:
 
     def begin_round(self, base, sources):
         self.number += 1
-        rank = self.job.state.assignments["0"]
         self.size = len(self.nodes)
-        assignments = {
-            str(node.index): replace(rank, id=str(node.index), group_rank=n, rank_offset=n * RANKS)
-            for n, node in enumerate(self.nodes)
-        }
-        rounds = (
-            *self.job.state.quorum_rounds[:-1],
-            replace(self.job.state.quorum_rounds[-1], round_number=self.number),
-        )
-        self.state = replace(
-            self.job.state,
-            phase=RoundRunning(),
-            assignments=PersistentMap(assignments),
-            round_number=self.number,
-            quorum_rounds=rounds,
-            base=base,
-            snapshot=base,
-        )
-        self.lineage = find_lineage(self.number, rounds[-1].leader_id)
+        self.job = self.build_job()
+        self.state, self.known = RoundSnapshots(base=base), base
+        self.lineage = find_lineage(self.number, self.job.leader_id)
         by_id = {str(node.index): node for node in self.nodes}
         for group_rank, node in enumerate(self.nodes):
             node.group_rank = group_rank
-            formed = Round(
-                number=self.number, attempt=0, restarts_left=0, group_rank=group_rank, group_world_size=self.size,
-                rank_offset=group_rank * RANKS, world_size=self.size * RANKS, role_rank_offset=0, role_world_size=0,
-                master_addr="", master_port=1, lineage=self.lineage, snapshot=base,
-                neighbour=Source(host="n", port=1, group_rank=(group_rank + 1) % self.size),
+            formed = SnapshotRound(
+                number=self.number, lineage=self.lineage, group_rank=group_rank, group_world_size=self.size,
+                sends_copies=True, snapshot=base,
             )  # fmt: skip
             node.begin_round(formed)
             if str(node.index) in sources:
@@ -170,28 +156,35 @@ class World:
         found = node.memory.look()
         if found is not None:
             words = dict(zip(("step", "advance", "is_replicated", "is_split"), found, strict=True))
-            node.outbox.append(SnapshotKept(round_number=self.number, **words))
+            node.outbox.append(SnapshotKept(**words))
 
     def deliver(self, node):
         if node.outbox and self.draw.random() < 0.5:
-            self.state, actions = decide_snapshots(self.state, str(node.index), node.outbox.popleft())
-            for action in actions:
-                for each in action.ids:
-                    next(one for one in self.nodes if one.index == int(each)).inbox.append(action.message)
-                if isinstance(action.message, RecoveryChanged):
-                    self.confirmed = action.message.recovery.value.snapshot.key
-                elif isinstance(action.message, CopySnapshot) and action.message.is_done:
-                    self.copied = action.message.lineage, action.message.step
+            decision = decide(self.job, self.state, str(node.index), pack(node.outbox.popleft()))
+            self.state = decision.state
+            if decision.memory is not None:
+                self.known = unpack(Generation, decision.memory.content)
+                self.confirmed = self.known.key
+                for each in self.nodes:
+                    each.inbox.append(self.known)
+            for ids, content in decision.orders:
+                order = ORDERS.parse(content)
+                for each in ids:
+                    next(one for one in self.nodes if one.index == int(each)).inbox.append(order)
+                if isinstance(order, CopySnapshot):
+                    self.copying = order.lineage, order.step
+                elif not isinstance(order, KeepSnapshot):
+                    self.copied = self.copying
         elif node.inbox:
             message = node.inbox.popleft()
-            if isinstance(message, RecoveryChanged):
-                node.memory.confirm(message.recovery.value.snapshot)
+            if isinstance(message, Generation):
+                node.memory.confirm(message)
             elif isinstance(message, KeepSnapshot):
                 node.memory.hold(message.step)
-            elif message.is_done:
-                node.memory.end_copy(is_over=message.is_over)
-            else:
+            elif isinstance(message, CopySnapshot):
                 node.memory.is_copying, node.copying = True, ((message.lineage, message.step), True)
+            else:
+                node.memory.end_copy(is_over=message.is_over)
 
     def copy(self, node):
         if node.copying is None:
@@ -207,7 +200,7 @@ class World:
         if part.holding.group_rank == node.group_rank or self.size == NODES:  # else another one sends that part
             self.nodes[(node.group_rank + 1) % self.size].receive(part.holding)
         if is_told:
-            node.outbox.append(SnapshotCopied(round_number=self.number, lineage=key[0], step=key[1]))
+            node.outbox.append(SnapshotCopied(lineage=key[0], step=key[1]))
             return
         node.memory.is_copying = False
         self.base_copies += 1
@@ -240,16 +233,22 @@ class World:
 
     def find_base(self, lost=None):
         """What all would continue now, without what one of them has, and where each gets its part."""
-        words = {"nproc": RANKS, "role": "r", "host": "h", "port": 1}
-        members = [
-            MemberRecord(
-                id=str(node.index), index=node.index, holdings=() if node is lost else node.list_holdings(), **words
-            )
-            for node in self.nodes
-        ]
-        one = next(iter(self.state.assignments.values()))
-        assignments = tuple(replace(one, id=str(node.index), group_rank=n) for n, node in enumerate(self.nodes))
-        return find_snapshot(members, assignments, self.state.snapshot)
+        held = {str(node.index): node.list_holdings() for node in self.nodes if node is not lost}
+        return find_snapshot(self.build_job(), held, self.known)
+
+    def build_job(self):
+        words = {"nproc": RANKS, "role": "r", "host": "h", "address": "h", "port": 1, "listen_port": 1}
+        ranks = {"role_rank_offset": 0, "role_world_size": 0}
+        ids = [str(node.index) for node in self.nodes]
+        return PartJob(
+            round_number=self.number,
+            leader_id="leader",
+            members={each: MemberRecord(id=each, index=int(each), **words) for each in ids},
+            assignments={
+                each: RankAssignment(id=each, index=int(each), group_rank=n, rank_offset=n * RANKS, **ranks)
+                for n, each in enumerate(ids)
+            },
+        )
 
     def check_now(self):
         """Any moment of the first round may be its last."""

@@ -3,8 +3,10 @@
 import pytest
 
 from muster._shared.snapshot_file import COMPLETE, EMPTY, WRITING, Slot
-from muster.agent.round import Generation, Holding, choose_base, find_lineage
-from muster.agent.snapshots.keeping import decide_look, find_kept, find_newest, find_whole, is_kept
+from muster.agent.features.snapshots.keeping import decide_look, find_kept, find_newest, find_whole, is_kept
+from muster.agent.features.snapshots.leader import choose_base
+from muster.agent.features.snapshots.messages import Generation, Holding
+from muster.agent.round import find_lineage
 
 ROUND_1, ROUND_2, ROUND_3 = (find_lineage(number, "leader") for number in (1, 2, 3))
 

@@ -10,8 +10,8 @@ import os
 import time
 from collections.abc import Callable, Iterable
 
+from muster.agent.features.snapshots.memory import Extent
 from muster.agent.rendezvous.interface import Stream
-from muster.agent.snapshots.memory import Extent
 from muster.agent.workers.status_page import create_memory_file
 
 BLOCK_BYTES = 64 * 1024

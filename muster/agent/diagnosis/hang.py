@@ -49,6 +49,8 @@ class Activity:
     """The innermost phase that the worker has named with `muster.worker.phase`."""
     collectives: tuple[int, ...] | None = None
     """Changes whenever the worker enters or completes a collective; None if it is not known to have entered any."""
+    has_answered: bool = True
+    """Whether that is known at all: False if it has a process group, and its server has not answered yet."""
 
     launches: tuple[int, ...] | None = None
     """Changes whenever ranks of an NCCL communicator, having launched different numbers of operations, launch one.
@@ -306,9 +308,16 @@ class HangWatch:
         if baseline is not None:
             allowed_s = find_background_s(now_s - baseline.at_s)
             if not _has_moved(baseline.activity, activity, allowed_s):
-                if baseline.activity.launches is None is not activity.launches:  # a first report
+                if any(
+                    known is None is not told  # a first report
+                    for known, told in (
+                        (baseline.activity.launches, activity.launches),
+                        (baseline.activity.collectives, activity.collectives),
+                    )
+                ):
                     baseline.activity = activity
-                baseline.activity = _complete(baseline.activity, activity)
+                kept = _complete(baseline.activity, activity)
+                baseline.activity = replace(kept, has_answered=activity.has_answered)
                 return False
         self._baselines[local_rank] = _Baseline(self._known_s, activity)
         return True
@@ -324,7 +333,7 @@ def _has_moved(before: Activity, now: Activity, allowed_s: float) -> bool:
     A worker that waits in a collective may print from another thread, and one that loops for ever uses the CPU. So
     output and CPU time count only while the worker has shown neither collectives nor steps.
     """
-    if before.progress_ns != now.progress_ns or before.collectives != now.collectives:
+    if before.progress_ns != now.progress_ns or _has_entered(before, now):
         return True
     if before.launches != now.launches and before.launches is not None is not now.launches:
         return True
@@ -337,12 +346,17 @@ def _shows(before: Activity | None, now: Activity) -> bool:
     """Return whether the worker has done a step, entered or completed a collective, or written something."""
     if before is None or _has_written(before, now):
         return True
-    return (before.progress_ns, before.collectives) != (now.progress_ns, now.collectives)
+    return before.progress_ns != now.progress_ns or _has_entered(before, now)
+
+
+def _has_entered(before: Activity, now: Activity) -> bool:
+    """Return whether the worker has entered or completed a collective. A first answer that was late tells neither."""
+    return before.has_answered and before.collectives != now.collectives
 
 
 def _stands_still(before: Activity, now: Activity, took_s: float) -> bool:
-    is_same = (before.progress_ns, before.phase, before.collectives) == (now.progress_ns, now.phase, now.collectives)
-    if not is_same or has_loaded(before.processes, now.processes, took_s):
+    is_same = (before.progress_ns, before.phase) == (now.progress_ns, now.phase)
+    if not is_same or _has_entered(before, now) or has_loaded(before.processes, now.processes, took_s):
         return False
     cpu_s = count_cpu_s(before.processes, now.processes)
     if before.is_waiting and now.is_waiting:

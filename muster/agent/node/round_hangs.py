@@ -248,6 +248,7 @@ class RoundHangs:
                         progress_ns=self._read_progress_ns(worker.local_rank),
                         phase=self._workers.page.read_slot(worker.local_rank).phase if self._workers.page else "",
                         collectives=progress[worker.pid].collectives,
+                        has_answered=progress[worker.pid].has_answered,
                         launches=progress[worker.pid].launches,
                         timeout_s=progress[worker.pid].timeout_s,
                         is_waiting=progress[worker.pid].is_waiting,

@@ -24,6 +24,7 @@ class World:
         self.processes: dict[int, dict[ProcessKey, Reading]] = {0: {(10, 1): one}, 1: {(20, 1): one}}
         self.progress_ns: dict[int, int | None] = {0: None, 1: None}
         self.collectives: dict[int, tuple[int, ...] | None] = {0: None, 1: None}
+        self.has_answered = True
         self.launches: dict[int, tuple[int, ...] | None] = {0: None, 1: None}
         self.silent_s = 0.0
         self.reports: list[str | None] = []
@@ -44,6 +45,7 @@ class World:
                 processes=dict(processes),
                 progress_ns=self.progress_ns[rank],
                 collectives=self.collectives[rank],
+                has_answered=self.has_answered,
                 launches=self.launches[rank],
             )
             for rank, processes in self.processes.items()
@@ -284,6 +286,30 @@ def test_ranks_that_wait_for_nccl_with_the_cpu_are_idle_by_what_its_monitor_says
     world.launches = {0: (6, 6, 6), 1: (6, 6, 6)}
     world.pass_s(1)
     assert world.reports[-1] is None
+
+
+def test_a_first_answer_that_was_late_is_no_movement() -> None:
+    """On a busy machine a worker's server may not answer for a minute."""
+    world = World()
+    world.has_answered = False
+    world.pass_s(12)
+    world.has_answered, world.collectives = True, {0: (3, 2), 1: (2, 2)}
+    world.pass_s(3)
+    assert (world.idle_s, world.watch._still.for_s) == ([10], 14.0)
+    world.collectives[1] = (3, 3)
+    world.pass_s(1)
+    assert (world.reports[-1], world.watch._still.for_s) == (None, 0.0)
+
+
+def test_the_first_collective_of_a_worker_that_was_seen_without_one_is_movement() -> None:
+    world = World()
+    world.has_answered = False
+    world.pass_s(6)
+    world.has_answered = True
+    world.pass_s(6)
+    world.collectives[1] = (1, 0)
+    world.pass_s(1)
+    assert (world.reports[-1], world.watch._still.for_s) == (None, 0.0)
 
 
 def test_output_ends_a_silence() -> None:

@@ -34,14 +34,18 @@ def test_a_worker_that_has_come_back_from_its_process_group_is_judged_by_what_it
     answers[7] = Answer()  # it does not answer now
     assert reader.read_progress(SESSIONS, 0.0) == {7: Progress(collectives=(), is_waiting=True)}
     answers[7] = Answer(has_begun=True)
+    assert reader.read_progress(SESSIONS, 0.0) == {7: Progress(has_answered=False)}
+    answers[7] = Answer()  # it is stopped
+    assert reader.read_progress(SESSIONS, 0.0) == {7: Progress(has_answered=False)}
+    answers[7] = Answer(has_begun=True, is_answering=True)
     assert reader.read_progress(SESSIONS, 0.0) == {7: Progress()}
 
 
 def test_collectives_that_were_seen_stay_when_the_recorder_is_empty(answers: dict[int, Answer]) -> None:
     reader = WorkerReader(4.0)
-    answers[7] = Answer(has_begun=True, groups=(ENTERED,))
+    answers[7] = Answer(has_begun=True, is_answering=True, groups=(ENTERED,))
     assert reader.read_progress(SESSIONS, 0.0) == {7: Progress(collectives=(3, 2))}
-    answers[7] = Answer(has_begun=True)
+    answers[7] = Answer(has_begun=True, is_answering=True)
     assert reader.read_progress(SESSIONS, 0.0) == {7: Progress(collectives=(3, 2))}
 
 

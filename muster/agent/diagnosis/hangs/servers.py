@@ -127,6 +127,8 @@ class Progress:
 
     collectives: tuple[int, ...] | None = None
     """Changes whenever it enters or completes one; None if it is not known to have entered any."""
+    has_answered: bool = True
+    """See `Activity`."""
     timeout_s: float = 0.0
     """The timeout of a collective in which it waits, once torch is about to end it because of that; otherwise 0."""
     is_waiting: bool = False
@@ -165,6 +167,8 @@ class WorkerReader:
         """Waits by the worker's process id."""
         self._waiting: set[int] = set()
         """The process ids of workers that wait, as far as their last answers say."""
+        self._unanswered: set[int] = set()
+        """The process ids of workers whose servers have not answered the last time."""
         self.answers: Mapping[int, Answer] = {}
         """The workers' last answers by process id, as a new mapping at each look. Any thread may read it."""
         self.answered_s = -math.inf
@@ -208,11 +212,17 @@ class WorkerReader:
                 for pid, answer in answers.items()
                 if _is_waiting(answer) or (not answer.is_answering and pid in self._waiting & self._progress.keys())
             }
+            self._unanswered = {
+                pid
+                for pid, answer in answers.items()
+                if (answer.has_begun or pid in self._unanswered) and not answer.is_answering
+            }
             self._find_waits(read_workers(places) if idle_s >= self._device_limit_s else answers)
         ending = self._list_ending(time.monotonic())
         return {
             pid: Progress(
                 collectives=self._progress.get(pid),
+                has_answered=pid in self._progress or pid not in self._unanswered,
                 timeout_s=self._waits[pid].timeout_s if pid in ending else 0.0,
                 is_waiting=pid in self._waiting,
                 launches=self._launches.get(pid),

@@ -263,7 +263,7 @@ class JobStatus:
     attempt: Count = 0
     state: JobState = JobState.RUNNING
     bar: _Name = ""
-    """The name of the progress bar that step and total are from, such as "Epoch 2"."""
+    """The name of the progress bar that step and total are from, such as "Epoch 2"; "bar" if it has none."""
     paused_since_s: Seconds | None = None
     """By the wall clock, as all times here."""
     step: Step | None = None

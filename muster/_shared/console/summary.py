@@ -44,12 +44,19 @@ def _describe_steps(status: JobStatus) -> str:
         parts.append(describe_steps(status.steps_done, status.most_steps_done or 0, status.total))
     elif status.optimizer_steps:
         parts.append(f"{status.optimizer_steps} step{'s'[: status.optimizer_steps != 1]} of the optimizer")
-    goodput = status.goodput
-    if goodput is not None and goodput.productive_s + sum(lost_s for _, lost_s in goodput.lost_s) >= _LEAST_S:
-        parts.append(_describe_goodput(goodput))
+    if status.goodput is not None and is_long(status):
+        parts.append(_describe_goodput(status.goodput))
         status = replace(status, time_to_start_s=None)  # it names that time as lost
-    parts += [exact] if (exact := describe_exact(status)) else []
+    if parts or is_long(status):  # else the report says all
+        parts += [exact] if (exact := describe_exact(status)) else []
     return "; ".join(parts)
+
+
+def is_long(status: JobStatus) -> bool:
+    """Return whether the job has run for so long that its goodput means something."""
+    if status.goodput is not None:
+        return status.goodput.productive_s + sum(lost_s for _, lost_s in status.goodput.lost_s) >= _LEAST_S
+    return status.started_s is not None and status.time_s - status.started_s >= _LEAST_S
 
 
 def _describe_values(status: JobStatus) -> str:
@@ -67,10 +74,7 @@ def _describe_goodput(goodput: Goodput) -> str:
 
 
 def describe_exact(status: JobStatus) -> str:
-    """Return what is known without the script's help: "the first step after 12 s; interrupted by 1 worker, 2 hangs".
-
-    Or "".
-    """
+    """Return what is known without the script's help: "the first step after 12 s; interrupted by 1 worker, 2 hangs"."""
     parts = []
     if status.goodput is not None and status.time_to_start_s is not None:
         parts.append(f"the first step after {format_duration(status.time_to_start_s)}")
@@ -79,7 +83,7 @@ def describe_exact(status: JobStatus) -> str:
     if status.failures:
         counts = (_count_failures(name, count) for name, count in status.failures)
         parts.append("interrupted by " + ", ".join(counts))
-    if status.goodput is None and status.failures:
+    if status.goodput is None and status.failures and is_long(status):
         parts.append("goodput needs muster.worker.step(i) in the script")
     return "; ".join(parts)
 

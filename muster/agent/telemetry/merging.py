@@ -215,8 +215,10 @@ def build_status(
     rate = slowest.rate if slowest is not None and state is JobState.RUNNING and slowest.rate else 0.0
     bar = ""
     if step is None and state is JobState.RUNNING and merged.ranks and merged.ranks[0].global_rank == 0:
-        step, total, bar_rate, bar = find_bar(merged.ranks[0].last_line) or (None, None, None, "")
-        rate = bar_rate or rate  # an optimizer's may differ
+        found = find_bar(merged.ranks[0].last_line)
+        if found is not None:
+            step, total, bar_rate, name = found
+            bar, rate = name or "bar", bar_rate or rate  # an optimizer's may differ
     steps_left = None if step is None or total is None else total - step - 1
     peak_bytes, peak_rank = max(((each.peak_bytes, each.peak_rank) for each in merged.summaries), default=(0, 0))
     status = JobStatus(

@@ -16,7 +16,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from muster._shared.console.summary import describe_exact
+from muster._shared.console.summary import describe_exact, is_long
 from muster._shared.contract import show_controls
 from muster._shared.job_view import (
     DeviceStatus,
@@ -299,7 +299,7 @@ def _describe_done(status: JobStatus) -> str:
 
 def _list_costs(status: JobStatus) -> Iterator[Text]:
     parts = []
-    if status.goodput is not None:
+    if status.goodput is not None and is_long(status):
         lost = ", ".join(f"{name} {format_duration(lost_s)}" for name, lost_s in status.goodput.lost_s if round(lost_s))
         parts.append(f"goodput {status.goodput.fraction:.0%}".replace("%", " %") + (f" (lost: {lost})" if lost else ""))
     parts += [exact] if (exact := describe_exact(status)) else []

@@ -318,11 +318,13 @@ class TestRendering:
         assert "p go on" in draw(status)[-1]
 
     def test_time_that_is_lost_is_named_from_a_second_on(self) -> None:
-        goodput = Goodput(fraction=0.7, productive_s=3.0, lost_s=(("start", 0.9), ("restart", 0.5), ("round", 0.4)))
+        goodput = Goodput(fraction=0.7, productive_s=60.0, lost_s=(("start", 0.9), ("restart", 0.5), ("round", 0.4)))
         page = "\n".join(
             print_once(make_picture(replace(job_samples.make_job(), goodput=goodput)), 120, has_colours=False)
         )
         assert "(lost: start 1 s)" in page
+        status = replace(job_samples.make_job(), goodput=replace(goodput, productive_s=3.0))
+        assert "lost" not in "\n".join(print_once(make_picture(status), 120, has_colours=False)), "it has just begun"
 
     def test_the_nodes_of_a_job_that_has_ended_do_not_run(self) -> None:
         picture = make_picture(job_samples.make_job(4, 2), state="FAILED", has_ended=True)

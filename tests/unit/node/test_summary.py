@@ -104,7 +104,9 @@ def test_the_first_step_and_failures_by_cause() -> None:
 
 
 def test_who_reports_no_steps_is_told_how_when_something_has_failed() -> None:
-    status = JobStatus(time_to_start_s=0.5, failures=(("worker", 3),))
+    """Of a job of seconds the report says all."""
+    status = JobStatus(started_s=1000.0, time_s=1070.0, time_to_start_s=0.5, failures=(("worker", 3),))
+    assert format_summary(replace(status, time_s=1002.0)) == []
     assert format_summary(status) == [
         "workers ran after 0.5 s; interrupted by 3 workers; goodput needs muster.worker.step(i) in the script"
     ]

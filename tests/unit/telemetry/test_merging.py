@@ -107,12 +107,13 @@ def test_a_bar_tells_step_total_rate_and_name(line: str, bar: tuple[int, int, fl
     assert find_bar(line) == bar
 
 
-def test_the_time_that_is_left_is_that_of_the_bar() -> None:
-    """The optimizer's steps may be others: of accumulated gradients, or of all epochs."""
-    line = "epoch 2:  43%|####3     | 430/1000 [00:10<00:13, 50.00it/s]"
+@pytest.mark.parametrize(("name", "shown"), [("epoch 2: ", "epoch 2"), ("", "bar")])
+def test_what_a_bar_says_is_said_to_be_the_bars(name: str, shown: str) -> None:
+    """There may be one for each epoch. The optimizer's steps may be others: of accumulated gradients, of all epochs."""
+    line = f"{name} 43%|####3     | 430/1000 [00:10<00:13, 50.00it/s]"
     rank = RankStatus(global_rank=0, node=0, local_rank=0, optimizer_steps=50, rate=7.0, last_line=line)
     merged = MergedNodes(nodes=(), ranks=(rank,), summaries=(), running=1, spare=0, lost=0)
     history = JobHistory()
     history.state = JobState.RUNNING
     status = build_status(make_round(), merged, history, None, slow_ranks=(), run_id="job", now_s=5.0)
-    assert (status.step, status.total, status.rate, status.eta_s) == (430, 1000, 50.0, 11.4)
+    assert (status.bar, status.step, status.total, status.rate, status.eta_s) == (shown, 430, 1000, 50.0, 11.4)

@@ -1,8 +1,8 @@
-"""What is in a slot: a head, sums of blocks, the data of tensors, the layout, and the skeleton.
+"""What is in a slot (a head, sums of blocks, the data of tensors, the layout, and the skeleton), and how it is read.
 
-And how it is read back. The data is verified as it is read: each block of 256 KiB has the sum of its 8-byte words,
-layout and skeleton have a CRC. A sum costs a third of a copy, a CRC two to three times as much. The file is written by
-one worker and read by its successor on the same node, or, copied by the agents, on another.
+The data is verified as it is read: each block of 256 KiB has the sum of its 8-byte words, layout and skeleton have a
+CRC. A sum costs a third of a copy, a CRC two to three times as much. The file is written by one worker and read by its
+successor on the same node, or, copied by the agents, on another.
 """
 
 import contextlib

@@ -402,6 +402,8 @@ class ConsoleWriter:
         view = memoryview(data)
         while view and fd not in self._broken_fds:
             view = view[self._write_some(fd, view[:_WRITE_BYTES]) :]
+            if fd in self.full_fds:
+                return  # the next write says so
 
     def _write_some(self, fd: int, view: memoryview) -> int:
         try:
@@ -412,7 +414,7 @@ class ConsoleWriter:
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 self.full_fds.add(fd)
-                return len(view)
+                return 0
             self._mark_broken(fd)
             return 0
         self.full_fds.discard(fd)

@@ -118,9 +118,9 @@ class SpawnFailed:
 
 @record
 class StoreLost:
-    """The agent should host the round's store but has none (any more); `reason` is a clause about rank 0.
+    """The agent should host the round's store but has none (any more), or its workers cannot reach MASTER_ADDR.
 
-    Or the agent has learned that its workers cannot reach MASTER_ADDR.
+    `reason` is a clause about rank 0.
     """
 
     round_number: int

@@ -98,7 +98,8 @@ class Link:
                     return self._serve(session)
                 finally:
                     session.close()
-        except (ControlError, EngineError, SchedulerError, LostError, OSError, LookupError, ValueError) as error:
+        # RuntimeError: no thread is left, or an engine's error.
+        except (ControlError, RuntimeError, SchedulerError, LostError, OSError, LookupError, ValueError) as error:
             return self._give_up(str(error))
 
     def _open(self, scheduler: Any, index: int) -> Session:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 
 import pytest
+from doubles.clocks import HandClock
 from harness import LIMIT_S, find_free_port
 
 from muster.elastic import ResultsMissing
@@ -125,6 +126,26 @@ def test_connections_that_prove_nothing_keep_no_program_waiting(
     first, second, _ = run_all(lambda: run_node(0, port), run_late, disturb)
     assert first == {2: b"small 1", 3: LARGE}
     assert second == {0: b"small 0", 1: None}
+
+
+def test_an_answer_that_comes_byte_by_byte_has_one_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = HandClock()
+
+    class Dripping:
+        limit_s = 0.0
+
+        def settimeout(self, limit_s: float) -> None:
+            self.limit_s = limit_s
+
+        def recv(self, _size: int) -> bytes:
+            clock.at_s += 1.0
+            if self.limit_s < 1.0:
+                raise TimeoutError
+            return b"x"
+
+    monkeypatch.setattr(exchange.time, "monotonic", clock.now_s)
+    with pytest.raises(TimeoutError):
+        exchange._read(Dripping(), 100, 20.0)  # type: ignore[arg-type]
 
 
 def connect(port: int) -> socket.socket:

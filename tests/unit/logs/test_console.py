@@ -624,3 +624,24 @@ def test_what_follows_does_not_wait_for_ever_for_a_reader_that_has_stopped(pipe:
 
 SLOW = threading.Event()
 """Never set."""
+
+
+def test_room_in_the_middle_of_a_write_leaves_no_gap_that_nothing_tells(
+    pipe: Pipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, calls = os.write, [0]
+
+    def write_but_once(fd: int, data: bytes) -> int:
+        calls[0] += fd == pipe.write_fd
+        if fd == pipe.write_fd and calls[0] == 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(fd, data)
+
+    monkeypatch.setattr(os, "write", write_but_once)
+    console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd)
+    console.print_text("x" * 300_000 + "\n")
+    device = next(iter(console._list_devices()))
+    assert device.wait_written(20.0, 20.0)
+    console.print_line("shown")
+    written = finish(console, pipe, pipe.collect())
+    assert written == b"\n[muster] output was left out here: no space was left\n[muster] shown\n"

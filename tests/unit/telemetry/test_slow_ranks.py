@@ -154,6 +154,16 @@ def test_a_rank_is_behind_by_what_was_known_when_it_was_looked_at(age_s: float, 
     assert waits.find(1.0) == found
 
 
+@pytest.mark.parametrize(("age_s", "slow"), [(0.9, [2]), (3.0, [])])
+def test_rates_of_different_moments_are_not_compared(age_s: float, slow: list[int]) -> None:
+    """While all became faster, one node was looked at before, and the others after."""
+    job, ranks = JobSlowRanks(), make_ranks([100, 100, 100], [0.0, 0.0, 0.0])
+    ranks[2] = replace(ranks[2], node=1, rate=5.0)
+    for look in range(LOOKS):
+        found = job.find(1, ranks, (), {}, 100.0 + 10.0 * look, {0: 0.0, 1: age_s})
+    assert [each.global_rank for each in found] == slow
+
+
 def test_what_was_seen_in_a_round_says_nothing_of_the_ranks_of_the_next() -> None:
     job = JobSlowRanks()
     assert [each.global_rank for each in job.find(1, make_ranks([9, 9, 8], [3.0, 3.0, 3.0]), (), {}, 100.0)] == [2]

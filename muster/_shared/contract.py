@@ -225,7 +225,8 @@ class Env:
     """Set by the agent in its workers: `FILE:ROUND:SLOT`, where the worker finds its slot (see `StatusPageLayout`)."""
 
     SNAPSHOTS: Final = "MUSTER_SNAPSHOTS"
-    """Set by the agent in its workers: `FILE:ROUND:LOCAL_RANK`, where snapshots are kept (`_shared.snapshot_file`)."""
+    """Set by the agent in its workers if its job has used snapshots: `FILE:ROUND:LOCAL_RANK`, where they are kept
+    (`_shared.snapshot_file`)."""
 
     SNAPSHOT_STEP: Final = "MUSTER_SNAPSHOT_STEP"
     """Set by the agent in its workers if all ranks continue from a snapshot: the step of the snapshot."""

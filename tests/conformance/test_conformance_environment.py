@@ -41,16 +41,16 @@ def test_each_worker_has_its_own_error_file(run_once: RunOnce, launcher: Launche
 
 
 @pytest.mark.long  # torchrun itself runs
-def test_no_variable_of_torchruns_is_missing_and_eight_are_added(run_once: RunOnce) -> None:
+def test_no_variable_of_torchruns_is_missing_and_seven_are_added(run_once: RunOnce) -> None:
     names = {}
     for name in (TORCHRUN, MUSTER):
         outcome, _ = run_once(name, FLAGS, PROGRAM)
         names[name] = set(read_facts(outcome.stdout)[0]["env"])
     # The first comes from the import of torch in torchrun itself.
     assert names[TORCHRUN] - names[MUSTER] <= {"TORCHINDUCTOR_CACHE_DIR"}
-    # Where `muster.worker` finds its slot, what `breakpoint()` calls, that the agent watches for hangs, the memory for
-    # snapshots, and the ids of the job and of the attempt.
-    ours = {"MUSTER_STATUS_PAGE", "MUSTER_WATCHED", "PYTHONBREAKPOINT", "MUSTER_SNAPSHOTS"}
+    # Where `muster.worker` finds its slot, what `breakpoint()` calls, that the agent watches for hangs, and the
+    # ids of the job and of the attempt.
+    ours = {"MUSTER_STATUS_PAGE", "MUSTER_WATCHED", "PYTHONBREAKPOINT"}
     ours |= {"MUSTER_JOB_ID", "MUSTER_ATTEMPT_ID"}
     # Of global rank 0 alone: where a Trainer tells its progress.
     trainer = {"KUBEFLOW_TRAINER_SERVER_URL", "KUBEFLOW_TRAINER_SERVER_TOKEN"}

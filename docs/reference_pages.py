@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from muster._shared import contract, preflight
-from muster.agent.cli.flag_table import GROUPS, Flag
+from muster.agent.cli.flag_table import Flag, list_groups
 from muster.agent.runtime import event_log
 from muster.cli.afterwards import event_kinds
 from muster.cli.doctor.expected import EXPECTED
@@ -95,7 +95,7 @@ muster-agent has all flags of torchrun. They mean the same as in torchrun, unles
 torchrun lacks are marked **new**. Every flag can be abbreviated, and written with underscores. If a variable is named,
 its value is the flag's default.
 """
-    return head + "".join(f"\n## {title}\n{''.join(map(_build_flag, flags))}" for title, flags in GROUPS)
+    return head + "".join(f"\n## {title}\n{''.join(map(_build_flag, flags))}" for title, flags in list_groups())
 
 
 def _build_flag(flag: Flag) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from muster.agent.cli.arguments import parse_ranks, parse_texts
 from muster.agent.cli.command_line import COMPLETIONS, format_completion
-from muster.agent.cli.flag_table import FLAGS, GROUPS, Flag
+from muster.agent.cli.flag_table import Flag, list_flags, list_groups
 from muster.agent.cli.rendezvous_flags import parse_conf, parse_nnodes
 from muster.agent.config import AgentConfig
 from muster.elastic.failures import raise_for_outcome
@@ -93,7 +93,7 @@ class _FromVariable(Action):
 def get_args_parser() -> ArgumentParser:
     """Return torchrun's parser with muster's flags. The namespace has torchrun's names, types and defaults."""
     parser = ArgumentParser(prog="muster.run", description="Starts the workers of one node of a PyTorch job.")
-    for title, flags in GROUPS:
+    for title, flags in list_groups():
         group = parser.add_argument_group(title)
         for flag in flags:
             names = dict.fromkeys((f"--{flag.name}", f"--{flag.dest}"))
@@ -246,7 +246,7 @@ def build_flags(args: Namespace) -> list[str]:
     """Return the agent's command line for a namespace."""
     words: list[str] = []
     static = getattr(args, "rdzv_backend", "static") == "static" and not getattr(args, "rdzv_endpoint", "")
-    for flag in FLAGS:
+    for flag in list_flags():
         value = getattr(args, flag.dest, None)
         if value is None or value is False or value == [] or (value == "" and flag.dest != "role"):
             continue

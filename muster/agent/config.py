@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from enum import IntFlag
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from muster._shared.contract import DEFAULT_DRAIN_LIMIT_S, DEFAULT_SNAPSHOT_SHARE, Env
+from muster._shared.contract import DEFAULT_DRAIN_LIMIT_S, Env
 from muster._shared.records import NO_ITEMS, record
 from muster.agent.errors import UsageError
 from muster.agent.runtime.limits import KEEP_ALIVE_INTERVAL_S, LAST_CALL_S
@@ -74,8 +74,6 @@ class RendezvousConfig:
     """The name of this limit that the user knows."""
     hang_action: str = "restart"
     """What follows when the job hangs: report (only a page on the console), restart or stop."""
-    snapshot_copies: int = 1
-    """How many other nodes keep a copy of a node's snapshots: 0 or 1."""
     policy: str = ""
     """--on: rules of `_shared.verdicts.policy`, separated by semicolons."""
     segment: str | None = None
@@ -187,19 +185,12 @@ class AgentConfig:
     """The id of the Slurm job that this agent is part of."""
     drain_limit_s: float = DEFAULT_DRAIN_LIMIT_S
     """How long a preemption may take before the workers get the stop signal; see `contract.Env.DRAIN_LIMIT_S`."""
-    snapshot_share: int = DEFAULT_SNAPSHOT_SHARE
-    """Thousandths of the free memory that this node's snapshots may take; 0 means that only `snapshot_limit_bytes`
-    counts."""
-    snapshot_limit_bytes: int | None = None
-    """The most that the snapshots may take. None means no other limit, and 0 no snapshots."""
     preflight: str = "quick"
     """--preflight: quick, full or off."""
     devices: int | None = None
     """--devices: how many GPUs this node must have; None if unknown."""
-    notify: tuple[str, ...] = ()
-    """--notify: the words of the command; empty if there is none."""
-    metrics_address: tuple[str, int] | None = None
-    """--metrics-port: an IP address and a port, 0 for a free one; None if no metrics are served."""
+    features: Mapping[str, Any] = NO_ITEMS
+    """What the flags of features say, by the features' names; nothing of those without a flag."""
     tracker_run: bool = False
     """Whether --tracker-run is given."""
     trace_parent: str = ""

@@ -18,7 +18,7 @@ from muster._shared.records import replace
 from muster.agent.cli.arguments import parse_args
 from muster.agent.config import AgentConfig
 from muster.agent.errors import InternalError, MusterError, SpawnError, UsageError
-from muster.agent.features import SINKS
+from muster.agent.features import SINKS, load_module
 from muster.agent.runtime.loop import Awaited, JobClock, Loop
 from muster.agent.workers.environment import MONITOR_ADDRESS, build_common_env
 from muster.agent.workers.spec import ProgramKind, WorkerStarter
@@ -271,8 +271,6 @@ def _connect_sinks(
     witnesses: list[Witness] = []
     for row in SINKS:
         if row.is_wanted(environ, config):
-            from importlib import import_module
-
             from muster.agent.features.sink import SinkContext
 
             context = SinkContext(
@@ -284,7 +282,7 @@ def _connect_sinks(
                 event_log=event_log,
                 add_witness=witnesses.append,
             )
-            config = import_module(f"muster.agent.features.{row.name}.sink").connect(context)
+            config = load_module(row.name, "sink").connect(context)
     return config, tuple(witnesses)
 
 

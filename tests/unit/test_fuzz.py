@@ -24,7 +24,7 @@ from torchx.specs.finder import ComponentValidationException
 from muster._shared.control import ControlError
 from muster.agent import checkpoint_file
 from muster.agent.cli.arguments import parse_args
-from muster.agent.cli.flag_table import FLAGS
+from muster.agent.cli.flag_table import list_flags
 from muster.agent.errors import MusterError
 from muster.agent.placement import device_count
 from muster.cli import commands, run_command
@@ -102,7 +102,7 @@ def choose(name: str, count: int) -> list[str]:
 
 def test_flags_and_variables_of_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_count, "_count_devices", lambda *_args, **_more: 1)
-    for flag in FLAGS:
+    for flag in list_flags():
         for value in choose(flag.name, 5):
             words = [f"--{flag.name}"] if flag.is_switch else [f"--{flag.name}={value}"]
             check(lambda words=words: parse_args([*words, "main.py"], {}), (MusterError,), repr(words))

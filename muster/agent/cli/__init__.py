@@ -7,5 +7,5 @@ formats `--help`. `rendezvous_flags` parses the group of flags with its own gram
 Not here: the configuration itself (`agent.config`), and `-j` and `-cfg`, which belong to components and schedulers.
 
 From outside, import `arguments.parse_args`; `muster.run` also imports `flag_table`, `rendezvous_flags` and
-`command_line`.
+`command_line`, and features `flag_table` and `command_line`.
 """

@@ -16,14 +16,9 @@ from muster._shared.contract import (
     COLLAPSED_FROM_RANKS,
     DEFAULT_DRAIN_LIMIT_S,
     DEFAULT_RUN_ID,
-    DEFAULT_SNAPSHOT_SHARE,
-    LISTEN_ADDRESS,
     SIZE_LIMIT,
-    SNAPSHOT_MEMORY,
     Env,
     parse_digits,
-    parse_listen_address,
-    parse_snapshot_memory,
 )
 from muster._shared.guard import STOP_LIMIT_VARIABLE, parse_stop_limit_s
 from muster._shared.processes import count_usable_cores
@@ -38,6 +33,7 @@ from muster.agent.cli.command_line import (
 from muster.agent.cli.rendezvous_flags import build_rendezvous_config, parse_hang_timeout_s
 from muster.agent.config import AgentConfig, LogConfig, RendezvousConfig, Std, StdChoice
 from muster.agent.errors import UsageError
+from muster.agent.features import FLAG_OWNERS, load_module
 from muster.agent.runtime.event_log import EVENT_LOG_HANDLERS
 from muster.agent.workers.environment import build_device_env
 from muster.agent.workers.spec import Program, ProgramKind
@@ -59,7 +55,6 @@ _PREEMPTION_SIGNALS = ("SIGUSR1", "SIGHUP", "SIGQUIT", "SIGTERM")
 DEFAULT_RESTART_BACKOFF_S = 1.0
 _LEAST_COLUMNS = 40
 _HELP_COLUMNS = 110
-_LOOPBACK = "127.0.0.1"
 
 _TERMINATION_LOG = "/dev/termination-log"
 """Where Kubernetes mounts the file for a container's termination message."""
@@ -114,7 +109,6 @@ def _build_config(values: FlagValues, environ: Mapping[str, str], program: Progr
     start, start_method = _choose_start(values, program)
     named = values.text("role")
     role = "default" if named is None else named
-    snapshot_share, snapshot_limit_bytes = _parse_snapshot_memory(values)
     return AgentConfig(
         program=program,
         nproc=nproc,
@@ -132,12 +126,9 @@ def _build_config(values: FlagValues, environ: Mapping[str, str], program: Progr
         asks_at_interrupt=_asks_at_interrupt(values),
         preempt_signal=_parse_preempt_signal(values),
         drain_limit_s=_read_drain_limit_s(environ),
-        snapshot_share=snapshot_share,
-        snapshot_limit_bytes=snapshot_limit_bytes,
         preflight=_choose_preflight(values, program),
         devices=_parse_devices(values),
-        notify=_parse_notify(values, environ),
-        metrics_address=_parse_metrics_address(values, environ),
+        features=_read_features(values, environ),
         tracker_run=_parse_tracker_run(values, rendezvous),
         virtual_local_rank=virtual_local_rank,
         numa_binding=values.choice("numa-binding", _NUMA_BINDINGS),
@@ -160,12 +151,10 @@ def _build_config(values: FlagValues, environ: Mapping[str, str], program: Progr
     )
 
 
-def _parse_snapshot_memory(values: FlagValues) -> tuple[int, int | None]:
-    text = values.text("snapshot-memory")
-    found = (DEFAULT_SNAPSHOT_SHARE, None) if text is None else parse_snapshot_memory(text)
-    if found is None:
-        raise UsageError(f"--snapshot-memory {text!r}: must be {SNAPSHOT_MEMORY}")
-    return found
+def _read_features(values: FlagValues, environ: Mapping[str, str]) -> dict[str, object]:
+    """Return what the flags of features say, by the features' names; nothing of those without a flag."""
+    owners = {owner for flag, owner in FLAG_OWNERS.items() if values.is_on_command_line(flag)}
+    return {name: load_module(name, "flags").read(values, environ) for name in sorted(owners)}
 
 
 def _choose_program(values: FlagValues, script: str, args: tuple[str, ...], environ: Mapping[str, str]) -> Program:
@@ -332,35 +321,6 @@ def _parse_devices(values: FlagValues) -> int | None:
     if text is not None and count is None:
         raise values.build_error("devices", "a number of GPUs")
     return count
-
-
-def _parse_notify(values: FlagValues, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Refuse a command that does not exist, because it is too late when the command is needed."""
-    text = values.text("notify")
-    if text is None:
-        return ()
-    import shlex
-    from shutil import which
-
-    try:
-        words = shlex.split(text)
-    except ValueError as error:
-        raise values.build_error("notify", f"words as in a shell, but there is {str(error).lower()}") from error
-    if not words:
-        raise values.build_error("notify", "a command")
-    if which(words[0], path=environ.get("PATH")) is None:
-        raise UsageError(f"--notify {text!r}: there is no program {words[0]!r} on this node")
-    return tuple(words)
-
-
-def _parse_metrics_address(values: FlagValues, environ: Mapping[str, str]) -> tuple[str, int] | None:
-    text = values.text("metrics-port")
-    if text is None:
-        return None
-    found = parse_listen_address(text)
-    if found is None:
-        raise values.build_error("metrics-port", LISTEN_ADDRESS)
-    return found[0] or environ.get(Env.METRICS_HOST) or _LOOPBACK, found[1]
 
 
 def _parse_tracker_run(values: FlagValues, rendezvous: RendezvousConfig) -> bool:

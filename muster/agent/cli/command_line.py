@@ -12,13 +12,12 @@ from typing import Final
 
 from muster._shared import contract
 from muster._shared.records import record
-from muster.agent.cli.flag_table import FLAGS, GROUPS, Flag
+from muster.agent.cli.flag_table import FLAGS, Flag, list_flags, list_groups
 from muster.agent.errors import UsageError
+from muster.agent.features import FLAG_OWNERS, load_module
 
 ON: Final = "1"
 COUNT_LIMIT: Final = 2**31 - 1
-_FREE: Final = ("log-dir", "notify", "on", "rdzv-conf", "duplicate-stdout-filters", "duplicate-stderr-filters")
-"""Flags whose values are paths, or texts of several lines."""
 _BY_NAME: Final = {flag.name: flag for flag in FLAGS}
 _BY_SHORT: Final = {flag.short: flag for flag in FLAGS if flag.short}
 
@@ -116,9 +115,10 @@ def find_flag(spelling: str) -> Flag:
         UsageError: no flag matches, or several do.
     """
     name = spelling.removeprefix("--").replace("_", "-")
-    if name in _BY_NAME:
-        return _BY_NAME[name]
-    matches = [flag for flag in FLAGS if flag.name.startswith(name)]
+    exact = _find_exact(name)
+    if exact is not None:
+        return exact
+    matches = [flag for flag in list_flags() if flag.name.startswith(name)]
     torchruns = [flag for flag in matches if not flag.ours]
     for found in ([flag for flag in torchruns if not flag.since], torchruns, matches):
         if len(found) == 1:
@@ -128,10 +128,27 @@ def find_flag(spelling: str) -> Flag:
     raise UsageError(f"unknown flag {spelling}{_suggest(name)}; --help lists them all")
 
 
+def _find_exact(name: str) -> Flag | None:
+    if name in _BY_NAME:
+        return _BY_NAME[name]
+    if name not in FLAG_OWNERS:
+        return None
+    flags: tuple[Flag, ...] = load_module(FLAG_OWNERS[name], "flags").FLAGS
+    return next(flag for flag in flags if flag.name == name)
+
+
+def get_flag(name: str) -> Flag:
+    """Return the flag of a name."""
+    flag = _find_exact(name)
+    if flag is None:
+        raise KeyError(name)
+    return flag
+
+
 def _suggest(name: str) -> str:
     from difflib import get_close_matches
 
-    close = get_close_matches(name, _BY_NAME, n=1)
+    close = get_close_matches(name, [*_BY_NAME, *FLAG_OWNERS], n=1)
     return f" (did you mean --{close[0]}?)" if close else ""
 
 
@@ -148,25 +165,25 @@ class FlagValues:
 
     def origin(self, name: str) -> str:
         """Name where the value comes from: `--max-restarts`, or the variable `PET_MAX_RESTARTS`."""
-        flag = _BY_NAME[name]
+        flag = get_flag(name)
         return "--" + name if flag.dest in self._given or not self.is_given(name) else flag.variable
 
     def is_given(self, name: str) -> bool:
         """Return whether the command line or a variable sets it."""
-        flag = _BY_NAME[name]
+        flag = get_flag(name)
         return flag.dest in self._given or (flag.has_variable and bool(self._environ.get(flag.variable)))
 
     def is_on_command_line(self, name: str) -> bool:
         """Return whether the command line sets it."""
-        return _BY_NAME[name].dest in self._given
+        return name.replace("-", "_") in self._given
 
     def text(self, name: str) -> str | None:
         """Return the unparsed value; None when there is none."""
-        flag = _BY_NAME[name]
+        flag = get_flag(name)
         value = self._given.get(flag.dest)
         if value is None and flag.has_variable:
             value = self._environ.get(flag.variable) or None
-        if value is not None and name not in _FREE and (contract.has_controls(value) or not is_utf8(value)):
+        if value is not None and not flag.is_free and (contract.has_controls(value) or not is_utf8(value)):
             raise UsageError(f"{self.origin(name)} {value!r}: must be UTF-8 text without control characters")
         return value
 
@@ -279,7 +296,7 @@ def format_completion(shell: str | None) -> str:
     """
     if shell not in COMPLETIONS:
         raise UsageError(f"--print-completion {shell!r}: must be one of {', '.join(COMPLETIONS)}")
-    names = [*_BY_NAME, "help", "version"]
+    names = [*_BY_NAME, *FLAG_OWNERS, "help", "version"]
     return COMPLETIONS[shell].format(names=" ".join(names), dashed=" ".join(f"--{name}" for name in names))
 
 
@@ -288,7 +305,7 @@ def format_help(width: int = 110) -> str:
     from textwrap import indent
 
     parts = [_fill_paragraphs(HEAD, width)]
-    for title, flags in GROUPS:
+    for title, flags in list_groups():
         parts.append(f"{title}:")
         for flag in flags:
             spelling = f"-{flag.short}, --{flag.name}" if flag.short else f"--{flag.name}"

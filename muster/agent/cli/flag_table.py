@@ -1,11 +1,14 @@
 """Every flag of the agent, as data: parsing, `--help` and the tests against torchrun's parser all read this table.
 
+Flags of a feature are in the module `flags` of its folder, which is loaded when one of them is given, or for `--help`.
+
 Source: torch/distributed/run.py (`get_args_parser`) of torch 2.13 and 2.15 for the flags that are not `ours`.
 """
 
 from typing import Final
 
 from muster._shared.records import record
+from muster.agent.features import FLAG_OWNERS, load_module
 
 
 @record
@@ -27,6 +30,8 @@ class Flag:
     """The torch whose torchrun has it first: "2.15". "": 2.13 has it, or it is ours."""
     has_variable: bool = True
     """Whether PET_<NAME> is its default."""
+    is_free: bool = False
+    """Whether its value is a path, or a text of several lines; all others have no control characters."""
     repeats: bool = False
     """Whether a repeated flag adds to the earlier value, after a semicolon. For all others the last value counts."""
 
@@ -118,6 +123,7 @@ RENDEZVOUS: Final = (
     ),
     Flag(
         name="rdzv-conf",
+        is_free=True,
         metavar="K=V,...",
         text="For muster: join_timeout (600), last_call_timeout (3) and keep_alive_interval (1) are seconds. "
         "keep_alive_max_attempt (5) is the number of silent intervals after which a node is lost. is_host is 1 on "
@@ -181,6 +187,7 @@ RESTARTS: Final = (
     ),
     Flag(
         name="on",
+        is_free=True,
         metavar="RULES",
         ours=True,
         has_variable=False,
@@ -260,23 +267,6 @@ RESTARTS: Final = (
         "job.",
     ),
     Flag(
-        name="snapshot-memory",
-        metavar="SIZE",
-        default="40%",
-        ours=True,
-        has_variable=False,
-        text="The most memory that snapshots of muster.snapshots may take on this node. 40% is a share of the memory "
-        "that the machine and all cgroups leave free. 64G is a number of bytes. 0: no snapshots are kept.",
-    ),
-    Flag(
-        name="snapshot-copies",
-        metavar="N",
-        default="1",
-        ours=True,
-        has_variable=False,
-        text="How many other nodes keep a copy of a node's snapshots, 0 or 1. The copy outlives the node.",
-    ),
-    Flag(
         name="rank-order",
         metavar="HOW",
         default="node",
@@ -346,6 +336,7 @@ PROGRAM: Final = (
 OUTPUT: Final = (
     Flag(
         name="log-dir",
+        is_free=True,
         metavar="DIR",
         default="a temporary folder",
         text="Base folder of the log files. The link `latest` in it names the newest attempt. /dev/null: no files "
@@ -392,11 +383,13 @@ OUTPUT: Final = (
     ),
     Flag(
         name="duplicate-stdout-filters",
+        is_free=True,
         metavar="TEXT,...",
         text="Lines with any of these texts also go to filtered_stdout.log; `,,` means a comma.",
     ),
     Flag(
         name="duplicate-stderr-filters",
+        is_free=True,
         metavar="TEXT,...",
         text="As --duplicate-stdout-filters, for stderr and filtered_stderr.log.",
     ),
@@ -412,26 +405,6 @@ OUTPUT: Final = (
         default="null",
         text="console prints the agent's event records to stderr, one JSON object per line; null does not. "
         "events.jsonl in the log folder has them in either case.",
-    ),
-    Flag(
-        name="notify",
-        metavar="CMD",
-        ours=True,
-        has_variable=False,
-        text="A command that one node runs when the job has failed, hangs, is preempted, has ended or was stopped, "
-        "once for each. It is split into words as a shell does, but no shell runs. It reads the report on its "
-        "standard input, and has MUSTER_NOTIFY_EVENT, _REASON, _RUN_ID, _APP, _STEP, _ATTEMPT, _EXIT_CODE, "
-        "_LOG_DIR and _HOST as far as they are known. It is killed after 30 s, or 3 s after a signal has "
-        "ended the job. Its exit code has no effect.",
-    ),
-    Flag(
-        name="metrics-port",
-        metavar="[ADDR:]PORT",
-        ours=True,
-        has_variable=False,
-        text="Serve /metrics (Prometheus' text and OpenMetrics), /healthz, /readyz and /status over HTTP. The address "
-        "is 127.0.0.1 unless another IP address is given. 0 takes a free port, and status.json names it. If the port "
-        "is taken, one line says so, and the job runs.",
     ),
     Flag(
         name="tracker-run",
@@ -461,3 +434,15 @@ GROUPS: Final = (
 )
 
 FLAGS: Final = tuple(flag for _, flags in GROUPS for flag in flags)
+"""Those of the agent itself."""
+
+
+def list_groups() -> tuple[tuple[str, tuple[Flag, ...]], ...]:
+    """Return all flags with the titles of their groups; the last group is that of the features, which are loaded."""
+    names = dict.fromkeys(FLAG_OWNERS.values())
+    return (*GROUPS, ("Features", tuple(flag for name in names for flag in load_module(name, "flags").FLAGS)))
+
+
+def list_flags() -> tuple[Flag, ...]:
+    """Return all flags. Features with flags are loaded."""
+    return tuple(flag for _, flags in list_groups() for flag in flags)

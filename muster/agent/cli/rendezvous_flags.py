@@ -81,7 +81,6 @@ def build_rendezvous_config(
         token=read_token(environ),
         max_restarts=values.integer("max-restarts", minimum=0) or 0,
         hang_action=_choose_hang_action(values),
-        snapshot_copies=_choose_snapshot_copies(values),
         max_restarts_flag="--max_retries" if environ.get(Env.ADAPTER) else "--max-restarts",
         policy=_parse_policy(values),
         segment=_find_segment(values, environ, backend=backend),
@@ -377,11 +376,6 @@ def parse_hang_timeout_s(values: FlagValues) -> float | None:
     if number is None:
         raise values.build_error("hang-timeout", f"auto, or {describe_seconds(zero=True)}")
     return number or None
-
-
-def _choose_snapshot_copies(values: FlagValues) -> int:
-    copies = values.integer("snapshot-copies", minimum=0, maximum=1)
-    return 1 if copies is None else copies
 
 
 def _find_segment(values: FlagValues, environ: Mapping[str, str], *, backend: str) -> str | None:

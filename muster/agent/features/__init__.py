@@ -22,9 +22,12 @@ A *sink* follows events and the status, and never touches a round. The module `s
 gets a `sink.SinkContext` and returns the agent's configuration, as it is or with more. `agent.launch` calls it when its
 row says so.
 
+The flags of a feature are in the module `flags` of its folder: `FLAGS`, and `read`, which returns what
+`AgentConfig.features` has by the feature's name.
+
 Imports go from a feature to the agent, never back and never to another feature.
 
-From outside, import `PARTS`, `PartRow`, `SINKS`, `Sight`, `load_half` and `sink`.
+From outside, import `PARTS`, `PartRow`, `SINKS`, `FLAG_OWNERS`, `Sight`, `load_half`, `load_module` and `sink`.
 """
 
 import os
@@ -64,6 +67,8 @@ class PartRow:
     """Whether the part is needed in a round that begins. It is asked until the part is loaded."""
     wakes: Callable[[Sight], bool] = lambda _: False
     """Whether a worker wants the part. It is asked four times a second while workers run."""
+    flags: tuple[str, ...] = ()
+    """The names of its flags, which are in the module `flags` of its folder."""
     is_agreed: bool = False
     """Whether the feature has a half at the leader: the module `leader` of its folder."""
 
@@ -93,7 +98,13 @@ def _is_memory_wanted(sight: Sight) -> bool:
 
 
 PARTS: Final[tuple[PartRow, ...]] = (
-    PartRow(name="snapshots", starts=_continues_snapshots, wakes=_is_memory_wanted, is_agreed=True),
+    PartRow(
+        name="snapshots",
+        starts=_continues_snapshots,
+        wakes=_is_memory_wanted,
+        flags=("snapshot-memory", "snapshot-copies"),
+        is_agreed=True,
+    ),
     PartRow(name="device_memory", starts=lambda sight: find_nvml(sight.config.base_env) is not None),
     PartRow(name="debugger", wakes=_is_debugger_asking),
     PartRow(name="trainer", starts=_may_have_trainer),
@@ -101,11 +112,15 @@ PARTS: Final[tuple[PartRow, ...]] = (
 """In the order in which their rounds begin."""
 
 
+def load_module(name: str, module: str) -> Any:
+    """Import a module of a feature's folder."""
+    return __import__(f"muster.agent.features.{name}.{module}", fromlist=(module,))  # importlib costs 0.5 ms
+
+
 def load_half(name: str, half: str) -> Any:
-    """Import a module of a feature's folder: `node`, or `leader`. None: this agent has no such half."""
-    if not any(row.name == name and (row.is_agreed or half == "node") for row in PARTS):
-        return None
-    return __import__(f"muster.agent.features.{name}.{half}", fromlist=(half,))  # importlib costs 0.5 ms
+    """Import `node` or `leader` of a feature's folder. None: this agent has no such half."""
+    has_half = any(row.name == name and (row.is_agreed or half == "node") for row in PARTS)
+    return load_module(name, half) if has_half else None
 
 
 @record
@@ -116,6 +131,10 @@ class SinkRow:
     """The folder's."""
     is_wanted: "Callable[[Mapping[str, str], AgentConfig], bool]"
     """Whether the agent's environment or configuration asks for it."""
+    flags: tuple[str, ...] = ()
+    """See `PartRow`."""
+    is_awaited: bool = False
+    """Whether it is a witness for which the end of a failed job may wait for `outcome.WITNESS_END_S`."""
 
 
 SINKS: Final[tuple[SinkRow, ...]] = (
@@ -124,9 +143,16 @@ SINKS: Final[tuple[SinkRow, ...]] = (
     SinkRow(
         name="export",
         is_wanted=lambda environ, config: (
-            config.metrics_address is not None or any(environ.get(name) for name in OtelEnv.ENDPOINTS)
+            "export" in config.features or any(environ.get(name) for name in OtelEnv.ENDPOINTS)
         ),
+        flags=("metrics-port",),
     ),
-    SinkRow(name="notify", is_wanted=lambda _, config: bool(config.notify)),
+    SinkRow(name="notify", is_wanted=lambda _, config: "notify" in config.features, flags=("notify",), is_awaited=True),
 )
 """In the order in which they are connected."""
+
+FLAG_OWNERS: Final[Mapping[str, str]] = {
+    **{flag: row.name for row in PARTS for flag in row.flags},
+    **{flag: row.name for row in SINKS for flag in row.flags},
+}
+"""The feature of each flag that is a feature's."""

@@ -10,6 +10,7 @@ from muster._shared.processes import read_peak_bytes
 from muster._shared.records import replace
 from muster._shared.reports import format_duration, format_size
 from muster.agent.config import AgentConfig, StdChoice
+from muster.agent.features import SINKS
 from muster.agent.logs import LogRouter
 from muster.agent.node.actions import Finish
 from muster.agent.rendezvous.interface import JobEnded
@@ -30,8 +31,8 @@ LATER_EXIT_S = 2.0
 
 They may be removed while they wait: the longer they wait, the more often.
 """
-NOTIFY_LIMIT_S = 30.0
-"""How long `--notify` may take."""
+WITNESS_END_S = 30.0
+"""How long a witness of a feature may take after the job has failed (`SinkRow.is_awaited`)."""
 _OUTPUT_CAP_S = 10.0
 _POD_OUTPUT_CAP_S = 1.0
 """How long the report may wait for the console to show the workers' last lines."""
@@ -175,7 +176,8 @@ def wait_for_exit(config: AgentConfig, failed_s: float, *, prints_report: bool) 
         prints_report: whether this node does.
     """
     if config.termination_log is not None:
-        later_s = LATER_EXIT_S + (NOTIFY_LIMIT_S if config.notify else 0.0)  # awaited by the node with the page
+        is_awaited = any(row.is_awaited and row.is_wanted(config.base_env, config) for row in SINKS)
+        later_s = LATER_EXIT_S + (WITNESS_END_S if is_awaited else 0.0)  # awaited by the node with the page
         exit_s = COMMON_EXIT_S if prints_report or not config.is_pod else later_s
         time.sleep(max(0.0, failed_s + exit_s - time.monotonic()))
 

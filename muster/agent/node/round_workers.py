@@ -281,8 +281,8 @@ class RoundWorkers:
         except OSError as error:
             if not self._page_failed:
                 self._logs.print_line(
-                    f"no status page ({error}): steps of muster.worker are not shown or agreed on, and muster.snapshots"
-                    " keeps nothing"
+                    f"no status page ({error}): steps of muster.worker are not shown or agreed on, and nothing is"
+                    " kept in memory"
                 )
             self._page_failed = True
         else:

@@ -15,7 +15,7 @@ starts threads in four ways, all of them here:
 - `run_limited` has its caller wait for a limited time. The caller is in a thread already, or it is the agent's end,
   when no loop turns.
 
-Two more must stay apart. `snapshots.ranges` sends gigabytes to workers over blocking sockets, each in a thread by
+Two more must stay apart. A feature sends gigabytes to workers over blocking sockets, each in a thread by
 `start_thread`; no loop has a part in it. `rendezvous.torch_handlers.thread` owns an object of torch that only one
 thread may use and that blocks for minutes. A program without a loop may own it.
 

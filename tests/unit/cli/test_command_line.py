@@ -11,10 +11,10 @@ from unittest import mock
 import pytest
 
 from muster.agent.cli.command_line import FlagValues, find_flag, format_help, parse_command_line
-from muster.agent.cli.flag_table import FLAGS, Flag
+from muster.agent.cli.flag_table import Flag, list_flags
 from muster.agent.errors import UsageError
 
-TORCHRUNS = [flag for flag in FLAGS if not flag.ours]
+TORCHRUNS = [flag for flag in list_flags() if not flag.ours]
 VALUE = {
     "nnodes": "1:3",
     "start-method": "fork",
@@ -218,7 +218,7 @@ def test_our_flags_never_shadow_an_abbreviation_of_torchruns() -> None:
 
 def test_help_has_every_flag_and_what_has_no_effect() -> None:
     text = format_help()
-    for flag in FLAGS:
+    for flag in list_flags():
         assert f"--{flag.name}" in text
     assert "Has no effect:" in text
     assert max(map(len, text.splitlines())) <= 110

@@ -4,13 +4,13 @@ import inspect
 
 import pytest
 
-from muster.agent.cli.flag_table import FLAGS
+from muster.agent.cli.flag_table import list_flags
 from muster.components import dist
 
 
 @pytest.mark.parametrize("component", [dist.ddp, dist.spmd, dist.torchrun])
 def test_the_hang_timeout(component) -> None:
-    flag = next(flag.text for flag in FLAGS if flag.name == "hang-timeout")
+    flag = next(flag.text for flag in list_flags() if flag.name == "hang-timeout")
     meaning = flag[0].lower() + flag[1:].rstrip(".")
     assert f"hang_timeout: {meaning}" in " ".join((inspect.getdoc(component) or "").split())
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from muster._shared.contract import AGENT_SHORT_SWITCHES, AGENT_SWITCHES
 from muster.agent.cli.command_line import find_flag, parse_command_line
-from muster.agent.cli.flag_table import FLAGS
+from muster.agent.cli.flag_table import list_flags
 from muster.agent.errors import UsageError
 from muster.schedulers.agent_command import assign_run_ids, find_agent_flag, find_program, list_agent_flags
 
@@ -24,7 +24,7 @@ def _spell(flag: str, cut: int, underscores: bool) -> str:
 
 LONG = st.builds(
     _spell,
-    st.sampled_from([flag.name for flag in FLAGS] + ["shutdown-timeout", "rdzv-id"] * 4),
+    st.sampled_from([flag.name for flag in list_flags()] + ["shutdown-timeout", "rdzv-id"] * 4),
     st.sampled_from([0, 0, 0, 0, 1, 2, 5]),
     st.booleans(),
 )
@@ -60,7 +60,7 @@ def test_adapters_read_the_line_as_the_agent_does(words: list[str]) -> None:
     assert program == ([] if line.script is None else [line.script, *line.script_args])
 
 
-@pytest.mark.parametrize("name", [flag.name for flag in FLAGS])
+@pytest.mark.parametrize("name", [flag.name for flag in list_flags()])
 def test_adapters_know_from_each_beginning_of_a_flag_whether_a_value_follows(name: str) -> None:
     for length in range(1, len(name) + 1):
         try:
@@ -72,11 +72,11 @@ def test_adapters_know_from_each_beginning_of_a_flag_whether_a_value_follows(nam
 
 
 def test_the_contract_names_the_agents_switches() -> None:
-    assert {flag.name for flag in FLAGS if flag.is_switch} == set(AGENT_SWITCHES)
-    assert {flag.short for flag in FLAGS if flag.is_switch and flag.short} == set(AGENT_SHORT_SWITCHES)
+    assert {flag.name for flag in list_flags() if flag.is_switch} == set(AGENT_SWITCHES)
+    assert {flag.short for flag in list_flags() if flag.is_switch and flag.short} == set(AGENT_SHORT_SWITCHES)
     # `AgentFlag.matches` accepts a prefix of a name
     for name in ("shutdown-timeout", "rdzv-id"):
-        assert [flag.name for flag in FLAGS if name.startswith(flag.name)] == [name]
+        assert [flag.name for flag in list_flags() if name.startswith(flag.name)] == [name]
 
 
 def agents(name: str, *flags: str, env: dict[str, str] | None = None) -> SimpleNamespace:

@@ -34,8 +34,9 @@ def connect(context: SinkContext) -> AgentConfig:
     source = MetricsSource(rendezvous.run_id, config.role, config.max_restarts, config.trace_parent)
     event_log.add_sink(source)
     event_log.on_look = source.look
-    if config.metrics_address is not None:
-        _serve(config.metrics_address, source, loop, event_log, print_line)
+    address = config.features.get("export")
+    if address is not None:
+        _serve(address, source, loop, event_log, print_line)
     if settings.addresses:
         is_elastic = rendezvous.min_nodes < rendezvous.max_nodes
         maker = SpanMaker(parent, job, rendezvous.run_id, rendezvous.node_index, is_elastic=is_elastic)

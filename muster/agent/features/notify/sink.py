@@ -16,7 +16,7 @@ from muster.agent.features.notify.decisions import Notification, NotifyStory
 from muster.agent.logs import LogRouter
 from muster.agent.node.actions import Finish
 from muster.agent.node.events import Event
-from muster.agent.node.outcome import NOTIFY_LIMIT_S, describe_job, format_page
+from muster.agent.node.outcome import WITNESS_END_S, describe_job, format_page
 from muster.agent.runtime.loop import Loop
 from muster.agent.runtime.signals import ChildWatch
 
@@ -38,6 +38,7 @@ class Notifier:
 
     def __init__(self, config: AgentConfig, loop: Loop, children: ChildWatch, logs: LogRouter) -> None:
         self._config = config
+        self._words: tuple[str, ...] = config.features["notify"]
         self._loop = loop
         self._children = children
         self._logs = logs
@@ -87,11 +88,11 @@ class Notifier:
         command = LimitedCommand(
             self._loop,
             self._children,
-            self._config.notify,
+            self._words,
             prepare=lambda: self._prepare(notification),
             text=f"{notification.text}\n",
-            limit_s=NOTIFY_LIMIT_S,
-            label=f"--notify {self._config.notify[0]}",
+            limit_s=WITNESS_END_S,
+            label=f"--notify {self._words[0]}",
             on_line=lambda line: self._logs.print_line(f"--notify: {line}"),
             on_trouble=self._logs.print_line,
         )

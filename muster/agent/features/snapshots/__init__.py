@@ -3,6 +3,7 @@
     node            the part: makes the memory when a worker wants it
     node_snapshots  looks at what the ranks of a node have saved, and does what the leader says
     leader          the half at the leader, pure: which snapshot a round continues, and which all ranks have
+    flags           how much memory they may take, and where copies are
     messages        what the two halves say to each other
     memory          what is in the memory files, and what stays in them
     keeping         pure: what a node keeps for the others, and what remains of it in the next round

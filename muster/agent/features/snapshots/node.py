@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from muster._shared.contract import Env
+from muster.agent.features.snapshots.flags import SnapshotSettings
 from muster.agent.features.snapshots.memory import SnapshotFiles, SnapshotRound
 from muster.agent.features.snapshots.messages import (
     FEATURE,
@@ -28,6 +29,7 @@ class SnapshotsPart(RoundPart):
 
     def __init__(self, context: PartContext) -> None:
         self._context = context
+        self._settings: SnapshotSettings = context.config.features.get(FEATURE, SnapshotSettings())
         self._has_failed = False
         self._files: SnapshotFiles | None = None
         self._snapshots: NodeSnapshots | None = None
@@ -66,13 +68,12 @@ class SnapshotsPart(RoundPart):
         memory = next((each for each in formed.memories if each.feature == FEATURE), None)
         content = next((each.content for each in formed.shares if each.feature == FEATURE), None)
         share = Share() if content is None else unpack(Share, content)
-        rendezvous = self._context.config.rendezvous
         return SnapshotRound(
             number=formed.number,
             lineage=formed.lineage,
             group_rank=formed.group_rank,
             group_world_size=formed.group_world_size,
-            sends_copies=formed.group_world_size > 1 and rendezvous.snapshot_copies > 0,
+            sends_copies=formed.group_world_size > 1 and self._settings.copies > 0,
             snapshot=None if memory is None else unpack(Generation, memory.content),
             source=share.source,
             neighbour=share.neighbour,
@@ -80,15 +81,15 @@ class SnapshotsPart(RoundPart):
 
     def _load(self) -> NodeSnapshots | None:
         """Create the memory once, unless it is switched off or cannot be had."""
-        context, config = self._context, self._context.config
-        if self._snapshots is not None or self._has_failed or config.snapshot_limit_bytes == 0:
+        context, config, settings = self._context, self._context.config, self._settings
+        if self._snapshots is not None or self._has_failed or settings.limit_bytes == 0:
             return self._snapshots
         try:
             self._files = SnapshotFiles(
                 nproc=config.nproc,
-                share=config.snapshot_share,
-                limit_bytes=config.snapshot_limit_bytes or 0,
-                copies=config.rendezvous.snapshot_copies if config.rendezvous.max_nodes > 1 else 0,
+                share=settings.share,
+                limit_bytes=settings.limit_bytes or 0,
+                copies=settings.copies if config.rendezvous.max_nodes > 1 else 0,
             )
         except OSError as error:
             self._has_failed = True

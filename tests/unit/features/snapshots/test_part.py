@@ -11,6 +11,7 @@ from doubles.node_bench import Bench, open_bench
 
 from muster._shared.contract import StatusPageLayout as Layout
 from muster._shared.snapshot_file import find_files, open_files
+from muster.agent.features.snapshots.flags import SnapshotSettings
 from muster.agent.rendezvous.protocol.handshake import Codec
 from muster.agent.rendezvous.transport.stream import TcpStream
 
@@ -69,7 +70,7 @@ def test_it_does_so_also_where_another_node_has_sent_its_copy_before(run: Callab
 
 
 def test_without_a_limit_that_allows_any_it_is_told_so(run: Callable[..., Any]) -> None:
-    assert run(want, open_as_worker, snapshot_limit_bytes=0) is None
+    assert run(want, open_as_worker, features={"snapshots": SnapshotSettings(limit_bytes=0)}) is None
 
 
 def test_without_a_worker_that_wants_any_there_is_none(run: Callable[..., Any]) -> None:

@@ -293,7 +293,47 @@ def test_what_changes_by_itself_is_one_reason():
     assert len({describe([job()], [pod(0, "Pending", conditions=each)]).waits for each in stuck}) == 1
     short = job() | {"spec": {"parallelism": 2, "completions": 2}}
     refused = [{"app-x1-trainer": f'FailedCreate: pods "{name}" is forbidden: exceeded quota'} for name in "ab"]
+    refused.append(refused[0] | {"app-x1-trainer-0-abcde": "Unhealthy: x"})  # a pod that exists
     assert {describe([short], [pod(0)], warnings=each).waits for each in refused} == {("FailedCreate",)}
+
+
+def test_a_message_that_names_its_pod_is_the_same_for_all_pods():
+    """Of 64 pods each had a reason of its own, and the line was as long."""
+    named = 'container has runAsNonRoot and image will run as root (pod: "{0}_ns({0})", container: main)'
+    pods = []
+    for index in range(2):
+        name = f"app-x1-trainer-{index}-p"
+        states = waiting("CreateContainerConfigError", named.format(name))
+        pods.append(pod(index, "Pending", name=name, containerStatuses=states))
+    status = describe([job()], pods)
+    assert status.msg.startswith("2 of 2 pods wait: CreateContainerConfigError: container has runAsNonRoot")
+    assert status.msg.count("runAsNonRoot") == len(status.waits) == 1
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        [  # the controller attaches it, the kubelet waits for that
+            {"warnings": {"app-x1-trainer-0-abcde": f"{event}: volume data"}}
+            for event in ("FailedAttachVolume", "FailedMount")
+        ],
+        [{"queue_reason": f"waiting in queue q: insufficient quota, {count} more needed"} for count in (1, 12)],
+    ],
+)
+def test_reasons_that_follow_each_other_are_one(told):
+    item = pod(0, "Pending", containerStatuses=waiting("ContainerCreating"))
+    assert len({describe([job()], [item], **each).waits for each in told}) == 1
+
+
+def test_a_sidecar_that_begins_again_is_one_reason():
+    event = {"app-x1-trainer-0-abcde": "BackOff: Back-off restarting failed container sidecar"}
+    main = waiting("PodInitializing")
+    loops = [{"name": "sidecar", **waiting("CrashLoopBackOff", "back-off 20s restarting")[0]}, *main]
+    waits = [
+        describe([job()], [pod(0, "Pending", initContainerStatuses=each, containerStatuses=main)], warnings=event).waits
+        for each in (loops, [])
+    ]
+    assert waits == [("CrashLoopBackOff",)] * 2
 
 
 def test_only_the_newest_pod_of_an_index_counts():

@@ -107,6 +107,7 @@ def read_pod(pod: Mapping[str, Any]) -> PodFact:
         reason = code = _explain_end(pod, status, terminated)
     else:
         reason, code = _explain_wait(pod, status, terminating=terminating)
+        code = _forget_pod(metadata, code)
     if reason.startswith(_NO_START):
         text = ""  # the reason has it
     command = (*(container.get("command") or ()), *(container.get("args") or ()))
@@ -142,6 +143,13 @@ def read_pod(pod: Mapping[str, Any]) -> PodFact:
         logs=_LOST_LOGS if lost_dir else f"{run_dir.rstrip('/')} on volume {volume}" if run_dir else "",
         lost_dir=lost_dir,
     )
+
+
+def _forget_pod(metadata: Mapping[str, Any], code: str) -> str:
+    """Return a code without the pod's own name and uid, which some messages have."""
+    for name in ("uid", "name"):
+        code = code.replace(metadata.get(name) or "-", "-")
+    return code
 
 
 def _forget_paths(report: Report) -> Report:

@@ -1,6 +1,7 @@
 """Builds what `torchx status` shows from what was read of an app. Pure."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -64,6 +65,11 @@ _RAN_BEFORE: Final = (
 )
 _VERBS: Final = {"Pending": ("waits", "wait"), "Running": ("runs", "run"), "Failed": ("failed", "failed")}
 _NO_POD: Final = "it has no pod, because the job has ended"
+_SAME_REASONS: Final = {
+    **dict.fromkeys(("FailedAttachVolume", "FailedMapVolume"), "FailedMount"),
+    "BackOff": "CrashLoopBackOff",  # the event, between two attempts
+}
+"""Reasons that follow each other as long as a pod waits for the same thing -> the one that stands for them."""
 _EVENTS_REFUSED: Final = "this account may not list events, which say why pods wait"
 
 
@@ -275,8 +281,7 @@ def build_message(observation: Observation, state: AppState, report: Report | No
         clauses.append(_describe_replaced(observation))
     missing = count_missing_pods(observation.parents, observation.pods)
     if missing and observation.pods and state is not AppState.FAILED:
-        existing = {fact.name for fact in observation.pods}
-        reasons = dict.fromkeys(text for name, text in observation.warnings.items() if name not in existing)
+        reasons = dict.fromkeys(_list_creation_warnings(observation))
         since = _describe_missing_time(observation) if state is AppState.RUNNING else ""
         clauses += [f"{_name_missing(missing)}{since}: {text}{_advise(text)}" for text in reasons]
     if not observation.pods and state is not AppState.FAILED:
@@ -554,16 +559,24 @@ def _group_pods(observation: Observation, state: AppState, report: Report | None
 def _find_reason(observation: Observation, fact: PodFact) -> tuple[str, str]:
     """Return why a pod waits or ended, and the code of that: see `PodFact`."""
     event = "" if fact.reason or fact.phase != "Pending" else observation.warnings.get(fact.name, "")
-    return fact.reason or event, fact.code or event.partition(":")[0]
+    code = fact.code or event.partition(":")[0]
+    return fact.reason or event, _SAME_REASONS.get(code, code)
 
 
 def _list_waits(observation: Observation) -> tuple[str, ...]:
     """Return why nodes wait: what stays the same as long as they do, see `AppFacts`."""
     waiting = [fact for fact in _find_current(observation).values() if fact.phase == "Pending"]
     missing = count_missing_pods(observation.parents, observation.pods)
-    events = [text.partition(":")[0] for text in observation.warnings.values()] if missing else []
-    codes = [observation.queue_reason, *(_find_reason(observation, fact)[1] for fact in waiting), *events]
+    events = [text.partition(":")[0] for text in _list_creation_warnings(observation)] if missing else []
+    queue = re.sub(r"\d+", "", observation.queue_reason)  # how much is missing changes with other jobs
+    codes = [queue, *(_find_reason(observation, fact)[1] for fact in waiting), *events]
     return tuple(sorted(set(filter(None, codes))))
+
+
+def _list_creation_warnings(observation: Observation) -> list[str]:
+    """Return the warnings that are not about a pod that exists."""
+    existing = {fact.name for fact in observation.pods}
+    return [text for name, text in observation.warnings.items() if name not in existing]
 
 
 def _repeats(fact: PodFact) -> bool:

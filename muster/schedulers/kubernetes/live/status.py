@@ -201,7 +201,9 @@ def count_replaced_pods(observation: Observation) -> int:
     # Ended Jobs also count deleted pods.
     failed = sum((job.get("status") or {}).get("failed") or 0 for job in _list_jobs(observation.parents, running=True))
     not_replaced = sum(fact.phase == "Failed" and not fact.is_drained for fact in latest)
-    return max(seen, by_index, failed - not_replaced)
+    # A JobSet replaces all its pods at once.
+    restarts = sum((parent.get("status") or {}).get("restarts") or 0 for parent in observation.parents)
+    return max(seen, by_index, failed - not_replaced, restarts)
 
 
 def _list_jobs(parents: Sequence[Mapping[str, Any]], *, running: bool = False) -> list[Mapping[str, Any]]:
@@ -234,7 +236,8 @@ def decide_state(observation: Observation) -> AppState:
             return AppState.CANCELLED
     elif end is not None:
         return end
-    if any(fact.phase == "Running" for fact in observation.pods) or (has_run(observation) and not suspended):
+    is_queued = suspended and not cancelled  # a cancel suspends a JobSet
+    if any(fact.phase == "Running" for fact in observation.pods) or (has_run(observation) and not is_queued):
         return AppState.RUNNING
     is_new = not observation.parents[0].get("status") and not observation.pods
     return AppState.SUBMITTED if is_new else AppState.PENDING

@@ -277,7 +277,8 @@ class Cluster:
     def add_event(self, about, reason, message, kind="Pod", severity="Normal"):
         with self.lock:
             self.seconds += 1
-            item = {"type": severity, "reason": reason, "message": message, "firstTimestamp": self.now()}
+            item = {"type": severity, "reason": reason, "message": message}
+            item["firstTimestamp"] = item["lastTimestamp"] = self.now()
             item["involvedObject"] = {"kind": kind, "name": about["metadata"]["name"]}
             item["metadata"] = {"name": f"{about['metadata']['name']}.{self.seconds}"}
             self.add_object("/api/v1", about["metadata"]["namespace"], "events", item)

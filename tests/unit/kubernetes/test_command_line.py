@@ -184,23 +184,34 @@ def test_a_job_that_is_deleted_while_it_is_awaited_is_no_traceback(cluster, call
 
 
 @pytest.mark.parametrize("words", [("torchx", "run"), ("muster", "run")])
-@pytest.mark.parametrize("ends", ["Complete", "Failed"])
-def test_a_job_that_its_ttl_deletes_at_its_end_has_ended_as_it_did(cluster, call, later, words, ends):
+@pytest.mark.parametrize(
+    ("ends", "began", "code", "told"),
+    [
+        (("Complete", ""), "00", 0, "SUCCEEDED"),
+        (("Failed", "BackoffLimitExceeded"), "00", 1, "more replicas failed than max_retries allows"),
+        (("Failed", "FailedIndexes"), "00", 1, "a replica failed, and no retry of it was left"),
+        (("Failed", "PodFailurePolicy"), "00", 1, "PodFailurePolicy"),
+        (("Failed", "DeadlineExceeded"), "00", 1, "DeadlineExceeded"),
+        (("Failed", "DeadlineExceeded"), "02", None, "no longer exists"),  # it was cancelled before its deadline
+    ],
+)
+def test_a_job_that_its_ttl_deletes_at_its_end_has_ended_as_it_did(
+    cluster, call, later, words, ends, began, code, told
+):
     """It had been deleted, and the exit code was 3."""
 
     def act():
-        name = find_job(cluster)
+        key = ("/apis/batch/v1", "team", "jobs", find_job(cluster))
+        cluster.objects[key]["status"]["startTime"] = f"2026-01-01T{began}:00:00Z"
         cluster.start_pod(cluster.find("pods")[0])
         wait_for_looks(cluster)
-        key = ("/apis/batch/v1", "team", "jobs", name)
         with cluster.lock:
-            cluster.end_job(key, ends, "" if ends == "Complete" else "BackoffLimitExceeded")
+            cluster.end_job(key, *ends)
             cluster.delete_object(key)
 
     later(act)
-    code = 0 if ends == "Complete" else 1
-    said = call(*words, "-s", "kubernetes", "-cfg", "ttl_s=1", "--wait", *JOB, "1x1", code=code).stderr
-    assert "SUCCEEDED" in said if ends == "Complete" else "more replicas failed than max_retries allows" in said
+    done = call(*words, "-s", "kubernetes", "-cfg", "ttl_s=1,deadline_s=3600", "--wait", *JOB, "1x1", code=code)
+    assert told in " ".join((done.stdout + done.stderr).split())
 
 
 def test_a_wait_lasts_through_a_restart_of_the_server(cluster, call, later, monkeypatch):

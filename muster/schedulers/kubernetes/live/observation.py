@@ -14,6 +14,7 @@ from muster.schedulers.kubernetes.labels import KUEUE_QUEUE
 from muster.schedulers.kubernetes.live.operations import find_parents, list_conditions, read_job_end
 from muster.schedulers.kubernetes.live.pod_status import PodFact, read_pod
 from muster.schedulers.kubernetes.live.status import Observation, count_missing_pods, list_missing_prefixes
+from muster.schedulers.timestamps import parse_timestamp
 
 _REPEATING_EVENTS: Final = ("Failed: Error: ErrImagePull", "Failed: Error: ImagePullBackOff")
 """Events that only repeat the reason of the event before, which explains what is wrong with the image."""
@@ -34,8 +35,9 @@ _ENDS: Final = {
     ),
     **dict.fromkeys(("FailedJobs", "ReachedMaxRestarts"), "Failed"),
 }
-"""Reason of the event by which the controller of a Job or a JobSet tells of its end -> how it ended. A deadline is left
-out: it may be a cancel's."""
+"""Reason of the event by which the controller of a Job or a JobSet tells of its end -> how it ended."""
+_DEADLINE: Final = "DeadlineExceeded"
+"""As these, where the deadline is that of the submission: a cancel sets one, too."""
 
 
 def observe(resources: Objects, ref: AppRef) -> Observation | None:
@@ -86,19 +88,33 @@ def read_gone(resources: Objects, ref: AppRef, parents: Sequence[Mapping[str, An
     none: list[dict[str, Any]] = []
     fields = f"involvedObject.kind={parse_kind(parents[0]).kind}"
     events = read_if_allowed(lambda: resources.list_all(EVENT, ref.namespace, fields=fields)[0], none)
-    told = {(item.get("involvedObject") or {}).get("name"): item for item in events if item.get("reason") in _ENDS}
+    ends = (*_ENDS, _DEADLINE)
+    told = {(item.get("involvedObject") or {}).get("name"): item for item in events if item.get("reason") in ends}
     ended = [
         {**parent, "status": {**(parent.get("status") or {}), "conditions": [_build_condition(event)]}}
         for parent in parents
-        if (event := told.get(parent["metadata"]["name"])) is not None
+        if (event := told.get(parent["metadata"]["name"])) is not None and _tells_end(event, parent)
     ]
     return ended if len(ended) == len(parents) else []
 
 
+def _tells_end(event: Mapping[str, Any], parent: Mapping[str, Any]) -> bool:
+    """Return whether an event tells how a parent has ended, and not that a later cancel has given it a deadline."""
+    if event["reason"] != _DEADLINE:
+        return True
+    limit_s, began = parent["spec"].get("activeDeadlineSeconds"), (parent.get("status") or {}).get("startTime")
+    return bool(limit_s and began and parse_timestamp(_read_time(event))[0] >= parse_timestamp(began)[0] + limit_s)
+
+
 def _build_condition(event: Mapping[str, Any]) -> dict[str, Any]:
-    reason, when = str(event["reason"]), event.get("lastTimestamp") or event.get("eventTime")
-    message = event.get("message")
-    return {"type": _ENDS[reason], "status": "True", "reason": reason, "message": message, "lastTransitionTime": when}
+    reason, message = str(event["reason"]), event.get("message")
+    kind = _ENDS.get(reason, "Failed")
+    when = _read_time(event)
+    return {"type": kind, "status": "True", "reason": reason, "message": message, "lastTransitionTime": when}
+
+
+def _read_time(event: Mapping[str, Any]) -> str:
+    return str(event.get("lastTimestamp") or event.get("eventTime") or "")
 
 
 def list_pods(resources: Objects, ref: AppRef) -> list[PodFact]:
@@ -110,7 +126,7 @@ def _read_warnings(resources: Objects, ref: AppRef) -> dict[str, str]:
     """Return the newest Warning about each object of the app."""
     items, _ = resources.list_all(EVENT, ref.namespace, fields="type=Warning")
     warnings: dict[str, str] = {}
-    for item in sorted(items, key=lambda item: str(item.get("lastTimestamp") or item.get("eventTime") or "")):
+    for item in sorted(items, key=_read_time):
         name = (item.get("involvedObject") or {}).get("name") or ""
         if name != ref.name and not name.startswith(f"{ref.name}-"):
             continue

@@ -919,6 +919,24 @@ def test_a_role_that_nobody_saw_end_is_not_said_to_have_succeeded(cluster, sched
     waits.close()
 
 
+@pytest.mark.parametrize(("code", "state"), [(0, AppState.SUCCEEDED), (5, AppState.FAILED)])
+def test_of_a_role_that_its_ttl_deletes_between_two_looks_the_events_tell_the_end(cluster, gone, code, state):
+    """How it ended was not known, and `Runner.wait` raised."""
+    app_id = submit(gone, build_app(extra=[echo_role()]), ttl_s=1)
+    gone.close()
+    name = app_id.partition(":")[2]
+    trainers = [cluster.find_pod(f"{name}-trainer", index) for index in range(2)]
+    for pod in (*trainers, cluster.find_pod(f"{name}-echo", 0)):
+        cluster.start_pod(pod)
+    assert gone.describe(app_id).state is AppState.RUNNING
+    cluster.end_pod(cluster.find_pod(f"{name}-echo", 0), code)
+    cluster.expire_jobs()
+    assert gone.describe(app_id).state is (AppState.FAILED if code else AppState.RUNNING)
+    for pod in trainers:
+        cluster.end_pod(pod, 0)
+    assert gone.describe(app_id).state is state
+
+
 def test_a_role_whose_job_is_deleted_cannot_be_resized(cluster, scheduler):
     elastic = rename(build_app(nodes=3, least=1).roles[0], "eval")
     app_id = submit(scheduler, build_app(extra=[elastic]))

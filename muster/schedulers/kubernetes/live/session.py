@@ -140,7 +140,7 @@ class Session:
         if observation is None:
             self._forget(ref)
             return None
-        ends = self._note_ends(ref, observation.parents)
+        ends = self._note_ends(ref, [*observation.parents, *self._list_gone(resources, ref, observation.parents)])
         observation = replace(observation, ends=ends, ran_before=ref in self._ran)
         if has_run(observation):
             self._ran.add(ref)
@@ -179,6 +179,15 @@ class Session:
         """Return how Jobs have ended that this session has seen to end, now or before."""
         self._ends[ref] = {**self._ends.get(ref, {}), **list_ends(parents)}
         return self._ends[ref]
+
+    def _list_gone(
+        self, resources: Objects, ref: AppRef, parents: Sequence[Mapping[str, Any]]
+    ) -> list[Mapping[str, Any]]:
+        """Return the Jobs, as they ended, that `ttl_s` has deleted since the last look while others are left."""
+        last = self._unended.get(ref)
+        names = {parent["metadata"]["name"] for parent in parents}
+        gone = [] if last is None else [each for each in last.parents if each["metadata"]["name"] not in names]
+        return [ended for each in gone for ended in read_gone(resources, ref, [each])]
 
     def _find_gone(self, resources: Objects, ref: AppRef) -> Observation | None:
         """Return the end of an app that `ttl_s` has deleted before this session saw it. None: it is not known."""

@@ -1,6 +1,6 @@
 """A real cluster, named by KUBECONFIG, and an image with Python and torch, named by MUSTER_TEST_IMAGE.
 
-The cluster needs: a namespace of our own (or MUSTER_TEST_NAMESPACE), and room for two small pods. It needs no
+The cluster needs: a namespace of our own (or MUSTER_TEST_NAMESPACE), and room for three small pods. It needs no
 LoadBalancer, Ingress, storage class or operator. The image must exist on the nodes or be pulled
 (MUSTER_TEST_PULL_POLICY, IfNotPresent by default, which is right for images loaded into kind, k3s or minikube).
 
@@ -68,6 +68,14 @@ def wait():
 def small():
     """A pod template that a test may change."""
     return copy.deepcopy(SMALL)
+
+
+@pytest.fixture(scope="session")
+def small_file(tmp_path_factory):
+    """`small` as a file."""
+    path = tmp_path_factory.mktemp("template") / "small.json"
+    path.write_text(json.dumps(SMALL))
+    return path
 
 
 @pytest.fixture(scope="session")

@@ -49,7 +49,7 @@ def test_after_a_success_the_logs_of_all_nodes_still_exist(start):
 
 
 @pytest.mark.torchx
-def test_a_failing_script_gives_failed_with_the_exception_and_no_more_pods(start):
+def test_a_failing_script_gives_failed_with_the_exception_and_no_more_pods(start, wait):
     job = start("kubernetes_fails.py", max_retries=0)
     status = job.wait_for("FAILED")
     assert "ValueError: the batch was bad" in status.msg
@@ -58,11 +58,11 @@ def test_a_failing_script_gives_failed_with_the_exception_and_no_more_pods(start
     assert "ValueError: the batch was bad" in shown
     pods = {pod["metadata"]["uid"] for pod in job.pods()}
     assert len(pods) <= 2
-    logs = [job.log(index) for index in range(2)]
-    kept = [f"alive rank={index}" in log for index, log in enumerate(logs)]
-    assert any(kept), logs
     # the Job controller deletes the pod that has not ended yet, with its log
-    assert all(has_log or "Kubernetes has removed" in log for has_log, log in zip(kept, logs, strict=True)), logs
+    for index in range(2):
+        told = re.compile(f"alive rank={index}|Kubernetes has removed")
+        wait(lambda told=told, index=index: told.search(job.log(index)), f"node {index} has a log, or none any more")
+    assert any(f"alive rank={index}" in job.log(index) for index in range(2))
     # the controller creates no more pods
     assert {pod["metadata"]["uid"] for pod in job.pods()} <= pods
 
@@ -168,7 +168,13 @@ def test_a_job_over_quota_is_explained(start, wait, resources, namespace):
     quotas = f"/api/v1/namespaces/{namespace}/resourcequotas"
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": name}, "spec": {"hard": {"pods": "0"}}}
     resources.client.request("POST", quotas, what="quota", verb="create", body=quota)
+
+    def is_counted():
+        found = resources.client.request("GET", f"{quotas}/{name}", what="quota", verb="get")
+        return found.get("status", {}).get("hard")
+
     try:
+        wait(is_counted, "the quota is in force")
         job = start("kubernetes_trains.py", "1")
         wait(lambda: f"exceeded quota: {name}" in job.status().msg, "the reason")
         assert str(job.status().state) == "PENDING"
@@ -215,20 +221,23 @@ def list_told(job, resources):
 def test_kubectl_describe_shows_the_root_cause(start, wait, resources, account):
     job = start("kubernetes_fails.py", cfg={"events": True, "service_account": account}, max_retries=1)
     job.wait_for("FAILED")
+    # node 1 may have ended before node 0 has told it
+    wait(lambda: "MusterFailed" in list_told(job, resources)[1], "node 0 has told the failure")
     annotations, told = list_told(job, resources)
     assert told.keys() == {"MusterRestarted", "MusterFailed"}
     assert "ValueError: the batch was bad" in told["MusterFailed"]
     assert annotations["muster.torchx/failed"].endswith(told["MusterFailed"])
 
 
-def test_without_the_right_to_events_the_job_is_as_without_them(start, resources):
+def test_without_the_right_to_events_the_job_is_as_without_them(start, wait, resources):
     job = start("kubernetes_fails.py", cfg={"events": True})
     assert "ValueError: the batch was bad" in job.wait_for("FAILED").msg
     annotations, told = list_told(job, resources)
     assert not told
     assert "muster.torchx/failed" not in annotations
-    log = job.log(0)  # the Job controller may have deleted the pod, with its log
-    assert log.count("the job has no Events and annotations: ") == 1 or "Kubernetes has removed" in log
+    # the Job controller may have deleted the pod, with its log
+    told = re.compile("the job has no Events and annotations: |Kubernetes has removed")
+    wait(lambda: len(told.findall(job.log(0))) == 1, "one line of node 0")
 
 
 @pytest.mark.torchx
@@ -285,7 +294,7 @@ def test_a_role_that_fails_leaves_the_others_until_cancel(start, wait, resources
         return specs.Role(name=name, image=image, entrypoint="/bin/sh", args=["-c", script], resource=small)
 
     job = start("kubernetes_trains.py", "1")
-    roles = [shell("main", "echo cost: '$5' from ${replica_id}; exit 3"), shell("beside", "sleep 3600")]
+    roles = [shell("main", "sleep 3; echo cost: '$5' from ${replica_id}; exit 3"), shell("beside", "sleep 3600")]
     policy = os.environ.get("MUSTER_TEST_PULL_POLICY", "IfNotPresent")
     options = {"namespace": namespace, "image_pull_policy": policy, "grace_s": 5}
     handle = job.runner.run(specs.AppDef(name="echo", roles=roles), "kubernetes", options)

@@ -5,16 +5,22 @@ import os
 import pytest
 from held_runs import Commands, HeldContract
 
-pytestmark = [pytest.mark.kubernetes, pytest.mark.timeout(900)]
-IMAGE = ("--cpu", "1", "--memMB", "512", "--image", os.environ.get("MUSTER_TEST_IMAGE", ""))
+pytestmark = [
+    pytest.mark.kubernetes,
+    pytest.mark.timeout(900),
+    # a kubeconfig with insecure-skip-tls-verify is its owner's choice
+    pytest.mark.filterwarnings("ignore:Unverified HTTPS request"),
+]
+IMAGE = ("--image", os.environ.get("MUSTER_TEST_IMAGE", ""))
 
 
 @pytest.fixture(scope="module")
-def hold(namespace, tmp_path_factory):
+def hold(namespace, small_file, tmp_path_factory):
     """Called with options of `muster hold` and a component's arguments."""
     commands, made = Commands(tmp_path_factory.mktemp("held")), []
     policy = os.environ.get("MUSTER_TEST_PULL_POLICY", "IfNotPresent")
-    words = ("-s", "kubernetes", "-cfg", f"namespace={namespace},image_pull_policy={policy}")
+    config = f"namespace={namespace},image_pull_policy={policy},pod_template={small_file}"
+    words = ("-s", "kubernetes", "-cfg", config)
 
     def make(options, *arguments):
         made.append(commands.hold(*words, *options, "dist.ddp", *arguments, *IMAGE))

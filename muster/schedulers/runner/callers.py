@@ -32,6 +32,9 @@ what no entry names.
     runner/api.py 473 709 `def wait(`
         `is_wait`, `waiting.read_app_for_wait`, `waiting_line`. It reads the state, sleeps, and reads it again.
         tests/process/local/test_ends.py::test_nothing_outlives_the_guards
+    runner/api.py 525 736 `if status is not None and not status.is_terminal():`
+        `is_cancel`. An app that has failed, of which a role still runs on Kubernetes, would not be cancelled.
+        tests/unit/kubernetes/test_submission.py::test_a_failed_app_whose_other_role_runs_is_stopped_by_the_runners_cancel
     runner/api.py 454 690 `desc = scheduler.describe(app_id)`
         `is_wait`. `wait` calls `status`, which calls this, in one thread.
         tests/process/local/test_ends.py::test_nothing_outlives_the_guards
@@ -69,8 +72,8 @@ _RUNNER: Final = "torchx.runner.api"
 _PRINTER: Final = "print_log_lines"
 """Prints the lines of one replica, in a thread for each: to its caller's `file`, with the prefix `ROLE/REPLICA `."""
 
-_WAIT_DEPTH: Final = 8
-"""How many stack frames are searched for `wait`: it calls `Runner.status`, which calls `describe`, in one thread."""
+_DEPTH: Final = 8
+"""How many stack frames are searched for `wait` or `cancel`: it calls `Runner.status`, which calls `describe`, in one thread."""
 
 
 def runs_command_line() -> bool:
@@ -94,8 +97,17 @@ def shows_status() -> bool:
 
 def is_wait() -> bool:
     """Return whether the caller is TorchX's `Runner.wait`, which reads the state, sleeps and reads it again."""
-    nearest = zip(_walk(_get_caller()), range(_WAIT_DEPTH), strict=False)
-    return any(frame.f_code.co_name == "wait" and _find_module(frame) == _RUNNER for frame, _ in nearest)
+    return _is_in_runner(_get_caller(), "wait")
+
+
+def is_cancel() -> bool:
+    """Return whether the caller is TorchX's `Runner.cancel`, which leaves alone what has ended by its state."""
+    return _is_in_runner(_get_caller(), "cancel")
+
+
+def _is_in_runner(caller: FrameType, method: str) -> bool:
+    nearest = zip(_walk(caller), range(_DEPTH), strict=False)
+    return any(frame.f_code.co_name == method and _find_module(frame) == _RUNNER for frame, _ in nearest)
 
 
 def find_printer() -> TextIO | None:

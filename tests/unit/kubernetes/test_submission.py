@@ -847,6 +847,18 @@ def test_an_app_that_has_failed_stays_failed_when_its_other_roles_are_cancelled(
     assert "still running" not in status.msg
 
 
+@pytest.mark.torchx
+def test_a_failed_app_whose_other_role_runs_is_stopped_by_the_runners_cancel(cluster, scheduler):
+    """The status names `torchx cancel`, and TorchX did nothing: the app had ended."""
+    app_id, name = submit_two_roles(scheduler)
+    scheduler.close()
+    fail_echo(cluster, name)
+    assert "still running: role trainer; `torchx cancel` stops it" in scheduler.describe(app_id).msg
+    Runner("session", {"kubernetes": lambda _name, **_more: scheduler}).cancel(f"kubernetes://session/{app_id}")
+    assert list_running(cluster) == []
+    assert scheduler.describe(app_id).state is AppState.FAILED
+
+
 @pytest.mark.parametrize("first", ["trainer", "echo"])
 def test_the_time_limit_of_a_role_that_has_ended_leaves_the_others(cluster, scheduler, first):
     """The first role's Job owned the others: `ttl_s` after its end they were deleted, while they ran."""

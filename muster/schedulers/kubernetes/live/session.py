@@ -112,9 +112,10 @@ class Session:
         return str(ref)
 
     def describe(self, app_id: str) -> DescribeAppResponse | None:
-        """Return the app's state, with reasons. Return None if it does not exist. Changes nothing.
+        """Return the app's state, with reasons. Return None if it does not exist.
 
-        Only `torchx status` runs a command in a pod for it: programs look again and again.
+        Only `torchx status` runs a command in a pod for it: programs look again and again. It changes nothing, unless
+        TorchX's `Runner.cancel` asks: of an app that has failed, other roles may run, and TorchX would leave them.
 
         Raises:
             EngineError: TorchX's `Runner.wait` waits for an app that has ended, and how is not known. It takes UNKNOWN
@@ -126,6 +127,8 @@ class Session:
         response = build_status(facts)
         if response.state is AppState.UNKNOWN and callers.is_wait():
             raise EngineError(f"{app_id} has ended as UNKNOWN: {response.msg}; the roles that are left have succeeded")
+        if response.state is AppState.FAILED and callers.is_cancel():
+            self.cancel(app_id)
         return response
 
     def read_facts(self, app_id: str, *, asks_agents: bool) -> AppFacts | None:

@@ -430,13 +430,18 @@ class SideThread:
         with self.changed:
             self.changed.wait_for(lambda: self.is_closing, limit_s)
 
-    def close(self, limit_s: float) -> None:
-        """Have the thread process what waits, and end. Wait at most this time; 0 means not at all. Idempotent."""
+    def close(self, limit_s: float) -> bool:
+        """Have the thread process what waits, and end. Wait at most this time; 0 means not at all. Idempotent.
+
+        Returns:
+            Whether it has ended.
+        """
         with self.changed:
             self.is_closing = True
             self.changed.notify_all()
         if self._thread is not None and limit_s > 0:
             self._thread.join(limit_s)
+        return self._thread is None or not self._thread.is_alive()
 
 
 def run_limited(commands: Iterable[Callback], limit_s: float) -> bool:

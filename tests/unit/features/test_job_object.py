@@ -1,5 +1,6 @@
 """What of an agent's records becomes an Event or an annotation; `tests/process/kubernetes` sends them."""
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,20 @@ def test_a_pod_without_a_token_is_told_so_once(tmp_path: Path) -> None:
     job.close()
     (line,) = lines
     assert line.startswith("the job has no Events and annotations: [Errno 2] No such file")
+
+
+def test_an_api_server_that_is_silent_at_the_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing was printed if the job had ended before the server refused."""
+    lines: list[str] = []
+    answers = threading.Event()
+    monkeypatch.setattr("muster.agent.features.job_object.sink._CLOSE_S", 0.01)
+    monkeypatch.setattr(JobObject, "_send", lambda *_args: str(answers.wait(60) and ""))
+    job = JobObject({"MUSTER_JOB_OBJECT": PATH, "MUSTER_ACCOUNT_DIR": "/nowhere"}, 0, lines.append)
+    job.write_status(JobStatus(step=3))
+    job.close()
+    answers.set()
+    (line,) = lines
+    assert line.startswith("the job's last Events and annotations are missing: the API server did not take them")
 
 
 def test_progress_is_told_at_most_twice_a_minute_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,7 +127,9 @@ class JobObject:
         """See `EventSink`. Waiting Events are sent, within a limit."""
         if self._progress:
             self._add_progress()
-        self._thread.close(_CLOSE_S)
+        if not self._thread.close(_CLOSE_S):
+            why = f"the API server did not take them within {_CLOSE_S:g} s"
+            self._print_line(f"the job's last Events and annotations are missing: {why}; the job is not affected")
 
     def _clean(self, text: str) -> str:
         for secret in self._secrets:

@@ -34,7 +34,7 @@ what no entry names.
         tests/process/local/test_ends.py::test_nothing_outlives_the_guards
     runner/api.py 525 736 `if status is not None and not status.is_terminal():`
         `is_cancel`. An app that has failed, of which a role still runs on Kubernetes, would not be cancelled.
-        tests/unit/kubernetes/test_submission.py::test_a_failed_app_whose_other_role_runs_is_stopped_by_the_runners_cancel
+        tests/unit/kubernetes/test_submission.py::test_the_runners_cancel_stops_the_other_role_of_a_failed_app
     runner/api.py 454 690 `desc = scheduler.describe(app_id)`
         `is_wait`. `wait` calls `status`, which calls this, in one thread.
         tests/process/local/test_ends.py::test_nothing_outlives_the_guards
@@ -73,7 +73,10 @@ _PRINTER: Final = "print_log_lines"
 """Prints the lines of one replica, in a thread for each: to its caller's `file`, with the prefix `ROLE/REPLICA `."""
 
 _DEPTH: Final = 8
-"""How many stack frames are searched for `wait` or `cancel`: it calls `Runner.status`, which calls `describe`, in one thread."""
+"""How many stack frames are searched for `wait` or `cancel`.
+
+These call `Runner.status`, which calls `describe`, in one thread.
+"""
 
 
 def runs_command_line() -> bool:

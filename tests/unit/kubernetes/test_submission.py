@@ -848,7 +848,7 @@ def test_an_app_that_has_failed_stays_failed_when_its_other_roles_are_cancelled(
 
 
 @pytest.mark.torchx
-def test_a_failed_app_whose_other_role_runs_is_stopped_by_the_runners_cancel(cluster, scheduler):
+def test_the_runners_cancel_stops_the_other_role_of_a_failed_app(cluster, scheduler):
     """The status names `torchx cancel`, and TorchX did nothing: the app had ended."""
     app_id, name = submit_two_roles(scheduler)
     scheduler.close()

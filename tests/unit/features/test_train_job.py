@@ -178,3 +178,15 @@ def test_inside_a_train_job_only_and_unless_it_is_switched_off(environ: dict[str
     assert not is_wanted({})
     assert not is_wanted({KubeflowEnv.URL: "http://x"})
     assert not is_wanted({**environ, KubeflowEnv.OFF: "true"})
+
+
+def test_a_server_that_is_silent_at_the_end_is_told(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    answers = threading.Event()
+    monkeypatch.setattr(train_job, "_CLOSE_S", 0.01)
+    monkeypatch.setattr(TrainJob, "_send", lambda *_args: str(answers.wait(60) and ""))
+    sink = TrainJob(environ, lines.append)
+    sink.write_status(STATUS)
+    sink.close()
+    answers.set()
+    assert lines == ["the TrainJob lacks the last progress of the job: its server did not answer within 0.01 s"]

@@ -74,7 +74,9 @@ class TrainJob:
 
     def close(self) -> None:
         """See `EventSink`. What waits is sent within a limit."""
-        self._thread.close(_CLOSE_S)
+        if not self._thread.close(_CLOSE_S) and not self._has_complained:
+            why = f"its server did not answer within {_CLOSE_S:g} s"
+            self._print_line(f"the TrainJob lacks the last progress of the job: {why}")
 
     def _run(self) -> None:
         thread = self._thread

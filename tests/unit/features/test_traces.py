@@ -451,7 +451,8 @@ def test_the_end_waits_for_no_collector_that_is_silent_or_slow(
 ) -> None:
     made, _, _ = make_exporter(monkeypatch)
     waited: list[float] = []
-    made._thread._thread = type("Thread", (), {"join": lambda _, limit_s: waited.append(limit_s)})()
+    thread = {"join": lambda _, limit_s: waited.append(limit_s), "is_alive": lambda _: True}
+    made._thread._thread = type("Thread", (), thread)()
     made._is_silent = is_silent
     monkeypatch.setattr(exporter.time, "monotonic", lambda: 100.0)
     made._asked_s = None if asked_ago_s is None else 100.0 - asked_ago_s

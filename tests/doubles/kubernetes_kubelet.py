@@ -50,7 +50,8 @@ class Kubelet:
             for pod in new:
                 self.start(pod)
             for name in gone:
-                self.end(self.running.pop(name), signal.SIGTERM)
+                if (process := self.running.pop(name, None)) is not None:  # it may have ended since
+                    self.end(process, signal.SIGTERM)
 
     def start(self, pod) -> None:
         container = pod["spec"]["containers"][0]

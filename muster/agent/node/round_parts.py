@@ -91,6 +91,18 @@ class RoundPart:
     def look(self) -> None:
         """Look at the page; called once a second while a round has one, ten times a second in a drain."""
 
+    def observe(self, live: Mapping[int, int]) -> Mapping[int, Mapping[str, float]]:
+        """Read values that the status shows beside what workers report. Called about once a second.
+
+        Args:
+            live: process ids of live workers, by local rank.
+
+        Returns:
+            The values by local rank, and then by name.
+        """
+        del live
+        return {}
+
     def end_worker(self, end: "WorkerEnd") -> None:
         """Note the end of a worker of the round."""
 
@@ -168,6 +180,17 @@ class RoundParts:
         env: dict[str, str] = {}
         self._call_all(lambda part: env.update(part.build_env(formed, local_rank)))
         return env
+
+    def observe(self, live: Mapping[int, int]) -> dict[int, dict[str, float]]:
+        """Return the parts' values of live workers, by local rank."""
+        values: dict[int, dict[str, float]] = {}
+
+        def add(part: RoundPart) -> None:
+            for local_rank, found in part.observe(live).items():
+                values.setdefault(local_rank, {}).update(found)
+
+        self._call_all(add)
+        return values
 
     def end_worker(self, end: "WorkerEnd") -> None:
         """Tell the parts that a worker of the round has ended."""

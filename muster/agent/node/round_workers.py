@@ -315,6 +315,7 @@ class RoundWorkers:
             read_last_line=self._logs.read_last_line,
             pause=self.pause,
             kept=self.parts.kept,
+            values=self.parts.observe(pids),
         )
         return observed if self._hangs is None else self._hangs.add_to(observed)
 

@@ -80,6 +80,8 @@ class Observed:
     pause: Pause | None = None
     kept: tuple[int, float] | None = None
     """See `node.round_parts.RoundPart`."""
+    values: Mapping[int, Mapping[str, float]] = NO_ITEMS
+    """Values that features add to those that workers report, by local rank."""
 
 
 class _Pace:
@@ -216,7 +218,7 @@ class NodeSampler:
             optimizer_steps=slot.optimizer_steps if slot.step is None else None,
             rate=pace.find_rate(now_s) if is_live else None,
             phase=clean_text(slot.phase),
-            values=show_values(observed.page.read_values(local_rank)),
+            values=show_values({**observed.page.read_values(local_rank), **observed.values.get(local_rank, {})}),
             still_s=None if still_s is None else min(1e9, round(still_s, 2)),
             is_still=is_live and not is_done and still_s is not None and pace.is_still(still_s),
             cpu=self._cpu.get(local_rank) if is_live else None,

@@ -89,10 +89,10 @@ def test_without_memory_files_one_line_says_so_and_the_job_goes_on(tmp_path: Pat
     outcome = run_tree([*refuse, *build("stranger.py", "nothing")], cwd=tmp_path)
     assert outcome.exit_code == 0, outcome.explain()
     assert outcome.stdout == "loaded None, and went on\n", outcome.explain()
-    (line,) = [line for line in outcome.stderr.splitlines() if "muster.snapshots" in line]
+    (line,) = [line for line in outcome.stderr.splitlines() if "no status page" in line]
     assert line == (
         "[muster] no status page ([Errno 1] Operation not permitted): steps of muster.worker are not shown or agreed"
-        " on, and muster.snapshots keeps nothing"
+        " on, and nothing is kept in memory"
     )
 
 

@@ -105,7 +105,7 @@ def decide(job: PartJob, state: object, sender: str, content: str) -> PartDecisi
             return _on_copied(job, known, sender, report)
         case SnapshotSought():
             found = SnapshotFound(rank=report.rank, source=_find_holder(job, known, sender, report.rank))
-            return PartDecision(state=known, orders=_order((sender,), found))
+            return PartDecision(state=known, orders=(_order((sender,), found),))
         case None:
             return PartDecision(state=known)
 
@@ -214,8 +214,8 @@ def _remember(generation: Generation) -> PartMemory:
     return PartMemory(feature=FEATURE, content=pack(generation), step=generation.step)
 
 
-def _order(ids: Iterable[str], order: Order) -> tuple[tuple[tuple[str, ...], str], ...]:
-    return ((tuple(ids), pack(order)),)
+def _order(ids: Iterable[str], order: Order) -> tuple[tuple[str, ...], str]:
+    return tuple(ids), pack(order)
 
 
 # -- when all ranks have a newer one ----------------------------------------------------------------------------------
@@ -237,7 +237,7 @@ def _on_kept(job: PartJob, known: RoundSnapshots, sender: str, message: Snapshot
     if len(steps) > 1 or known.is_split:
         mark = max(steps) + lead
         known = replace(known, kept=PersistentMap(), is_split=False, mark=mark, lead=min(LEAD_LIMIT, 2 * lead))
-        return PartDecision(state=known, orders=_order(job.assignments, KeepSnapshot(step=mark)))
+        return PartDecision(state=known, orders=(_order(job.assignments, KeepSnapshot(step=mark)),))
     snapshot = Generation(
         lineage=find_lineage(job.round_number, job.leader_id),
         step=message.step,
@@ -248,11 +248,11 @@ def _on_kept(job: PartJob, known: RoundSnapshots, sender: str, message: Snapshot
     neighbours = {} if known.no_copies else _find_neighbours(job)
     if neighbours:  # no other is confirmed until all have it
         known = replace(known, copying=snapshot.key, copied=PersistentSet())
-    copies = (
+    copies = tuple(
         _order((member_id,), CopySnapshot(lineage=snapshot.lineage, step=snapshot.step, neighbour=neighbour))
         for member_id, neighbour in neighbours.items()
     )
-    return PartDecision(state=known, memory=_remember(snapshot), orders=tuple(each for (each,) in copies))
+    return PartDecision(state=known, memory=_remember(snapshot), orders=copies)
 
 
 def _on_copied(job: PartJob, known: RoundSnapshots, sender: str, message: SnapshotCopied) -> PartDecision:
@@ -262,4 +262,4 @@ def _on_copied(job: PartJob, known: RoundSnapshots, sender: str, message: Snapsh
     if not known.no_copies and len(known.copied) < len(job.assignments):
         return PartDecision(state=known)
     known = replace(known, copying=None, copied=PersistentSet())
-    return PartDecision(state=known, orders=_order(job.assignments, CopiesEnded(is_over=known.no_copies)))
+    return PartDecision(state=known, orders=(_order(job.assignments, CopiesEnded(is_over=known.no_copies)),))

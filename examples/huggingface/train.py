@@ -1,6 +1,6 @@
 """Trains a small GPT-2 from scratch with Hugging Face's Trainer; whatever ends a worker, it resumes at the same step.
 
-    torchx run -s local_cwd dist.ddp -j 2x2 --workspace examples/huggingface --script train.py
+    torchx run -s local_cwd dist.ddp -j 2x2 --script examples/huggingface/train.py
 
 Needs transformers and accelerate. It runs unchanged under torchrun.
 """

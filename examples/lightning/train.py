@@ -1,6 +1,6 @@
 """Trains a small network with Lightning; whatever ends a worker, it resumes at the same step.
 
-    torchx run -s local_cwd dist.ddp -j 2x2 --workspace examples/lightning --script train.py
+    torchx run -s local_cwd dist.ddp -j 2x2 --script examples/lightning/train.py
 
 Needs lightning 2.6 or newer. It runs unchanged under torchrun.
 """

@@ -55,6 +55,12 @@ _COMPONENTS: Final = "muster.components.dist"
 _DIST: Final = ("ddp", "spmd", "torchrun")
 _OF_TORCHRUN: Final = ("nnodes", "nproc", "nproc_per_node", "nproc-per-node")
 """Flags of torchrun for what -j says."""
+_OF_RUN: Final = (
+    "-s",
+    "-cfg",
+    *(f"--{name}" for name in ("scheduler", "scheduler_args", "dryrun", "wait", "log", "workspace", "parent_run_id")),
+)
+"""Flags of `muster run`."""
 _NEAR: Final = 0.75
 """How much a name is like the one that is meant. With less, `--data` of a script would be `--metadata`."""
 
@@ -193,7 +199,10 @@ def _hint_at_unknown(words: Sequence[str], parameters: Sequence[str]) -> str:
     before = list(words[: words.index("--")] if "--" in words else words)
     flags = [word[2:].partition("=")[0] for word in before if word.startswith("--")]
     unknown = [flag for flag in flags if not any(name.startswith(flag) for name in (*parameters, "help"))]
+    of_run = [word for each in before if (word := each.partition("=")[0]) in _OF_RUN and word[2:] not in parameters]
     meant = [name for flag in unknown for name in get_close_matches(flag.replace("-", "_"), parameters, 1, _NEAR)]
+    if of_run:
+        return f"{' and '.join(of_run)} must stand before the component"
     if "j" in parameters and any(flag in _OF_TORCHRUN for flag in unknown):
         return "use `-j NODESxPROCESSES`, for example -j 2x4"
     if meant:

@@ -29,10 +29,9 @@ _PYTHON_API: Final = (
     *("__main__.py", "_shared/control.py", "_shared/ownership.py", "run.py"),
     *("agent/hold/client.py", "agent/driven.py", "agent/adopted.py", "agent/control_socket.py"),
     *("agent/workers/function.py", "agent/workers/image.py"),
-    *("agent/rendezvous/torch_handlers/caller.py", "agent/rendezvous/torch_handlers/plugin.py"),
+    "agent/rendezvous/torch_handlers/caller.py",
 )
-"""For programs that start an agent, and for torchrun, which finds the plug-in by its entry point: they have muster
-installed."""
+"""For programs that start an agent: they have muster installed."""
 
 _MARK: Final = "muster/_bundled.py"
 """Tells an unpacked bundle from an installed package (`workers.program`, `workers.environment`)."""

@@ -533,6 +533,8 @@ def _hook_stores(module: "ModuleType", agent_addr: str, agent_port: str) -> None
         return store
 
     module._torchelastic_use_agent_store = uses_agent_here  # type: ignore[attr-defined]  # noqa: SLF001
+    # torch 2.15 asks this. Its own compares the address with the program's MASTER_ADDR.
+    module._agent_store_serves = lambda _hostname, port: str(port) == agent_port and uses_agent()  # type: ignore[attr-defined]  # noqa: SLF001
     module._create_c10d_store = create_store  # type: ignore[attr-defined]  # noqa: SLF001
 
 

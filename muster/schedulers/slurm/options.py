@@ -24,6 +24,8 @@ _SIGNAL: Final = re.compile(r"USR1@[0-9]+")
 _TIME: Final = re.compile(r"[0-9]+(:[0-9]+){0,2}|[0-9]+-[0-9]+(:[0-9]+){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
 _OURS: Final = ("nodes", "ntasks", "ntasks-per-node", "no-kill", "kill-on-bad-exit", "job-name", "output", "export")
 """Options of Slurm's that the adapter sets itself."""
+_OF_IMAGES: Final = ("container-image", "container-mounts")
+"""Options of Slurm's for which the adapter has its own: what runs in an image is started in another way."""
 
 
 def _parse_line(name: str, value: Any) -> tuple[str, ...]:
@@ -43,6 +45,8 @@ def _parse_extra(name: str, value: Any) -> tuple[str, ...]:
             raise OptionError(f"{name}: {word!r} must be a long option, such as --licenses=NAME", name)
         if flag == "array":
             raise OptionError(f"{name}: {word!r}: one app is one job; submit an app for each task of an array", name)
+        if flag in _OF_IMAGES:
+            raise OptionError(f"{name}: {word!r}: use {word[2:].replace('-', '_', 1)}", name)
         if flag in _OURS:
             raise OptionError(f"{name}: {word!r}: the adapter sets --{flag} itself", name)
     return words

@@ -45,7 +45,9 @@ _SIZES: Final = ("--cpus-per-task=", "--mincpus=", "--mem")
 _END: Final = "MUSTER_END_OF_PAYLOAD"
 _IMAGE_PYTHON: Final = "python3"
 """Interpreter of an image, which need not have the environment of the caller."""
-_IMAGE_PROGRAMS: Final = ("apptainer", "singularity", "podman", "docker", "enroot", "shifter", "ch-run")
+_IMAGE_PROGRAMS: Final = (
+    *("apptainer", "singularity", "podman", "podman-hpc", "docker", "udocker", "enroot", "shifter", "ch-run"),
+)
 """Programs of a `prefix` that run what follows in an image."""
 
 

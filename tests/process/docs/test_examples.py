@@ -1,7 +1,11 @@
 """The examples run from any folder, as their first lines say."""
 
+import ast
+import importlib
 import os
 import re
+import runpy
+import shlex
 import subprocess
 import sys
 
@@ -48,3 +52,33 @@ def test_a_job_on_kubernetes_with_a_volume(tmp_path):
     assert {"name": volume["name"], "mountPath": "/volume"} in container["volumeMounts"]
     assert {"name": "MUSTER_LOG_DIR", "value": "/volume/muster"} in container["env"]
     assert container["resources"]["limits"]["nvidia.com/gpu"] in (2, "2")
+
+
+def list_commands():
+    """The commands in the docstrings of the examples, as (file, words)."""
+    found = []
+    for path in sorted((ROOT / "examples").rglob("*.py")):
+        text = (ast.get_docstring(ast.parse(path.read_text())) or "").replace("\\\n", " ")
+        lines = re.findall(r"^ *((?:torchx|muster|python) .*)$", text, re.MULTILINE)
+        found += [(path, shlex.split(line, comments=True)) for line in lines]
+    return found
+
+
+def test_the_commands_of_docstrings_are_understood(monkeypatch):
+    commands = list_commands()
+    assert len(commands) > 10
+    dry_runs = [words for _, words in commands if words[0] == "torchx"]
+    for words in dry_runs:  # local_cwd runs it in the folder where the command is given
+        assert (ROOT / words[words.index("--script") + 1]).is_file(), words
+    text = "".join(f"{shlex.join(words)}\n" for words in dry_runs)
+    runner = [sys.executable, str(ROOT / "tests/programs/docs_dry_runs.py")]
+    done = subprocess.run(runner, cwd=ROOT, input=text, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}"
+    for path, words in commands:
+        if words[0] == "torchx":
+            continue
+        assert words[:2] == ["python", path.relative_to(ROOT).as_posix()]
+        monkeypatch.setattr(sys, "argv", words[1:])
+        monkeypatch.syspath_prepend(path.parent)
+        own = runpy.run_path(str(path)).get("parse_options")
+        assert importlib.import_module("app").parse_options(None) if own is None else own()

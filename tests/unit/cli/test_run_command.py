@@ -76,6 +76,8 @@ def test_arguments_of_the_script_without_dashes_before_them(words, is_said, caps
         (["--nproc-per-node=2"], "use `-j NODESxPROCESSES`, for example -j 2x4"),
         (["--nproc_per_node=2", "--nnodes=2"], "use `-j NODESxPROCESSES`, for example -j 2x4"),
         (["--scirpt", "a.py"], "did you mean '--script'?"),
+        (["--workspace", "code"], "--workspace must stand before the component"),
+        (["-s=slurm", "--wait", "--", "--log"], "-s and --wait must stand before the component"),
         (["--max_restarts=2"], "did you mean '--max_retries'?"),
     ],
 )

@@ -40,8 +40,13 @@ class FakeThread:
 
 
 @pytest.fixture
-def loop() -> Iterator[Loop]:
-    loop = Loop(StandingClock())
+def clock() -> StandingClock:
+    return StandingClock()
+
+
+@pytest.fixture
+def loop(clock: StandingClock) -> Iterator[Loop]:
+    loop = Loop(clock)
     yield loop
     loop.close()
 
@@ -91,6 +96,23 @@ def test_a_late_finding_is_written_to_no_descriptor_that_was_opened_since(
         for fd in (fd for pipe in pipes for fd in pipe):
             os.close(fd)
     assert posted == []
+
+
+def test_a_handler_that_forms_no_round_is_not_silent(
+    loop: Loop, clock: StandingClock, rendezvous: TorchRendezvous, posted: list[RendezvousEvent]
+) -> None:
+    rendezvous.join()
+    said = []
+    for passed_s in (5.0, 30.0, 95.0, 200.0):
+        clock.passed_s = passed_s
+        loop.turn(0.0)
+        said.append(len(posted))
+        if passed_s == 95.0:
+            rendezvous.post_finding(FORMED)
+            loop.turn(0.0)
+    line = "no round yet: c10d-torch, --nnodes 1; still trying; check that all nodes run, the address and the firewall"
+    assert posted[:2] == [Notice(text=line)] * 2
+    assert said == [0, 1, 2, 3], "the third is the round"
 
 
 FORMED = HandlerFormedRound(

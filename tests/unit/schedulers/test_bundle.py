@@ -9,6 +9,7 @@ import sys
 import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import entry_points
 
 import pytest
 from torchx.specs import Resource, Role
@@ -281,3 +282,11 @@ class TestEntrypoint:
         assert is_agent_role(role)
         assert rewrite_agent_args(role.args, "/muster") == [f"/muster/{AGENT_BUNDLE_NAME}", "--nnodes", "2"]
         assert role.args[0] == "-m"
+
+
+def test_it_has_the_modules_that_torch_finds_by_our_entry_points():
+    """Where muster is installed beside it, torch warns of an entry point whose module is not there."""
+    names = zipfile.ZipFile(io.BytesIO(bundle.build_agent_bundle())).namelist()
+    points = [each for each in entry_points(group="torchrun.handlers") if each.module.startswith("muster.")]
+    assert points
+    assert [each.module for each in points if f"{each.module.replace('.', '/')}.py" not in names] == []

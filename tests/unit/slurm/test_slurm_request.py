@@ -150,6 +150,7 @@ def test_images_are_srun_options_or_a_prefix():
         ({"container_image": "a.sqsh"}, "python3", "python3"),
         ({"container_image": "a.sqsh", "python": "/opt/py"}, "/opt/py", "/opt/py"),
         ({"prefix": "/usr/bin/apptainer exec a.sif"}, PLACE.python, "python3"),
+        ({"prefix": "podman-hpc run torch"}, PLACE.python, "python3"),
         ({"prefix": "numactl -l"}, PLACE.python, PLACE.python),
     ],
 )
@@ -180,6 +181,8 @@ def test_the_script_does_what_an_image_without_slurm_cannot(continues, line):
         ({"sbatch": "--array=0-3"}, "submit an app for each task"),
         ({"sbatch": "-n4"}, "must be a long option"),
         ({"srun": "--nodes=1"}, "the adapter sets --nodes itself"),
+        ({"srun": "--container-image=a.sqsh"}, "srun: .*: use container_image=a.sqsh"),
+        ({"sbatch": "--container-mounts=/a-b:/a-b"}, "use container_mounts=/a-b:/a-b"),
         ({"signal": "TERM@60"}, "USR1@SECONDS"),
         ({"time": "4h"}, "time='4h' is not minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS, such as 4:00:00"),
         ({"gpus": "mig"}, "gres, tres, none"),

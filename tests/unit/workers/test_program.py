@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import IO, Any, NoReturn
 
 import pytest
@@ -313,3 +313,14 @@ def test_an_exception_is_recorded_although_the_program_hides_what_writes_it(
     assert [sys.modules[module.__name__] for module in hiding] == hiding
     monkeypatch.undo()
     assert json.loads(error_file.read_text())["message"]["message"] == "EOFError: of the program"
+
+
+def test_a_torch_that_compares_the_address_of_the_agents_store_is_answered_by_its_port():
+    """torch 2.15 does, and rank 0 tried to listen there when a script had set MASTER_ADDR=localhost."""
+    module = ModuleType("torch.distributed.rendezvous")
+    module._torchelastic_use_agent_store = lambda: True
+    module._agent_store_serves = lambda hostname, port: (hostname, port) == ("localhost", 29500)
+    module._create_c10d_store = lambda hostname, port: (hostname, port, module._agent_store_serves(hostname, port))
+    program._hook_stores(module, "10.0.0.1", "29500")
+    assert module._create_c10d_store("localhost", 29500) == ("10.0.0.1", 29500, True)
+    assert module._create_c10d_store("localhost", 29501) == ("localhost", 29501, False)

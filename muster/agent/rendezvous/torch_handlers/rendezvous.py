@@ -52,13 +52,17 @@ from muster.agent.rendezvous.torch_handlers.messages import (
 from muster.agent.rendezvous.torch_handlers.thread import HandlerThread
 from muster.agent.rendezvous.torch_handlers.watch import FailedElsewhere, NodeLost
 from muster.agent.round import PartOffer, Round
-from muster.agent.runtime.loop import Loop
+from muster.agent.runtime.loop import Loop, Timer
 
 if TYPE_CHECKING:
     from muster.agent.rendezvous.interface import Stream
 
 STANDSTILL = 1
 """The number of stacks that are wanted because the job stands still. Those of a hang have 0."""
+
+FIRST_WAIT_LINE_S = 10.0
+"""After this time without a round a line says so, and again after each `NEXT_WAIT_LINE_S`. torch's import counts."""
+NEXT_WAIT_LINE_S = 60.0
 
 CALLERS_NAME = "caller"
 """The handler is an object of the program that drives this agent, see `caller`."""
@@ -102,6 +106,8 @@ class TorchRendezvous(Leaderless):
         self._still_since_s: float | None = None
         """When the workers of this node began to stand still, in this round."""
         self._has_told_still = False
+        self._wait_timer: Timer | None = None
+        """Runs until a round is formed."""
         self._thread = make_thread(self)
 
     # -- what the thread finds --------------------------------------------------------------------------------------
@@ -137,6 +143,7 @@ class TorchRendezvous(Leaderless):
                 assert_never(finding)
 
     def _begin_round(self, formed: HandlerFormedRound) -> None:
+        self._stop_wait_timer()
         if self._policy.has_ended:
             return
         self._awaits_round = self._has_told_still = False
@@ -191,7 +198,28 @@ class TorchRendezvous(Leaderless):
         The nodes agree on nothing for features.
         """
         self._thread.start()
+        self._seek_round()
+
+    def _seek_round(self) -> None:
         self._thread.send_command(Command(order=Order.NEXT))
+        self._wait_timer = self._loop.call_later(FIRST_WAIT_LINE_S, self._tell_wait)
+
+    def _tell_wait(self) -> None:
+        if self._policy.has_ended:
+            return
+        config = self._config
+        size = (
+            str(config.max_nodes) if config.min_nodes == config.max_nodes else f"{config.min_nodes}:{config.max_nodes}"
+        )
+        place = f" at {config.endpoint}" if config.endpoint else ""
+        check = "check that all nodes run, the address and the firewall"
+        self._post(Notice(text=f"no round yet: {config.backend}{place}, --nnodes {size}; still trying; {check}"))
+        self._wait_timer = self._loop.call_later(NEXT_WAIT_LINE_S, self._tell_wait)
+
+    def _stop_wait_timer(self) -> None:
+        if self._wait_timer is not None:
+            self._wait_timer.cancel()
+            self._wait_timer = None
 
     def send(self, message: NodeMessage) -> None:
         """See `Rendezvous`. The other nodes do not learn what the handlers cannot pass on."""
@@ -275,7 +303,7 @@ class TorchRendezvous(Leaderless):
         )
         if following is Next.ROUND:
             self._awaits_round = True
-            self._thread.send_command(Command(order=Order.NEXT))
+            self._seek_round()
         elif following is Next.END:
             self._thread.send_command(Command(order=Order.AWAIT_END))
 
@@ -284,6 +312,7 @@ class TorchRendezvous(Leaderless):
         if self._closed:
             return
         self._closed = self._policy.has_ended = True
+        self._stop_wait_timer()
         self._thread.stop()
 
 

@@ -381,7 +381,9 @@ def _build_log_command(environ: Mapping[str, str]) -> str | None:
 
 
 def _choose_nproc(values: FlagValues, environ: Mapping[str, str]) -> int:
-    text = values.text("nproc-per-node") or "1"
+    text = values.text("nproc-per-node")
+    if text is None:
+        return 1
     if number := parse_digits(text, SIZE_LIMIT):
         return number
     from muster.agent.placement.device_count import count_workers

@@ -223,6 +223,7 @@ def test_streams_by_rank(words: str, streams: dict[int, Std]) -> None:
         ("--nnodes 2 --rdzv-conf is_host=perhaps", "is_host=perhaps: must be"),
         ("--rank0-env R0 --rdzv-endpoint h:1", "--rank0-env and --rdzv-endpoint both give the leader's address"),
         ("--rdzv-id= --nnodes 2", "--rdzv-id '': must be a name"),
+        ("--nproc-per-node=", "--nproc-per-node '': must be 1 to 16384, or auto, cpu, gpu"),
     ],
 )
 def test_what_is_refused(words: str, message: str) -> None:

@@ -185,10 +185,6 @@ class AgentConfig:
     """The id of the Slurm job that this agent is part of."""
     drain_limit_s: float = DEFAULT_DRAIN_LIMIT_S
     """How long a preemption may take before the workers get the stop signal; see `contract.Env.DRAIN_LIMIT_S`."""
-    preflight: str = "quick"
-    """--preflight: quick, full or off."""
-    devices: int | None = None
-    """--devices: how many GPUs this node must have; None if unknown."""
     features: Mapping[str, Any] = NO_ITEMS
     """What the flags of features say, by the features' names; nothing of those without a flag."""
     tracker_run: bool = False

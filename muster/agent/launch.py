@@ -18,8 +18,8 @@ from muster._shared.records import replace
 from muster.agent.cli.arguments import parse_args
 from muster.agent.config import AgentConfig
 from muster.agent.errors import InternalError, MusterError, SpawnError, UsageError
-from muster.agent.features import SINKS, load_module
-from muster.agent.runtime.loop import Awaited, JobClock, Loop
+from muster.agent.features import PARTS, SINKS, load_module
+from muster.agent.runtime.loop import JobClock, Loop
 from muster.agent.workers.environment import MONITOR_ADDRESS, build_common_env
 from muster.agent.workers.spec import ProgramKind, WorkerStarter
 from muster.agent.workers.warm.template_handle import TemplateHandle, TemplateOptions
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from muster.agent.features.sink import Witness
     from muster.agent.hold.start import HeldStart
     from muster.agent.logs import LogRouter
-    from muster.agent.node.events import LocalChecked
     from muster.agent.placement.affinity import WorkerPlacement
     from muster.agent.runtime.event_log import EventLog
     from muster.agent.runtime.signals import ChildWatch
@@ -100,7 +99,8 @@ def _run(args: Sequence[str], environ: Mapping[str, str], lease: GuardLease, hel
         template = template or _start_template(loop, warm)
         if template is not None:
             stack.callback(template.close)
-        checks = None if config.preflight == "off" else _start_checks(loop, config, environ)
+        rows = (row for row in PARTS if row.begins_early(config))
+        early = {row.name: load_module(row.name, "node").begin_early(loop, config, environ) for row in rows}
         return _run_supervisor(
             config,
             environ,
@@ -110,7 +110,7 @@ def _run(args: Sequence[str], environ: Mapping[str, str], lease: GuardLease, hel
             warm=warm,
             template=template,
             refused="" if held is None else held.refused,
-            checks=checks,
+            early=early,
         )
 
 
@@ -124,7 +124,7 @@ def _run_supervisor(
     warm: TemplateOptions | None,
     template: TemplateHandle | None,
     refused: str,
-    checks: "Awaited[LocalChecked] | None",
+    early: Mapping[str, object],
 ) -> int:
     """Put the parts of the agent together and run it; return its exit code.
 
@@ -137,7 +137,7 @@ def _run_supervisor(
         warm: how templates are started; None if workers start cold.
         template: the first template, if it was started already.
         refused: see `TemplateStarter`.
-        checks: the running checks of this machine; None with --preflight off.
+        early: what features have begun, by their names.
 
     Raises:
         MusterError: the log folder, the event sink or the rendezvous is not available.
@@ -174,7 +174,7 @@ def _run_supervisor(
         children=children,
         starter=_build_starter(loop, children, logs, event_log, warm, template, refused),
         placements=placements,
-        checks=checks,
+        early=early,
         witnesses=witnesses,
         connect=lambda post: create_rendezvous(
             config.rendezvous, config.nproc, config.role, loop, lease, config.node_name, post
@@ -379,51 +379,6 @@ def _start_template(loop: Loop, warm: TemplateOptions | None) -> TemplateHandle 
         return TemplateHandle(loop, warm)
     except SpawnError:
         return None
-
-
-def _start_checks(loop: Loop, config: AgentConfig, environ: Mapping[str, str]) -> "Awaited[LocalChecked]":
-    """Begin to check this machine, while the agent starts."""
-    workspace = environ.get(Env.WORKSPACE) or ""
-    return Awaited(loop, lambda: _look(config, workspace), without=lambda _error: _look(config, workspace))
-
-
-def _look(config: AgentConfig, workspace: str) -> "LocalChecked":
-    """Check this machine, in a thread. What cannot be read is no finding."""
-    from muster.agent.node.events import LocalChecked
-
-    try:
-        from muster._shared import preflight
-
-        environ, rendezvous = config.base_env, config.rendezvous
-        visible = preflight.parse_visible(environ.get("CUDA_VISIBLE_DEVICES"))
-        need = preflight.Need(nproc=config.nproc, devices=config.devices, visible=visible)
-        nvml = None if visible == () else find_nvml(environ)
-        machine = preflight.read_machine(_list_folders(config), nvml=nvml)
-        findings = preflight.find_problems(machine, need)
-        if config.stops_together and rendezvous.node_index not in (None, 0):
-            shared = {row.name for row in preflight.TABLE if row.is_shared}  # reported by node 0
-            findings = tuple(each for each in findings if each.check not in shared)
-        site_folder = environ.get(Env.PREFLIGHT_DIR)
-        site_checks = preflight.find_site_checks(site_folder)
-        findings += preflight.find_unused_folder(site_folder, site_checks)
-        facts = None
-        if rendezvous.max_nodes > 1:
-            from muster.agent.preflight.facts import read_facts
-
-            facts = read_facts(config, workspace, machine)
-    except (OSError, ImportError):  # no descriptors left: reported elsewhere
-        return LocalChecked(is_last=True)
-    return LocalChecked(findings=findings, facts=facts, site_checks=site_checks, is_last=not site_checks)
-
-
-def _list_folders(config: AgentConfig) -> dict[str, str]:
-    """Return the folders into which the job writes."""
-    base_dir = config.logs.base_dir
-    if base_dir == os.devnull:
-        return {}
-    if base_dir is not None:
-        return {"the log folder": base_dir}
-    return {"the temporary folder": config.base_env.get("TMPDIR") or "/tmp"}  # noqa: S108  # as tempfile does
 
 
 def _plan_placements(config: AgentConfig) -> "tuple[WorkerPlacement, ...]":

@@ -403,7 +403,7 @@ class Bench:
                 children=self.children,  # type: ignore[arg-type]
                 starter=self.starter,
                 placements=(),
-                checks=None,
+                early={},
                 connect=self._connect,
             ),
         )

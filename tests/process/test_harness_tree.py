@@ -64,7 +64,7 @@ def test_signals_midway() -> None:
 
 
 def test_children_are_listed() -> None:
-    with Tree(["/bin/sh", "-c", "sleep 1000 & echo $!; wait"], settle_s=0.0) as tree:
+    with Tree(["/bin/sh", "-c", "sleep 1000 & echo $!; wait"], settle_s=3.0) as tree:
         pid = int(tree.wait_for_line(".")[0])
         assert tree.children() == [pid]
         tree.send(signal.SIGKILL)

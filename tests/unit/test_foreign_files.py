@@ -82,8 +82,9 @@ READ_OTHERWISE = {
     "the reader itself": "_shared/foreign_files",
     "files of the system": "agent/features/export/metrics/endpoint",
     "files of the kernel, descriptors and pipes of our own": "_shared/debugger _shared/preflight/__init__ "
-    "_shared/processes _shared/snapshot_file agent/control/address agent/placement/machine agent/preflight/facts "
-    "agent/workers/hooks/measure agent/workers/memory cli/doctor/machine cli/rehearse/journal cli/rehearse/watch "
+    "_shared/processes _shared/snapshot_file agent/control/address agent/placement/machine "
+    "agent/features/preflight/facts agent/workers/hooks/measure agent/workers/memory cli/doctor/machine "
+    "cli/rehearse/journal cli/rehearse/watch "
     "elastic/fork/worker elastic/jobs/results schedulers/processes/launch schedulers/supervision/client "
     "schedulers/supervision/machine schedulers/supervision/app_folder",
     "sources and pages of a package": "_shared/preflight/versions _shared/programs agent/hold/difference "

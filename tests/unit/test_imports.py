@@ -430,7 +430,7 @@ def test_pure_decisions_import_nothing_that_acts(imports: list[Import]) -> None:
         "muster.agent.rendezvous.transport.links.",  # why a link has ended
         "muster._shared.codec.",
         "muster._shared.preflight.",  # its records, and the table
-        "muster.agent.rendezvous.comparison.",
+        "muster.agent.features.preflight.leader.",
         "muster.agent.rendezvous.round_messages.",
     )
 

@@ -4,9 +4,8 @@ A finding is an error only if the job cannot do what was asked: some worker has 
 code, MASTER_ADDR cannot be reached. Anything else may be as its user wants it, and is a warning. What cannot be read is
 None: a check that does not know finds nothing.
 
-`agent.launch` and `agent.preflight` carry this out on a node, and `agent.rendezvous.comparison` compares nodes. `muster
-doctor` applies the same table. All of it is in this module because it is loaded before the first worker starts, and one
-module costs less than three.
+`agent.features.preflight` carries this out on a node, and compares nodes. `muster doctor` applies the same table. All
+of it is in this module because it is loaded before the first worker starts, and one module costs less than three.
 
     site      what an executable that a site has added says of a node
     gpus      reads the NVIDIA GPUs, through NVML

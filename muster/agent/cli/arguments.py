@@ -41,7 +41,6 @@ from muster.agent.workers.spec import Program, ProgramKind
 _START_METHODS = ("spawn", "fork", "forkserver")
 _STARTS = ("auto", "cold", "warm")
 _COLLAPSES = ("auto", "on", "off")
-_PREFLIGHTS = ("quick", "full", "off")
 _NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
 _LOCAL_ADAPTERS = ("local_cwd", "detached")
 _SIGTERM_SENDERS = {
@@ -126,9 +125,7 @@ def _build_config(values: FlagValues, environ: Mapping[str, str], program: Progr
         asks_at_interrupt=_asks_at_interrupt(values),
         preempt_signal=_parse_preempt_signal(values),
         drain_limit_s=_read_drain_limit_s(environ),
-        preflight=_choose_preflight(values, program),
-        devices=_parse_devices(values),
-        features=_read_features(values, environ),
+        features=_read_features(values, environ, program),
         tracker_run=_parse_tracker_run(values, rendezvous),
         virtual_local_rank=virtual_local_rank,
         numa_binding=values.choice("numa-binding", _NUMA_BINDINGS),
@@ -151,10 +148,10 @@ def _build_config(values: FlagValues, environ: Mapping[str, str], program: Progr
     )
 
 
-def _read_features(values: FlagValues, environ: Mapping[str, str]) -> dict[str, object]:
+def _read_features(values: FlagValues, environ: Mapping[str, str], program: Program) -> dict[str, object]:
     """Return what the flags of features say, by the features' names; nothing of those without a flag."""
     owners = {owner for flag, owner in FLAG_OWNERS.items() if values.is_on_command_line(flag)}
-    return {name: load_module(name, "flags").read(values, environ) for name in sorted(owners)}
+    return {name: load_module(name, "flags").read(values, environ, program) for name in sorted(owners)}
 
 
 def _choose_program(values: FlagValues, script: str, args: tuple[str, ...], environ: Mapping[str, str]) -> Program:
@@ -304,23 +301,6 @@ def _parse_preempt_signal(values: FlagValues) -> str | None:
     if name not in _PREEMPTION_SIGNALS:
         raise values.build_error("preempt-signal", f"one of {', '.join(_PREEMPTION_SIGNALS)}, not {text}")
     return name
-
-
-def _choose_preflight(values: FlagValues, program: Program) -> str:
-    mode = values.choice("preflight", _PREFLIGHTS) or "quick"
-    if mode == "full" and program.kind is ProgramKind.COMMAND:
-        raise UsageError(
-            f"--preflight full measures in Python workers; {program.target!r} is no Python program (use quick)"
-        )
-    return mode
-
-
-def _parse_devices(values: FlagValues) -> int | None:
-    text = values.text("devices")
-    count = None if text is None else parse_digits(text, SIZE_LIMIT)
-    if text is not None and count is None:
-        raise values.build_error("devices", "a number of GPUs")
-    return count
 
 
 def _parse_tracker_run(values: FlagValues, rendezvous: RendezvousConfig) -> bool:

@@ -154,29 +154,6 @@ RENDEZVOUS: Final = (
     ),
 )
 
-PREFLIGHT: Final = (
-    Flag(
-        name="preflight",
-        metavar="WHAT",
-        default="quick",
-        ours=True,
-        has_variable=False,
-        text="What to check before the workers start. quick checks this machine (GPUs, their free memory, folders, "
-        "shared memory, limits) while torch is being imported, runs the executables of "
-        "/etc/muster/preflight.d, and compares the nodes. Workers wait at most 0.3 s for it. full adds an "
-        "all-reduce within each node and one over all nodes, in the workers before the program starts. off "
-        "checks nothing. --on says what follows from an error; all other findings are only printed.",
-    ),
-    Flag(
-        name="devices",
-        metavar="N",
-        ours=True,
-        has_variable=False,
-        text="How many GPUs this node must have, for --preflight. Components pass the number with which the job was "
-        "submitted.",
-    ),
-)
-
 RESTARTS: Final = (
     Flag(
         name="max-restarts",
@@ -427,7 +404,6 @@ OUTPUT: Final = (
 GROUPS: Final = (
     ("Nodes and workers", NODES),
     ("How nodes find each other", RENDEZVOUS),
-    ("Checks before the start", PREFLIGHT),
     ("Restarts and the end", RESTARTS),
     ("The program and how it is started", PROGRAM),
     ("Output", OUTPUT),

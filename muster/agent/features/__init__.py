@@ -1,5 +1,6 @@
 """What is optional, one folder for each feature. Without a folder and its row here, everything else works.
 
+    preflight       checks this machine before the workers start, and what nodes must have in common
     snapshots       keeps the ranks' states in the nodes' memory, from which the next round continues
     device_memory   waits until the memory of the GPUs is free before workers are restarted
     debugger        lends the terminal to one worker's debugger
@@ -69,6 +70,9 @@ class PartRow:
     """Whether a worker wants the part. It is asked four times a second while workers run."""
     flags: tuple[str, ...] = ()
     """The names of its flags, which are in the module `flags` of its folder."""
+    begins_early: "Callable[[AgentConfig], bool]" = lambda _: False
+    """Whether `begin_early` of the module `node` is called while the agent starts. The part is then loaded before there
+    is a round."""
     is_agreed: bool = False
     """Whether the feature has a half at the leader: the module `leader` of its folder."""
 
@@ -89,6 +93,11 @@ def _is_debugger_asking(sight: Sight) -> bool:
     return page is not None and any(map(page.read_debugger, range(sight.config.nproc)))
 
 
+def _has_preflight(config: "AgentConfig") -> bool:
+    settings = config.features.get("preflight")
+    return settings is None or settings.mode != "off"
+
+
 def _continues_snapshots(sight: Sight) -> bool:
     return any(memory.feature == "snapshots" for memory in sight.formed.memories)
 
@@ -98,6 +107,7 @@ def _is_memory_wanted(sight: Sight) -> bool:
 
 
 PARTS: Final[tuple[PartRow, ...]] = (
+    PartRow(name="preflight", flags=("preflight", "devices"), begins_early=_has_preflight, is_agreed=True),
     PartRow(
         name="snapshots",
         starts=_continues_snapshots,

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 _PROGRAM: Final = ("-m", "muster.hold")
 """Flags are parsed together with a program, which does not exist yet."""
 _OF_RUNS: Final = (
-    *("muster.agent.logs.pump", "muster.agent.node.supervisor", "muster.agent.preflight.facts"),
-    *("muster.agent.rendezvous.selection", "muster.agent.rendezvous.static", "muster.agent.rendezvous.comparison"),
+    *("muster.agent.logs.pump", "muster.agent.node.supervisor", "muster.agent.features.preflight.facts"),
+    *("muster.agent.rendezvous.selection", "muster.agent.rendezvous.static", "muster.agent.features.preflight.node"),
     *("muster.agent.rendezvous.member.member", "muster.agent.rendezvous.transport.tcp_network", "encodings.idna"),
     *("muster.agent.workers.warm.starter", "muster.agent.workers.warm.store_handle"),
     *("muster.agent.workers.status_page", "muster.agent.diagnosis.hang", "muster.agent.diagnosis.hangs.servers"),

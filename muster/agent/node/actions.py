@@ -28,7 +28,7 @@ class LocalFailure:
     errno: int | None = None
     """The error of the call that could not start the worker."""
     check: str = ""
-    """The preflight check that has found `reason`; "" if none has."""
+    """The check that has found `reason`; "" if none has."""
 
 
 # -- workers ---------------------------------------------------------------------------------------------------------
@@ -194,13 +194,6 @@ class Send:
 
 
 @record
-class ReachMaster:
-    """Find out whether the round's MASTER_ADDR can be reached; if not, post `StoreLost`."""
-
-    round: Round
-
-
-@record
 class ReportFailed:
     """Send `Failed` for this worker."""
 
@@ -229,7 +222,7 @@ class ReportStopped:
     """Stacks by local rank, as far as they were collected."""
 
 
-RendezvousAction: TypeAlias = JoinJob | Send | ReachMaster | ReportFailed | ReportIdle | ReportStopped
+RendezvousAction: TypeAlias = JoinJob | Send | ReportFailed | ReportIdle | ReportStopped
 
 # -- the agent itself ------------------------------------------------------------------------------------------------
 

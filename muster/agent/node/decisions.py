@@ -32,7 +32,6 @@ from muster.agent.node.actions import (
     LocalFailure,
     ParkWorkers,
     PrintLine,
-    ReachMaster,
     RecordJobFailure,
     ReportStopped,
     Send,
@@ -44,7 +43,6 @@ from muster.agent.node.events import (
     AgentStarted,
     Event,
     FailureSettled,
-    LocalChecked,
     PersonChose,
     Requested,
     RoundTimer,
@@ -99,7 +97,6 @@ from muster.agent.node.worker_decisions import (
 )
 from muster.agent.rendezvous.interface import (
     BreakKind,
-    Checked,
     CheckpointCompleted,
     DrainBegun,
     DrainCommitted,
@@ -130,8 +127,6 @@ HELD_LINES_S = 0.5
 CAUSE_LIMIT_S = 1.0
 """How long the line about a break waits for its cause, if the known one may be a consequence."""
 
-CHECKS_LIMITS_S = {"quick": 0.3, "full": 60.0}
-"""How long workers wait for the checks of this machine, by --preflight. A later finding ends the attempt."""
 
 HOLD_S = 5.0
 """The longest that workers wait for global rank 0, whose node may have more to import; a program may need no process
@@ -163,7 +158,7 @@ ACCEPTED: Mapping[type[Event], tuple[type[Phase], ...]] = {
     WorkersNotEnded: (Stopping,),
     **dict.fromkeys((RoundFormed, GlobalRank0Started, RoundBroken, JobEnded, RendezvousFailed, Notice), _ANY),
     **dict.fromkeys((PartOrder, PartRemembered, CheckpointCompleted), _ANY),
-    **dict.fromkeys((LocalChecked, WorkersPrepared, TimerExpired, SignalReceived), _ANY),
+    **dict.fromkeys((WorkersPrepared, TimerExpired, SignalReceived), _ANY),
     **dict.fromkeys((Requested, RequestAnswered, PersonChose), _ANY),
 }
 """Which phase accepts which event; `decide` drops all others, any after the end, and those that `_is_outdated` names.
@@ -183,8 +178,6 @@ def decide(state: NodeState, event: Event) -> Decision:  # noqa: C901  # one lin
     match event:
         case AgentStarted():
             return replace(state, phase=Joining()), (JoinJob(is_prepared=state.is_prepared),)
-        case LocalChecked():
-            return _on_local_checked(state, event)
         case WorkersPrepared():
             has_joined = not isinstance(state.phase, Starting)
             return replace(state, is_prepared=True), (Send(message=Prepared()),) if has_joined else ()
@@ -301,28 +294,6 @@ def _enter_round(state: NodeState, event: RoundFormed) -> Decision:
 
 
 def _begin_round(state: NodeState, new: Round, *, is_held: bool) -> Decision:
-    """Start the workers or wait, then make the checks that need other nodes.
-
-    A new attempt of the same nodes makes none.
-    """
-    last, rules = state.round, state.rules
-    state, actions = _begin_workers(state, new, is_held=is_held)
-    if not rules.compares_nodes or new.group_world_size == 1:
-        return state, actions
-    is_known = last is not None and new.attempt > last.attempt and state.has_told_facts
-    if rules.reaches_master and new.group_rank > 0 and not is_known:
-        actions = (*actions, ReachMaster(round=new))
-    state, told = (state, ()) if is_known else _tell_facts(state, new)
-    return state, (*actions, *told)
-
-
-def _tell_facts(state: NodeState, current: Round) -> Decision:
-    if state.facts is None or not state.rules.compares_nodes:
-        return state, ()
-    return replace(state, has_told_facts=True), (Send(message=Checked(round_number=current.number, facts=state.facts)),)
-
-
-def _begin_workers(state: NodeState, new: Round, *, is_held: bool) -> Decision:
     """Start the workers, or first wait for global rank 0, whose node backs off for all, or for this node's back-off.
 
     If an agent hosts the store, the store listens already, and only a back-off is awaited.
@@ -359,7 +330,7 @@ def _describe_threads(count: int) -> str:
 def _start_workers(
     state: NodeState, new: Round, before: tuple[Action, ...] = (), problem: LocalFailure | None = None
 ) -> Decision:
-    """Start the workers once this machine is checked; a finding is the round's failure at once.
+    """Start the workers; a lost store is the round's failure at once.
 
     Args:
         state: the node's.
@@ -367,13 +338,7 @@ def _start_workers(
         before: actions that come first.
         problem: why the round's store is lost. Without it the workers would only wait.
     """
-    if state.is_unchecked:
-        timer = RoundTimer(purpose=TimerPurpose.CHECKS, round_number=new.number)
-        phase = Delaying(round=new, is_held=False, store_problem=problem, is_unchecked=True)
-        wait = StartTimer(timer=timer, delay_s=CHECKS_LIMITS_S[state.rules.checks])
-        return replace(state, phase=phase), (*before, wait)
     running = Running(round=new, awaited=frozenset(range(state.rules.nproc)))
-    problem = state.problem or problem
     if problem is None:
         return replace(state, phase=running), (*before, StartWorkers(round=new))
     state, actions = fail_round(state, running, problem)
@@ -382,30 +347,6 @@ def _start_workers(
 
 def _end_delay(state: NodeState, phase: Delaying) -> Decision:
     return _start_workers(state, phase.round, problem=phase.store_problem)
-
-
-def _on_local_checked(state: NodeState, event: LocalChecked) -> Decision:
-    """Print the findings. The first error ends the attempt, and no worker is started if none runs yet."""
-    error = None if state.problem else next((each for each in event.findings if each.level.value == "error"), None)
-    node = "" if state.rules.node_index is None else f"node {state.rules.node_index} "
-    where = f"preflight: {node}({state.rules.host})" if node else f"preflight: {state.rules.host}"
-    lines = tuple(
-        PrintLine(text=f"{where}: {finding.describe()}") for finding in event.findings if finding is not error
-    )
-    if error is not None:
-        state = replace(state, problem=LocalFailure(local_rank=0, reason=error.describe(), check=error.check))
-    is_over = event.is_last or error is not None
-    state = replace(state, is_unchecked=state.is_unchecked and not is_over, facts=event.facts or state.facts)
-    phase = state.phase
-    actions: tuple[Action, ...] = ()
-    told: tuple[Action, ...] = ()
-    if isinstance(phase, Delaying | Running | Succeeded) and event.facts is not None:
-        state, told = _tell_facts(state, phase.round)
-    if isinstance(phase, Delaying) and phase.is_unchecked and not state.is_unchecked:
-        state, actions = _end_delay(state, phase)
-    elif isinstance(phase, Running) and error is not None and state.problem is not None:
-        state, actions = fail_round(state, phase, state.problem)
-    return state, (*lines, *actions, *told)
 
 
 def _on_global_rank0_started(state: NodeState, event: GlobalRank0Started) -> Decision:
@@ -621,9 +562,6 @@ def _on_timer_expired(state: NodeState, timer: RoundTimer) -> Decision:
     match timer.purpose:
         case TimerPurpose.START:
             return _end_delay(state, phase) if isinstance(phase, Delaying) else (state, ())
-        case TimerPurpose.CHECKS:
-            state = replace(state, is_unchecked=False)
-            return _end_delay(state, phase) if isinstance(phase, Delaying) and phase.is_unchecked else (state, ())
         case TimerPurpose.STACKS:
             return end_stacks_wait(state, phase) if isinstance(phase, Stopping) else (state, ())
         case TimerPurpose.GRACE:

@@ -15,7 +15,6 @@ from muster._shared.records import record
 from muster.agent.rendezvous.interface import (
     DrainCommitted,
     DrainWithdrawn,
-    NodeFacts,
     PartReport,
     RendezvousEvent,
     Saved,
@@ -23,7 +22,6 @@ from muster.agent.rendezvous.interface import (
 )
 
 if TYPE_CHECKING:
-    from muster._shared.preflight import Finding
     from muster._shared.reports import RankProgress, RankView
     from muster.agent.rendezvous.drain_ceiling import RankSlot
 
@@ -47,8 +45,6 @@ class TimerPurpose(Enum):
     """The time limit of a drain is over."""
     LINES = "lines"
     """Print the lines that are held back: the job is not being stopped."""
-    CHECKS = "checks"
-    """Start the round's workers although the checks of this machine are not over."""
 
 
 @record
@@ -69,19 +65,6 @@ class AgentStarted:
 @record
 class WorkersPrepared:
     """From now on workers would start at once."""
-
-
-@record
-class LocalChecked:
-    """What the checks of this machine have found, before or after the workers were started."""
-
-    findings: "tuple[Finding, ...]" = ()
-    facts: NodeFacts | None = None
-    """What the other nodes compare; None if there is nothing new."""
-    site_checks: tuple[str, ...] = ()
-    """The executables that the site has added. They run from now on, and their findings follow."""
-    is_last: bool = False
-    """Whether no findings follow."""
 
 
 @record
@@ -114,11 +97,13 @@ class SpawnFailed:
     reason: str
     errno: int | None = None
     """The error of the call that failed; None if no system call has."""
+    check: str = ""
+    """The check that has found why; "" if none has."""
 
 
 @record
 class StoreLost:
-    """The agent should host the round's store but has none (any more), or its workers cannot reach MASTER_ADDR.
+    """The agent should host the round's store but has none (any more), or by a feature's check no worker can work.
 
     `reason` is a clause about rank 0.
     """
@@ -280,7 +265,6 @@ Event: TypeAlias = (
     | WorkersEvent
     | AgentStarted
     | WorkersPrepared
-    | LocalChecked
     | StacksRequested
     | TimerExpired
     | SignalReceived

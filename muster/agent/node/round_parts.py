@@ -3,7 +3,7 @@
 Nothing here knows a part by its name.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from muster.agent.logs import LogRouter
     from muster.agent.rendezvous.interface import Stream
     from muster.agent.round import PartMemory, Round
+    from muster.agent.runtime.event_log import EventLog
     from muster.agent.runtime.loop import Loop
+    from muster.agent.runtime.signals import ChildWatch
     from muster.agent.workers.pool import WorkerEnd
     from muster.agent.workers.status_page import StatusPage
 
@@ -35,6 +37,12 @@ class PartContext:
     """Returns the round's page; None if there is none."""
     quit_job: Callable[[], None]
     """Ends the job as Ctrl-C does."""
+    fail: Callable[[int, str, str], None]
+    """Ends the attempt of the round of a number, with the reason and the name of the check that has found it."""
+    event_log: "EventLog"
+    children: "ChildWatch"
+    early: object
+    """What `begin_early` of the feature has returned; None if its row does not begin early."""
     send: Callable[[int, str], None]
     """Sends the half at the leader a report about the round of a number: JSON of a record of the feature."""
     open_stream: "Callable[[tuple[str, int], Callable[[Stream], None], Callable[[str], None]], None]"
@@ -45,11 +53,10 @@ class Start:
     """The start of a round's workers, for one part, which may hold it back."""
 
     def __init__(
-        self, on_release: Callable[[], None], on_failed: Callable[[str], None], has_stopped: Callable[[], bool]
+        self, on_release: Callable[[], None], on_failed: Callable[[str, str], None], has_stopped: Callable[[], bool]
     ) -> None:
         self._on_release = on_release
-        self.fail = on_failed
-        """Ends the start, with a reason: this node's workers cannot be started."""
+        self._on_failed = on_failed
         self._has_stopped = has_stopped
         self.is_held = False
         """Whether the workers wait for this part."""
@@ -65,6 +72,10 @@ class Start:
             self.is_held = False
             self._on_release()
 
+    def fail(self, reason: str, check: str = "") -> None:
+        """End the start: this node's workers cannot be started, by the check of this name if there is one."""
+        self._on_failed(reason, check)
+
     @property
     def has_stopped(self) -> bool:
         """Whether the start was cancelled."""
@@ -79,6 +90,9 @@ class RoundPart:
 
     kept: tuple[int, float] | None = None
     """The newest step to which all ranks can return by the feature, and the wall-clock time since which they can."""
+
+    def enter_round(self, formed: "Round") -> None:
+        """Note that a round has formed. Its start may still be delayed, and workers of the last one may run."""
 
     def begin_round(self, formed: "Round", start: Start | None) -> None:
         """Begin a round. No worker runs, unless `start` is None: then a worker of the round wants the part."""
@@ -137,11 +151,20 @@ class RoundParts:
         """Loaded parts by name, in the order of the table; None for one that has failed."""
         self._starts: dict[str, Start] = {}
 
+    def load_early(self, names: Iterable[str]) -> None:
+        """Load the parts that have begun before there was a round."""
+        for name in names:
+            self._load(name)
+
+    def enter_round(self, formed: "Round") -> None:
+        """Tell the parts that a round has formed."""
+        self._call_all(lambda part: part.enter_round(formed))
+
     def begin_round(
         self,
         sight: Sight,
         on_ready: Callable[[], None],
-        on_failed: Callable[[str], None],
+        on_failed: Callable[[str, str], None],
         has_stopped: Callable[[], bool],
     ) -> None:
         """Begin a round, and call back as soon as no part holds its workers back, perhaps before this returns."""
@@ -153,10 +176,10 @@ class RoundParts:
                 self._starts = {}
                 on_ready()
 
-        def fail(reason: str) -> None:
+        def fail(reason: str, check: str) -> None:
             if self._starts is starts:
                 self._starts = {}
-                on_failed(reason)
+                on_failed(reason, check)
 
         starts[""] = own = Start(go_on, fail, has_stopped)
         own.hold()  # until all parts have begun

@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # imports delay the first worker
     from muster.agent.placement.affinity import WorkerPlacement
     from muster.agent.rendezvous.drain_ceiling import RankSlot
     from muster.agent.rendezvous.interface import Rendezvous, Stream
+    from muster.agent.runtime.event_log import EventLog
     from muster.agent.telemetry import Observed, Pause
     from muster.agent.workers.status_page import StatusPage
 
@@ -56,6 +57,9 @@ class WorkerParts:
     starter: WorkerStarter
     placements: "tuple[WorkerPlacement, ...]"
     """Placements by local rank (length nproc). If empty, workers run where the agent may run."""
+    event_log: "EventLog"
+    early: Mapping[str, object]
+    """What features have begun before there was a round, by their names."""
 
 
 class RoundWorkers:
@@ -74,6 +78,9 @@ class RoundWorkers:
         self._lease = parts.lease
         self._logs = parts.logs
         self._starter = parts.starter
+        self._children = parts.children
+        self._event_log = parts.event_log
+        self._early = parts.early
         self._placements = parts.placements
         self._post = post
         self._pool = WorkerPool(
@@ -132,6 +139,7 @@ class RoundWorkers:
 
     def prepare(self) -> None:
         """Start what needs no ranks; post `AgentStarted` and `WorkersPrepared`, perhaps before this returns."""
+        self.parts.load_early(self._early)
         self._starter.prepare(lambda: self._post(events.AgentStarted()), lambda: self._post(events.WorkersPrepared()))
 
     def can_host_store(self) -> bool:
@@ -141,6 +149,7 @@ class RoundWorkers:
     def begin_round(self, formed: Round) -> None:
         """End the last round's store, and open this one's if this agent hosts it: other nodes' workers may come now."""
         self.end_store()
+        self.parts.enter_round(formed)
         if formed.hosts_store:
             number = formed.number
             self._starter.start_store(
@@ -189,6 +198,9 @@ class RoundWorkers:
         def quit_job() -> None:
             self._post(events.SignalReceived(signum=signal.SIGINT, at_s=self._loop.clock.now_s(), is_quit=True))
 
+        def fail(round_number: int, reason: str, check: str) -> None:
+            self._post(events.StoreLost(round_number=round_number, reason=reason, check=check))
+
         def send(round_number: int, content: str) -> None:
             self._post(PartReport(round_number=round_number, feature=name, content=content))
 
@@ -204,6 +216,10 @@ class RoundWorkers:
             lease=self._lease,
             get_page=lambda: self.page,
             quit_job=quit_job,
+            fail=fail,
+            event_log=self._event_log,
+            children=self._children,
+            early=self._early.get(name),
             send=send,
             open_stream=open_stream,
         )
@@ -221,13 +237,13 @@ class RoundWorkers:
         self.parts.begin_round(
             self._see(formed),
             on_ready=lambda: self._logs.run_when_open(lambda: self._start_opened(action)),
-            on_failed=lambda reason: self._fail_start(formed.number, reason),
+            on_failed=lambda reason, check: self._fail_start(formed.number, reason, check),
             has_stopped=lambda: self._opening is not action,
         )
 
-    def _fail_start(self, number: int, reason: str) -> None:
+    def _fail_start(self, number: int, reason: str, check: str) -> None:
         self._opening = None
-        self._post(events.SpawnFailed(round_number=number, local_rank=0, reason=reason, errno=None))
+        self._post(events.SpawnFailed(round_number=number, local_rank=0, reason=reason, errno=None, check=check))
 
     def _start_opened(self, action: actions.StartWorkers) -> None:
         formed = action.round

@@ -10,7 +10,7 @@ from muster._shared.contract import DEFAULT_DRAIN_LIMIT_S, StatusPageLayout
 from muster._shared.records import assert_never, record
 from muster.agent.node.actions import Finish, LocalFailure
 from muster.agent.node.events import WorkerStack
-from muster.agent.rendezvous.interface import Leaving, NodeFacts
+from muster.agent.rendezvous.interface import Leaving
 from muster.agent.round import Round
 
 if TYPE_CHECKING:
@@ -50,14 +50,6 @@ class NodeRules:
     """The command that ends the job. "": the agent was started by hand."""
     asks_at_interrupt: bool = False
     """Whether the person at the terminal is asked what the first Ctrl-C is to do."""
-    checks: str = "off"
-    """The value of --preflight."""
-    compares_nodes: bool = False
-    """Whether the leader compares what the nodes have read, in checks."""
-    reaches_master: bool = False
-    """Whether MASTER_ADDR is dialled, in checks."""
-    host: str = ""
-    """This machine's name, for findings."""
     omp_num_threads: int | None = None
     """OMP_NUM_THREADS that workers get because the user has set none, for a line about it; None means no line."""
     loss: str = ""
@@ -201,8 +193,6 @@ class Delaying:
     """Whether the start waits until global rank 0 has started on another node, instead of for the back-off."""
     store_problem: LocalFailure | None = None
     """Why the round's store is lost, or cannot be reached; None otherwise."""
-    is_unchecked: bool = False
-    """Whether only the checks of this machine are awaited."""
 
 
 @record
@@ -300,13 +290,6 @@ class NodeState:
     """Why the round was broken, as far as it is known yet. The line is one of the held ones unless it is printed."""
     preemption: Preemption | None = None
     """Set if a drain was asked for because this node must leave soon."""
-    is_unchecked: bool = False
-    """Whether the checks of this machine still run."""
-    problem: LocalFailure | None = None
-    """A finding that prevents the start of workers."""
-    facts: NodeFacts | None = None
-    """What other nodes compare, once it is known."""
-    has_told_facts: bool = False
     hanging_round: int | None = None
     """The number of the round of a hang about which lines were printed. None: the last one is over."""
     requests: frozenset[int] = frozenset()

@@ -9,7 +9,7 @@ action that is not on workers.
 import os
 import signal
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from muster._shared.contract import ExitCode
 from muster._shared.guard import GuardLease
 from muster._shared.processes import become_subreaper, find_nvml
-from muster._shared.records import assert_never, record, replace
+from muster._shared.records import assert_never, record
 from muster.agent.config import AgentConfig
 from muster.agent.logs import LogRouter
 from muster.agent.node import actions, events
@@ -28,7 +28,6 @@ from muster.agent.node.state import NodeRules, NodeState
 from muster.agent.node.transition_log import TransitionLog
 from muster.agent.rendezvous.interface import (
     AllStarted,
-    Checked,
     DrainAsked,
     Leaving,
     PlainNodeMessage,
@@ -48,9 +47,7 @@ if TYPE_CHECKING:  # imports delay the first worker
     from muster.agent.features.sink import Witness
     from muster.agent.node.evidence import Evidence
     from muster.agent.placement.affinity import WorkerPlacement
-    from muster.agent.preflight.site import SiteChecks
     from muster.agent.round import Checkpoint, Round
-    from muster.agent.runtime.loop import Awaited
     from muster.agent.telemetry import Telemetry
     from muster.agent.telemetry.devices import Devices
 
@@ -59,8 +56,6 @@ _LOAD_EVIDENCE_AFTER_S = 1.0
 more."""
 _HANDLE = "TORCHX_JOB_ID"
 """The variable in which TorchX puts the app's handle."""
-_REACH_MARGIN_S = 2.0
-"""How much longer MASTER_ADDR is dialled than the silence after which a node is lost, so that a loss is known first."""
 _NOTICE_S = 60.0
 """How long an agent that was not stopped waits to say that output was lost, because what reads it stands still."""
 _SETTLE_TURNS = 2
@@ -85,8 +80,8 @@ class AgentParts:
     """Starts workers; closed by `Supervisor.run`."""
     placements: "tuple[WorkerPlacement, ...]"
     """Placements by local rank (length nproc). If empty, workers run where the agent may run."""
-    checks: "Awaited[events.LocalChecked] | None"
-    """The running checks of this machine; None with --preflight off."""
+    early: Mapping[str, object]
+    """What features have begun before there was a round, by their names."""
     witnesses: "tuple[Witness, ...]"
     """Read the events of the node."""
     connect: Callable[[Callable[[RendezvousEvent], None]], Rendezvous]
@@ -121,6 +116,8 @@ class Supervisor:
                 children=parts.children,
                 starter=parts.starter,
                 placements=parts.placements,
+                event_log=parts.event_log,
+                early=parts.early,
             ),
             self._events.append,
             lambda: self._rendezvous,
@@ -130,9 +127,7 @@ class Supervisor:
         self._control: ControlServer | None = None
         self._question: TerminalQuestion | None = None
         self._telemetry: Telemetry | None = None
-        self._checks = parts.checks
-        self._site_checks: SiteChecks | None = None
-        self._state = NodeState(rules=_build_rules(config), is_unchecked=parts.checks is not None)
+        self._state = NodeState(rules=_build_rules(config))
         self._code: int | None = None
         self._job_failed_s: float | None = None
         self._prints_report = False
@@ -160,8 +155,6 @@ class Supervisor:
                 node_index=self._config.rendezvous.node_index,
                 slurm_job=self._config.slurm_job,
             )
-            if self._checks is not None:
-                self._checks.watch(self._on_looked)
             self._workers.prepare()
             if self._config.asks_at_interrupt and not os.isatty(0):
                 self._logs.print_line("--interrupt-action ask: standard input is not a terminal; Ctrl-C stops the job")
@@ -207,41 +200,7 @@ class Supervisor:
     def _post_request(self, request: int, kind: "AskKind", limit_s: float) -> None:
         self._events.append(events.Requested(request=request, kind=kind, limit_s=limit_s))
 
-    def _on_looked(self, looked: events.LocalChecked) -> None:
-        """Handle the end of the checks. Those of the site come last, because their duration is unknown."""
-        self._events.append(looked)
-        if looked.site_checks:
-            from muster.agent.preflight.site import SiteChecks
-
-            self._site_checks = SiteChecks(
-                self._loop,
-                self._children,
-                self._config,
-                looked.site_checks,
-                lambda found: self._events.append(events.LocalChecked(findings=found, is_last=True)),
-            )
-
-    def _reach_master(self, action: actions.ReachMaster) -> None:
-        from muster._shared.preflight import REACH
-        from muster.agent.preflight.reach import find_obstacle
-
-        formed, rules = action.round, self._config.rendezvous
-        limit_s = rules.keep_alive_interval_s * rules.keep_alive_max_attempt + _REACH_MARGIN_S
-
-        def post(obstacle: str | None) -> None:
-            if obstacle is None:
-                return
-            where = f"MASTER_ADDR {formed.master_addr} (port {formed.master_port}) cannot be reached from here"
-            reason = f"{where}: {obstacle}; expected a connection: {REACH.advice}"
-            self._events.append(events.StoreLost(round_number=formed.number, reason=reason, check=REACH.name))
-
-        self._loop.call_in_thread(
-            lambda: find_obstacle(formed.master_addr, formed.master_port, limit_s), post, without=lambda _error: None
-        )
-
     def _close(self) -> None:
-        if self._site_checks is not None:
-            self._site_checks.close()
         if self._control is not None:
             self._control.close()
         if self._question is not None:
@@ -312,7 +271,6 @@ class Supervisor:
             case (
                 actions.JoinJob()
                 | actions.Send()
-                | actions.ReachMaster()
                 | actions.ReportFailed()
                 | actions.ReportIdle()
                 | actions.ReportStopped()
@@ -423,12 +381,7 @@ class Supervisor:
                 )
             case actions.Send():
                 self._note_sending(action.message)
-                message = action.message
-                if isinstance(message, Checked):
-                    message = replace(message, clock_s=self._loop.clock.wall_s())
-                rendezvous.send(message)
-            case actions.ReachMaster():
-                self._reach_master(action)
+                rendezvous.send(action.message)
             case actions.ReportFailed():
                 self._report_failed(action)
             case actions.ReportIdle():
@@ -581,10 +534,6 @@ def _build_rules(config: AgentConfig) -> NodeRules:
         stop_command=f"muster stop {handle}" if handle else "",
         asks_at_interrupt=config.asks_at_interrupt,
         sigterm_senders=config.sigterm_senders,
-        checks=config.preflight,
-        compares_nodes=config.preflight != "off" and config.rendezvous.max_nodes > 1,
-        reaches_master=config.rendezvous.backend == "muster",
-        host=config.node_name,
         is_elastic=config.rendezvous.min_nodes < config.rendezvous.max_nodes,
         restart_backoff_s=config.restart_backoff_s,
         # A program of functions prints its own output, and torch's API prints no thread counts.

@@ -89,10 +89,6 @@ class TransitionLog:
             case RendezvousFailed():
                 log.release()
                 log.write("rendezvous_lost", reason=event.reason)
-            case events.LocalChecked():
-                for each in event.findings:
-                    text = each.describe()
-                    log.write("preflight_finding", check=each.check, level=each.level.value, text=text)
             case events.Requested():
                 log.write("requested", kind=event.kind.value, limit_s=event.limit_s)
             case events.WorkerExited():

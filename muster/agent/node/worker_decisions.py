@@ -152,7 +152,7 @@ def on_spawn_failed(state: NodeState, event: SpawnFailed) -> Decision:
     phase = state.running
     if event.local_rank not in phase.awaited:
         return state, ()
-    failure = LocalFailure(local_rank=event.local_rank, reason=event.reason, errno=event.errno)
+    failure = LocalFailure(local_rank=event.local_rank, reason=event.reason, errno=event.errno, check=event.check)
     return fail_round(state, replace(phase, awaited=phase.awaited - {event.local_rank}), failure)
 
 

@@ -6,7 +6,6 @@
     static           one node that agrees with itself; `local_leader` decides what a leader decides
     restart_policy   which failures end the job if every agent has its own restart budget: `static`, torch's handlers
     round_messages   pure: what a new round is to each member, with the addresses of the others
-    comparison       pure: what differs between the nodes in what their preflight has read
     faulty_nodes     pure: which nodes are at fault, which is the last choice, and which leaves
     drain_ceiling    pure: how far a node's ranks may go before the job's step to stop at is agreed
 

@@ -40,7 +40,6 @@ from typing import TYPE_CHECKING, Annotated, Protocol, TypeAlias
 
 from muster._shared.contract import AskKind, StatusPageLayout
 from muster._shared.fields import (
-    AS_OBJECT,
     JSON,
     SPARSE,
     Count,
@@ -48,7 +47,6 @@ from muster._shared.fields import (
     Limit,
     Line,
     Name,
-    Processes,
     Range,
     RoundNumber,
     Seconds,
@@ -333,31 +331,6 @@ class StoodStill:
 
 
 @record
-class NodeFacts:
-    """What must be equal on all nodes. "", None and missing values are unknown."""
-
-    workspace: Name = ""
-    """A digest of the packed workspace."""
-    script: Name = ""
-    """A digest of the script, if there is no workspace."""
-    versions: Annotated[tuple[tuple[Name, Name], ...], Limit(most=16), AS_OBJECT] = ()
-    """Versions by name: ("torch", "2.13.0")."""
-    nproc: Processes = 1
-    devices: Count | None = None
-    """The number of GPUs that answer."""
-
-
-@record
-class Checked:
-    """What this node's preflight has read. Once all nodes of the round have sent it, the leader compares them."""
-
-    round_number: RoundNumber
-    facts: NodeFacts
-    clock_s: Seconds = 0.0
-    """This node's wall clock at the time of sending; the agent adds it."""
-
-
-@record
 class AllSucceeded:
     """All workers of the node have succeeded, or have stopped at the step of a drain."""
 
@@ -474,7 +447,6 @@ PlainNodeMessage: TypeAlias = (
     Prepared
     | AllStarted
     | StoodStill
-    | Checked
     | AllSucceeded
     | DrainAsked
     | DrainReported

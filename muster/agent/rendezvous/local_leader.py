@@ -100,13 +100,15 @@ class LocalLeader:
         job = PartJob(
             round_number=state.round_number,
             leader_id=state.rules.run_id,
+            now_s=self._clock.now_s(),
+            is_running=False,
             members={MEMBER_ID: replace(member, offers=offers)},
             assignments=state.assignments,
         )
-        plans, notices = plan_parts(job, memories)
+        plans, notices = plan_parts(job, {}, memories)
         self._state = replace(
             state,
-            phase=RoundRunning(parts={name: each.state for name, each in plans.items()}),
+            parts={name: each.state for name, each in plans.items()},
             memories=tuple(each.memory for each in plans.values() if each.memory is not None),
         )
         for notice in notices:
@@ -122,7 +124,7 @@ class LocalLeader:
             phase = replace(phase, succeeded=phase.succeeded.with_item(MEMBER_ID))
             self._state, actions = on_workers_ended(self._state, phase, message.drained_rank, now_s)
         elif isinstance(message, PartReport):
-            self._state, actions = decide_part(self._state, MEMBER_ID, message)
+            self._state, actions = decide_part(self._state, MEMBER_ID, message, now_s)
         else:
             self._state, actions = decide_common_step(self._state, MEMBER_ID, message, now_s)
         for action in actions:

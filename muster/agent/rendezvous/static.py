@@ -13,7 +13,6 @@ from muster.agent.rendezvous.interface import (
     AllStarted,
     AllSucceeded,
     Asked,
-    Checked,
     CheckpointCompleted,
     DrainAsked,
     DrainFollowed,
@@ -128,7 +127,7 @@ class StaticRendezvous(Leaderless):
     def send(self, message: "NodeMessage") -> None:
         """See `Rendezvous`. There is no other node."""
         match message:
-            case Prepared() | AllStarted() | Checked() | Leaving():
+            case Prepared() | AllStarted() | Leaving():
                 pass
             case AllSucceeded():
                 self._end_with_success(message)

@@ -57,8 +57,6 @@ def build_worker_env(config: AgentConfig, round: "Round", local_rank: int, *, er
     if round.checkpoint is not None:
         env[Env.RESUME_PATH] = round.checkpoint.path
         env[Env.RESUME_STEP] = str(round.checkpoint.step)
-    if config.preflight == "full" and round.attempt == 0:
-        env[Env.PREFLIGHT] = "full"
     env[Env.WATCHED] = "0" if config.hang_timeout_s is None else "1"
     env.update(_build_run_names(config, round, local_rank, env))
     if config.control_fd is not None:

@@ -9,6 +9,7 @@ from muster._shared.contract import Env
 from muster.agent.cli.arguments import parse_args
 from muster.agent.errors import UsageError
 from muster.agent.features import FLAG_OWNERS, load_module
+from muster.agent.features.preflight.flags import PreflightSettings
 from muster.agent.features.snapshots.flags import SnapshotSettings
 
 
@@ -28,6 +29,7 @@ def parse(words: str, **environ: str) -> dict[str, Any]:
         ("--snapshot-mem 64G", {"snapshots": SnapshotSettings(share=0, limit_bytes=64 << 30)}),
         ("--snapshot-memory 0", {"snapshots": SnapshotSettings(share=0, limit_bytes=0)}),
         ("--snapshot-copies 0", {"snapshots": SnapshotSettings(copies=0)}),
+        ("--preflight off --devices 8", {"preflight": PreflightSettings(mode="off", devices=8)}),
     ],
 )
 def test_what_flags_say(words: str, features: dict[str, Any]) -> None:
@@ -54,6 +56,9 @@ def test_an_adapter_names_the_address_of_metrics() -> None:
         ("--snapshot-memory 64Gi", "--snapshot-memory '64Gi': must be"),
         ("--snapshot-memory 9999999999T", "--snapshot-memory '9999999999T': must be"),
         ("--snapshot-copies 2", "--snapshot-copies '2': must be a whole number, at least 0 and at most 1"),
+        ("--preflight fast", "--preflight 'fast': must be one of quick, full, off"),
+        ("--preflight full --no-python", "--preflight full measures in Python workers; "),
+        ("--devices -1", "--devices '-1': must be a number of GPUs"),
         ("--notify=", "--notify '': must be a command"),
         ("--notify 'sh", """--notify "'sh": must be words as in a shell, but there is no closing quotation"""),
         ("--notify /no/such", "--notify '/no/such': there is no program '/no/such' on this node"),

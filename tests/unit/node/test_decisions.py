@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster._shared.contract import AskKind, AskOutcome, ExitCode
-from muster._shared.preflight import Finding, Level
 from muster._shared.records import replace
 from muster._shared.reports import Answer
 from muster.agent.node.actions import (
@@ -38,7 +37,6 @@ from muster.agent.node.events import (
     Choice,
     Event,
     FailureSettled,
-    LocalChecked,
     PersonChose,
     Requested,
     RoundTimer,
@@ -123,10 +121,6 @@ def hung(number: int = 1) -> WorkersIdle:
 
 def active(number: int = 1) -> WorkersActive:
     return WorkersActive(round_number=number)
-
-
-def finding(level: Level) -> Finding:
-    return Finding(check="devices", level=level, found="7 devices answer", expected="8", advice="look")
 
 
 def gone(number: int = 1) -> WorkersGone:
@@ -786,11 +780,6 @@ def any_event() -> st.SearchStrategy[Event]:
         st.builds(lambda n: PartRemembered(round_number=n, memory=PartMemory(feature="x", content="{}")), number),
         st.builds(lambda n: CheckpointCompleted(checkpoint=Checkpoint(number=n, step=4, path="/4")), number),
         st.builds(lambda ok: JobEnded(succeeded=ok), st.booleans()),
-        st.builds(
-            lambda found, last: LocalChecked(findings=found, is_last=last),
-            st.sampled_from([(), (finding(Level.WARNING),), (finding(Level.ERROR),)]),
-            st.booleans(),
-        ),
     )
 
 

@@ -15,13 +15,11 @@ from muster.agent.rendezvous.interface import (
     AllStarted,
     AllSucceeded,
     Asked,
-    Checked,
     DrainAsked,
     DrainFollowed,
     DrainReport,
     DrainReported,
     Leaving,
-    NodeFacts,
     PartReport,
     Prepared,
     Saved,
@@ -46,7 +44,6 @@ MESSAGES: list[Any] = [
     Asked(round_number=1, request=1, kind=AskKind.PAUSE, limit_s=5.0),
     Saved(round_number=1, step=3, path="/3"),
     PartReport(round_number=1, feature="x", content="{}"),
-    Checked(round_number=1, facts=NodeFacts()),
 ]
 PHASES: list[Any] = [Forming(since_s=0.0), RoundRunning(), Ending(job_end=None)]
 

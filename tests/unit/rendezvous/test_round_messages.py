@@ -31,7 +31,10 @@ def test_the_leaders_host_is_what_the_others_see() -> None:
         (1, "10.0.0.1", 5001),
         (2, "10.0.0.3", 5002),
     ]
-    job = PartJob(round_number=1, leader_id="", members=leader.state.members, assignments=leader.state.assignments)
+    state = leader.state
+    job = PartJob(
+        round_number=1, leader_id="", now_s=0.0, is_running=True, members=state.members, assignments=state.assignments
+    )
     assert sorted(map(job.find_address, job.members)) == [("10.0.0.1", 5000), ("10.0.0.1", 5001), ("10.0.0.3", 5002)]
 
 

@@ -6,6 +6,7 @@ from typing import Final
 from muster._shared.contract import LISTEN_ADDRESS, Env, parse_listen_address
 from muster.agent.cli.command_line import FlagValues
 from muster.agent.cli.flag_table import Flag
+from muster.agent.workers.spec import Program
 
 _LOOPBACK: Final = "127.0.0.1"
 FLAGS: Final = (
@@ -21,8 +22,9 @@ FLAGS: Final = (
 )
 
 
-def read(values: FlagValues, environ: Mapping[str, str]) -> tuple[str, int]:
+def read(values: FlagValues, environ: Mapping[str, str], program: Program) -> tuple[str, int]:
     """Return an IP address and a port, 0 for a free one."""
+    del program
     text = values.text("metrics-port") or ""
     found = parse_listen_address(text)
     if found is None:

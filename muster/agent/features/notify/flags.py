@@ -6,6 +6,7 @@ from typing import Final
 from muster.agent.cli.command_line import FlagValues
 from muster.agent.cli.flag_table import Flag
 from muster.agent.errors import UsageError
+from muster.agent.workers.spec import Program
 
 FLAGS: Final = (
     Flag(
@@ -23,8 +24,9 @@ FLAGS: Final = (
 )
 
 
-def read(values: FlagValues, environ: Mapping[str, str]) -> tuple[str, ...]:
+def read(values: FlagValues, environ: Mapping[str, str], program: Program) -> tuple[str, ...]:
     """Return the command's words. Refuse one that does not exist, because it is too late when it is needed."""
+    del program
     text = values.text("notify") or ""
     import shlex
     from shutil import which

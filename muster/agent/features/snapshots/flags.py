@@ -8,6 +8,7 @@ from muster._shared.records import record
 from muster.agent.cli.command_line import FlagValues
 from muster.agent.cli.flag_table import Flag
 from muster.agent.errors import UsageError
+from muster.agent.workers.spec import Program
 
 FLAGS: Final = (
     Flag(
@@ -42,9 +43,9 @@ class SnapshotSettings:
     """How many other nodes keep a copy: 0 or 1."""
 
 
-def read(values: FlagValues, environ: Mapping[str, str]) -> SnapshotSettings:
+def read(values: FlagValues, environ: Mapping[str, str], program: Program) -> SnapshotSettings:
     """Read the flags."""
-    del environ
+    del environ, program
     text = values.text("snapshot-memory")
     found = (DEFAULT_SNAPSHOT_SHARE, None) if text is None else parse_snapshot_memory(text)
     if found is None:

@@ -72,8 +72,9 @@ class RoundSnapshots:
 # -- what the seam calls ----------------------------------------------------------------------------------------------
 
 
-def plan(job: PartJob, remembered: PartMemory | None, offers: Mapping[str, str]) -> Plan:
-    """See `consensus.halves.LeaderHalf`."""
+def plan(job: PartJob, before: object, remembered: PartMemory | None, offers: Mapping[str, str]) -> Plan:
+    """See `consensus.halves.LeaderHalf`. Nothing of the last round counts but what the members have."""
+    del before
     held = {member_id: unpack(Holdings, content).holdings for member_id, content in offers.items()}
     known = None if remembered is None else unpack(Generation, remembered.content)
     base, sources = find_snapshot(job, held, known)
@@ -97,7 +98,7 @@ def plan(job: PartJob, remembered: PartMemory | None, offers: Mapping[str, str])
 def decide(job: PartJob, state: object, sender: str, content: str) -> PartDecision:
     """See `consensus.halves.LeaderHalf`."""
     known = state if isinstance(state, RoundSnapshots) else RoundSnapshots()
-    report = REPORTS.parse(content)
+    report = REPORTS.parse(content) if job.is_running else None
     match report:
         case SnapshotKept():
             return _on_kept(job, known, sender, report)

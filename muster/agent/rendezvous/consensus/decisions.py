@@ -50,7 +50,6 @@ from muster.agent.rendezvous.consensus.events import (
 from muster.agent.rendezvous.consensus.failures import (
     GOES_ON,
     break_for_failure,
-    on_checked,
     on_failed,
     on_idle,
     on_stopped,
@@ -80,7 +79,6 @@ from muster.agent.rendezvous.interface import (
     AllStarted,
     AllSucceeded,
     Asked,
-    Checked,
     DrainAsked,
     DrainFollowed,
     DrainReported,
@@ -95,11 +93,11 @@ from muster.agent.rendezvous.report_messages import Failed, Idle, StacksTaken, S
 from muster.agent.runtime.persistent import PersistentMap, PersistentSet
 
 _ALWAYS = frozenset({Prepared, Leaving, RoundAcknowledged, Saved, Asked})
-_UNTIL_THE_END = _ALWAYS | {Failed, Idle, Stopped, Checked}
+_UNTIL_THE_END = _ALWAYS | {Failed, Idle, Stopped, PartReport}
 ACCEPTED: Mapping[type[Forming | RoundRunning | Ending], frozenset[type[MemberReport]]] = {
     Forming: _UNTIL_THE_END,
     RoundRunning: _UNTIL_THE_END
-    | {AllStarted, AllSucceeded, StoodStill, StacksTaken, DrainAsked, DrainReported, DrainFollowed, PartReport},
+    | {AllStarted, AllSucceeded, StoodStill, StacksTaken, DrainAsked, DrainReported, DrainFollowed},
     Ending: _ALWAYS,
 }
 """Which phase accepts which message of a member. `_is_accepted` drops all others, and outdated ones.
@@ -191,8 +189,6 @@ def _handle_report(state: JobState, event: Reported, now_s: float) -> Decision:
             return _on_all_succeeded(state, sender, message, now_s)
         case Stopped():
             return on_stopped(state, sender, message, now_s)
-        case Checked():
-            return on_checked(state, sender, message, now_s)
         case DrainAsked() | DrainReported() | DrainFollowed() | Asked() | StacksTaken() | StoodStill() | Saved():
             from muster.agent.rendezvous.consensus.drain import decide_common_step
 
@@ -200,7 +196,7 @@ def _handle_report(state: JobState, event: Reported, now_s: float) -> Decision:
         case PartReport():
             from muster.agent.rendezvous.consensus.parts import decide_part
 
-            return decide_part(state, sender, message)
+            return decide_part(state, sender, message, now_s)
         case _:
             assert_never(message)
 

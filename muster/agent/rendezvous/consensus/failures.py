@@ -29,7 +29,7 @@ from muster.agent.rendezvous.consensus.state import (
     update_recovery,
 )
 from muster.agent.rendezvous.faulty_nodes import choose_leaving, judge_certain, judge_node
-from muster.agent.rendezvous.interface import BreakKind, Checked, NoticeKind, RoundBroken
+from muster.agent.rendezvous.interface import BreakKind, NoticeKind, RoundBroken
 from muster.agent.rendezvous.report_messages import Idle, Stopped
 from muster.agent.rendezvous.verdicts.deciding import Verdict, VerdictRules, decide_verdict
 from muster.agent.rendezvous.verdicts.restarts import Restarts
@@ -443,30 +443,3 @@ def break_for_loss(state: JobState, lost_id: str, reason: str, now_s: float, *, 
         return break_for_failure(state, now_s)
     state = replace(state, failures=RoundFailures())
     return break_round(state, BreakKind.MEMBERSHIP, reason, now_s, is_interrupt=is_interrupt)
-
-
-def on_checked(state: JobState, sender: str, message: Checked, now_s: float) -> Decision:
-    """Compare the preflight of all nodes of the round once all have reported it. An error ends the job."""
-    state = replace(state, checked=state.checked.with_item(sender, (message.facts, message.clock_s - now_s)))
-    if isinstance(state.phase, Ending) or not all(each in state.checked for each in state.assignments):
-        return state, ()
-    from muster.agent.rendezvous.comparison import VERDICT, CheckedNode, compare_nodes
-
-    nodes = []
-    for place in sorted(state.assignments.values(), key=lambda each: each.group_rank):
-        member, (facts, offset_s) = state.members.get(place.id), state.checked[place.id]
-        name = f"node {place.group_rank}" if member is None else describe_member(state, member)
-        nodes.append(CheckedNode(name=name, facts=facts, offset_s=offset_s))
-    found = compare_nodes(nodes)
-    lines = [each.describe() for each in found if not each.is_error]
-    new = tuple(line for line in lines if line not in state.told_findings)
-    notices: tuple[Action, ...] = tuple(Notify(text=line, kind=NoticeKind.FINDING) for line in new)
-    state = replace(state, told_findings=(*state.told_findings, *new)[-_FINDINGS_KEPT:])
-    error = next((each for each in found if each.is_error), None)
-    if error is None:
-        return state, notices
-    final = FinalFailure(cause=error.describe(), verdict=VERDICT)
-    if isinstance(state.phase, Forming):
-        return replace(state, phase=replace(state.phase, final=state.phase.final or final)), notices
-    state, actions = break_round(state, BreakKind.FINAL, final.describe(), now_s, final)
-    return state, (*notices, *actions)

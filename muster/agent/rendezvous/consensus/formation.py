@@ -50,7 +50,7 @@ def form_or_end(state: JobState, now_s: float) -> Decision:
             if phase.final is not None:
                 state, actions = _end_after_failure(state, phase, phase.final, now_s)
             elif _can_form(state, phase, now_s):
-                state, actions = _propose_round(renew_suspicions(state, now_s), phase)
+                state, actions = _propose_round(renew_suspicions(state, now_s), phase, now_s)
             else:
                 actions = ()
             return state, (*notices, *actions)
@@ -131,7 +131,7 @@ def _is_due(state: JobState, phase: Forming, count: int, now_s: float) -> bool:
     return now_s >= state.last_join_s + rules.last_call_s and now_s >= state.announcement_wait_until_s
 
 
-def _propose_round(state: JobState, phase: Forming) -> Decision:
+def _propose_round(state: JobState, phase: Forming, now_s: float) -> Decision:
     """Assign the ranks of the next round, and ask whether the leader's own workers would have a lease in it."""
     last_round = state.quorum_rounds[-1] if state.quorum_rounds else None
     members, suspected = _choose_members(state, phase), list_suspected(state)
@@ -150,7 +150,7 @@ def _propose_round(state: JobState, phase: Forming) -> Decision:
     )
     first, last = state.members[assignments[0].id], state.members[assignments[-1].id]
     world_size = assignments[-1].rank_offset + last.nproc
-    plans, notices = _plan_parts(state, round_number, leader.id, assignments)
+    plans, notices = _plan_parts(state, round_number, leader.id, assignments, now_s)
     new = NewRound(
         round_number=round_number,
         attempt=attempt,
@@ -165,10 +165,10 @@ def _propose_round(state: JobState, phase: Forming) -> Decision:
 
 
 def _plan_parts(
-    state: JobState, round_number: int, leader_id: str, assignments: tuple[RankAssignment, ...]
+    state: JobState, round_number: int, leader_id: str, assignments: tuple[RankAssignment, ...], now_s: float
 ) -> "tuple[Mapping[str, Plan], tuple[Notify, ...]]":
     """Return what features plan for the round. Nothing is loaded if no node has anything for one."""
-    if not state.memories and not any(member.offers for member in state.members.values()):
+    if not state.parts and not state.memories and not any(member.offers for member in state.members.values()):
         return NO_ITEMS, ()
     from muster.agent.rendezvous.consensus.halves import PartJob
     from muster.agent.rendezvous.consensus.parts import plan_parts
@@ -176,10 +176,12 @@ def _plan_parts(
     job = PartJob(
         round_number=round_number,
         leader_id=leader_id,
+        now_s=now_s,
+        is_running=False,
         members=state.members,
         assignments={each.id: each for each in assignments},
     )
-    return plan_parts(job, state.memories)
+    return plan_parts(job, state.parts, state.memories)
 
 
 def assign_ranks(
@@ -293,7 +295,8 @@ def on_lease_checked(state: JobState, event: LeaseChecked, now_s: float) -> Deci
     importing = {*state.importing, *state.importing_in_round}
     state = replace(
         state,
-        phase=RoundRunning(parts={name: plan.state for name, plan in new.plans.items()}),
+        phase=RoundRunning(),
+        parts={name: plan.state for name, plan in new.plans.items()},
         round_number=new.round_number,
         attempt=new.attempt,
         has_formed_round=True,

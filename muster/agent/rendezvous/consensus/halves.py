@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from muster._shared.records import NO_ITEMS, record
-from muster.agent.rendezvous.consensus.members import MemberRecord, RankAssignment, find_leader_host
+from muster._shared.reports import FinalFailure
+from muster.agent.rendezvous.consensus.members import MemberRecord, RankAssignment, describe_node, find_leader_host
 from muster.agent.round import PartMemory
 
 
@@ -17,9 +18,18 @@ class PartJob:
 
     round_number: int
     leader_id: str
+    now_s: float
+    """The leader's clock."""
+    is_running: bool
+    """Whether the round runs. Otherwise it is about to form, or has ended."""
     members: Mapping[str, MemberRecord]
     assignments: Mapping[str, RankAssignment]
     """The round's, by member."""
+
+    def describe(self, member_id: str) -> str:
+        """Return a member's name in messages."""
+        member, rank = self.members.get(member_id), self.assignments[member_id].group_rank
+        return f"node {rank}" if member is None else describe_node(member, rank)
 
     def find_address(self, member_id: str) -> tuple[str, int]:
         """Return host and port at which other nodes reach a member (`Rendezvous.open_stream`)."""
@@ -49,13 +59,17 @@ class PartDecision:
     """What the job remembers from now on; None changes nothing."""
     orders: tuple[tuple[tuple[str, ...], str], ...] = ()
     """Members, and the content of the order that they get."""
+    lines: tuple[str, ...] = ()
+    """For the leader's console."""
+    final: FinalFailure | None = None
+    """Why the job fails for good; None: it does not."""
 
 
 class LeaderHalf(Protocol):
     """The functions of the module `leader`. Contents are JSON of the feature's own records."""
 
-    def plan(self, job: PartJob, remembered: PartMemory | None, offers: Mapping[str, str]) -> Plan:
-        """Plan the round that is about to form, from the offers by member."""
+    def plan(self, job: PartJob, before: object, remembered: PartMemory | None, offers: Mapping[str, str]) -> Plan:
+        """Plan the round that is about to form, from what the half knew of the last one and the offers by member."""
         ...
 
     def decide(self, job: PartJob, state: object, sender: str, content: str) -> PartDecision:
@@ -63,5 +77,5 @@ class LeaderHalf(Protocol):
         ...
 
     def choose_newer(self, known: PartMemory, other: PartMemory) -> PartMemory:
-        """Choose between two memories of one round, in any order with the same result."""
+        """Choose between two memories of one round, in any order with the same result. Needed if the half has any."""
         ...

@@ -131,3 +131,9 @@ def find_leader_host(members: Iterable[MemberRecord]) -> str:
             return member.address
         seen = seen or member.leader_address
     return seen or "127.0.0.1"
+
+
+def describe_node(member: MemberRecord, group_rank: int | None) -> str:
+    """Return a member's name in messages: "node 1 (host-b)"."""
+    number = group_rank if member.index is None else member.index
+    return f"a new node ({member.host})" if number is None else f"node {number} ({member.host})"

@@ -13,10 +13,10 @@ from muster._shared.records import NO_ITEMS, record, replace
 from muster._shared.reports import Failure, FinalFailure, Stack
 from muster.agent.diagnosis.root_cause import DatedFailure
 from muster.agent.rendezvous.consensus.actions import Action, JobEnd, RoundFacts, SetTimer
-from muster.agent.rendezvous.consensus.members import ConsensusRules, MemberRecord, RankAssignment
+from muster.agent.rendezvous.consensus.members import ConsensusRules, MemberRecord, RankAssignment, describe_node
 from muster.agent.rendezvous.consensus.quorum import QuorumRound
 from muster.agent.rendezvous.consensus.recovery import RecoveryRecord
-from muster.agent.rendezvous.interface import DrainReport, NodeFacts
+from muster.agent.rendezvous.interface import DrainReport
 from muster.agent.rendezvous.verdicts.restarts import Restarts
 from muster.agent.round import Checkpoint, PartMemory
 from muster.agent.runtime.persistent import PersistentMap, PersistentSet
@@ -174,8 +174,6 @@ class RoundRunning:
     drains: int = 0
     """How many drains have begun; each gets the next number."""
     wanted_stacks: tuple[WantedStacks, ...] = ()
-    parts: Mapping[str, object] = NO_ITEMS
-    """What the halves of features know of the round, by their names."""
 
 
 @record
@@ -280,13 +278,8 @@ class JobState:
     """Later steps that only some of them have saved."""
     memories: tuple[PartMemory, ...] = ()
     """What features remember of the job."""
-    checked: PersistentMap[str, tuple[NodeFacts, float]] = PersistentMap()
-    """What each member's preflight has read, and its wall clock minus the leader's clock at the arrival, by member.
-
-    This is not in the recovery record, because after a takeover all members report it again.
-    """
-    told_findings: tuple[str, ...] = ()
-    """Printed lines about differences between nodes."""
+    parts: Mapping[str, object] = NO_ITEMS
+    """What the halves of features know, by their names."""
     recovery: Shared[RecoveryRecord] = Shared(RecoveryRecord())
     """What members must know of all this, as `update_recovery` last made it."""
     fence_until_s: float = -FOREVER
@@ -353,7 +346,6 @@ def update_recovery(state: JobState) -> JobState:
 
 
 def describe_member(state: JobState, member: MemberRecord) -> str:
-    """Return a member's name in messages: "node 1 (host-b)"."""
+    """Return a member's name in messages."""
     assignment = state.assignments.get(member.id)
-    number = member.index if member.index is not None else assignment.group_rank if assignment else None
-    return f"a new node ({member.host})" if number is None else f"node {number} ({member.host})"
+    return describe_node(member, None if assignment is None else assignment.group_rank)

@@ -19,7 +19,6 @@ from muster.agent.rendezvous.interface import (
     AllSucceeded,
     Asked,
     BreakKind,
-    Checked,
     DrainAsked,
     DrainFollowed,
     DrainReported,
@@ -227,7 +226,7 @@ class TorchRendezvous(Leaderless):
         match message:
             case StoodStill():
                 self._record_still(message)
-            case Prepared() | AllStarted() | Checked() | Leaving() | Saved() | PartReport():
+            case Prepared() | AllStarted() | Leaving() | Saved() | PartReport():
                 pass  # the joined nodes form a round; the others miss heartbeats
             case Idle() if self._config.hang_action == "report":
                 self._policy.record_idle(number, message.failures)

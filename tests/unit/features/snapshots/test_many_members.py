@@ -73,7 +73,7 @@ class Job:
     def tell(self, index, kind, **words):
         message = PartReport(round_number=self.state.round_number, feature=FEATURE, content=pack(kind(**words)))
         self.measure(message)
-        self.state, actions = decide_part(self.state, str(index), message)
+        self.state, actions = decide_part(self.state, str(index), message, 0.0)
         self.act(actions)
 
     def find_confirmed(self):
@@ -83,7 +83,7 @@ class Job:
         for index in range(self.count):
             self.tell(index, SnapshotKept, step=5 + (index == 1), advance=2)
         for index in range(self.count):
-            self.tell(index, SnapshotKept, step=self.state.phase.parts[FEATURE].mark, advance=2)
+            self.tell(index, SnapshotKept, step=self.state.parts[FEATURE].mark, advance=2)
         key = self.find_confirmed().key
         for index in range(self.count):
             self.tell(index, SnapshotCopied, lineage=key[0], step=key[1])

@@ -243,6 +243,8 @@ class World:
         return PartJob(
             round_number=self.number,
             leader_id="leader",
+            now_s=0.0,
+            is_running=True,
             members={each: MemberRecord(id=each, index=int(each), **words) for each in ids},
             assignments={
                 each: RankAssignment(id=each, index=int(each), group_rank=n, rank_offset=n * RANKS, **ranks)

@@ -6,7 +6,7 @@ import os
 from muster._shared.preflight import Machine
 from muster._shared.preflight.versions import read_versions
 from muster.agent.config import AgentConfig
-from muster.agent.rendezvous.interface import NodeFacts
+from muster.agent.features.preflight.messages import NodeFacts
 from muster.agent.workers.spec import ProgramKind
 
 _READ_BYTES = 1 << 20

@@ -3,9 +3,12 @@
 import pytest
 from doubles.two_members import TwoMembers
 
+from muster._shared.codec import encode_message
+from muster._shared.records import replace
+from muster.agent.features.preflight.messages import FEATURE, LIMIT_BYTES, NodeFacts
 from muster.agent.rendezvous.consensus.actions import JobEnd, Notify, RoundBreak
 from muster.agent.rendezvous.consensus.events import Reported
-from muster.agent.rendezvous.interface import BreakKind, Checked, NodeFacts
+from muster.agent.rendezvous.interface import BreakKind, PartReport
 from muster.agent.rendezvous.report_messages import Stopped
 
 
@@ -15,12 +18,16 @@ class Job(TwoMembers):
     def __init__(self) -> None:
         super().__init__("restart")
 
+    def report(self, node: int, facts: NodeFacts) -> list:
+        content = encode_message(facts, LIMIT_BYTES)
+        report = PartReport(round_number=self.number, feature=FEATURE, content=content)
+        return self.decide(Reported(id=str(node), message=report))
+
     def check(self, first: NodeFacts, second: NodeFacts, clocks_s: tuple[float, float] = (1000.0, 1000.5)) -> list:
         actions: list = []
         for node, facts in enumerate((first, second)):
             self.now_s = 10.0 + node * 0.5
-            message = Checked(round_number=self.number, facts=facts, clock_s=clocks_s[node])
-            actions += self.decide(Reported(id=str(node), message=message))
+            actions += self.report(node, replace(facts, clock_s=clocks_s[node]))
         return actions
 
 
@@ -41,8 +48,7 @@ def test_what_one_of_them_does_not_know_is_no_finding() -> None:
 
 def test_nothing_is_said_before_all_have_told() -> None:
     job = Job()
-    message = Checked(round_number=job.number, facts=ALIKE, clock_s=1.0)
-    assert job.decide(Reported(id="1", message=message)) == []
+    assert job.report(1, ALIKE) == []
 
 
 def test_other_code_ends_the_job_with_one_report() -> None:
@@ -64,10 +70,8 @@ def test_other_code_ends_the_job_with_one_report() -> None:
 def test_other_code_that_is_known_between_two_rounds_ends_the_job_too() -> None:
     job = Job()
     for node in range(2):
-        facts = NodeFacts(workspace=str(node))
         job.decide(Reported(id=str(node), message=Stopped(round_number=job.number)))  # fenced: its round ends
-        checked = Checked(round_number=job.number, facts=facts, clock_s=1.0)
-        actions = job.decide(Reported(id=str(node), message=checked))
+        actions = job.report(node, NodeFacts(workspace=str(node)))
     assert [each.succeeded for each in actions if isinstance(each, JobEnd)] == [False]
 
 

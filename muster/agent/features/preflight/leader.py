@@ -1,26 +1,67 @@
-"""Compares what the nodes' preflight has read: what differs, and on which nodes. Pure.
+"""The half at the leader: compares what the nodes' preflight has read, and names what differs, and where. Pure.
 
 Different code on a node is an error, because no attempt could do better. All else is a warning. Clocks are compared by
 the time between a node's own wall clock and the arrival. A late message therefore makes its node seem late, and a
 difference that a loaded machine explains is no finding.
 """
 
+import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
+from muster._shared.codec import decode
 from muster._shared.preflight import CLOCK, CODE, MOST_SKEW_S, UNLIKE, VERSIONS, Check
-from muster._shared.records import record
-from muster._shared.reports import format_duration
-from muster.agent.rendezvous.interface import NodeFacts
+from muster._shared.records import NO_ITEMS, record, replace
+from muster._shared.reports import FinalFailure, format_duration
+from muster.agent.features.preflight.messages import NodeFacts
+from muster.agent.rendezvous.consensus.halves import PartDecision, PartJob, Plan
+from muster.agent.round import PartMemory
 
 _NAMED = 8
 """The most nodes that one line names."""
+_LINES_KEPT = 64
 VERDICT = "no attempt could do better: not retried (--preflight off starts the job anyway)"
 """What follows from an error."""
 
 
 @record
-class CheckedNode:
+class Known:
+    """What the nodes have reported, in any round of this leader."""
+
+    facts: Mapping[str, tuple[NodeFacts, float]] = NO_ITEMS
+    """By member: what it has read, and its wall clock minus the leader's clock at the arrival."""
+    told: tuple[str, ...] = ()
+    """Lines that were printed."""
+
+
+def plan(job: PartJob, before: object, remembered: PartMemory | None, offers: Mapping[str, str]) -> Plan:
+    """See `consensus.halves.LeaderHalf`."""
+    del job, remembered, offers
+    return Plan(state=before)
+
+
+def decide(job: PartJob, state: object, sender: str, content: str) -> PartDecision:
+    """Compare all nodes of the round once all have reported. An error ends the job."""
+    known = state if isinstance(state, Known) else Known()
+    found = decode(NodeFacts, json.loads(content))
+    known = replace(known, facts={**known.facts, sender: (found, found.clock_s - job.now_s)})
+    if not all(each in known.facts for each in job.assignments):
+        return PartDecision(state=known)
+    ordered = sorted(job.assignments.values(), key=lambda each: each.group_rank)
+    nodes = [CheckedNode(job.describe(each.id), *known.facts[each.id]) for each in ordered]
+    differences = compare_nodes(nodes)
+    lines = (each.describe() for each in differences if not each.is_error)
+    new = tuple(line for line in lines if line not in known.told)
+    error = next((each for each in differences if each.is_error), None)
+    return PartDecision(
+        state=replace(known, told=(*known.told, *new)[-_LINES_KEPT:]),
+        lines=new,
+        final=None if error is None else FinalFailure(cause=error.describe(), verdict=VERDICT),
+    )
+
+
+class CheckedNode(NamedTuple):
     """What one node has read."""
 
     name: str

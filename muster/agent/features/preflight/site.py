@@ -18,18 +18,20 @@ _MOST_LINES: Final = 1000
 class SiteCheck:
     """One running executable."""
 
-    def __init__(self, path: str, loop: Loop, children: ChildWatch, config: AgentConfig, on_over: Callable[[], None]):
+    def __init__(
+        self, path: str, loop: Loop, children: ChildWatch, config: AgentConfig, mode: str, on_over: Callable[[], None]
+    ) -> None:
         self._name = os.path.basename(path)
         self._lines: list[str] = []
         self._trouble = ""
-        env = {**config.base_env, Env.PREFLIGHT: config.preflight, "LOCAL_WORLD_SIZE": str(config.nproc)}
+        env = {**config.base_env, Env.PREFLIGHT: mode, "LOCAL_WORLD_SIZE": str(config.nproc)}
         self.command = LimitedCommand(
             loop,
             children,
             (path,),
             prepare=lambda: env,
             text="",
-            limit_s=LIMITS_S[config.preflight],
+            limit_s=LIMITS_S[mode],
             label=path,
             on_line=self._read_line,
             on_trouble=self._read_trouble,
@@ -56,6 +58,7 @@ class SiteChecks:
         loop: Loop,
         children: ChildWatch,
         config: AgentConfig,
+        mode: str,
         paths: tuple[str, ...],
         on_found: Callable[[tuple[Finding, ...]], None],
     ) -> None:
@@ -65,12 +68,13 @@ class SiteChecks:
             loop: the agent's.
             children: collects them.
             config: the agent's.
+            mode: --preflight.
             paths: at least one.
             on_found: gets all that they have found.
         """
         self._on_found = on_found
         self._running = len(paths)
-        self._checks = [SiteCheck(path, loop, children, config, self._on_over) for path in paths]
+        self._checks = [SiteCheck(path, loop, children, config, mode, self._on_over) for path in paths]
 
     def _on_over(self) -> None:
         self._running -= 1

@@ -1,0 +1,13 @@
+"""`--preflight`: checks before the workers start, of this machine and of what nodes must have in common.
+
+    node      the part: looks while the agent starts, holds the workers back for a moment, reports what it has read
+    leader    the half at the leader, pure: how the nodes differ
+    messages  what a node reports
+    flags     what is checked
+    facts     reads what other nodes compare
+    site      runs the executables that a site has added
+    reach     whether this node can connect to MASTER_ADDR
+
+Not here: the table of checks (`_shared.preflight`), what follows from a failed check (`rendezvous.verdicts`), and the
+all-reduce of `--preflight full` (`workers.hooks.measure`).
+"""

@@ -105,7 +105,7 @@ _PATTERNS: Final = tuple(
 """Patterns in this order, the more specific first. A missing file names a path, but so may a lost peer."""
 
 _CHECKS: Final = {"driver": causes.DEVICE, "devices": causes.DEVICE, "reach": causes.NETWORK}
-"""Classes by the preflight check that has found the fault."""
+"""Classes by the check that has found the fault."""
 _NO_CAUSE: Final = re.compile(
     r"CUDA_LAUNCH_BLOCKING|asynchronously reported|may be caused by|might be caused by|TORCH_USE_CUDA_DSA|"
     r"Exception ignored in|[Ww]arning: "

@@ -58,7 +58,7 @@ class FailedWorker:
     reason: str = ""
     """One line, if there is no exit status."""
     check: str = ""
-    """The preflight check that has found the failure."""
+    """The check that has found the failure."""
     streams: WorkerStreams | None = None
     """None if there were no streams yet."""
     stderr_text: str = ""

@@ -1,6 +1,6 @@
 """Decides which faulty nodes are remembered, which are the last choice, and which leave. Pure.
 
-A node is suspected at once if one of its devices or links has failed, its preflight has found an error, or a rank has
+A node is suspected at once if one of its devices or links has failed, a check of it has found an error, or a rank has
 said so itself. Otherwise it is suspected if it is the first to fail twice without progress in between, and no other
 node has failed in the same way. The same exception at the same place again does not count, unless it is an error of a
 device. A suspected node is the last to get an assignment, for a time that doubles with each

@@ -42,7 +42,7 @@ class ConsensusRules:
     loss_wait_s: float = 0.3
     """How long a failure that would end the job waits for the report of a loss that explains it."""
     spare_wait_s: float = 1.0
-    """How long a finding of the preflight that would end the job waits for a spare node, which may join last."""
+    """How long the finding of a check that would end the job waits for a spare node, which may join last."""
     max_restarts_flag: str = "--max-restarts"
     """The name of that limit that the user knows."""
     hang_action: str = "restart"

@@ -11,7 +11,7 @@
 | members to stop their workers | F | the longest `stop_limit_s` of them, and `stop_margin_s` | they count as lost |
 | a lease of its own workers | F | `LEASE_RETRY_S`, then it is checked again | a round, or exit 69 |
 | the report of a loss that explains a failure | R | `loss_wait_s` after the failure | the failure is final |
-| a spare node in the place of one whose preflight fails | R | `spare_wait_s` after the finding | the job ends |
+| a spare node in the place of one whose check fails | R | `spare_wait_s` after the finding | the job ends |
 | more nodes that join a running job | R | `batch_s` after the last join, at most `batch_limit_s` | a round with them |
 | joining nodes that import | R | `import_limit_s` after the first one is ready | a round with them |
 | unreachable members at the job's end | FR | `join_timeout_s` | the end |

@@ -61,8 +61,8 @@ def hold(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     if name in _NOT_HELD:
         raise ControlError(_NOT_HELD[name], ExitCode.USAGE)
     app = build_hold_app(_build_app(args.component, parser), idle_s=args.idle_minutes * 60)
-    state_dir = find_state_dir(os.environ)
     try:
+        state_dir = find_state_dir(os.environ)
         scheduler = create_scheduler(name, _SESSION)
         with Runner(_SESSION, {name: lambda *_args, **_more: scheduler}) as runner:
             cfg = scheduler.run_opts().cfg_from_str(args.scheduler_args)

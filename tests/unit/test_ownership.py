@@ -1,6 +1,7 @@
 """Folders that another user could change or replace are not used."""
 
 import os
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,6 +9,7 @@ import pytest
 from other_user import OTHER, needs_two_users
 
 from muster._shared import ownership
+from muster.cli.commands import main
 from muster.schedulers.errors import EngineError, UnsafeFolderError
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec
 from muster.schedulers.supervision.registry import AppRegistry, check_app_folder, find_state_dir
@@ -184,6 +186,33 @@ def test_a_state_folder_of_another_user_is_refused_and_says_what_to_do(open_dir)
     home = make(open_dir / "home", 0o755, OTHER)
     with pytest.raises(UnsafeFolderError, match=rf"^{home} belongs to user {OTHER}, .*: set XDG_STATE_HOME"):
         find_state_dir({"HOME": str(home)})
+
+
+@needs_two_users
+@pytest.mark.parametrize("words", [["hold"], ["release"], ["prune"], ["rerun"], ["status"], ["stop", "last"]])
+def test_a_command_in_a_state_folder_of_another_user_is_one_line(open_dir, monkeypatch, capsys, words):
+    home = make(open_dir / "home", 0o755, OTHER)
+    monkeypatch.setenv("XDG_STATE_HOME", str(home))
+    assert main(words) != 0
+    line = f"muster: {home} belongs to user {OTHER}, not to you: set XDG_STATE_HOME to a folder of your own\n"
+    assert capsys.readouterr().err == line
+
+
+@needs_two_users
+@pytest.mark.parametrize("put", [Path.mkdir, Path.touch, lambda path: path.symlink_to("nowhere")])
+def test_what_another_user_has_put_where_state_lies_without_a_home_is_refused(open_dir, monkeypatch, put):
+    temporary = make(open_dir / "tmp", 0o1777)
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    path = temporary / f"muster-{os.geteuid()}"
+    put(path)
+    os.chown(path, OTHER, OTHER, follow_symlinks=False)
+    with pytest.raises(UnsafeFolderError, match=rf"^{path} belongs to user {OTHER}, .*: set XDG_STATE_HOME"):
+        find_state_dir({})
+    path.rmdir() if path.is_dir() else path.unlink()
+    assert find_state_dir({}) == path
+    temporary.chmod(0o777)
+    with pytest.raises(UnsafeFolderError, match=rf"^every user can write to {temporary}: "):
+        find_state_dir({})
 
 
 def test_folders_on_the_way_are_safe_whatever_the_umask(open_dir):

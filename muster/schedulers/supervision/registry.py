@@ -51,12 +51,12 @@ def find_state_dir(env: Mapping[str, str]) -> Path:
 
 
 def _create_fallback_dir() -> Path:
-    """Create a folder in /tmp. Another user could have created it first, so its owner is checked."""
+    """Create a folder in /tmp. Another user could have created it first."""
     path = Path(tempfile.gettempdir()) / f"muster-{os.geteuid()}"
-    path.mkdir(mode=0o700, exist_ok=True)
-    status = path.lstat()
-    if status.st_uid != os.geteuid() or path.is_symlink() or status.st_mode & 0o077:
-        raise PermissionError(f"{path} must belong to user {os.geteuid()} alone; set XDG_STATE_HOME")
+    with _translate_refusal():
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+        check_folder(path, _STATE_ADVICE)
     return path
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from muster._shared.foreign_files import remove_folder, walk_files
+from muster._shared.ownership import check_folder
 from muster.cli.adapters import close_quietly, create_keepers, describe_error
 from muster.schedulers import bundle_start
 from muster.schedulers.adapter.scheduler import Leftover, measure_folder
@@ -116,11 +117,12 @@ def _find_logs_of_agents(folder: Path) -> Iterator[Leftover]:
             is_ours = _AGENT_LOGS.fullmatch(path.name) and path.lstat().st_uid == os.geteuid() and not path.is_symlink()
             if not is_ours or not any(path.glob("*/attempt_*")):
                 continue
+            check_folder(path, "")
             with _lock_ended(path):
                 has_failed = any(path.glob("*/report.json"))
                 times = (each.stat(follow_symlinks=False).st_mtime for each in walk_files(path))
                 ended_s = max(times, default=path.stat().st_mtime)
-        except OSError:  # it runs, or is being removed
+        except OSError:  # it runs, is being removed, or another user could have put it there
             continue
         yield Leftover(
             name=str(path),

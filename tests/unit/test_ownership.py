@@ -1,6 +1,7 @@
 """Folders that another user could change or replace are not used."""
 
 import os
+import re
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 from other_user import OTHER, needs_two_users
 
+import muster
 from muster._shared import ownership
 from muster.cli.commands import main
 from muster.schedulers.errors import EngineError, UnsafeFolderError
@@ -242,3 +244,19 @@ def test_a_cluster_needs_no_safe_home(open_dir, monkeypatch):
 def test_a_folder_that_cannot_exist_is_one_line(path: str) -> None:
     with pytest.raises(UnsafeFolderError, match=r"^/\S+: (File name too long|Not a directory)$"):
         check_app_folder(Path(path))
+
+
+SHARED_PLACES = {
+    "`check_folder`": "schedulers/supervision/registry cli/leftovers",
+    "its own check, which imports little": "schedulers/bundle_start",
+    "how much room there is, and no more": "agent/launch cli/doctor/machine",
+    "a socket whose name is removed at once": "agent/workers/hooks/groups",
+}
+
+
+def test_all_that_looks_into_a_temporary_folder_is_known():
+    """Elsewhere, `mkdtemp` and its like make what no other user can have made."""
+    root = Path(muster.__file__).parent
+    found = (path for path in root.rglob("*.py") if re.search(r"gettempdir\(|\(\"TMPDIR\"\)", path.read_text()))
+    names = {str(path.relative_to(root).with_suffix("")) for path in found}
+    assert names == set(" ".join(SHARED_PLACES.values()).split())

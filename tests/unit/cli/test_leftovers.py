@@ -7,11 +7,14 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from other_user import needs_two_users, shared_dir
 
 from muster._shared.contract import LogNames
 from muster.agent.logs.files import RunFolder
 from muster.cli import leftovers
 from muster.schedulers.docker.engine import client
+
+__all__ = ["shared_dir"]
 
 
 @pytest.fixture
@@ -58,6 +61,18 @@ def test_logs_that_are_in_use_again_stay(folder: Path) -> None:
         found.remove()
     assert find(folder) == []
     again.close()
+
+
+@needs_two_users
+def test_a_folder_that_another_user_can_have_renamed_stays(shared_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be any folder of this user, with runs of torchrun in it."""
+    monkeypatch.setattr(tempfile, "tempdir", str(shared_dir))
+    run, _ = make_run()
+    run.close()
+    shared_dir.chmod(0o777)
+    assert find(shared_dir) == []
+    shared_dir.chmod(0o1777)
+    assert len(find(shared_dir)) == 1
 
 
 def test_folders_that_are_not_an_agents_or_not_the_users_own_stay(

@@ -55,12 +55,15 @@ def stop(handle: str, *, limit_s: float = DEFAULT_LIMIT_S, now: bool = False) ->
     with open_scheduler(handle) as (scheduler, app_id):
         if now:
             return _cancel(scheduler, app_id)
+        answer = None
         with suppress(ControlError):  # it cannot be asked anything: it has ended, or waits, or has no agents
-            reached = scheduler.ask_app(app_id, AskKind.REACH, _REACH_LIMIT_S)
-            if reached.outcome is AskOutcome.UNREACHED:
-                hint = "`muster stop --now` ends the job, and its ranks are not asked to save"
-                return replace(reached, line=f"{reached.line}; {hint}", is_unchanged=True)
-        return scheduler.stop_app(app_id, limit_s)
+            answer = scheduler.ask_app(app_id, AskKind.REACH, _REACH_LIMIT_S)
+        if answer is None or answer.outcome is not AskOutcome.UNREACHED:
+            answer = scheduler.stop_app(app_id, limit_s)
+        if answer.outcome is AskOutcome.UNREACHED:
+            hint = "`muster stop --now` ends the job, and its ranks are not asked to save"
+            return replace(answer, line=f"{answer.line}; {hint}", is_unchanged=True)
+        return answer
 
 
 def _cancel(scheduler: PluginScheduler, app_id: str) -> Answer:

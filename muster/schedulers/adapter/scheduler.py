@@ -213,7 +213,8 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
     def stop_app(self, app_id: str, limit_s: float) -> Answer:
         """Record that the app ends, so that nothing is started again. Then let all ranks stop at one step.
 
-        `muster stop` has asked for `AskKind.REACH` before: it changes nothing if a node that runs cannot be asked.
+        If a node that runs cannot be asked, the record is withdrawn, and the answer is `AskOutcome.UNREACHED`. `muster
+        stop` has asked for `AskKind.REACH` before, so this is rare.
 
         Args:
             app_id: of the app.

@@ -349,6 +349,12 @@ def forbid_requeue(job_id: str) -> None:
         run(["scontrol", "update", f"JobId={job_id}", "Requeue=0"])
 
 
+def allow_requeue(job_id: str) -> None:
+    """Undo `forbid_requeue`."""
+    with contextlib.suppress(RefusedError):
+        run(["scontrol", "update", f"JobId={job_id}", "Requeue=1"])
+
+
 def keep_nodes(job_id: str, nodes: Sequence[str]) -> None:
     """Give back all other nodes of a job. Where Slurm refuses it, they stay until the job ends."""
     with contextlib.suppress(RefusedError):

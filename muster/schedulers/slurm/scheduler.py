@@ -379,6 +379,9 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
             asked = _ask(app, AskKind.STOP, limit_s)
         else:
             asked = Answer(outcome=AskOutcome.REFUSED, line="it ran no agents of muster")
+        if asked.outcome is AskOutcome.UNREACHED and not self._has_left(app, limit_s):
+            _withdraw_cancel(app)
+            return asked
         if asked.outcome is not AskOutcome.DONE or not self._wait_ended(app_id, app.spec.grace_s):
             _cancel_jobs(app)
         is_over = self._wait_ended(app_id, app.spec.grace_s + _END_LIMIT_S)
@@ -400,6 +403,17 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
         while True:
             app = self._find_app(app_id)
             if app is None or app.entry is None or is_terminal(app.state):
+                return True
+            if time.monotonic() > deadline_s:
+                return False
+            time.sleep(next(pauses))
+
+    def _has_left(self, app: live.App, limit_s: float) -> bool:
+        """Return whether a node ends within the limit, because its agent has got a request without an answer."""
+        before, deadline_s, pauses = app.find_running(), time.monotonic() + limit_s, list_pauses()
+        while True:
+            now = self._find_app(app.spec.app_id)
+            if now is None or now.find_running() != before:
                 return True
             if time.monotonic() > deadline_s:
                 return False
@@ -579,11 +593,25 @@ def _record_cancel(app: live.App, request: str = "cancel") -> None:
         _tell_first_node(app, request)
 
 
+def _withdraw_cancel(app: live.App) -> None:
+    """Undo `_record_cancel`."""
+    app.folder.request_file.unlink(missing_ok=True)
+    assert app.entry is not None  # noqa: S101  # it has not ended
+    if app.spec.details["continues"] != "no":
+        client.allow_requeue(app.entry.job_id)
+    if not app.is_shared:
+        _tell_first_node(app, "")
+
+
 def _tell_first_node(app: live.App, request: str) -> None:
-    """Record the cancel on the first node, too, which does not see the app's folder: its log then says who stops it."""
+    """Record the cancel on the first node, too, which does not see the app's folder: its log then says who stops it.
+
+    "" withdraws it.
+    """
     nodes = list(app.find_running().values())
     if nodes:
-        write = ("sh", "-c", 'printf %s "$1" > "$2"', "sh", request, str(app.remote_folder.request_file))
+        script = 'if [ "$1" ]; then printf %s "$1" > "$2"; else rm -f "$2"; fi'
+        write = ("sh", "-c", script, "sh", request, str(app.remote_folder.request_file))
         with contextlib.suppress(ControlError, EngineError):
             _run_there(app, nodes[0], write, {}, _TELL_LIMIT_S)
 

@@ -110,8 +110,8 @@ def stop_app(folder: AppFolder, limit_s: float, ask_node: AskNode) -> Answer:
     """Stop all ranks at one step, and the app with them.
 
     If the app's supervisor has died, the rest of the app is ended. That the app ends is recorded first, so that nothing
-    is started again, whatever becomes of the question. Ranks that cannot agree on a step get the polite signal, all at
-    once.
+    is started again. Ranks that cannot agree on a step get the polite signal, all at once. If the agents cannot be
+    asked, the app goes on (`AskOutcome.UNREACHED`).
 
     Raises:
         ControlError: the app has ended, or is being stopped already.
@@ -133,6 +133,11 @@ def stop_app(folder: AppFolder, limit_s: float, ask_node: AskNode) -> Answer:
     asked = _ask_roles(spec, record, AskKind.STOP, limit_s, ask_node) if jobs else none
     if asked.outcome is AskOutcome.DONE and client.wait_ended(folder, limit_s=RECORD_LIMIT_S):
         return asked
+    if asked.outcome is AskOutcome.UNREACHED:
+        if client.wait_ended(folder, limit_s=limit_s):  # they had got the request
+            return replace(asked, outcome=AskOutcome.DONE, line=f"{asked.line}; all replicas have ended")
+        if _withdraw(folder):
+            return asked
     folder.send_request("cancel")
     is_over = client.wait_ended(folder, limit_s=spec.grace_s + DRAIN_MARGIN_S)
     took_s = time.monotonic() - began_s
@@ -304,6 +309,17 @@ def _wait_for_turn(folder: AppFolder) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+def _withdraw(folder: AppFolder) -> bool:
+    """Withdraw a stop for which no agent could be asked. Return False if some have ended."""
+    folder.send_request(f"{DRAIN_WORD}0")
+    deadline_s = time.monotonic() + RECORD_LIMIT_S
+    while (record := folder.read_record()) is not None and record.app.is_draining and record.app.lingering:
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(0.02)
+    return record is not None and record.app.phase is AppPhase.RUNNING
 
 
 def _wait_recorded(folder: AppFolder) -> None:

@@ -178,7 +178,7 @@ def _let_end(state: SupervisedApp) -> Decision:
 
 def _handle_linger_expired(state: SupervisedApp) -> Decision:
     if state.phase is AppPhase.ENDING:
-        return _stop_lingering(state)
+        return _withdraw(state) if state.is_draining else _stop_lingering(state)
     left = tuple(each for each in state.running(state.over) if each not in state.leaving)
     return _stop(replace(state, lingering=0, leaving=(*state.leaving, *left)), left)
 
@@ -320,14 +320,24 @@ def _cancel(state: SupervisedApp, event: CancelRequested) -> Decision:
 
 
 def _drain(state: SupervisedApp, event: DrainRequested) -> Decision:
-    """Start nothing again from now on. The agents end by themselves, or are stopped after the limit."""
+    """Start nothing again from now on: the agents end by themselves. A second request changes the limit."""
     if state.phase is AppPhase.ENDING:
-        return state, ()
+        lingers = state.is_draining and state.lingering != 0
+        return state, (Linger(number=state.lingering, delay_s=event.limit_s),) if lingers else ()
     state, actions = _end(state, Outcome.CANCELLED, event.reason, lingering_role=_ALL_ROLES)
     if state.phase is AppPhase.ENDED or not state.lingering:
         return state, actions
     state = replace(state, lingering_role="", is_draining=True)
     return state, (Linger(number=state.lingering, delay_s=event.limit_s),)
+
+
+def _withdraw(state: SupervisedApp) -> Decision:
+    """Let the app go on if none of its agents has ended: they were not asked. Otherwise stop the others."""
+    statuses = {known.status for each, known in state.replicas.items() if state.is_wanted(each)}
+    if ReplicaStatus.CANCELLED in statuses:
+        return _stop_lingering(state)
+    state = replace(state, phase=AppPhase.RUNNING, outcome=None, lingering=0, is_draining=False)
+    return _let_end(replace(state, reason="its agents could not be asked to stop, so it goes on"))
 
 
 def _stop_lingering(state: SupervisedApp, *, is_interrupt: bool = False) -> Decision:

@@ -103,6 +103,8 @@ class Supervisor:
         """Decide about one event, record the new state, act."""
         app, decided = decisions.decide(self._spec.roles, self._record.app, event)
         changed = app != self._record.app
+        if self._record.app.phase is AppPhase.ENDING and app.phase is AppPhase.RUNNING:
+            self._folder.request_file.unlink(missing_ok=True)
         self._record = replace(self._record, app=app)
         # Recorded first: then no replica runs unrecorded. The end comes last, with complete logs.
         if changed and not self.ended:

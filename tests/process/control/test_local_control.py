@@ -12,6 +12,9 @@ import pytest
 from control_jobs import COMMANDS, begin, continue_process, finish, list_answers, muster, start_job, unknown_line
 from harness import read_command, wait_until
 
+from muster._shared.contract import AskKind
+from muster.schedulers.supervision import asking
+
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the status page is for Linux")
 
 
@@ -125,6 +128,28 @@ def test_hang_limits_stand_still_during_a_pause(tmp_path):
         assert "ranks have stopped at step" in stopped.stdout, job.explain(stopped)
         assert "hang-timeout" not in job.read_console(), job.explain(stopped)
         assert job.count_starts() == [1]
+
+
+def test_a_stop_whose_way_to_the_agents_breaks_is_withdrawn(tmp_path, monkeypatch):
+    """All ranks got SIGTERM, and what they had not saved was lost."""
+    ask_roles = asking._ask_roles
+    with start_job(tmp_path, nodes=1) as job:
+        assert muster("checkpoint", job.handle).code == 0, job.explain()
+
+        def break_the_way(spec, record, kind, *words):
+            if kind is AskKind.STOP:
+                job.signal_agent(0, signal.SIGSTOP)
+            return ask_roles(spec, record, kind, *words)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(asking, "_ask_roles", break_the_way)
+            refused = muster("stop", job.handle, "--limit", "1")
+        job.signal_agent(0, signal.SIGCONT)
+        hint = "`muster stop --now` ends the job, and its ranks are not asked to save; nothing was changed\n"
+        assert (refused.code, refused.stderr.endswith(hint)) == (6, True), job.explain(refused)
+        stopped = muster("stop", job.handle)
+        assert "all 2 ranks have stopped at step" in stopped.stdout, job.explain(stopped)
+        assert (job.describe(), job.count_starts()) == ("CANCELLED", [1])
 
 
 def test_delete_removes_a_running_job(tmp_path):

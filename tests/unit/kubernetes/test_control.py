@@ -169,7 +169,7 @@ def test_the_next_pod_is_asked_when_one_does_not_answer(cluster, scheduler, app)
     cluster.run_command = lambda pod, command: None if pod["metadata"]["name"] == first else run(pod, command)
     assert scheduler.ask_app(app, AskKind.CHECKPOINT, 30.0).outcome is AskOutcome.DONE
     assert len(cluster.commands) == 4
-    cluster.run_command = lambda pod, command: None
+    cluster.run_command = lambda pod, command: (3, b"", b"muster: no agent of the job answers here\n")
     answer = scheduler.ask_app(app, AskKind.CHECKPOINT, 30.0)
     assert answer.outcome is AskOutcome.LOST
     assert answer.line.startswith("no pod of trainer has an agent that answers")
@@ -255,6 +255,36 @@ def test_a_stop_that_cannot_be_asked_for_changes_nothing(cluster, scheduler, app
     assert main(["stop", handle, "--now"]) == ExitCode.ENDED
 
 
+REACHED = (0, encode({"outcome": "done", "line": "an agent answers"}), b"")
+
+
+@pytest.mark.parametrize("reached", [None, REACHED], ids=["before", "between"])
+def test_a_stop_whose_way_to_the_nodes_breaks_is_withdrawn(cluster, scheduler, app, capsys, reached):
+    """A kubelet that was silent counted as no agent, and the job was ended without its ranks having saved."""
+    cluster.allowed = RIGHTS
+    cluster.run_command = lambda pod, command: None if "stop" in command else reached
+    before = copy.deepcopy(find_job(cluster, app))
+    assert main(["stop", f"kubernetes://torchx/{app}", "--limit", "1"]) == ExitCode.LOST
+    told = capsys.readouterr().err
+    assert re.search("cannot be asked: .*; `muster stop --now` ends the job.*; nothing was changed\n", told), told
+    after = find_job(cluster, app)
+    assert after["spec"] == before["spec"]
+    assert after["metadata"]["annotations"] == before["metadata"]["annotations"]
+    assert scheduler.describe(app).state.name == "RUNNING"
+
+
+def test_a_stop_that_was_carried_out_without_an_answer_is_not_withdrawn(cluster, scheduler, app):
+    def run(pod, command):
+        if "stop" not in command:
+            return REACHED
+        pod["status"]["phase"] = "Succeeded"
+        return None
+
+    cluster.run_command = run
+    assert scheduler.stop_app(app, 30.0).outcome is AskOutcome.DONE
+    assert scheduler.describe(app).state.name == "CANCELLED"
+
+
 def test_a_stop_of_a_job_that_has_not_started_says_so(cluster, scheduler, app):
     """It said that workers had not run for a second, and that all pods had got SIGTERM."""
     for index in range(2):
@@ -291,8 +321,9 @@ def test_without_the_right_nothing_is_changed(cluster, scheduler, app):
     assert find_job(cluster, app)["metadata"] == before
 
 
-def test_a_right_that_is_missing_after_the_stop_was_recorded_is_no_refusal(scheduler, app, monkeypatch):
+def test_a_right_that_is_missing_after_the_stop_was_recorded_is_no_refusal(cluster, scheduler, app, monkeypatch):
     """ "Refused" means that nothing was changed."""
+    cluster.run_command = lambda pod, command: (0, encode(STOPPED), b"")
 
     def refuse(_app_id, _by):
         raise RightError("c is not allowed to delete job/app")

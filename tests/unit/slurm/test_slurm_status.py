@@ -13,6 +13,7 @@ from torchx.specs import AppState
 from muster._shared.contract import AskKind, AskOutcome
 from muster._shared.control import ControlError, ExitCode
 from muster._shared.job_view import JobState, JobStatus
+from muster._shared.reports import Answer
 from muster.schedulers.adapter import AgentWords, JobFacts, LogRequest
 from muster.schedulers.slurm import client, create_scheduler, live
 from muster.schedulers.slurm.client import QueueEntry
@@ -127,6 +128,28 @@ def test_a_job_that_waits_is_cancelled_and_its_last_checkpoint_is_named(
     assert live.explain_end(app, AppState.CANCELLED) == ["stopped (muster stop)"]
     app.folder.write_request("cancel")
     assert live.explain_end(app, AppState.CANCELLED) == ["cancelled"]
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_stop_that_cannot_be_asked_for_is_withdrawn_if_no_node_has_left(
+    scheduler: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, goes_on: bool
+) -> None:
+    """The job was cancelled without its ranks having saved."""
+    calls: list[str] = []
+    for name in ("cancel", "forbid_requeue", "allow_requeue"):
+        monkeypatch.setattr(client, name, lambda _job_id, name=name: calls.append(name))
+    app = replace(scheduler._open_app("app"), entry=QueueEntry(job_id="7", state="RUNNING"))
+    app.spec.details = {"continues": "requeue"}
+    app.folder.state_dir.mkdir(parents=True)
+    monkeypatch.setattr(scheduler, "_open_app", lambda _app_id: app)
+    monkeypatch.setattr(scheduler, "_find_app", lambda _app_id: app if goes_on else None)
+    unreached = Answer(outcome=AskOutcome.UNREACHED, line="n0 cannot be asked")
+    monkeypatch.setattr("muster.schedulers.slurm.scheduler._ask", lambda *_: unreached)
+    monkeypatch.setattr(client, "list_jobs", lambda _name, _ids: [app.entry])
+    answer = scheduler.stop_app("app", 0.0)
+    assert answer.outcome is (AskOutcome.UNREACHED if goes_on else AskOutcome.DONE)
+    assert calls == ["forbid_requeue", "allow_requeue" if goes_on else "cancel"]
+    assert app.folder.request_file.exists() is not goes_on
 
 
 def test_a_job_that_waits_cannot_be_asked(scheduler: Any) -> None:

@@ -10,12 +10,20 @@ from dataclasses import replace
 import pytest
 
 from muster._shared.contract import AskOutcome
-from muster._shared.control import ControlError, ExitCode
+from muster._shared.control import NOT_REACHED, ControlError, ExitCode
 from muster._shared.reports import Answer
 from muster.schedulers.supervision import app_folder, asking, client
 from muster.schedulers.supervision.app_folder import AppFolder, AppRecord, AppSpec, StateError
 from muster.schedulers.supervision.machine import Machine
-from muster.schedulers.supervision.state import ReplicaId, ReplicaState, RetryScope, SupervisedApp, SupervisedRole
+from muster.schedulers.supervision.state import (
+    AppPhase,
+    ReplicaId,
+    ReplicaState,
+    ReplicaStatus,
+    RetryScope,
+    SupervisedApp,
+    SupervisedRole,
+)
 
 PLAN = SupervisedRole(name="r", replicas=1, runs_agent=True, min_replicas=1, max_retries=0, retry_scope=RetryScope.ROLE)
 
@@ -49,6 +57,31 @@ def test_every_role_has_the_whole_limit(folder, monkeypatch):
     monkeypatch.setattr(client, "wait_ended", lambda folder, limit_s: True)
     assert asking.stop_app(folder, 60.0, answer_nothing) == done  # it said twice that they had stopped
     assert requests == [f"drain:{120 + asking.DRAIN_MARGIN_S:g}"]
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_stop_that_cannot_be_asked_for_is_withdrawn_if_no_agent_has_ended(folder, monkeypatch, goes_on):
+    """All replicas got SIGTERM without having saved."""
+    replicas = {ReplicaId("r", 0): ReplicaState(status=ReplicaStatus.RUNNING)}
+    record = AppRecord(app=SupervisedApp(replicas=replicas), machine=Machine.here())
+    records, requests = [], []
+    monkeypatch.setattr(asking, "read_running", lambda folder: (folder.read_spec(), record))
+    monkeypatch.setattr(asking, "_wait_recorded", lambda folder: None)
+
+    def send(folder, request):
+        requests.append(request)
+        phase = AppPhase.RUNNING if goes_on else AppPhase.ENDING
+        records.append(replace(record, app=replace(record.app, phase=phase, is_draining=not goes_on)))
+        return True
+
+    monkeypatch.setattr(AppFolder, "send_request", send)
+    monkeypatch.setattr(AppFolder, "read_record", lambda folder: records[-1] if records else None)
+    monkeypatch.setattr(client, "wait_ended", lambda folder, limit_s: len(requests) == 3)
+    answer = asking.stop_app(folder, 60.0, lambda *_: (NOT_REACHED, "", "no route"))
+    drains = [f"drain:{60 + asking.DRAIN_MARGIN_S:g}", "drain:0"]
+    assert requests == (drains if goes_on else [*drains, "cancel"])
+    assert answer.outcome is (AskOutcome.UNREACHED if goes_on else AskOutcome.DONE)
+    assert answer.line.startswith("r/0 cannot be asked: no route")
 
 
 @pytest.fixture(params=[errno.ENOSPC, errno.EROFS], ids=["full", "read-only"])

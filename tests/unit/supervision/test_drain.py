@@ -47,6 +47,19 @@ def test_a_cancel_or_the_limit_stops_what_still_runs():
         assert (type(stop), stop.replicas) == (Stop, (SECOND,))
 
 
-def test_a_second_one_changes_nothing():
+def test_a_second_one_changes_only_the_limit():
     state, _ = play(DrainRequested(limit_s=60.0))
+    assert decide(PLAN, state, DrainRequested(limit_s=1.0)) == (state, (Linger(number=state.lingering, delay_s=1.0),))
+    state, _ = decide(PLAN, state, CancelRequested())
     assert decide(PLAN, state, DrainRequested(limit_s=1.0)) == (state, ())
+
+
+def test_after_the_limit_an_app_whose_agents_all_run_goes_on():
+    """They were not asked, and would lose what they have not saved."""
+    state, _ = play(DrainRequested(limit_s=60.0))
+    state, actions = decide(PLAN, state, LingerExpired(number=state.lingering))
+    assert (state.phase, state.outcome, state.is_draining, actions) == (AppPhase.RUNNING, None, False, ())
+    _, [start] = decide(PLAN, state, ended(FIRST))
+    assert (type(start), start.replicas) == (Start, (FIRST,))
+    state, actions = decide(PLAN, state, DrainRequested(limit_s=60.0))
+    assert (state.phase, actions) == (AppPhase.ENDING, (Linger(number=state.lingering, delay_s=60.0),))

@@ -86,7 +86,11 @@ class RequestError(SchedulerError):
 
 
 class Unreachable(EngineError):
-    """No response from the API server."""
+    """No response from the API server, or from a node."""
+
+
+class NotRunning(Unreachable):
+    """The container does not run."""
 
 
 def explain(refusal: Refusal, *, verb: str, what: str, path: str, origin: str) -> ApiError | RequestError:

@@ -15,7 +15,7 @@ from muster._shared.control import call_limited
 from muster.schedulers.errors import RightError
 from muster.schedulers.inside.pipe import NodePipe, find_last_line, pump_pipe
 from muster.schedulers.kubernetes.api.connection import Connection
-from muster.schedulers.kubernetes.api.errors import Refusal, Unreachable, explain
+from muster.schedulers.kubernetes.api.errors import NotRunning, Refusal, Unreachable, explain
 from muster.schedulers.kubernetes.kinds import POD
 
 _STDIN: Final = 0
@@ -26,6 +26,9 @@ _ERRORS_BYTES: Final = 4000
 
 HANDSHAKE_LIMIT_S: Final = 30.0
 _WHY_LIMIT_S: Final = 5.0
+
+_DIALS: Final = "dialing backend"
+"""What the API server says of a kubelet that does not answer."""
 
 _RIGHT: Final = "it needs the right to create and get pods/exec"
 
@@ -48,7 +51,8 @@ def run_in_pod(
 
     Raises:
         EngineError: the server does not accept the account. RightError: it lacks the right, which the line names.
-        Unreachable: the container does not run, or there was no response within the limit.
+        NotRunning: the container does not run.
+        Unreachable: there was no response within the limit.
     """
     what = f"pod/{pod}"
     socket = _connect(connection, namespace, pod, container, command, limit_s=limit_s)
@@ -143,8 +147,9 @@ def _connect(
             raise RightError(
                 f"{explain(refusal, verb='run a command in', what=what, path=path, origin=connection.origin)}; {_RIGHT}"
             ) from error
-        if refusal.status != 401:  # no such running container
-            raise Unreachable(str(explained)) from error
+        if refusal.status != 401:
+            is_silent = refusal.status > 500 or _DIALS in refusal.message
+            raise (Unreachable if is_silent else NotRunning)(str(explained)) from error
         raise explained from error
     except (WebSocketException, OSError) as error:
         raise Unreachable(f"cannot run a command in {what}: {type(error).__name__}: {error}") from error
@@ -191,7 +196,8 @@ def _parse_exit_code(data: bytes, what: str) -> int:
     """Return the exit code of the command.
 
     Raises:
-        Unreachable: it has none: the container has ended, or the program is not there.
+        Unreachable: it has none.
+        NotRunning: it was not run: the container has ended, or the program is not there.
     """
     try:
         status = json.loads(data)
@@ -203,4 +209,4 @@ def _parse_exit_code(data: bytes, what: str) -> int:
     codes = [cause["message"] for cause in causes if cause.get("reason") == "ExitCode"]
     if codes:
         return int(codes[0])
-    raise Unreachable(f"the command in {what} could not be run: {status.get('message')}")
+    raise NotRunning(f"the command in {what} could not be run: {status.get('message')}")

@@ -9,14 +9,14 @@ from functools import partial
 from typing import Any, Final
 
 from muster._shared.contract import STATUS_LIMIT_BYTES, AskKind, AskOutcome
-from muster._shared.control import NO_AGENT, ControlError, ExitCode, RoleNodes, ask_roles, close_stop
+from muster._shared.control import NO_AGENT, NOT_REACHED, ControlError, ExitCode, RoleNodes, ask_roles, close_stop
 from muster._shared.reports import Answer
 from muster.schedulers.adapter.records import JobFacts, RecordReader
 from muster.schedulers.agent_command import build_ask_command, find_run_file, is_agent_role
 from muster.schedulers.errors import EngineError, RightError
 from muster.schedulers.inside.pipe import NodePipe
 from muster.schedulers.kubernetes.api.client import Clock
-from muster.schedulers.kubernetes.api.errors import Unreachable
+from muster.schedulers.kubernetes.api.errors import NotRunning, Unreachable
 from muster.schedulers.kubernetes.api.execution import open_in_pod, run_in_pod
 from muster.schedulers.kubernetes.api.objects import Objects
 from muster.schedulers.kubernetes.app_id import AppRef
@@ -60,7 +60,8 @@ def stop_app(resources: Objects, ref: AppRef, limit_s: float, cancel: Callable[[
     """Stop all ranks at one step, and the app with them.
 
     The stop is recorded in the Jobs first, with a deadline: they end also if this command is killed. The Job controller
-    replaces a pod that has ended only after 10 s. `cancel` comes before.
+    replaces a pod that has ended only after 10 s. `cancel` comes before. If the agents cannot be asked, the app goes on
+    (`AskOutcome.UNREACHED`).
 
     Args:
         resources: of the cluster.
@@ -88,15 +89,23 @@ def stop_app(resources: Objects, ref: AppRef, limit_s: float, cancel: Callable[[
     recorded = [parent for parent in parents if not parent["spec"].get("suspend")]
     for parent in recorded:
         _record_stop(resources, ref, parent, len(parents) * limit_s)  # roles are asked in turn
+    goes_on = False
     try:
+        running = _list_running(resources, ref)
         asked = _ask_roles(resources, ref, parents, AskKind.STOP, limit_s)
+        goes_on = asked.outcome is AskOutcome.UNREACHED and _stay(resources, ref, running, limit_s, clock)
     except ControlError as error:  # it runs no agents
         asked = Answer(outcome=AskOutcome.REFUSED, line=str(error))
     finally:
-        if recorded:
+        if goes_on:
+            for parent in recorded:
+                _withdraw_stop(resources, ref, parent)
+        elif recorded:
             _cancel_recorded(cancel)
         else:
             cancel()
+    if goes_on:
+        return asked
     has_ended = _wait_ended(resources, ref, clock)
     return close_stop(asked, "pods", time.monotonic() - began_s, has_ended=has_ended)
 
@@ -155,6 +164,29 @@ def _record_stop(resources: Objects, ref: AppRef, parent: Mapping[str, Any], lim
         known_s = parent["spec"].get("activeDeadlineSeconds")
         change["spec"] = {"activeDeadlineSeconds": min(deadline_s, known_s or deadline_s)}
     resources.patch(kind, ref.namespace, parent["metadata"]["name"], change)
+
+
+def _withdraw_stop(resources: Objects, ref: AppRef, parent: Mapping[str, Any]) -> None:
+    """Undo `_record_stop`: `parent` is as it was before."""
+    change: dict[str, Any] = {"metadata": {"annotations": {CANCEL_ANNOTATION: None}}}
+    kind = parse_kind(parent)
+    if kind == JOB:
+        change["spec"] = {"activeDeadlineSeconds": parent["spec"].get("activeDeadlineSeconds")}
+    resources.patch(kind, ref.namespace, parent["metadata"]["name"], change)
+
+
+def _list_running(resources: Objects, ref: AppRef) -> set[str]:
+    return {fact.name for fact in list_pods(resources, ref) if fact.phase == "Running"}
+
+
+def _stay(resources: Objects, ref: AppRef, pods: set[str], limit_s: float, clock: Clock) -> bool:
+    """Return whether all of these pods run until the limit, so that no agent has got the request."""
+    deadline_s = clock.now_s() + limit_s
+    while pods <= _list_running(resources, ref):
+        if clock.now_s() >= deadline_s:
+            return True
+        clock.sleep(LOOK_S)
+    return False
 
 
 def _cancel_recorded(cancel: Callable[[], None]) -> None:
@@ -313,8 +345,10 @@ class _PodAsker:
         """See `_shared.control.AskNode`."""
         try:
             return self.run(node, words)
-        except Unreachable as error:  # an ended pod, or a silent kubelet
+        except NotRunning as error:
             return NO_AGENT, "", str(error)
+        except Unreachable as error:  # a silent kubelet
+            return NOT_REACHED, "", str(error)
 
 
 def _wait_ended(resources: Objects, ref: AppRef, clock: Clock) -> bool:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from muster import __version__
-from muster._shared.contract import parse_digits, parse_seconds
+from muster._shared.contract import parse_digits, parse_seconds, show_controls
 from muster._shared.control import ControlError, ExitCode
 from muster._shared.reports import Answer
 
@@ -73,6 +73,14 @@ exit code: 0 done; 2 wrong usage; 6 a scheduler that -s names is not reachable
 """
 
 
+class _Formatter(logging.Formatter):
+    """TorchX's warnings quote files of others."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """See `logging`."""
+        return show_controls(super().formatMessage(record))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     # Else the interpreter searches all objects for cycles at its end, a tenth of the CPU time of `muster run`.
@@ -92,7 +100,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    logging.basicConfig(level=logging.WARNING, format="muster: %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Formatter("muster: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     parser = build_parser()
     args = _parse(parser, argv)
     if os.path.expanduser("~") == "~":  # TorchX looks for it when it is imported

@@ -3,6 +3,7 @@
 import ast
 import inspect
 import json
+import logging
 import os
 import re
 import stat
@@ -18,6 +19,7 @@ import muster
 from muster._shared.contract import print_line
 from muster._shared.control import ControlError, ExitCode
 from muster._shared.foreign_files import parse_json, read_regular, read_whole, remove_folder, walk_files
+from muster.cli.commands import main
 from muster.schedulers.adapter.facts import AppFacts
 from muster.schedulers.adapter.status import build_status
 from muster.schedulers.errors import EngineError, SchedulerError
@@ -169,6 +171,17 @@ def test_all_else_that_prints_does_it_by_the_one_function() -> None:
 def test_the_one_function_shows_what_a_terminal_would_obey(capsys: pytest.CaptureFixture[str]) -> None:
     print_line("\x1b[2J\x1b[31mred\x1b[0m \u202e\x9b1m a\udcffb\r", sys.stdout)
     assert capsys.readouterr().out == r"\x1b[2Jred \u202e\x9b1m a\udcffb\r" + "\n"
+
+
+def test_a_warning_that_quotes_a_file_has_no_escape_sequences(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """TorchX's about .torchxconfig."""
+    monkeypatch.setattr(logging.root, "handlers", [])
+    main(["completion", "apps"])
+    capsys.readouterr()
+    [handler] = logging.root.handlers
+    assert handler.format(logging.makeLogRecord({"msg": "`a\x1b[2J = 1`"})) == r"muster: `a\x1b[2J = 1`"
 
 
 def test_neither_an_error_nor_a_status_has_escape_sequences() -> None:

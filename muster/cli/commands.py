@@ -76,7 +76,7 @@ exit code: 0 done; 2 wrong usage; 6 a scheduler that -s names is not reachable
 class _Formatter(logging.Formatter):
     """TorchX's warnings quote files of others."""
 
-    def formatMessage(self, record: logging.LogRecord) -> str:
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
         """See `logging`."""
         return show_controls(super().formatMessage(record))
 

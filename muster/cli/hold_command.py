@@ -57,6 +57,7 @@ def hold(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
     Raises:
         ControlError: it cannot be submitted, or it has ended before it was ready.
     """
+    config_file.check_files()
     name = args.scheduler or _SCHEDULER
     if name in _NOT_HELD:
         raise ControlError(_NOT_HELD[name], ExitCode.USAGE)

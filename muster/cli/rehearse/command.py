@@ -7,7 +7,7 @@ import os
 import shutil
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -17,6 +17,7 @@ from torchx.specs import AppDef, Role
 
 from muster._shared.contract import print_line
 from muster._shared.control import ControlError, ExitCode
+from muster._shared.foreign_files import remove_folder
 from muster._shared.processes import LINUX
 from muster._shared.reports import format_duration
 from muster.cli import run_command
@@ -320,7 +321,8 @@ class _Stage:
                 app = self._build_app(str(work), added)
                 trial = Trial(case, app, scheduler=self._scheduler, world=world, journal=self._journal, limits=limits)
                 result = trial.run(self._kept, request.compare)
-                shutil.rmtree(work, ignore_errors=True)
+                with suppress(OSError):
+                    remove_folder(work)
         except NotPossibleError as error:
             return Result(case=case, obstacle=str(error))
         self._took_s.append(time.monotonic() - began_s)
@@ -389,7 +391,8 @@ def _make_output(folder: Path) -> None:
             f"{folder} is not empty, and is not the output of a rehearsal: name another folder with --output",
             ExitCode.REFUSED,
         )
-    shutil.rmtree(folder / "runs", ignore_errors=True)
+    with suppress(OSError):
+        remove_folder(folder / "runs")
     (folder / "index.html").unlink(missing_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / _RESULTS).write_text("{}\n")

@@ -12,7 +12,6 @@ import contextlib
 import errno
 import json
 import os
-import shutil
 import signal
 import subprocess
 import tempfile
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from muster._shared import processes
-from muster._shared.foreign_files import parse_json, read_regular
+from muster._shared.foreign_files import parse_json, read_regular, remove_folder
 from muster.schedulers.supervision.app_folder import ProcessId
 
 _LIMIT_BYTES: Final = 1 << 20
@@ -126,7 +125,8 @@ def _continue(pid: str, start_ticks: str) -> None:
 
 
 def _remove_folder(path: str) -> None:
-    shutil.rmtree(path, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        remove_folder(path)
 
 
 def _remove_namespace(name: str) -> None:

@@ -5,6 +5,7 @@ hold how objects share their memory, which differs after a resume. The tensors n
 step of DDP after a start adds gradients in another order than later ones, which shows from three ranks on.
 """
 
+import contextlib
 import ctypes
 import errno
 import hashlib
@@ -76,7 +77,11 @@ class Saves:
                 yield self._folders[watch], mask, name
 
     def _add(self, folder: Path) -> None:
-        for path in (folder, *(each for each in folder.rglob("*") if each.is_dir() and not each.is_symlink())):
+        folders = [folder]
+        while folders:  # `rglob` has a limit of depth
+            path = folders.pop()
+            with contextlib.suppress(OSError):
+                folders += [Path(each.path) for each in os.scandir(path) if each.is_dir(follow_symlinks=False)]
             watch = self._libc.inotify_add_watch(
                 self._fd, os.fsencode(path), _CREATE | _MODIFY | _MOVED_TO | _CLOSE_WRITE
             )

@@ -2,9 +2,11 @@
 
 import contextlib
 import errno
+import inspect
 import json
 import os
 import shlex
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -415,6 +417,22 @@ def test_a_checkpoint_is_seen_when_it_is_written_and_a_log_is_none(tmp_path: Pat
         assert not saves.look()
     finally:
         saves.close()
+
+
+def test_a_workspace_of_any_depth_is_watched_and_removed(tmp_path: Path) -> None:
+    bottom = tmp_path / "work" / "/".join("d" * 200)
+    bottom.mkdir(parents=True)
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack(0)) + 100)
+    saves = Saves(tmp_path / "work")
+    try:
+        (bottom / "last.pt").write_bytes(b"1")
+        assert saves.look()
+        journal.UNDO["folder"](str(tmp_path / "work"))
+    finally:
+        sys.setrecursionlimit(before)
+        saves.close()
+    assert not (tmp_path / "work").exists()
 
 
 # -- in CI of users ----------------------------------------------------------------------------------------------------

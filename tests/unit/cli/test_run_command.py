@@ -255,11 +255,12 @@ def test_a_configuration_that_torchx_cannot_read_is_one_line(content, problem, t
         monkeypatch.setenv("TORCHXCONFIG", str(path))
     else:
         path.write_bytes(content)
-    assert commands.main(["run", "--dryrun", "dist.ddp", "--script", "main.py"]) == 1
-    line = capsys.readouterr().err
-    assert problem in line
-    assert ".torchxconfig" in line
-    assert line.count("\n") == 1
+    for words in (["run", "--dryrun", "dist.ddp", "--script", "main.py"], ["hold"]):
+        assert commands.main(words) == 1
+        line = capsys.readouterr().err
+        assert problem in line
+        assert ".torchxconfig" in line
+        assert line.count("\n") == 1
 
 
 def test_a_value_of_a_section_that_is_of_another_type_is_named(tmp_path, monkeypatch, capsys):

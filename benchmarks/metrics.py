@@ -66,7 +66,7 @@ def watch():
 def run_agent(folder, *, is_watched):
     from doubles.telemetry_nodes import Node
 
-    import muster.agent.diagnosis.hangs.servers
+    import muster.agent.features.hangs.servers
     import muster.agent.launch
     import muster.agent.node.evidence
     import muster.agent.node.supervisor

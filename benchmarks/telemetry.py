@@ -38,7 +38,7 @@ def read_resident():
 
 
 def measure_agent(folder):
-    import muster.agent.diagnosis.hangs.servers
+    import muster.agent.features.hangs.servers
     import muster.agent.launch
     import muster.agent.node.evidence
     import muster.agent.node.supervisor

@@ -1,19 +1,21 @@
 """The part: reads the peak memory of this node's workers."""
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 
+from muster._shared.records import replace
 from muster.agent.node.round_parts import PartContext, RoundPart
+from muster.agent.telemetry import Observed
 
 
 class PeakMemoryPart(RoundPart):
     """Needs nothing between two looks."""
 
-    def observe(self, live: Mapping[int, int]) -> Mapping[int, Mapping[str, float]]:
+    def add_to(self, observed: Observed) -> Observed:
         """See `RoundPart`. A worker that ends meanwhile has no value."""
-        found = {local_rank: read_peak_mib(pid) for local_rank, pid in live.items()}
-        return {local_rank: {"peak_memory_mib": peak} for local_rank, peak in found.items() if peak is not None}
+        peaks = {local_rank: read_peak_mib(pid) for local_rank, pid in observed.pids.items()}
+        found = {local_rank: {"peak_memory_mib": peak} for local_rank, peak in peaks.items() if peak is not None}
+        return replace(observed, values=found)
 
 
 def read_peak_mib(pid: int) -> float | None:

@@ -4,6 +4,7 @@
     snapshots       keeps the ranks' states in the nodes' memory, from which the next round continues
     device_memory   waits until the memory of the GPUs is free before workers are restarted
     debugger        lends the terminal to one worker's debugger
+    hangs           watches whether workers hang, and reads in what
     trainer         receives the progress of a Hugging Face Trainer
     job_object      tells users of kubectl of the job
     train_job       reports progress to Kubeflow's TrainJob
@@ -39,6 +40,7 @@ from typing import TYPE_CHECKING, Any, Final
 from muster._shared.contract import Env, KubeflowEnv, OtelEnv
 from muster._shared.processes import find_nvml
 from muster._shared.records import record
+from muster.agent.config import HANG_TIMEOUT_AUTO
 from muster.agent.workers.spec import ProgramKind
 
 if TYPE_CHECKING:
@@ -56,6 +58,8 @@ class Sight:
     """The round that begins, or has begun."""
     page: "StatusPage | None"
     """The round's; None if there is none."""
+    running_s: float = 0.0
+    """How long ago the start of its workers began."""
 
 
 @record
@@ -73,6 +77,8 @@ class PartRow:
     begins_early: "Callable[[AgentConfig], bool]" = lambda _: False
     """Whether `begin_early` of the module `node` is called while the agent starts. The part is then loaded before there
     is a round."""
+    reads_views: bool = False
+    """Whether the part reads what workers wait in, also for a round in which it has not begun."""
     is_agreed: bool = False
     """Whether the feature has a half at the leader: the module `leader` of its folder."""
 
@@ -118,6 +124,13 @@ PARTS: Final[tuple[PartRow, ...]] = (
     PartRow(name="device_memory", starts=lambda sight: find_nvml(sight.config.base_env) is not None),
     PartRow(name="debugger", wakes=_is_debugger_asking),
     PartRow(name="trainer", starts=_may_have_trainer),
+    PartRow(
+        name="hangs",
+        starts=lambda sight: sight.config.hang_timeout_s not in (None, HANG_TIMEOUT_AUTO),
+        # its imports would delay the workers' first line
+        wakes=lambda sight: sight.config.hang_timeout_s == HANG_TIMEOUT_AUTO and sight.running_s >= 2.0,
+        reads_views=True,
+    ),
 )
 """In the order in which their rounds begin."""
 

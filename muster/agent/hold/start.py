@@ -30,7 +30,7 @@ _OF_RUNS: Final = (
     *("muster.agent.rendezvous.selection", "muster.agent.rendezvous.static", "muster.agent.features.preflight.node"),
     *("muster.agent.rendezvous.member.member", "muster.agent.rendezvous.transport.tcp_network", "encodings.idna"),
     *("muster.agent.workers.warm.starter", "muster.agent.workers.warm.store_handle"),
-    *("muster.agent.workers.status_page", "muster.agent.diagnosis.hang", "muster.agent.diagnosis.hangs.servers"),
+    *("muster.agent.workers.status_page", "muster.agent.features.hangs.watch", "muster.agent.features.hangs.servers"),
 )
 """They bring with them a hundred modules, which `launch` and others import when they are needed."""
 

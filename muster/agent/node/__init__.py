@@ -7,8 +7,8 @@ round's workers: starts, failures, and stops with their grace period. (Whether a
 data.
 
 `supervisor` passes events to it and carries out its actions. `round_workers` carries out the actions on workers, and
-starts and ends the round's store if this node hosts it. `round_parts` calls the parts of features (`agent.features`),
-and `round_hangs` reads whether the workers hang. `evidence` reads why workers failed, and their stacks.
+starts and ends the round's store if this node hosts it. `round_parts` calls the parts of features (`agent.features`).
+`evidence` reads why workers failed, and their stacks.
 `transition_log` records what happens, and `outcome` reports how the job ended.
 
 Not here: how workers are started (`workers`), what nodes agree on (`rendezvous`).

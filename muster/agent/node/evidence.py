@@ -125,11 +125,11 @@ class Evidence:
                 the recorders are not worth the time.
         """
         if always:
-            self._workers.hangs.read_progress(
+            self._workers.parts.read_progress(
                 round, self._host, lambda seen: self._collect_texts(lambda texts: on_done(_join_seen(texts, seen)))
             )
             return
-        if not (is_hang or self._workers.is_idle):
+        if not (is_hang or self._workers.parts.is_idle):
             self._collect_texts(lambda texts: on_done(_join(texts, {})))
             return
         until_s = 0.0 if round.group_world_size == 1 else self._clock.now_s() + OTHERS_S
@@ -142,7 +142,7 @@ class Evidence:
                 on_done(stacks)
 
         # Recorders first: the stacks' signal may end a hang in a native sleep.
-        self._workers.hangs.read_views(
+        self._workers.parts.read_views(
             round, self._host, lambda views: self._collect_texts(lambda texts: finish(_join(texts, views)))
         )
 

@@ -5,7 +5,7 @@ Nothing here knows a part by its name.
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from muster._shared.records import record
 from muster.agent.features import PARTS, Sight, load_half
@@ -14,15 +14,45 @@ from muster.agent.round import PartOffer
 
 if TYPE_CHECKING:
     from muster._shared.guard import GuardLease
+    from muster._shared.reports import RankProgress, RankView
     from muster.agent.config import AgentConfig
-    from muster.agent.logs import LogRouter
+    from muster.agent.logs import LogRouter, WorkerStreams
+    from muster.agent.node.events import Event
     from muster.agent.rendezvous.interface import Stream
     from muster.agent.round import PartMemory, Round
     from muster.agent.runtime.event_log import EventLog
     from muster.agent.runtime.loop import Loop
     from muster.agent.runtime.signals import ChildWatch
-    from muster.agent.workers.pool import WorkerEnd
+    from muster.agent.telemetry import Observed, Pause
+    from muster.agent.workers.pool import LiveWorker, WorkerEnd
     from muster.agent.workers.status_page import StatusPage
+
+
+class WatchedWorkers(Protocol):
+    """The workers of a round, as parts see them."""
+
+    page: "StatusPage | None"
+    formed: "Round | None"
+    """The round of the page."""
+    pause: "Pause | None"
+    """The pause, if the workers were told to wait."""
+    streams: "dict[int, WorkerStreams]"
+    """The workers' streams, by local rank."""
+
+    @property
+    def live(self) -> "list[LiveWorker]":
+        """Workers that have not been reaped."""
+        ...
+
+    @property
+    def foreground(self) -> int | None:
+        """The local rank for which all others wait; None: there is none."""
+        ...
+
+
+ReadViews = Callable[["dict[int, RankView]"], None]
+ReadProgress = Callable[["dict[int, tuple[RankView, RankProgress]]"], None]
+"""They get what was read of live workers, by local rank."""
 
 
 @record
@@ -35,6 +65,9 @@ class PartContext:
     lease: "GuardLease"
     get_page: "Callable[[], StatusPage | None]"
     """Returns the round's page; None if there is none."""
+    workers: WatchedWorkers
+    post: "Callable[[Event], None]"
+    """Posts an event of the node."""
     quit_job: Callable[[], None]
     """Ends the job as Ctrl-C does."""
     fail: Callable[[int, str, str], None]
@@ -88,8 +121,10 @@ class RoundPart:
     foreground: int | None = None
     """The local rank that Ctrl-C is for, and for which all others wait."""
 
-    kept: tuple[int, float] | None = None
-    """The newest step to which all ranks can return by the feature, and the wall-clock time since which they can."""
+    is_idle: bool = False
+    """Whether no worker has been active for the time that the feature allows."""
+    still_s: float = 0.0
+    """How long all workers have stood still; 0 if one has not, or if that is unknown."""
 
     def enter_round(self, formed: "Round") -> None:
         """Note that a round has formed. Its start may still be delayed, and workers of the last one may run."""
@@ -105,17 +140,22 @@ class RoundPart:
     def look(self) -> None:
         """Look at the page; called once a second while a round has one, ten times a second in a drain."""
 
-    def observe(self, live: Mapping[int, int]) -> Mapping[int, Mapping[str, float]]:
-        """Read values that the status shows beside what workers report. Called about once a second.
+    def add_to(self, observed: "Observed") -> "Observed":
+        """Add what the feature knows to what the status shows. Called about once a second."""
+        return observed
 
-        Args:
-            live: process ids of live workers, by local rank.
+    def read_views(self, formed: "Round", host: str, then: ReadViews) -> None:
+        """Read what live workers wait in, and call back. Only the part whose row says so is asked."""
+        del formed, host
+        then({})
 
-        Returns:
-            The values by local rank, and then by name.
-        """
-        del live
-        return {}
+    def read_progress(self, formed: "Round", host: str, then: ReadProgress) -> None:
+        """Look twice at live workers, and call back with what was seen last and what has moved. See `read_views`."""
+        del formed, host
+        then({})
+
+    def end_pause(self) -> None:
+        """Note that workers go on that were told to wait."""
 
     def end_worker(self, end: "WorkerEnd") -> None:
         """Note the end of a worker of the round."""
@@ -204,16 +244,40 @@ class RoundParts:
         self._call_all(lambda part: env.update(part.build_env(formed, local_rank)))
         return env
 
-    def observe(self, live: Mapping[int, int]) -> dict[int, dict[str, float]]:
-        """Return the parts' values of live workers, by local rank."""
-        values: dict[int, dict[str, float]] = {}
+    def add_to(self, observed: "Observed") -> "Observed":
+        """Add what the parts know to what the status shows."""
+        for name in self._parts:
+            found = [observed]
+            self._call(name, partial(_add_to, found))
+            observed = found[-1]
+        return observed
 
-        def add(part: RoundPart) -> None:
-            for local_rank, found in part.observe(live).items():
-                values.setdefault(local_rank, {}).update(found)
+    def read_views(self, formed: "Round", host: str, then: ReadViews) -> None:
+        """Read what live workers wait in, and call back; without a part that reads it, at once."""
+        part = self._load_reader()
+        if part is None:
+            then({})
+        else:
+            self._call(part, lambda each: each.read_views(formed, host, then))
 
-        self._call_all(add)
-        return values
+    def read_progress(self, formed: "Round", host: str, then: ReadProgress) -> None:
+        """Look twice at live workers, and call back; without a part that does so, at once."""
+        part = self._load_reader()
+        if part is None:
+            then({})
+        else:
+            self._call(part, lambda each: each.read_progress(formed, host, then))
+
+    def _load_reader(self) -> str | None:
+        """Return the name of the loaded part that reads what workers wait in; None: there is none."""
+        name = next((row.name for row in PARTS if row.reads_views), None)
+        if name is not None:
+            self._load(name)
+        return name if name is not None and self._parts[name] is not None else None
+
+    def end_pause(self) -> None:
+        """Tell the parts that workers go on that were told to wait."""
+        self._call_all(lambda part: part.end_pause())
 
     def end_worker(self, end: "WorkerEnd") -> None:
         """Tell the parts that a worker of the round has ended."""
@@ -231,9 +295,14 @@ class RoundParts:
         return next((rank for rank in ranks if rank is not None), None)
 
     @property
-    def kept(self) -> tuple[int, float] | None:
+    def is_idle(self) -> bool:
         """See `RoundPart`."""
-        return next((part.kept for part in self._parts.values() if part is not None and part.kept is not None), None)
+        return any(part.is_idle for part in self._parts.values() if part is not None)
+
+    @property
+    def still_s(self) -> float:
+        """See `RoundPart`."""
+        return max((part.still_s for part in self._parts.values() if part is not None), default=0.0)
 
     def list_offers(self) -> tuple[PartOffer, ...]:
         """Return what the parts have for the next round."""
@@ -300,3 +369,7 @@ def _offer(offers: list[PartOffer], name: str, part: RoundPart) -> None:
     content = part.build_offer()
     if content is not None:
         offers.append(PartOffer(feature=name, content=content))
+
+
+def _add_to(found: "list[Observed]", part: RoundPart) -> None:
+    found.append(part.add_to(found[-1]))

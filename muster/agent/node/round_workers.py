@@ -4,13 +4,12 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from muster._shared.contract import Env
 from muster._shared.contract import StatusPageLayout as Layout
 from muster._shared.records import assert_never, record
-from muster.agent.config import HANG_TIMEOUT_AUTO, AgentConfig
+from muster.agent.config import AgentConfig
 from muster.agent.errors import SpawnError
 from muster.agent.features import Sight
 from muster.agent.logs import LogRouter, WorkerStreams
@@ -27,7 +26,6 @@ from muster.agent.workers.spec import ProgramKind, WorkerSpec, WorkerStarter
 
 if TYPE_CHECKING:  # imports delay the first worker
     from muster._shared.guard import GuardLease
-    from muster.agent.node.round_hangs import RoundHangs
     from muster.agent.placement.affinity import WorkerPlacement
     from muster.agent.rendezvous.drain_ceiling import RankSlot
     from muster.agent.rendezvous.interface import Rendezvous, Stream
@@ -36,8 +34,6 @@ if TYPE_CHECKING:  # imports delay the first worker
     from muster.agent.workers.status_page import StatusPage
 
 
-_AUTO_BEGINS_S = 2.0
-"""How long after the start of the workers `--hang-timeout auto` begins to watch."""
 _SAVED_LOOK_S = 0.25
 """How often the page is read for checkpoints that all workers have saved: a node that is killed loses what was saved
 since. Four looks a second take 0.07 % of a core more than one."""
@@ -93,9 +89,8 @@ class RoundWorkers:
         )
         self._opening: actions.StartWorkers | None = None
         """A start that waits for its round's log files."""
-        self._hangs: RoundHangs | None = None
-        """Set once something was read about hangs."""
-        self._watched_round = 0
+        self._began_s = 0.0
+        """When the start of the round's workers began."""
         self.formed: Round | None = None
         """The round of the page."""
         self._fencings = 0
@@ -192,7 +187,8 @@ class RoundWorkers:
                 assert_never(action)
 
     def _see(self, formed: Round) -> Sight:
-        return Sight(config=self._config, formed=formed, page=self.page)
+        running_s = self._loop.clock.now_s() - self._began_s
+        return Sight(config=self._config, formed=formed, page=self.page, running_s=running_s)
 
     def _build_part_context(self, name: str) -> PartContext:
         def quit_job() -> None:
@@ -215,6 +211,8 @@ class RoundWorkers:
             logs=self._logs,
             lease=self._lease,
             get_page=lambda: self.page,
+            workers=self,
+            post=self._post,
             quit_job=quit_job,
             fail=fail,
             event_log=self._event_log,
@@ -232,7 +230,7 @@ class RoundWorkers:
         self._fencings = self._lease.count_fencings()
         self.memory.reset()
         self._renew_page(formed)
-        self._watch_for_hangs(formed.number)
+        self._began_s = self._loop.clock.now_s()
         self._opening = action
         self.parts.begin_round(
             self._see(formed),
@@ -287,8 +285,6 @@ class RoundWorkers:
         from muster.agent.workers.status_page import StatusPage  # while the template imports
 
         self._close_page()
-        if self._hangs is not None:
-            self._hangs.end_round()
         self.formed = formed
         self._is_draining, self._rank_offset, self._reported = False, formed.rank_offset, None
         self.pause = None
@@ -301,8 +297,7 @@ class RoundWorkers:
                     " kept in memory"
                 )
             self._page_failed = True
-        else:
-            self._saved_timer = self._loop.call_later(_SAVED_LOOK_S, lambda: self._watch_saved(formed))
+        self._saved_timer = self._loop.call_later(_SAVED_LOOK_S, lambda: self._watch_saved(formed))
 
     def _watch_saved(self, formed: Round) -> None:
         self._look_for_checkpoint(formed.number)
@@ -330,10 +325,8 @@ class RoundWorkers:
             pids=pids,
             read_last_line=self._logs.read_last_line,
             pause=self.pause,
-            kept=self.parts.kept,
-            values=self.parts.observe(pids),
         )
-        return observed if self._hangs is None else self._hangs.add_to(observed)
+        return self.parts.add_to(observed)
 
     def _look_for_checkpoint(self, round_number: int) -> None:
         """Post a checkpoint that all workers of the round have saved since the last look."""
@@ -387,7 +380,7 @@ class RoundWorkers:
                 self.page.write_command(0)
                 if self.pause is not None and self._pool.live:
                     self.pause = None
-                    self._watch_for_hangs(self._pool.live[0].round_number)  # excludes the pause
+                    self.parts.end_pause()
             case actions.WriteDeadline():
                 due_ns = 0 if action.delay_s is None else time.monotonic_ns() + int(action.delay_s * 1e9)
                 self.page.write_deadline(due_ns)
@@ -454,49 +447,9 @@ class RoundWorkers:
         """Local ranks that have ended with code 0, but not because of a signal of ours."""
         return tuple(rank for rank, end in sorted(self.ends.items()) if end.code == 0 and end.signalled_s is None)
 
-    # -- hangs ------------------------------------------------------------------------------------------------------
-
-    @property
-    def hangs(self) -> "RoundHangs":
-        """What can be read about hangs of the round's workers."""
-        if self._hangs is None:
-            from muster.agent.node.round_hangs import RoundHangs
-
-            self._hangs = RoundHangs(self._config, self._loop, self._logs, self, self._post)
-        return self._hangs
-
-    def _watch_for_hangs(self, number: int) -> None:
-        """Watch this round's workers from now on, and not the last one's."""
-        if self._hangs is not None:
-            self._hangs.end_watch()
-        self._watched_round = number
-        limit_s = self._config.hang_timeout_s
-        if limit_s == HANG_TIMEOUT_AUTO:
-            # Its imports would delay the workers' first line.
-            self._loop.call_later(_AUTO_BEGINS_S, lambda: self._begin_auto_watch(number))
-        elif limit_s is not None:
-            self.hangs.begin_watch(number, limit_s)
-
-    def _begin_auto_watch(self, number: int) -> None:
-        with suppress(OSError, ImportError):  # no descriptors or disk space: no watch
-            if number == self._watched_round:
-                self.hangs.begin_watch(number, HANG_TIMEOUT_AUTO)
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no worker has been active for the hang timeout."""
-        return self._hangs is not None and self._hangs.is_idle
-
-    @property
-    def still_s(self) -> float:
-        """How long all workers have stood still; 0 if one has not, or if that is unknown."""
-        return 0.0 if self._hangs is None else self._hangs.still_s
-
     def close(self) -> None:
         """End the starter's own processes."""
-        self._watched_round, self._opening = 0, None
-        if self._hangs is not None:
-            self._hangs.end_round()
+        self._opening = None
         self._pool.close()
         self._close_page()
         self.parts.close()

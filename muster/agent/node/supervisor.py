@@ -192,7 +192,7 @@ class Supervisor:
             is_asked=self._workers.is_asked(),
             at_s=self._loop.clock.now_s(),
             foreground=self._workers.foreground,
-            still_s=self._workers.still_s,
+            still_s=self._workers.parts.still_s,
             is_at_terminal=os.isatty(0),
         )
         self._events.append(received)

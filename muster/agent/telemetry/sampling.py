@@ -79,7 +79,7 @@ class Observed:
     another."""
     pause: Pause | None = None
     kept: tuple[int, float] | None = None
-    """See `node.round_parts.RoundPart`."""
+    """The newest step to which all ranks can return from memory, and the wall-clock time since which they can."""
     values: Mapping[int, Mapping[str, float]] = NO_ITEMS
     """Values that features add to those that workers report, by local rank."""
 

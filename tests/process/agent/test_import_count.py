@@ -65,7 +65,7 @@ def test_without_a_driver_nothing_that_is_about_devices_is_loaded(tmp_path: Path
     assert "libc" in held, "what is mapped and open was read"
     assert re.findall(r"\S*(?:nvidia|librocm|libcuda|/dev/kfd)\S*", held) == []
     loaded = set(re.findall(r"import '(muster[\w.]*)'", outcome.stderr))
-    assert {"muster.agent.telemetry.plane", "muster.agent.diagnosis.hangs.servers"} <= loaded, outcome.exit_code
+    assert {"muster.agent.telemetry.plane", "muster.agent.features.hangs.servers"} <= loaded, outcome.exit_code
     about = ("devices", "gpus", "monitor", "launches", "segments")
     assert [name for name in loaded if name.rpartition(".")[2] in about] == []
 

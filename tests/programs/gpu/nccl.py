@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 from muster import worker
-from muster.agent.diagnosis.hangs.monitor import ask
-from muster.agent.diagnosis.hangs.monitor_reports import read_report
+from muster.agent.features.hangs.monitor import ask
+from muster.agent.features.hangs.monitor_reports import read_report
 
 
 def fill() -> None:

@@ -18,7 +18,15 @@ from collections.abc import Collection, Iterable, Mapping
 from muster._shared.records import NO_ITEMS
 from muster._shared.reports import ENDED, LaunchCount, Launches, RankView, name_ranks
 from muster.agent.diagnosis.hangs.collectives import STATES, Finding, describe_states, use_plural
-from muster.agent.diagnosis.hangs.monitor_reports import DEAD, ENDING, INITIALISING, LEFT, RUNNING, SILENT, UNNAMED
+
+RUNNING = ""
+"""The state of a rank without special state."""
+SILENT, DEAD, LEFT = "silent", "dead", "left"
+"""States of a rank: its process has not answered the others' monitors; they have given it up; or it answers but is not
+in the communicator, or no longer."""
+INITIALISING, ENDING = "initialising", "ending"
+UNNAMED = "unnamed"
+"""The state in a communicator that has several sets of ranks of which none is listed."""
 
 _LOST = {SILENT: "does not answer NCCL's monitor", DEAD: "is dead to NCCL's monitor"}
 _HARMLESS = (RUNNING, INITIALISING, ENDING, LEFT, UNNAMED, *_LOST)

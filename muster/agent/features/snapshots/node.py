@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from muster._shared.contract import Env
+from muster._shared.records import replace
 from muster.agent.features.snapshots.flags import SnapshotSettings
 from muster.agent.features.snapshots.memory import SnapshotFiles, SnapshotRound
 from muster.agent.features.snapshots.messages import (
@@ -22,6 +23,7 @@ from muster.agent.node.round_parts import PartContext, RoundPart, Start
 if TYPE_CHECKING:
     from muster.agent.rendezvous.interface import Stream
     from muster.agent.round import PartMemory, Round
+    from muster.agent.telemetry import Observed
 
 
 class SnapshotsPart(RoundPart):
@@ -36,10 +38,9 @@ class SnapshotsPart(RoundPart):
         self._round: SnapshotRound | None = None
         """The round, once its workers have the memory."""
 
-    @property
-    def kept(self) -> tuple[int, float] | None:  # type: ignore[override]
+    def add_to(self, observed: "Observed") -> "Observed":
         """See `RoundPart`."""
-        return None if self._snapshots is None else self._snapshots.confirmed
+        return observed if self._snapshots is None else replace(observed, kept=self._snapshots.confirmed)
 
     # -- rounds -----------------------------------------------------------------------------------------------------
 

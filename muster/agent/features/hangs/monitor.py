@@ -18,9 +18,8 @@ from collections.abc import Iterable, Mapping
 
 from muster._shared.records import replace
 from muster._shared.reports import LaunchCount, Launches
-from muster.agent.diagnosis.hangs.monitor_reports import (
-    RUNNING,
-    UNNAMED,
+from muster.agent.diagnosis.hangs.launches import RUNNING, UNNAMED
+from muster.agent.features.hangs.monitor_reports import (
     Member,
     MonitorReport,
     read_report,

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 from muster._shared import processes
 from muster._shared.records import record, replace
 from muster._shared.reports import Collective, Group, RankView
-from muster.agent.diagnosis.hangs.reading import read_groups, read_recorder
+from muster.agent.features.hangs.reading import read_groups, read_recorder
 from muster.agent.runtime.limits import TORCH_MARGIN_S
 from muster.agent.runtime.loop import run_limited
 
 if TYPE_CHECKING:
-    from muster.agent.diagnosis.hangs.monitor import Monitor
+    from muster.agent.features.hangs.monitor import Monitor
 
 DEADLINE_S = 1.0
 """The longest that one worker's answer may take. 2000 entries take 0.1 s."""
@@ -239,7 +239,7 @@ class WorkerReader:
         self, monitor: "Monitor", sessions: Mapping[int, Iterable[tuple[int, int]]], silent_s: float
     ) -> None:
         """Ask the monitor, but not before a quarter of the limit has passed, so that a moving job is not asked."""
-        from muster.agent.diagnosis.hangs.monitor import count_launches
+        from muster.agent.features.hangs.monitor import count_launches
 
         if silent_s < self._longest_s:
             self._launches = {}

@@ -1,86 +1,84 @@
-"""Reads what the workers of a round do, to find out whether they hang, in what, and since when.
+"""The part: reads what the workers of a round do, to find out whether they hang, in what, and since when.
 
 It is loaded when a watch begins, or when stacks are wanted: its imports would delay the workers' first line.
 """
 
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Protocol
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from muster._shared.records import replace
-from muster.agent.config import HANG_TIMEOUT_AUTO, AgentConfig
-from muster.agent.diagnosis.hang import Activity, HangWatch
-from muster.agent.diagnosis.hangs.limits import LearnedLimits
-from muster.agent.diagnosis.hangs.servers import Progress, WorkerReader, find_arrivals, find_open
+from muster.agent.config import HANG_TIMEOUT_AUTO
 from muster.agent.diagnosis.hangs.sessions import FileSizes, Sessions, read_sessions
-from muster.agent.logs import LogRouter, WorkerStreams
+from muster.agent.features.hangs.limits import LearnedLimits
+from muster.agent.features.hangs.servers import Progress, WorkerReader, find_arrivals, find_open
+from muster.agent.features.hangs.watch import Activity, HangWatch
 from muster.agent.node import events
+from muster.agent.node.round_parts import PartContext, ReadProgress, ReadViews, RoundPart, Start
 from muster.agent.rendezvous.interface import StoodStill
 from muster.agent.round import Round
 from muster.agent.runtime.limits import HANG_LEAST_S
-from muster.agent.runtime.loop import Loop
 from muster.agent.workers.environment import MONITOR_ADDRESS
 
 if TYPE_CHECKING:
-    from muster._shared.reports import RankProgress, RankView
-    from muster.agent.diagnosis.hangs.looks import Reported
-    from muster.agent.diagnosis.hangs.monitor import Monitor
-    from muster.agent.telemetry import Observed, OpenCollective, Pause
-    from muster.agent.workers.pool import LiveWorker
-    from muster.agent.workers.status_page import StatusPage
+    from muster._shared.reports import RankView
+    from muster.agent.features.hangs.looks import Reported
+    from muster.agent.features.hangs.monitor import Monitor
+    from muster.agent.telemetry import Observed, OpenCollective
 
 
-class WatchedWorkers(Protocol):
-    """The workers of a round, as `round_workers` knows them."""
-
-    page: "StatusPage | None"
-    formed: Round | None
-    pause: "Pause | None"
-    streams: dict[int, WorkerStreams]
-
-    @property
-    def live(self) -> "list[LiveWorker]":
-        """Workers that have not been reaped."""
-        ...
-
-    @property
-    def foreground(self) -> int | None:
-        """The local rank for which all others wait; None: there is none."""
-        ...
-
-
-class RoundHangs:
+class HangsPart(RoundPart):
     """The watch for hangs of one agent, and what is read about them."""
 
-    def __init__(
-        self,
-        config: AgentConfig,
-        loop: Loop,
-        logs: LogRouter,
-        workers: WatchedWorkers,
-        post: Callable[[events.Event], None],
-    ) -> None:
+    def __init__(self, context: PartContext) -> None:
         """Read nothing yet."""
-        self._config = config
-        self._loop = loop
-        self._logs = logs
-        self._workers = workers
-        self._post = post
+        self._config = context.config
+        self._loop = context.loop
+        self._logs = context.logs
+        self._workers = context.workers
+        self._post = context.post
         self._hang: HangWatch | None = None
         self._reader: WorkerReader | None = None
         """The reader of the watch."""
         self._monitor: Monitor | None = None
         """NCCL's monitor of the round, once it was asked."""
 
-    def end_watch(self) -> None:
-        """Watch no more."""
+    @property
+    def is_idle(self) -> bool:  # type: ignore[override]
+        """See `RoundPart`."""
+        return self._hang is not None and self._hang.is_idle
+
+    @property
+    def still_s(self) -> float:  # type: ignore[override]
+        """See `RoundPart`."""
+        return 0.0 if self._hang is None else self._hang.still_s
+
+    def begin_round(self, formed: Round, start: Start | None) -> None:
+        """See `RoundPart`. A limit that is learned needs no watch in the first moments."""
+        limit_s = self._config.hang_timeout_s
+        if start is not None:
+            self._end_watch()
+        if limit_s is None or self._hang is not None or (start is not None and limit_s == HANG_TIMEOUT_AUTO):
+            return
+        with suppress(OSError, ImportError):  # no descriptors or disk space: no watch
+            self._begin_watch(formed.number, limit_s)
+
+    def end_pause(self) -> None:
+        """See `RoundPart`. A new watch does not count the pause."""
+        number = self._workers.formed.number if self._workers.formed is not None else 0
+        if self._hang is not None and self._config.hang_timeout_s is not None:
+            self._end_watch()
+            self._begin_watch(number, self._config.hang_timeout_s)
+
+    def _end_watch(self) -> None:
         if self._hang is not None:
             self._hang.close()
             self._hang = self._reader = None
 
     def end_round(self) -> None:
-        """Watch no more, and leave NCCL's monitor of the round."""
-        self.end_watch()
+        """See `RoundPart`. Leave NCCL's monitor of the round, too."""
+        self._end_watch()
         self._close_monitor()
 
     def add_to(self, observed: "Observed") -> "Observed":
@@ -110,7 +108,7 @@ class RoundHangs:
                 found[local_rank] = OpenCollective(text=seen[0], age_s=max(0.0, seen[1] + since_s))
         return found
 
-    def begin_watch(self, number: int, limit_s: float) -> None:
+    def _begin_watch(self, number: int, limit_s: float) -> None:
         """Watch a round's workers.
 
         Args:
@@ -146,7 +144,7 @@ class RoundHangs:
         """Return NCCL's monitor of this round's workers. None: without devices they have no address of it."""
         address = self._config.base_env.get(MONITOR_ADDRESS)
         if self._monitor is None and address is not None and self._workers.formed is not None:
-            from muster.agent.diagnosis.hangs.monitor import Monitor
+            from muster.agent.features.hangs.monitor import Monitor
 
             self._monitor = Monitor(address, self._workers.formed.world_size)
         return self._monitor
@@ -156,19 +154,9 @@ class RoundHangs:
         if monitor is not None:
             monitor.stop_listening()
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether no worker has been active for the hang timeout."""
-        return self._hang is not None and self._hang.is_idle
-
-    @property
-    def still_s(self) -> float:
-        """How long all workers have stood still; 0 if one has not, or if that is unknown."""
-        return 0.0 if self._hang is None else self._hang.still_s
-
-    def read_views(self, formed: Round, host: str, then: "Callable[[dict[int, RankView]], None]") -> None:
-        """Read the flight recorders of the live workers; call back with what they say, by local rank."""
-        from muster.agent.diagnosis.hangs import looks
+    def read_views(self, formed: Round, host: str, then: ReadViews) -> None:
+        """See `RoundPart`. The flight recorders say it."""
+        from muster.agent.features.hangs import looks
 
         pids = {worker.local_rank: worker.pid for worker in self._workers.live}
         monitor = self._get_monitor()
@@ -181,11 +169,9 @@ class RoundHangs:
 
         self._loop.call_in_thread(read, then)
 
-    def read_progress(
-        self, formed: Round, host: str, then: "Callable[[dict[int, tuple[RankView, RankProgress]]], None]"
-    ) -> None:
-        """Look at the live workers twice; call back with what was seen last and what has moved, by local rank."""
-        from muster.agent.diagnosis.hangs import looks
+    def read_progress(self, formed: Round, host: str, then: ReadProgress) -> None:
+        """See `RoundPart`."""
+        from muster.agent.features.hangs import looks
 
         pids = {worker.local_rank: worker.pid for worker in self._workers.live}
         before, monitor = self._read_reported(formed), self._get_monitor()
@@ -205,7 +191,7 @@ class RoundHangs:
 
     def _read_reported(self, formed: Round) -> "dict[int, Reported]":
         """Return what all workers of the round have reported, by local rank; empty if there is no page of it."""
-        from muster.agent.diagnosis.hangs.looks import Reported
+        from muster.agent.features.hangs.looks import Reported
 
         page = self._workers.page
         if page is None or page.round_number != formed.number:
@@ -269,3 +255,8 @@ class RoundHangs:
         if self._workers.foreground is not None or self._workers.pause is not None:
             return time.monotonic_ns()
         return self._workers.page.read_slot(local_rank).changed_ns if self._workers.page else None
+
+
+def create_part(context: PartContext) -> HangsPart:
+    """Create the part of one agent."""
+    return HangsPart(context)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 import pytest
 from doubles.clocks import HandClock
 
-from muster.agent.diagnosis.hang import Activity, HangWatch
 from muster.agent.diagnosis.hangs.sessions import ProcessKey, Reading
+from muster.agent.features.hangs.watch import Activity, HangWatch
 from muster.agent.runtime.loop import Loop
 
 NOTHING = Reading(cpu_s=0.0, written_bytes=0)

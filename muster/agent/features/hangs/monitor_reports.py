@@ -13,16 +13,9 @@ from collections.abc import Iterator, Mapping
 
 from muster._shared.foreign_files import parse_json
 from muster._shared.records import record
-from muster.agent.diagnosis.hangs.reading import to_dict, to_int, to_list
+from muster.agent.diagnosis.hangs.launches import DEAD, ENDING, INITIALISING, LEFT, RUNNING, SILENT, UNNAMED
+from muster.agent.features.hangs.reading import to_dict, to_int, to_list
 
-RUNNING = ""
-"""The state of a rank without special state."""
-SILENT, DEAD, LEFT = "silent", "dead", "left"
-"""States of a rank: its process has not answered the others' monitors; they have given it up; or it answers but is not
-in the communicator, or no longer."""
-INITIALISING, ENDING = "initialising", "ending"
-UNNAMED = "unnamed"
-"""The state in a communicator that has several sets of ranks of which none is listed."""
 _STATES = {"INIT": INITIALISING, "FINALIZE": ENDING, "ABORT": ENDING, "NOCOMM": LEFT, "UNKNOWN": LEFT}
 _ERRORS = {1: "Unhandled CUDA error", 2: "System error", 3: "Internal error", 4: "Invalid argument"}
 _ERRORS |= {5: "Invalid usage", 6: "Remote process error"}

@@ -12,7 +12,7 @@ from muster._shared.records import replace
 from muster._shared.reports import ENDED, ENTRY_LIMIT, Collective, Group, RankView, Stack
 from muster.agent.diagnosis.hangs.collectives import find_cause
 from muster.agent.diagnosis.hangs.page import describe_slow_ranks
-from muster.agent.diagnosis.hangs.reading import KnownGroups, read_groups, read_recorder
+from muster.agent.features.hangs.reading import KnownGroups, read_groups, read_recorder
 
 
 def call(number: int, operation: str = "all_reduce", *, age_s: float = 62.0, done: bool = False) -> Collective:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 import pytest
 from doubles.clocks import HandClock
 
-from muster.agent.diagnosis.hang import Activity, HangWatch
-from muster.agent.diagnosis.hangs.limits import LearnedLimits, Limits
 from muster.agent.diagnosis.hangs.sessions import Reading
+from muster.agent.features.hangs.limits import LearnedLimits, Limits
+from muster.agent.features.hangs.watch import Activity, HangWatch
 from muster.agent.runtime.loop import Loop
 
 RANKS = 4

@@ -24,7 +24,7 @@ from muster.agent.runtime.limits import COLLECTIVE_WAIT_S, HANG_LOOK_S, STILL_S
 from muster.agent.runtime.loop import Loop, Timer
 
 if TYPE_CHECKING:
-    from muster.agent.diagnosis.hangs.limits import LearnedLimits
+    from muster.agent.features.hangs.limits import LearnedLimits
 
 STILL_FACTOR = 5.0
 """The report comes only after this many times the longest standstill before."""

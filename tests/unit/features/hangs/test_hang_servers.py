@@ -8,9 +8,9 @@ import pytest
 
 from muster._shared.records import replace
 from muster._shared.reports import Collective, Group, LaunchCount, Launches
-from muster.agent.diagnosis.hangs import servers
 from muster.agent.diagnosis.hangs.collectives import find_cause
-from muster.agent.diagnosis.hangs.servers import Answer, Place, Progress, WorkerReader
+from muster.agent.features.hangs import servers
+from muster.agent.features.hangs.servers import Answer, Place, Progress, WorkerReader
 
 SESSIONS = {7: [(7, 1)]}
 ENTERED = Group(name="0", description="default_pg", entered=3, completed=2)

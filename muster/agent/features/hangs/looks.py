@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 from muster._shared.job_view import format_rate
 from muster._shared.records import record, replace
 from muster._shared.reports import Group, Launches, RankProgress, RankView, print_values
-from muster.agent.diagnosis.hangs import servers, sessions
+from muster.agent.diagnosis.hangs import sessions
 from muster.agent.diagnosis.hangs.sessions import ProcessKey, Reading
+from muster.agent.features.hangs import servers
 from muster.agent.round import Round
 from muster.agent.workers.status_page import SlotStatus
 
 if TYPE_CHECKING:
-    from muster.agent.diagnosis.hangs.monitor import Monitor
+    from muster.agent.features.hangs.monitor import Monitor
 
 APART_S = 1.0
 """Time between two looks."""
@@ -154,7 +155,7 @@ def _describe_moved(before: RankView, now: RankView, took_s: float) -> str | Non
 
 def _stands_still(launches: Iterable[tuple[Launches, ...]]) -> bool:
     """Return whether ranks of a communicator have launched different numbers of operations, and none since."""
-    from muster.agent.diagnosis.hangs.monitor import count_launches
+    from muster.agent.features.hangs.monitor import count_launches
 
     return any(each.still_s > 0.0 and count_launches((each,)) is not None for one in launches for each in one)
 

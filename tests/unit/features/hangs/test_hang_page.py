@@ -2,9 +2,9 @@
 
 from muster._shared.records import replace
 from muster._shared.reports import Collective, Group, RankProgress, RankView, Stack
-from muster.agent.diagnosis.hangs.looks import Look, Reported, compare
 from muster.agent.diagnosis.hangs.page import describe_hang, describe_ranks
 from muster.agent.diagnosis.hangs.sessions import Reading
+from muster.agent.features.hangs.looks import Look, Reported, compare
 from muster.agent.workers.status_page import SlotStatus
 
 SIXTH = "all_reduce #6 of default_pg (4 x float32)"

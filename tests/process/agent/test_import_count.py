@@ -18,23 +18,23 @@ signal.pause()  # the imports at the end do not count
 """
 
 
-def list_loaded(folder: Path) -> list[str]:
+def list_loaded(folder: Path, *flags: str) -> list[str]:
     """The modules that are loaded before the first line, of all packages."""
     script = folder / "program.py"
     script.write_text(PROGRAM)
-    with Tree([*AGENT, str(script)], cwd=folder) as tree:
+    with Tree([*AGENT, *flags, str(script)], cwd=folder) as tree:
         tree.wait_for_line("FIRSTLINE", stream="stderr")
         before = tree.stderr.partition("FIRSTLINE")[0]
     return sorted(set(re.findall(r"import '([\w.]*)'", before)))
 
 
-def test_a_job_that_uses_no_feature_loads_none(tmp_path: Path) -> None:
-    loaded = list_loaded(tmp_path)
+@pytest.mark.parametrize(("flags", "used"), [((), {"preflight"}), (("--preflight", "off"), set())])
+def test_a_job_that_uses_no_feature_loads_none(flags: tuple[str, ...], used: set[str], tmp_path: Path) -> None:
+    """The checks before the start are on unless they are switched off."""
+    loaded = list_loaded(tmp_path, *flags)
     assert "muster.agent.node.supervisor" in loaded  # the pattern still matches what -v prints
-    features = {
-        name.removeprefix("muster.agent.features.").partition(".")[0] for name in loaded if ".features." in name
-    }
-    assert features <= ({"part", "trainer"} if find_spec("transformers") else set())
+    features = {found[1] for name in loaded if (found := re.search(r"\.features\.(\w+)\.(node|sink)$", name))}
+    assert features - ({"trainer"} if find_spec("transformers") else set()) == used
     for option in ("workers.run_names", "agent.hold"):
         assert not [name for name in loaded if option in name], "who does not ask for it does not pay for it"
 

@@ -5,7 +5,7 @@ from doubles.two_members import TwoMembers
 
 from muster._shared.codec import encode_message
 from muster._shared.records import replace
-from muster.agent.features.preflight.messages import FEATURE, LIMIT_BYTES, NodeFacts
+from muster.agent.features.preflight.messages import LIMIT_BYTES, NodeFacts
 from muster.agent.rendezvous.consensus.actions import JobEnd, Notify, RoundBreak
 from muster.agent.rendezvous.consensus.events import Reported
 from muster.agent.rendezvous.interface import BreakKind, PartReport
@@ -20,7 +20,7 @@ class Job(TwoMembers):
 
     def report(self, node: int, facts: NodeFacts) -> list:
         content = encode_message(facts, LIMIT_BYTES)
-        report = PartReport(round_number=self.number, feature=FEATURE, content=content)
+        report = PartReport(round_number=self.number, feature="preflight", content=content)
         return self.decide(Reported(id=str(node), message=report))
 
     def check(self, first: NodeFacts, second: NodeFacts, clocks_s: tuple[float, float] = (1000.0, 1000.5)) -> list:

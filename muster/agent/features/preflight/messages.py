@@ -5,7 +5,6 @@ from typing import Annotated, Final
 from muster._shared.fields import AS_OBJECT, Count, Limit, Name, Processes, Seconds
 from muster._shared.records import record
 
-FEATURE: Final = "preflight"
 LIMIT_BYTES: Final = 2048
 
 

@@ -4,18 +4,16 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from muster._shared.codec import encode_message
 from muster._shared.contract import Env
 from muster._shared.processes import find_nvml
 from muster._shared.records import record, replace
-from muster.agent.features.preflight.flags import PreflightSettings
-from muster.agent.features.preflight.messages import FEATURE, LIMIT_BYTES, NodeFacts
 from muster.agent.node.round_parts import PartContext, RoundPart, Start
 from muster.agent.runtime.loop import Awaited, Loop
 
 if TYPE_CHECKING:
     from muster._shared.preflight import Finding
     from muster.agent.config import AgentConfig
+    from muster.agent.features.preflight.messages import NodeFacts
     from muster.agent.features.preflight.site import SiteChecks
     from muster.agent.round import Round
 
@@ -30,7 +28,7 @@ class Looked:
     """What this machine is like."""
 
     findings: "tuple[Finding, ...]" = ()
-    facts: NodeFacts | None = None
+    facts: "NodeFacts | None" = None
     """What the other nodes compare; None in a job of one node."""
     site_checks: tuple[str, ...] = ()
     """The executables that the site has added."""
@@ -47,9 +45,11 @@ def _look(config: "AgentConfig", workspace: str) -> Looked:
     try:
         from muster._shared import preflight
 
-        environ, rendezvous = config.base_env, config.rendezvous
+        environ, rendezvous, settings = config.base_env, config.rendezvous, config.features.get("preflight")
         visible = preflight.parse_visible(environ.get("CUDA_VISIBLE_DEVICES"))
-        need = preflight.Need(nproc=config.nproc, devices=_get_settings(config).devices, visible=visible)
+        need = preflight.Need(
+            nproc=config.nproc, devices=None if settings is None else settings.devices, visible=visible
+        )
         nvml = None if visible == () else find_nvml(environ)
         machine = preflight.read_machine(_list_folders(config), nvml=nvml)
         findings = preflight.find_problems(machine, need)
@@ -79,17 +79,13 @@ def _list_folders(config: "AgentConfig") -> dict[str, str]:
     return {"the temporary folder": config.base_env.get("TMPDIR") or "/tmp"}  # noqa: S108  # as tempfile does
 
 
-def _get_settings(config: "AgentConfig") -> PreflightSettings:
-    settings: PreflightSettings = config.features.get(FEATURE, PreflightSettings())
-    return settings
-
-
 class PreflightPart(RoundPart):
     """The checks of one node. The first error ends the attempt, and keeps workers of later ones from starting."""
 
     def __init__(self, context: PartContext) -> None:
         self._context = context
-        self._settings = _get_settings(context.config)
+        settings = context.config.features.get("preflight")
+        self._mode = "quick" if settings is None else str(settings.mode)
         self._is_looking = True
         self._error: Finding | None = None
         self._facts: NodeFacts | None = None
@@ -117,7 +113,7 @@ class PreflightPart(RoundPart):
                 context.loop,
                 context.children,
                 context.config,
-                self._settings.mode,
+                self._mode,
                 looked.site_checks,
                 lambda found: self._note(found, is_last=True),
             )
@@ -168,7 +164,7 @@ class PreflightPart(RoundPart):
         elif self._is_looking:
             start.hold()
             self._start = start
-            self._context.loop.call_later(WAITS_S[self._settings.mode], lambda: self._stop_waiting(start))
+            self._context.loop.call_later(WAITS_S[self._mode], lambda: self._stop_waiting(start))
 
     def _stop_waiting(self, start: Start) -> None:
         if self._start is start:
@@ -178,6 +174,9 @@ class PreflightPart(RoundPart):
         formed = self._round
         if self._facts is None or formed is None or self._has_told or formed.group_world_size == 1:
             return
+        from muster._shared.codec import encode_message
+        from muster.agent.features.preflight.messages import LIMIT_BYTES
+
         self._has_told = True
         facts = replace(self._facts, clock_s=self._context.loop.clock.wall_s())
         self._context.send(formed.number, encode_message(facts, LIMIT_BYTES))
@@ -203,7 +202,7 @@ class PreflightPart(RoundPart):
     def build_env(self, formed: "Round", local_rank: int) -> Mapping[str, str]:
         """See `RoundPart`."""
         del local_rank
-        return {Env.PREFLIGHT: "full"} if self._settings.mode == "full" and formed.attempt == 0 else {}
+        return {Env.PREFLIGHT: "full"} if self._mode == "full" and formed.attempt == 0 else {}
 
     def close(self) -> None:
         """See `RoundPart`."""

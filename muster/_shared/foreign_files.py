@@ -111,6 +111,8 @@ def read_regular(
 ) -> bytes:
     """Return the bytes of a file from an offset on. A negative offset counts from its end.
 
+    The end of a file begins where only a hole follows, as `truncate` makes it, whatever its size is.
+
     Args:
         path: of the file.
         limit_bytes: the most that is read.
@@ -128,7 +130,10 @@ def read_regular(
             raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
         if is_own and found.st_uid not in (0, os.geteuid()):
             raise OSError(errno.EPERM, "it belongs to another user", os.fspath(path))
-        file.seek(max(0, found.st_size + start_bytes) if start_bytes < 0 else start_bytes)
+        start_bytes = max(0, found.st_size + start_bytes) if start_bytes < 0 else start_bytes
+        if start_bytes < found.st_size and not _has_data(fd, start_bytes):
+            return b""
+        file.seek(start_bytes)
         pieces: list[bytes] = []
         while limit_bytes > 0 and (
             piece := file.read(min(limit_bytes, _PIECE_BYTES))
@@ -136,6 +141,14 @@ def read_regular(
             pieces.append(piece)
             limit_bytes -= len(piece)
         return b"".join(pieces)
+
+
+def _has_data(fd: int, start_bytes: int) -> bool:
+    try:
+        os.lseek(fd, start_bytes, os.SEEK_DATA)
+    except OSError as error:
+        return error.errno != errno.ENXIO
+    return True
 
 
 def walk_files(folder: str | os.PathLike[str]) -> Iterator["os.DirEntry[str]"]:

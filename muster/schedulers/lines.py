@@ -23,6 +23,8 @@ CHUNK_BYTES: Final = 65536
 PARTIAL_S: Final = 0.5
 """An unterminated line is shown after this time: a prompt, or the last output of a process that hangs."""
 WAIT_S: Final = 1.0
+_LINE_BYTES: Final = 16 << 20
+"""A longer line comes in pieces of about this size."""
 
 
 class TimedLine(str):
@@ -50,15 +52,19 @@ class LineSplitter:
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
+        self._rest_bytes = 0
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """Return the lines that end in this piece, with their newline."""
+        """Return the lines that end in this piece, with their newline, and what is too long to wait for its newline."""
         first, *more = piece.split(b"\n")
         self._pieces.append(first)
         lines = []
         for rest in more:
             lines.append(b"".join(self._pieces) + b"\n")
-            self._pieces = [rest]
+            self._pieces, self._rest_bytes = [rest], 0
+        self._rest_bytes += len(self._pieces[-1])
+        if self._rest_bytes >= _LINE_BYTES:
+            lines.append(self.take_rest())
         return lines
 
     def has_rest(self) -> bool:
@@ -72,7 +78,7 @@ class LineSplitter:
     def take_rest(self) -> bytes:
         """Return the beginning of a line without its end, or nothing. It is not returned again."""
         rest = b"".join(self._pieces)
-        self._pieces = []
+        self._pieces, self._rest_bytes = [], 0
         return rest
 
 

@@ -98,9 +98,7 @@ READ_OTHERWISE = {
     "agent/features/train_job/sink schedulers/kubernetes/api/connection",
     "it checks more of the file": "agent/checkpoint_file agent/rendezvous/shared_token agent/diagnosis/stacks",
     "read piece by piece, or written as well": "cli/rehearse/saves schedulers/held/link "
-    "schedulers/kubernetes/live/kept_logs schedulers/processes/capture "
-    "schedulers/processes/file_logs schedulers/ssh/link "
-    "schedulers/workspace/packing",
+    "schedulers/processes/capture schedulers/ssh/link schedulers/workspace/packing",
     "a program that runs elsewhere": "schedulers/inside/program",
     "what a submission has just written": "schedulers/docker/live/payload",
     "no file of this machine": "schedulers/kubernetes/live/logs",

@@ -17,6 +17,7 @@ from typing import Final
 
 from muster._shared.contract import LogNames
 from muster._shared.contract import StatusPageLayout as Layout
+from muster._shared.foreign_files import read_regular
 from muster._shared.goodput import CHECKPOINT_PHASES
 from muster._shared.job_view import limit_steps
 from muster.cli.afterwards.sources import Event, parse_files
@@ -24,6 +25,8 @@ from muster.cli.rehearse.faults.fault import NotPossibleError
 
 _PAGE: Final = "/memfd:muster-status-page"
 _SEARCH_S: Final = 0.1
+_EVENTS_LIMIT_BYTES: Final = 16 << 20
+"""For one look."""
 
 
 @dataclass(kw_only=True)
@@ -137,12 +140,9 @@ class Watch:
 
     def _read_events(self) -> Iterator[Event]:
         for path in self._log_dir.glob(f"*/{LogNames.EVENTS}"):
-            with contextlib.suppress(OSError), path.open("rb") as file:
+            with contextlib.suppress(OSError):
                 begin = self._read_bytes.get(path, 0)
-                if os.fstat(file.fileno()).st_size <= begin:
-                    continue
-                file.seek(begin)
-                lines = file.read()
+                lines = read_regular(path, _EVENTS_LIMIT_BYTES, begin)
                 whole = lines[: lines.rfind(b"\n") + 1]
                 self._read_bytes[path] = begin + len(whole)
                 yield from parse_files(iter([(str(path), whole)]))

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import os
 import select
+import stat
 import struct
 import time
 import zlib
@@ -126,6 +127,8 @@ class ChangedFiles:
             begin = self._sent.get(name, 0) if path.name in GROWING else -1
             with contextlib.suppress(OSError):
                 status = path.stat()
+                if not stat.S_ISREG(status.st_mode):
+                    continue
                 if self._seen.get(name) == (mark := (status.st_mtime_ns, status.st_size)):
                     continue
                 with path.open("rb") as file:

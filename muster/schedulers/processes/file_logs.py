@@ -2,12 +2,15 @@
 
 import contextlib
 import struct
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from pathlib import Path
+from typing import Final
 
 from muster._shared.foreign_files import read_regular
 from muster.schedulers.processes.capture import TIMES_RECORD, log_path, read_notice, times_path
 from muster.schedulers.supervision.file_watch import Watch
+
+_TIMES_PIECE_BYTES: Final = 1 << 20
 
 
 class FileSource:
@@ -53,12 +56,7 @@ class FileSource:
 
     def find_offset(self, time_s: float, *, after: bool) -> int | None:
         """See `ByteSource`."""
-        try:
-            content = read_regular(times_path(self._folder, self._stream), 256 << 20)
-        except FileNotFoundError:
-            return None
-        whole = len(content) - len(content) % TIMES_RECORD.size
-        rows: Iterator[tuple[float, int]] = struct.iter_unpack(TIMES_RECORD.format, content[:whole])
+        rows = self._read_rows()
         return next((offset for at_s, offset in rows if at_s > time_s or (at_s == time_s and not after)), None)
 
     def find_time(self, offset: int) -> float | None:
@@ -72,10 +70,17 @@ class FileSource:
         return self._at_s
 
     def _read_rows(self) -> Generator[tuple[float, int], None, None]:
-        with contextlib.suppress(FileNotFoundError), times_path(self._folder, self._stream).open("rb") as file:
-            while len(row := file.read(TIMES_RECORD.size)) == TIMES_RECORD.size:
-                at_s, offset = TIMES_RECORD.unpack(row)
-                yield at_s, offset
+        path, position = times_path(self._folder, self._stream), 0
+        with contextlib.suppress(OSError):  # the log is shown without times
+            while piece := read_regular(path, _TIMES_PIECE_BYTES, position):
+                whole = len(piece) - len(piece) % TIMES_RECORD.size
+                for at_s, offset in struct.iter_unpack(TIMES_RECORD.format, piece[:whole]):
+                    if not at_s:  # a hole
+                        return
+                    yield at_s, offset
+                if not whole:
+                    return
+                position += whole
 
     def read_notice(self) -> bytes:
         """See `ByteSource`."""

@@ -21,7 +21,7 @@ _READ: Final = """
 import base64, glob, json, os, sys
 found = []
 for pattern, offset, limit in json.loads(sys.argv[1]):
-    paths = sorted(glob.glob(pattern), key=os.path.getmtime)
+    paths = sorted(filter(os.path.isfile, glob.glob(pattern)), key=os.path.getmtime)
     size, data = None, b""
     if paths:
         with open(paths[-1], "rb") as file:

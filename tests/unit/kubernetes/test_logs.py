@@ -1,5 +1,6 @@
 """Log lines, app ids and refusals: every line once, in order, over any breaks. No sockets, no clocks."""
 
+import os
 import threading
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
@@ -209,6 +210,21 @@ def test_the_end_of_a_long_log_is_kept(tmp_path, monkeypatch, spare, said):
     assert kept.startswith(line)
     assert kept.endswith(line + b"the end\n")
     assert LOG_LIMIT_BYTES - 2 * len(line) < len(kept) <= LOG_LIMIT_BYTES
+
+
+def test_a_kept_log_that_is_no_file_is_an_error_and_a_hole_is_its_end(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    ref = AppRef(namespace="team", name="job")
+    folder = kept_logs.find_folder(ref)
+    folder.mkdir(parents=True, mode=0o700)
+    os.mkfifo(folder / "w-0.u0.log")
+    with (folder / "w-0.u1.log").open("wb") as file:
+        file.write(b"a\nb\n")
+        file.truncate(20 << 30)
+    kept = kept_logs.read_kept_logs(ref, "w", 0)
+    with pytest.raises(OSError, match="it is not a regular file"):
+        next(kept["u0"])
+    assert b"".join(kept["u1"]).rstrip(b"\0") == b"a\nb\n"
 
 
 class LogServer:

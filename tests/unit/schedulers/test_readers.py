@@ -58,6 +58,13 @@ def test_a_rest_can_be_looked_at():
     assert not splitter.has_rest()
 
 
+def test_a_line_of_any_length_takes_limited_memory():
+    splitter, piece = LineSplitter(), b"x" * (1 << 20)
+    found = [line for _ in range(40) for line in splitter.feed(piece)] + splitter.feed(b"\n")
+    assert b"".join(found) == piece * 40 + b"\n"
+    assert max(map(len, found)) <= 17 << 20
+
+
 def test_times():
     assert parse_seconds("1970-01-01T00:00:01.5Z") == 1.5
     assert parse_seconds("1970-01-01T01:00:00.123456789+01:00") == pytest.approx(0.123456)

@@ -1,6 +1,9 @@
 """An app whose job waits, perhaps to go on: what is shown of it, asked of it, and what a stop says."""
 
+import os
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +18,7 @@ from muster._shared.control import ControlError, ExitCode
 from muster._shared.job_view import JobState, JobStatus
 from muster._shared.reports import Answer
 from muster.schedulers.adapter import AgentWords, JobFacts, LogRequest
-from muster.schedulers.slurm import client, create_scheduler, live
+from muster.schedulers.slurm import client, create_scheduler, live, logs
 from muster.schedulers.slurm.client import QueueEntry
 from muster.schedulers.supervision.app_folder import AppFolder, AppRecord
 from muster.schedulers.supervision.machine import Machine
@@ -206,3 +209,17 @@ def test_a_process_of_muster_that_was_killed_is_named(tmp_path: Path, state: str
     assert list(live.find_killed(app)) == [f"n{index}" for index in is_told]
     for line in live.find_killed(app).values():
         assert line.startswith("muster's process on node n")
+
+
+def test_a_log_on_a_node_that_is_no_file_is_no_log(tmp_path, monkeypatch) -> None:
+    os.mkfifo(tmp_path / "a.log")
+    (tmp_path / "b.log").write_text("b\n")
+
+    def run_here(job_id: str, node: str, command: list[str], *_: object) -> tuple[int, str, str]:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
+        return done.returncode, done.stdout, done.stderr
+
+    monkeypatch.setattr(client, "run_on_node", run_here)
+    app = SimpleNamespace(entry=SimpleNamespace(job_id="1"), spec=SimpleNamespace(python=sys.executable))
+    wanted = [(str(tmp_path / name), 0, 9) for name in ("a.log", "b.log")]
+    assert logs.read_there(app, "n1", wanted) == [(None, b""), (2, b"b\n")]

@@ -110,3 +110,8 @@ def test_a_file_that_grows_comes_once_and_whole_although_the_disk_was_full(tmp_p
     for _ in range(9):
         pass_on()
     assert copy.read_bytes() == source.read_bytes()
+
+
+def test_what_is_no_file_is_not_sent(tmp_path):
+    os.mkfifo(tmp_path / "error.json")
+    assert ChangedFiles(str(tmp_path), b"F").read() == b""

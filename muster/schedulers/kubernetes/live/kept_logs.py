@@ -15,12 +15,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from muster._shared.foreign_files import read_regular
 from muster.schedulers.errors import EngineError, SchedulerError, UnsafeFolderError
 from muster.schedulers.kubernetes.api.client import Client, Stream
 from muster.schedulers.kubernetes.app_id import AppRef
 from muster.schedulers.kubernetes.live.logs import Stamp, split_stamp
 from muster.schedulers.kubernetes.live.pod_status import PodFact
 from muster.schedulers.kubernetes.names import CONTAINER
+from muster.schedulers.lines import CHUNK_BYTES, LineSplitter
 from muster.schedulers.supervision.registry import find_state_dir
 
 POD_LIMIT: Final = 64
@@ -288,8 +290,13 @@ def read_kept_logs(ref: AppRef, role: str, index: int) -> dict[str, Iterator[byt
 
 
 def _read_lines(path: Path) -> Iterator[bytes]:
-    with suppress(FileNotFoundError), path.open("rb") as lines:  # deleted since it was listed
-        yield from lines
+    lines, position = LineSplitter(), 0
+    with suppress(FileNotFoundError):  # deleted since it was listed
+        while piece := read_regular(path, CHUNK_BYTES, position):
+            position += len(piece)
+            yield from lines.feed(piece)
+    if lines.has_rest():
+        yield lines.take_rest()
 
 
 def forget_logs(ref: AppRef) -> None:

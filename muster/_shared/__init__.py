@@ -9,6 +9,7 @@
     job_history    what became of a job, from the records of an agent
     job_view       how a job is doing: its state, nodes, ranks, recoveries; `status.schema.json` says it of the file
     verdicts       the classes of causes, and the grammar of `--on` (a package)
+    folders        removes them, of any depth
     foreign_files  reads files and JSON that anything may have written
     control        how commands and adapters ask a running job, and join the answers of its roles
     guard          the agent's parent: kills what is left when the agent ends, and fences when the lease expires

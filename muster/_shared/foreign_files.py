@@ -166,23 +166,6 @@ def walk_files(folder: str | os.PathLike[str]) -> Iterator["os.DirEntry[str]"]:
                     yield entry
 
 
-def remove_folder(folder: str | os.PathLike[str]) -> None:
-    """Remove a folder with all that is in it.
-
-    Raises:
-        OSError: see `shutil.rmtree`, which has the limit of recursion.
-    """
-    import shutil
-    import subprocess
-
-    try:
-        shutil.rmtree(folder)
-    except RecursionError:
-        done = subprocess.run(["rm", "-rf", "--", folder], capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise OSError(errno.EIO, done.stderr.strip().splitlines()[-1], os.fspath(folder)) from None
-
-
 # -- the newest job, or run ------------------------------------------------------------------------------------------
 
 

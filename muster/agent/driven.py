@@ -49,9 +49,9 @@ def send_end(control_fd: int, caller_fd: int, folder: str, code: int) -> None:
     """Send the end; the guard calls this last of all."""
     send_message(control_fd, ended=code)
     if processes.wait_readable(caller_fd, 0.0):  # otherwise nobody reads the report
-        import shutil
+        from muster._shared.folders import remove_folder
 
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_folder(folder, ignores_errors=True)
 
 
 def reset_dispositions() -> None:

@@ -18,7 +18,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
-from muster._shared.foreign_files import remove_folder, walk_files
+from muster._shared.folders import remove_folder
+from muster._shared.foreign_files import walk_files
 from muster._shared.ownership import check_folder
 from muster.cli.adapters import close_quietly, create_keepers, describe_error
 from muster.schedulers import bundle_start

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import resource
 import stat
 import sys
 import tracemalloc
@@ -18,7 +19,8 @@ from torchx.specs.api import ReplicaStatus
 import muster
 from muster._shared.contract import print_line
 from muster._shared.control import ControlError, ExitCode
-from muster._shared.foreign_files import parse_json, read_regular, read_whole, remove_folder, walk_files
+from muster._shared.folders import remove_folder
+from muster._shared.foreign_files import parse_json, read_regular, read_whole, walk_files
 from muster.cli.commands import main
 from muster.schedulers.adapter.facts import AppFacts
 from muster.schedulers.adapter.status import build_status
@@ -198,7 +200,8 @@ def test_neither_an_error_nor_a_status_has_escape_sequences() -> None:
     assert texts[2] == r"\x1bc"
 
 
-def test_a_folder_of_any_depth_is_walked_and_removed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ignores_errors", [False, True])
+def test_a_folder_of_any_depth_is_walked_and_removed(tmp_path: Path, ignores_errors: bool) -> None:
     levels = 200
     bottom = tmp_path / "a" / "/".join("d" * levels)
     bottom.mkdir(parents=True)
@@ -207,7 +210,31 @@ def test_a_folder_of_any_depth_is_walked_and_removed(tmp_path: Path) -> None:
     sys.setrecursionlimit(len(inspect.stack(0)) + 100)
     try:
         assert [each.name for each in walk_files(tmp_path)] == ["file"]
-        remove_folder(tmp_path / "a")
+        remove_folder(tmp_path / "a", ignores_errors=ignores_errors)
     finally:
         sys.setrecursionlimit(before)
     assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("ignores_errors", [False, True])
+def test_a_folder_with_more_levels_than_descriptors_is_removed(tmp_path: Path, ignores_errors: bool) -> None:
+    (tmp_path / "a" / "/".join("d" * 200)).mkdir(parents=True)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 100, limits[1]))
+    try:
+        remove_folder(tmp_path / "a", ignores_errors=ignores_errors)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert not (tmp_path / "a").exists()
+
+
+REMOVE_OTHERWISE = {"the one function": "_shared/folders", "before its modules are found": "schedulers/bundle_start"}
+
+
+def test_all_else_that_removes_a_folder_does_it_by_the_one_function() -> None:
+    root = Path(muster.__file__).parent
+    words = re.compile(r"shutil\.rmtree|\bTemporaryDirectory\b|os\.removedirs")
+    found = {
+        str(path.relative_to(root).with_suffix("")) for path in root.rglob("*.py") if words.search(path.read_text())
+    }
+    assert found == set(REMOVE_OTHERWISE.values())

@@ -172,15 +172,12 @@ class RunFolder:
 
 def _remove_if_unused(base: str) -> None:
     """Remove a temporary folder that holds no log, no error and no report."""
-    found = [(folder, name) for folder, _, names in os.walk(base) for name in names]
-    if any(name not in (STACKS, LogNames.EVENTS, LogNames.CHECKPOINT, LogNames.STATUS) for _, name in found):
-        return
-    for folder, name in found:
-        with contextlib.suppress(OSError):
-            os.unlink(os.path.join(folder, name))
-    for folder, _, _ in os.walk(base, topdown=False):
-        with contextlib.suppress(OSError):
-            os.rmdir(folder)
+    from muster._shared.folders import remove_folder
+    from muster._shared.foreign_files import walk_files
+
+    unused = (STACKS, LogNames.EVENTS, LogNames.CHECKPOINT, LogNames.STATUS)
+    if all(each.name in unused for each in walk_files(base)):
+        remove_folder(base, ignores_errors=True)
 
 
 def _make_temporary_dir() -> str:

@@ -4,7 +4,6 @@ import argparse
 import inspect
 import json
 import os
-import shutil
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
@@ -17,7 +16,7 @@ from torchx.specs import AppDef, Role
 
 from muster._shared.contract import print_line
 from muster._shared.control import ControlError, ExitCode
-from muster._shared.foreign_files import remove_folder
+from muster._shared.folders import remove_folder
 from muster._shared.processes import LINUX
 from muster._shared.reports import format_duration
 from muster.cli import run_command
@@ -177,7 +176,7 @@ def _rehearse(request: Request) -> int:
             journal = stack.enter_context(Journal(journals))
             scheduler = stack.enter_context(closing(create_scheduler("local_cwd", "rehearse")))
             assert isinstance(scheduler, SupervisedScheduler)  # noqa: S101  # this package's
-            stack.callback(shutil.rmtree, request.output / _KEPT, ignore_errors=True)
+            stack.callback(remove_folder, request.output / _KEPT, ignores_errors=True)
             stage = _Stage(request, workspace, scheduler, journal)
             stage.rehearse()
     finally:  # also what is known when a person ends it

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from muster._shared import processes
-from muster._shared.foreign_files import parse_json, read_regular, remove_folder
+from muster._shared.folders import remove_folder
+from muster._shared.foreign_files import parse_json, read_regular
 from muster.schedulers.supervision.app_folder import ProcessId
 
 _LIMIT_BYTES: Final = 1 << 20

@@ -6,7 +6,6 @@
 import contextlib
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -22,6 +21,7 @@ from typing import Any, Protocol
 import muster
 from muster._shared import processes
 from muster._shared.contract import AGENT_ENTRY_NAME, DRIVEN_FLAG, Env
+from muster._shared.folders import remove_folder
 from muster.agent.errors import EnvironmentFault
 
 FOLDER_MARK = "{{muster.folder}}"
@@ -242,7 +242,7 @@ class AgentProcess:
                 if fd >= 0:
                     os.close(fd)
             self._guard_fd = self._agent_fd = -1
-        shutil.rmtree(self.folder, ignore_errors=True)
+        remove_folder(self.folder, ignores_errors=True)
 
 
 def _spawn(start: AgentStart) -> None:

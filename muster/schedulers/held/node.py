@@ -27,6 +27,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from muster._shared.folders import remove_folder
 from muster._shared.processes import READ, WRITE, wait_events
 from muster.schedulers.inside.frames import FRAME, ChangedFiles, OutputPipes, pack
 
@@ -197,7 +198,7 @@ class NodeRun:
         runs = os.path.dirname(self._run_dir)
         if os.path.isdir(runs):
             for name in os.listdir(runs):
-                shutil.rmtree(os.path.join(runs, name), ignore_errors=True)
+                remove_folder(os.path.join(runs, name), ignores_errors=True)
         os.makedirs(os.path.join(self._run_dir, "log"), mode=0o700, exist_ok=True)
         entries = self._order["workspace"]
         if entries is None:

@@ -2,8 +2,8 @@
 
 `OutputPipes` reads the output of a command, there and here.
 
-The program arrives as a text, for any Python, and nothing of muster need be installed there: it imports this module and
-`processes`, which go before it, and the standard library.
+The program arrives as a text, for any Python, and nothing of muster need be installed there: it imports this module,
+`folders` and `processes`, which go before it, and the standard library.
 """
 
 import base64
@@ -42,15 +42,15 @@ for name, text in {modules!r}.items():
 
 @cache
 def build_program(path: str, call: str) -> str:
-    """Return the source of a program with this module and `processes`.
+    """Return the source of a program with this module, `folders` and `processes`.
 
     Args:
         path: of the program.
         call: its last line.
     """
-    from muster._shared import processes  # where this is a program on a node, it has no package
+    from muster._shared import folders, processes  # where this is a program on a node, it has no package
 
-    files = {processes.__name__: processes.__file__, __name__: __file__}
+    files = {folders.__name__: folders.__file__, processes.__name__: processes.__file__, __name__: __file__}
     modules = {name: Path(file).read_text() for name, file in files.items()}
     text = _PROGRAM.format(modules=modules, source=Path(path).read_text(), call=call)
     packed = base64.b64encode(zlib.compress(text.encode()))  # a pipe that is not read yet takes 64 KiB

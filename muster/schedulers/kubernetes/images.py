@@ -7,13 +7,14 @@ layers, and it cannot pack a link to a folder.
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from torchx.specs import AppDef
 from torchx.workspace.api import walk_workspace
 
+from muster._shared.folders import remove_folder
 from muster.schedulers.docker.container_body import stream_context
 from muster.schedulers.docker.engine.client import CALL_TIMEOUT_S, Engine
 from muster.schedulers.docker.engine.errors import DockerError, one_line
@@ -41,7 +42,9 @@ def build_image(image: str, path: str, report: Callable[[str], None]) -> str:
         EngineError: the build failed, and nothing of it is left. It is one line.
     """
     builder = _load_builder()
-    with tempfile.TemporaryDirectory(prefix="muster-workspace-") as folder:
+    with ExitStack() as undo:
+        folder = tempfile.mkdtemp(prefix="muster-workspace-")
+        undo.callback(remove_folder, folder, ignores_errors=True)
         copied, packed = Path(folder, "copied"), Path(folder, "packed")
         copied.mkdir()
         copy_workspace(path, str(copied))

@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -18,7 +17,7 @@ from torchx.specs import AppDef, AppDryRunInfo, AppState, Role, is_terminal
 from torchx.workspace.api import WorkspaceMixin
 
 from muster._shared.contract import AGENT_MODULE, print_line
-from muster._shared.foreign_files import remove_folder
+from muster._shared.folders import remove_folder
 from muster._shared.programs import explain_missing
 from muster.schedulers.adapter import (
     AGENT_BUNDLE_NAME,
@@ -172,7 +171,7 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
         try:
             with contextlib.ExitStack() as undo:
                 folder.create(request.spec)
-                undo.callback(shutil.rmtree, folder.path, ignore_errors=True)
+                undo.callback(remove_folder, folder.path, ignores_errors=True)
                 registry.add(request.spec.app_id, folder.path)
                 undo.callback(registry.remove, request.spec.app_id)
                 script = _write_files(request, folder)

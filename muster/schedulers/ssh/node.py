@@ -16,7 +16,6 @@ import io
 import json
 import os
 import selectors
-import shutil
 import signal
 import socket
 import subprocess
@@ -27,6 +26,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
+from muster._shared.folders import remove_folder
 from muster._shared.processes import become_subreaper, kill_descendants, set_death_signal
 from muster.schedulers.inside.frames import FRAME, ChangedFiles, FrameReader, OutputPipes, pack
 
@@ -435,7 +435,7 @@ def _unpack(packed: str, into: str) -> None:
 
 
 def _remove(run: str, *, parent_too: bool = True) -> None:
-    shutil.rmtree(run, ignore_errors=True)
+    remove_folder(run, ignores_errors=True)
     if parent_too:
         with contextlib.suppress(OSError):  # other replicas of the app are there
             os.rmdir(os.path.dirname(run))

@@ -21,7 +21,6 @@ import contextlib
 import fcntl
 import json
 import os
-import shutil
 import stat
 import sys
 import tempfile
@@ -32,6 +31,7 @@ from typing import Any
 
 from muster._shared import processes
 from muster._shared.contract import FORMAT, FormatError, check_format
+from muster._shared.folders import remove_folder
 from muster._shared.foreign_files import parse_json, read_whole
 from muster.schedulers.supervision.machine import Machine
 from muster.schedulers.supervision.state import (
@@ -179,7 +179,7 @@ class AppFolder:
         """
         self.path.mkdir(mode=0o700, parents=True)
         with contextlib.ExitStack() as undo:
-            undo.callback(shutil.rmtree, self.path, ignore_errors=True)
+            undo.callback(remove_folder, self.path, ignores_errors=True)
             self.state_dir.mkdir(mode=0o700)
             os.mkfifo(self.control_pipe, 0o600)  # some file systems have no pipes
             content, details = spec.encode()

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from muster._shared import processes
 from muster._shared.contract import show_controls
-from muster._shared.foreign_files import read_regular, remove_folder
+from muster._shared.folders import remove_folder
+from muster._shared.foreign_files import read_regular
 from muster._shared.ownership import make_folders
 from muster.schedulers.interrupts import raise_dropped_interrupts
 from muster.schedulers.supervision.app_folder import (
@@ -99,7 +100,7 @@ def _roll_back(folder: AppFolder, spec: AppSpec, registry: AppRegistry) -> None:
     folder.send_request("kill")
     wait_ended(folder, limit_s=10.0)
     registry.remove(spec.app_id)
-    shutil.rmtree(folder.path, ignore_errors=True)
+    remove_folder(folder.path, ignores_errors=True)
 
 
 def start_supervisor(

@@ -6,7 +6,6 @@ A workspace may be large, so it is never held in memory.
 
 import fcntl
 import os
-import shutil
 import tempfile
 import weakref
 from collections.abc import Iterator, Mapping
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from muster._shared.contract import AGENT_BUNDLE_NAME
+from muster._shared.folders import remove_folder
 from muster.schedulers.docker.spec import AppRequest
 from muster.schedulers.workspace.packing import write_workspace_bundle
 
@@ -76,7 +76,7 @@ class PackedWorkspaces:
         """
         if self._folder is None:
             for left in find_left_folders(state_dir):
-                shutil.rmtree(left, ignore_errors=True)
+                remove_folder(left, ignores_errors=True)
             self._folder = Path(tempfile.mkdtemp(prefix=_PACKED, dir=state_dir))
             weakref.finalize(self, _remove_folder, self._folder, _lock(self._folder / LOCK))
         fd, name = tempfile.mkstemp(dir=self._folder)
@@ -89,7 +89,7 @@ class PackedWorkspaces:
     def remove(self) -> None:
         """Remove all of them. Idempotent."""
         if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            remove_folder(self._folder, ignores_errors=True)
         self.files.clear()
         self._folder = None
 
@@ -119,5 +119,5 @@ def _lock(path: Path) -> int:
 
 
 def _remove_folder(folder: Path, lock: int) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
+    remove_folder(folder, ignores_errors=True)
     os.close(lock)

@@ -11,7 +11,6 @@ import fcntl
 import json
 import logging
 import os
-import shutil
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from muster._shared.folders import remove_folder
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.errors import DockerError
 from muster.schedulers.docker.live.creation import remove_app
@@ -116,7 +116,7 @@ def remove_killed(state_dir: Path, mark: Mark) -> None:
             finally:
                 engine.close()
             registry.remove(mark.app_id)
-            shutil.rmtree(state_dir / APPS / mark.app_id, ignore_errors=True)
+            remove_folder(state_dir / APPS / mark.app_id, ignores_errors=True)
         mark.remove()
 
 

@@ -5,6 +5,7 @@ of them must agree on. Over 400 lines: a name is looked up in one place.
 """
 
 import signal
+from collections.abc import Mapping
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Final
 
@@ -363,6 +364,11 @@ def name_signal(signum: int) -> str:
         return signal.Signals(signum).name
     except ValueError:
         return f"signal {signum}"
+
+
+def is_resize(detail: Mapping[str, object]) -> bool:
+    """Return whether a `round_broken` with this detail only changes the size of the job, which uses no restart."""
+    return detail.get("joined") is True or detail.get("left") is True
 
 
 def describe_end(code: int | None, signal_name: str | None = None, *, plural: bool = False) -> str:

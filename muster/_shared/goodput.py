@@ -30,6 +30,7 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Final
 
+from muster._shared.contract import is_resize
 from muster._shared.job_view import Goodput
 
 WAITING_S: Final = 3.0
@@ -64,7 +65,7 @@ class GoodputLedger:
         self.is_stopped = False
         """The agent was asked to stop, after the last round was formed: nodes that leave then are no failures."""
         self._lost_node_s: float | None = None
-        """When the last round ended because a node was lost or left. None: another one was formed, or it did not."""
+        """When the last round ended because a node was lost. None: another one was formed, or it did not."""
         self._buckets: dict[str, float] = {}
         self._cause = "start"
         self._began_s: float | None = None
@@ -173,7 +174,7 @@ class GoodputLedger:
         if self._cause in ("stop", "round", "waiting", _AFTER):
             return  # of a round that has ended
         failure = "hang" if is_hang else _FAILURES.get(kind if isinstance(kind, str) else what)
-        if failure is not None and detail.get("joined") is not True and not self.is_stopped:
+        if failure is not None and not is_resize(detail) and not self.is_stopped:
             self.failures[failure] = self.failures.get(failure, 0) + 1
             self._lost_node_s = now_s if failure == "node" else None
         self._settle_first()

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from muster._shared.contract import is_resize
 from muster._shared.goodput import CAUSES, HANG_ENDS, HANGS, STOP_S, GoodputLedger
 from muster._shared.job_view import MOST_EVENTS, MOST_RECOVERIES, Goodput, JobEvent, JobState, Recovery
 from muster._shared.records import replace
@@ -72,7 +73,7 @@ class JobHistory:
         """All workers have succeeded, or have stopped at a common step."""
         self.cause_class = ""
         """The class of the failure that has ended the last round, until workers run again."""
-        self.recovery_count = 0
+        self.recovery_count = self.resize_count = 0
         self._round = 0
         """The last one that was formed."""
         self._round_done: int | None = None
@@ -270,7 +271,7 @@ class JobHistory:
         """
         is_open = self._lost_before is not None and self.state is JobState.RESTARTING
         if is_open and self._recoveries[-1].round > self._round:
-            self._recoveries.pop()
+            self.resize_count -= self._recoveries.pop().is_resize
             self.recovery_count -= 1
             self._lost_before = None
 
@@ -297,6 +298,7 @@ class JobHistory:
         self._end_recovery(lost_before)
         self._lost_before = lost_before
         self.recovery_count += 1
+        self.resize_count += is_resize(record.detail)
         self._recoveries.append(
             Recovery(
                 round=record.round + 1,
@@ -304,6 +306,7 @@ class JobHistory:
                 cause=cause,
                 time_s=round(record.time_s, 3),
                 cause_class=self.cause_class,
+                is_resize=is_resize(record.detail),
             )
         )
 

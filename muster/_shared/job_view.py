@@ -217,6 +217,8 @@ class Recovery:
     """The step at which all ranks continued from memory. None: they did not."""
     repeated_steps: _Number_ = None
     """How many steps were done again then. None: not known."""
+    is_resize: Annotated[bool, SPARSE] = False
+    """Nothing had failed: nodes joined, or left as they were told to."""
 
 
 @record
@@ -311,6 +313,8 @@ class JobStatus:
     """The last ones, oldest first."""
     recovery_count: _Number = 0
     """How many there were."""
+    resize_count: _Number = 0
+    """How many of them only changed the size of the job."""
     events: Annotated[tuple[JobEvent, ...], Limit(most=MOST_EVENTS, keeps_end=True), SPARSE] = ()
     """The last ones, oldest first."""
     slow_ranks: Annotated[tuple[SlowRank, ...], Limit(most=MOST_SLOW_RANKS), SPARSE] = ()

@@ -303,7 +303,7 @@ NAMES = {
     "Stopped": "stopped",
     "Leaving": "leaving",
 }
-HIDDEN = ("is_urgent", "port", "has_stepped", "can_host_store", "ends_job", "is_interrupt", "offers")
+HIDDEN = ("is_urgent", "port", "has_stepped", "can_host_store", "ends_job", "is_interrupt", "is_told", "offers")
 """Fields that are no part of a call's detail."""
 
 

@@ -58,9 +58,9 @@ class Job:
         self.spend(bucket, step_s)
         self.shown = done, self.at_s, ""
 
-    def end_round(self, kind: str, *, hang: bool = False, stop_s: float = 0.0, joined: bool = False) -> None:
+    def end_round(self, kind: str, *, hang: bool = False, stop_s: float = 0.0, **more: bool) -> None:
         self.look()
-        self.write("round_broken", kind=kind, hang=hang, joined=joined)
+        self.write("round_broken", kind=kind, hang=hang, **more)
         self.spend("stop", stop_s)
         self.write("workers_stopped")
         self.shown = None
@@ -143,10 +143,11 @@ def test_a_scripted_job_with_a_crash_repeated_steps_a_pause_a_hang_and_a_checkpo
     assert job.ledger.failures == {"worker": 1, "hang": 1}
 
 
-def test_a_node_that_joins_is_no_failure_and_a_lost_one_is() -> None:
+@pytest.mark.parametrize("change", ["joined", "left"])
+def test_a_node_that_joins_or_leaves_is_no_failure_and_a_lost_one_is(change: str) -> None:
     job = Job().begin()
     job.step(1, 1.0)
-    job.end_round("membership", joined=True)
+    job.end_round("membership", **{change: True})
     job.form()
     job.step(2, 1.0)
     job.end_round("membership")

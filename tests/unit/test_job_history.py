@@ -152,6 +152,15 @@ def test_the_round_that_a_stop_of_the_job_has_ended_is_no_recovery(job: Job, is_
     assert (job.history.recoveries, job.history.recovery_count, job.history.failures) == ((), 0, ())
 
 
+@pytest.mark.parametrize("change", ["joined", "left"])
+def test_a_change_of_size_is_counted_as_one(job: Job, change: str) -> None:
+    job.step(1, 2).write("round_broken", kind="membership", reason="node 1", **{change: True})
+    job.start().step(3, 4).fail()
+    history = job.history
+    assert (history.recovery_count, history.resize_count, history.failures) == (2, 1, (("worker", 1),))
+    assert [each.is_resize for each in history.recoveries] == [True, False]
+
+
 def test_a_signal_during_a_recovery_leaves_it(job: Job) -> None:
     job.step(1, 2).fail()
     job.start().write("round_broken", kind="left", reason="node 0 (vm) left: Ctrl-C (SIGINT)")

@@ -23,7 +23,7 @@ CAUSES = {
 }
 """The causes of lost time. See `Goodput.lost_s`. The last lines of a job and its timeline say the same."""
 
-_FAILURES = {"worker": "worker", "hang": "hang", "node": "lost or left node", "fenced": "silent leader"}
+_FAILURES = {"worker": "worker", "hang": "hang", "node": "lost node", "fenced": "silent leader"}
 """The words for `JobStatus.failures`."""
 
 
@@ -96,8 +96,17 @@ def _count_failures(name: str, count: int) -> str:
 def _list_recoveries(status: JobStatus) -> list[str]:
     shown = status.recoveries[-_MOST_RECOVERIES:]
     left_out = max(status.recovery_count, len(status.recoveries)) - len(shown)
-    lines = [f"{left_out} earlier recover{'y' if left_out == 1 else 'ies'}"] if left_out else []
+    resizes = max(0, status.resize_count - sum(each.is_resize for each in shown))
+    lines = [count_recoveries(left_out, resizes, "earlier ")] if left_out else []
     return lines + [_describe_recovery(each) for each in shown]
+
+
+def count_recoveries(count: int, resizes: int, which: str = "") -> str:
+    """Say how many of `count` there were of each kind: "2 recoveries, 1 change of size"."""
+    count = max(0, count - resizes)
+    recoveries = f"{count} {which}recover{'y' if count == 1 else 'ies'}" if count else ""
+    changes = f"{resizes} {which}change{'s'[: resizes != 1]} of size" if resizes else ""
+    return ", ".join(filter(None, (recoveries, changes)))
 
 
 def _describe_recovery(recovery: Recovery) -> str:
@@ -106,4 +115,5 @@ def _describe_recovery(recovery: Recovery) -> str:
         cost += f", continued at step {recovery.snapshot_step:,} from memory"
         again = recovery.repeated_steps
         cost += "" if again is None else f", {again:,} step{'' if again == 1 else 's'} repeated"
-    return f"recovery, {cost}: {recovery.cause}" if recovery.cause else f"recovery, {cost}"
+    what = "change of size" if recovery.is_resize else "recovery"
+    return f"{what}, {cost}: {recovery.cause}" if recovery.cause else f"{what}, {cost}"

@@ -687,7 +687,12 @@ def _leave_on_signal(state: NodeState, event: SignalReceived) -> Decision:
     told = (PrintLine(text=_describe_stop(state, event)),) if is_told else ()
     if event.is_quit:
         reason = "the debugger of one of its ranks was quit"
-    leave = Leaving(reason=reason, ends_job=event.is_quit, is_interrupt=event.signum == signal.SIGINT)
+    leave = Leaving(
+        reason=reason,
+        ends_job=event.is_quit,
+        is_interrupt=event.signum == signal.SIGINT,
+        is_told=not event.guard_died,
+    )
     state = replace(state, held_lines=())
     if isinstance(state.phase, Stopping) and state.phase.step is StopStep.STACKS:
         return replace(state, phase=replace(state.phase, leave=leave)), (*told, *actions)
@@ -713,7 +718,7 @@ def _leave_drained(state: NodeState, phase: Running | Succeeded, *, kill: bool =
     signum = signal.SIGTERM if state.preemption is None else state.preemption.signum
     reason = "its ranks were told to stop" if state.preemption is None else _name_cause(signum)
     state, actions = begin_stop(state, phase, signum=signum, kill=kill, then=Finish(code=ExitCode.TERMINATED))
-    return state, (Send(message=Leaving(reason=reason)), *actions)
+    return state, (Send(message=Leaving(reason=reason, is_told=True)), *actions)
 
 
 def _leave_at_fault(state: NodeState, event: RoundBroken) -> Decision:

@@ -122,6 +122,7 @@ class TransitionLog:
                 reason=event.reason,
                 hang=event.is_hang,
                 joined=event.is_join,
+                left=event.is_leave,
                 cause=event.cause,
             )
 

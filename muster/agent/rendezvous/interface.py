@@ -129,6 +129,8 @@ class RoundBroken:
     """Whether a node left because of a Ctrl-C."""
     is_join: bool = False
     """Whether nodes have joined, and nothing has failed."""
+    is_leave: bool = False
+    """Whether nodes leave as they were told to, and nothing has failed."""
     is_free: bool = False
     """Whether the restart uses none of those that are allowed."""
     cause: Name = ""
@@ -441,6 +443,8 @@ class Leaving:
     """Whether its user has ended the whole job there, so that the others stop as well."""
     is_interrupt: bool = False
     """Whether a Ctrl-C caused it."""
+    is_told: bool = False
+    """Whether it was told to leave, so that nothing has failed."""
 
 
 PlainNodeMessage: TypeAlias = (

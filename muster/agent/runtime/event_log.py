@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from muster._shared.contract import FORMAT
+from muster._shared.contract import FORMAT, is_resize
 from muster._shared.records import NO_ITEMS, record, replace
 from muster.agent.runtime.loop import Clock
 
@@ -210,28 +210,28 @@ class RunTimes:
 
     def __init__(self) -> None:
         self.restarts = 0
-        """How often workers were started again, but not because a node joined."""
+        """How often workers were started again, but not because a node joined, or left as it was told to."""
         self.without_workers_s = 0.0
         """Time from the ends of their rounds to the starts of the next ones."""
         self._began_s: float | None = None
         self._last_s = 0.0
         self._broken_s: float | None = None
-        self._is_join = False
+        self._is_resize = False
 
     @property
     def duration_s(self) -> float:
         """Time from the first record to the last."""
         return self._last_s - (self._began_s or 0.0)
 
-    def add(self, what: str, now_s: float, *, is_join: bool = False) -> None:
+    def add(self, what: str, now_s: float, *, is_resize: bool = False) -> None:
         """Count one record."""
         self._began_s = now_s if self._began_s is None else self._began_s
         self._last_s = now_s
         if what in ("round_broken", "fenced"):
-            self._is_join = is_join and (self._broken_s is None or self._is_join)
+            self._is_resize = is_resize and (self._broken_s is None or self._is_resize)
             self._broken_s = now_s if self._broken_s is None else self._broken_s
         elif what == "workers_started" and self._broken_s is not None:
-            if not self._is_join:
+            if not self._is_resize:
                 self.restarts += 1
                 self.without_workers_s += now_s - self._broken_s
             self._broken_s = None
@@ -292,7 +292,7 @@ class EventLog:
     def write(self, what: str, *, ranks: Iterable[int] = (), since: str | None = None, **detail: object) -> None:
         """Write one record; `since` names the mark that its duration is measured from."""
         now_s = self._clock.now_s()
-        self.times.add(what, now_s, is_join=detail.get("joined") is True)
+        self.times.add(what, now_s, is_resize=is_resize(detail))
         began_s = self._since.get(since) if since else None
         current = self.find_round()
         record = EventRecord(

@@ -254,6 +254,7 @@ def build_status(
         ranks=merged.ranks,
         recoveries=history.recoveries,
         recovery_count=history.recovery_count,
+        resize_count=history.resize_count,
         events=history.events,
         slow_ranks=slow_ranks[:MOST_SLOW_RANKS],
         snapshot_step=None if kept is None else kept[0],

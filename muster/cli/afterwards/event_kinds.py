@@ -112,6 +112,8 @@ class RoundBroken:
     """The job hung."""
     joined: bool = False
     """Nodes have joined, and nothing has failed."""
+    left: bool = False
+    """Nodes leave as they were told to, and nothing has failed."""
     cause: Name = ""
     """The class of the failure that has ended the round (see the page on verdicts). "": no failure has."""
 

@@ -22,7 +22,7 @@ WORDS: Final[Mapping[str, str]] = {
 _FAILURES: Final[Mapping[str, str]] = {
     "worker": "a failed worker",
     "hang": "a hang",
-    "node": "a node that was lost or left",
+    "node": "a lost node",
     "fenced": "a silent leader",
 }
 

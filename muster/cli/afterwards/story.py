@@ -668,6 +668,7 @@ def _mark_job(record: _Replayed, drains: Mapping[tuple[int, Any], str]) -> Mark 
     if event.what == "round_broken":
         kind = {"membership": "node", "drained": "drain"}.get(str(detail.get("kind")), "failure")
         kind = "join" if detail.get("joined") is True else "hang" if detail.get("hang") is True else kind
+        kind = "drain" if detail.get("left") is True else kind
         cause = str(detail.get("cause") or "")
         return Mark(at_s=at_s, kind=kind, text=f"{reason} (cause: {cause})" if cause else reason)
     if event.what in (*HANGS, "hang_explained"):

@@ -16,7 +16,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from muster._shared.console.summary import describe_exact, is_long
+from muster._shared.console.summary import count_recoveries, describe_exact, is_long
 from muster._shared.contract import show_controls
 from muster._shared.job_view import (
     DeviceStatus,
@@ -305,7 +305,7 @@ def _list_costs(status: JobStatus) -> Iterator[Text]:
     parts += [exact] if (exact := describe_exact(status)) else []
     if status.recovery_count:
         last = status.recoveries[-1] if status.recoveries else None
-        count = f"{status.recovery_count} recover{'y' if status.recovery_count == 1 else 'ies'}"
+        count = count_recoveries(status.recovery_count, status.resize_count)
         cost = "" if last is None or last.cost_s is None else f", cost {format_duration(last.cost_s)}"
         cause = "" if last is None or last.cause == status.reason else f", the last: {last.cause}"
         parts.append(f"{count}{cause}{cost}")

@@ -243,10 +243,10 @@ def test_what_records_that_are_missing_leave_open_is_not_told(tmp_path, capsys) 
 
     missing, course, interruptions = tell_some(zero, one, spare)
     assert (missing, " on 2 nodes with 4 ranks" in course) == ("", True)
-    assert interruptions.startswith("It was interrupted by a node that was lost or left; ")
+    assert interruptions.startswith("It was interrupted by a lost node; ")
     missing, course, interruptions = tell_some(zero, one)
     assert missing == "Records are missing of 1 of 2 nodes in round 2: what happened there is not shown."
-    assert interruptions.startswith("It was interrupted by a node that was lost or left, as far as there are records; ")
+    assert interruptions.startswith("It was interrupted by a lost node, as far as there are records; ")
     missing, course, interruptions = tell_some(spare)
     where = "all nodes before round 2 and of 1 of 2 nodes in round 2"
     assert missing == f"Records are missing of {where}: what happened there is not shown."
@@ -297,6 +297,19 @@ def test_a_failure_is_marked_with_its_reason_and_the_class_of_its_cause() -> Non
     job.fail("node 1 was lost", kind="membership")
     texts = [(mark.kind, mark.text) for mark in tell_job(job).marks if mark.node is None]
     assert texts == [("failure", "rank 3 exited with code 1 (cause: program crash)"), ("node", "node 1 was lost")]
+
+
+def test_a_node_that_leaves_as_it_was_told_to_interrupts_nothing() -> None:
+    job = Job()
+    job.start()
+    job.step(10)
+    job.fail("node 1 (h) left: received SIGTERM", kind="membership", left=True)
+    job.start()
+    job.step(20)
+    story = tell_job(job)
+    assert story.failures == {}
+    assert ("drain", "node 1 (h) left: received SIGTERM") in [(mark.kind, mark.text) for mark in story.marks]
+    assert "No failure interrupted it; nodes joined or left once" in tell_story(story)[1]
 
 
 def test_of_a_job_that_runs_so_much_is_told_as_there_is() -> None:
@@ -462,7 +475,7 @@ def check_loss_of_node_0(story: Story) -> None:
     assert story.buckets["repeated"] == pytest.approx(10.0, abs=0.1)
     assert story.buckets["productive"] == pytest.approx(25.0, abs=0.1)
     assert sum(story.buckets.values()) == pytest.approx(story.end_s - story.start_s, abs=0.01)
-    assert "It was interrupted by a node that was lost or left;" in tell_story(story)[1]
+    assert "It was interrupted by a lost node;" in tell_story(story)[1]
     assert [mark.text for mark in story.marks if mark.kind == "node"] == [recovery.cause]
 
 

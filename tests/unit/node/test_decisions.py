@@ -590,11 +590,12 @@ def test_a_ctrl_c_has_one_signal_on_all_nodes_that_stop_together(stops_together:
     assert sent == [signal.SIGINT if stops_together and is_interrupt else signal.SIGTERM]
 
 
+@pytest.mark.parametrize("guard_died", [False, True])
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_a_node_says_whether_a_ctrl_c_ends_it(signum: int) -> None:
-    _, history = run(*RUNNING, SignalReceived(signum=signum))
+def test_a_node_says_whether_a_ctrl_c_ends_it_and_whether_it_was_told_to_leave(signum: int, guard_died: bool) -> None:
+    _, history = run(*RUNNING, SignalReceived(signum=signum, guard_died=guard_died))
     [leave] = [action for action in history[-1] if isinstance(action, Leaving)]
-    assert leave.is_interrupt is (signum == signal.SIGINT)
+    assert (leave.is_interrupt, leave.is_told) == (signum == signal.SIGINT, not guard_died)
 
 
 @pytest.mark.parametrize("node_index", [0, 1, 2])

@@ -276,7 +276,7 @@ def test_withdrawn_the_workers_go_on_and_the_preempted_node_leaves():
     actions = node.send(WITHDRAWN)
     assert kinds(actions)[:2] == [WithdrawCommand, WriteDeadline]
     assert SignalWorkers(signum=signal.SIGTERM) in actions
-    assert Leaving(reason="received SIGTERM") in actions
+    assert Leaving(reason="received SIGTERM", is_told=True) in actions
     assert node.state.phase.then == Finish(code=143)
 
 
@@ -434,7 +434,7 @@ def test_when_the_round_ends_after_the_step_was_committed_every_node_exits_with_
     if has_ended:
         node.send(exited(0), exited(1))
     actions = node.send(RoundBroken(round_number=3, kind=BreakKind.MEMBERSHIP, reason="node 0 was lost"))
-    assert Leaving(reason="its ranks were told to stop") in actions
+    assert Leaving(reason="its ranks were told to stop", is_told=True) in actions
     assert node.state.phase.then == Finish(code=143)
 
 

@@ -33,10 +33,10 @@ def test_what_restarts_cost() -> None:
 
 
 @pytest.mark.parametrize(("fails", "restarts"), [(False, 0), (True, 1)])
-def test_a_join_is_no_restart(fails: bool, restarts: int) -> None:
+def test_a_change_of_size_is_no_restart(fails: bool, restarts: int) -> None:
     times = RunTimes()
     times.add("workers_started", 1.0)
-    times.add("round_broken", 2.0, is_join=True)
+    times.add("round_broken", 2.0, is_resize=True)
     if fails:
         times.add("round_broken", 2.1)
     times.add("workers_started", 3.0)

@@ -97,7 +97,7 @@ def test_the_first_step_and_failures_by_cause() -> None:
         time_to_start_s=4.3,
         failures=(("worker", 1), ("hang", 2), ("node", 1)),
     )
-    failures = "interrupted by 1 worker, 2 hangs, 1 lost or left node"
+    failures = "interrupted by 1 worker, 2 hangs, 1 lost node"
     assert format_summary(status) == [f"10 steps; the first step after 4.3 s; {failures}"]
     status = replace(status, goodput=Goodput(fraction=0.9, productive_s=90.0, lost_s=(("start", 4.3),)))
     assert format_summary(status) == [f"10 steps; goodput 90 %; lost: 4.3 s until the first step; {failures}"]
@@ -116,6 +116,10 @@ def test_only_the_last_recoveries_are_named() -> None:
     many = tuple(Recovery(round=number, attempt=number, cost_s=1.0) for number in range(16))
     lines = format_summary(JobStatus(recoveries=many, recovery_count=40))
     assert lines == ["35 earlier recoveries", *["recovery, cost 1.0 s"] * 5]
+    resizes = (*many[1:], Recovery(round=9, attempt=0, cost_s=2.0, cause="node 1 (h) left: SIGTERM", is_resize=True))
+    lines = format_summary(JobStatus(recoveries=resizes, recovery_count=40, resize_count=3))
+    change = "change of size, cost 2.0 s: node 1 (h) left: SIGTERM"
+    assert lines == ["33 earlier recoveries, 2 earlier changes of size", *["recovery, cost 1.0 s"] * 4, change]
     assert format_summary(JobStatus(optimizer_steps=8, slow_ranks=(ONCE,))) == ["8 steps of the optimizer"]
     assert format_summary(JobStatus(optimizer_steps=1)) == ["1 step of the optimizer"]
     assert describe_steps(1, 1, None) == "1 step"

@@ -615,14 +615,26 @@ def test_events_of_old_rounds_and_unknown_members_change_nothing() -> None:
 def test_leaving_breaks_at_once_and_reforms_when_the_connection_is_gone(is_interrupt: bool) -> None:
     leader = Leader(rules(1, 2))
     leader.form(2)
-    leader.feed(Reported(id="m1", message=Leaving(reason="SIGTERM", is_interrupt=is_interrupt)), after_s=1.0)
+    leader.feed(
+        Reported(id="m1", message=Leaving(reason="SIGTERM", is_interrupt=is_interrupt, is_told=True)), after_s=1.0
+    )
     broken = leader.only(RoundBreak)
-    assert (broken.reason, broken.is_interrupt) == ("node 1 (h1) left: SIGTERM", is_interrupt)
+    assert (broken.reason, broken.is_interrupt, broken.is_leave) == ("node 1 (h1) left: SIGTERM", is_interrupt, True)
     leader.stop_all(0)
     assert isinstance(leader.state.phase, Forming)
     leader.lose(1, after_s=2.0)
     leader.wait(0.31)
     assert leader.formed_of() == ["m0"]
+
+
+@pytest.mark.parametrize(
+    "event", [Reported(id="m1", message=Leaving(reason="it cannot go on")), MemberLost(id="m1", reason="eof")]
+)
+def test_a_node_that_fails_or_is_lost_has_not_left_as_it_was_told_to(event: Reported | MemberLost) -> None:
+    leader = Leader(rules(1, 2))
+    leader.form(2)
+    leader.feed(event)
+    assert not leader.only(RoundBreak).is_leave
 
 
 @pytest.mark.parametrize("leaving", [0, 1])

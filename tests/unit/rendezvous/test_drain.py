@@ -197,6 +197,7 @@ class TestLeader:
         line, broken = job.drain(1)
         assert line.text.endswith("rank 1 was the last")
         assert (broken.kind, broken.leaving) == (BreakKind.DRAINED, ("m1",))
+        assert broken.is_leave
         assert broken.reason == "node 1 (h1) leaves after step 5: the job continues"
         job.stop_all(0, 2)
         job.tell(1, Leaving(reason="received SIGTERM"))

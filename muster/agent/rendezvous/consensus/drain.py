@@ -510,7 +510,7 @@ def on_workers_ended(state: JobState, phase: RoundRunning, drained_rank: int | N
     answers = _answer(drain.askers, answer)
     if phase.loss_wait_until_s is not None or not has_enough_members(state, drain):
         return state, (*answers, notify)
-    state, broken = break_round(state, BreakKind.DRAINED, _describe_leaving(state, drain), now_s)
+    state, broken = break_round(state, BreakKind.DRAINED, _describe_leaving(state, drain), now_s, is_leave=True)
     return state, (*answers, notify, *broken)
 
 

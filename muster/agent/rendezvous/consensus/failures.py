@@ -290,6 +290,7 @@ def break_round(
     *,
     is_interrupt: bool = False,
     is_join: bool = False,
+    is_leave: bool = False,
     leaves: tuple[str, ...] = (),
     cause: str = "",
     is_free: bool = False,
@@ -314,6 +315,7 @@ def break_round(
         is_hang=bool(_list_hung(state)),
         is_interrupt=is_interrupt,
         is_join=is_join,
+        is_leave=is_leave,
         cause=cause,
         is_free=is_free,
         is_provisional=is_provisional,
@@ -437,9 +439,17 @@ def refund_attempt(state: JobState, phase: Forming, lost_id: str, reason: str, n
     return _explain_break(state, BreakKind.MEMBERSHIP, reason) if failures.is_provisional else (state, ())
 
 
-def break_for_loss(state: JobState, lost_id: str, reason: str, now_s: float, *, is_interrupt: bool = False) -> Decision:
+def break_for_loss(
+    state: JobState,
+    lost_id: str,
+    reason: str,
+    now_s: float,
+    *,
+    is_interrupt: bool = False,
+    is_leave: bool = False,
+) -> Decision:
     """End the running round because one of its members was lost or leaves."""
     if lost_id in state.failures.failed_by:
         return break_for_failure(state, now_s)
     state = replace(state, failures=RoundFailures())
-    return break_round(state, BreakKind.MEMBERSHIP, reason, now_s, is_interrupt=is_interrupt)
+    return break_round(state, BreakKind.MEMBERSHIP, reason, now_s, is_interrupt=is_interrupt, is_leave=is_leave)

@@ -13,6 +13,7 @@ from muster._shared import processes
 from muster._shared.guard import GuardLease
 from muster.agent.cli.arguments import parse_args
 from muster.agent.errors import SpawnError
+from muster.agent.features import PARTS, load_half
 from muster.agent.runtime.loop import JobClock, Loop
 from muster.agent.workers import program
 from muster.agent.workers.cold import exec_worker
@@ -26,11 +27,10 @@ if TYPE_CHECKING:
 _PROGRAM: Final = ("-m", "muster.hold")
 """Flags are parsed together with a program, which does not exist yet."""
 _OF_RUNS: Final = (
-    *("muster.agent.logs.pump", "muster.agent.node.supervisor", "muster.agent.features.preflight.facts"),
-    *("muster.agent.rendezvous.selection", "muster.agent.rendezvous.static", "muster.agent.features.preflight.node"),
-    *("muster.agent.rendezvous.member.member", "muster.agent.rendezvous.transport.tcp_network", "encodings.idna"),
+    *("muster.agent.logs.pump", "muster.agent.node.supervisor", "muster.agent.workers.status_page"),
+    *("muster.agent.rendezvous.selection", "muster.agent.rendezvous.static", "encodings.idna"),
+    *("muster.agent.rendezvous.member.member", "muster.agent.rendezvous.transport.tcp_network"),
     *("muster.agent.workers.warm.starter", "muster.agent.workers.warm.store_handle"),
-    *("muster.agent.workers.status_page", "muster.agent.features.hangs.watch", "muster.agent.features.hangs.servers"),
 )
 """They bring with them a hundred modules, which `launch` and others import when they are needed."""
 
@@ -77,6 +77,8 @@ class HeldStart:
         """Import what a run would import at its start, while none waits for it."""
         for name in _OF_RUNS:
             import_module(name)
+        for row in PARTS:
+            load_half(row.name, "node")
 
     def become_run(self, env: Mapping[str, str], settings: "Order") -> None:
         """Give this process what the run's own process would have inherited; see `client`."""

@@ -272,7 +272,7 @@ class Console:
             _wait_read(self._fds[Std.OUT], until_s, device.find_delay_s)
 
     def hold(self) -> None:
-        """Print what is queued, and then nothing until `release`, because a debugger gets the terminal."""
+        """Print what is queued, and then nothing until `release`, because a worker gets the terminal."""
         for device in self._list_devices():
             with device.changed:
                 device.put(self._agent_feed, Hold())

@@ -229,7 +229,7 @@ class ConsoleWriter:
 
     def _wait_released(self) -> None:
         if self._screen is not None and self._is_holding:
-            self._write(self._size_fd, self._screen.erase())  # redrawn below the debugger's output
+            self._write(self._size_fd, self._screen.erase())  # redrawn below the worker's output
         with self.changed:
             self.is_held = self._is_holding
             while self._is_holding and self.is_open and not self._thread.is_closing:

@@ -287,7 +287,7 @@ class End:
 
 @record
 class Hold:
-    """Print nothing from here on until `ConsoleWriter.release`, because a debugger has the terminal."""
+    """Print nothing from here on until `ConsoleWriter.release`, because a worker has the terminal."""
 
 
 Piece = bytes | Span | Gap | AgentLine | End | Hold

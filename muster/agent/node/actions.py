@@ -60,7 +60,7 @@ class SignalWorkers:
 
 @record
 class InterruptWorker:
-    """Send one worker SIGINT: its debugger has the terminal."""
+    """Send one worker SIGINT: it has the terminal."""
 
     local_rank: int
 

@@ -619,9 +619,9 @@ def _on_workers_not_ended(state: NodeState, event: WorkersNotEnded) -> Decision:
 def _on_signal(state: NodeState, event: SignalReceived) -> Decision:
     """Decide what a signal does.
 
-    The first Ctrl-C at the terminal may ask. While a debugger has the terminal, Ctrl-C is for the debugger.
+    The first Ctrl-C at the terminal may ask. While a worker has the terminal, Ctrl-C is for it.
     """
-    is_ctrl_c = event.signum == signal.SIGINT and not event.guard_died and not event.is_quit
+    is_ctrl_c = event.signum == signal.SIGINT and not event.guard_died and not event.quit_reason
     is_running = isinstance(state.phase, Running)
     if is_ctrl_c and is_running and event.foreground is not None:
         return state, (InterruptWorker(local_rank=event.foreground),)
@@ -685,11 +685,9 @@ def _leave_on_signal(state: NodeState, event: SignalReceived) -> Decision:
     reason = "its launched muster-agent process was killed" if event.guard_died else _name_cause(event.signum)
     is_told = event.guard_died or state.rules.prints_stop
     told = (PrintLine(text=_describe_stop(state, event)),) if is_told else ()
-    if event.is_quit:
-        reason = "the debugger of one of its ranks was quit"
     leave = Leaving(
-        reason=reason,
-        ends_job=event.is_quit,
+        reason=event.quit_reason or reason,
+        ends_job=bool(event.quit_reason),
         is_interrupt=event.signum == signal.SIGINT,
         is_told=not event.guard_died,
     )

@@ -198,9 +198,9 @@ class SignalReceived:
     at_s: float = 0.0
     """By the agent's clock."""
     foreground: int | None = None
-    """The local rank that Ctrl-C is for, as one whose debugger has the terminal; None: it is for the job."""
-    is_quit: bool = False
-    """Whether a debugger was quit, which is no signal but ends the whole job."""
+    """The local rank that Ctrl-C is for, because it has the terminal; None: it is for the job."""
+    quit_reason: str = ""
+    """Why a feature ends the whole job, in a clause, which is no signal; "": it is one."""
     still_s: float = 0.0
     """How long all workers of this node have stood still."""
     is_at_terminal: bool = False

@@ -68,8 +68,8 @@ class PartContext:
     workers: WatchedWorkers
     post: "Callable[[Event], None]"
     """Posts an event of the node."""
-    quit_job: Callable[[], None]
-    """Ends the job as Ctrl-C does."""
+    quit_job: Callable[[str], None]
+    """Ends the job as Ctrl-C does, with the reason in a clause."""
     fail: Callable[[int, str, str], None]
     """Ends the attempt of the round of a number, with the reason and the name of the check that has found it."""
     event_log: "EventLog"

@@ -191,8 +191,9 @@ class RoundWorkers:
         return Sight(config=self._config, formed=formed, page=self.page, running_s=running_s)
 
     def _build_part_context(self, name: str) -> PartContext:
-        def quit_job() -> None:
-            self._post(events.SignalReceived(signum=signal.SIGINT, at_s=self._loop.clock.now_s(), is_quit=True))
+        def quit_job(reason: str) -> None:
+            now_s = self._loop.clock.now_s()
+            self._post(events.SignalReceived(signum=signal.SIGINT, at_s=now_s, quit_reason=reason))
 
         def fail(round_number: int, reason: str, check: str) -> None:
             self._post(events.StoreLost(round_number=round_number, reason=reason, check=check))

@@ -247,7 +247,7 @@ def test_ranks_that_have_saved_end_the_job_with_its_own_code():
     "received",
     [
         replace(CTRL_C, is_at_terminal=False),
-        replace(CTRL_C, is_quit=True),
+        replace(CTRL_C, quit_reason="why"),
         replace(CTRL_C, guard_died=True),
         replace(CTRL_C, signum=signal.SIGHUP),
     ],

@@ -33,9 +33,10 @@ class DebuggerPart(RoundPart):
         context, page = self._context, self._context.get_page()
         nproc = context.config.nproc
         if self._loan is None and page is not None and any(map(page.read_debugger, range(nproc))):
-            self._loan = TerminalLoan(
-                context.loop, context.lease, context.logs, page, nproc=nproc, on_quit=context.quit_job
-            )
+            self._loan = TerminalLoan(context.loop, context.lease, context.logs, page, nproc=nproc, on_quit=self._quit)
+
+    def _quit(self) -> None:
+        self._context.quit_job("the debugger of one of its ranks was quit")
 
     def end_worker(self, end: "WorkerEnd") -> None:
         """See `RoundPart`."""

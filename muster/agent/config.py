@@ -187,8 +187,6 @@ class AgentConfig:
     """How long a preemption may take before the workers get the stop signal; see `contract.Env.DRAIN_LIMIT_S`."""
     features: Mapping[str, Any] = NO_ITEMS
     """What the flags of features say, by the features' names; nothing of those without a flag."""
-    tracker_run: bool = False
-    """Whether --tracker-run is given."""
     trace_parent: str = ""
     """The span of the job, as TRACEPARENT names it; "" if no traces are exported."""
     virtual_local_rank: bool = False

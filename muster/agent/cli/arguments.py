@@ -15,7 +15,6 @@ from muster import __version__
 from muster._shared.contract import (
     COLLAPSED_FROM_RANKS,
     DEFAULT_DRAIN_LIMIT_S,
-    DEFAULT_RUN_ID,
     SIZE_LIMIT,
     Env,
     parse_digits,
@@ -24,6 +23,7 @@ from muster._shared.guard import STOP_LIMIT_VARIABLE, parse_stop_limit_s
 from muster._shared.processes import count_usable_cores
 from muster.agent.cli.command_line import (
     FlagValues,
+    Given,
     describe_seconds,
     format_completion,
     format_help,
@@ -125,8 +125,7 @@ def _build_config(values: FlagValues, environ: Mapping[str, str], program: Progr
         asks_at_interrupt=_asks_at_interrupt(values),
         preempt_signal=_parse_preempt_signal(values),
         drain_limit_s=_read_drain_limit_s(environ),
-        features=_read_features(values, environ, program),
-        tracker_run=_parse_tracker_run(values, rendezvous),
+        features=_read_features(Given(values=values, environ=environ, program=program, run_id=rendezvous.run_id)),
         virtual_local_rank=virtual_local_rank,
         numa_binding=values.choice("numa-binding", _NUMA_BINDINGS),
         omp_num_threads=_choose_omp_num_threads(environ, nproc),
@@ -148,10 +147,10 @@ def _build_config(values: FlagValues, environ: Mapping[str, str], program: Progr
     )
 
 
-def _read_features(values: FlagValues, environ: Mapping[str, str], program: Program) -> dict[str, object]:
+def _read_features(given: Given) -> dict[str, object]:
     """Return what the flags of features say, by the features' names; nothing of those without a flag."""
-    owners = {owner for flag, owner in FLAG_OWNERS.items() if values.is_on_command_line(flag)}
-    return {name: load_module(name, "flags").read(values, environ, program) for name in sorted(owners)}
+    owners = {owner for flag, owner in FLAG_OWNERS.items() if given.values.is_on_command_line(flag)}
+    return {name: load_module(name, "flags").read(given) for name in sorted(owners)}
 
 
 def _choose_program(values: FlagValues, script: str, args: tuple[str, ...], environ: Mapping[str, str]) -> Program:
@@ -301,13 +300,6 @@ def _parse_preempt_signal(values: FlagValues) -> str | None:
     if name not in _PREEMPTION_SIGNALS:
         raise values.build_error("preempt-signal", f"one of {', '.join(_PREEMPTION_SIGNALS)}, not {text}")
     return name
-
-
-def _parse_tracker_run(values: FlagValues, rendezvous: RendezvousConfig) -> bool:
-    is_on = values.switch("tracker-run")
-    if is_on and rendezvous.run_id == DEFAULT_RUN_ID:
-        raise UsageError("--tracker-run needs a job with an id of its own: give --rdzv-id ID")
-    return is_on
 
 
 def _read_drain_limit_s(environ: Mapping[str, str]) -> float:

@@ -15,6 +15,7 @@ from muster._shared.records import record
 from muster.agent.cli.flag_table import FLAGS, Flag, list_flags, list_groups
 from muster.agent.errors import UsageError
 from muster.agent.features import FLAG_OWNERS, load_module
+from muster.agent.workers.spec import Program
 
 ON: Final = "1"
 COUNT_LIMIT: Final = 2**31 - 1
@@ -233,6 +234,18 @@ class FlagValues:
 def is_utf8(text: str) -> bool:
     """Return whether a text has no bytes that are no UTF-8."""
     return text.isascii() or not any("\ud800" <= each <= "\udfff" for each in text)
+
+
+@record
+class Given:
+    """What the flags of a feature are read from."""
+
+    values: FlagValues
+    environ: Mapping[str, str]
+    """The agent's."""
+    program: Program
+    run_id: str
+    """The job's."""
 
 
 def parse_seconds(text: str, *, zero: bool) -> float | None:

@@ -384,15 +384,6 @@ OUTPUT: Final = (
         "events.jsonl in the log folder has them in either case.",
     ),
     Flag(
-        name="tracker-run",
-        ours=True,
-        has_variable=False,
-        text="All attempts of the job are one run in Weights & Biases and in Comet, and have the job's id as a tag "
-        "in MLflow. Global rank 0 gets WANDB_RUN_ID and WANDB_RESUME, COMET_EXPERIMENT_KEY and "
-        "MLFLOW_RUN_CONTEXT, unless the tracker's variables are set. If a script begins several runs, they "
-        "become one. With more than one agent it needs --rdzv-id.",
-    ),
-    Flag(
         name="print-completion",
         metavar="SHELL",
         since="2.15",

@@ -4,6 +4,7 @@
     snapshots       keeps the ranks' states in the nodes' memory, from which the next round continues
     device_memory   waits until the memory of the GPUs is free before workers are restarted
     debugger        lends the terminal to one worker's debugger
+    trackers        names a job's one run to Weights & Biases, Comet and MLflow
     hangs           watches whether workers hang, and reads in what
     trainer         receives the progress of a Hugging Face Trainer
     job_object      tells users of kubectl of the job
@@ -124,6 +125,7 @@ PARTS: Final[tuple[PartRow, ...]] = (
     PartRow(name="device_memory", starts=lambda sight: find_nvml(sight.config.base_env) is not None),
     PartRow(name="debugger", wakes=_is_debugger_asking),
     PartRow(name="trainer", starts=_may_have_trainer),
+    PartRow(name="trackers", starts=lambda sight: bool(sight.config.features.get("trackers")), flags=("tracker-run",)),
     PartRow(
         name="hangs",
         starts=lambda sight: sight.config.hang_timeout_s not in (None, HANG_TIMEOUT_AUTO),

@@ -6,7 +6,7 @@ from a template, and its `starter` also starts the store of a round. `program` r
 `image` forks workers from the program that started the job. `entry` is the file that the interpreter runs to start
 `program`. `function` is the program of a worker that runs a Python function for `muster.elastic`. `status_page` is the
 shared memory in which workers report their steps. The workers' side is `muster.worker`. `run_names` has the names by
-which trackers and traces recognise a run after a restart. The package `hooks` is what workers add to torch. With the
+which traces recognise a run after a restart. The package `hooks` is what workers add to torch. With the
 folder `torch_backend`, which is not a package, torch installs these hooks in the Python programs that `--no-python`
 commands start. `stall_watch` detects that a template or a store stands still.
 

@@ -58,7 +58,7 @@ def build_worker_env(config: AgentConfig, round: "Round", local_rank: int, *, er
         env[Env.RESUME_PATH] = round.checkpoint.path
         env[Env.RESUME_STEP] = str(round.checkpoint.step)
     env[Env.WATCHED] = "0" if config.hang_timeout_s is None else "1"
-    env.update(_build_run_names(config, round, local_rank, env))
+    env.update(_build_run_names(config, round))
     if config.control_fd is not None:
         env[Env.ROUND] = str(round.number)
     if config.program.kind is ProgramKind.COMMAND:
@@ -70,21 +70,14 @@ def build_worker_env(config: AgentConfig, round: "Round", local_rank: int, *, er
     return env
 
 
-def _build_run_names(
-    config: AgentConfig,
-    round: "Round",  # noqa: A002
-    local_rank: int,
-    env: Mapping[str, str],
-) -> dict[str, str]:
-    """Return the variables by which trackers and traces know the job after a restart."""
+def _build_run_names(config: AgentConfig, round: "Round") -> dict[str, str]:  # noqa: A002
+    """Return the variables by which scripts and traces know the job after a restart."""
     run_id = config.rendezvous.run_id
-    is_tracked = config.tracker_run and round.rank_offset + local_rank == 0
     names = {} if run_id == DEFAULT_RUN_ID else {Env.JOB_ID: run_id, Env.ATTEMPT_ID: f"{run_id}-{round.attempt}"}
-    if is_tracked or config.trace_parent:
+    if config.trace_parent:
         from muster.agent.workers import run_names
 
-        names |= run_names.build_tracker_env(run_id, round.attempt, env) if is_tracked else {}
-        names |= run_names.build_trace_env(config.trace_parent, round.number) if config.trace_parent else {}
+        names |= run_names.build_trace_env(config.trace_parent, round.number)
     return names
 
 

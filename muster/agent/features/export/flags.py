@@ -1,12 +1,10 @@
 """The flag: where metrics are served."""
 
-from collections.abc import Mapping
 from typing import Final
 
 from muster._shared.contract import LISTEN_ADDRESS, Env, parse_listen_address
-from muster.agent.cli.command_line import FlagValues
+from muster.agent.cli.command_line import Given
 from muster.agent.cli.flag_table import Flag
-from muster.agent.workers.spec import Program
 
 _LOOPBACK: Final = "127.0.0.1"
 FLAGS: Final = (
@@ -22,11 +20,10 @@ FLAGS: Final = (
 )
 
 
-def read(values: FlagValues, environ: Mapping[str, str], program: Program) -> tuple[str, int]:
+def read(given: Given) -> tuple[str, int]:
     """Return an IP address and a port, 0 for a free one."""
-    del program
-    text = values.text("metrics-port") or ""
+    text = given.values.text("metrics-port") or ""
     found = parse_listen_address(text)
     if found is None:
-        raise values.build_error("metrics-port", LISTEN_ADDRESS)
-    return found[0] or environ.get(Env.METRICS_HOST) or _LOOPBACK, found[1]
+        raise given.values.build_error("metrics-port", LISTEN_ADDRESS)
+    return found[0] or given.environ.get(Env.METRICS_HOST) or _LOOPBACK, found[1]

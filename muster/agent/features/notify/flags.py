@@ -1,12 +1,10 @@
 """The flag: the command to run."""
 
-from collections.abc import Mapping
 from typing import Final
 
-from muster.agent.cli.command_line import FlagValues
+from muster.agent.cli.command_line import Given
 from muster.agent.cli.flag_table import Flag
 from muster.agent.errors import UsageError
-from muster.agent.workers.spec import Program
 
 FLAGS: Final = (
     Flag(
@@ -24,19 +22,18 @@ FLAGS: Final = (
 )
 
 
-def read(values: FlagValues, environ: Mapping[str, str], program: Program) -> tuple[str, ...]:
+def read(given: Given) -> tuple[str, ...]:
     """Return the command's words. Refuse one that does not exist, because it is too late when it is needed."""
-    del program
-    text = values.text("notify") or ""
+    text = given.values.text("notify") or ""
     import shlex
     from shutil import which
 
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise values.build_error("notify", f"words as in a shell, but there is {str(error).lower()}") from error
+        raise given.values.build_error("notify", f"words as in a shell, but there is {str(error).lower()}") from error
     if not words:
-        raise values.build_error("notify", "a command")
-    if which(words[0], path=environ.get("PATH")) is None:
+        raise given.values.build_error("notify", "a command")
+    if which(words[0], path=given.environ.get("PATH")) is None:
         raise UsageError(f"--notify {text!r}: there is no program {words[0]!r} on this node")
     return tuple(words)

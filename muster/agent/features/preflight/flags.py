@@ -1,14 +1,13 @@
 """The flags: what is checked, and how many GPUs this node must have."""
 
-from collections.abc import Mapping
 from typing import Final
 
 from muster._shared.contract import SIZE_LIMIT, parse_digits
 from muster._shared.records import record
-from muster.agent.cli.command_line import FlagValues
+from muster.agent.cli.command_line import Given
 from muster.agent.cli.flag_table import Flag
 from muster.agent.errors import UsageError
-from muster.agent.workers.spec import Program, ProgramKind
+from muster.agent.workers.spec import ProgramKind
 
 _MODES: Final = ("quick", "full", "off")
 FLAGS: Final = (
@@ -45,16 +44,15 @@ class PreflightSettings:
     """How many GPUs this node must have; None if unknown."""
 
 
-def read(values: FlagValues, environ: Mapping[str, str], program: Program) -> PreflightSettings:
+def read(given: Given) -> PreflightSettings:
     """Read the flags."""
-    del environ
-    mode = values.choice("preflight", _MODES) or "quick"
-    if mode == "full" and program.kind is ProgramKind.COMMAND:
+    mode = given.values.choice("preflight", _MODES) or "quick"
+    if mode == "full" and given.program.kind is ProgramKind.COMMAND:
         raise UsageError(
-            f"--preflight full measures in Python workers; {program.target!r} is no Python program (use quick)"
+            f"--preflight full measures in Python workers; {given.program.target!r} is no Python program (use quick)"
         )
-    text = values.text("devices")
+    text = given.values.text("devices")
     devices = None if text is None else parse_digits(text, SIZE_LIMIT)
     if text is not None and devices is None:
-        raise values.build_error("devices", "a number of GPUs")
+        raise given.values.build_error("devices", "a number of GPUs")
     return PreflightSettings(mode=mode, devices=devices)

@@ -33,7 +33,8 @@ sys.path.append(str(PROGRAMS))
 Key = tuple[int, int]
 ONE_NODE = ("rank", "all ranks", "saving", "loading", "skew", "fall-back")
 THREE_NODES = ("node", "leader", "copy", "report", "overwrite", "rank of three", "resize")
-KINDS = (*ONE_NODE, *THREE_NODES, "shards")
+KINDS = ("ddp", *ONE_NODE, *THREE_NODES, "shards")
+PROGRAMS_OF = {"ddp": "ddp.py", "shards": "shards.py"}
 AGENT = [sys.executable, "-m", "muster.agent"]
 
 
@@ -47,7 +48,7 @@ class Plan:
     nproc: int = 2
     faults: tuple[dict[str, Any], ...] = ()
     lost: tuple[tuple[int, int], ...] = ()
-    """Nodes that are killed: index, and the step that rank 0 has done then."""
+    """Nodes (of the kind `ddp`, ranks) that are killed: index, and the step that rank 0 has done then."""
     wait_s: float = 0.0
     steps_after: int = 40
     """How many are done after the last fault."""
@@ -62,6 +63,9 @@ def choose_plan(seed: int) -> Plan:
     kind = KINDS[seed % len(KINDS)]
     if kind == "shards":
         return Plan(seed=seed, kind=kind, nodes=2, lost=((draw.randrange(2), draw.randrange(100, 250)),))
+    if kind == "ddp":
+        lost = ((draw.randrange(4), draw.randrange(20, 150)), (draw.randrange(4), draw.randrange(150, 250)))
+        return Plan(seed=seed, kind=kind, nproc=4, lost=lost)
     settings = {
         "every": 1,
         "delay_s": draw.choice([0.002, 0.005, 0.01]),
@@ -177,8 +181,8 @@ class Run:
             agent += ["--rdzv-id", "snapshots", "--rdzv-endpoint", f"{host}:{self.port}"]
             conf = "join_timeout=80,last_call_timeout=1"
             agent += ["--rdzv-conf", conf + (",keep_alive_interval=0.5" if plan.is_quiet else "")]
-        program = "shards.py" if plan.kind == "shards" else "train.py"
-        return Tree([*agent, str(PROGRAMS / program), str(self.folder)], env=env, cwd=self.folder)
+        program = PROGRAMS / PROGRAMS_OF.get(plan.kind, "train.py")
+        return Tree([*agent, str(program), str(self.folder)], env=env, cwd=self.folder)
 
     # -- what happens ------------------------------------------------------------------------------------------------
 
@@ -192,7 +196,12 @@ class Run:
                 self._wait(lambda step=step: self._read_progress() >= step, f"step {step}")
             if plan.kind == "copy":
                 self._wait_for_copy()
-            self._lose(index)
+            if plan.kind == "ddp":
+                self._lose_rank(index)
+            else:
+                self._lose(index)
+        if plan.kind == "ddp":
+            return
         if plan.kind == "shards":
             del self.trees[plan.lost[0][0]]
             self._wait(lambda: [size for size, _ in read_starts(self.folder)] == [4, 2], "a round of two ranks")
@@ -236,6 +245,13 @@ class Run:
         except FileNotFoundError:
             return 0
 
+    def _lose_rank(self, rank: int) -> None:
+        """Kill a rank, and wait until the next round has loaded."""
+        path = self.folder / f"worker-{rank}"
+        pid = path.read_text()
+        os.kill(int(pid), signal.SIGKILL)
+        self._wait(lambda: path.read_text() not in ("", pid), "the next round")
+
     def _lose(self, index: int) -> None:
         """Kill all processes of a node at once; another agent takes its place."""
         tree = self.trees[index]
@@ -269,7 +285,7 @@ class Run:
         self.outcomes += [tree.wait() for tree in self.trees]
 
     def _find_last(self) -> int:
-        if self.plan.kind == "shards":
+        if self.plan.kind in PROGRAMS_OF:
             return self._read_progress()
         last = self._read_rounds()[-1]
         return max([self._read_progress(), *(rank.begun for rank in last.ranks.values())]) + 12
@@ -284,6 +300,9 @@ class Run:
         assert self._list_left() == [], "a fault did not happen"
         if plan.kind == "shards":
             self._check_shards(ended[-1].stdout)
+            return
+        if plan.kind == "ddp":
+            self._check_ddp(ended[0])
             return
         rounds = self._read_rounds()
         done = [re.findall(r"rank (\d+) of (\d+) done (\d+) (\w+)", outcome.stdout) for outcome in ended]
@@ -311,6 +330,17 @@ class Run:
             assert outcome.exit_code == 0, outcome.explain()
         (wanted,) = re.findall(r"all of 2 done .*", outcome.stdout)
         assert wanted in stdout, f"other bits than those of a job resized through torch.save: {wanted}"
+
+    def _check_ddp(self, ended: Outcome) -> None:
+        """Compare with a job that nothing disturbed."""
+        end = (self.folder / "end").read_text()
+        command = [*AGENT, "--standalone", "--nproc-per-node", "4", str(PROGRAMS / "ddp.py"), str(self.folder), end]
+        outcome = run_tree(command, cwd=self.folder)
+        assert outcome.exit_code == 0, outcome.explain()
+        found, wanted = (sorted(re.findall(r"rank \d done .*", text)) for text in (ended.stdout, outcome.stdout))
+        assert len(wanted) == 4
+        assert found == wanted, f"other bits than those of an undisturbed job: {wanted}"
+        assert ended.stderr.count("muster.snapshots: continues from step") == 2, "a round began anew"
 
     def _compute_undisturbed(self, size: int, step: int) -> dict[int, str]:
         from learner import Learner, train
@@ -354,7 +384,7 @@ class Run:
         for tree in self.trees:
             with contextlib.suppress(Exception):
                 self.outcomes.append(tree.wait(0.1))
-        rounds = "" if self.plan.kind == "shards" else "\n".join(each.describe() for each in self._read_rounds())
+        rounds = "" if self.plan.kind in PROGRAMS_OF else "\n".join(each.describe() for each in self._read_rounds())
         ends = "\n".join(outcome.explain() for outcome in self.outcomes)
         return f"{self.plan}\n{rounds}\n{ends}"
 

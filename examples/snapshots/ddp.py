@@ -22,6 +22,7 @@ def main() -> None:
     device = join()
     layers = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
     model = DistributedDataParallel(layers.to(device))
+    snapshots.rebuild_buckets(model, lambda: model(torch.zeros(32, 16, device=device)).mean())
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 
     def read_state(step: int) -> dict[str, Any]:

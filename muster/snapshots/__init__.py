@@ -24,20 +24,25 @@ a function is called.
     agreement whether ranks agree on what is kept of one of them
     loading   which content a rank continues from, and its state
     sharded   a sharded state for another number of ranks, through torch.distributed.checkpoint
+    buckets   DDP's buckets of the first step
 
 From outside, import `muster.snapshots` only. Inside muster it knows `_shared` alone.
 """
 
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from muster._shared.contract import Env
 
 if TYPE_CHECKING:
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
     from muster._shared.snapshot_file import WorkerFiles
     from muster.snapshots.saving import Saver
 
-__all__ = ["Snapshot", "load", "reader", "save"]
+__all__ = ["Snapshot", "load", "reader", "rebuild_buckets", "save"]
 
 
 class Snapshot(NamedTuple):
@@ -130,6 +135,28 @@ def reader() -> Any:
     from muster.snapshots.sharded import RoundReader
 
     return RoundReader(_process.files, step, saver.note_loaded)
+
+
+def rebuild_buckets(model: "DistributedDataParallel", compute_loss: "Callable[[], torch.Tensor]") -> None:
+    """Give the first step of a DDP model the buckets of all later ones. Call it on all ranks, after wrapping the model.
+
+    Then a job that was restarted from snapshots ends with the bits of one that was not. Without it, the first step
+    after a restart sums the gradients of three or more ranks in another order, so the results are equal up to rounding.
+    It does two backwards of zeros. Buffers and random states are afterwards as they were, no gradient is left, and
+    what hooks of gradients do, they do twice. A model with `find_unused_parameters=True` does not need it.
+
+    Args:
+        model: before its first backward.
+        compute_loss: returns the loss of one batch, as a step of the script computes it: `lambda: model(batch).mean()`.
+            The values of the batch do not matter.
+
+    Raises:
+        TypeError: the model is not a DistributedDataParallel.
+        ValueError: it has gradients already.
+    """
+    from muster.snapshots.buckets import rebuild
+
+    rebuild(model, compute_loss)
 
 
 # -- this process ------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from ends import find_end
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import distribute_tensor
 

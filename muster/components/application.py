@@ -1,8 +1,7 @@
 """Builds the AppDef of a distributed PyTorch job: one role, each of whose replicas runs the agent. No shell."""
 
 import os
-import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,20 +11,16 @@ from torchx.util.types import to_dict
 
 from muster._shared.contract import (
     AGENT_MODULE,
-    LISTEN_ADDRESS,
     RDZV_BACKENDS,
     RDZV_CONF_KEYS,
     RDZV_CONF_SECONDS,
     RDZV_CONF_WITHOUT_EFFECT,
-    SNAPSHOT_MEMORY,
     RoleKey,
-    parse_listen_address,
     parse_seconds,
-    parse_snapshot_memory,
 )
-from muster._shared.verdicts.policy import PolicyError, parse_policy
 from muster.components.environment import EnvArgument, GivenEnv, parse_env
 from muster.components.errors import ComponentError
+from muster.components.flags import build_flags
 from muster.components.names import JobNames, parse_names
 from muster.components.resources import ResourceRequest
 from muster.components.topology import Bare, Topology, parse_topology
@@ -38,52 +33,25 @@ DEBUG_ENV: Final = {
 }
 """What `debug` sets. Source: torchx/components/dist.py, the same four on both lines."""
 
-_STARTS: Final = ("auto", "warm", "cold")
-_COLLAPSES: Final = ("auto", "on", "off")
-_PREFLIGHTS: Final = ("quick", "full", "off")
-_HANG_ACTIONS = ("report", "restart", "stop")
-_RANK_ORDERS = ("node", "segment")
 _TEES: Final = (0, 1, 2, 3)
 _PORT_LIMIT: Final = 65535
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobRequest:
-    """A component's arguments, as the caller gave them."""
+    """A component's arguments, as the caller gave them, but those that `FLAGS` and `ResourceRequest` have."""
 
     script_args: Sequence[str]
     script: str | None
-    module: str | None
+    m: str | None
     image: str
     name: str
-    resources: ResourceRequest
     j: str
-    bare: Bare
-    """What a number alone means in `j`."""
     env: EnvArgument
     metadata: EnvArgument
     max_retries: int
     mounts: Sequence[str] | None
     debug: bool
-    start: str
-    preload: str
-    hang_timeout: str
-    """A number of seconds, or auto, the agent's default. 0: off."""
-    hang_action: str | None
-    """None: the agent's default."""
-    collapse_lines: str
-    """auto (the agent's default), on or off."""
-    notify: str | None = None
-    metrics_port: str | None = None
-    """[ADDRESS:]PORT. None: no metrics are served."""
-    tracker_run: bool = False
-    preflight: str = "quick"
-    snapshot_memory: str | None = None
-    """The agent's default counts if this, or the next one, is None."""
-    snapshot_copies: int | None = None
-    rank_order: str | None = None
-    on: str | None = None
-    """Rules of `_shared.verdicts.policy`."""
     rdzv_port: int = 29500
     rdzv_backend: str = "c10d"
     rdzv_conf: str | None = None
@@ -91,34 +59,42 @@ class JobRequest:
     env_file: str | None = None
 
 
-def build_application(request: JobRequest) -> Any:
+def build_application(arguments: Mapping[str, Any], resources: ResourceRequest, bare: Bare) -> Any:
     """Return the `torchx.specs.AppDef` of a job.
 
     It is pure except for the default of LOGLEVEL, and mutates no argument.
 
+    Args:
+        arguments: of a component, by the names of its parameters.
+        resources: of a node.
+        bare: what a number alone means in `j`.
+
     Raises:
         ComponentError: an argument is wrong.
     """
+    request = JobRequest(**{name: arguments[name] for name in JobRequest.__dataclass_fields__ if name in arguments})
     _check(request)
-    names = parse_names(request.name, script=request.script, module=request.module)
-    topology = parse_topology(request.j, bare=request.bare, host=request.resources.find_host())
+    names = parse_names(request.name, script=request.script, module=request.m)
+    topology = parse_topology(request.j, bare=bare, host=resources.find_host())
     if request.rdzv_port == 0 and topology.max_nodes > 1:
         raise ComponentError("--rdzv_port 0 works on one node only; give a port from 1 to 65535")
     env = parse_env(request.env, request.env_file, os.environ)
+    resource = resources.build_resource()
+    flags = build_flags({**arguments, "devices": int(resource.gpu)})
     role = specs.Role(
         name=names.role,
         image=request.image,
         min_replicas=topology.min_nodes,
         num_replicas=topology.max_nodes,
         entrypoint="python3",
-        args=_build_args(request, names, topology),
+        args=_build_args(request, names, topology, flags),
         env=_build_env(request, env, names),
-        resource=request.resources.build_resource(),
+        resource=resource,
         port_map={"c10d": request.rdzv_port},
         max_retries=request.max_retries,
         retry_policy=specs.RetryPolicy.REPLICA,
         mounts=_parse_mounts(request.mounts),
-        metadata={**request.resources.build_role_metadata(topology), **_build_env_metadata(env)},
+        metadata={**resources.build_role_metadata(topology), **_build_env_metadata(env)},
     )
     return specs.AppDef(name=names.run, roles=[role], metadata=_parse_metadata(request.metadata))
 
@@ -130,70 +106,7 @@ def _check(request: JobRequest) -> None:
         raise ComponentError(f"--tee {request.tee} is not one of 0 (none), 1 (stdout), 2 (stderr), 3 (both)")
     if not 0 <= request.rdzv_port <= _PORT_LIMIT:
         raise ComponentError(f"--rdzv_port {request.rdzv_port} is not a port from 1 to {_PORT_LIMIT}")
-    if request.start not in _STARTS:
-        raise ComponentError(f"--start {request.start!r} is not one of {', '.join(_STARTS)}")
-    if request.collapse_lines not in _COLLAPSES:
-        raise ComponentError(f"--collapse_lines {request.collapse_lines!r} is not one of {', '.join(_COLLAPSES)}")
-    if request.preflight not in _PREFLIGHTS:
-        raise ComponentError(f"--preflight {request.preflight!r} is not one of {', '.join(_PREFLIGHTS)}")
-    if request.rank_order not in (None, *_RANK_ORDERS):
-        raise ComponentError(f"--rank_order {request.rank_order!r} is not one of {', '.join(_RANK_ORDERS)}")
-    _check_snapshots(request)
-    _check_hang(request)
-    _check_notify(request)
-    _check_metrics_port(request)
-    _check_policy(request)
     _check_rdzv_conf(request)
-
-
-def _check_snapshots(request: JobRequest) -> None:
-    memory, copies = request.snapshot_memory, request.snapshot_copies
-    if memory is not None and parse_snapshot_memory(str(memory)) is None:
-        raise ComponentError(f"--snapshot_memory {memory!r}: must be {SNAPSHOT_MEMORY}")
-    if copies not in (None, 0, 1):
-        raise ComponentError(f"--snapshot_copies {copies} is not one of 0 (none), 1")
-
-
-def _check_hang(request: JobRequest) -> None:
-    timeout, action = str(request.hang_timeout), request.hang_action
-    if timeout != "auto":
-        seconds = parse_seconds(timeout)
-        if seconds is None:
-            raise ComponentError(
-                f"--hang_timeout {timeout} is neither auto nor a number of seconds, 0 or more; 0 means never"
-            )
-        if seconds == 0 and action is not None:
-            raise ComponentError(f"--hang_action {action} has no effect with --hang_timeout 0, which means never")
-    if action not in (None, *_HANG_ACTIONS):
-        raise ComponentError(f"--hang_action {action!r} is not one of {', '.join(_HANG_ACTIONS)}")
-
-
-def _check_policy(request: JobRequest) -> None:
-    """Check the rules as the agent does, so that a wrong one needs no submission."""
-    if request.on is None:
-        return
-    try:
-        parse_policy(request.on)
-    except PolicyError as error:
-        raise ComponentError(f"--on {error}") from error
-
-
-def _check_notify(request: JobRequest) -> None:
-    """Check the command's words. Only the nodes know whether the program exists."""
-    if request.notify is None:
-        return
-    try:
-        words = shlex.split(request.notify)
-    except ValueError as error:
-        raise ComponentError(f"--notify {request.notify!r}: {str(error).lower()}") from error
-    if not words:
-        raise ComponentError("--notify is empty; give a command, or leave it out")
-
-
-def _check_metrics_port(request: JobRequest) -> None:
-    """Check the address as text. Only the nodes know whether the port is free there."""
-    if request.metrics_port is not None and parse_listen_address(str(request.metrics_port)) is None:
-        raise ComponentError(f"--metrics_port {request.metrics_port!r} is not {LISTEN_ADDRESS}")
 
 
 def _check_rdzv_conf(request: JobRequest) -> None:
@@ -213,47 +126,17 @@ def _check_rdzv_conf(request: JobRequest) -> None:
             raise ComponentError(f"--rdzv_conf {request.rdzv_conf!r}: {problem}; for example: {example}")
 
 
-def _build_args(request: JobRequest, names: JobNames, topology: Topology) -> list[str]:
+def _build_args(request: JobRequest, names: JobNames, topology: Topology, flags: Sequence[str]) -> list[str]:
     args = ["-m", AGENT_MODULE]
     args += ["--nnodes", topology.nnodes, "--nproc-per-node", topology.processes]
     args += ["--node-rank", macros.replica_id, "--rank0-env", macros.rank0_env]
     args += ["--rdzv-backend", request.rdzv_backend, "--rdzv-port", str(request.rdzv_port), "--rdzv-id", macros.app_id]
     if request.rdzv_conf:
         args += ["--rdzv-conf", request.rdzv_conf]
-    args += ["--max-restarts", str(request.max_retries), "--role", names.role, "--tee", str(request.tee)]
-    args += ["--start", request.start, "--preload", request.preload]
-    timeout = str(request.hang_timeout)
-    if timeout != "auto":
-        args += ["--hang-timeout", f"{float(timeout):g}"]
-    if request.hang_action is not None:
-        args += ["--hang-action", request.hang_action]
-    if request.collapse_lines != "auto":
-        args += ["--collapse-lines", request.collapse_lines]
-    if request.preflight != "quick":
-        args += ["--preflight", request.preflight]
-    args += _build_snapshot_args(request)
-    gpus = int(request.resources.build_resource().gpu)
-    if gpus > 0 and request.preflight != "off":
-        args += ["--devices", str(gpus)]
-    if request.notify is not None:
-        args += [f"--notify={request.notify}"]
-    if request.metrics_port is not None:
-        args += ["--metrics-port", str(request.metrics_port)]
-    if request.tracker_run:
-        args += ["--tracker-run"]
-    if request.rank_order is not None:
-        args += ["--rank-order", request.rank_order]
-    if request.on is not None:
-        args += [f"--on={request.on}"]
+    args += ["--max-restarts", str(request.max_retries), "--role", names.role, "--tee", str(request.tee), *flags]
     # The program is the first word that is no option.
-    args += [request.script] if request.script is not None else ["-m", str(request.module)]
+    args += [request.script] if request.script is not None else ["-m", str(request.m)]
     return [*args, *request.script_args]
-
-
-def _build_snapshot_args(request: JobRequest) -> list[str]:
-    memory, copies = request.snapshot_memory, request.snapshot_copies
-    args = [] if memory is None else ["--snapshot-memory", str(memory)]
-    return args if copies is None else [*args, "--snapshot-copies", str(copies)]
 
 
 def _build_env(request: JobRequest, given: GivenEnv, names: JobNames) -> dict[str, str]:

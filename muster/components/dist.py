@@ -120,39 +120,9 @@ def ddp(
             conditions, the verdicts and what follows without a rule
     """
     return application.build_application(
-        application.JobRequest(
-            script_args=script_args,
-            script=script,
-            module=m,
-            image=image,
-            name=name,
-            resources=resources.ResourceRequest(cpu=cpu, gpu=gpu, memory_mb=memMB, h=h),
-            j=j,
-            bare=topology.Bare.PROCESSES,
-            env=env,
-            env_file=env_file,
-            metadata=metadata,
-            max_retries=max_retries,
-            rdzv_port=rdzv_port,
-            rdzv_backend=rdzv_backend,
-            rdzv_conf=rdzv_conf,
-            mounts=mounts,
-            debug=debug,
-            tee=tee,
-            start=start,
-            preload=preload,
-            hang_timeout=hang_timeout,
-            hang_action=hang_action,
-            collapse_lines=collapse_lines,
-            notify=notify,
-            metrics_port=metrics_port,
-            tracker_run=tracker_run,
-            preflight=preflight,
-            snapshot_memory=snapshot_memory,
-            snapshot_copies=snapshot_copies,
-            rank_order=rank_order,
-            on=on,
-        )
+        locals(),
+        resources.ResourceRequest(cpu=cpu, gpu=gpu, memory_mb=memMB, h=h),
+        topology.Bare.PROCESSES,
     )
 
 
@@ -256,39 +226,9 @@ def torchrun(
             conditions, the verdicts and what follows without a rule
     """
     return application.build_application(
-        application.JobRequest(
-            script_args=script_args,
-            script=script,
-            module=m,
-            image=image,
-            name=name,
-            resources=resources.ResourceRequest(cpu=cpu, gpu=gpu, memory_mb=memMB, h=h),
-            j=j,
-            bare=topology.Bare.NODES if h else topology.Bare.PROCESSES,
-            env=env,
-            env_file=env_file,
-            metadata=metadata,
-            max_retries=max_retries,
-            rdzv_port=rdzv_port,
-            rdzv_backend=rdzv_backend,
-            rdzv_conf=rdzv_conf,
-            mounts=mounts,
-            debug=debug,
-            tee=tee,
-            start=start,
-            preload=preload,
-            hang_timeout=hang_timeout,
-            hang_action=hang_action,
-            collapse_lines=collapse_lines,
-            notify=notify,
-            metrics_port=metrics_port,
-            tracker_run=tracker_run,
-            preflight=preflight,
-            snapshot_memory=snapshot_memory,
-            snapshot_copies=snapshot_copies,
-            rank_order=rank_order,
-            on=on,
-        )
+        locals(),
+        resources.ResourceRequest(cpu=cpu, gpu=gpu, memory_mb=memMB, h=h),
+        topology.Bare.NODES if h else topology.Bare.PROCESSES,
     )
 
 
@@ -377,33 +317,7 @@ def spmd(
             conditions, the verdicts and what follows without a rule
     """
     return application.build_application(
-        application.JobRequest(
-            script_args=args,
-            script=script,
-            module=m,
-            image=image,
-            name=name,
-            resources=resources.ResourceRequest(h=h, default_h=resources.DEFAULT_HOST),
-            j=j,
-            bare=topology.Bare.NODES,
-            env=env,
-            env_file=env_file,
-            metadata=metadata,
-            max_retries=max_retries,
-            mounts=mounts,
-            debug=debug,
-            start=start,
-            preload=preload,
-            hang_timeout=hang_timeout,
-            hang_action=hang_action,
-            collapse_lines=collapse_lines,
-            notify=notify,
-            metrics_port=metrics_port,
-            tracker_run=tracker_run,
-            preflight=preflight,
-            snapshot_memory=snapshot_memory,
-            snapshot_copies=snapshot_copies,
-            rank_order=rank_order,
-            on=on,
-        )
+        {**locals(), "script_args": args},
+        resources.ResourceRequest(h=h, default_h=resources.DEFAULT_HOST),
+        topology.Bare.NODES,
     )

@@ -4,6 +4,7 @@ import copy
 import inspect
 import warnings
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from torchx.specs.finder import ComponentValidationException, get_components
 
 from muster._shared.contract import AGENT_MODULE, RoleKey
 from muster.components import dist
+from muster.components.application import JobRequest
+from muster.components.flags import FLAGS
 
 OUR_NAMES = ("ddp", "spmd", "torchrun")
 THEIR_NAMES = tuple(name for name in OUR_NAMES if hasattr(theirs, name))
@@ -166,7 +169,6 @@ def test_every_argument_can_be_given_on_the_command_line() -> None:
 
 @pytest.mark.parametrize("component", [dist.torchrun, dist.spmd])
 def test_the_same_arguments_are_the_same_job(component: Callable[..., Any], tmp_path: Path) -> None:
-    """Each of the three passes its parameters on one by one."""
     (tmp_path / "env").write_text("B=2\n")
     values: dict[str, Any] = {
         "script": "main.py",
@@ -197,6 +199,7 @@ def test_the_same_arguments_are_the_same_job(component: Callable[..., Any], tmp_
     }
     names = {name for name, each in inspect.signature(component).parameters.items() if each.kind != each.VAR_POSITIONAL}
     assert names - {"m", "h"} == set(values) - {"h"}
+    assert names - {"cpu", "gpu", "memMB", "h"} <= {each.name for each in (*fields(JobRequest), *FLAGS)}
     assert component("--lr", "1", **values) == dist.ddp("--lr", "1", **values)
 
 

@@ -4,21 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-_PLURALS: Final = {
-    "ConfigMap": "configmaps",
-    "Event": "events",
-    "Job": "jobs",
-    "JobSet": "jobsets",
-    "LocalQueue": "localqueues",
-    "Pod": "pods",
-    "PodGroup": "podgroups",
-    "PodMonitor": "podmonitors",
-    "Queue": "queues",
-    "Secret": "secrets",
-    "Service": "services",
-    "Workload": "workloads",
-}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
@@ -29,16 +14,21 @@ class Kind:
     namespaced: bool = True
 
     @property
+    def plural(self) -> str:
+        """The name in paths: "jobs". That of every kind of ours ends with "s"."""
+        return f"{self.kind.lower()}s"
+
+    @property
     def resource(self) -> str:
         """What kubectl and RBAC call it: "secrets", "jobs.batch"."""
         group, slash, _ = self.api_version.partition("/")
-        return f"{_PLURALS[self.kind]}.{group}" if slash else _PLURALS[self.kind]
+        return f"{self.plural}.{group}" if slash else self.plural
 
     def build_path(self, namespace: str, name: str = "") -> str:
         """Return the path of the collection, or of one object."""
         root = f"/apis/{self.api_version}" if "/" in self.api_version else f"/api/{self.api_version}"
         scope = f"/namespaces/{namespace}" if self.namespaced else ""
-        return f"{root}{scope}/{_PLURALS[self.kind]}" + (f"/{name}" if name else "")
+        return f"{root}{scope}/{self.plural}" + (f"/{name}" if name else "")
 
 
 POD: Final = Kind(api_version="v1", kind="Pod")
@@ -48,8 +38,6 @@ SECRET: Final = Kind(api_version="v1", kind="Secret")
 EVENT: Final = Kind(api_version="v1", kind="Event")
 JOB: Final = Kind(api_version="batch/v1", kind="Job")
 JOBSET: Final = Kind(api_version="jobset.x-k8s.io/v1alpha2", kind="JobSet")
-POD_MONITOR: Final = Kind(api_version="monitoring.coreos.com/v1", kind="PodMonitor")
-"""A kind of the Prometheus operator."""
 
 PARENT_KINDS: Final = ("Job", "JobSet")
 """The kinds whose objects own all other objects of a request."""

@@ -514,7 +514,7 @@ def test_in_cluster_the_pods_own_account_is_used(monkeypatch, tmp_path):
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
     monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(tmp_path / "ca.crt"))
-    monkeypatch.setattr(connection, "_ACCOUNT_DIR", tmp_path)
+    monkeypatch.setattr(connection, "ACCOUNT_DIR", tmp_path)
     monkeypatch.delenv("KUBECONFIG", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(EngineError, match="no cluster is configured"):

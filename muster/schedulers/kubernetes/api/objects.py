@@ -54,9 +54,10 @@ class Objects:
         versions = [item["groupVersion"] for item in response.get("versions", [])]
         return sorted(versions, key=lambda version: version != preferred)
 
-    def has_kind(self, api_version: str, plural: str) -> bool:
-        """Return whether the server offers a kind in one version of a group."""
-        return any(item["name"] == plural for item in self._discover(api_version, api_version).get("resources", []))
+    def has_kind(self, kind: Kind) -> bool:
+        """Return whether the server offers a kind in this version of its group."""
+        found = self._discover(kind.api_version, kind.api_version)
+        return any(item["name"] == kind.plural for item in found.get("resources", []))
 
     def _discover(self, place: str, what: str) -> Mapping[str, Any]:
         """Return what the server says of a group or one of its versions. Return {} without it, or without the right."""

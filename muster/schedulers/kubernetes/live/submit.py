@@ -17,7 +17,6 @@ from muster.schedulers.kubernetes.kinds import (
     PARENT_KINDS,
     POD,
     POD_GROUP_VERSIONS,
-    POD_MONITOR,
     VOLCANO_GROUP,
     VOLCANO_QUEUE,
     Kind,
@@ -25,6 +24,7 @@ from muster.schedulers.kubernetes.kinds import (
     parse_kind,
 )
 from muster.schedulers.kubernetes.labels import SUBMISSION_ANNOTATION
+from muster.schedulers.kubernetes.manifests.features import ABSENCES
 from muster.schedulers.kubernetes.manifests.pod_group import add_pod_group
 from muster.schedulers.kubernetes.manifests.request import Additions, Request, complete_documents
 from muster.schedulers.kubernetes.schema import check_version
@@ -34,6 +34,13 @@ _SEVERAL_ROLES: Final = (
     "each role is its own Job: when one fails, this process stops the others as long as it lives (--wait, --log), and "
     "after that `torchx cancel` does; with flavor=jobset the cluster does"
 )
+
+_ABSENCES: Final = {
+    JOBSET.kind: f"JobSet is not installed in this cluster ({JOBSET.api_version}); install it, or use flavor=job, "
+    "which does not need it",
+    **ABSENCES,
+}
+"""What is said if the cluster does not have a kind that a request needs."""
 
 
 def submit(resources: Objects, request: Request, *, namespace: str, notify: Callable[[str], None]) -> str:
@@ -71,8 +78,7 @@ def _prepare(resources: Objects, request: Request, namespace: str, notify: Calla
     check_version(resources.read_version(), elastic=request.elastic, source="the server")
     for kind in (JOB, POD):  # or nothing created could be seen
         resources.list_app(kind, namespace, request.name)
-    _check_flavor(resources, request)
-    _check_pod_monitor(resources, request)
+    _check_kinds(resources, request)
     _check_queue(resources, request, namespace)
     submission_id = os.urandom(8).hex()
     additions = Additions(
@@ -179,20 +185,10 @@ def _list_own(resources: Objects, kind: Kind, submission: _Submission) -> list[s
     ]
 
 
-def _check_flavor(resources: Objects, request: Request) -> None:
-    if request.options.flavor == "jobset" and not resources.has_kind(JOBSET.api_version, "jobsets"):
-        raise EngineError(
-            f"JobSet is not installed in this cluster ({JOBSET.api_version}); install it, or use flavor=job, which "
-            "does not need it"
-        )
-
-
-def _check_pod_monitor(resources: Objects, request: Request) -> None:
-    if request.options.pod_monitor and not resources.has_kind(POD_MONITOR.api_version, "podmonitors"):
-        raise EngineError(
-            "pod_monitor=true: the Prometheus operator is not installed in this cluster, or this account may not see "
-            f"{POD_MONITOR.api_version}; without it the pods have the annotations prometheus.io/scrape, port and path"
-        )
+def _check_kinds(resources: Objects, request: Request) -> None:
+    for kind in map(parse_kind, request.documents):
+        if kind.kind in _ABSENCES and not resources.has_kind(kind):
+            raise EngineError(_ABSENCES[kind.kind])
 
 
 def _check_queue(resources: Objects, request: Request, namespace: str) -> None:
@@ -247,9 +243,10 @@ def _list_pod_group_versions(resources: Objects) -> Iterator[str]:
     """Yield the cluster's versions of PodGroup, Kubernetes' own first."""
     for group, versions in POD_GROUP_VERSIONS.items():
         if resources.list_group_versions(group):
-            version = next((version for version in versions if resources.has_kind(version, "podgroups")), None)
-            if version is not None:
-                yield version
+            kinds = (Kind(api_version=version, kind="PodGroup") for version in versions)
+            kind = next(filter(resources.has_kind, kinds), None)
+            if kind is not None:
+                yield kind.api_version
 
 
 def _may_create(resources: Objects, document: Mapping[str, Any]) -> bool:

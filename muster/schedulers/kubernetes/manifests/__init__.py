@@ -2,7 +2,7 @@
 
 Start reading at `request.build_request`. `inputs` checks an app and derives what the flavours need. `job` and `jobset`
 are the flavours, and `pod` builds the container with its environment (rank 0's address too). `volumes`, `pod_group`,
-`metrics` and `patch` are further parts. `bundles` carries the agent and the workspace, `app_annotation` encodes the
+`features` and `patch` are further parts. `bundles` carries the agent and the workspace, `app_annotation` encodes the
 AppDef, `dry_run` prints all documents.
 
 A JobSet does what one Job for each role cannot: the cluster stops the other roles when one has failed. It restarts all

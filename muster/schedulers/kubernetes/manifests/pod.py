@@ -12,7 +12,6 @@ from muster.schedulers.adapter.agent_role import AgentPlace, build_agent_args, b
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.gpus import build_cache_env
 from muster.schedulers.kubernetes import syntax
-from muster.schedulers.kubernetes.kinds import JOB, JOBSET
 from muster.schedulers.kubernetes.labels import (
     INDEX_DRAINS,
     JOB_INDEX_LABEL,
@@ -23,6 +22,7 @@ from muster.schedulers.kubernetes.labels import (
     LABEL_SUBMITTER,
     MANAGED_BY,
 )
+from muster.schedulers.kubernetes.manifests.features import list_wants
 from muster.schedulers.kubernetes.manifests.inputs import (
     INDEX_PLACEHOLDER,
     NAMESPACE_PLACEHOLDER,
@@ -30,21 +30,12 @@ from muster.schedulers.kubernetes.manifests.inputs import (
     RoleInputs,
     escape,
 )
-from muster.schedulers.kubernetes.manifests.metrics import (
-    METRICS_PORT,
-    build_metrics_annotations,
-    build_metrics_env,
-    build_readiness,
-    find_metrics_port,
-)
 from muster.schedulers.kubernetes.manifests.patch import merge_pod_template
 from muster.schedulers.kubernetes.manifests.volumes import BUNDLE_DIR, CACHE_DIR, SCRATCH_DIR, WORK_DIR, build_volumes
 from muster.schedulers.kubernetes.names import (
-    ACCOUNT_DIR,
     CONTAINER,
     INDEX_VARIABLE,
     NAMESPACE_VARIABLE,
-    build_job_name,
     build_secret_name,
     build_token_key,
 )
@@ -85,7 +76,7 @@ def build_pod_template(inputs: AppInputs, role: RoleInputs) -> dict[str, Any]:
         "restartPolicy": "Never",
         "subdomain": inputs.name,
         "enableServiceLinks": False,
-        "automountServiceAccountToken": inputs.options.events and role.runs_agent,
+        "automountServiceAccountToken": False,
         "terminationGracePeriodSeconds": role.grace_s,
         "tolerations": _build_tolerations(inputs),
         "securityContext": _build_pod_security(inputs),
@@ -95,9 +86,11 @@ def build_pod_template(inputs: AppInputs, role: RoleInputs) -> dict[str, Any]:
     if role.workspace and not role.runs_agent:
         spec["initContainers"] = [_build_unpacker(inputs, role, mounts)]
     spec.update(_build_placement(inputs, role))
-    annotations = {**_ANNOTATIONS, **build_metrics_annotations(role)}
-    template = {"metadata": {"labels": build_labels(inputs, role), "annotations": annotations}, "spec": spec}
-    return merge_pod_template(template, inputs.options.pod_template or {}, inputs.options.schema_version)
+    template = {"metadata": {"labels": build_labels(inputs, role), "annotations": dict(_ANNOTATIONS)}, "spec": spec}
+    patches = [each.template for each in list_wants(inputs, role)]
+    for patch in (*patches, inputs.options.pod_template or {}):
+        template = merge_pod_template(template, patch, inputs.options.schema_version)
+    return template
 
 
 def build_labels(inputs: AppInputs, role: RoleInputs | None = None) -> dict[str, str]:
@@ -187,7 +180,6 @@ def _build_container(inputs: AppInputs, role: RoleInputs, mounts: list[dict[str,
     ports = _build_ports(role)
     if ports:
         container["ports"] = ports
-    container |= build_readiness(inputs, role)
     if role.workspace:
         container["workingDir"] = WORK_DIR
     return container
@@ -213,9 +205,6 @@ def _build_ports(role: RoleInputs) -> list[dict[str, Any]]:
             raise SchedulerError(f"role {role.role.name!r}: port {name}={port!r} is not between 1 and 65535")
         if port not in [other["containerPort"] for other in ports]:
             ports.append({"containerPort": port})  # a name would need a stricter syntax
-    metrics_port = find_metrics_port(role)
-    if metrics_port is not None:
-        ports.append({"containerPort": metrics_port, "name": METRICS_PORT})
     return ports
 
 
@@ -250,26 +239,15 @@ def _build_agent_env(inputs: AppInputs, role: RoleInputs) -> dict[str, str]:
         termination_log="/dev/termination-log",
         grace_s=inputs.options.grace_s,
     )
-    env = build_agent_env(role.role, place) | build_metrics_env(role)
-    if inputs.options.events:
-        env |= _build_events_env(inputs, role)
+    env = build_agent_env(role.role, place)
+    for wants in list_wants(inputs, role):
+        env |= wants.env
     if role.elastic:
         env[Env.LAST_CALL_S] = str(LAST_CALL_S)
     if role.workspace:
         env[Env.WORKSPACE] = posixpath.join(BUNDLE_DIR, role.workspace)
         env[Env.WORKSPACE_DIR] = WORK_DIR
     return env
-
-
-def _build_events_env(inputs: AppInputs, role: RoleInputs) -> dict[str, str]:
-    """Return which object the agent reports as its own. A JobSet has all roles, so their names are said."""
-    if inputs.options.flavor == "job":
-        told = JOB.build_path(NAMESPACE_PLACEHOLDER, build_job_name(inputs.name, role.label, "job"))
-    else:
-        told = JOBSET.build_path(NAMESPACE_PLACEHOLDER, inputs.name)
-        told += f" {role.label}" if sum(each.runs_agent for each in inputs.roles) > 1 else ""
-    env = {Env.JOB_OBJECT: told, Env.ACCOUNT_DIR: ACCOUNT_DIR}
-    return {**env, Env.SECRET_NAMES: " ".join(role.secret_env)} if role.secret_env else env
 
 
 def _build_secret_variable(inputs: AppInputs, name: str, key: str) -> dict[str, Any]:

@@ -20,10 +20,10 @@ from muster.schedulers.kubernetes.manifests.bundles import (
     build_workspace_secret,
 )
 from muster.schedulers.kubernetes.manifests.dry_run import render_request
+from muster.schedulers.kubernetes.manifests.features import build_feature_objects
 from muster.schedulers.kubernetes.manifests.inputs import AppInputs, build_inputs
 from muster.schedulers.kubernetes.manifests.job import build_jobs, build_service
 from muster.schedulers.kubernetes.manifests.jobset import build_jobset
-from muster.schedulers.kubernetes.manifests.metrics import build_pod_monitor, check_metrics
 from muster.schedulers.kubernetes.manifests.pod import build_labels
 from muster.schedulers.kubernetes.manifests.pod_group import add_pod_group, find_native_version
 from muster.schedulers.kubernetes.manifests.volumes import needs_agent
@@ -121,7 +121,6 @@ def build_request(
     packed = dict(workspaces or {})
     keys = {role.name: role.metadata[WORKSPACE_KEY] for role in app.roles if role.metadata.get(WORKSPACE_KEY) in packed}
     inputs = build_inputs(app, options, name=name, workspaces=keys, submitter=submitter)
-    check_metrics(inputs)
     documents = [*_build_prerequisites(inputs, packed), *_build_workload(inputs)]
     documents = _add_gang(inputs, documents)
     for document in documents:
@@ -158,9 +157,7 @@ def _build_prerequisites(inputs: AppInputs, packed: Mapping[str, bytes]) -> list
         prerequisites.append(build_workspace_secret(build_workspace_name(inputs.name), labels, used))
     if inputs.options.flavor == "job":
         prerequisites.append(build_service(inputs))
-    if inputs.options.pod_monitor:
-        prerequisites.append(build_pod_monitor(inputs, labels))
-    return prerequisites
+    return prerequisites + build_feature_objects(inputs, labels)
 
 
 def _check_size(document: Mapping[str, Any]) -> None:

@@ -100,10 +100,10 @@ class Readers:
                 self._active -= 1
                 self._changed.notify_all()
 
-    def wait_until_idle(self, limit_s: float = READERS_LIMIT_S) -> None:
-        """Wait until there are no readers, at most `limit_s`."""
+    def wait_until_idle(self) -> None:
+        """Wait until there are no readers, at most `READERS_LIMIT_S`."""
         with self._changed:
-            self._changed.wait_for(lambda: self._active == 0, limit_s)
+            self._changed.wait_for(lambda: self._active == 0, READERS_LIMIT_S)
 
 
 class ByteSource(Protocol):

@@ -42,7 +42,6 @@ from muster.schedulers.workspace.packing import DOCKERFILE, BundleError, describ
 if TYPE_CHECKING:
     from muster.schedulers.inside.pipe import NodePipe
     from muster.schedulers.kubernetes.api.client import Clock
-    from muster.schedulers.kubernetes.live.logs import ConnectionLimits
     from muster.schedulers.kubernetes.live.session import Session
 
 BACKEND: Final = "kubernetes"
@@ -64,17 +63,13 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
     Args:
         session_name: TorchX's.
         clock: monotonic time. Tests inject their own.
-        limits: on the log readers' connections.
     """
 
     DELETED = "its Job was deleted, or removed after its ttl_s"
 
-    def __init__(
-        self, session_name: str, clock: "Clock | None" = None, limits: "ConnectionLimits | None" = None
-    ) -> None:
+    def __init__(self, session_name: str, clock: "Clock | None" = None) -> None:
         super().__init__(BACKEND, session_name)
         self._clock = clock
-        self._limits = limits
         self._packed_workspaces: dict[str, bytes] = {}
         self._printed: set[str] = set()
         self._open_session: Session | None = None
@@ -85,7 +80,7 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
         if self._open_session is None:
             from muster.schedulers.kubernetes.live.session import Session
 
-            self._open_session = Session(clock=self._clock, limits=self._limits)
+            self._open_session = Session(clock=self._clock)
         return self._open_session
 
     # -- offline ----------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from muster.schedulers.kubernetes.live.cancelling import stop_job
 from muster.schedulers.kubernetes.live.observation import list_pods
 from muster.schedulers.kubernetes.live.operations import is_cancelled, read_job_end
 
-LOOK_S: Final = 2.0
+_LOOK_S: Final = 2.0
 """Between two looks at the Jobs. Each look takes one request. A watch would need a further right."""
 
 _CLOSE_LIMIT_S: Final = 10.0
@@ -38,16 +38,12 @@ class RoleStop:
         resources: of the cluster.
         ref: the app, which has several Jobs.
         notify: called with the line for the user.
-        interval_s: between two looks.
     """
 
-    def __init__(
-        self, resources: Objects, ref: AppRef, *, notify: Callable[[str], None], interval_s: float = LOOK_S
-    ) -> None:
+    def __init__(self, resources: Objects, ref: AppRef, *, notify: Callable[[str], None]) -> None:
         self._resources = resources
         self._ref = ref
         self._notify = notify
-        self._interval_s = interval_s
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self._is_over = False
@@ -67,7 +63,7 @@ class RoleStop:
                 self._lock.release()
 
     def _follow(self) -> None:
-        while not self._is_over and not self._closed.wait(self._interval_s):
+        while not self._is_over and not self._closed.wait(_LOOK_S):
             with self._lock:
                 self._look()
 

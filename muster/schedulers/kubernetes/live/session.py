@@ -51,9 +51,9 @@ _END_STATES = (AppState.SUCCEEDED, AppState.FAILED, AppState.CANCELLED, AppState
 class Session:
     """Safe to use from several threads: TorchX reads logs in many. Close it to drop its connections."""
 
-    def __init__(self, *, clock: Clock | None = None, limits: ConnectionLimits | None = None) -> None:
+    def __init__(self, *, clock: Clock | None = None) -> None:
         self._clock: Clock = clock or SystemClock()
-        self._limits = limits or ConnectionLimits()
+        self._limits = ConnectionLimits()
         self._clients: dict[Access, Client] = {}
         self._watches: dict[str, PodWatch] = {}
         self._role_stops: list[RoleStop] = []

@@ -26,7 +26,7 @@ FILES = (
     "rendezvous/leader/leader",
     "rendezvous/member/member",
     "rendezvous/member/seeking",
-    "rendezvous/static",
+    "rendezvous/local_leader",
     "rendezvous/consensus/drain",
 )
 TAKEN_OUT = {

@@ -28,7 +28,7 @@ _PROGRAM: Final = ("-m", "muster.hold")
 """Flags are parsed together with a program, which does not exist yet."""
 _OF_RUNS: Final = (
     *("muster.agent.logs.pump", "muster.agent.node.supervisor", "muster.agent.workers.status_page"),
-    *("muster.agent.rendezvous.selection", "muster.agent.rendezvous.static", "encodings.idna"),
+    *("muster.agent.rendezvous.selection", "muster.agent.rendezvous.one_node", "encodings.idna"),
     *("muster.agent.rendezvous.member.member", "muster.agent.rendezvous.transport.tcp_network"),
     *("muster.agent.workers.warm.starter", "muster.agent.workers.warm.store_handle"),
 )

@@ -3,8 +3,7 @@
     interface        what the supervisor uses: the `Rendezvous` protocol, and the messages both ways
     report_messages  those messages that hold failures or stacks
     selection        makes the backend that `--rdzv-backend` names; `shared_token` has a token for nodes on one machine
-    static           one node that agrees with itself; `local_leader` decides what a leader decides
-    restart_policy   which failures end the job if every agent has its own restart budget: `static`, torch's handlers
+    one_node         a job of one node; `local_leader` runs the consensus with that node as the only member
     round_messages   pure: what a new round is to each member, with the addresses of the others
     faulty_nodes     pure: which nodes are at fault, which is the last choice, and which leaves
     drain_ceiling    pure: how far a node's ranks may go before the job's step to stop at is agreed

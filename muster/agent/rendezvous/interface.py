@@ -582,7 +582,10 @@ class Stream(Protocol):
 
 
 class Rendezvous(Protocol):
-    """What the supervisor calls. No call blocks; none raises for faults of the network."""
+    """What the supervisor calls. No call blocks; none raises for faults of the network.
+
+    A backend without a leader inherits what only a leader can do.
+    """
 
     def join(
         self,
@@ -623,19 +626,20 @@ class Rendezvous(Protocol):
 
         Call one of the two callbacks, the second with the reason.
         """
-        ...
+        del feature, address, on_open
+        on_failed("the other nodes, if there are any, are not known")
 
     def send_summary(self, summary: Summary) -> None:
         """Send the summary to the leader, unless the link is busy or there is none."""
-        ...
+        del summary
 
     def read_members(self) -> JobMembers | None:
         """Return what the leader knows of all nodes; None if it is not on this node, or the backend has no leader."""
-        ...
+        return None
 
     def read_clock(self) -> LeaderClock | None:
         """Return how the leader's clock and this node's compare; None if unknown, or if the backend has no leader."""
-        ...
+        return None
 
     def close(self) -> None:
         """Flush what is queued (at most 1 s) and release every socket. Idempotent."""

@@ -7,10 +7,11 @@ from itertools import islice
 
 from muster._shared.fields import Shared
 from muster._shared.records import replace
+from muster.agent.config import RendezvousConfig
 from muster.agent.rendezvous.consensus.actions import RoundFacts, RoundStart, RoundSummary, Send, Successor
 from muster.agent.rendezvous.consensus.members import find_leader_host
 from muster.agent.rendezvous.consensus.state import Decision, JobState, NewRound, RoundRunning, update_recovery
-from muster.agent.round import PartShare
+from muster.agent.round import PartShare, Round, find_lineage
 
 SUCCESSORS = 8
 
@@ -55,6 +56,32 @@ def tell_round(state: JobState, new: NewRound) -> Decision:
     state = replace(state, formed=(new, facts))
     spares = (tell_running_round(state, member_id) for member_id in state.members if member_id not in state.assignments)
     return state, (*starts, *(send for sends in spares for send in sends))
+
+
+def build_round(start: RoundStart, config: RendezvousConfig) -> Round:
+    """Return a round as the node with this configuration needs it, which the leader does not know."""
+    facts, recovery = start.facts.value, start.facts.value.recovery
+    return Round(
+        number=recovery.round_number,
+        attempt=recovery.attempt,
+        restarts_left=max(0, config.max_restarts - (recovery.attempt - recovery.restarts.free)),
+        repeats=recovery.restarts.repeats,
+        group_rank=start.group_rank,
+        group_world_size=facts.group_world_size,
+        rank_offset=start.rank_offset,
+        world_size=facts.world_size,
+        role_rank_offset=start.role_rank_offset,
+        role_world_size=start.role_world_size,
+        master_addr=facts.master_addr,
+        master_port=facts.master_port,
+        use_agent_store=facts.use_agent_store,
+        hosts_store=facts.use_agent_store and start.group_rank == 0,
+        node_index=start.group_rank if config.node_index is None else config.node_index,
+        checkpoint=recovery.checkpoint,
+        lineage=find_lineage(recovery.round_number, recovery.quorum_rounds[-1].leader_id),
+        memories=recovery.memories,
+        shares=start.shares,
+    )
 
 
 def tell_running_round(state: JobState, member_id: str) -> tuple[Send, ...]:

@@ -32,14 +32,10 @@ def create_rendezvous(
     Raises:
         UsageError: torch knows no backend of that name, or it refuses its parameters.
     """
-    if config.standalone:
-        from muster.agent.rendezvous.static import StandaloneRendezvous
+    if config.standalone or (config.backend == "static" and config.max_nodes == 1):
+        from muster.agent.rendezvous.one_node import OneNodeRendezvous
 
-        return StandaloneRendezvous(config, nproc=nproc, loop=loop, post=post, node_name=node_name)
-    if config.backend == "static" and config.max_nodes == 1:
-        from muster.agent.rendezvous.static import StaticRendezvous
-
-        return StaticRendezvous(config, nproc=nproc, loop=loop, post=post, node_name=node_name)
+        return OneNodeRendezvous(config, nproc=nproc, loop=loop, post=post, node_name=node_name)
     if config.backend not in OWN_NAMES and config.backend != "static":
         from muster.agent.rendezvous.torch_handlers.rendezvous import create_torch_rendezvous
 

@@ -31,6 +31,7 @@ from muster.agent.rendezvous.consensus.actions import (
 )
 from muster.agent.rendezvous.consensus.decisions import decide
 from muster.agent.rendezvous.consensus.events import MemberLost, RoundAcknowledged
+from muster.agent.rendezvous.consensus.members import build_rules
 from muster.agent.rendezvous.consensus.quorum import RecoveredRound
 from muster.agent.rendezvous.consensus.recovery import RecoveryRecord
 from muster.agent.rendezvous.consensus.state import JobState
@@ -51,7 +52,6 @@ from muster.agent.rendezvous.leader.leader import Leader
 from muster.agent.rendezvous.member.events import Lead
 from muster.agent.rendezvous.member.member import Member
 from muster.agent.rendezvous.member.seeking import MALFORMED_PAUSE_S
-from muster.agent.rendezvous.member.server import build_rules
 from muster.agent.rendezvous.protocol import leader_messages as down
 from muster.agent.rendezvous.protocol import member_messages as up
 from muster.agent.rendezvous.protocol import messages as discovery

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from muster._shared.codec import clean_name
 from muster._shared.records import record
 from muster.agent.config import RendezvousConfig
 from muster.agent.rendezvous.consensus.recovery import RecoveryRecord
@@ -121,6 +122,24 @@ def find_silence_s(config: RendezvousConfig) -> float:
 def find_margin_s(silence_s: float) -> float:
     """Return how long before the silence limit a lease ends: a second, or less if the limit itself is short."""
     return min(LEASE_MARGIN_S, silence_s / 3)
+
+
+def build_rules(config: RendezvousConfig) -> ConsensusRules:
+    """Return the job's rules from one node's configuration."""
+    silence_s = find_silence_s(config)
+    return ConsensusRules(
+        run_id=clean_name(config.run_id),
+        min_nodes=config.min_nodes,
+        max_nodes=config.max_nodes,
+        max_restarts=config.max_restarts,
+        max_restarts_flag=config.max_restarts_flag,
+        hang_action=config.hang_action,
+        policy=config.policy,
+        is_managed=not config.is_by_hand,
+        join_timeout_s=config.join_timeout_s,
+        last_call_s=config.last_call_timeout_s,
+        rejoin_wait_s=silence_s - find_margin_s(silence_s) + FENCE_S,
+    )
 
 
 def find_leader_host(members: Iterable[MemberRecord]) -> str:

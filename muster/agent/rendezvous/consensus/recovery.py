@@ -31,6 +31,7 @@ from muster._shared.records import record, replace
 from muster._shared.reports import FinalFailure
 from muster.agent.features import load_half
 from muster.agent.rendezvous.consensus.quorum import RecoveredRound
+from muster.agent.rendezvous.interface import CheckpointCompleted, PartRemembered
 from muster.agent.rendezvous.verdicts.restarts import Restarts
 from muster.agent.round import Checkpoint, PartMemories
 
@@ -124,6 +125,18 @@ def _order_restarts(restarts: Restarts) -> tuple[int, int, bool, str]:
 def _unite_ended(quorum_round: RecoveredRound, others: tuple[RecoveredRound, ...]) -> RecoveredRound:
     ended = quorum_round.ended.union(*(each.ended for each in others if quorum_round.is_same(each)))
     return quorum_round if ended == quorum_round.ended else replace(quorum_round, ended=ended)
+
+
+def list_news(known: RecoveryRecord, found: RecoveryRecord) -> tuple[PartRemembered | CheckpointCompleted, ...]:
+    """Return what a node learns of the running round and the job, if it knew the first record and now the second."""
+    is_same = found.round_number == known.round_number
+    new = (memory for memory in found.memories if memory not in known.memories) if is_same else ()
+    news: list[PartRemembered | CheckpointCompleted] = [
+        PartRemembered(round_number=found.round_number, memory=memory) for memory in new
+    ]
+    if found.checkpoint is not None and found.checkpoint != known.checkpoint:
+        news.append(CheckpointCompleted(checkpoint=found.checkpoint))
+    return tuple(news)
 
 
 def find_later(known: Checkpoint | None, other: Checkpoint | None) -> Checkpoint | None:

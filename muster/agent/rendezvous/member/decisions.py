@@ -28,13 +28,12 @@ from muster._shared.contract import AskOutcome
 from muster._shared.records import replace
 from muster._shared.reports import Answer
 from muster.agent.rendezvous.consensus.actions import JobEnd, RecoveryChanged, RoundBreak, RoundStart, RoundSummary
+from muster.agent.rendezvous.consensus.recovery import list_news
 from muster.agent.rendezvous.interface import (
     AllStarted,
     Asked,
-    CheckpointCompleted,
     Leaving,
     NodeMessage,
-    PartRemembered,
     Prepared,
     RendezvousFailed,
     RequestAnswered,
@@ -93,14 +92,8 @@ def decide_member(state: MemberState, event: do.Event, boottime_s: float) -> Dec
         return state, ()
     known = state.recovery.record
     state, actions = _handle(state, event, boottime_s)
-    found = state.recovery.record
-    if found.checkpoint is not None and found.checkpoint != known.checkpoint:
-        actions = (do.Post(event=CheckpointCompleted(checkpoint=found.checkpoint)), *actions)
-    if found.memories != known.memories and found.round_number == known.round_number:
-        new = (memory for memory in found.memories if memory not in known.memories)
-        events = (PartRemembered(round_number=found.round_number, memory=memory) for memory in new)
-        actions = (*(do.Post(event=event) for event in events), *actions)
-    return state, actions
+    news = list_news(known, state.recovery.record)
+    return state, (*(do.Post(event=each) for each in news), *actions)
 
 
 def _handle(state: MemberState, event: do.Event, boottime_s: float) -> Decision:

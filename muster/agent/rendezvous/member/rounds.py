@@ -15,7 +15,7 @@ from muster.agent.rendezvous.interface import (
 from muster.agent.rendezvous.member import events as do
 from muster.agent.rendezvous.member.state import MemberState, Once
 from muster.agent.rendezvous.report_messages import Stopped
-from muster.agent.round import Round, find_lineage
+from muster.agent.rendezvous.round_messages import build_round
 
 Decision = tuple[MemberState, tuple[do.Action, ...]]
 
@@ -52,7 +52,9 @@ def record_recovery(state: MemberState, told: RecoveryRecord) -> MemberState:
 
 def on_round_start(state: MemberState, start: RoundStart) -> Decision:
     """Begin the lease of a new round that this node takes part in, and have its workers started."""
-    formed, hosts_rank_0 = _build_round(state, start), start.group_rank == 0
+    formed, hosts_rank_0 = build_round(start, state.config), start.group_rank == 0
+    if state.config.lends_endpoint:
+        formed = replace(formed, master_addr=_find_static_master(state), master_port=state.config.master_port)
     told: tuple[do.Action, ...] = ()
     nodes, rounds = formed.group_world_size, state.recovery.record.quorum_rounds
     is_back = Once.LOSS in state.printed and bool(rounds) and nodes >= rounds[-1].size
@@ -75,32 +77,6 @@ def on_round_start(state: MemberState, start: RoundStart) -> Decision:
         do.SendUp(message=RoundAcknowledged(round_number=formed.number)),
         *stopped,
         do.Post(event=RoundFormed(round=formed, is_held=not hosts_rank_0)),
-    )
-
-
-def _build_round(state: MemberState, start: RoundStart) -> Round:
-    """Add what the leader cannot know: this node's index, and the address that `static` was given here."""
-    facts, recovery, config = start.facts.value, start.facts.value.recovery, state.config
-    return Round(
-        number=recovery.round_number,
-        attempt=recovery.attempt,
-        restarts_left=max(0, config.max_restarts - (recovery.attempt - recovery.restarts.free)),
-        repeats=recovery.restarts.repeats,
-        group_rank=start.group_rank,
-        group_world_size=facts.group_world_size,
-        rank_offset=start.rank_offset,
-        world_size=facts.world_size,
-        role_rank_offset=start.role_rank_offset,
-        role_world_size=start.role_world_size,
-        master_addr=_find_static_master(state) if config.lends_endpoint else facts.master_addr,
-        master_port=config.master_port if config.lends_endpoint else facts.master_port,
-        use_agent_store=facts.use_agent_store,
-        hosts_store=facts.use_agent_store and start.group_rank == 0,
-        node_index=start.group_rank if config.node_index is None else config.node_index,
-        checkpoint=recovery.checkpoint,
-        lineage=find_lineage(recovery.round_number, recovery.quorum_rounds[-1].leader_id),
-        memories=recovery.memories,
-        shares=start.shares,
     )
 
 

@@ -12,10 +12,10 @@ import errno
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from muster._shared.codec import MalformedMessageError, clean_name
+from muster._shared.codec import MalformedMessageError
 from muster._shared.records import assert_never, record, replace
 from muster.agent.config import RendezvousConfig
-from muster.agent.rendezvous.consensus.members import FENCE_S, ConsensusRules, find_margin_s, find_silence_s
+from muster.agent.rendezvous.consensus.members import ConsensusRules, build_rules, find_silence_s
 from muster.agent.rendezvous.interface import PostNotice
 from muster.agent.rendezvous.leader.announcement import TakeoverAnnouncer
 from muster.agent.rendezvous.leader.connections import LeaderOptions
@@ -62,24 +62,6 @@ class ServerOptions:
     """Where the job's nodes search for their leader."""
     listen_host: str | None
     """Where this node listens for them; None means at every address."""
-
-
-def build_rules(config: RendezvousConfig) -> ConsensusRules:
-    """Return the job's rules from one node's configuration."""
-    silence_s = find_silence_s(config)
-    return ConsensusRules(
-        run_id=clean_name(config.run_id),
-        min_nodes=config.min_nodes,
-        max_nodes=config.max_nodes,
-        max_restarts=config.max_restarts,
-        max_restarts_flag=config.max_restarts_flag,
-        hang_action=config.hang_action,
-        policy=config.policy,
-        is_managed=not config.is_by_hand,
-        join_timeout_s=config.join_timeout_s,
-        last_call_s=config.last_call_timeout_s,
-        rejoin_wait_s=silence_s - find_margin_s(silence_s) + FENCE_S,
-    )
 
 
 def build_server_options(config: RendezvousConfig, own_id: str) -> ServerOptions:

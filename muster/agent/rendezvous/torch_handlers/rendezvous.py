@@ -30,6 +30,7 @@ from muster.agent.rendezvous.interface import (
     PartReport,
     PostEvent,
     Prepared,
+    Rendezvous,
     RendezvousFailed,
     RequestAnswered,
     RoundFormed,
@@ -38,7 +39,6 @@ from muster.agent.rendezvous.interface import (
     StoodStill,
 )
 from muster.agent.rendezvous.report_messages import Failed, Idle, StacksTaken, Stopped
-from muster.agent.rendezvous.restart_policy import Leaderless, LocalRestartPolicy, Next
 from muster.agent.rendezvous.torch_handlers.messages import (
     AllStandStill,
     Command,
@@ -48,6 +48,7 @@ from muster.agent.rendezvous.torch_handlers.messages import (
     Order,
     ThreadFinding,
 )
+from muster.agent.rendezvous.torch_handlers.restart_policy import LocalRestartPolicy, Next
 from muster.agent.rendezvous.torch_handlers.thread import HandlerThread
 from muster.agent.rendezvous.torch_handlers.watch import FailedElsewhere, NodeLost
 from muster.agent.round import PartOffer, Round
@@ -83,7 +84,7 @@ class CommandThread(Protocol):
         ...
 
 
-class TorchRendezvous(Leaderless):
+class TorchRendezvous(Rendezvous):
     """Implements `Rendezvous` with a handler of torch's."""
 
     def __init__(

@@ -1,7 +1,6 @@
-"""Decides whether an agent's failures end the job, if it is alone or every agent has its own restart budget.
+"""Decides whether an agent's failures end the job, if every agent has its own restart budget.
 
-It serves `--standalone`, `static` with one node, and the backends of torch's registry. With muster's own backend the
-leader decides, in `consensus.failures`.
+With muster's own backend the leader decides, in `consensus.failures`.
 """
 
 from enum import Enum
@@ -21,11 +20,8 @@ from muster.agent.rendezvous.interface import (
 from muster.agent.runtime.loop import Clock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from muster._shared.reports import Failure, FinalFailure, Stack
     from muster.agent.diagnosis.root_cause import DatedFailure
-    from muster.agent.rendezvous.interface import Stream, Summary
     from muster.agent.rendezvous.verdicts.deciding import Verdict
     from muster.agent.rendezvous.verdicts.restarts import Restarts
 
@@ -39,43 +35,18 @@ class Next(Enum):
     """The job has failed for good."""
 
 
-class Leaderless:
-    """The parts of `Rendezvous` for which a backend without a leader has nothing to do."""
-
-    def open_stream(
-        self,
-        feature: str,  # noqa: ARG002
-        address: tuple[str, int],  # noqa: ARG002
-        on_open: "Callable[[Stream], None]",  # noqa: ARG002
-        on_failed: "Callable[[str], None]",
-    ) -> None:
-        """See `Rendezvous`."""
-        on_failed("the other nodes, if there are any, are not known")
-
-    def send_summary(self, summary: "Summary") -> None:
-        """See `Rendezvous`. It reaches no node, because torch's store is not burdened with it."""
-
-    def read_clock(self) -> None:
-        """See `Rendezvous`."""
-
-    def read_members(self) -> None:
-        """See `Rendezvous`."""
-
-
 class LocalRestartPolicy:
     """Counts one agent's rounds and attempts, and posts `RoundBroken` and `JobEnded`."""
 
-    def __init__(self, clock: Clock, post: PostEvent, config: RendezvousConfig, *, is_alone: bool = False) -> None:
+    def __init__(self, clock: Clock, post: PostEvent, config: RendezvousConfig) -> None:
         """Begin before the first round.
 
         Args:
             clock: the agent's.
             post: gets the rendezvous events.
             config: the job's.
-            is_alone: whether the job has no other node, which would have to learn of its end at once.
         """
         self._clock = clock
-        self._is_alone = is_alone
         self._post = post
         self._run_id = config.run_id
         self._max_restarts = config.max_restarts
@@ -140,7 +111,7 @@ class LocalRestartPolicy:
         self._before = self._restarts
         verdict = self._decide(choose_root(self._failures), has_stepped=has_stepped)
         is_consequence = self._root is not None and is_symptom(self._root)
-        self._is_provisional = is_consequence and (self._final is None or self._is_alone)
+        self._is_provisional = is_consequence and self._final is None
         if self._is_provisional:
             self.break_round(BreakKind.FAILURE, describe_failure(self._root))
         else:

@@ -111,23 +111,15 @@ class OneNodeRendezvous(Rendezvous):
     def _load(self, offers: tuple[PartOffer, ...]) -> "LocalLeader":
         """Return the leader, which forms the first round."""
         if self._leader is None:
-            from muster.agent.rendezvous.consensus.members import MemberRecord
             from muster.agent.rendezvous.local_leader import LocalLeader
 
             self._leader = LocalLeader(self._config, self._loop, self._post_new)
             self._leader.join(
-                MemberRecord(
-                    id=self._config.run_id,
-                    index=self._config.node_index,
-                    nproc=self._nproc,
-                    role="",
-                    host=self._node_name,
-                    address=self._master[0],
-                    port=self._master[1],
-                    can_host_store=self._can_host_store(),
-                    is_leader=True,
-                    offers=offers,
-                )
+                nproc=self._nproc,
+                host=self._node_name,
+                master=self._master,
+                can_host_store=self._can_host_store(),
+                offers=offers,
             )
         return self._leader
 

@@ -39,7 +39,7 @@ def create_rendezvous(
     if config.backend not in OWN_NAMES and config.backend != "static":
         from muster.agent.rendezvous.torch_handlers.rendezvous import create_torch_rendezvous
 
-        return create_torch_rendezvous(config, nproc, role, loop, post)
+        return create_torch_rendezvous(config, nproc, role, loop, post, node_name)
     from muster.agent.rendezvous.member.member import Member
     from muster.agent.rendezvous.transport.addresses import FixedPort
     from muster.agent.rendezvous.transport.tcp_network import TcpNetwork

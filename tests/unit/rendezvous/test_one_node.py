@@ -50,8 +50,8 @@ class Node:
     ) -> None:
         self.posted: list = []
         self.nproc = nproc
-        words = ["--standalone", "--rdzv-id", "r", "--nproc-per-node", f"{nproc}", "--max-restarts", "1", *flags, "x.py"]
-        config = replace(parse_args(words, {}).rendezvous, **changes)
+        words = ["--standalone", "--nproc-per-node", f"{nproc}", "--max-restarts", "1", *flags, "x.py"]
+        config = replace(parse_args(words, {}).rendezvous, run_id="r", **changes)
         self.clock = HandClock()
         self.loop = Loop(self.clock)
         self.rendezvous = OneNodeRendezvous(

@@ -4,20 +4,37 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from doubles.leader_history import failure
 from doubles.rendezvous_links import StandingClock
 
+from muster._shared.records import replace
 from muster._shared.reports import RankProgress, Stack
 from muster.agent.config import RendezvousConfig
-from muster.agent.rendezvous.interface import Notice, NoticeKind, RendezvousEvent, RoundFormed, StacksWanted, StoodStill
-from muster.agent.rendezvous.report_messages import StacksTaken
+from muster.agent.rendezvous.interface import (
+    AllSucceeded,
+    BreakKind,
+    JobEnded,
+    NodeMessage,
+    Notice,
+    NoticeKind,
+    RendezvousEvent,
+    RoundBroken,
+    RoundFormed,
+    StacksWanted,
+    StoodStill,
+)
+from muster.agent.rendezvous.report_messages import Failed, StacksTaken, Stopped
 from muster.agent.rendezvous.torch_handlers.messages import (
     AllStandStill,
     Command,
+    EndKnown,
     HandlerFormedRound,
+    NodesWaiting,
     Order,
     ThreadFinding,
 )
-from muster.agent.rendezvous.torch_handlers.rendezvous import TorchRendezvous
+from muster.agent.rendezvous.torch_handlers.rendezvous import STANDSTILL, TorchRendezvous
+from muster.agent.rendezvous.torch_handlers.watch import FailedElsewhere
 from muster.agent.runtime.loop import Loop
 
 FOUND = Notice(text="found")
@@ -64,7 +81,14 @@ def thread() -> FakeThread:
 @pytest.fixture
 def rendezvous(loop: Loop, posted: list[RendezvousEvent], thread: FakeThread) -> Iterator[TorchRendezvous]:
     config = RendezvousConfig(
-        backend="c10d-torch", run_id="run", host="localhost", port=1, node_index=0, min_nodes=1, max_nodes=1
+        backend="c10d-torch",
+        run_id="run",
+        host="localhost",
+        port=1,
+        node_index=0,
+        min_nodes=1,
+        max_nodes=1,
+        max_restarts=1,
     )
     rendezvous = TorchRendezvous(config, loop=loop, post=posted.append, make_thread=lambda _owner: thread)
     yield rendezvous
@@ -126,6 +150,7 @@ FORMED = HandlerFormedRound(
     master_port=2,
     use_agent_store=False,
 )
+FAILURE = failure(1)
 STACK = Stack(global_rank=0, node=0, local_rank=0, text="", progress=RankProgress(global_rank=0, step=3, still_s=50.0))
 
 
@@ -137,6 +162,7 @@ class Job:
         self._rendezvous = rendezvous
         self._posted = posted
         self.number = 0
+        rendezvous.join()
         self.find(FORMED)
 
     def find(self, finding: ThreadFinding) -> list[RendezvousEvent]:
@@ -144,13 +170,20 @@ class Job:
         self._loop.turn()
         return self._take()
 
-    def stand_still(self, for_s: float) -> list[RendezvousEvent]:
-        self._rendezvous.send(StoodStill(round_number=self.number, for_s=for_s))
+    def send(self, message: NodeMessage) -> list[RendezvousEvent]:
+        self._rendezvous.send(message)
         return self._take()
 
+    def fail(self) -> list[RendezvousEvent]:
+        """A worker fails, then all are stopped."""
+        failed = Failed(round_number=self.number, failures=(replace(FAILURE, round=self.number),))
+        return self.send(failed) + self.send(Stopped(round_number=self.number))
+
+    def stand_still(self, for_s: float) -> list[RendezvousEvent]:
+        return self.send(StoodStill(round_number=self.number, for_s=for_s))
+
     def look(self, *stacks: Stack) -> list[RendezvousEvent]:
-        self._rendezvous.send(StacksTaken(round_number=self.number, number=1, stacks=stacks))
-        return self._take()
+        return self.send(StacksTaken(round_number=self.number, number=STANDSTILL, stacks=stacks))
 
     def _take(self) -> list[RendezvousEvent]:
         posted = self._posted[:]
@@ -168,7 +201,7 @@ def job(loop: Loop, rendezvous: TorchRendezvous, posted: list[RendezvousEvent]) 
 
 def test_a_node_tells_what_its_ranks_do_once_those_of_all_nodes_stand_still(job: Job, thread: FakeThread) -> None:
     assert job.stand_still(50.0) == []
-    assert job.find(AllStandStill()) == [StacksWanted(round_number=1, number=1)]
+    assert job.find(AllStandStill()) == [StacksWanted(round_number=1, number=STANDSTILL)]
     [told] = job.look(STACK)
     assert told == Notice(
         text="the job stands still, for 50 s now: no rank seems to keep the others waiting; rank 0: step 3; nothing is "
@@ -178,7 +211,7 @@ def test_a_node_tells_what_its_ranks_do_once_those_of_all_nodes_stand_still(job:
     [told] = job.stand_still(0.0)
     assert told == Notice(text="the job goes on and no longer stands still", kind=NoticeKind.STILL_OVER)
     assert job.stand_still(0.0) == []
-    assert thread.orders == [Order.STAND_STILL, Order.MOVE, Order.MOVE]
+    assert thread.orders == [Order.NEXT, Order.STAND_STILL, Order.MOVE, Order.MOVE]
 
 
 def test_a_node_whose_ranks_go_on_tells_nothing_of_them(job: Job) -> None:
@@ -193,6 +226,68 @@ def test_a_node_whose_ranks_go_on_tells_nothing_of_them(job: Job) -> None:
 
 def test_a_round_begins_with_ranks_that_move(job: Job) -> None:
     job.stand_still(50.0)
+    job.fail()
     job.find(FORMED)
     assert job.find(AllStandStill()) == []
     assert job.stand_still(0.0) == []
+
+
+def test_a_failure_makes_a_new_attempt_of_this_node(job: Job, thread: FakeThread) -> None:
+    [broken] = job.fail()
+    assert isinstance(broken, RoundBroken)
+    assert (broken.kind, broken.reason) == (BreakKind.FAILURE, "rank 1 on node 1 (h1) exited with code 1")
+    [formed] = job.find(replace(FORMED, group_rank=1))
+    assert isinstance(formed, RoundFormed)
+    made = formed.round
+    assert (made.number, made.attempt, made.restarts_left, made.group_rank, made.node_index) == (2, 1, 0, 1, 0)
+    assert thread.orders == [Order.NEXT, Order.PAUSE, Order.NEXT]
+
+
+def test_nodes_that_wait_make_a_new_round_and_no_attempt(job: Job, thread: FakeThread) -> None:
+    for number in range(1, 8):
+        [broken] = job.find(NodesWaiting(count=2))
+        assert isinstance(broken, RoundBroken)
+        assert (broken.kind, broken.reason) == (BreakKind.MEMBERSHIP, "2 nodes waiting to join")
+        assert job.find(NodesWaiting(count=2)) == []
+        assert job.send(Stopped(round_number=number)) == []
+        [formed] = job.find(FORMED)
+        assert isinstance(formed, RoundFormed)
+        assert (formed.round.number, formed.round.attempt) == (number + 1, 0)
+    assert thread.orders == [Order.NEXT, *[Order.PAUSE, Order.NEXT] * 7]
+
+
+def test_the_last_failure_ends_the_job_once_the_others_know(job: Job, thread: FakeThread) -> None:
+    job.fail()
+    job.find(FORMED)
+    [broken] = job.fail()
+    assert isinstance(broken, RoundBroken)
+    assert broken.kind is BreakKind.FINAL
+    assert thread.orders[3:] == [Order.FAIL, Order.AWAIT_END]
+    [ended] = job.find(EndKnown(succeeded=False))
+    assert isinstance(ended, JobEnded)
+    assert ended.prints_report
+    assert ended.report is not None
+    assert ended.report.reason == broken.reason
+
+
+@pytest.mark.parametrize("is_waiting", [False, True])
+def test_a_failure_elsewhere_ends_the_job_here(is_waiting: bool, job: Job, thread: FakeThread) -> None:
+    if is_waiting:  # for the next round
+        job.fail()
+    posted = job.find(FailedElsewhere(reason="node 2 has failed", root=replace(FAILURE, node=2)))
+    if not is_waiting:
+        assert [each.reason for each in posted if isinstance(each, RoundBroken)] == ["node 2 has failed"]
+        assert job.send(Stopped(round_number=1)) == []
+        assert thread.orders == [Order.NEXT, Order.AWAIT_END]
+        posted = job.find(EndKnown(succeeded=False))
+    [ended] = posted
+    assert isinstance(ended, JobEnded)
+    assert (ended.succeeded, ended.prints_report) == (False, False)
+    assert ended.report is not None
+    assert [each.node for each in ended.report.failures] == [2]
+
+
+def test_a_success_is_told_to_the_others_first(job: Job, thread: FakeThread) -> None:
+    assert job.send(AllSucceeded(round_number=1)) == []
+    assert thread.orders == [Order.NEXT, Order.DONE]
+    assert job.find(EndKnown(succeeded=True)) == [JobEnded(succeeded=True)]

@@ -3,7 +3,6 @@
 A handler of torch's behind our protocol (`--rdzv-backend c10d-torch`, `etcd`, `etcd-v2`, a third party's, a caller's):
 
     rendezvous      `TorchRendezvous`, what the supervisor calls; on the agent's loop
-    restart_policy  which failures end the job, because every agent has its own restart budget
     messages        what passes between it and the thread: commands one way, findings the other
     thread          owns the handler, whose calls block; agrees on the ranks through the round's store
     watch           agrees on the end of a round, and on lost nodes, through that store

@@ -1,16 +1,16 @@
 """Puts a rendezvous of torch's registry behind our protocol: `c10d-torch`, `etcd`, `etcd-v2`, third-party ones.
 
 torch's handlers block. So one thread owns the handler, carries out the loop's commands and posts what it finds on the
-loop. What the handler cannot do is not imitated: every agent has its own restart budget, and each node reports its own
-failures. Through the round's store (`watch`) the agents agree on the end of the job and on lost nodes. torch's agent
-instead waits for 300 s and counts that as success.
+loop. What the handler cannot do is not imitated: every agent has its own restart budget and reports its own failures,
+and its own `LocalLeader` decides what follows from them. Through the round's store (`watch`) the agents agree on the
+end of the job and on lost nodes. torch's agent instead waits for 300 s and counts that as success.
 """
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from muster._shared.contract import AskOutcome
-from muster._shared.records import assert_never
+from muster._shared.records import assert_never, replace
 from muster._shared.reports import Answer
 from muster.agent.config import RendezvousConfig
 from muster.agent.errors import UsageError
@@ -23,6 +23,7 @@ from muster.agent.rendezvous.interface import (
     DrainFollowed,
     DrainReported,
     DrainWithdrawn,
+    JobEnded,
     Leaving,
     NodeMessage,
     Notice,
@@ -31,13 +32,16 @@ from muster.agent.rendezvous.interface import (
     PostEvent,
     Prepared,
     Rendezvous,
+    RendezvousEvent,
     RendezvousFailed,
     RequestAnswered,
+    RoundBroken,
     RoundFormed,
     Saved,
     StacksWanted,
     StoodStill,
 )
+from muster.agent.rendezvous.local_leader import LocalLeader
 from muster.agent.rendezvous.report_messages import Failed, Idle, StacksTaken, Stopped
 from muster.agent.rendezvous.torch_handlers.messages import (
     AllStandStill,
@@ -48,7 +52,6 @@ from muster.agent.rendezvous.torch_handlers.messages import (
     Order,
     ThreadFinding,
 )
-from muster.agent.rendezvous.torch_handlers.restart_policy import LocalRestartPolicy, Next
 from muster.agent.rendezvous.torch_handlers.thread import HandlerThread
 from muster.agent.rendezvous.torch_handlers.watch import FailedElsewhere, NodeLost
 from muster.agent.round import PartOffer, Round
@@ -57,8 +60,8 @@ from muster.agent.runtime.loop import Loop, Timer
 if TYPE_CHECKING:
     from muster.agent.rendezvous.interface import Stream
 
-STANDSTILL = 1
-"""The number of stacks that are wanted because the job stands still. Those of a hang have 0."""
+STANDSTILL = 0
+"""The number of stacks that are wanted because the job stands still. Those of a hang have others."""
 
 FIRST_WAIT_LINE_S = 10.0
 """After this time without a round a line says so, and again after each `NEXT_WAIT_LINE_S`. torch's import counts."""
@@ -94,15 +97,27 @@ class TorchRendezvous(Rendezvous):
         loop: Loop,
         post: PostEvent,
         make_thread: "Callable[[TorchRendezvous], CommandThread]",
+        node_name: str = "localhost",
     ) -> None:
         """Keep `make_thread`, which makes the owner of the handler: a thread of this agent, or of its program."""
         self._config = config
         self._loop = loop
         self._post = post
-        self._policy = LocalRestartPolicy(loop.clock, post, config)
-        self._closed = False
-        self._awaits_round = False
-        """Whether no worker is left and the next round has not formed."""
+        self._node_name = node_name
+        alone = replace(config, min_nodes=1, max_nodes=1, checkpoint=None)
+        self._leader = LocalLeader(alone, loop, self._post_decided)
+        self._number = 0
+        """The round of the workers; 0 before the first."""
+        self._next: Round | None = None
+        """What the leader knows of the next round, while no worker is left and the handler forms it."""
+        self._is_broken = False
+        """Whether the workers' round is broken."""
+        self._is_own = True
+        """Whether the job has not failed for good on another node."""
+        self._end: JobEnded | None = None
+        """How the job has failed, until the other nodes know it."""
+        self._has_ended = False
+        """Whether the end was posted, or is not wanted any more."""
         self._still_since_s: float | None = None
         """When the workers of this node began to stand still, in this round."""
         self._has_told_still = False
@@ -117,7 +132,7 @@ class TorchRendezvous(Rendezvous):
         self._loop.call_from_thread(lambda: self._handle(finding))
 
     def _handle(self, finding: ThreadFinding) -> None:
-        if self._closed:
+        if self._has_ended:
             return
         match finding:
             case HandlerFormedRound():
@@ -129,14 +144,12 @@ class TorchRendezvous(Rendezvous):
             case FailedElsewhere():
                 self._handle_failed_elsewhere(finding)
             case EndKnown():
-                self._policy.end_job(succeeded=finding.succeeded)
+                self._end_job(JobEnded(succeeded=True) if finding.succeeded else self._end)
             case RendezvousFailed():
-                if not self._policy.has_ended:
-                    self._policy.has_ended = True
-                    self._post(finding)
+                self._end_job(finding)
             case AllStandStill():
                 if self._is_still():
-                    self._post(StacksWanted(round_number=self._policy.number, number=STANDSTILL))
+                    self._post(StacksWanted(round_number=self._number, number=STANDSTILL))
             case Notice():
                 self._post(finding)
             case _:
@@ -144,44 +157,61 @@ class TorchRendezvous(Rendezvous):
 
     def _begin_round(self, formed: HandlerFormedRound) -> None:
         self._stop_wait_timer()
-        if self._policy.has_ended:
+        if self._next is None:
             return
-        self._awaits_round = self._has_told_still = False
+        index = formed.group_rank if self._config.node_index is None else self._config.node_index
+        new = replace(self._next, **vars(formed), node_index=index, lineage=0)
+        self._number, self._next = new.number, None
+        self._is_broken = self._has_told_still = False
         self._still_since_s = None
-        self._policy.begin_round()
-        self._post(
-            RoundFormed(
-                round=Round(
-                    number=self._policy.number,
-                    attempt=self._policy.attempt,
-                    restarts_left=self._policy.restarts_left,
-                    repeats=self._policy.repeats,
-                    group_rank=formed.group_rank,
-                    group_world_size=formed.group_world_size,
-                    rank_offset=formed.rank_offset,
-                    world_size=formed.world_size,
-                    role_rank_offset=formed.role_rank_offset,
-                    role_world_size=formed.role_world_size,
-                    master_addr=formed.master_addr,
-                    master_port=formed.master_port,
-                    use_agent_store=formed.use_agent_store,
-                    node_index=formed.group_rank if self._config.node_index is None else self._config.node_index,
-                )
-            )
-        )
+        self._leader.take_place(new.group_rank)
+        self._post(RoundFormed(round=new))
 
     def _break_round(self, reason: str) -> None:
         """Break the round, so that all agents go to the next one."""
-        if not self._policy.has_ended and self._policy.broken is None:
-            self._thread.send_command(Command(order=Order.PAUSE))
-            self._policy.break_round(BreakKind.MEMBERSHIP, reason)
+        if not self._is_broken:
+            self._leader.break_round(reason)
 
     def _handle_failed_elsewhere(self, found: FailedElsewhere) -> None:
-        if self._policy.has_ended:
-            return
-        self._policy.record_failed_elsewhere(found.reason, found.root)
-        if self._awaits_round:
-            self._policy.end_job(succeeded=False)
+        self._is_own = self._end is not None
+        self._leader.end_job(found.reason, found.root)
+        if self._next is not None:
+            self._leader.receive(Stopped(round_number=self._next.number))
+
+    # -- what the leader decides ------------------------------------------------------------------------------------
+
+    def _post_decided(self, event: RendezvousEvent) -> None:
+        match event:
+            case RoundFormed():
+                self._next = event.round
+                self._seek_round()
+            case RoundBroken() if self._next is None:
+                self._is_broken = True
+                self._tell_break(event)
+                self._post(event)
+            case RoundBroken():
+                pass  # no worker runs
+            case JobEnded() if self._next is None:
+                self._end = replace(event, prints_report=self._is_own)
+                self._thread.send_command(Command(order=Order.AWAIT_END))
+            case JobEnded():
+                self._end_job(replace(event, prints_report=self._is_own))
+            case _:
+                self._post(event)
+
+    def _tell_break(self, broken: RoundBroken) -> None:
+        """Tell the thread, which knows it if the job has failed on another node."""
+        if broken.kind is not BreakKind.FINAL:
+            if not broken.explains:
+                self._thread.send_command(Command(order=Order.PAUSE))
+        elif self._is_own:
+            root = self._leader.find_root()
+            self._thread.send_command(Command(order=Order.FAIL, reason=broken.reason, root=root))
+
+    def _end_job(self, end: JobEnded | RendezvousFailed | None) -> None:
+        if not self._has_ended and end is not None:
+            self._has_ended = True
+            self._post(end)
 
     # -- called by the supervisor -----------------------------------------------------------------------------------
 
@@ -198,15 +228,13 @@ class TorchRendezvous(Rendezvous):
         The nodes agree on nothing for features.
         """
         self._thread.start()
-        self._seek_round()
+        self._leader.join(nproc=1, host=self._node_name)
 
     def _seek_round(self) -> None:
         self._thread.send_command(Command(order=Order.NEXT))
         self._wait_timer = self._loop.call_later(FIRST_WAIT_LINE_S, self._tell_wait)
 
     def _tell_wait(self) -> None:
-        if self._policy.has_ended:
-            return
         config = self._config
         size = (
             str(config.max_nodes) if config.min_nodes == config.max_nodes else f"{config.min_nodes}:{config.max_nodes}"
@@ -223,49 +251,36 @@ class TorchRendezvous(Rendezvous):
 
     def send(self, message: NodeMessage) -> None:
         """See `Rendezvous`. The other nodes do not learn what the handlers cannot pass on."""
-        number = message.round_number if not isinstance(message, Prepared | Leaving) else self._policy.number
+        if isinstance(message, Prepared | Leaving) or message.round_number != self._number or self._has_ended:
+            return
+        number, backend = message.round_number, self._config.backend
         match message:
             case StoodStill():
                 self._record_still(message)
-            case Prepared() | AllStarted() | Leaving() | Saved() | PartReport():
+            case AllStarted() | Saved() | PartReport() | DrainReported() | DrainFollowed():
                 pass  # the joined nodes form a round; the others miss heartbeats
-            case Idle() if self._config.hang_action == "report":
-                self._policy.record_idle(number, message.failures)
-            case Failed() | Idle():  # others cannot report progress: idle means failed
-                self._record_failures(message)
-            case AllSucceeded() | StacksTaken():
-                self._record_end_or_stacks(message)
-            case Stopped():
-                self._record_stopped(message)
+            case StacksTaken() if message.number == STANDSTILL:
+                self._tell_standstill(message)
+            case Failed() | Idle() | StacksTaken() | Stopped():  # others cannot report progress: idle means failed
+                self._leader.receive(message)
+            case AllSucceeded():
+                if not self._is_broken:
+                    self._thread.send_command(Command(order=Order.DONE))
             case DrainAsked():
-                why = f"--rdzv-backend {self._config.backend} cannot agree on a step"
+                why = f"--rdzv-backend {backend} cannot agree on a step"
                 self._post(DrainWithdrawn(round_number=number, drain=0, reason=why))
             case Asked():
-                line = f"--rdzv-backend {self._config.backend} cannot pass it on to the other nodes"
+                line = f"--rdzv-backend {backend} cannot pass it on to the other nodes"
                 answer = Answer(outcome=AskOutcome.REFUSED, line=line)
                 self._post(RequestAnswered(request=message.request, answer=answer))
-            case DrainReported() | DrainFollowed():
-                pass
             case _:
                 assert_never(message)
 
-    def _record_end_or_stacks(self, message: AllSucceeded | StacksTaken) -> None:
-        if message.round_number != self._policy.number:
-            return
-        if isinstance(message, StacksTaken) and message.number == STANDSTILL:
-            self._tell_standstill(message)
-        elif isinstance(message, StacksTaken):  # of a hang
-            self._policy.print_hang(message.stacks, message.missing)
-        elif self._policy.broken is None:
-            self._thread.send_command(Command(order=Order.DONE))
-
     def _is_still(self) -> bool:
-        return self._still_since_s is not None and self._policy.broken is None and not self._policy.has_ended
+        return self._still_since_s is not None and not self._is_broken
 
     def _record_still(self, message: StoodStill) -> None:
         """Let the other nodes know that the workers of this one stand still, or continue."""
-        if message.round_number != self._policy.number or self._policy.has_ended:
-            return
         is_still = message.for_s > 0.0
         self._still_since_s = self._loop.clock.now_s() - message.for_s if is_still else None
         self._thread.send_command(Command(order=Order.STAND_STILL if is_still else Order.MOVE))
@@ -286,38 +301,16 @@ class TorchRendezvous(Rendezvous):
             self._has_told_still = True
             self._post(Notice(text=text, kind=NoticeKind.STILL))
 
-    def _record_failures(self, message: Failed | Idle) -> None:
-        has_stepped = isinstance(message, Failed) and message.has_stepped
-        if message.failures and self._policy.record_failures(
-            message.round_number, message.failures, has_stepped=has_stepped
-        ):
-            final, root = self._policy.final, self._policy.get_root()
-            if final is None:
-                self._thread.send_command(Command(order=Order.PAUSE))
-            else:
-                self._thread.send_command(Command(order=Order.FAIL, reason=final.describe(), root=root))
-
-    def _record_stopped(self, message: Stopped) -> None:
-        following = self._policy.record_stopped(
-            message.round_number, message.failures, message.stacks, has_stepped=message.has_stepped
-        )
-        if following is Next.ROUND:
-            self._awaits_round = True
-            self._seek_round()
-        elif following is Next.END:
-            self._thread.send_command(Command(order=Order.AWAIT_END))
-
     def close(self) -> None:
         """See `Rendezvous`."""
-        if self._closed:
-            return
-        self._closed = self._policy.has_ended = True
+        self._has_ended = True
+        self._leader.close()
         self._stop_wait_timer()
         self._thread.stop()
 
 
 def create_torch_rendezvous(
-    config: RendezvousConfig, nproc: int, role: str, loop: Loop, post: PostEvent
+    config: RendezvousConfig, nproc: int, role: str, loop: Loop, post: PostEvent, node_name: str
 ) -> TorchRendezvous:
     """Return the handler that `config` names, in a thread of this agent or of the program that drives it.
 
@@ -327,6 +320,7 @@ def create_torch_rendezvous(
         role: the role whose role ranks are counted together.
         loop: the agent's.
         post: gets the events, on the loop.
+        node_name: this machine's name in reports.
 
     Raises:
         UsageError: no program has started this agent that could have its own handler.
@@ -342,4 +336,4 @@ def create_torch_rendezvous(
 
     if config.backend == CALLERS_NAME and control_fd is None:
         raise UsageError("--rdzv-backend caller: only a program that starts the agent can have a handler of its own")
-    return TorchRendezvous(config, loop=loop, post=post, make_thread=make_thread)
+    return TorchRendezvous(config, loop=loop, post=post, make_thread=make_thread, node_name=node_name)

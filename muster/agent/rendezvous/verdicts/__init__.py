@@ -4,7 +4,7 @@
     restarts   what is kept of earlier failures, as a part of the recovery record
 
 Not here: which nodes are at fault (`rendezvous.faulty_nodes`), and when a failure ends a round
-(`rendezvous.consensus.failures`, `rendezvous.torch_handlers.restart_policy`).
+(`rendezvous.consensus.failures`).
 
 From outside, import any module.
 """

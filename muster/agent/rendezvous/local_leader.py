@@ -37,7 +37,7 @@ from muster.agent.rendezvous.consensus.events import (
 from muster.agent.rendezvous.consensus.failures import break_round
 from muster.agent.rendezvous.consensus.members import MemberRecord, build_rules
 from muster.agent.rendezvous.consensus.recovery import RecoveryRecord, list_news
-from muster.agent.rendezvous.consensus.state import FOREVER, Decision, Forming, RoundRunning, Storm, build_initial_state
+from muster.agent.rendezvous.consensus.state import FOREVER, Decision, Ending, Forming, Storm, build_initial_state
 from muster.agent.rendezvous.interface import BreakKind, JobEnded, Notice, PostEvent, RoundFormed
 from muster.agent.rendezvous.round_messages import build_round
 from muster.agent.round import PartOffer
@@ -114,8 +114,14 @@ class LocalLeader:
         """Break the round, because the nodes of the next one are others."""
         self._carry_out(break_round(self._state, BreakKind.MEMBERSHIP, reason, self._loop.clock.now_s()))
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether the job has failed for good."""
+        phase = self._state.phase
+        return isinstance(phase, Ending) or (isinstance(phase, Forming) and phase.final is not None)
+
     def end_job(self, reason: str, root: Failure | None) -> None:
-        """End the job, unless it has failed for good already, because it has on another node.
+        """End the job, because it has failed for good on another node.
 
         Args:
             reason: why, in one line.
@@ -124,13 +130,10 @@ class LocalLeader:
         state, now_s, final = self._state, self._loop.clock.now_s(), FinalFailure(cause=reason)
         seen = () if root is None else (DatedFailure(when_s=now_s - root.age_s, failure=root),)
         state = replace(state, failures=replace(state.failures, seen=(*state.failures.seen, *seen)))
-        match state.phase:
-            case RoundRunning():
-                self._carry_out(break_round(state, BreakKind.FINAL, reason, now_s, final))
-            case Forming(final=None) as phase:
-                self._state = replace(state, phase=replace(phase, final=final))
-            case _:
-                pass
+        if isinstance(state.phase, Forming):
+            self._state = replace(state, phase=replace(state.phase, final=final))
+        else:
+            self._carry_out(break_round(state, BreakKind.FINAL, reason, now_s, final))
 
     def find_root(self) -> Failure | None:
         """Return the root cause of the round's failures."""

@@ -14,7 +14,7 @@ import pytest
 from harness import Outcome, Tree, wait_until
 
 ENDS = Path(__file__).parents[2] / "programs" / "agent" / "ends.py"
-SILENCE = "keep_alive_interval=0.5,keep_alive_max_attempt=4"
+SILENCE = "keep_alive_interval=1,keep_alive_max_attempt=2"
 BACKENDS = [
     "static",
     pytest.param("muster", marks=pytest.mark.long),  # the same member; what it adds is in the conformance suite

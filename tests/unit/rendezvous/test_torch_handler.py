@@ -263,6 +263,7 @@ def test_the_last_failure_ends_the_job_once_the_others_know(job: Job, thread: Fa
     assert isinstance(broken, RoundBroken)
     assert broken.kind is BreakKind.FINAL
     assert thread.orders[3:] == [Order.FAIL, Order.AWAIT_END]
+    assert job.find(FailedElsewhere(reason="node 2 has failed", root=None)) == []
     [ended] = job.find(EndKnown(succeeded=False))
     assert isinstance(ended, JobEnded)
     assert ended.prints_report

@@ -11,6 +11,6 @@ member knows of the job, so that nothing is lost with a leader. `waits` is the t
 for. `parts` calls the halves of features at the leader, whose
 functions are in `halves`.
 
-From outside, import `decisions`, `events`, `actions`, `state`, `members`, `quorum`, `recovery` and `waits`. Where a node
-decides alone, import `drain` and `failures` as well; features import `halves`.
+From outside, import `decisions`, `events`, `actions`, `state`, `members`, `quorum`, `recovery` and `waits`; where a
+node decides alone, `drain` and `failures` as well. Features import `halves`.
 """

@@ -38,8 +38,6 @@ from muster.agent.runtime.persistent import PersistentSet
 
 GOES_ON = Notify(text="the job goes on: it has not hung", kind=NoticeKind.HANG_OVER)
 
-_FINDINGS_KEPT = 64
-"""Lines about differences between nodes that are kept, so that none is printed twice."""
 STORM_ROUNDS = 5
 """More rounds than this within `STORM_S` without a step are a storm."""
 

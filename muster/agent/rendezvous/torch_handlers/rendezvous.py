@@ -173,7 +173,9 @@ class TorchRendezvous(Rendezvous):
             self._leader.break_round(reason)
 
     def _handle_failed_elsewhere(self, found: FailedElsewhere) -> None:
-        self._is_own = self._end is not None
+        if self._leader.has_failed:
+            return
+        self._is_own = False
         self._leader.end_job(found.reason, found.root)
         if self._next is not None:
             self._leader.receive(Stopped(round_number=self._next.number))
@@ -211,6 +213,7 @@ class TorchRendezvous(Rendezvous):
     def _end_job(self, end: JobEnded | RendezvousFailed | None) -> None:
         if not self._has_ended and end is not None:
             self._has_ended = True
+            self._stop_wait_timer()
             self._post(end)
 
     # -- called by the supervisor -----------------------------------------------------------------------------------

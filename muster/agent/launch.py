@@ -144,7 +144,8 @@ def _run_supervisor(
     """
     # Imported while the template imports torch.
     from muster.agent.logs import LogRouter
-    from muster.agent.node.supervisor import AgentParts, Supervisor
+    from muster.agent.node.round_workers import AgentParts
+    from muster.agent.node.supervisor import Supervisor
     from muster.agent.rendezvous.selection import create_rendezvous
     from muster.agent.runtime.signals import ChildWatch
 

@@ -22,7 +22,8 @@ from doubles.samples import make_round
 from muster.agent.config import AgentConfig, LogConfig, RendezvousConfig
 from muster.agent.errors import SpawnError
 from muster.agent.logs import WorkerStreams
-from muster.agent.node.supervisor import AgentParts, Supervisor
+from muster.agent.node.round_workers import AgentParts
+from muster.agent.node.supervisor import Supervisor
 from muster.agent.rendezvous.interface import (
     BreakKind,
     JobEnded,

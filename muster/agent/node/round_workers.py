@@ -26,9 +26,10 @@ from muster.agent.workers.spec import ProgramKind, WorkerSpec, WorkerStarter
 
 if TYPE_CHECKING:  # imports delay the first worker
     from muster._shared.guard import GuardLease
+    from muster.agent.features.sink import Witness
     from muster.agent.placement.affinity import WorkerPlacement
     from muster.agent.rendezvous.drain_ceiling import RankSlot
-    from muster.agent.rendezvous.interface import Rendezvous, Stream
+    from muster.agent.rendezvous.interface import Rendezvous, RendezvousEvent, Stream
     from muster.agent.runtime.event_log import EventLog
     from muster.agent.telemetry import Observed, Pause
     from muster.agent.workers.status_page import StatusPage
@@ -43,19 +44,29 @@ _DRAIN_LOOK_S = 0.1
 
 
 @record
-class WorkerParts:
-    """What workers need besides the configuration."""
+class AgentParts:
+    """The parts of an agent."""
 
     loop: Loop
+    """The clock, and the thread where callbacks run."""
     lease: "GuardLease"
+    """The guard's fencing lease."""
     logs: LogRouter
+    """Receives the workers' output; closed by `Supervisor.run`."""
+    event_log: "EventLog"
+    """Receives the records; closed by `Supervisor.run`."""
     children: ChildWatch
+    """Reports the ends of the workers; closed by `Supervisor.run`."""
     starter: WorkerStarter
+    """Starts workers; closed by `Supervisor.run`."""
     placements: "tuple[WorkerPlacement, ...]"
     """Placements by local rank (length nproc). If empty, workers run where the agent may run."""
-    event_log: "EventLog"
     early: Mapping[str, object]
     """What features have begun before there was a round, by their names."""
+    witnesses: "tuple[Witness, ...]"
+    """Read the events of the node."""
+    connect: "Callable[[Callable[[RendezvousEvent], None]], Rendezvous]"
+    """Builds the rendezvous, which posts its events through the argument; closed by `Supervisor.run`."""
 
 
 class RoundWorkers:
@@ -64,7 +75,7 @@ class RoundWorkers:
     def __init__(
         self,
         config: AgentConfig,
-        parts: WorkerParts,
+        parts: AgentParts,
         post: Callable[[events.Event], None],
         get_rendezvous: "Callable[[], Rendezvous]",
     ) -> None:

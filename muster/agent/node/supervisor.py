@@ -9,21 +9,19 @@ action that is not on workers.
 import os
 import signal
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
 from muster._shared.contract import ExitCode
-from muster._shared.guard import GuardLease
 from muster._shared.processes import become_subreaper, find_nvml
-from muster._shared.records import assert_never, record
+from muster._shared.records import assert_never
 from muster.agent.config import AgentConfig
-from muster.agent.logs import LogRouter
 from muster.agent.node import actions, events
 from muster.agent.node.actions import LocalFailure
 from muster.agent.node.decisions import decide
-from muster.agent.node.round_workers import RoundWorkers, WorkerParts
+from muster.agent.node.round_workers import AgentParts, RoundWorkers
 from muster.agent.node.state import NodeRules, NodeState
 from muster.agent.node.transition_log import TransitionLog
 from muster.agent.rendezvous.interface import (
@@ -31,22 +29,15 @@ from muster.agent.rendezvous.interface import (
     DrainAsked,
     Leaving,
     PlainNodeMessage,
-    Rendezvous,
-    RendezvousEvent,
 )
-from muster.agent.runtime.event_log import EventLog
-from muster.agent.runtime.loop import Loop
-from muster.agent.runtime.signals import ChildWatch, SignalWatch
-from muster.agent.workers.spec import WorkerStarter
+from muster.agent.runtime.signals import SignalWatch
 
 if TYPE_CHECKING:  # imports delay the first worker
     from muster._shared.contract import AskKind
     from muster._shared.reports import Failure, Stack
     from muster.agent.control import ControlServer
     from muster.agent.control.question import TerminalQuestion
-    from muster.agent.features.sink import Witness
     from muster.agent.node.evidence import Evidence
-    from muster.agent.placement.affinity import WorkerPlacement
     from muster.agent.round import Checkpoint, Round
     from muster.agent.telemetry import Telemetry
     from muster.agent.telemetry.devices import Devices
@@ -60,32 +51,6 @@ _NOTICE_S = 60.0
 """How long an agent that was not stopped waits to say that output was lost, because what reads it stands still."""
 _SETTLE_TURNS = 2
 """Turns of the loop between a worker's end and its failure record. By then its last output is in the pipes."""
-
-
-@record
-class AgentParts:
-    """The parts of an agent."""
-
-    loop: Loop
-    """The clock, and the thread where callbacks run."""
-    lease: GuardLease
-    """The guard's fencing lease."""
-    logs: LogRouter
-    """Receives the workers' output; closed by `Supervisor.run`."""
-    event_log: EventLog
-    """Receives the records; closed by `Supervisor.run`."""
-    children: ChildWatch
-    """Reports the ends of the workers; closed by `Supervisor.run`."""
-    starter: WorkerStarter
-    """Starts workers; closed by `Supervisor.run`."""
-    placements: "tuple[WorkerPlacement, ...]"
-    """Placements by local rank (length nproc). If empty, workers run where the agent may run."""
-    early: Mapping[str, object]
-    """What features have begun before there was a round, by their names."""
-    witnesses: "tuple[Witness, ...]"
-    """Read the events of the node."""
-    connect: Callable[[Callable[[RendezvousEvent], None]], Rendezvous]
-    """Builds the rendezvous, which posts its events through the argument; closed by `Supervisor.run`."""
 
 
 class Supervisor:
@@ -109,16 +74,7 @@ class Supervisor:
         self._events: deque[events.Event] = deque()
         self._workers = RoundWorkers(
             config,
-            WorkerParts(
-                loop=parts.loop,
-                lease=parts.lease,
-                logs=parts.logs,
-                children=parts.children,
-                starter=parts.starter,
-                placements=parts.placements,
-                event_log=parts.event_log,
-                early=parts.early,
-            ),
+            parts,
             self._events.append,
             lambda: self._rendezvous,
         )
@@ -311,7 +267,6 @@ class Supervisor:
 
     def _load_diagnosis(self) -> None:
         self._read_evidence().skip_kernel_log()
-        import muster.agent.diagnosis.root_cause  # noqa: F401  # what decides about a failure needs it
 
     def _begin_telemetry(self) -> None:
         if self._telemetry is not None:

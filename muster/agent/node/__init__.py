@@ -13,6 +13,6 @@ starts and ends the round's store if this node hosts it. `round_parts` calls the
 
 Not here: how workers are started (`workers`), what nodes agree on (`rendezvous`).
 
-From outside, import `supervisor.Supervisor`; `events`, because the check behind `LocalChecked` begins before there is a
-supervisor; and for features `round_parts`, `actions` and `outcome`.
+From outside, import `supervisor.Supervisor` and `round_workers.AgentParts`; for features `round_parts`, `events`,
+`actions` and `outcome`.
 """

@@ -22,7 +22,7 @@ from muster._shared.records import replace
 from muster.agent.config import RendezvousConfig
 from muster.agent.control.server import ControlServer
 from muster.agent.rendezvous.interface import RoundFormed
-from muster.agent.rendezvous.member.server import Server, build_server_options
+from muster.agent.rendezvous.member.server import Server
 from muster.agent.rendezvous.member.state import build_initial_state
 from muster.agent.rendezvous.protocol.framing import build_frame
 from muster.agent.rendezvous.protocol.messages import LeaderQuery
@@ -152,7 +152,7 @@ class Peer:
         self.network = TcpNetwork(self.loop, None)
         config = replace(config, local_addr=local_addr)
         state = build_initial_state(config, "id")
-        self.server = Server(self.loop, self.network, build_server_options(config, "id"), lambda: state, print, print)
+        self.server = Server(self.loop, self.network, lambda: state, print, print)
         self.server.open()
 
     def listen(self, near: str, *, joins: bool) -> set[str]:

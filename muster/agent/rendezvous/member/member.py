@@ -30,10 +30,9 @@ from muster.agent.rendezvous.member.decisions import NO_LISTENER, decide_member
 from muster.agent.rendezvous.member.lease_renewal import LeaseRenewal
 from muster.agent.rendezvous.member.master_ports import MasterPorts
 from muster.agent.rendezvous.member.search import Search
-from muster.agent.rendezvous.member.server import Server, build_server_options
+from muster.agent.rendezvous.member.server import Server
 from muster.agent.rendezvous.member.state import build_initial_state, find_endpoint
 from muster.agent.rendezvous.protocol.framing import Frame
-from muster.agent.rendezvous.protocol.job_rules import build_job_rules
 from muster.agent.rendezvous.protocol.leader_messages import LEADER_MESSAGES, HeartbeatReply
 from muster.agent.rendezvous.protocol.member_messages import EndAcknowledged, Join, MemberMessage
 from muster.agent.rendezvous.protocol.messages import LeaderQuery, Message, QueryReply, StreamOpened
@@ -79,8 +78,7 @@ class Member:
         self._events: deque[do.Event] = deque()
         """Events to be decided; the first one is being decided."""
         self._ports = MasterPorts(reserve)
-        options = build_server_options(config, self.state.own_id)
-        self.server = Server(loop, network, options, lambda: self.state, self._print, self._resign)
+        self.server = Server(loop, network, lambda: self.state, self._print, self._resign)
         self._lease_renewal = LeaseRenewal(
             loop,
             lease,
@@ -455,7 +453,7 @@ class Member:
                 port=self._ports.offered,
                 listen_port=self.server.port,
                 local_addr=config.local_addr or None,
-                rules=build_job_rules(config),
+                rules=self.state.job_rules,
                 is_prepared=self.state.is_prepared,
                 can_host_store=self._can_host_store(),
                 stop_limit_s=min(config.stop_limit_s, 1e7),

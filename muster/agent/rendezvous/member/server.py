@@ -3,9 +3,7 @@
 Every node listens on a port of its own, whether it leads or not. After the leader's end the members find the next
 leader there, and a refused connection proves that this very process has ended. (The job's endpoint proves nothing,
 because an adapter may keep that socket open across restarts.) It listens there only at the addresses by which others
-reach it.
-
-This module has over 400 lines because one class owns all sockets that others connect to, and they are closed together.
+reach it. One class owns all sockets that others connect to, and they are closed together.
 """
 
 import errno
@@ -13,9 +11,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from muster._shared.codec import MalformedMessageError
-from muster._shared.records import assert_never, record, replace
+from muster._shared.records import assert_never, replace
 from muster.agent.config import RendezvousConfig
-from muster.agent.rendezvous.consensus.members import ConsensusRules, build_rules, find_silence_s
+from muster.agent.rendezvous.consensus.members import build_rules, find_silence_s
 from muster.agent.rendezvous.interface import PostNotice
 from muster.agent.rendezvous.leader.announcement import TakeoverAnnouncer
 from muster.agent.rendezvous.leader.connections import LeaderOptions
@@ -24,7 +22,7 @@ from muster.agent.rendezvous.leader.peer_lines import PeerLines, refuse
 from muster.agent.rendezvous.member.seeking import ENDPOINT_RETRY_S
 from muster.agent.rendezvous.member.state import MemberState, find_endpoint
 from muster.agent.rendezvous.protocol.framing import Frame
-from muster.agent.rendezvous.protocol.job_rules import JobRules, build_job_rules, describe_difference
+from muster.agent.rendezvous.protocol.job_rules import describe_difference
 from muster.agent.rendezvous.protocol.leader_messages import Exit, Goodbye, Welcome
 from muster.agent.rendezvous.protocol.member_messages import Join
 from muster.agent.rendezvous.protocol.messages import (
@@ -46,39 +44,6 @@ if TYPE_CHECKING:
     from muster.agent.rendezvous.interface import Stream
 
 
-@record
-class ServerOptions:
-    """The node and the job for which the server answers."""
-
-    own_id: str
-    own_index: int | None
-    incarnation: int
-    """How often this node's agent was started before; 0 if unknown."""
-    rules: ConsensusRules
-    job_rules: JobRules
-    silence_s: float
-    local_addr: str | None
-    endpoint: tuple[str, int]
-    """Where the job's nodes search for their leader."""
-    listen_host: str | None
-    """Where this node listens for them; None means at every address."""
-
-
-def build_server_options(config: RendezvousConfig, own_id: str) -> ServerOptions:
-    """Return the server's options from one node's configuration."""
-    return ServerOptions(
-        own_id=own_id,
-        own_index=config.node_index,
-        incarnation=config.incarnation,
-        rules=build_rules(config),
-        job_rules=build_job_rules(config),
-        silence_s=find_silence_s(config),
-        local_addr=config.local_addr,
-        endpoint=find_endpoint(config),
-        listen_host=choose_listen_host(config),
-    )
-
-
 def choose_listen_host(config: RendezvousConfig) -> str | None:
     """Return the endpoint's address, or all if that is a name, because other nodes may resolve it differently."""
     host = find_endpoint(config)[0]
@@ -94,7 +59,6 @@ class Server:
         self,
         loop: Loop,
         network: Network,
-        options: ServerOptions,
         get_state: Callable[[], MemberState],
         post_notice: PostNotice,
         on_other_leader: Callable[[str, int], None],
@@ -103,8 +67,16 @@ class Server:
         self.on_stream: Callable[[str, Stream], None] | None = None
         self._loop = loop
         self._network = network
-        self._options = options
         self._get_state = get_state
+        state = get_state()
+        self._config = state.config
+        self._own_id = state.own_id
+        self._rules = build_rules(state.config)
+        self._job_rules = state.job_rules
+        """The rules that every member must have been started with."""
+        self._endpoint = find_endpoint(state.config)
+        self._listen_host = choose_listen_host(state.config)
+        """Where this node listens for the job's nodes; None means at every address."""
         self._post_notice = post_notice
         self.peer_lines = PeerLines(post_notice)
         self._on_other_leader = on_other_leader
@@ -143,10 +115,8 @@ class Server:
             return True
         if not joins:
             return self._listen_own(host)
-        told: str | None = self._options.local_addr or host
-        if parse_numeric(told or "") is None or (
-            is_loopback(told or "") and not is_loopback(self._options.endpoint[0])
-        ):
+        told: str | None = self._config.local_addr or host
+        if parse_numeric(told or "") is None or (is_loopback(told or "") and not is_loopback(self._endpoint[0])):
             told = None  # a name, or a leader on this machine with another address outside
         return self._listen_own(told) and self._listen_own(host)
 
@@ -172,7 +142,7 @@ class Server:
         Raises:
             OSError: the port is in use, or the address is not this machine's.
         """
-        host, port, listen = self._options.listen_host, self._options.endpoint[1], self._network.listen
+        host, port, listen = self._listen_host, self._endpoint[1], self._network.listen
         if fd is not None:
             self._endpoint_listener = self._network.adopt(fd, self._on_link, self._on_refused)
             return
@@ -215,13 +185,13 @@ class Server:
         """Start to lead, or to be a candidate. The link is for this node's own member."""
         self._is_takeover = takeover
         options = LeaderOptions(
-            rules=self._options.rules,
-            job_rules=self._options.job_rules,
-            silence_s=self._options.silence_s,
+            rules=self._rules,
+            job_rules=self._job_rules,
+            silence_s=find_silence_s(self._config),
             takeover=takeover,
-            must_find_last_round=self._options.incarnation > 0 and not takeover,
+            must_find_last_round=self._config.incarnation > 0 and not takeover,
             notify=self._post_notice,
-            own_id=self._options.own_id,
+            own_id=self._own_id,
             listen_port=self.port,
         )
         self.leader = Leader(self._loop, self._network, options)
@@ -235,7 +205,7 @@ class Server:
     @property
     def is_on_loopback(self) -> bool:
         """Whether only nodes on this machine reach the endpoint, if this process listens there."""
-        return is_loopback(self._options.listen_host or "")
+        return is_loopback(self._listen_host or "")
 
     @property
     def is_candidate(self) -> bool:
@@ -254,7 +224,7 @@ class Server:
     def claim_endpoint(self) -> None:
         """Listen at the endpoint after a takeover, or else announce this leader to the process that does."""
         if self._endpoint_listener is None and self._announcer is None:
-            self._network.check_local(self._options.endpoint[0], self._open_or_announce)
+            self._network.check_local(self._endpoint[0], self._open_or_announce)
 
     def _open_or_announce(self, local: bool) -> None:
         if self.leader is None or self._endpoint_listener is not None:
@@ -265,19 +235,18 @@ class Server:
             except OSError:
                 local = False  # the old leader's successor was probably faster
         if not local:
-            options = self._options
             self._announcer = TakeoverAnnouncer(
-                self._loop, self._network, options.endpoint, self._build_announcement, self._on_other_leader
+                self._loop, self._network, self._endpoint, self._build_announcement, self._on_other_leader
             )
 
     def _build_announcement(self, link: Link) -> Announcement:
         self.listen_for(link)
         return Announcement(
-            run_id=self._options.rules.run_id,
-            id=self._options.own_id,
+            run_id=self._rules.run_id,
+            id=self._own_id,
             round_number=0 if self.leader is None else self.leader.state.round_number,
             port=self.port,
-            rules=self._options.job_rules,
+            rules=self._job_rules,
         )
 
     # -- answers ----------------------------------------------------------------------------------------------------
@@ -294,7 +263,7 @@ class Server:
         """See `LinkOwner`. A connection that sends a malformed message is closed."""
         if self._connections.get(link):
             return
-        run_id = self._options.rules.run_id
+        run_id = self._rules.run_id
         try:
             request = FIRST_MESSAGES.read(frame)
         except MalformedMessageError as error:
@@ -341,10 +310,10 @@ class Server:
             role=role,
             round_number=round_number,
             group_rank=state.recovery.group_rank,
-            id=self._options.own_id,
-            index=self._options.own_index,
+            id=self._own_id,
+            index=self._config.node_index,
             leader=state.leader_address,
-            rules=self._options.job_rules,
+            rules=self._job_rules,
         )
 
     def _answer_join(self, link: Link, join: Join) -> None:
@@ -352,12 +321,12 @@ class Server:
         job_end = self._get_state().job_end
         if self.leader is not None:
             self.leader.admit(link, join)
-        elif (difference := describe_difference(join.rules, self._options.job_rules)) is not None:
+        elif (difference := describe_difference(join.rules, self._job_rules)) is not None:
             ours = f"this agent was started with {difference}"
             self._refuse(link, f"it was started with {difference}", ours, usage=True)
         elif job_end is not None:
             link.trust()
-            link.send(Welcome(leader_id=self._options.own_id, listen_port=self.port))
+            link.send(Welcome(leader_id=self._own_id, listen_port=self.port))
             link.send(replace(job_end, printer_id=None))
             link.send(Exit())
             self._connections[link] = True
@@ -380,11 +349,11 @@ class Server:
 
         A leader in a round does not join one with other rules. A leader without a round does, and is refused.
         """
-        if self.leader is None or announcement.id == self._options.own_id:
+        if self.leader is None or announcement.id == self._own_id:
             link.send(AnnouncementAcknowledged())
             return
         state = self.leader.state
-        if state.has_formed_round and describe_difference(announcement.rules, self._options.job_rules) is not None:
+        if state.has_formed_round and describe_difference(announcement.rules, self._job_rules) is not None:
             link.send(AnnouncementAcknowledged())
             return
         if state.has_formed_round and state.round_number > announcement.round_number:

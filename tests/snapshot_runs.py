@@ -16,7 +16,6 @@ import os
 import random
 import re
 import shutil
-import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -258,10 +257,7 @@ class Run:
         is_quiet = self.plan.is_quiet and self.net is not None
         if is_quiet:
             self.net.set_link(index, "down")
-        for pid in tree.descendants():
-            with contextlib.suppress(ProcessLookupError):
-                tree.send(signal.SIGKILL, pid)
-        self.outcomes.append(tree.wait())
+        self.outcomes.append(tree.kill_all())
         if is_quiet:
             threading.Event().wait(3)  # longer than the silence that is a loss
             self.net.set_link(index, "up")

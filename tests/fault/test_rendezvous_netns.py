@@ -19,22 +19,6 @@ def world(tmp_path: Path) -> Iterator[World]:
         yield made
 
 
-@pytest.mark.long
-def test_loss_of_a_node(world: World) -> None:
-    one, two = world.start(2, "1:2")
-    two.kill_agent()
-    world.wait_for_sizes([2, 1], one)
-    world.finish(one)
-
-
-@pytest.mark.long
-def test_loss_of_node_0_of_two(world: World) -> None:
-    one, two = world.start(2, "1:2")
-    one.kill_agent()
-    world.wait_for_sizes([2, 1], two)
-    world.finish(two)
-
-
 def test_loss_of_node_0_of_three(world: World) -> None:
     first, *others = world.start(3, "2:3")
     first.kill_agent()

@@ -202,36 +202,6 @@ def test_a_descendant_that_holds_the_pipe_does_not_delay_the_end(tmp_path: Path)
     assert node.printed["out"] == b"[w0]:last\n"
 
 
-def test_a_full_disk_is_one_line_and_the_console_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    open_file = os.open
-
-    def open_full(path: Any, *how: Any, **named: Any) -> int:
-        return open_file("/dev/full" if str(path).endswith("stdout.log") else path, *how, **named)
-
-    monkeypatch.setattr(os, "open", open_full)
-    node = Node(str(tmp_path), redirects=TEE)
-    node.run(spew(1000), number=2)
-    for rank in range(2):
-        assert lines_of(node.printed["out"], b"[w%d]:" % rank) == spewed(rank, 1000) + b"\n"
-    complaints = [line for line in node.printed["err"].splitlines() if line.startswith(b"[muster]")]
-    assert len(complaints) == 1
-    assert b"stdout.log: No space left on device" in complaints[0]
-
-
-@pytest.mark.parametrize("base", ["/proc/nothing", "{tmp}/file"])
-def test_no_writable_folder_is_one_line_and_console_only(tmp_path: Path, base: str) -> None:
-    (tmp_path / "file").write_text("in the way")
-    node = Node(base.format(tmp=tmp_path), tee=TEE)
-    node.start(spew(10))
-    assert node.streams[0].error_file is None
-    node.finish()
-    node.close()
-    assert lines_of(node.printed["out"], b"[w0]:") == spewed(0, 10) + b"\n"
-    complaints = [line for line in node.printed["err"].splitlines() if line.startswith(b"[muster]")]
-    assert len(complaints) == 1
-    assert b"no log files, console only" in complaints[0]
-
-
 def test_a_disk_that_hangs_does_not_hang_the_agent(tmp_path: Path) -> None:
     folder = tmp_path / "job/attempt_0/0"
     folder.mkdir(parents=True)

@@ -165,24 +165,6 @@ def test_delete_removes_a_running_job(tmp_path):
 
 
 # TorchX's nightly line has no schedulers of its own any more
-NOT_OURS = (
-    "muster cannot ask scheduler 'lsf', which is not made with muster.schedulers.adapter; use torchx for it"
-    "|scheduler 'lsf' cannot be used here: No module named 'torchx.schedulers.lsf_scheduler'"
-)
-
-
-@pytest.mark.parametrize(
-    ("handle", "code", "line"),
-    [
-        ("lsf://torchx/x", 2, NOT_OURS),
-        ("a/b/c", 2, "'a/b/c' is not an app handle; an example is local_cwd://torchx/train-x7k2"),
-        ("nothing", 3, "no job is named 'nothing'; `muster list` lists them"),
-    ],
-)
-def test_handles_that_name_no_app_of_ours(handle, code, line):
-    shell = muster("pause", handle)
-    assert (shell.code, shell.stdout) == (code, "")
-    assert re.fullmatch(f"muster: ({line})\n", shell.stderr), shell.stderr
 
 
 def test_an_unknown_app(capsys):

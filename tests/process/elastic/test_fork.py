@@ -92,14 +92,6 @@ def test_a_fork_handler_that_blocks_is_an_error_and_no_hang(tmp_path: Path) -> N
 
 
 @pytest.mark.long
-def test_an_image_that_is_stopped_ends_the_job_with_a_reason(tmp_path: Path) -> None:
-    """No worker has a cold start."""
-    outcome = run_forks("image_stopped", folder=tmp_path)
-    reason = "the template stood still for 10 s when it was to fork workers, and was killed"
-    assert f"cannot fork a worker from the program that started the job: {reason}" in outcome.stdout, outcome.explain()
-
-
-@pytest.mark.long
 @pytest.mark.torch
 def test_an_agent_whose_rendezvous_is_an_installed_package(tmp_path: Path) -> None:
     outcome = run_forks("backend", folder=tmp_path, program="forks_torch.py")

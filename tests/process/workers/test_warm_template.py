@@ -433,24 +433,6 @@ def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stall_watch, "IMPORT_LIMIT_S", 1.0)
 
 
-@pytest.mark.soak
-def test_a_template_that_is_stopped_ends_and_workers_start_cold(
-    make_agent: Callable[..., Agent], script: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It would be waited for in vain, by the job's restart."""
-    monkeypatch.setattr(stall_watch, "LOOK_S", 0.1)
-    agent = make_agent(script)
-    agent.turn_until(lambda: agent.has("workers_parked"))
-    monkeypatch.setattr(stall_watch, "ANSWER_LIMIT_S", 1.0)
-    os.kill(agent.template_pid, signal.SIGSTOP)
-    agent.start(4)
-    assert agent.wait_for_end(4) == [40, 41, 42, 43]
-    assert agent.ways == ["warm", "warm", "cold", "cold"]
-    reason = "the template stood still for 1 s when it was to fork workers, and was killed"
-    assert agent.notices == [f"workers start cold: {reason}"]
-    wait_until(lambda: agent.children.reap() or not list_children(), what="the end of everything")
-
-
 BLOCKED_IMPORT = "import os\nos.read(os.pipe()[0], 1)\n"
 BLOCKED_FORK = """
 import os, threading

@@ -1,20 +1,11 @@
 """Real agents in namespaces: a node that fails on purpose leaves, and a spare node takes its place."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from netns_world import Node, World
 
 pytestmark = [pytest.mark.netns, pytest.mark.timeout(240), pytest.mark.soak]
 
 FLAGS = {"sums": "plain", "max-restarts": "2", "on": "exit 77: elsewhere", "restart-backoff": "0"}
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with World(tmp_path) as made:
-        yield made
 
 
 def start(world: World, **flags: str) -> tuple[list[Node], Node]:

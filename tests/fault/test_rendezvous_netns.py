@@ -4,19 +4,10 @@ Every node adds ones over the world, with gloo or, where only membership matters
 when the survivors print the sum of the new world size, and succeeded when all of them exit 0. See `netns_world`.
 """
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from netns_world import World
 
 pytestmark = [pytest.mark.netns, pytest.mark.torch, pytest.mark.timeout(240), pytest.mark.soak]
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with World(tmp_path) as made:
-        yield made
 
 
 def test_loss_of_node_0_of_three(world: World) -> None:

@@ -5,19 +5,11 @@ that no two groups were alive at the same time: see `programs/netns_sums.py`.
 """
 
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from netns_world import Node, World
 
 pytestmark = [pytest.mark.netns, pytest.mark.timeout(240), pytest.mark.soak]
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with World(tmp_path) as made:
-        yield made
 
 
 @pytest.mark.long

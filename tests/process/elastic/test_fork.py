@@ -1,24 +1,16 @@
 """start_method="fork": closures as workers, what they inherit and what not, and how they end."""
 
-import os
-import sys
 from pathlib import Path
 
 import pytest
-from harness import Outcome, run_tree
-
-PROGRAMS = Path(__file__).parents[2] / "programs" / "elastic"
+from harness import Outcome
+from launchers import run_api
 
 pytestmark = pytest.mark.timeout(200)
 
 
 def run_forks(scenario: str, *flags: str, folder: Path, program: str = "forks.py", settle_s: float = 1.0) -> Outcome:
-    env = {**os.environ, "TMPDIR": str(folder)}
-    words = [sys.executable, *flags, str(PROGRAMS / program), scenario]
-    outcome = run_tree(words, env=env, cwd=folder, timeout_s=150, settle_s=settle_s)
-    assert outcome.exit_code == 0, outcome.explain()
-    assert outcome.leftovers == (), outcome.explain()
-    return outcome
+    return run_api(program, scenario, folder=folder, flags=flags, settle_s=settle_s)
 
 
 @pytest.mark.soak

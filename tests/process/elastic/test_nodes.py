@@ -1,13 +1,10 @@
 """Jobs of two nodes whose programs call the Python API, through muster's own rendezvous."""
 
-import os
-import sys
 from pathlib import Path
 
 import pytest
-from harness import Outcome, find_free_port, run_tree
-
-PROGRAM = Path(__file__).parents[2] / "programs" / "elastic" / "nodes.py"
+from harness import find_free_port
+from launchers import run_api
 
 UNSAFE = (
     "all_results=True with nodes=2 needs the variable MUSTER_TOKEN, a secret that is the same on all nodes, because "
@@ -19,12 +16,8 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def run_nodes(scenario: str, folder: Path, *node: str) -> list[str]:
-    port = find_free_port()
-    env = {**os.environ, "TMPDIR": str(folder), "MUSTER_TOKEN": "0123456789abcdef" * 2}
-    command = [sys.executable, str(PROGRAM), scenario, str(port), *node]
-    outcome: Outcome = run_tree(command, env=env, cwd=folder, timeout_s=250)
-    assert outcome.exit_code == 0, outcome.explain()
-    assert outcome.leftovers == (), outcome.explain()
+    env = {"MUSTER_TOKEN": "0123456789abcdef" * 2}
+    outcome = run_api("nodes.py", scenario, str(find_free_port()), *node, folder=folder, env=env, timeout_s=250)
     # the logs of a job that did not succeed stay
     assert [*folder.glob("muster_job_*"), *folder.glob("muster_call_*"), *folder.glob("muster_result_*")] == [], (
         outcome.explain()

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 from harness import LIMIT_S, wait_until
 from launchers import ONE_START
+from supervised_apps import make_folder
 from torchx.schedulers.api import Stream
 from torchx.specs import AppDef, Resource, Role
 from torchx.specs.api import macros
 
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.local import create_scheduler
-from muster.schedulers.supervision.app_folder import AppFolder, AppSpec
+from muster.schedulers.supervision.app_folder import AppFolder
 from muster.schedulers.supervision.client import SupervisorError, start_supervisor
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
 
@@ -26,13 +27,6 @@ TERMINAL = ("SUCCEEDED", "FAILED", "CANCELLED")
 
 
 pytestmark = pytest.mark.usefixtures("state_home")
-
-
-@pytest.fixture
-def scheduler():
-    made = create_scheduler("torchx")
-    yield made
-    made.close()
 
 
 def shell(script, **more):
@@ -249,10 +243,8 @@ def test_devices_are_those_of_the_caller_or_of_the_machine(scheduler, tmp_path, 
 
 def test_a_supervisor_without_a_log_says_why(tmp_path, capfd):
     """It wrote a traceback to the terminal, and the command said only that the log is empty."""
-    spec = AppSpec(app_id="a", scheduler="s", folder=str(tmp_path / "a"), driver="none", roles=(), grace_s=1.0)
-    folder = AppFolder(spec.folder)
-    folder.create(spec)
+    folder = make_folder(tmp_path / "a")
     folder.log_file.mkdir()
     with pytest.raises(SupervisorError, match=rf"^the supervisor of a ended early: {folder.log_file}: Is a directory$"):
-        start_supervisor(folder, spec)
+        start_supervisor(folder, folder.read_spec())
     assert capfd.readouterr() == ("", "")

@@ -10,7 +10,6 @@ from torchx.specs import macros
 from torchx.specs.finder import ComponentValidationException
 
 from muster.components import dist
-from muster.schedulers.local import create_scheduler
 from muster.schedulers.supervision.app_folder import AppFolder
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
 
@@ -26,13 +25,6 @@ SLEEPS = "import time; time.sleep(600)"
 
 
 pytestmark = pytest.mark.usefixtures("state_home")
-
-
-@pytest.fixture
-def scheduler():
-    made = create_scheduler("torchx")
-    yield made
-    made.close()
 
 
 def find_folder(app_id: str) -> AppFolder:

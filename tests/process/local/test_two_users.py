@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 from harness import LIMIT_S, run_tree, wait_until
 from other_user import OTHER, call_as_other, needs_two_users, other_dir, shared_dir
+from supervised_apps import build_spec
 from torchx.specs import AppDef
 
 from muster.schedulers.runner.app_codec import dump_app
-from muster.schedulers.supervision.app_folder import AppFolder, AppRecord, AppSpec
+from muster.schedulers.supervision.app_folder import AppFolder, AppRecord
 from muster.schedulers.supervision.machine import Machine
 from muster.schedulers.supervision.registry import AppRegistry
 from muster.schedulers.supervision.state import AppPhase, SupervisedApp
@@ -34,16 +35,8 @@ TORCHX = str(Path(sys.executable).with_name("torchx"))
 def make_app(path: Path, python: Path, app_id: str) -> Callable[[], None]:
     """What makes an app that runs, as its files say, whose supervisor has died: looking at it may start that again."""
     record = AppRecord(app=SupervisedApp(replicas={}, phase=AppPhase.RUNNING), machine=Machine.here())
-    spec = AppSpec(
-        app_id=app_id,
-        scheduler="detached",
-        folder=str(path),
-        driver="a:b",
-        roles=(),
-        grace_s=1.0,
-        python=str(python),
-        description=dump_app(AppDef(app_id)),
-    )
+    description = dump_app(AppDef(app_id))
+    spec = build_spec(path, scheduler="detached", python=str(python), description=description)
 
     def make() -> None:
         folder = AppFolder(path)

@@ -176,61 +176,48 @@ NAMES = {"0100007F": "127.0.0.1", "0200007F": "127.0.0.2", "0" * 32: "all", "000
 
 
 @pytest.mark.parametrize(
-    ("endpoint", "local_addr", "near", "joins", "listens"),
+    ("endpoint", "local_addr", "links"),
     [
-        ("127.0.0.1", None, "127.0.0.1", True, {"127.0.0.1"}),
-        ("::1", None, "::1", True, {"::1"}),
-        ("node-0", None, "127.0.0.1", True, {"all"}),
-        ("node-0", None, "127.0.0.1", False, {"127.0.0.1"}),
-        ("127.0.0.1", "127.0.0.2", "127.0.0.1", True, {"127.0.0.1", "127.0.0.2"}),
-        ("127.0.0.1", "a-name", "127.0.0.1", True, {"all"}),
-        ("127.0.0.1", "192.0.2.1", "127.0.0.1", True, {"all"}),
+        ("127.0.0.1", None, [("127.0.0.1", True, {"127.0.0.1"})]),
+        ("::1", None, [("::1", True, {"::1"})]),
+        ("node-0", None, [("127.0.0.1", True, {"all"})]),
+        ("127.0.0.1", "127.0.0.2", [("127.0.0.1", True, {"127.0.0.1", "127.0.0.2"})]),
+        ("127.0.0.1", "a-name", [("127.0.0.1", True, {"all"})]),
+        ("127.0.0.1", "192.0.2.1", [("127.0.0.1", True, {"all"})]),
+        (
+            "10.0.0.1",
+            None,
+            [
+                ("127.0.0.2", False, {"127.0.0.2"}),
+                ("127.0.0.1", False, {"127.0.0.1", "127.0.0.2"}),
+                ("127.0.0.1", False, {"127.0.0.1", "127.0.0.2"}),
+            ],
+        ),
+        ("node-0", None, [("127.0.0.1", False, {"127.0.0.1"}), ("127.0.0.1", True, {"all"})]),
+        ("10.0.0.1", None, [("127.0.0.1", False, {"127.0.0.1"}), ("fe80::1", False, {"all"})]),
+        ("10.0.0.1", None, [("127.0.0.1", False, {"127.0.0.1"}), ("192.0.2.1", False, {"all"})]),
     ],
     ids=[
         "loopback",
         "IPv6",
         "a leader on this machine, and nodes elsewhere",
-        "a node that joins from this machine",
         "--local-addr",
         "--local-addr NAME",
         "--local-addr of NAT",
+        "each interface that is used, for a later round may come by another one",
+        "a node that joins from this machine widens to all",
+        "a link-local address cannot be bound",
+        "an address of NAT cannot be bound",
     ],
 )
-def test_an_agents_own_port_is_open_where_others_reach_it(endpoint, local_addr, near, joins, listens) -> None:
+def test_an_agents_own_port_is_open_where_others_reach_it(
+    endpoint: str, local_addr: str | None, links: list[tuple[str, bool, set[str]]]
+) -> None:
+    """It listened at 127.0.0.1 as before, and said that all was well: others took its refusal for its end."""
     peer = Peer(endpoint, local_addr)
     try:
-        assert peer.listen(near, joins=joins) == listens
-    finally:
-        peer.close()
-
-
-def test_an_agent_listens_at_the_same_port_of_each_interface_that_is_used() -> None:
-    """A leader of a later round may be reached from another address; the first one stays open."""
-    peer = Peer("10.0.0.1")
-    try:
-        assert peer.listen("127.0.0.2", joins=False) == {"127.0.0.2"}
-        assert peer.listen("127.0.0.1", joins=False) == {"127.0.0.1", "127.0.0.2"}
-        assert peer.listen("127.0.0.1", joins=False) == {"127.0.0.1", "127.0.0.2"}
-    finally:
-        peer.close()
-
-
-def test_an_agent_that_listens_at_one_address_widens_to_all() -> None:
-    """It listened at 127.0.0.1 as before, and said that all was well: others took its refusal for its end."""
-    peer = Peer("node-0")
-    try:
-        assert peer.listen("127.0.0.1", joins=False) == {"127.0.0.1"}
-        assert peer.listen("127.0.0.1", joins=True) == {"all"}
-    finally:
-        peer.close()
-
-
-@pytest.mark.parametrize("near", ["fe80::1", "192.0.2.1"], ids=["link-local", "NAT"])
-def test_an_address_that_cannot_be_bound_widens_to_all(near: str) -> None:
-    peer = Peer("10.0.0.1")
-    try:
-        assert peer.listen("127.0.0.1", joins=False) == {"127.0.0.1"}
-        assert peer.listen(near, joins=False) == {"all"}
+        for near, joins, listens in links:
+            assert peer.listen(near, joins=joins) == listens
     finally:
         peer.close()
 

@@ -69,10 +69,6 @@ def folder_of(app_id, name="local_cwd"):
     return AppFolder(AppRegistry(find_state_dir(os.environ), name).find(app_id))
 
 
-def pids_of(app_id):
-    return [handle["pid"] for handle in folder_of(app_id).read_record().handles.values()]
-
-
 def test_what_replicas_get_and_what_another_command_reads_of_them(scheduler, tmp_path, monkeypatch):
     """One app, a role for each question. Beside it lie modules that no supervisor and no guard may import."""
     for name in ("selectors", "signal", "json", "socket", "dataclasses"):

@@ -70,12 +70,9 @@ def test_programs(tmp_path: Path) -> None:
     compare_all([Probe(target=name) for name in names], tmp_path)
 
 
-def test_process_state(tmp_path: Path) -> None:
-    compare(Probe(target="process_state.py"), tmp_path)
-
-
-def test_process_state_in_the_c_locale(tmp_path: Path) -> None:
-    compare(Probe(target="process_state.py", env={"LC_ALL": "", "LANG": "C", "PYTHONIOENCODING": ""}), tmp_path)
+@pytest.mark.parametrize("env", [{}, {"LC_ALL": "", "LANG": "C", "PYTHONIOENCODING": ""}], ids=["own", "C locale"])
+def test_process_state(env: dict[str, str], tmp_path: Path) -> None:
+    compare(Probe(target="process_state.py", env=env), tmp_path)
 
 
 def test_process_state_that_the_agent_was_given(tmp_path: Path) -> None:

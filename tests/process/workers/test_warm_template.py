@@ -368,16 +368,13 @@ def test_a_port_that_is_taken_is_reported(make_user: Callable[..., StoreUser]) -
     assert user.lost == [f"has no store: cannot listen on MASTER_PORT {user.port}: Address already in use"]
 
 
-def test_the_user_can_switch_the_shared_store_off(
-    make_user: Callable[..., StoreUser], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("source", ["import torch\n", "import json\n"])
+def test_without_torch_and_where_the_user_switches_the_shared_store_off_there_is_none(
+    source: str, make_agent: Callable[..., Agent], script: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(ENV, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-    user = make_user()
-    user.agent.turn_until(lambda: user.agent.has("template_ready"))
-    assert not user.agent.starter.can_host_store()
-
-
-def test_a_program_without_torch_needs_no_store(make_agent: Callable[..., Agent], script: str) -> None:
+    Path(script).write_text(source)
+    if "torch" in source:
+        monkeypatch.setitem(ENV, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     agent = make_agent(script)
     agent.turn_until(lambda: agent.has("template_ready"))
     assert not agent.starter.can_host_store()

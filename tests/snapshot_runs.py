@@ -16,6 +16,7 @@ import os
 import random
 import re
 import shutil
+import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -219,12 +220,7 @@ class Run:
 
     def _is_whole(self) -> bool:
         """The last round has all ranks, and each has loaded."""
-        last = self._read_rounds()[-1:]
-        return (
-            bool(last)
-            and last[0].size == len(last[0].ranks)
-            and all(rank.source is not None for rank in last[0].ranks.values())
-        )
+        return any(each.is_whole for each in self._read_rounds()[-1:])
 
     def _wait(self, holds: Callable[[], object], what: str) -> None:
         def check() -> object:

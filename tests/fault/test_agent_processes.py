@@ -150,19 +150,6 @@ def test_whatever_workers_do_the_end_is_clean(agent: list[str], words: str) -> N
         check_end(tree, 143)
 
 
-@pytest.mark.parametrize(
-    ("words", "code"),
-    [
-        ("ignore-term grandchild-ignores-term grandchild-hides crash", 1),
-        pytest.param("grandchildren crash", 1, marks=pytest.mark.long),
-        ("grandchild-ignores-term grandchild-hides done", 0),
-    ],
-)
-def test_a_job_that_ends_leaves_nothing(agent: list[str], words: str, code: int) -> None:
-    outcome = run_tree([*agent, PROGRAM, *words.split()], settle_s=0.0)
-    assert (outcome.exit_code, outcome.leftovers) == (code, ()), outcome.explain()
-
-
 def test_grandchildren_of_a_crashed_attempt_are_gone_in_the_next(agent: list[str]) -> None:
     with Tree([*agent, "--max-restarts", "1", PROGRAM, "grandchild-hides", "crash-once"]) as tree:
         tree.wait_for_line("ready rank . attempt 1", count=2)

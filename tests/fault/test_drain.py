@@ -28,7 +28,6 @@ pytestmark = [
     pytest.mark.soak,
     pytest.mark.slow,
     pytest.mark.torch,
-    pytest.mark.skipif(sys.platform != "linux", reason="the status page is for Linux"),
 ]
 
 

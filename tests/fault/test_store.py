@@ -16,7 +16,6 @@ POINTS = ("init", "new_group", "reduce", "destroy")
 pytestmark = [
     pytest.mark.soak,
     pytest.mark.slow,
-    pytest.mark.skipif(sys.platform != "linux", reason="warm start is for Linux"),
 ]
 
 

@@ -5,13 +5,10 @@ import signal
 import sys
 from pathlib import Path
 
-import pytest
 from harness import Tree, find_free_port, wait_until
 
 from muster._shared.job_view import DeviceStatus, JobState, JobStatus
 from muster.schedulers.failure_report import parse_status
-
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the status page is for Linux")
 
 PROGRAM = Path(__file__).parents[2] / "programs/agent/stepping.py"
 

@@ -17,8 +17,6 @@ from terminal import TerminalProgram
 from muster.components import dist
 from muster.schedulers.local import create_detached_scheduler
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it looks at /proc")
-
 PROGRAM = Path(__file__).resolve().parents[2] / "programs" / "says_environment.py"
 OF_ONE_PROCESS = {
     *("MUSTER_STATUS_PAGE", "MUSTER_SNAPSHOTS", "MUSTER_STACK_FILE", "MUSTER_WATCHED"),

@@ -190,14 +190,6 @@ def test_cancel_from_another_shell(tmp_path, env, torchx):
 
 
 @pytest.mark.torchx
-def test_a_failure_is_an_exit_code(tmp_path, env):
-    run = [TORCHX, "run", "-s", "local_cwd", "utils.sh", "--", "sh", "-c", "exit 9"]
-    outcome = run_tree(run, env=env, cwd=tmp_path)
-    assert (outcome.exit_code, outcome.leftovers) == (1, ()), outcome.explain()
-    assert "Traceback" not in outcome.stderr
-
-
-@pytest.mark.torchx
 def test_wrong_options_are_one_line(torchx):
     for options, message in (
         ("grace=1", "local_cwd has no option 'grace'; did you mean 'grace_s'?"),

@@ -33,10 +33,7 @@ from muster.agent.runtime.loop import Loop
 
 __all__ = ["other_dir", "shared_dir"]
 
-pytestmark = [
-    pytest.mark.skipif(sys.platform != "linux", reason="/proc/net/tcp is Linux's alone"),
-    pytest.mark.timeout(240),
-]
+pytestmark = pytest.mark.timeout(240)
 
 TOKEN = "0123456789abcdef" * 2
 PROGRAM = """
@@ -122,19 +119,15 @@ def check_loopback(trees: list[Tree]) -> None:
 
 @pytest.mark.torch
 @needs_two_users
-def test_one_node_listens_on_loopback_only(tmp_path: Path) -> None:
-    """Another user listed and overwrote the keys of the workers' store, from any address of the machine."""
-    with training(tmp_path, ("--standalone", "--start", "warm")) as trees:
-        check_loopback(trees)
+@pytest.mark.parametrize(("nodes", "token"), [(1, ""), (2, TOKEN), pytest.param(2, "", marks=pytest.mark.long)])
+def test_nodes_on_loopback_listen_there_only(tmp_path: Path, port: int, nodes: int, token: str) -> None:
+    """Another user listed and overwrote the keys of the workers' store, from any address of the machine.
 
-
-@pytest.mark.torch
-@needs_two_users
-@pytest.mark.parametrize("token", [TOKEN, pytest.param("", marks=pytest.mark.long)])
-def test_two_nodes_on_loopback_listen_there_only(tmp_path: Path, port: int, token: str) -> None:
-    """With a token, rendezvous and every agent's own port were open at all addresses."""
+    With a token, rendezvous and every agent's own port were open at all addresses.
+    """
     shared = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--start", "warm")
-    with training(tmp_path, shared, shared, MUSTER_TOKEN=token) as trees:
+    flags = [("--standalone", "--start", "warm")] if nodes == 1 else [shared, shared]
+    with training(tmp_path, *flags, MUSTER_TOKEN=token) as trees:
         check_loopback(trees)
 
 

@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 from fidelity import PROBES, Probe, compare, compare_all
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="warm start is for Linux")
-
 
 def test_main_of_a_script(tmp_path: Path) -> None:
     names = ("main_module.py", "./main_module.py", "../fidelity/main_module.py", str(PROBES / "main_module.py"))

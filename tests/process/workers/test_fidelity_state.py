@@ -18,7 +18,6 @@ from harness import LIMIT_S, Tree, wait_until
 
 from muster.agent.workers.program import get_stack_signal
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="warm start is for Linux")
 BOTH = pytest.mark.parametrize("how", ["cold", "warm"])
 
 

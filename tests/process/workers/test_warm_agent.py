@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from harness import Tree, run_tree
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="warm start is for Linux")
 PROGRAMS = Path(__file__).parents[2] / "programs"
 AGENT = (sys.executable, "-m", "muster.agent", "--start", "warm", "--tee", "3")
 

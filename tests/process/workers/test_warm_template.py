@@ -27,8 +27,6 @@ from muster.agent.workers.spec import Program, ProgramKind, WorkerSpec
 from muster.agent.workers.warm.starter import TemplateStarter
 from muster.agent.workers.warm.template_handle import TemplateOptions
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="warm start is for Linux")
-
 ENV = dict(os.environ)
 
 

@@ -13,8 +13,6 @@ from launchers import ONE_START
 import muster
 from muster.schedulers.bundle import build_agent_bundle
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the status page is for Linux")
-
 PROGRAM = Path(__file__).parents[2] / "programs" / "workers_steps.py"
 PACKAGE = Path(__file__).parents[3] / "muster"
 STARTS = [ONE_START] if ONE_START else ["cold", "warm"]

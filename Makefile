@@ -99,7 +99,7 @@ soak-loops: $(STABLE)/.ready
 	$(call pytest,$(STABLE),loops) -m 'soak and not netns and not slow' --count $(SOAK_COUNT) --numprocesses 6 --timeout 300 $(SOAK); \
 	$(call pytest,$(STABLE),loops-slow) -m 'soak and slow' --count $(SLOW_COUNT) --numprocesses 4 --dist worksteal --timeout 600 $(SOAK); \
 	$(call pytest,$(STABLE),loops-netns) -m 'soak and netns' --count $(SLOW_COUNT) --numprocesses 4 --dist worksteal --timeout 300 $(SOAK); \
-	MUSTER_DRAIN_RUNS=$(SOAK_COUNT) $(call pytest,$(STABLE),loops-drains) --numprocesses 3 --timeout 600 tests/fault/test_drain_netns.py
+	MUSTER_DRAIN_RUNS=$(SOAK_COUNT) $(call pytest,$(STABLE),loops-drains) --numprocesses 3 --timeout 600 -k "same_step or next_step" tests/fault/test_drain.py
 
 gpu: $(STABLE)/.ready ## the tests that need an NVIDIA GPU, and what muster sees of this machine
 	-$(STABLE)/muster doctor
@@ -109,7 +109,7 @@ nightly: $(STABLE)/.ready $(WHOLE)/.ready ## the simulations with more seeds; 1,
 	MUSTER_SIM_SEEDS=$(SIM_SEEDS) $(PYTEST) -q --numprocesses auto tests/unit/rendezvous/test_simulation.py \
 		tests/unit/rendezvous/test_member_decisions.py
 	MUSTER_ELASTIC_DRAIN_SEEDS=20000 $(PYTEST) -q --numprocesses auto tests/unit/rendezvous/test_elastic_drain_simulation.py
-	MUSTER_DRAIN_RUNS=50 $(PYTEST) -q --numprocesses 2 --timeout 600 tests/fault/test_drain_netns.py
+	MUSTER_DRAIN_RUNS=50 $(PYTEST) -q --numprocesses 2 --timeout 600 -k "same_step or next_step" tests/fault/test_drain.py
 	MUSTER_SNAPSHOT_RUNS=0:200 $(PYTEST) -q --numprocesses 4 tests/fault/test_snapshot_runs.py
 	$(call pytest,$(WHOLE),whole-nightly) --numprocesses 4 --dist worksteal -m 'not long and not alone' tests/unit tests/process tests/docker tests/ssh tests/slurm
 	MUSTER_LAUNCHES=1000 $(PYTEST) -q -k loop_leave_nothing tests/process/elastic/test_launch.py

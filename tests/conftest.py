@@ -4,7 +4,9 @@ And what it leaves: the environment as it was.
 """
 
 import os
+import shutil
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,3 +59,15 @@ def _kept_environment() -> Iterator[None]:
         if name != "PYTEST_CURRENT_TEST":
             del os.environ[name]
     os.environ.update(before)
+
+
+@pytest.fixture(scope="session")
+def nvml(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A library with NVML's interface."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("there is no C compiler here")
+    path = tmp_path_factory.mktemp("nvml") / "libnvidia-ml.so.1"
+    program = Path(__file__).parent / "programs" / "nvml_stand_in.c"
+    subprocess.run([compiler, "-shared", "-fPIC", "-Wall", "-Werror", "-o", path, program], check=True)
+    return str(path)

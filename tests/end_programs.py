@@ -90,13 +90,6 @@ EXIT_CODES = {
     "exit_float": early("import sys; sys.exit(2.5)"),
     "exit_true": early("import sys; sys.exit(True)"),
     "exit_tuple": late("import sys; sys.exit((1, 'two'))"),
-    "exit_object": late("""
-import sys
-class Odd:
-    def __str__(self):
-        return "odd"
-sys.exit(Odd())
-"""),
     "exit_subclass": late("""
 class Polite(SystemExit):
     pass
@@ -280,13 +273,6 @@ class Importing:
         print(json.dumps(1))
 thing = Importing()
 """),
-    "object_uses_a_module": late("""
-import json, os
-class Careful:
-    def __del__(self, os=os, json=json, print=print):
-        print(os.getpid is None, json.dumps is None)
-thing = Careful()
-"""),
     "object_fails": late("""
 class Failing:
     def __del__(self):
@@ -333,15 +319,6 @@ async def run():
 coroutine = run()
 """),
     "exit_stack": early("import contextlib\nstack = contextlib.ExitStack()"),
-    "context_manager": late("""
-import contextlib
-@contextlib.contextmanager
-def opened():
-    yield 1
-    print("closed")
-manager = opened()
-manager.__enter__()
-"""),
 }
 
 STREAMS = {
@@ -418,13 +395,6 @@ database = sqlite3.connect("kept.db")
 database.execute("pragma journal_mode=wal")
 database.execute("create table t (a)")
 database.execute("insert into t values (1)")
-"""),
-    "database_at_exit": database("""
-import atexit, sqlite3
-database = sqlite3.connect("kept.db")
-database.execute("pragma journal_mode=wal")
-database.execute("create table t (a)")
-atexit.register(database.commit)
 """),
     "database_of_a_failure": database("""
 import sqlite3
@@ -604,13 +574,6 @@ import multiprocessing
 queue = multiprocessing.get_context("fork").Queue()
 queue.put("a text")
 print(queue.get())
-"""),
-    "multiprocessing_child_exits": late("""
-import multiprocessing, sys
-child = multiprocessing.get_context("fork").Process(target=sys.exit, args=(5,))
-child.start()
-child.join()
-sys.exit(child.exitcode)
 """),
     "shared_memory": late("""
 from multiprocessing import shared_memory

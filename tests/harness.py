@@ -16,12 +16,13 @@ import json
 import os
 import random
 import re
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -160,6 +161,13 @@ class Tree:
         """Send a signal, to the command's own process unless `pid` says otherwise."""
         os.kill(self.pid if pid is None else pid, signum)
 
+    def kill_all(self) -> Outcome:
+        """Kill a node: the command and all below it, at once."""
+        for pid in self.descendants():
+            with contextlib.suppress(ProcessLookupError):
+                self.send(signal.SIGKILL, pid)
+        return self.wait()
+
     def children(self, pid: int | None = None) -> list[int]:
         """Living direct children of the command, or of `pid`."""
         parent = self.pid if pid is None else pid
@@ -276,3 +284,12 @@ def find_free_port() -> int:
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port), reuse_port=False):
             return port
     raise AssertionError("no free port in 20000 to 29999: who listens? (ss -ltn)")
+
+
+@contextlib.contextmanager
+def reserve_port() -> Iterator[int]:
+    """A port of 127.0.0.1 that no other program gets: it stays bound, not listening."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Outcome, Tree
+from harness import Outcome, Tree, run_tree
 
 PROGRAMS = Path(__file__).with_name("programs")
 TORCHRUN, MUSTER = "torchrun", "muster"
@@ -71,6 +71,16 @@ def make_launcher(name: str, cwd: Path) -> Launcher:
     env = {key: os.environ[key] for key in kept if key in os.environ}
     env |= SCALED if name == MUSTER else {}
     return Launcher(name=name, command=command, cwd=cwd, env=env | {"TMPDIR": str(cwd)})
+
+
+def run_api(program: str, *words: str, folder: Path, timeout_s: float = 150, **more: Any) -> Outcome:
+    """Run one of programs/elastic to its end, which must be clean; its job's files go to `folder`."""
+    command = [sys.executable, *more.pop("flags", ()), str(PROGRAMS / "elastic" / program), *words]
+    env = {**os.environ, "TMPDIR": str(folder), **more.pop("env", {})}
+    outcome = run_tree(command, env=env, cwd=more.pop("cwd", folder), timeout_s=timeout_s, **more)
+    assert outcome.exit_code == 0, outcome.explain()
+    assert outcome.leftovers == (), outcome.explain()
+    return outcome
 
 
 def read_facts(text: str) -> list[dict[str, Any]]:

@@ -220,12 +220,7 @@ class Run:
 
     def _is_whole(self) -> bool:
         """The last round has all ranks, and each has loaded."""
-        last = self._read_rounds()[-1:]
-        return (
-            bool(last)
-            and last[0].size == len(last[0].ranks)
-            and all(rank.source is not None for rank in last[0].ranks.values())
-        )
+        return any(each.is_whole for each in self._read_rounds()[-1:])
 
     def _wait(self, holds: Callable[[], object], what: str) -> None:
         def check() -> object:
@@ -258,10 +253,7 @@ class Run:
         is_quiet = self.plan.is_quiet and self.net is not None
         if is_quiet:
             self.net.set_link(index, "down")
-        for pid in tree.descendants():
-            with contextlib.suppress(ProcessLookupError):
-                tree.send(signal.SIGKILL, pid)
-        self.outcomes.append(tree.wait())
+        self.outcomes.append(tree.kill_all())
         if is_quiet:
             threading.Event().wait(3)  # longer than the silence that is a loss
             self.net.set_link(index, "up")

@@ -1,6 +1,9 @@
 """Apps for tests of a supervisor's decisions: events in, actions as short texts out."""
 
+from pathlib import Path
+
 from muster.schedulers.supervision.actions import Finish, Kill, Linger, Start, Stop
+from muster.schedulers.supervision.app_folder import AppFolder, AppSpec
 from muster.schedulers.supervision.decisions import build_state, decide
 from muster.schedulers.supervision.events import Begin, ReplicaEnded
 from muster.schedulers.supervision.state import ReplicaId, SupervisedRole
@@ -12,6 +15,26 @@ def agents(replicas=2, **more):
 
 def others(replicas=2, name="main", **more):
     return SupervisedRole(name=name, replicas=replicas, runs_agent=False, **more)
+
+
+def begin(*plan):
+    """An app whose supervisor has begun."""
+    app = App(*plan)
+    app.begin()
+    return app
+
+
+def build_spec(path, **more):
+    """What an app is made of whose folder this is."""
+    given = {"app_id": Path(path).name, "scheduler": "local_cwd", "driver": "a.b:c", "roles": (), "grace_s": 1.0}
+    return AppSpec(folder=str(path), **{**given, **more})
+
+
+def make_folder(path, **more):
+    spec = build_spec(path, **more)
+    folder = AppFolder(spec.folder)
+    folder.create(spec)
+    return folder
 
 
 class App:

@@ -9,13 +9,12 @@ once, and its races on a busy machine get two more tries. muster's get none.
 """
 
 import os
-import socket
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Outcome
+from harness import Outcome, reserve_port
 from launchers import MUSTER, TORCHRUN, Launcher, make_launcher
 
 
@@ -51,11 +50,8 @@ def muster(tmp_path: Path) -> Launcher:
 
 @pytest.fixture
 def free_port() -> Iterator[int]:
-    """A port without a listener. The socket stays bound, not listening, until the test ends, to reserve it."""
-    with socket.socket() as holder:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind(("127.0.0.1", 0))
-        yield holder.getsockname()[1]
+    with reserve_port() as port:
+        yield port
 
 
 @pytest.fixture(scope="module")

@@ -147,7 +147,7 @@ def test_a_lost_node_is_detected(launcher: Launcher, free_port: int) -> None:
         lost = stack.enter_context(launcher.start([*flags, "--node-rank", "1"], ["conf_waits.py"]))
         survivor.wait_for_line("waits")
         lost.wait_for_line("rank 1 waits")
-        kill_all(lost)
+        lost.kill_all()
         survivor.wait_for_line("rank 0 waits", count=2, timeout_s=30)
 
 
@@ -160,7 +160,7 @@ def test_the_job_survives_the_loss_of_the_leader(launcher: Launcher, free_port: 
             for rank in range(3)
         ]
         wait_until(lambda: list_waiting(trees) == ["0", "1", "2"], timeout_s=60, what="all three wait")
-        kill_all(trees[0])
+        trees[0].kill_all()
         wait_until(lambda: list_waiting(trees[1:]) == ["0", "1"], timeout_s=30, what="the others wait")
 
 
@@ -194,12 +194,3 @@ def test_a_surplus_node_waits_and_succeeds(launcher: Launcher, free_port: int) -
             for line in tree.wait_for_line("waits"):
                 tree.send(signal.SIGUSR1, int(line.split()[-1]))
         assert_succeeded([tree.wait() for tree in [*trees, spare]])
-
-
-def kill_all(tree: Tree) -> None:
-    """Kill a node: its agent and all processes below it, at once."""
-    for pid in tree.descendants():
-        try:
-            tree.send(signal.SIGKILL, pid)
-        except ProcessLookupError:
-            continue

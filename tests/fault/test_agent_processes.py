@@ -9,13 +9,11 @@ import shutil
 import signal
 import socket
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from fault_scenes import TreeScene, cause
-from harness import LIMIT_S, Tree, find_free_port, run_tree
+from harness import Tree, find_free_port, run_tree, wait_until
 from launchers import MOSTLY_WARM, START_FLAGS, STARTS
 
 from muster.cli.rehearse.faults.nodes import AGENT_KILLED
@@ -46,14 +44,30 @@ def build_agent(folder: Path, start: str, nproc: int = 2) -> list[str]:
     return [*AGENT, *flags, "--log-dir", str(folder / "logs")]
 
 
+MOMENTS = {
+    "running": ((), ("",), r"ready rank", 2),
+    # between the end of one attempt and the start of the next
+    "restarting": (("--max-restarts", "5", "--restart-backoff", "30"), ("crash",), r"--restart-backoff", 1),
+    # as soon as the first of many workers is there
+    "spawning": (("--nproc-per-node", "16"), ("ignore-term",), r"ready rank", 1),
+}
+"""What the agent does when the signal comes: its flags, the program's words, the line to wait for, and how often."""
+
+
+def check_end(tree: Tree, code: int) -> None:
+    outcome = tree.wait()
+    assert (outcome.exit_code, outcome.leftovers) == (code, ()), outcome.explain()
+
+
 @pytest.mark.parametrize("signum", SIGNALS, ids=lambda s: signal.Signals(s).name)
 class TestSignals:
-    def test_while_running(self, agent: list[str], signum: int) -> None:
-        with Tree([*agent, PROGRAM]) as tree:
-            tree.wait_for_line("ready rank", count=2)
+    @pytest.mark.parametrize("moment", MOMENTS)
+    def test_while_it_is(self, agent: list[str], signum: int, moment: str) -> None:
+        flags, words, line, count = MOMENTS[moment]
+        with Tree([*agent, *flags, PROGRAM, *words]) as tree:
+            tree.wait_for_line(line, count=count, stream="stderr" if moment == "restarting" else "stdout")
             tree.send(signum)
-            outcome = tree.wait()
-        assert (outcome.exit_code, outcome.leftovers) == (128 + signum, ()), outcome.explain()
+            check_end(tree, 128 + signum)
 
     def test_before_rendezvous_is_complete(self, signum: int) -> None:
         port = find_free_port()
@@ -61,17 +75,7 @@ class TestSignals:
         with Tree([*AGENT, *flags, PROGRAM]) as tree:
             wait_until_listening(tree, port)
             tree.send(signum)
-            outcome = tree.wait()
-        assert (outcome.exit_code, outcome.leftovers) == (128 + signum, ()), outcome.explain()
-
-    def test_while_restarting(self, agent: list[str], signum: int) -> None:
-        """Between the end of one attempt and the start of the next (during the back-off)."""
-        flags = ["--max-restarts", "5", "--restart-backoff", "30"]
-        with Tree([*agent, *flags, PROGRAM, "crash"]) as tree:
-            tree.wait_for_line("--restart-backoff", stream="stderr")
-            tree.send(signum)
-            outcome = tree.wait()
-        assert (outcome.exit_code, outcome.leftovers) == (128 + signum, ()), outcome.explain()
+            check_end(tree, 128 + signum)
 
     def test_while_stopping(self, agent: list[str], signum: int) -> None:
         """During the grace period of workers that ignore the first signal."""
@@ -80,8 +84,7 @@ class TestSignals:
             tree.send(signal.SIGTERM)
             tree.wait_for_line("SIGTERM", stream="stderr")
             tree.send(signum)
-            outcome = tree.wait()
-        assert (outcome.exit_code, outcome.leftovers) == (143, ()), outcome.explain()
+            check_end(tree, 143)
 
     def test_three_times(self, agent: list[str], signum: int) -> None:
         with Tree([*agent, PROGRAM, "ignore-term", "grandchild-ignores-term"]) as tree:
@@ -89,17 +92,7 @@ class TestSignals:
             for _ in range(3):
                 with contextlib.suppress(ProcessLookupError):  # the second one may have ended it
                     tree.send(signum)
-            outcome = tree.wait()
-        assert (outcome.exit_code, outcome.leftovers) == (128 + signum, ()), outcome.explain()
-
-    def test_while_spawning(self, tmp_path: Path, signum: int) -> None:
-        """As soon as the first of many workers is there."""
-        flags = ["--standalone", "--nproc-per-node", "16", "--tee", "3", "--log-dir", str(tmp_path)]
-        with Tree([*AGENT, *flags, PROGRAM, "ignore-term"]) as tree:
-            tree.wait_for_line("ready rank")
-            tree.send(signum)
-            outcome = tree.wait()
-        assert (outcome.exit_code, outcome.leftovers) == (128 + signum, ()), outcome.explain()
+            check_end(tree, 128 + signum)
 
     def test_at_process_start(self, agent: list[str], signum: int) -> None:
         """As early as a sender can know the process: the interpreter may not have a handler yet."""
@@ -154,22 +147,7 @@ def test_whatever_workers_do_the_end_is_clean(agent: list[str], words: str) -> N
     with Tree([*agent, PROGRAM, *words.split()]) as tree:
         tree.wait_for_line("ready rank", count=2)
         tree.send(signal.SIGTERM)
-        outcome = tree.wait()
-    assert (outcome.exit_code, outcome.leftovers) == (143, ()), outcome.explain()
-
-
-@pytest.mark.parametrize(
-    "words",
-    ["ignore-term grandchild-ignores-term grandchild-hides", pytest.param("grandchildren", marks=pytest.mark.long)],
-)
-def test_a_failed_job_leaves_nothing(agent: list[str], words: str) -> None:
-    outcome = run_tree([*agent, PROGRAM, *words.split(), "crash"], settle_s=0.0)
-    assert (outcome.exit_code, outcome.leftovers) == (1, ()), outcome.explain()
-
-
-def test_a_finished_job_leaves_nothing(agent: list[str]) -> None:
-    outcome = run_tree([*agent, PROGRAM, "grandchild-ignores-term", "grandchild-hides", "done"], settle_s=0.0)
-    assert (outcome.exit_code, outcome.leftovers) == (0, ()), outcome.explain()
+        check_end(tree, 143)
 
 
 def test_grandchildren_of_a_crashed_attempt_are_gone_in_the_next(agent: list[str]) -> None:
@@ -177,8 +155,7 @@ def test_grandchildren_of_a_crashed_attempt_are_gone_in_the_next(agent: list[str
         tree.wait_for_line("ready rank . attempt 1", count=2)
         wait_until(lambda: count_sleeping(tree) == 2)
         tree.send(signal.SIGTERM)
-        outcome = tree.wait()
-    assert (outcome.exit_code, outcome.leftovers) == (143, ()), outcome.explain()
+        check_end(tree, 143)
 
 
 def test_sigterm_reaches_workers_and_not_their_children(agent: list[str], tmp_path: Path) -> None:
@@ -186,8 +163,7 @@ def test_sigterm_reaches_workers_and_not_their_children(agent: list[str], tmp_pa
     with Tree([*agent, PROGRAM, "term-witness", str(witness)]) as tree:
         tree.wait_for_line("ready rank", count=2)
         tree.send(signal.SIGTERM)
-        outcome = tree.wait()
-    assert (outcome.exit_code, outcome.leftovers) == (143, ()), outcome.explain()
+        check_end(tree, 143)
     assert not witness.exists()
 
 
@@ -261,13 +237,6 @@ def count_sleeping(tree: Tree) -> int:
         with contextlib.suppress(OSError):
             count += Path(f"/proc/{pid}/comm").read_text() == "sleep\n"
     return count
-
-
-def wait_until(holds: Callable[[], bool], timeout_s: float = LIMIT_S) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline_s, "the condition did not hold in time"
-        os.sched_yield()
 
 
 def wait_until_listening(tree: Tree, port: int) -> None:

@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import Tree, run_tree
+from harness import Tree
+from launchers import run_api
 
 CALLS = Path(__file__).parents[1] / "programs" / "elastic" / "calls.py"
 
@@ -41,13 +42,9 @@ def test_a_caller_that_is_killed_takes_the_job_along(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("who", "line"),
     [
-        (
-            "agent",
-            "AgentLost the job's muster process was killed; no process of the job is left on this node",
-        ),
-        (
-            "guard",
-            "AgentLost the job's muster process was killed; no process of the job is left on this node",
+        *(
+            (who, "AgentLost the job's muster process was killed; no process of the job is left")
+            for who in ("agent", "guard")
         ),
         ("worker", "LaunchFailed the job failed: rank "),
     ],
@@ -65,15 +62,12 @@ def test_who_is_killed(who: str, line: str, tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_result_of_a_gibibyte_does_not_pass_through_the_agent(tmp_path: Path) -> None:
-    env = {**os.environ, "TMPDIR": str(tmp_path)}
-    outcome = run_tree([sys.executable, str(CALLS), "large", "1024"], env=env, timeout_s=500)
+    outcome = run_api("calls.py", "large", "1024", folder=tmp_path, timeout_s=500)
     assert outcome.stdout == "1024 MiB; the agent took less than 35 MB: True\n", outcome.explain()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_worker_that_is_killed_while_it_sends_its_result(tmp_path: Path) -> None:
-    env = {**os.environ, "TMPDIR": str(tmp_path)}
-    outcome = run_tree([sys.executable, str(CALLS), "sending"], env=env)
+    outcome = run_api("calls.py", "sending", folder=tmp_path)
     assert outcome.stdout.splitlines() == ["{0: 1, 1: 1} 1", "[(1, 'SIGKILL')]"], outcome.explain()
-    assert outcome.leftovers == (), outcome.explain()
     assert list(tmp_path.glob("muster_job_*")) == []

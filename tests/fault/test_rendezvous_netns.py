@@ -4,35 +4,10 @@ Every node adds ones over the world, with gloo or, where only membership matters
 when the survivors print the sum of the new world size, and succeeded when all of them exit 0. See `netns_world`.
 """
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 from netns_world import World
 
 pytestmark = [pytest.mark.netns, pytest.mark.torch, pytest.mark.timeout(240), pytest.mark.soak]
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with World(tmp_path) as made:
-        yield made
-
-
-@pytest.mark.long
-def test_loss_of_a_node(world: World) -> None:
-    one, two = world.start(2, "1:2")
-    two.kill_agent()
-    world.wait_for_sizes([2, 1], one)
-    world.finish(one)
-
-
-@pytest.mark.long
-def test_loss_of_node_0_of_two(world: World) -> None:
-    one, two = world.start(2, "1:2")
-    one.kill_agent()
-    world.wait_for_sizes([2, 1], two)
-    world.finish(two)
 
 
 def test_loss_of_node_0_of_three(world: World) -> None:
@@ -60,20 +35,6 @@ def test_loss_of_both_in_turn(world: World) -> None:
 
 
 @pytest.mark.long
-def test_a_node_replaced_five_times(world: World) -> None:
-    """It costs no restart: with `--max-restarts 0`, the default, any attempt used would end the job."""
-    survivor, replaced = world.start(2, "1:2", sums="plain")
-    for count in range(1, 6):
-        replaced.kill_agent()
-        world.wait_for_sizes([2, 1] * count, survivor)
-        replaced = world.launch(1, "1:2", sums="plain")
-        world.wait_for_sizes([2, 1] * count + [2], survivor)
-        world.wait_for_sizes([2], replaced)
-    world.finish(survivor, replaced)
-    assert "attempt 1" not in survivor.tree.stdout
-
-
-@pytest.mark.long
 def test_from_one_to_four_to_two_to_three(world: World) -> None:
     (first,) = world.start(1, "1:4")
     second, third, fourth = (world.launch(index, "1:4") for index in (1, 2, 3))
@@ -84,13 +45,3 @@ def test_from_one_to_four_to_two_to_three(world: World) -> None:
     fifth = world.launch(2, "1:4")
     world.wait_for_sizes([3], first, second, fifth)
     world.finish(first, second, fifth)
-
-
-def test_a_late_spare_finds_the_successor_of_node_0(world: World) -> None:
-    """No process listens at the job's endpoint any more, the only address on the spare's command line."""
-    zero, one = world.start(2, "1:2", sums="plain")
-    spare = world.launch(2, "1:2", sums="plain")
-    spare.tree.wait_for_line("as a spare", stream="stderr")
-    zero.kill_agent()
-    world.wait_for_sizes([2], one, spare)
-    world.finish(one, spare)

@@ -5,19 +5,11 @@ that no two groups were alive at the same time: see `programs/netns_sums.py`.
 """
 
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from netns_world import Node, World
+from netns_world import World
 
 pytestmark = [pytest.mark.netns, pytest.mark.timeout(240), pytest.mark.soak]
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    with World(tmp_path) as made:
-        yield made
 
 
 @pytest.mark.long
@@ -33,24 +25,14 @@ def test_link_down_and_up(world: World) -> None:
     world.finish(*nodes)
 
 
-def start_at_name(world: World, backend: str, sums: str) -> list[Node]:
-    """Start two nodes that search for a name whose first address, as node 1's resolver sorts them, drops packets."""
-    for _ in range(2):
-        world.net.add_node()
-    world.net.name_two_addresses("head", 0, "10.77.0.3")
-    return world.start(2, "2", sums=sums, **{"rdzv-backend": backend, "rdzv-endpoint": "head:29400"})
-
-
-@pytest.mark.long  # unit/rendezvous/test_dial
-def test_a_name_whose_first_address_drops_packets(world: World) -> None:
-    world.finish(*start_at_name(world, "c10d", "plain"))
-
-
 @pytest.mark.long
 @pytest.mark.torch
 def test_a_name_whose_first_address_drops_packets_with_static_rendezvous(world: World) -> None:
-    """torch's store is at the name, too, and torch would wait for that address alone."""
-    nodes = start_at_name(world, "static", "gloo")
+    """As node 1's resolver sorts them. torch's store is at the name, too, and would wait for that address alone."""
+    for _ in range(2):
+        world.net.add_node()
+    world.net.name_two_addresses("head", 0, "10.77.0.3")
+    nodes = world.start(2, "2", **{"rdzv-backend": "static", "rdzv-endpoint": "head:29400"})
     line = "10.77.0.3, an address of head, does not answer: MASTER_ADDR is 10.77.0.1 on this node"
     assert line in nodes[1].tree.stderr
     (world.folder / "stop").touch()

@@ -2,14 +2,11 @@
 
 import os
 import signal
-import socket
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from harness import Outcome, Tree, run_tree, wait_until
+from harness import Outcome, Tree, reserve_port, run_tree, wait_until
 from subreaper import list_processes
 
 PROGRAM = str(Path(__file__).parent.parent / "programs" / "store_points.py")
@@ -19,7 +16,6 @@ POINTS = ("init", "new_group", "reduce", "destroy")
 pytestmark = [
     pytest.mark.soak,
     pytest.mark.slow,
-    pytest.mark.skipif(sys.platform != "linux", reason="warm start is for Linux"),
 ]
 
 
@@ -130,14 +126,6 @@ def test_the_agent_that_hosts_the_store_is_killed_while_workers_wait_for_one_of_
     assert (outcome.exit_code, outcome.leftovers) == (0, ()), outcome.explain()
     assert "SIGABRT" not in outcome.stderr
     assert not [text for text in read_quiet(tmp_path / "logs1" / "x", 0).values() if "terminate called" in text]
-
-
-@contextmanager
-def reserve_port() -> Iterator[int]:
-    with socket.socket() as holder:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind(("127.0.0.1", 0))
-        yield holder.getsockname()[1]
 
 
 def build_nodes(tmp_path: Path, port: int, *words: str) -> list[list[str]]:

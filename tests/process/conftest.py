@@ -1,5 +1,6 @@
-"""An etcd for those tests that need one, and both command lines in the process of the test."""
+"""An etcd and GPUs for those tests that need them, and both command lines in the process of the test."""
 
+import json
 import logging
 import os
 import shutil
@@ -52,6 +53,28 @@ def etcd(tmp_path: Path) -> Iterator[str]:
     finally:
         process.kill()
         process.wait()
+
+
+LIST_GPUS = """
+import json, torch
+properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+print(json.dumps([f"{p.pci_domain_id:04x}:{p.pci_bus_id:02x}:{p.pci_device_id:02x}.0" for p in properties]))
+"""
+
+
+@pytest.fixture(scope="session")
+def gpus() -> list[str]:
+    """PCI addresses, in CUDA's order, from another process: this one must not hold a CUDA context."""
+    reason = "" if Path("/dev/nvidiactl").exists() else "no NVIDIA driver"
+    found: list[str] = []
+    if not reason:
+        env = {**os.environ, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+        done = subprocess.run([sys.executable, "-c", LIST_GPUS], env=env, capture_output=True, text=True)
+        found = json.loads(done.stdout) if done.returncode == 0 else []
+        reason = "" if found else f"torch.cuda finds no GPU: {done.stderr.strip()[-300:]}"
+    if reason:
+        (pytest.fail if "gpu" in os.environ.get("MUSTER_REQUIRE", "").split(",") else pytest.skip)(reason)
+    return found
 
 
 def _is_healthy(client: str) -> bool:

@@ -1,9 +1,9 @@
-"""A small training job of torch: uneven cadence, gradient accumulation, a DataLoader worker, evaluation; it resumes.
+"""A training job of torch whose result does not depend on the number of nodes: uneven cadence, gradient accumulation, a
+DataLoader worker, evaluation. It resumes from `worker.resume_path()`, and ends 40 steps after that.
 
-    drain_trains.py FOLDER TOTAL
+    drain_trains.py FOLDER [quiet]
 
-Each rank writes `FOLDER/rank<R>.json` with its step and weight when it saves: at the end, and when it is told to stop.
-`quiet` as a third word: it never asks.
+The weight after step i is the sum of all numbers up to i: each batch counts on one rank only. `quiet`: it never asks.
 """
 
 import json
@@ -18,44 +18,51 @@ import torch.distributed as dist
 
 from muster import worker
 
-ACCUMULATE = 4
-RANK = int(os.environ["RANK"])
-FOLDER, TOTAL = Path(sys.argv[1]), int(sys.argv[2])
-IS_QUIET = "quiet" in sys.argv
-OWN = FOLDER / f"rank{RANK}.json"
+ACCUMULATE, LONG, MORE = 4, 40_000, 40
+RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+FOLDER, IS_QUIET = Path(sys.argv[1]), "quiet" in sys.argv
 
 
 class Numbers(torch.utils.data.IterableDataset):
-    """The batch of step i is i: what was trained can be computed."""
-
-    def __init__(self, first: int) -> None:
-        self.first = first
+    def __init__(self, first: int, total: int) -> None:
+        self.first, self.total = first, total
 
     def __iter__(self):
-        return iter(range(self.first, TOTAL))
+        return iter(range(self.first, self.total))
+
+
+def save(i: int, weight: int) -> None:
+    path = FOLDER / f"step{i}.json"
+    if RANK == 0:
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps({"step": i, "weight": weight, "world": WORLD}))
+        temporary.replace(path)
+    time.sleep(0.1 * RANK)  # saving takes some ranks longer
+    worker.saved(i, path)
 
 
 def main() -> None:
     dist.init_process_group("gloo")
-    first, weight = 0, 0
-    if OWN.exists():
-        saved = json.loads(OWN.read_text())
+    first, weight, total = 0, 0, LONG
+    if path := worker.resume_path():
+        saved = json.loads(Path(path).read_text())
         first, weight = saved["step"] + 1, saved["weight"]
-        print(f"rank {RANK} resumes at step {first}", flush=True)
-    loader = torch.utils.data.DataLoader(Numbers(first), batch_size=None, num_workers=1)
-    i, gradient, stopped = first - 1, 0, False
+        total = first + MORE
+    loader = torch.utils.data.DataLoader(Numbers(first, total), batch_size=None, num_workers=1)
+    gradient, stopped = 0, False
+    print(f"rank {RANK} of {WORLD} begins at step {first}", flush=True)
     for i, batch in enumerate(loader, first):
         time.sleep(random.random() * 0.01 * (1 + RANK))
-        gradient += int(batch) * (RANK + 1)
+        gradient += int(batch) if (i // ACCUMULATE) % WORLD == RANK else 0
         if (i + 1) % ACCUMULATE:
             continue
-        total = torch.tensor([gradient])
-        dist.all_reduce(total)
-        weight, gradient = weight + int(total), 0
-        worker.step(i, total=TOTAL)
+        part = torch.tensor([gradient])
+        dist.all_reduce(part)
+        weight, gradient = weight + int(part), 0
+        worker.step(i, total=total)
         if (i + 1) % (10 * ACCUMULATE) == 0:
             if i + 1 == 10 * ACCUMULATE:
-                print(f"rank {RANK} evaluates", flush=True)
+                print(f"rank {RANK} of {WORLD} evaluates", flush=True)
             with worker.phase("eval"):
                 time.sleep(0.2 if RANK == 0 else 0.05)
         if i + 1 == 5 * ACCUMULATE:
@@ -63,12 +70,9 @@ def main() -> None:
         if not IS_QUIET and worker.should_stop(i):
             stopped = True
             break
-    time.sleep(0.3 * RANK)  # saving takes some ranks longer
-    temporary = OWN.with_suffix(".tmp")
-    temporary.write_text(json.dumps({"step": i, "weight": weight}))
-    temporary.replace(OWN)
-    worker.saved(i, OWN)
-    print(f"rank {RANK} {'stopped' if stopped else 'ended'} at step {i}, deadline {worker.deadline_s()}", flush=True)
+    save(i, weight)
+    how = "stopped" if stopped else "ended"
+    print(f"rank {RANK} of {WORLD} {how} at step {i}, deadline {worker.deadline_s()}", flush=True)
     dist.barrier()
     dist.destroy_process_group()
 

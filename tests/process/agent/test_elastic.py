@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from freezer import make_freezer
-from harness import Outcome, Tree, wait_until
+from harness import Outcome, Tree, reserve_port, wait_until
 from launchers import ONE_START, SCALED
 from subreaper import list_processes
 
@@ -24,10 +23,7 @@ Launch = Callable[..., Tree]
 def launch(tmp_path: Path) -> Iterator[Launch]:
     """Starts the agent of a node: its index, --nnodes, the program and its arguments, more flags."""
     with ExitStack() as stack:
-        holder = stack.enter_context(socket.socket())
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind(("127.0.0.1", 0))  # bound, not listening: no other program gets the port
-        endpoint = f"127.0.0.1:{holder.getsockname()[1]}"
+        endpoint = f"127.0.0.1:{stack.enter_context(reserve_port())}"
 
         def start(
             index: int,
@@ -141,6 +137,29 @@ def test_a_running_job_continues_while_a_new_node_imports(
     (tmp_path / "stop").touch()
     wait_for_success(*nodes)
     assert not (tmp_path / "overlaps").exists()
+
+
+@pytest.mark.skipif(ONE_START == "cold", reason="cold workers have no template")
+def test_one_template_serves_all_memberships(
+    launch: Launch, sums: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")  # the program's own sums are at MASTER_PORT
+    survivor = launch(0, "1:2", *sums, start="warm")
+    wait_for_world(1, survivor)
+    guest = launch(1, "1:2", *sums, start="warm")
+    wait_for_world(2, survivor)
+    kill_agent(guest)
+    wait_for_world(1, survivor)
+    (tmp_path / "stop").touch()
+    wait_for_success(survivor)
+    events = [json.loads(line) for line in read_events(tmp_path / "logs0").splitlines()]
+    story = [event["what"] for event in events]
+    assert (story.count("template_ready"), story.count("template_ended")) == (1, 0)
+    ways = [event["detail"]["how"] for event in events if event["what"] == "worker_released"]
+    assert set(ways) == {"warm"}
+    assert len(ways) >= 3
+    ready = events[story.index("template_ready")]["detail"]
+    assert 0 < ready["pss_bytes"] <= ready["rss_bytes"]
 
 
 @pytest.mark.parametrize(("nnodes", "lost"), [("1:2", 0), ("2", 1)])

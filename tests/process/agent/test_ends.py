@@ -3,15 +3,13 @@
 import itertools
 import os
 import re
-import signal
-import socket
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from harness import Outcome, Tree, wait_until
+from harness import Outcome, Tree, reserve_port, wait_until
 
 ENDS = Path(__file__).parents[2] / "programs" / "agent" / "ends.py"
 SILENCE = "keep_alive_interval=1,keep_alive_max_attempt=2"
@@ -73,16 +71,6 @@ def wait_for_worker_end(tree: Tree) -> None:
     wait_until(lambda: not Path(f"/proc/{pid}").exists(), what="the worker's end")
 
 
-def kill_all(tree: Tree) -> None:
-    """A node that vanishes: its agent and all below it, at once."""
-    for pid in tree.descendants():
-        try:
-            tree.send(signal.SIGKILL, pid)
-        except ProcessLookupError:
-            continue
-    tree.wait()
-
-
 def explain(*outcomes: Outcome) -> str:
     return "\n".join(outcome.explain() for outcome in outcomes)
 
@@ -93,10 +81,7 @@ def job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Job]:
         if request.param == "etcd-v2":
             endpoint = request.getfixturevalue("etcd")
         else:
-            holder = stack.enter_context(socket.socket())
-            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            holder.bind(("127.0.0.1", 0))  # held, not listening: no other program gets the port
-            endpoint = f"127.0.0.1:{holder.getsockname()[1]}"
+            endpoint = f"127.0.0.1:{stack.enter_context(reserve_port())}"
         yield Job(request.param, endpoint, tmp_path, stack)
 
 
@@ -131,7 +116,7 @@ def test_a_node_that_is_killed_late_is_no_success(job: Job) -> None:
     stays, goes = job.start_both(patience_s=5 if job.backend in ("static", "muster") else 30)  # torch's import counts
     job.end(find_rank(stays), 0)
     wait_for_worker_end(stays)
-    kill_all(goes)
+    goes.kill_all()
     outcome = stays.wait(120)
     assert (outcome.exit_code, outcome.leftovers) == (69, ()), outcome.explain()
 
@@ -140,7 +125,7 @@ def test_a_replacement_of_a_killed_node_completes_the_job(job: Job) -> None:
     stays, goes = job.start_both()
     job.end(find_rank(stays), 0)
     wait_for_worker_end(stays)
-    kill_all(goes)
+    goes.kill_all()
     again = job.start(1)
     find_rank(again)
     for rank in (0, 1):

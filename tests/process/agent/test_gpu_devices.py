@@ -7,30 +7,15 @@ send back.
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from harness import Outcome, Tree, run_tree, wait_until
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600), pytest.mark.usefixtures("gpus")]
 PROGRAMS = Path(__file__).parents[2] / "programs" / "gpu"
 PROGRAM = PROGRAMS / "nccl.py"
-
-
-@pytest.fixture(scope="module")
-def count() -> int:
-    """How many GPUs torch finds, in another process: this one must not hold a CUDA context."""
-    reason, found = "" if Path("/dev/nvidiactl").exists() else "no NVIDIA driver", 0
-    if not reason:
-        words = [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"]
-        done = subprocess.run(words, capture_output=True, text=True)
-        found = int(done.stdout or 0) if done.returncode == 0 else 0
-        reason = "" if found else f"torch.cuda finds no GPU: {done.stderr.strip()[-300:]}"
-    if reason:
-        (pytest.fail if "gpu" in os.environ.get("MUSTER_REQUIRE", "").split(",") else pytest.skip)(reason)
-    return found
 
 
 def build_argv(how: str, nproc: int, log_dir: Path, *flags: str) -> list[str]:
@@ -42,7 +27,7 @@ def run(how: str, nproc: int, log_dir: Path, *flags: str) -> Outcome:
     return run_tree(build_argv(how, nproc, log_dir, *flags), timeout_s=280)
 
 
-def test_nccls_monitor_answers_in_a_format_that_is_read(count: int, tmp_path: Path) -> None:
+def test_nccls_monitor_answers_in_a_format_that_is_read(tmp_path: Path) -> None:
     outcome = run("asks", 2, tmp_path)
     assert outcome.exit_code == 0, outcome.explain()
     told = re.findall(r"nccl (\S+) told (\S+) own (\d+)", outcome.stdout)
@@ -53,14 +38,14 @@ def test_nccls_monitor_answers_in_a_format_that_is_read(count: int, tmp_path: Pa
             assert own == "1", outcome.explain()
 
 
-def test_a_rank_that_misses_an_all_reduce_is_named(count: int, tmp_path: Path) -> None:
+def test_a_rank_that_misses_an_all_reduce_is_named(tmp_path: Path) -> None:
     outcome = run("sleeps", 2, tmp_path, "--hang-timeout", "20", "--shutdown-timeout", "2")
     assert outcome.exit_code == 1, outcome.explain()
     reason = json.loads((tmp_path / "gpu" / "report.json").read_text())["reason"]
     assert re.match(r"rank 1 did not (enter all_reduce|launch (AllReduce|operation)) #\d+ of ", reason), reason
 
 
-def test_what_the_devices_do_is_in_the_status(count: int, tmp_path: Path) -> None:
+def test_what_the_devices_do_is_in_the_status(tmp_path: Path) -> None:
     status = tmp_path / "gpu" / "status.json"
 
     def find() -> list[dict[str, object]]:
@@ -78,14 +63,13 @@ def test_what_the_devices_do_is_in_the_status(count: int, tmp_path: Path) -> Non
     assert int(str(device["memory_total_bytes"])) > 1 << 30, device
 
 
-def test_a_restart_finds_the_memory_of_a_killed_worker_free(count: int, tmp_path: Path) -> None:
+def test_a_restart_finds_the_memory_of_a_killed_worker_free(tmp_path: Path) -> None:
     outcome = run("fills", 1, tmp_path, "--max-restarts", "1")
     assert outcome.exit_code == 0, outcome.explain()
     (free,) = re.findall(r"free (\S+)", outcome.stdout)
     assert float(free) > 0.9, outcome.explain()
 
 
-@pytest.mark.usefixtures("count")
 @pytest.mark.parametrize("way", ["plain", "foreach", "fused", "graph", "compiled", "average", "outside"])
 def test_a_snapshot_of_a_device_is_what_the_step_left(way: str, tmp_path: Path) -> None:
     """Whatever changes the tensors while they are copied: an optimizer, a CUDA graph, the script itself."""

@@ -1,6 +1,7 @@
 """Jobs that hang: which rank, collective and line the report names. The texts are written by hand."""
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -69,28 +70,22 @@ ROWS = {
 """By what the program does: what the report says of it, and the line at which it says that rank 1 is."""
 
 
-SHORT = ("sleeps", "stops")
-"""Of alike rows one in `make test`."""
-WARM = [how if how in SHORT else pytest.param(how, marks=pytest.mark.long) for how in ROWS]
-COLD = [how if how == "loads" else pytest.param(how, marks=pytest.mark.long) for how in ROWS]
+SHORT = (("sleeps", "warm"), ("stops", "warm"), ("loads", "cold"))
+"""Of alike rows one in `make test`; two imports of torch make cold starts the dearer half."""
 
 
-@pytest.mark.parametrize("how", WARM)
-def test_the_guilty_rank_is_named(how: str, tmp_path: Path) -> None:
-    check_that_it_is_named(how, tmp_path, "warm")
-
-
-@pytest.mark.parametrize("how", COLD)
-def test_the_guilty_rank_is_named_of_workers_that_start_cold(how: str, tmp_path: Path) -> None:
-    """Apart, since two imports of torch make it the dearer half."""
-    check_that_it_is_named(how, tmp_path, "cold")
-
-
-def check_that_it_is_named(how: str, log_dir: Path, start: str) -> None:
+@pytest.mark.parametrize(
+    ("how", "start"),
+    [
+        each if each in SHORT else pytest.param(*each, marks=pytest.mark.long)
+        for each in itertools.product(ROWS, ("warm", "cold"))
+    ],
+)
+def test_the_guilty_rank_is_named(how: str, start: str, tmp_path: Path) -> None:
     flags = ["--hang-action", "stop", "--max-restarts", "2"] if how == "sleeps" else []
-    outcome = run_tree(build_argv(log_dir, how, "--start", start, *flags))
+    outcome = run_tree(build_argv(tmp_path, how, "--start", start, *flags))
     assert (outcome.exit_code, outcome.leftovers) == (1, ()), outcome.explain()
-    reason = check_report(outcome, log_dir, *ROWS[how])
+    reason = check_report(outcome, tmp_path, *ROWS[how])
     assert reason.endswith("; a hang ends the job (--hang-action stop)") == (how == "sleeps"), reason
 
 
@@ -209,24 +204,6 @@ def test_an_early_hang_is_told_softly_and_a_stop_prints_the_stacks(tmp_path: Pat
         assert (outcome.exit_code, outcome.leftovers) == (143, ()), outcome.explain()
         assert f"stacks of rank {rank}:" in outcome.stderr, outcome.explain()
     assert "the job stands still" not in outcomes[1].stderr, outcomes[1].explain()
-
-
-@pytest.mark.long
-def test_an_early_hang_is_told_by_each_node_where_a_backend_of_torch_carries_no_messages(tmp_path: Path) -> None:
-    flags = ("--hang-timeout", "auto", "--rdzv-backend", "c10d-torch")
-    with start_pair(tmp_path, "sleeps", 1, 1, *flags) as trees:
-        for tree in trees:
-            wait_for(tree, "the job stands still", "; nothing is stopped; all stacks: kill -USR2 ")
-        for tree in trees:
-            tree.send(signal.SIGTERM)
-        outcomes = [tree.wait() for tree in trees]
-    lines = [line for each in outcomes for line in each.stderr.splitlines() if " stands still" in line]
-    waits = "; nothing is known here of rank 1 (see the log of its node); nothing is stopped; "
-    sleeps = f"no rank seems to keep the others waiting; rank 1 is at hang.py:{find_line(WAIT)}; nothing is stopped; "
-    assert sorted(("did not complete it" + waits in line, sleeps in line) for line in lines) == [
-        (False, True),
-        (True, False),
-    ], lines
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 from terminal import TerminalProgram
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the status page is for Linux")
-
 SCRIPT = str(Path(__file__).parents[2] / "programs" / "agent" / "interrupted.py")
 QUESTION = "Ctrl-C kills [Y/n/c]"
 

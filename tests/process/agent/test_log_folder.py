@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -47,11 +48,12 @@ def read(folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
 
 def test_a_job_that_runs_and_is_stopped(start, tmp_path, capsys):
     logs = tmp_path / "logs"
+    run = logs / "job7"
     with start("100000", "0") as agent:
         wait_until(lambda: "step 2" in read(logs, capsys)[1] if logs.exists() else False, what="a step in the status")
-        code, line = read(logs / "job7", capsys)
+        code, line = read(run, capsys)
         assert code == 10
-        assert line.startswith(f"{logs / 'job7'}  RUNNING: attempt 0, no restarts allowed; 1 of 1 node runs; step ")
+        assert line.startswith(f"{run}  RUNNING: attempt 0, no restarts allowed; 1 of 1 node runs; step ")
         assert commands.main(["top", "--once", str(logs)]) == 10
         assert "of 500" in capsys.readouterr().out
         assert commands.main(["stop", str(logs)]) == ExitCode.USAGE
@@ -61,33 +63,30 @@ def test_a_job_that_runs_and_is_stopped(start, tmp_path, capsys):
         assert agent.wait().exit_code == 143
     assert read(logs, capsys)[0] == 7
     assert "CANCELLED: its agents received SIGTERM; ended at " in read(logs, capsys)[1]
+    rest = f"`muster log {run} --attempt N` prints the output of all ranks in attempt N"
+    line = f"muster: no rank of {run} is known to have failed; it is CANCELLED; {rest}\n"
+    assert read_log(capsys, str(run), "--failed") == (ExitCode.REFUSED, "", line)
 
 
-@pytest.mark.parametrize(
-    ("state", "ended_ago_s", "why"),
-    [
-        ("TIMEOUT", 0.0, "; Slurm ended job 7: its time limit is over (TIMEOUT)"),
-        ("CANCELLED", 0.0, "; Slurm ended job 7: a person or a program cancelled it with scancel (CANCELLED)"),
-        ("TIMEOUT", -600.0, ""),  # of a later run: a job that is queued again keeps its id
-        ("RUNNING", 0.0, ""),
-    ],
-)
-def test_a_slurm_job_by_hand_says_why_slurm_ended_it(start, tmp_path, capsys, monkeypatch, state, ended_ago_s, why):
+ENDED = [
+    ("TIMEOUT", 0.0, "; Slurm ended job 7: its time limit is over (TIMEOUT)"),
+    ("CANCELLED", 0.0, "; Slurm ended job 7: a person or a program cancelled it with scancel (CANCELLED)"),
+    ("TIMEOUT", -600.0, ""),  # of a later run: a job that is queued again keeps its id
+    ("RUNNING", 0.0, ""),
+]
+
+
+def test_a_slurm_job_by_hand_says_why_slurm_ended_it(start, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     with start("100000", "0") as agent:
         wait_until((tmp_path / "logs").exists, what="the log folder")
         wait_until(lambda: "step 2" in read(tmp_path / "logs", capsys)[1], what="a step")
         agent.send(signal.SIGTERM)
         assert agent.wait().exit_code == 143
-    asked = []
-
-    def find_ended(job_id):
-        asked.append(job_id)
-        return client.QueueEntry(job_id=job_id, state=state, end_s=time.time() - ended_ago_s)
-
-    monkeypatch.setattr(client, "find_ended", find_ended)
-    assert f"CANCELLED: its agents received SIGTERM{why}; ended at " in read(tmp_path / "logs", capsys)[1]
-    assert asked == ["7"]
+    for state, ended_ago_s, why in ENDED:
+        entry = client.QueueEntry(job_id="7", state=state, end_s=time.time() - ended_ago_s)
+        monkeypatch.setattr(client, "find_ended", {"7": entry}.__getitem__)
+        assert f"CANCELLED: its agents received SIGTERM{why}; ended at " in read(tmp_path / "logs", capsys)[1]
 
 
 def test_jobs_that_have_ended_and_the_newest_is_shown(start, tmp_path, capsys):
@@ -129,6 +128,21 @@ def test_the_output_of_the_rank_that_failed(start, tmp_path, capsys):
     assert read_log(capsys, run) == (ExitCode.USAGE, "", line)
     line = "muster: --role and --node are for an app, not for a folder; use --failed, --rank N or --attempt N\n"
     assert read_log(capsys, run, "--failed", "--role", "job7") == (ExitCode.USAGE, "", line)
+    check_a_rank_of_a_node_with_a_folder_of_its_own(Path(run), capsys)
+
+
+def check_a_rank_of_a_node_with_a_folder_of_its_own(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = json.loads((run / "report.json").read_text())
+    report["failures"] = [{**each, "global_rank": 7} for each in report["failures"][:1]]
+    (run / "report.json").write_text(json.dumps(report))
+    events = (run / "events.jsonl").read_text()
+    (run / "events.jsonl").write_text(re.sub(r'"world_size": ?2\b', '"world_size": 8', events))
+    code, _, err = read_log(capsys, str(run), "--failed")
+    share = "its node wrote to another log folder: give that one on its node, or let agents share one `--log-dir`"
+    assert code == ExitCode.REFUSED
+    assert err.startswith(
+        f"muster: the root cause: rank 7, attempt 0\nmuster: {run} has no output of rank 7: {share}; ranks 0-1 f"
+    )
 
 
 def test_a_rank_whose_output_went_to_the_console(start, tmp_path, capsys):
@@ -149,37 +163,6 @@ def test_a_rank_whose_output_went_to_the_console(start, tmp_path, capsys):
     assert err.splitlines()[1] in lines, "without a report the records say which rank it was"
     line = f"muster: {run} has no output of the ranks: {why}\n"
     assert read_log(capsys, str(run), "--attempt", "0") == (ExitCode.REFUSED, "", line)
-
-
-def test_a_rank_of_a_node_with_a_folder_of_its_own(start, tmp_path, capsys):
-    run = tmp_path / "logs" / "job7"
-    with start("3", "9") as agent:
-        agent.wait()
-    report = json.loads((run / "report.json").read_text())
-    report["failures"] = [{**each, "global_rank": 7} for each in report["failures"][:1]]
-    (run / "report.json").write_text(json.dumps(report))
-    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
-    for event in events:
-        if event["what"] == "round_formed":
-            event["detail"]["world_size"] = 8
-    (run / "events.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in events))
-    code, _, err = read_log(capsys, str(run), "--failed")
-    share = "its node wrote to another log folder: give that one on its node, or let agents share one `--log-dir`"
-    assert code == ExitCode.REFUSED
-    assert err.startswith(
-        f"muster: the root cause: rank 7, attempt 0\nmuster: {run} has no output of rank 7: {share}; ranks 0-1 f"
-    )
-
-
-def test_a_job_that_was_stopped_has_no_rank_that_failed(start, tmp_path, capsys):
-    run = tmp_path / "logs" / "job7"
-    with start("100000", "0") as agent:
-        wait_until(lambda: run.exists() and "step 2" in read(run, capsys)[1], what="a step")
-        agent.send(signal.SIGTERM)
-        agent.wait()
-    rest = f"`muster log {run} --attempt N` prints the output of all ranks in attempt N"
-    line = f"muster: no rank of {run} is known to have failed; it is CANCELLED; {rest}\n"
-    assert read_log(capsys, str(run), "--failed") == (ExitCode.REFUSED, "", line)
 
 
 def test_agents_that_were_killed_leave_a_job_that_is_unknown(start, tmp_path, capsys):

@@ -3,9 +3,7 @@
 import contextlib
 import os
 import re
-import shutil
 import socket
-import subprocess
 import sys
 import tarfile
 from pathlib import Path
@@ -18,23 +16,12 @@ from muster.agent.features.preflight.reach import find_obstacle
 
 AGENT = [sys.executable, "-m", "muster.agent"]
 ALONE = [*AGENT, "--standalone", "--nproc-per-node", "2"]
-STAND_IN = Path(__file__).parents[2] / "programs" / "nvml_stand_in.c"
 
 
 @pytest.fixture
 def program(tmp_path: Path) -> str:
     path = tmp_path / "train.py"
     path.write_text("import os\nprint('ran rank', os.environ['RANK'])\n")
-    return str(path)
-
-
-@pytest.fixture(scope="module")
-def nvml(tmp_path_factory: pytest.TempPathFactory) -> str:
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("there is no C compiler here")
-    path = tmp_path_factory.mktemp("nvml") / "libnvidia-ml.so.1"
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", path, STAND_IN], check=True)
     return str(path)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 import pytest
-from harness import Tree, find_free_port, run_tree, wait_until
+from harness import Tree, find_free_port, run_tree
 from launchers import MOSTLY_WARM, START_FLAGS
 
 PROGRAMS = Path(__file__).parents[2] / "programs" / "agent"
@@ -198,29 +198,6 @@ class TestHangs:
         page = " ".join(outcome.stderr.split())
         assert "hung: no CPU time used and nothing written for " in page, outcome.explain()
 
-    def test_a_worker_that_fails_on_an_idle_node_fails_the_job(self, nodes: list[list[str]], tmp_path: Path) -> None:
-        """Ranks 2 and 3 sit still for longer than the timeout, then rank 3 fails while ranks 0 and 1 still compute."""
-        script, fail = tmp_path / "train.py", tmp_path / "fail"
-        script.write_text(
-            "import os, sys, time\n"
-            "while os.environ['GROUP_RANK'] == '0':\n"
-            "    pass\n"
-            f"while not os.path.exists({str(fail)!r}) or os.environ['RANK'] == '2':\n"
-            "    time.sleep(0.2)\n"
-            "sys.exit(7)\n"
-        )
-        hung = [[*node, "--hang-timeout", "2"] for node in nodes]
-        events = tmp_path / "twonodes" / "events.jsonl"
-        with running(hung, str(script)) as trees:
-            wait_until(lambda: events.exists() and "workers_idle" in events.read_text(), what="node 1 is idle")
-            fail.touch()
-            outcomes = [tree.wait() for tree in trees]
-        assert [outcome.exit_code for outcome in outcomes] == [1, 1], outcomes[0].explain()
-        report = json.loads((tmp_path / "twonodes" / "report.json").read_text())
-        root = report["failures"][0]
-        assert (root["global_rank"], root["exit_code"]) == (3, 7)
-        assert sorted(each["global_rank"] for each in report["failures"]) == [0, 1, 2, 3]
-
 
 def test_sigusr2_prints_stacks_and_disturbs_no_worker(nodes: list[list[str]], tmp_path: Path) -> None:
     done = tmp_path / "done"
@@ -262,30 +239,6 @@ def test_repeated_requests_for_stacks_do_not_delay_a_stop(start: str, tmp_path: 
             requester.join()
     assert (outcome.exit_code, outcome.leftovers) == (1, ()), outcome.explain()
     assert "JOB FAILED" in outcome.stderr, outcome.explain()
-
-
-@pytest.mark.parametrize("start", MOSTLY_WARM)
-def test_a_recovery_can_be_read_from_the_events(start: str, tmp_path: Path) -> None:
-    flags = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "1", "--log-dir", str(tmp_path)]
-    flags += ["--start", start]
-    with Tree(
-        [sys.executable, "-m", "muster.agent", *flags, "--tee", "3", str(PROGRAMS / "ready.py"), "crash-once"]
-    ) as tree:
-        tree.wait_for_line("attempt 1", count=2)
-        tree.send(signal.SIGTERM)
-        tree.wait()
-    (path,) = tmp_path.glob("*/events.jsonl")
-    records = [json.loads(line) for line in path.read_text().splitlines()]
-    story = [record["what"] for record in records]
-    order = ["worker_failed", "round_broken", "workers_stopped", "round_formed", "workers_started"]
-    at = [story.index("worker_failed")]
-    for what in order[1:]:
-        at.append(story.index(what, at[-1]))
-    assert records[at[-1]]["attempt"] == 1
-    assert records[at[-1]]["ranks"] == [0, 1]
-    assert all(record["duration_s"] is not None for record in records if record["what"] == "workers_started")
-    released = [record["detail"] for record in records if record["what"] == "worker_released"]
-    assert [(one["how"], one["local_rank"]) for one in released] == [(start, 0), (start, 1)] * 2
 
 
 def test_a_report_comes_after_all_lines_of_its_nodes_workers(tmp_path: Path) -> None:

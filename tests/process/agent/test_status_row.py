@@ -1,12 +1,9 @@
 """The last row of a terminal says how far a job is, in everybody's way nowhere; after the end a few lines remain."""
 
-import fcntl
 import os
 import re
-import struct
 import subprocess
 import sys
-import termios
 from pathlib import Path
 
 import pytest
@@ -78,21 +75,6 @@ def test_the_row_disturbs_nothing_and_leaves_nothing(tmp_path: Path, script: str
         done = min(int(row.split()[-1]) for row in rows if " has said " in row)
         assert any(row.startswith(f"[muster] {done} of 1000 steps") for row in ends), (done, ends)
     assert sum("all|###|" in row for row in rows) == (2 if "bars" in words else 0)
-
-
-def test_a_terminal_that_becomes_narrower(tmp_path: Path, script: str) -> None:
-    """It wraps the rows that stand there; that terminals do so is not modelled here, but no row is longer than it."""
-    with start(tmp_path, script, "0", "bars") as program:
-        read_rows(program)
-        fcntl.ioctl(program._main_fd, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 30, 0, 0))
-        seen = len(program.text)
-        while len(re.findall(r"\[muster\] step \d+ of 1000", program.text[seen:])) < 3:
-            program.read_more(120)
-        (tmp_path / "enough").touch()
-        last = program.text[seen:].split("\x1b[K")[-1]
-        assert all(len(row) < 30 for row in last.split("\r\n")), last
-        program.read_until(None)
-        assert program.wait() == 0
 
 
 def test_ctrl_c_leaves_no_row(tmp_path: Path, script: str) -> None:

@@ -4,14 +4,19 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from muster.schedulers.supervision.app_folder import AppFolder
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
 
 
-def test_bash_completes_commands_and_options():
-    printed = subprocess.run(
-        [sys.executable, "-m", "muster", "completion", "bash"], capture_output=True, text=True, check=True
-    ).stdout
+@pytest.fixture
+def printed():
+    command = [sys.executable, "-m", "muster", "completion", "bash"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_bash_completes_commands_and_options(printed):
     for words, expected in ((["muster", "pa"], "pause"), (["muster", "stop", "--l"], "--limit")):
         script = (
             f"{printed}\nCOMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; _muster; echo ${{COMPREPLY[@]}}"
@@ -20,11 +25,8 @@ def test_bash_completes_commands_and_options():
         assert done.stdout == f"{expected}\n"
 
 
-def test_bash_completes_names_of_jobs(tmp_path):
+def test_bash_completes_names_of_jobs(tmp_path, printed):
     """`muster` itself is asked for them when the shell needs them."""
-    printed = subprocess.run(
-        [sys.executable, "-m", "muster", "completion", "bash"], capture_output=True, text=True, check=True
-    ).stdout
     app = AppFolder(tmp_path / "train-x7k2")
     app.spec_file.parent.mkdir(parents=True)
     app.spec_file.touch()

@@ -11,13 +11,11 @@ from pathlib import Path
 
 import pytest
 from control_jobs import muster, unknown_line
-from harness import LIMIT_S, wait_until
+from harness import LIMIT_S, find_processes, wait_until
 from terminal import TerminalProgram
 
 from muster.components import dist
 from muster.schedulers.local import create_detached_scheduler
-
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it looks at /proc")
 
 PROGRAM = Path(__file__).resolve().parents[2] / "programs" / "says_environment.py"
 OF_ONE_PROCESS = {
@@ -75,25 +73,8 @@ def job(tmp_path_factory):
         yield made
 
 
-def find_processes(mark):
-    """Processes that have `mark` as an argument."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if mark.encode() in path.read_bytes().split(b"\0"):
-                found.append(int(path.parent.name))
-        except OSError:
-            continue
-    return found
-
-
 def wait_gone(mark):
     wait_until(lambda: not find_processes(mark), what=f"the end of {mark}")
-
-
-def wait_runs(mark, process):
-    wait_until(lambda: find_processes(mark) or process.poll() is not None, what=f"the start of {mark}")
-    assert process.poll() is None, process.communicate()
 
 
 def compare_environment(job, rank):

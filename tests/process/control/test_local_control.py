@@ -1,21 +1,16 @@
 """`muster` on jobs of local_cwd with real agents: what is done, late and lost. What is decided is in `tests/unit`."""
 
-import json
 import os
 import re
 import signal
-import socket
-import sys
 import time
 
 import pytest
 from control_jobs import COMMANDS, begin, continue_process, finish, list_answers, muster, start_job, unknown_line
-from harness import read_command, wait_until
+from harness import wait_until
 
 from muster._shared.contract import AskKind
 from muster.schedulers.supervision import asking
-
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the status page is for Linux")
 
 
 @pytest.mark.torchx
@@ -152,62 +147,9 @@ def test_a_stop_whose_way_to_the_agents_breaks_is_withdrawn(tmp_path, monkeypatc
         assert (job.describe(), job.count_starts()) == ("CANCELLED", [1])
 
 
-def test_delete_removes_a_running_job(tmp_path):
-    with start_job(tmp_path, nodes=1, nproc=1) as job:
-        pid = job.pid_of(0)
-        deleted = muster("delete", job.handle)
-        line = f"{job.app_id} is removed, with its logs\n"
-        assert (deleted.code, deleted.stdout, deleted.stderr) == (0, line, ""), deleted.explain()
-        assert not job.state.path.exists()
-        assert not os.path.exists(f"/proc/{pid}")
-        unknown = muster("delete", job.handle)
-        assert (unknown.code, unknown.stderr) == (3, unknown_line("detached", job.app_id))
-
-
 # TorchX's nightly line has no schedulers of its own any more
-NOT_OURS = (
-    "muster cannot ask scheduler 'lsf', which is not made with muster.schedulers.adapter; use torchx for it"
-    "|scheduler 'lsf' cannot be used here: No module named 'torchx.schedulers.lsf_scheduler'"
-)
-
-
-@pytest.mark.parametrize(
-    ("handle", "code", "line"),
-    [
-        ("lsf://torchx/x", 2, NOT_OURS),
-        ("a/b/c", 2, "'a/b/c' is not an app handle; an example is local_cwd://torchx/train-x7k2"),
-        ("nothing", 3, "no job is named 'nothing'; `muster list` lists them"),
-    ],
-)
-def test_handles_that_name_no_app_of_ours(handle, code, line):
-    shell = muster("pause", handle)
-    assert (shell.code, shell.stdout) == (code, "")
-    assert re.fullmatch(f"muster: ({line})\n", shell.stderr), shell.stderr
 
 
 def test_an_unknown_app(capsys):
     unknown = (3, unknown_line("detached", "nosuchapp"))
     assert list_answers("detached://torchx/nosuchapp", capsys) == dict.fromkeys(COMMANDS, unknown)
-
-
-def test_a_request_without_the_token_is_refused(tmp_path):
-    with start_job(tmp_path, nodes=1, nproc=1) as job:
-
-        def list_names():
-            """This job's: other jobs of this machine have sockets, too."""
-            with open("/proc/net/unix", errors="replace") as file:  # others name theirs as they like
-                names = [line.split()[-1] for line in file if "@muster-control-" in line]
-            return [name for name in names if str(job.folder) in read_command(name.rpartition("-")[2])]
-
-        wait_until(list_names, what="the agent's socket")
-        answers = []
-        for name in list_names():
-            with socket.socket(socket.AF_UNIX) as link:
-                link.settimeout(60)
-                link.connect("\0" + name[1:])
-                lines = link.makefile("rb")
-                lines.readline()
-                link.sendall(json.dumps({"kind": "stop", "limit_s": 5.0, "signature": "00"}).encode() + b"\n")
-                answers.append(json.loads(lines.readline())["line"])
-        assert answers == ["not a request: it is not signed with the job's token"]
-        assert job.describe() == "RUNNING"

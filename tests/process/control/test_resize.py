@@ -1,14 +1,11 @@
 """`muster resize` on an elastic job of local_cwd: the number of nodes changes while it runs, and the state survives."""
 
 import re
-import sys
 
 import control_jobs
 import pytest
 from control_jobs import END_S, PATIENT, begin, finish, muster, start_job
 from harness import wait_until
-
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the status page is for Linux")
 
 
 def start_elastic(tmp_path, monkeypatch, *words, nodes=3, last_call_s=60, flags=PATIENT):

@@ -1,13 +1,10 @@
 """`muster top` on a terminal: every key, a new size, Ctrl-Z and fg, Ctrl-C, a terminal that is closed."""
 
-import fcntl
 import os
 import re
 import shlex
 import signal
-import struct
 import sys
-import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,9 +43,6 @@ class Top(TerminalProgram):
             assert time.monotonic() < deadline_s, "\n".join(row for _, row in sorted(self.rows.items()))
             self.comes("\x1b[?2026l", 5)
         return True
-
-    def resize(self, rows: int, columns: int) -> None:
-        fcntl.ioctl(self._main_fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
 
 @pytest.fixture

@@ -74,47 +74,37 @@ def test_every_program_gets_every_result(port: int) -> None:
     assert found == [{rank: value for rank, value in values.items() if rank // 2 != node} for node in range(3)]
 
 
-def test_a_stranger_changes_nothing(port: int) -> None:
-    done = threading.Event()
-
-    def disturb() -> None:
-        while not done.is_set():
-            try:
-                with socket.create_connection(("127.0.0.1", port), 5) as stranger:
-                    stranger.sendall(os.urandom(200))
-                    stranger.settimeout(0.05)
-                    stranger.recv(100)
-            except OSError:
-                done.wait(0.01)
-
-    def run_late() -> object:
-        done.wait(0.3)  # the stranger is there first
+def send_noise(port: int, connected: threading.Event, done: threading.Event) -> None:
+    """One stranger after the other sends what is no message."""
+    while not done.is_set():
         try:
-            return run_node(1, port)
-        finally:
-            done.set()
+            with socket.create_connection(("127.0.0.1", port), 5) as stranger:
+                connected.set()
+                stranger.sendall(os.urandom(200))
+                stranger.settimeout(0.05)
+                stranger.recv(100)
+        except OSError:
+            done.wait(0.01)
 
-    first, second, _ = run_all(lambda: run_node(0, port), run_late, disturb)
-    assert first == {2: b"small 1", 3: LARGE}
-    assert second == {0: b"small 0", 1: None}
+
+def be_silent(port: int, connected: threading.Event, done: threading.Event) -> None:
+    """Eight strangers say nothing, and one sends a byte now and then."""
+    with ExitStack() as stack:
+        strangers = [stack.enter_context(connect(port)) for _ in range(9)]
+        connected.set()
+        while not done.wait(0.05):
+            with suppress(OSError):  # the oldest ones are closed
+                strangers[-1].send(b"x")
 
 
-@pytest.mark.parametrize("most", [4, 64])
-def test_connections_that_prove_nothing_keep_no_program_waiting(
-    port: int, monkeypatch: pytest.MonkeyPatch, most: int
+@pytest.mark.parametrize(("disturb", "most"), [(send_noise, 64), (be_silent, 4), (be_silent, 64)])
+def test_connections_that_prove_nothing_change_nothing_and_keep_no_program_waiting(
+    port: int, monkeypatch: pytest.MonkeyPatch, disturb: Callable[..., None], most: int
 ) -> None:
-    """Eight are silent, and one sends a byte now and then: any process can connect."""
+    """Any process can connect, and be there first."""
     monkeypatch.setattr(exchange, "_MEETING_LIMIT_S", 5.0)
     monkeypatch.setattr(exchange, "_STRANGERS", most)
     connected, done = threading.Event(), threading.Event()
-
-    def disturb() -> None:
-        with ExitStack() as stack:
-            strangers = [stack.enter_context(connect(port)) for _ in range(9)]
-            connected.set()
-            while not done.wait(0.05):
-                with suppress(OSError):  # the oldest ones are closed
-                    strangers[-1].send(b"x")
 
     def run_late() -> object:
         connected.wait(LIMIT_S)
@@ -123,7 +113,7 @@ def test_connections_that_prove_nothing_keep_no_program_waiting(
         finally:
             done.set()
 
-    first, second, _ = run_all(lambda: run_node(0, port), run_late, disturb)
+    first, second, _ = run_all(lambda: run_node(0, port), run_late, lambda: disturb(port, connected, done))
     assert first == {2: b"small 1", 3: LARGE}
     assert second == {0: b"small 0", 1: None}
 

@@ -1,24 +1,16 @@
 """start_method="fork": closures as workers, what they inherit and what not, and how they end."""
 
-import os
-import sys
 from pathlib import Path
 
 import pytest
-from harness import Outcome, run_tree
-
-PROGRAMS = Path(__file__).parents[2] / "programs" / "elastic"
+from harness import Outcome
+from launchers import run_api
 
 pytestmark = pytest.mark.timeout(200)
 
 
 def run_forks(scenario: str, *flags: str, folder: Path, program: str = "forks.py", settle_s: float = 1.0) -> Outcome:
-    env = {**os.environ, "TMPDIR": str(folder)}
-    words = [sys.executable, *flags, str(PROGRAMS / program), scenario]
-    outcome = run_tree(words, env=env, cwd=folder, timeout_s=150, settle_s=settle_s)
-    assert outcome.exit_code == 0, outcome.explain()
-    assert outcome.leftovers == (), outcome.explain()
-    return outcome
+    return run_api(program, scenario, folder=folder, flags=flags, settle_s=settle_s)
 
 
 @pytest.mark.soak
@@ -89,14 +81,6 @@ def test_a_fork_handler_that_blocks_is_an_error_and_no_hang(tmp_path: Path) -> N
     line = "cannot fork the job's processes from this program: a fork of it stood still for 1 s; a handler"
     assert outcome.stdout.startswith(line), outcome.explain()
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.long
-def test_an_image_that_is_stopped_ends_the_job_with_a_reason(tmp_path: Path) -> None:
-    """No worker has a cold start."""
-    outcome = run_forks("image_stopped", folder=tmp_path)
-    reason = "the template stood still for 10 s when it was to fork workers, and was killed"
-    assert f"cannot fork a worker from the program that started the job: {reason}" in outcome.stdout, outcome.explain()
 
 
 @pytest.mark.long

@@ -1,25 +1,17 @@
 """Rendezvous handlers that the caller made: torch's, and a class of the caller's own."""
 
-import os
-import sys
 from pathlib import Path
 
 import pytest
-from harness import Outcome, find_free_port, run_tree
-
-PROGRAM = Path(__file__).parents[2] / "programs" / "elastic" / "handlers.py"
+from harness import Outcome, find_free_port
+from launchers import run_api
 
 # On a loaded machine importing torch takes a minute, and every job here does so.
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
 
 
 def run_scenario(scenario: str, folder: Path) -> Outcome:
-    port = find_free_port()
-    env = {**os.environ, "TMPDIR": str(folder)}
-    outcome = run_tree([sys.executable, str(PROGRAM), scenario, str(port)], env=env, cwd=folder, timeout_s=500)
-    assert outcome.exit_code == 0, outcome.explain()
-    assert outcome.leftovers == (), outcome.explain()
-    return outcome
+    return run_api("handlers.py", scenario, str(find_free_port()), folder=folder, timeout_s=500)
 
 
 def test_its_calls_run_in_the_caller(tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import find_free_port, run_tree
+from harness import find_free_port
+from launchers import run_api
 from terminal import TerminalProgram, render
 
-FILES = Path(__file__).parents[2] / "programs" / "elastic" / "ice_files.py"
 PROGRAM = Path(__file__).parents[2] / "programs" / "elastic" / "ice.py"
 
 # On a loaded machine importing torch takes a minute, and every job here does so.
@@ -125,6 +125,6 @@ RuntimeError log_dir: D is not empty, please provide an empty log_dir
 @pytest.mark.long
 def test_results_and_files_are_those_of_ice_learns_own_module(tmp_path: Path) -> None:
     """Lines of workers that are shown on the console have a prefix here, and none there, where two may be mixed."""
-    outcome = run_tree([sys.executable, str(FILES)], env={**os.environ, "TMPDIR": str(tmp_path)}, timeout_s=250)
+    outcome = run_api("ice_files.py", folder=tmp_path, timeout_s=250)
     printed = [line for line in outcome.stdout.splitlines(keepends=True) if re.match(r"\(|1 1 |FileNot|Runtime", line)]
     assert "".join(printed) == RECORDED, outcome.explain()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from harness import Outcome, run_tree
-from launchers import CALLS_SAY
+from launchers import CALLS_SAY, run_api
 
 LAUNCHES = int(os.environ.get("MUSTER_LAUNCHES", "20"))
 """More with `make nightly`."""
@@ -18,11 +18,7 @@ CALLS = Path(__file__).parents[2] / "programs" / "elastic" / "calls.py"
 
 
 def run_calls(scenario: str, *args: str, folder: Path) -> Outcome:
-    env = {**os.environ, "TMPDIR": str(folder)}
-    outcome = run_tree([sys.executable, str(CALLS), scenario, *args], env=env, cwd=folder, timeout_s=10 * LAUNCHES)
-    assert outcome.exit_code == 0, outcome.explain()
-    assert outcome.leftovers == (), outcome.explain()
-    return outcome
+    return run_api("calls.py", scenario, *args, folder=folder, timeout_s=10 * LAUNCHES)
 
 
 def test_results_restarts_objects_failures_and_stops(tmp_path: Path) -> None:

@@ -1,30 +1,18 @@
 """Jobs of two nodes whose programs call the Python API, through muster's own rendezvous."""
 
-import os
-import sys
 from pathlib import Path
 
 import pytest
-from harness import Outcome, find_free_port, run_tree
-
-PROGRAM = Path(__file__).parents[2] / "programs" / "elastic" / "nodes.py"
-
-UNSAFE = (
-    "all_results=True with nodes=2 needs the variable MUSTER_TOKEN, a secret that is the same on all nodes, because "
-    "results of other nodes are unpickled here, which can run any code"
-)
+from harness import find_free_port
+from launchers import run_api
 
 # On a loaded machine two programs, two agents and four workers take their time to start.
 pytestmark = pytest.mark.timeout(300)
 
 
 def run_nodes(scenario: str, folder: Path, *node: str) -> list[str]:
-    port = find_free_port()
-    env = {**os.environ, "TMPDIR": str(folder), "MUSTER_TOKEN": "0123456789abcdef" * 2}
-    command = [sys.executable, str(PROGRAM), scenario, str(port), *node]
-    outcome: Outcome = run_tree(command, env=env, cwd=folder, timeout_s=250)
-    assert outcome.exit_code == 0, outcome.explain()
-    assert outcome.leftovers == (), outcome.explain()
+    env = {"MUSTER_TOKEN": "0123456789abcdef" * 2}
+    outcome = run_api("nodes.py", scenario, str(find_free_port()), *node, folder=folder, env=env, timeout_s=250)
     # the logs of a job that did not succeed stay
     assert [*folder.glob("muster_job_*"), *folder.glob("muster_call_*"), *folder.glob("muster_result_*")] == [], (
         outcome.explain()
@@ -69,16 +57,6 @@ def test_the_job_continues_without_a_program_that_is_killed(scenario: str, tmp_p
 def test_a_program_that_is_started_again_joins(tmp_path: Path) -> None:
     first, second = "['running 0\\n', 'running 1\\n']", "['running 2\\n', 'running 3\\n']"
     assert run_nodes("replaced", tmp_path) == [first, second, second, first, *[show(range(4))] * 2]
-
-
-def test_wrong_values_are_named(tmp_path: Path) -> None:
-    assert run_nodes("wrong", tmp_path, "0") == [
-        "nodes=2 needs endpoint=, HOST:PORT of the leading node",
-        "--rdzv-endpoint 'host:port:more': must be HOST or HOST:PORT, an IPv6 address in brackets",
-        "--rdzv-endpoint '127.0.0.1:99999': the port must be a number from 0 to 65535",
-        "--nnodes '2:1': must be N or MIN:MAX, with 1 <= MIN <= MAX <= 16384",
-        UNSAFE,
-    ]
 
 
 def test_nodes_that_do_not_find_each_other(tmp_path: Path) -> None:

@@ -1,13 +1,11 @@
 """A real notebook kernel: output in the cell, the stop button, and the kernel's end."""
 
-import os
-import sys
 from pathlib import Path
 
 import pytest
-from harness import Outcome, run_tree
+from harness import Outcome
+from launchers import run_api
 
-PROGRAMS = Path(__file__).parents[2] / "programs" / "elastic"
 EXAMPLE = Path(__file__).parents[3] / "examples" / "notebook.ipynb"
 
 pytest.importorskip("ipykernel")
@@ -20,10 +18,8 @@ def run_notebook(scenario: str, folder: Path, program: str = "notebook.py") -> O
     jobs = folder / "jobs"
     jobs.mkdir()
     own = {"IPYTHONDIR": "ipython", "JUPYTER_RUNTIME_DIR": "runtime", "JUPYTER_CONFIG_DIR": "config"}
-    env = {**os.environ, "TMPDIR": str(jobs), **{name: str(folder / part) for name, part in own.items()}}
-    outcome = run_tree([sys.executable, str(PROGRAMS / program), scenario], env=env, cwd=folder, timeout_s=350)
-    assert outcome.exit_code == 0, outcome.explain()
-    assert outcome.leftovers == (), outcome.explain()
+    env = {name: str(folder / part) for name, part in own.items()}
+    outcome = run_api(program, scenario, folder=jobs, cwd=folder, env=env, timeout_s=350)
     assert [path for path in jobs.iterdir() if path.name.startswith("muster_job_")] == [], outcome.explain()
     return outcome
 
@@ -59,11 +55,7 @@ def test_the_example_notebook_runs(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_accelerates_notebook_launcher_with_the_import_replaced(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
-    env = {**os.environ, "TMPDIR": str(tmp_path)}
-    words = [sys.executable, str(PROGRAMS / "accelerated.py")]
-    outcome = run_tree(words, env=env, cwd=tmp_path, timeout_s=250)
-    assert outcome.exit_code == 0, outcome.explain()
-    assert outcome.leftovers == (), outcome.explain()
+    outcome = run_api("accelerated.py", folder=tmp_path, timeout_s=250)
     lines = [line for line in outcome.stdout.splitlines() if not line.startswith("Launching")]
     expected = ["2 processes, MULTI_CPU, 60.0", "2 processes, MULTI_CPU, 0.0", "ValueError the text"]
     assert lines == expected, outcome.explain()

@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import Outcome, Tree, find_free_port, run_tree
+from harness import Outcome, Tree, find_free_port
+from launchers import run_api
 
 BARRIER = "exit_barrier_timeout=20 has no effect: every agent waits until all nodes have ended, or one is lost"
 EVENTS = (
@@ -24,11 +25,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
 
 
 def run_scenario(scenario: str, folder: Path) -> Outcome:
-    env = {**os.environ, "TMPDIR": str(folder)}
-    outcome = run_tree([sys.executable, str(PROGRAM), scenario], env=env, cwd=folder, timeout_s=500)
-    assert outcome.exit_code == 0, outcome.explain()
-    assert outcome.leftovers == (), outcome.explain()
-    return outcome
+    return run_api("torch_api.py", scenario, folder=folder, timeout_s=500)
 
 
 def test_launcher_and_agent(tmp_path: Path) -> None:
@@ -101,12 +98,8 @@ def test_file_timers(tmp_path: Path) -> None:
 @pytest.mark.parametrize("library", ["muster", "torch"])
 def test_beside_torch(library: str, tmp_path: Path) -> None:
     """What workers, metrics, events and a missing program are like: the same text with both libraries."""
-    port = find_free_port()
-    program = PROGRAM.with_name("beside_torch.py")
-    command = [sys.executable, str(program), library, str(port)]
-    outcome = run_tree(command, env={**os.environ, "TMPDIR": str(tmp_path)}, cwd=tmp_path, timeout_s=500)
-    assert outcome.exit_code == 0, outcome.explain()
-    assert outcome.stdout == program.with_suffix(".txt").read_text(), outcome.explain()
+    outcome = run_api("beside_torch.py", library, str(find_free_port()), folder=tmp_path, timeout_s=500)
+    assert outcome.stdout == PROGRAM.with_name("beside_torch.txt").read_text(), outcome.explain()
 
 
 def test_a_signal_is_torchs_exception_and_the_callers_handlers_are_as_before(tmp_path: Path) -> None:

@@ -87,38 +87,27 @@ def read_pids(program: "subprocess.Popen[str]") -> dict[str, int]:
     return found
 
 
-def test_one_job_at_a_time_and_a_ctrl_c_ends_it(held: Held) -> None:
-    with start_idle(held) as program:
-        pids = read_pids(program)
-        name = f"idle of process {program.pid}"
-        assert held.read()["run"] == name
-        env = {**held.commands.env, "CALLS_HELD": held.handle}
-        words = [sys.executable, str(CALLS), "stop"]
-        other = subprocess.run(words, env=env, capture_output=True, text=True, timeout=100, check=False)
-        assert other.stderr.splitlines()[-1].endswith(f"{held.handle} runs {name} now"), other
-        release = held.commands.call("muster", "release")
-        assert (release.returncode, f"runs {name}" in release.stderr) == (1, True), release
-        program.send_signal(signal.SIGINT)
-        assert program.wait(LIMIT_S) != 0
-    wait_until(lambda: all(map(is_gone, pids.values())), what="the job is gone")
-    held.wait_ready()
-
-
 @pytest.mark.parametrize(
-    ("victim", "text"),
+    ("victim", "signum", "text"),
     [
-        ("agent 0", "AgentLost the job's muster process was killed; no process of the job is left on this node"),
-        pytest.param("program", "", marks=LONG),
-        pytest.param("worker 0", "LaunchFailed the job failed: rank", marks=LONG),
+        ("program", signal.SIGINT, ""),
+        (
+            "agent 0",
+            signal.SIGKILL,
+            "AgentLost the job's muster process was killed; no process of the job is left on this node",
+        ),
+        pytest.param("program", signal.SIGKILL, "", marks=LONG),
+        pytest.param("worker 0", signal.SIGKILL, "LaunchFailed the job failed: rank", marks=LONG),
     ],
 )
-def test_a_job_that_loses_a_process_ends_and_the_hold_goes_on(held: Held, victim: str, text: str) -> None:
+def test_a_job_that_loses_a_process_ends_and_the_hold_goes_on(held: Held, victim: str, signum: int, text: str) -> None:
     with start_idle(held) as program:
         pids = read_pids(program)
-        os.kill({**pids, "program": program.pid}[victim], signal.SIGKILL)
+        assert held.read()["run"] == f"idle of process {program.pid}"
+        os.kill({**pids, "program": program.pid}[victim], signum)
         assert program.stdout is not None
         assert text in program.stdout.read()
-        program.wait(LIMIT_S)
+        assert (program.wait(LIMIT_S) == 0) is (victim != "program")
     wait_until(lambda: all(map(is_gone, pids.values())), what="the job is gone")
     held.wait_ready()
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from harness import LIMIT_S, wait_until
 from launchers import ONE_START
+from supervised_apps import make_folder
 from torchx.schedulers.api import Stream
 from torchx.specs import AppDef, Resource, Role
 from torchx.specs.api import macros
@@ -17,6 +18,7 @@ from torchx.specs.api import macros
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.local import create_scheduler
 from muster.schedulers.supervision.app_folder import AppFolder
+from muster.schedulers.supervision.client import SupervisorError, start_supervisor
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
 
 PROGRAMS = Path(__file__).parents[2] / "programs"
@@ -25,13 +27,6 @@ TERMINAL = ("SUCCEEDED", "FAILED", "CANCELLED")
 
 
 pytestmark = pytest.mark.usefixtures("state_home")
-
-
-@pytest.fixture
-def scheduler():
-    made = create_scheduler("torchx")
-    yield made
-    made.close()
 
 
 def shell(script, **more):
@@ -72,10 +67,6 @@ def read(scheduler, app_id, role="r", k=0, **more):
 
 def folder_of(app_id, name="local_cwd"):
     return AppFolder(AppRegistry(find_state_dir(os.environ), name).find(app_id))
-
-
-def pids_of(app_id):
-    return [handle["pid"] for handle in folder_of(app_id).read_record().handles.values()]
 
 
 def test_what_replicas_get_and_what_another_command_reads_of_them(scheduler, tmp_path, monkeypatch):
@@ -138,21 +129,6 @@ def test_an_impossible_log_dir(scheduler, tmp_path):
     assert list(scheduler.list()) == []
 
 
-def test_a_lost_agent_is_started_again_at_the_same_address(scheduler, tmp_path):
-    (tmp_path / "work.py").write_text(
-        "import os, pathlib, time\n"
-        "print('port', os.environ['MASTER_PORT'], flush=True)\n"
-        "while not pathlib.Path('go').exists(): time.sleep(0.01)\n"
-    )
-    app_id = submit(scheduler, agents(tmp_path / "work.py", max_retries=1))
-    wait_until(lambda: any("port" in line for line in read(scheduler, app_id, k=1)), what="workers")
-    victim = pids_of(app_id)[1]
-    os.kill(victim, signal.SIGKILL)
-    wait_until(lambda: scheduler.describe(app_id).num_restarts == 1, what="the restart")
-    (tmp_path / "go").touch()
-    assert wait(scheduler, app_id).state.name == "SUCCEEDED"
-
-
 def test_two_agent_roles_of_one_app_are_two_jobs(scheduler, tmp_path):
     (tmp_path / "work.py").write_text(
         "import os\n"
@@ -184,15 +160,6 @@ def test_the_bundle_serves_where_muster_is_not_installed(scheduler, tmp_path, mo
     assert wait(scheduler, app_id).state.name == "SUCCEEDED"
     assert (folder_of(app_id).state_dir / "muster-agent.zip").is_file()
     assert any("works" in line for line in read(scheduler, app_id))
-
-
-def test_a_replica_that_ignores_a_cancel_is_killed_after_the_grace_period(scheduler):
-    app_id = submit(scheduler, program("local_tree.py", "ignore-term", num_replicas=3), grace_s=0.2)
-    wait_until(lambda: all(read(scheduler, app_id, k=k) for k in range(3)), what="the trees")
-    scheduler.cancel(app_id)
-    response = wait(scheduler, app_id)
-    assert response.state.name == "CANCELLED"
-    assert [row.exit_code for row in folder_of(app_id).read_record().app.replicas.values()] == [137] * 3
 
 
 def test_an_app_outlives_the_thread_that_submitted_it_but_not_its_scheduler():
@@ -237,14 +204,6 @@ def test_the_supervisors_memory_does_not_grow_with_the_output(scheduler):
     assert peak < 100 << 10, f"{peak} KiB"
 
 
-def test_follows_to_the_end(scheduler, tmp_path):
-    app_id = submit(scheduler, shell("echo one; while ! test -e go; do sleep 0.05; done; echo two; printf three"))
-    lines = scheduler.log_iter(app_id, "r", should_tail=True)
-    assert next(lines) == "one\n"
-    (tmp_path / "go").touch()
-    assert list(lines) == ["two\n", "three"]
-
-
 def test_since_and_until(scheduler, tmp_path):
     steps = "echo one; while ! test -e two; do sleep 0.02; done; echo two; while ! test -e three; do sleep 0.02; done"
     app_id = submit(scheduler, shell(f"{steps}; echo three"))
@@ -264,23 +223,24 @@ def test_since_and_until(scheduler, tmp_path):
     assert read(scheduler, app_id, until=times[0], should_tail=True) == ["one\n"]
 
 
-def test_devices_are_divided(scheduler, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-a,7,5,9")
-    role = shell("true", num_replicas=2, resource=Resource(cpu=1, gpu=2, memMB=1))
-    cfg = {"auto_set_cuda_visible_devices": True}
-    info = scheduler.submit_dryrun(AppDef("app", roles=[role]), cfg)
-    assert [each.env["CUDA_VISIBLE_DEVICES"] for each in info.request.replicas["r"]] == ["3,GPU-a", "7,5"]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,-1,2,3")
-    with pytest.raises(SchedulerError, match=r"needs 4 GPUs \(r: 2 x 2\), but this process may use 2 \(0,1\)"):
-        scheduler.submit_dryrun(AppDef("app", roles=[role]), cfg)
-
-
-def test_devices_are_counted_where_none_are_named(scheduler, tmp_path, monkeypatch):
+def test_devices_are_those_of_the_caller_or_of_the_machine(scheduler, tmp_path, monkeypatch):
     (tmp_path / "nvidia-smi").write_text(
         "#!/bin/sh\necho 'GPU 0: H200 (UUID: GPU-a)'\necho '  MIG 1g'\necho 'GPU 1: H (UUID: GPU-b)'\n"
     )
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     role = shell("true", num_replicas=2, resource=Resource(cpu=1, gpu=1, memMB=1))
-    info = scheduler.submit_dryrun(AppDef("app", roles=[role]), {"auto_set_cuda_visible_devices": True})
-    assert [each.env["CUDA_VISIBLE_DEVICES"] for each in info.request.replicas["r"]] == ["0", "1"]
+    for named, devices in (None, ["0", "1"]), ("3,GPU-a,7", ["3", "GPU-a"]):
+        if named is not None:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+        info = scheduler.submit_dryrun(AppDef("app", roles=[role]), {"auto_set_cuda_visible_devices": True})
+        assert [each.env["CUDA_VISIBLE_DEVICES"] for each in info.request.replicas["r"]] == devices
+
+
+def test_a_supervisor_without_a_log_says_why(tmp_path, capfd):
+    """It wrote a traceback to the terminal, and the command said only that the log is empty."""
+    folder = make_folder(tmp_path / "a")
+    folder.log_file.mkdir()
+    with pytest.raises(SupervisorError, match=rf"^the supervisor of a ended early: {folder.log_file}: Is a directory$"):
+        start_supervisor(folder, folder.read_spec())
+    assert capfd.readouterr() == ("", "")

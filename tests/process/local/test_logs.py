@@ -7,16 +7,8 @@ import pytest
 from torchx.specs import AppDef, Resource, Role
 
 from muster.components import dist
-from muster.schedulers.local import create_scheduler
 
 PROGRAM = str(Path(__file__).parents[2] / "programs" / "logs_two_streams.py")
-
-
-@pytest.fixture
-def scheduler(state_home):
-    made = create_scheduler("torchx")
-    yield made
-    made.close()
 
 
 def build_lines(name, rank, count, more):

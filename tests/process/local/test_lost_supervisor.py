@@ -44,10 +44,6 @@ def lose(runner):
     return handle, folder
 
 
-def wait_for(runner, handle, wanted):
-    wait_until(lambda: runner.status(handle).state == wanted, what=f"{handle} {wanted.name}")
-
-
 def test_looking_reports_it_and_starts_nothing(runner):
     handle, folder = lose(runner)
     status = runner.status(handle)
@@ -67,23 +63,16 @@ def test_looking_reports_it_and_starts_nothing(runner):
 def test_recover_continues_it_without_a_retry(runner, tmp_path: Path):
     handle, folder = lose(runner)
     assert operations.recover(handle).line.endswith(" goes on: 2 replicas started again, 0 still ran")
+    with pytest.raises(ControlError, match="has a supervisor, which runs: nothing was changed"):
+        operations.recover(handle)
+    assert runner.status(handle).state == AppState.RUNNING
     (tmp_path / "go").touch()
     assert runner.status(handle).msg.startswith("its supervisor was lost; continued by `muster recover`")
-    wait_for(runner, handle, AppState.SUCCEEDED)
+    wait_until(lambda: runner.status(handle).state == AppState.SUCCEEDED, what="the end")
     assert list(runner.log_lines(handle, "r", 0)) == ["up\n", "up\n"]
     assert not folder.private_file.exists()
     with pytest.raises(ControlError, match="has ended already"):
         operations.recover(handle)
-
-
-def test_a_recovered_app_has_one_supervisor(runner):
-    handle, _ = lose(runner)
-    assert operations.recover(handle).line.endswith(" goes on: 2 replicas started again, 0 still ran")
-    assert runner.status(handle).state == AppState.RUNNING
-    with pytest.raises(ControlError, match="has a supervisor, which runs: nothing was changed"):
-        operations.recover(handle)
-    runner.cancel(handle)
-    wait_for(runner, handle, AppState.CANCELLED)
 
 
 def test_a_stop_ends_it_and_starts_nothing(runner):

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import LIMIT_S
 from terminal import TerminalProgram
 
 BIN = Path(sys.executable).parent
@@ -91,17 +90,6 @@ def test_it_takes_what_torchx_run_takes(tmp_path, muster, torchx):
     assert "SCHEDULER REQUEST" in texts[0]
 
 
-@pytest.mark.usefixtures("in_folder")
-def test_what_cannot_run_is_one_line(muster):
-    Path("train.py").write_text("")
-    for words, line in (
-        (["-cfg", "color=red", "dist.ddp", "--script", "train.py"], "color"),
-        (["dist.ddp", "--script", "missing.py"], "missing.py"),
-    ):
-        code, _, errors = muster("run", *words)
-        assert (code in (1, 2), line in errors, "Traceback" in errors) == (True, True, False), errors
-
-
 def test_defaults_of_torchxconfig(tmp_path, env):
     (tmp_path / "train.py").write_text("print('here')\n")
     (tmp_path / ".torchxconfig").write_text(
@@ -124,20 +112,3 @@ def test_ctrl_c_stops_politely(tmp_path, env):
     assert "goes on" not in text
     listed = subprocess.run([str(BIN / "muster"), "status", "last"], env=env, capture_output=True, text=True)
     assert (listed.returncode, "CANCELLED" in listed.stdout) == (7, True), listed
-
-
-@pytest.mark.long
-def test_a_job_that_is_not_the_commands_goes_on_after_ctrl_c(tmp_path, env):
-    (tmp_path / "train.py").write_text(SLOW)
-    words = ["run", "-s", "detached", "--log", "dist.ddp", "-j", "1x1", "--start", "cold", "--script", "train.py"]
-    with TerminalProgram([str(BIN / "muster"), *words], env=env, cwd=tmp_path, has_keys=True) as shown:
-        shown.read_until("]:up")
-        shown.type("\x03")
-        text = shown.read_until(None)
-        assert shown.wait() == 128 + signal.SIGINT, text
-    line = r"the job goes on: `muster log -f train-\w+` follows it, `torchx cancel detached://torchx/train-\w+` ends it"
-    assert re.search(line, text), text
-    assert text.count("goes on") == 1, text
-    status = subprocess.run([str(BIN / "muster"), "status"], env=env, capture_output=True, text=True)
-    subprocess.run([str(BIN / "muster"), "delete", "last"], env=env, timeout=LIMIT_S, check=True, capture_output=True)
-    assert (status.returncode, "RUNNING" in status.stdout) == (10, True), status

@@ -8,10 +8,6 @@ from pathlib import Path
 import pytest
 from harness import run_tree
 
-pytestmark = [
-    pytest.mark.skipif(sys.platform != "linux", reason="the status page is for Linux"),
-]
-
 PROGRAM = str(Path(__file__).parents[2] / "programs" / "drain_steps.py")
 TORCHX = Path(sys.executable).with_name("torchx")
 

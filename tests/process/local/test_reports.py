@@ -10,7 +10,6 @@ from torchx.specs import macros
 from torchx.specs.finder import ComponentValidationException
 
 from muster.components import dist
-from muster.schedulers.local import create_scheduler
 from muster.schedulers.supervision.app_folder import AppFolder
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
 
@@ -23,22 +22,9 @@ for step in range(6000):
     time.sleep(0.05)
 """
 SLEEPS = "import time; time.sleep(600)"
-FAILS = """
-import os, time
-if os.environ["RANK"] == "1":
-    raise ValueError("bad batch 17")
-time.sleep(60)
-"""
 
 
 pytestmark = pytest.mark.usefixtures("state_home")
-
-
-@pytest.fixture
-def scheduler():
-    made = create_scheduler("torchx")
-    yield made
-    made.close()
 
 
 def find_folder(app_id: str) -> AppFolder:
@@ -55,17 +41,6 @@ def test_a_program_that_does_not_exist_is_refused_at_submission(scheduler, progr
         scheduler.submit(app, {})
     assert "\n" not in str(caught.value)
     assert scheduler.list() == []
-
-
-def test_the_status_names_the_root_cause_and_counts_restarts_in_place(scheduler, tmp_path) -> None:
-    (tmp_path / "train.py").write_text(FAILS)
-    app_id = scheduler.submit(dist.ddp(script="train.py", j="2x1", max_retries=1, start="cold"), {})
-    wait_until(lambda: scheduler.describe(app_id).state.name == "FAILED", what="the end")
-    status = scheduler.describe(app_id)
-    assert status.msg.startswith("rank 1 on node 1 ("), status.msg
-    assert "exited with code 1 (ValueError: bad batch 17); its one restart is used; cause: program crash" in status.msg
-    assert "train/" not in status.msg, "both agents have ended with 1, also the one whose worker is not the cause"
-    assert status.num_restarts == 1
 
 
 def test_the_status_says_what_an_agent_refuses(scheduler, tmp_path) -> None:

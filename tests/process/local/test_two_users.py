@@ -5,18 +5,17 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from harness import LIMIT_S, run_tree, wait_until
 from other_user import OTHER, call_as_other, needs_two_users, other_dir, shared_dir
+from supervised_apps import build_spec
 from torchx.specs import AppDef
 
 from muster.schedulers.runner.app_codec import dump_app
-from muster.schedulers.supervision.app_folder import AppFolder, AppRecord, AppSpec
+from muster.schedulers.supervision.app_folder import AppFolder, AppRecord
 from muster.schedulers.supervision.machine import Machine
 from muster.schedulers.supervision.registry import AppRegistry
 from muster.schedulers.supervision.state import AppPhase, SupervisedApp
@@ -34,16 +33,8 @@ TORCHX = str(Path(sys.executable).with_name("torchx"))
 def make_app(path: Path, python: Path, app_id: str) -> Callable[[], None]:
     """What makes an app that runs, as its files say, whose supervisor has died: looking at it may start that again."""
     record = AppRecord(app=SupervisedApp(replicas={}, phase=AppPhase.RUNNING), machine=Machine.here())
-    spec = AppSpec(
-        app_id=app_id,
-        scheduler="detached",
-        folder=str(path),
-        driver="a:b",
-        roles=(),
-        grace_s=1.0,
-        python=str(python),
-        description=dump_app(AppDef(app_id)),
-    )
+    description = dump_app(AppDef(app_id))
+    spec = build_spec(path, scheduler="detached", python=str(python), description=description)
 
     def make() -> None:
         folder = AppFolder(path)
@@ -56,21 +47,6 @@ def make_app(path: Path, python: Path, app_id: str) -> Callable[[], None]:
     return make
 
 
-def test_a_run_folder_that_another_user_made_is_not_used(shared_dir):
-    """As with `--log-dir /tmp` and a run id that is known."""
-    shared_dir.chmod(0o1777)
-    call_as_other(lambda: os.mkdir(shared_dir / "job", 0o777))
-    script = shared_dir / "program.py"
-    script.write_text("import sys\nprint('trains', file=sys.stderr)\n")
-    agent = [sys.executable, "-m", "muster.agent", "--standalone", "--rdzv-id", "job", "--start", "cold"]
-    done = run_tree([*agent, "--log-dir", str(shared_dir), "--tee", "3", str(script)], cwd=shared_dir)
-    assert done.exit_code == 0, done.explain()
-    refusal = f"no log files, console only: cannot write to {shared_dir}/job: it belongs to another user ({OTHER})"
-    assert refusal in " ".join(done.stderr.split()), done.explain()
-    assert "trains" in done.stderr, done.explain()
-    assert list((shared_dir / "job").iterdir()) == []
-
-
 def test_a_log_folder_whose_owner_can_replace_the_run_is_named(other_dir):
     """That user could put in a `checkpoint.json`; it may also be the owner of a volume."""
     agent = [sys.executable, "-m", "muster.agent", "--standalone", "--rdzv-id", "job", "--start", "cold", "--no-python"]
@@ -78,49 +54,6 @@ def test_a_log_folder_whose_owner_can_replace_the_run_is_named(other_dir):
     assert done.exit_code == 0, done.explain()
     line = f"[muster] user {OTHER} can replace logs and checkpoint.json in {other_dir}/job"
     assert line in done.stderr.splitlines(), done.explain()
-
-
-FAILS_ONCE = """\
-import os, sys, time
-if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1":
-    sys.exit(0)
-open("ready", "w").close()
-while not os.path.exists("go"):
-    time.sleep(0.01)
-sys.exit(1)
-"""
-
-
-@pytest.mark.parametrize("content", ["a pipe", "[" * 100_000])
-def test_error_files_of_another_user_do_not_end_the_agent(shared_dir, other_dir, content):
-    """The owner of a volume can put them there."""
-    (shared_dir / "program.py").write_text(FAILS_ONCE)
-
-    def plant() -> None:
-        deadline_s = time.monotonic() + 60
-        while not (shared_dir / "ready").exists() and time.monotonic() < deadline_s:
-            time.sleep(0.01)
-        os.rename(other_dir / "job", other_dir / "moved")
-        rank_dir = other_dir / "job/attempt_0/0"
-        os.makedirs(rank_dir)
-        if content == "a pipe":
-            os.mkfifo(rank_dir / "error.json")
-        else:
-            (rank_dir / "error.json").write_text(content)
-
-    def plant_and_go() -> None:
-        call_as_other(plant)
-        (shared_dir / "go").touch()
-
-    planter = threading.Thread(target=plant_and_go)
-    planter.start()
-    agent = [sys.executable, "-m", "muster.agent", "--standalone", "--rdzv-id", "job", "--start", "cold"]
-    options = ["--max-restarts", "1", "--log-dir", str(other_dir)]
-    done = run_tree([*agent, *options, "program.py"], cwd=shared_dir)
-    planter.join()
-    assert (other_dir / "moved").exists()
-    assert done.exit_code == 0, done.explain()
-    assert "Traceback" not in done.stderr, done.explain()
 
 
 def test_modules_and_checkpoints_of_another_user_have_no_effect(shared_dir, other_dir):

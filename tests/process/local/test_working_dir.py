@@ -64,15 +64,6 @@ def test_a_job_in_such_a_folder(folder: Path, bare: Path, line: str, start: str)
     assert outcome.leftovers == (), outcome.explain()
 
 
-@pytest.mark.long
-def test_the_agents_interpreter_has_no_muster(folder: Path, tmp_path: Path) -> None:
-    bare = tmp_path / "without-muster"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
-    outcome = run_torchx("stable", folder, bare, "--start", "warm", "--script", "main.py")
-    assert outcome.exit_code == 0, outcome.explain()
-    assert outcome.stderr.count(f"path {folder} safe None program main.py\n") == 2, outcome.explain()
-
-
 @pytest.mark.parametrize("start", ["warm", "cold"])
 def test_a_program_that_means_its_own_files_gets_them(tmp_path: Path, bare: Path, start: str) -> None:
     """As with `python main.py`, and also by way of another module of the program's."""

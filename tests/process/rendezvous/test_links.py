@@ -4,6 +4,7 @@ import errno
 import socket
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from harness import find_free_port
@@ -84,6 +85,18 @@ def nodes() -> Iterator[list[Node]]:
 
 
 @pytest.fixture
+def start(nodes: list[Node], port: int) -> Callable[..., Node]:
+    """Let a node join the job at the port."""
+
+    def start(index: int | None, **changes: Any) -> Node:
+        nodes.append(Node(index, port, **changes))
+        nodes[-1].member.join()
+        return nodes[-1]
+
+    return start
+
+
+@pytest.fixture
 def without_file(tmp_path, monkeypatch) -> None:
     """No token can be kept for this user's agents."""
     (tmp_path / "file").touch()
@@ -114,10 +127,8 @@ def test_two_nodes_form_restart_and_end(nodes, port, token, indices) -> None:
     assert one.find(JobEnded).succeeded
 
 
-def test_loopback_jobs_listen_on_loopback_only(nodes, port) -> None:
-    one = Node(0, port)
-    nodes.append(one)
-    one.member.join()
+def test_loopback_jobs_listen_on_loopback_only(start, port) -> None:
+    one = start(0)
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         other.bind(("127.0.0.2", port))
@@ -125,18 +136,14 @@ def test_loopback_jobs_listen_on_loopback_only(nodes, port) -> None:
     assert one.list_notices() == []
 
 
-def test_without_token_on_the_network_there_is_a_warning(nodes, port) -> None:
-    one = Node(0, port, host=socket.gethostname())
-    nodes.append(one)
-    one.member.join()
+def test_without_token_on_the_network_there_is_a_warning(start, port) -> None:
+    one = start(0, host=socket.gethostname())
     wait_for(lambda: one.find(Notice), one)
     assert one.list_notices() == [f"rendezvous at {socket.gethostname()}:{port} {NO_TOKEN}"]
 
 
-def test_without_token_on_this_machine_there_is_a_warning(nodes, port, without_file) -> None:
-    one = Node(0, port)
-    nodes.append(one)
-    one.member.join()
+def test_without_token_on_this_machine_there_is_a_warning(start, port, without_file) -> None:
+    one = start(0)
     reason, line = one.list_notices()
     assert reason.startswith("no token for the nodes on this machine: ")
     assert line == f"rendezvous at 127.0.0.1:{port} {NO_TOKEN}"
@@ -151,75 +158,54 @@ def test_without_token_on_this_machine_there_is_a_warning(nodes, port, without_f
     ],
     ids=["run id", "rules", "index"],
 )
-def test_a_refusal_tells_nothing_to_a_node_without_the_token(nodes, port, without_file, changes, why) -> None:
+def test_a_refusal_tells_nothing_to_a_node_without_the_token(start, port, without_file, changes, why) -> None:
     """It told any peer the run id, which rules differ, and the names of hosts. Node 0's own console has the reason."""
-    one, other = Node(0, port), Node(1, port, **changes)
-    nodes += [one, other]
-    one.member.join()
-    other.member.join()
+    one, other = start(0), start(1, **changes)
     wait_for(lambda: other.find(RendezvousFailed), one, other)
     assert other.find(RendezvousFailed).reason == UNPROVED
     assert "use another port" in UNPROVED, "it may be the leader of another job"
     assert why in one.list_notices()[-1]
 
 
-def test_ipv6(nodes, port) -> None:
+def test_ipv6(start, port) -> None:
     try:
         socket.create_server(("::1", port), family=socket.AF_INET6).close()
     except OSError:
         pytest.skip("no IPv6 on this machine")
-    one, two = Node(0, port, host="::1", token="t"), Node(1, port, host="::1", token="t")
-    nodes += [one, two]
-    one.member.join()
-    two.member.join()
+    one, two = start(0, host="::1", token="t"), start(1, host="::1", token="t")
     wait_for(lambda: one.find(RoundFormed) and two.find(RoundFormed), one, two)
 
 
-def test_wrong_token_and_wrong_run_never_join(nodes, port) -> None:
-    one = Node(0, port, token="right")
-    other_token = Node(1, port, token="wrong", join_timeout_s=1.0)
-    nodes += [one, other_token]
-    one.member.join()
-    other_token.member.join()
+def test_wrong_token_and_wrong_run_never_join(start) -> None:
+    one, other_token = start(0, token="right"), start(1, token="wrong", join_timeout_s=1.0)
     wait_for(lambda: other_token.find(RendezvousFailed), one, other_token)
     assert "MUSTER_TOKEN" in other_token.find(RendezvousFailed).reason
-    other_run = Node(1, port, token="right", run_id="other")
-    nodes.append(other_run)
-    other_run.member.join()
+    other_run = start(1, token="right", run_id="other")
     wait_for(lambda: other_run.find(RendezvousFailed), one, other_run)
     assert "its --rdzv-id is 'run', not 'other'" in other_run.find(RendezvousFailed).reason
     assert one.find(RoundFormed) is None
 
 
-def test_no_leader_is_one_clear_line(nodes, port) -> None:
-    one = Node(1, port, host="no-such-host.invalid", join_timeout_s=0.5)
-    nodes.append(one)
-    one.member.join()
+def test_no_leader_is_one_clear_line(start, port) -> None:
+    one = start(1, host="no-such-host.invalid", join_timeout_s=0.5)
     wait_for(lambda: one.find(RendezvousFailed), one)
     reason = one.find(RendezvousFailed).reason
     assert reason.startswith(f"found no leader at no-such-host.invalid:{port} within 0.5 s")
     assert "does not resolve" in reason
 
 
-def test_two_nodes_with_one_index_is_a_mistake_of_the_caller(nodes, port) -> None:
-    one, two = Node(0, port, keep_alive_interval_s=0.2), Node(1, port, keep_alive_interval_s=0.2)
-    twin = Node(1, port, keep_alive_interval_s=0.2)
-    nodes += [one, two, twin]
-    one.member.join()
-    two.member.join()
+def test_two_nodes_with_one_index_is_a_mistake_of_the_caller(start) -> None:
+    one, two = start(0, keep_alive_interval_s=0.2), start(1, keep_alive_interval_s=0.2)
     wait_for(lambda: two.find(RoundFormed), one, two)
-    twin.member.join()
+    twin = start(1, keep_alive_interval_s=0.2)
     wait_for(lambda: twin.find(RendezvousFailed), one, two, twin)
     assert twin.find(RendezvousFailed).usage
     assert "node rank 1 is already taken by host-1" in twin.find(RendezvousFailed).reason
 
 
-def test_a_second_node_0_is_refused_at_once_and_node_0_says_so(nodes, port) -> None:
+def test_a_second_node_0_is_refused_at_once_and_node_0_says_so(start) -> None:
     """The leader's own node sends no heartbeats over a link: its index was claimed until the join timeout."""
-    one, twin = Node(0, port, token="right"), Node(0, port, token="right")
-    nodes += [one, twin]
-    one.member.join()
-    twin.member.join()
+    one, twin = start(0, token="right"), start(0, token="right")
     wait_for(lambda: twin.find(RendezvousFailed), one, twin)
     failed = twin.find(RendezvousFailed)
     assert failed.usage
@@ -238,13 +224,10 @@ def test_a_second_node_0_is_refused_at_once_and_node_0_says_so(nodes, port) -> N
         ((None, None), "other", "it asks for run 'other', and this is run 'run' (--rdzv-id)"),
     ],
 )
-def test_node_0_says_once_who_was_refused_and_why(nodes, port, tokens, run_id, line) -> None:
+def test_node_0_says_once_who_was_refused_and_why(start, tokens, run_id, line) -> None:
     """A node that has another token tries again until its join timeout."""
-    one = Node(0, port, token=tokens[0])
-    other = Node(1, port, token=tokens[1], run_id=run_id, join_timeout_s=1.5)
-    nodes += [one, other]
-    one.member.join()
-    other.member.join()
+    one = start(0, token=tokens[0])
+    other = start(1, token=tokens[1], run_id=run_id, join_timeout_s=1.5)
     wait_for(lambda: other.find(RendezvousFailed), one, other)
     assert one.list_notices() == [f"refused a node at 127.0.0.1: {line}"]
     assert not any(token and token in str(one.events) for token in tokens)
@@ -253,11 +236,9 @@ def test_node_0_says_once_who_was_refused_and_why(nodes, port, tokens, run_id, l
 GARBAGE = (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x80\x04\x95" * 40, b"\x00\x00\x00\x05[1,2]", b"\xff" * 64)
 
 
-def test_garbage_and_silent_connections_do_no_harm(nodes, port, monkeypatch) -> None:
+def test_garbage_and_silent_connections_do_no_harm(start, port, monkeypatch) -> None:
     monkeypatch.setattr(network_module, "UNAUTHENTICATED_LIMIT_S", 0.3)
-    one = Node(0, port)
-    nodes.append(one)
-    one.member.join()
+    one = start(0)
     one.turn()
     connections = [socket.create_connection(("127.0.0.1", port)) for _ in range(40)]
     try:
@@ -266,9 +247,7 @@ def test_garbage_and_silent_connections_do_no_harm(nodes, port, monkeypatch) -> 
                 connection.sendall(GARBAGE[place % len(GARBAGE)])
             else:
                 connection.sendall(b"\x00\x00")  # half a length, then silence
-        two = Node(1, port)
-        nodes.append(two)
-        two.member.join()
+        two = start(1)
         wait_for(lambda: one.find(RoundFormed) and two.find(RoundFormed), one, two)
         for connection in connections:
             connection.setblocking(False)
@@ -287,11 +266,9 @@ def _is_closed(sock: socket.socket) -> bool:
         return True
 
 
-def test_connections_that_have_not_joined_are_limited(nodes, port, monkeypatch) -> None:
+def test_connections_that_have_not_joined_are_limited(start, port, monkeypatch) -> None:
     monkeypatch.setattr(network_module, "UNAUTHENTICATED_LIMIT", 100)
-    one = Node(0, port)
-    nodes.append(one)
-    one.member.join()
+    one = start(0)
     one.turn()
     connections = []
     try:
@@ -299,9 +276,7 @@ def test_connections_that_have_not_joined_are_limited(nodes, port, monkeypatch) 
             connections.append(socket.create_connection(("127.0.0.1", port)))
             one.turn()
         wait_for(lambda: sum(map(_is_closed, _unblocked(connections))) >= 50, one)
-        two = Node(1, port)
-        nodes.append(two)
-        two.member.join()
+        two = start(1)
         wait_for(lambda: two.find(RoundFormed), one, two)
     finally:
         for connection in connections:
@@ -314,10 +289,8 @@ def _unblocked(sockets: list[socket.socket]) -> list[socket.socket]:
     return sockets
 
 
-def test_a_malformed_message_closes_only_the_connection(nodes, port) -> None:
-    one = Node(0, port, token="")
-    nodes.append(one)
-    one.member.join()
+def test_a_malformed_message_closes_only_the_connection(start, port) -> None:
+    one = start(0, token="")
     loop = Loop()
     links = []
     network = TcpNetwork(loop, None)
@@ -342,9 +315,7 @@ def test_a_malformed_message_closes_only_the_connection(nodes, port) -> None:
     assert "malformed message" in one.find(Notice).text
     network.close()
     loop.close()
-    two = Node(1, port, token="")
-    nodes.append(two)
-    two.member.join()
+    two = start(1, token="")
     wait_for(lambda: two.find(RoundFormed), one, two)
 
 

@@ -33,10 +33,7 @@ from muster.agent.runtime.loop import Loop
 
 __all__ = ["other_dir", "shared_dir"]
 
-pytestmark = [
-    pytest.mark.skipif(sys.platform != "linux", reason="/proc/net/tcp is Linux's alone"),
-    pytest.mark.timeout(240),
-]
+pytestmark = pytest.mark.timeout(240)
 
 TOKEN = "0123456789abcdef" * 2
 PROGRAM = """
@@ -122,19 +119,15 @@ def check_loopback(trees: list[Tree]) -> None:
 
 @pytest.mark.torch
 @needs_two_users
-def test_one_node_listens_on_loopback_only(tmp_path: Path) -> None:
-    """Another user listed and overwrote the keys of the workers' store, from any address of the machine."""
-    with training(tmp_path, ("--standalone", "--start", "warm")) as trees:
-        check_loopback(trees)
+@pytest.mark.parametrize(("nodes", "token"), [(1, ""), (2, TOKEN), pytest.param(2, "", marks=pytest.mark.long)])
+def test_nodes_on_loopback_listen_there_only(tmp_path: Path, port: int, nodes: int, token: str) -> None:
+    """Another user listed and overwrote the keys of the workers' store, from any address of the machine.
 
-
-@pytest.mark.torch
-@needs_two_users
-@pytest.mark.parametrize("token", [TOKEN, pytest.param("", marks=pytest.mark.long)])
-def test_two_nodes_on_loopback_listen_there_only(tmp_path: Path, port: int, token: str) -> None:
-    """With a token, rendezvous and every agent's own port were open at all addresses."""
+    With a token, rendezvous and every agent's own port were open at all addresses.
+    """
     shared = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--start", "warm")
-    with training(tmp_path, shared, shared, MUSTER_TOKEN=token) as trees:
+    flags = [("--standalone", "--start", "warm")] if nodes == 1 else [shared, shared]
+    with training(tmp_path, *flags, MUSTER_TOKEN=token) as trees:
         check_loopback(trees)
 
 
@@ -176,61 +169,48 @@ NAMES = {"0100007F": "127.0.0.1", "0200007F": "127.0.0.2", "0" * 32: "all", "000
 
 
 @pytest.mark.parametrize(
-    ("endpoint", "local_addr", "near", "joins", "listens"),
+    ("endpoint", "local_addr", "links"),
     [
-        ("127.0.0.1", None, "127.0.0.1", True, {"127.0.0.1"}),
-        ("::1", None, "::1", True, {"::1"}),
-        ("node-0", None, "127.0.0.1", True, {"all"}),
-        ("node-0", None, "127.0.0.1", False, {"127.0.0.1"}),
-        ("127.0.0.1", "127.0.0.2", "127.0.0.1", True, {"127.0.0.1", "127.0.0.2"}),
-        ("127.0.0.1", "a-name", "127.0.0.1", True, {"all"}),
-        ("127.0.0.1", "192.0.2.1", "127.0.0.1", True, {"all"}),
+        ("127.0.0.1", None, [("127.0.0.1", True, {"127.0.0.1"})]),
+        ("::1", None, [("::1", True, {"::1"})]),
+        ("node-0", None, [("127.0.0.1", True, {"all"})]),
+        ("127.0.0.1", "127.0.0.2", [("127.0.0.1", True, {"127.0.0.1", "127.0.0.2"})]),
+        ("127.0.0.1", "a-name", [("127.0.0.1", True, {"all"})]),
+        ("127.0.0.1", "192.0.2.1", [("127.0.0.1", True, {"all"})]),
+        (
+            "10.0.0.1",
+            None,
+            [
+                ("127.0.0.2", False, {"127.0.0.2"}),
+                ("127.0.0.1", False, {"127.0.0.1", "127.0.0.2"}),
+                ("127.0.0.1", False, {"127.0.0.1", "127.0.0.2"}),
+            ],
+        ),
+        ("node-0", None, [("127.0.0.1", False, {"127.0.0.1"}), ("127.0.0.1", True, {"all"})]),
+        ("10.0.0.1", None, [("127.0.0.1", False, {"127.0.0.1"}), ("fe80::1", False, {"all"})]),
+        ("10.0.0.1", None, [("127.0.0.1", False, {"127.0.0.1"}), ("192.0.2.1", False, {"all"})]),
     ],
     ids=[
         "loopback",
         "IPv6",
         "a leader on this machine, and nodes elsewhere",
-        "a node that joins from this machine",
         "--local-addr",
         "--local-addr NAME",
         "--local-addr of NAT",
+        "each interface that is used, for a later round may come by another one",
+        "a node that joins from this machine widens to all",
+        "a link-local address cannot be bound",
+        "an address of NAT cannot be bound",
     ],
 )
-def test_an_agents_own_port_is_open_where_others_reach_it(endpoint, local_addr, near, joins, listens) -> None:
+def test_an_agents_own_port_is_open_where_others_reach_it(
+    endpoint: str, local_addr: str | None, links: list[tuple[str, bool, set[str]]]
+) -> None:
+    """It listened at 127.0.0.1 as before, and said that all was well: others took its refusal for its end."""
     peer = Peer(endpoint, local_addr)
     try:
-        assert peer.listen(near, joins=joins) == listens
-    finally:
-        peer.close()
-
-
-def test_an_agent_listens_at_the_same_port_of_each_interface_that_is_used() -> None:
-    """A leader of a later round may be reached from another address; the first one stays open."""
-    peer = Peer("10.0.0.1")
-    try:
-        assert peer.listen("127.0.0.2", joins=False) == {"127.0.0.2"}
-        assert peer.listen("127.0.0.1", joins=False) == {"127.0.0.1", "127.0.0.2"}
-        assert peer.listen("127.0.0.1", joins=False) == {"127.0.0.1", "127.0.0.2"}
-    finally:
-        peer.close()
-
-
-def test_an_agent_that_listens_at_one_address_widens_to_all() -> None:
-    """It listened at 127.0.0.1 as before, and said that all was well: others took its refusal for its end."""
-    peer = Peer("node-0")
-    try:
-        assert peer.listen("127.0.0.1", joins=False) == {"127.0.0.1"}
-        assert peer.listen("127.0.0.1", joins=True) == {"all"}
-    finally:
-        peer.close()
-
-
-@pytest.mark.parametrize("near", ["fe80::1", "192.0.2.1"], ids=["link-local", "NAT"])
-def test_an_address_that_cannot_be_bound_widens_to_all(near: str) -> None:
-    peer = Peer("10.0.0.1")
-    try:
-        assert peer.listen("127.0.0.1", joins=False) == {"127.0.0.1"}
-        assert peer.listen(near, joins=False) == {"all"}
+        for near, joins, listens in links:
+            assert peer.listen(near, joins=joins) == listens
     finally:
         peer.close()
 

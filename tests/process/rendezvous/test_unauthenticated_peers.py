@@ -84,6 +84,27 @@ def job() -> Iterator[Job]:
     made.close()
 
 
+@contextlib.contextmanager
+def open_pair(**changes: Any) -> Iterator[tuple[Job, Job]]:
+    """Two nodes with one clock, which join."""
+    with contextlib.ExitStack() as stack:
+        one = Job(**changes)
+        stack.callback(one.close)
+        two = Job(1, port=one.port, **changes)
+        stack.callback(two.close)
+        two.clock, two.loop.clock = one.clock, one.clock  # type: ignore[assignment]
+        for each in (one, two):
+            each.member.join()
+        yield one, two
+
+
+def turn_both(pair: tuple[Job, Job], often: int, step_s: float) -> None:
+    for _ in range(often):
+        for each in pair:
+            each.turn(1)
+        pair[0].clock.passed_s += step_s
+
+
 def receive(sock: socket.socket) -> bytes | None:
     """What has arrived; empty when the other side has closed, None when nothing has."""
     try:
@@ -125,28 +146,11 @@ def test_an_unauthenticated_peer_may_not_send_long_frames(job: Job) -> None:
 
 
 def test_a_member_stays_beyond_the_deadline_of_unauthenticated_peers() -> None:
-    one, two = Job(), None
-    one.member.join()
-    one.turn()
-    try:
-        two = Job(1, port=one.port)
-        two.clock, two.loop.clock = one.clock, one.clock  # type: ignore[assignment]
-        two.member.join()
-        for _ in range(300):
-            one.turn(1)
-            two.turn(1)
-            one.clock.passed_s += 0.01
-        assert one.find(RoundFormed)
-        assert two.find(RoundFormed)
-        for _ in range(int(UNAUTHENTICATED_LIMIT_S * 20)):
-            one.clock.passed_s += 0.1
-            one.turn(1)
-            two.turn(1)
-        assert [type(event) for event in two.events] == [RoundFormed]
-    finally:
-        if two is not None:
-            two.close()
-        one.close()
+    with open_pair() as pair:
+        turn_both(pair, 300, 0.01)
+        assert all(each.find(RoundFormed) for each in pair)
+        turn_both(pair, int(UNAUTHENTICATED_LIMIT_S * 20), 0.1)
+        assert [type(event) for event in pair[1].events] == [RoundFormed]
 
 
 def test_a_node_that_searches_for_long_connects_again_before_it_is_closed() -> None:
@@ -265,16 +269,9 @@ def test_without_descriptors_the_oldest_unauthenticated_peer_makes_room_for_a_no
 def test_nodes_find_each_other_over_a_host_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is resolved in a thread."""
     monkeypatch.setattr(addresses, "resolve", lambda host: [(int(socket.AF_INET), "127.0.0.1")])
-    one = Job(host="a-name")
-    two = Job(1, host="a-name", port=one.port)
-    two.clock, two.loop.clock = one.clock, one.clock  # type: ignore[assignment]
-    try:
-        one.member.join()
-        two.member.join()
+    with open_pair(host="a-name") as (one, two):
         for _ in range(500):
-            one.turn(1)
-            two.turn(1)
-            one.clock.passed_s += 0.01
+            turn_both((one, two), 1, 0.01)
             if one.find(RoundFormed) and two.find(RoundFormed):
                 break
         assert two.find(RoundFormed)
@@ -282,9 +279,6 @@ def test_nodes_find_each_other_over_a_host_name(monkeypatch: pytest.MonkeyPatch)
         two.turn(50)
         assert two.find(RoundBroken).kind is BreakKind.FENCED
         assert two.member.state.recovery.record.quorum_rounds[0].ended == {0}  # a dial proved the leader's end
-    finally:
-        two.close()
-        one.close()
 
 
 def fail_to_resolve(host: str) -> list[tuple[int, str]]:

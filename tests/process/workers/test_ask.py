@@ -14,7 +14,6 @@ from muster.agent import ask
 PROGRAM = str(Path(__file__).parents[2] / "programs" / "ask_steps.sh")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the status page is for Linux")
 @pytest.mark.parametrize("stride", [1, 3])
 def test_all_ranks_stop_at_one_step(tmp_path: Path, stride: int) -> None:
     agent = [sys.executable, "-m", "muster.agent", "--standalone", "--nproc-per-node", "2", "--no-python"]

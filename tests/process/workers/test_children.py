@@ -104,23 +104,25 @@ def start_sleepers(pool: WorkerPool, count: int) -> None:
     pool.start(1, [WorkerSpec(local_rank=rank, program=program, env=dict(os.environ)) for rank in range(count)])
 
 
+def sweep(parent: Parent, pool: WorkerPool) -> None:
+    swept: list[bool] = []
+    pool.sweep(lambda: swept.append(True), lambda pids: pytest.fail(f"{pids} did not end"), limit_s=60.0)
+    parent.turn_until(lambda: swept)
+
+
 def wait_for_zombie(pid: int) -> None:
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
 
-def test_a_child_ends_by_its_own_descriptor_without_any_signal(parent: Parent) -> None:
+@pytest.mark.parametrize("is_late", [False, True])
+def test_a_child_ends_by_its_own_descriptor_without_any_signal(parent: Parent, is_late: bool) -> None:
+    """One that ended before it is watched keeps its status."""
     pid = parent.spawn(5)
+    if is_late:
+        wait_for_zombie(pid)
     parent.watch(pid)
     parent.turn_until(lambda: pid in parent.codes)
     assert parent.codes == {pid: 5}
-
-
-def test_a_child_that_ended_before_it_is_watched_keeps_its_status(parent: Parent) -> None:
-    pid = parent.spawn(6)
-    wait_for_zombie(pid)
-    parent.watch(pid)
-    parent.turn_until(lambda: pid in parent.codes)
-    assert parent.codes == {pid: 6}
 
 
 def test_without_pidfds_each_child_is_asked_for_at_sigchld(parent: Parent, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +202,6 @@ def test_a_sweep_does_not_list_all_processes_at_each_death(parent: Parent, monke
 
     started: list[LiveWorker] = []
     ended: list[WorkerEnd] = []
-    swept: list[bool] = []
     pool = make_pool(parent, started, ended)
     parent.watch_signals()
     # Each worker has a child, which becomes an orphan. It stays when its child is killed first.
@@ -216,8 +217,7 @@ def test_a_sweep_does_not_list_all_processes_at_each_death(parent: Parent, monke
         said += os.read(read_fd, 100)
     os.close(read_fd)
     monkeypatch.setattr(processes, "list_parents", count)
-    pool.sweep(lambda: swept.append(True), lambda pids: pytest.fail(f"{pids} did not end"), limit_s=60.0)
-    parent.turn_until(lambda: swept)
+    sweep(parent, pool)
     assert sorted(end.worker.local_rank for end in ended) == list(range(12))
     assert {end.code for end in ended} == {-signal.SIGKILL}
     assert not list_descendants(os.getpid())
@@ -279,9 +279,7 @@ def test_a_long_look_at_all_processes_does_not_hold_up_the_loop(
     pool = make_pool(parent, [], ended)
     start_sleepers(pool, 2)
     parent.loop.call_later(0.05, has_turned.set)
-    swept: list[bool] = []
-    pool.sweep(lambda: swept.append(True), lambda pids: pytest.fail(f"{pids} did not end"), limit_s=60.0)
-    parent.turn_until(lambda: swept)
+    sweep(parent, pool)
     assert {end.code for end in ended} == {-signal.SIGKILL}
 
 
@@ -310,9 +308,7 @@ def test_what_was_collected_during_a_look_is_not_killed(parent: Parent, monkeypa
 
     monkeypatch.setattr(processes, "send_signal", record)
     monkeypatch.setattr(processes, "list_descendants", look)
-    swept: list[bool] = []
-    pool.sweep(lambda: swept.append(True), lambda pids: pytest.fail(f"{pids} did not end"), limit_s=60.0)
-    parent.turn_until(lambda: swept)
+    sweep(parent, pool)
     assert killed[0] == [pids[1]]
 
 
@@ -324,9 +320,7 @@ def test_a_look_without_a_thread_left_happens_all_the_same(parent: Parent, monke
     ended: list[WorkerEnd] = []
     pool = make_pool(parent, [], ended)
     start_sleepers(pool, 2)
-    swept: list[bool] = []
-    pool.sweep(lambda: swept.append(True), lambda pids: pytest.fail(f"{pids} did not end"), limit_s=60.0)
-    parent.turn_until(lambda: swept)
+    sweep(parent, pool)
     assert len(ended) == 2
 
 

@@ -1,17 +1,13 @@
 """A restart waits for its devices' memory: by a library that has NVML's interface and is built here."""
 
 import os
-import shutil
-import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
 
-import pytest
 from harness import run_tree, wait_until
 
-STAND_IN = Path(__file__).parents[2] / "programs" / "nvml_stand_in.c"
 GIB = 1 << 30
 SCRIPT = """\
 echo attempt $TORCHELASTIC_RESTART_COUNT has $(cut -d: -f2 $STAND_IN_FILE)
@@ -22,16 +18,12 @@ fi
 """
 
 
-def test_workers_start_again_when_the_memory_of_those_that_were_killed_is_free(tmp_path: Path) -> None:
-    compiler = shutil.which("cc")
-    if compiler is None:
-        pytest.skip("there is no C compiler here")
-    library, gpus = tmp_path / "libnvidia-ml.so.1", tmp_path / "gpus"
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, STAND_IN], check=True)
+def test_workers_start_again_when_the_memory_of_those_that_were_killed_is_free(nvml: str, tmp_path: Path) -> None:
+    gpus = tmp_path / "gpus"
     gpus.write_text(f"0:0:{80 * GIB}\n")
     (tmp_path / "train.sh").write_text(SCRIPT)
     env = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
-    env |= {"MUSTER_NVML": str(library), "STAND_IN_FILE": str(gpus)}
+    env |= {"MUSTER_NVML": nvml, "STAND_IN_FILE": str(gpus)}
 
     def free() -> None:
         wait_until(lambda: not gpus.read_text().startswith("0:0:"), what="a worker")

@@ -9,7 +9,6 @@ import importlib.util
 import json
 import os
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
@@ -18,8 +17,6 @@ from pathlib import Path
 import pytest
 from end_programs import END_PROGRAMS, EndProgram
 from fidelity import Probe, Shown, expect_same, run_started, start_plainly
-
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="warm start is for Linux")
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 LIGHT = {name: program for name, program in END_PROGRAMS.items() if not program.needs_torch}

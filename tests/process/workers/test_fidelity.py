@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 from fidelity import PROBES, Probe, compare, compare_all
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="warm start is for Linux")
-
 
 def test_main_of_a_script(tmp_path: Path) -> None:
     names = ("main_module.py", "./main_module.py", "../fidelity/main_module.py", str(PROBES / "main_module.py"))
@@ -70,12 +68,9 @@ def test_programs(tmp_path: Path) -> None:
     compare_all([Probe(target=name) for name in names], tmp_path)
 
 
-def test_process_state(tmp_path: Path) -> None:
-    compare(Probe(target="process_state.py"), tmp_path)
-
-
-def test_process_state_in_the_c_locale(tmp_path: Path) -> None:
-    compare(Probe(target="process_state.py", env={"LC_ALL": "", "LANG": "C", "PYTHONIOENCODING": ""}), tmp_path)
+@pytest.mark.parametrize("env", [{}, {"LC_ALL": "", "LANG": "C", "PYTHONIOENCODING": ""}], ids=["own", "C locale"])
+def test_process_state(env: dict[str, str], tmp_path: Path) -> None:
+    compare(Probe(target="process_state.py", env=env), tmp_path)
 
 
 def test_process_state_that_the_agent_was_given(tmp_path: Path) -> None:

@@ -9,8 +9,6 @@ import pytest
 from fidelity import Probe, run_started
 from harness import LIMIT_S
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="warm start is for Linux")
-
 PRELOAD = "atexit,ctypes,hashlib"
 
 

@@ -18,7 +18,6 @@ from harness import LIMIT_S, Tree, wait_until
 
 from muster.agent.workers.program import get_stack_signal
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="warm start is for Linux")
 BOTH = pytest.mark.parametrize("how", ["cold", "warm"])
 
 
@@ -31,22 +30,23 @@ needs_torch = pytest.mark.skipif(not has_module("torch"), reason="torch is not i
 needs_numpy = pytest.mark.skipif(not has_module("numpy"), reason="numpy is not installed")
 
 
+def check_distinct(probe: Probe, how: str, folder: Path, *names: str) -> None:
+    """Assert that these states are others in each worker of two rounds of two."""
+    started = run_started(probe, how, folder, nproc=2, rounds=2)
+    assert how == "cold" or set(started.ways) == {"warm"}, started.notices
+    found = [json.loads(shown.stdout) for workers in started.shown for shown in workers]
+    for name in names or found[0]:
+        assert len({state[name] for state in found}) == 4, (name, found)
+
+
 @BOTH
 def test_random_states_differ_between_workers_and_starts(how: str, tmp_path: Path) -> None:
-    probe = Probe(target="states.py", preload="random,uuid,tempfile,multiprocessing")
-    started = run_started(probe, how, tmp_path, nproc=2, rounds=2)
-    found = [json.loads(shown.stdout) for workers in started.shown for shown in workers]
-    for name in found[0]:
-        assert len({state[name] for state in found}) == 4, (name, found)
+    check_distinct(Probe(target="states.py", preload="random,uuid,tempfile,multiprocessing"), how, tmp_path)
 
 
 @needs_torch
 def test_random_states_of_torch(tmp_path: Path) -> None:
-    started = run_started(Probe(target="states.py", args=("torch",)), "warm", tmp_path, nproc=2, rounds=2)
-    assert set(started.ways) == {"warm"}
-    found = [json.loads(shown.stdout) for workers in started.shown for shown in workers]
-    for name in ("seed", "torch", "random"):
-        assert len({state[name] for state in found}) == 4, (name, found)
+    check_distinct(Probe(target="states.py", args=("torch",)), "warm", tmp_path, "seed", "torch", "random")
 
 
 @needs_numpy
@@ -54,11 +54,7 @@ def test_random_states_of_torch(tmp_path: Path) -> None:
 def test_numpy_keeps_warm_start_on(threads: str | None, tmp_path: Path) -> None:
     """OpenBLAS runs a thread pool from its import on and has its own fork handlers."""
     env = {} if threads is None else {"OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads}
-    probe = Probe(target="states.py", args=("numpy",), preload="numpy", env=env)
-    started = run_started(probe, "warm", tmp_path, nproc=2, rounds=2)
-    assert set(started.ways) == {"warm"}, started.notices
-    found = [json.loads(shown.stdout) for workers in started.shown for shown in workers]
-    assert len({state["numpy"] for state in found}) == 4, found
+    check_distinct(Probe(target="states.py", args=("numpy",), preload="numpy", env=env), "warm", tmp_path, "numpy")
 
 
 EXCEPTIONS = {

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from harness import Outcome, run_tree
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="warm start is for Linux")
 AGENT = (sys.executable, "-m", "muster.agent", "--standalone", "--nproc-per-node", "2")
 SHOW = "import sys, torch\nsys.stdout.write(f'{torch.get_num_threads()}\\n')\n"
 SHOWN = [str(min(2, os.cpu_count() or 1))] * 2

@@ -9,10 +9,7 @@ import pytest
 from harness import Tree, run_tree
 from launchers import MOSTLY_WARM
 
-pytestmark = [
-    pytest.mark.torch,
-    pytest.mark.skipif(sys.platform != "linux", reason="the status page is for Linux"),
-]
+pytestmark = pytest.mark.torch
 
 PROGRAM = Path(__file__).parents[2] / "programs" / "optimizer_steps.py"
 RANKS = 6

@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 from harness import Outcome, Tree, find_free_port, wait_until
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the status page is for Linux")
-
 PROGRAM = str(Path(__file__).parents[2] / "programs" / "resume_saves.py")
 
 

@@ -1,4 +1,4 @@
-"""Where snapshots cannot be kept, or not all, one line says so, and the job goes on. Also odd states, as jobs."""
+"""Where snapshots cannot be kept, or not all, one line says so, and the job goes on."""
 
 import re
 import sys
@@ -18,9 +18,9 @@ REFUSED = (
 )
 
 
-def build(program: str, *words: str, nproc: int = 1, flags: tuple[str, ...] = ()) -> list[str]:
+def build(program: str, *words: str) -> list[str]:
     agent = [sys.executable, "-W", "ignore", "-m", "muster.agent", "--standalone", "--max-restarts", "1"]
-    return [*agent, "--nproc-per-node", str(nproc), *flags, str(PROGRAMS / program), *words]
+    return [*agent, str(PROGRAMS / program), *words]
 
 
 def list_lines(outcome: Outcome) -> list[str]:
@@ -57,29 +57,6 @@ def test_the_second_job_of_a_machine_gets_what_the_first_has_left(tmp_path: Path
         refused, continued = list_lines(second)
         assert re.fullmatch(REFUSED, refused), second.explain()
         assert continued.endswith("continues from step 15, from memory")
-
-
-@pytest.mark.torch
-def test_states_of_all_kinds_and_changing_shapes_are_continued(tmp_path: Path) -> None:
-    """Rank 0 changes its tensors at each step; of those of rank 1 each is of another kind."""
-    outcome = run_tree(build("states.py", "shapes", nproc=2), cwd=tmp_path)
-    assert outcome.exit_code == 0, outcome.explain()
-    found = sorted(re.findall(r"rank (\d) continues (?:14|15) (right|WRONG)", outcome.stdout))
-    assert found == [("0", "right"), ("1", "right")], outcome.explain()
-
-
-@pytest.mark.long
-@pytest.mark.torch
-@pytest.mark.timeout(400)
-def test_one_tensor_of_three_gigabytes_is_continued(tmp_path: Path) -> None:
-    available = int(re.search(r"MemAvailable: +(\d+)", Path("/proc/meminfo").read_text()).group(1)) * 1024  # type: ignore[union-attr]
-    if available < 11 << 30:
-        pytest.skip("needs 11 GiB of free memory")
-    flags = ("--snapshot-memory", "10G")
-    command = build("states.py", str(3 * (1 << 30) + 5), "once", flags=flags)
-    outcome = run_tree(command, cwd=tmp_path, timeout_s=350)
-    assert outcome.exit_code == 0, outcome.explain()
-    assert outcome.stdout == "rank 0 continues 0 right\nrank 0 done\n", outcome.explain()
 
 
 @pytest.mark.skipif(MEMFD_CREATE is None, reason="the number of memfd_create is not known for this machine")

@@ -1,18 +1,14 @@
-"""The template in a whole agent: while old workers are stopped, and when nodes join and leave."""
+"""The template in a whole agent."""
 
 import json
 import os
-import re
-import signal
-import socket
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Tree, run_tree, wait_until
+from harness import Tree, run_tree
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="warm start is for Linux")
 PROGRAMS = Path(__file__).parents[2] / "programs"
 AGENT = (sys.executable, "-m", "muster.agent", "--start", "warm", "--tee", "3")
 
@@ -47,50 +43,6 @@ def test_successors_are_forked_while_the_old_workers_are_being_stopped(tmp_path:
     broken = story.index("round_broken")
     order = [story.index(what, broken) for what in ("workers_parked", "workers_stopped", "worker_released")]
     assert order == sorted(order), story
-
-
-def test_one_template_serves_all_memberships(tmp_path: Path) -> None:
-    with socket.socket() as holder:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind(("127.0.0.1", 0))  # held, not listening: no other process gets the port
-        first, second = (build_node(index, holder.getsockname()[1], tmp_path) for index in (0, 1))
-        # the program's own sums are at MASTER_PORT
-        env = {**os.environ, "PYTHONUNBUFFERED": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-        with Tree(first, env=env) as survivor:
-            wait_for_world(1, survivor)
-            with Tree(second, env=env) as guest:
-                wait_for_world(2, survivor)
-                guest.send(signal.SIGKILL, guest.children()[0])
-                assert guest.wait().leftovers == ()
-            wait_for_world(1, survivor)
-            (tmp_path / "stop").touch()
-            outcome = survivor.wait()
-    assert (outcome.exit_code, outcome.leftovers) == (0, ()), outcome.explain()
-    events = read_events(tmp_path / "logs0")
-    story = [event["what"] for event in events]
-    assert (story.count("template_ready"), story.count("template_ended")) == (1, 0)
-    ways = [event["detail"]["how"] for event in events if event["what"] == "worker_released"]
-    assert set(ways) == {"warm"}
-    assert len(ways) >= 3
-    ready = events[story.index("template_ready")]["detail"]
-    assert 0 < ready["pss_bytes"] <= ready["rss_bytes"]
-
-
-def build_node(index: int, port: int, folder: Path) -> list[str]:
-    """The agent of one node of an elastic job that adds up ones until `folder / "stop"` is there."""
-    flags = ["--nnodes", "1:2", "--node-rank", str(index), "--rdzv-backend", "c10d", "--rdzv-id", "warm"]
-    rendezvous = ["--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-conf", "last_call_timeout=0.3"]
-    script = [str(PROGRAMS / "netns_sums.py"), "plain", str(folder)]
-    return [*AGENT, *flags, *rendezvous, "--log-dir", str(folder / f"logs{index}"), *script]
-
-
-def wait_for_world(size: int, tree: Tree) -> None:
-    """Wait until the node's last sum is that of a world of so many."""
-
-    def is_there() -> bool:
-        return re.findall(r"sum (\d+) of (\d+)", tree.stdout)[-1:] == [(str(size), str(size))]
-
-    wait_until(is_there, what=f"a world of {size}: {tree.stdout[-500:]} {tree.stderr[-500:]}")
 
 
 FORK_WARNS = """

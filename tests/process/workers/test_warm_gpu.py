@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,29 +12,10 @@ from harness import Outcome, run_tree
 
 from muster.agent.placement.machine import parse_ranges
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600), pytest.mark.usefixtures("gpus")]
 BOTH = pytest.mark.parametrize("how", ["cold", "warm"])
 
-LIST_GPUS = """
-import json, torch
-properties = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-print(json.dumps([f"{p.pci_domain_id:04x}:{p.pci_bus_id:02x}:{p.pci_device_id:02x}.0" for p in properties]))
-"""
 ENV = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-
-
-@pytest.fixture(scope="module")
-def gpus() -> list[str]:
-    """PCI addresses, in CUDA's order, from another process: this one must not hold a CUDA context."""
-    reason = "" if Path("/dev/nvidiactl").exists() else "no NVIDIA driver"
-    found: list[str] = []
-    if not reason:
-        done = subprocess.run([sys.executable, "-c", LIST_GPUS], env=build_env(ENV), capture_output=True, text=True)
-        found = json.loads(done.stdout) if done.returncode == 0 else []
-        reason = "" if found else f"torch.cuda finds no GPU: {done.stderr.strip()[-300:]}"
-    if reason:
-        (pytest.fail if "gpu" in os.environ.get("MUSTER_REQUIRE", "").split(",") else pytest.skip)(reason)
-    return found
 
 
 def run_agent(how: str, script: str, log_dir: Path, *flags: str, **env: str) -> Outcome:
@@ -52,7 +32,6 @@ def read_ways(log_dir: Path) -> list[str]:
     return [record["detail"]["how"] for record in records if record["what"] == "worker_released"]
 
 
-@pytest.mark.usefixtures("gpus")
 def test_cuda_in_a_worker(tmp_path: Path) -> None:
     probe = Probe(target="cuda_state.py")
     plain = run_plainly(probe)
@@ -65,7 +44,6 @@ def test_cuda_in_a_worker(tmp_path: Path) -> None:
         assert (shown.code, shown.stdout) == (plain.code, plain.stdout), shown.stderr
 
 
-@pytest.mark.usefixtures("gpus")
 def test_no_cuda_context_in_the_template(tmp_path: Path) -> None:
     """Neither when the first workers are forked nor when it forks their successors."""
     started = run_started(Probe(target="cuda_state.py", args=("template",)), "warm", tmp_path, rounds=2)
@@ -75,7 +53,6 @@ def test_no_cuda_context_in_the_template(tmp_path: Path) -> None:
         assert "templates 1 [[]]\n" in workers[0].stdout
 
 
-@pytest.mark.usefixtures("gpus")
 def test_torchs_compiler_in_the_template_leaves_cuda_alone(tmp_path: Path) -> None:
     script = tmp_path / "main.py"
     script.write_text(
@@ -93,7 +70,6 @@ def test_torchs_compiler_in_the_template_leaves_cuda_alone(tmp_path: Path) -> No
     assert (started.shown[0][0].code, started.shown[0][0].stdout) == (0, "stepped\n"), started.shown[0][0].stderr
 
 
-@pytest.mark.usefixtures("gpus")
 @pytest.mark.parametrize("line", ["torch.cuda.is_available()", "torch.ones(1, device='cuda')"])
 def test_an_import_that_uses_cuda_starts_workers_cold(line: str, tmp_path: Path) -> None:
     """torch detects only its own context; the first of these makes none, but still breaks CUDA in a fork."""
@@ -106,13 +82,11 @@ def test_an_import_that_uses_cuda_starts_workers_cold(line: str, tmp_path: Path)
 
 
 @BOTH
-@pytest.mark.usefixtures("gpus")
 def test_the_allocator_a_script_chooses(how: str, tmp_path: Path) -> None:
     shown = run_started(Probe(target="cuda_allocator.py"), how, tmp_path).shown[0][0]
     assert (shown.code, shown.stdout) == (0, "cudaMallocAsync 4.0\n"), shown.stderr
 
 
-@pytest.mark.usefixtures("gpus")
 def test_random_states_of_the_device(tmp_path: Path) -> None:
     started = run_started(Probe(target="states.py", args=("torch", "cuda")), "warm", tmp_path, nproc=2, rounds=2)
     assert set(started.ways) == {"warm"}, (started.notices, started.records)
@@ -142,7 +116,6 @@ def test_visible_devices_count(kind: str, gpus: list[str], tmp_path: Path) -> No
         assert len(re.findall(r"cpus \d+ ", outcome.stdout)) == count, outcome.explain()
 
 
-@pytest.mark.usefixtures("gpus")
 def test_no_visible_device_is_a_usage_error(tmp_path: Path) -> None:
     outcome = run_agent("warm", "affinity.py", tmp_path, "--nproc-per-node", "gpu", CUDA_VISIBLE_DEVICES="")
     assert outcome.exit_code == 2, outcome.explain()

@@ -27,8 +27,6 @@ from muster.agent.workers.spec import Program, ProgramKind, WorkerSpec
 from muster.agent.workers.warm.starter import TemplateStarter
 from muster.agent.workers.warm.template_handle import TemplateOptions
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="warm start is for Linux")
-
 ENV = dict(os.environ)
 
 
@@ -368,16 +366,13 @@ def test_a_port_that_is_taken_is_reported(make_user: Callable[..., StoreUser]) -
     assert user.lost == [f"has no store: cannot listen on MASTER_PORT {user.port}: Address already in use"]
 
 
-def test_the_user_can_switch_the_shared_store_off(
-    make_user: Callable[..., StoreUser], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("source", ["import torch\n", "import json\n"])
+def test_without_torch_and_where_the_user_switches_the_shared_store_off_there_is_none(
+    source: str, make_agent: Callable[..., Agent], script: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(ENV, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
-    user = make_user()
-    user.agent.turn_until(lambda: user.agent.has("template_ready"))
-    assert not user.agent.starter.can_host_store()
-
-
-def test_a_program_without_torch_needs_no_store(make_agent: Callable[..., Agent], script: str) -> None:
+    Path(script).write_text(source)
+    if "torch" in source:
+        monkeypatch.setitem(ENV, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     agent = make_agent(script)
     agent.turn_until(lambda: agent.has("template_ready"))
     assert not agent.starter.can_host_store()
@@ -431,24 +426,6 @@ def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stall_watch, "LOOK_S", 0.1)
     monkeypatch.setattr(stall_watch, "ANSWER_LIMIT_S", 1.0)
     monkeypatch.setattr(stall_watch, "IMPORT_LIMIT_S", 1.0)
-
-
-@pytest.mark.soak
-def test_a_template_that_is_stopped_ends_and_workers_start_cold(
-    make_agent: Callable[..., Agent], script: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It would be waited for in vain, by the job's restart."""
-    monkeypatch.setattr(stall_watch, "LOOK_S", 0.1)
-    agent = make_agent(script)
-    agent.turn_until(lambda: agent.has("workers_parked"))
-    monkeypatch.setattr(stall_watch, "ANSWER_LIMIT_S", 1.0)
-    os.kill(agent.template_pid, signal.SIGSTOP)
-    agent.start(4)
-    assert agent.wait_for_end(4) == [40, 41, 42, 43]
-    assert agent.ways == ["warm", "warm", "cold", "cold"]
-    reason = "the template stood still for 1 s when it was to fork workers, and was killed"
-    assert agent.notices == [f"workers start cold: {reason}"]
-    wait_until(lambda: agent.children.reap() or not list_children(), what="the end of everything")
 
 
 BLOCKED_IMPORT = "import os\nos.read(os.pipe()[0], 1)\n"

@@ -13,8 +13,6 @@ from launchers import ONE_START
 import muster
 from muster.schedulers.bundle import build_agent_bundle
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the status page is for Linux")
-
 PROGRAM = Path(__file__).parents[2] / "programs" / "workers_steps.py"
 PACKAGE = Path(__file__).parents[3] / "muster"
 STARTS = [ONE_START] if ONE_START else ["cold", "warm"]
@@ -148,22 +146,6 @@ def test_the_jobs_own_is_imported_and_not_an_installed_one(
     assert " ".join(outcome.stderr.split()).count(line) == (version != muster.__version__), outcome.explain()
 
 
-@pytest.mark.parametrize("start", STARTS[:1])
-def test_an_installed_one_of_the_same_name_is_the_programs_and_one_line_says_so(
-    tmp_path: Path, bundle: str, start: str
-) -> None:
-    site = tmp_path / "site"
-    (site / "muster").mkdir(parents=True)
-    (site / "muster" / "__init__.py").write_text("FOREIGN = 'yes'\n")
-    script = tmp_path / "main.py"
-    script.write_text("import muster, sys; sys.stdout.write(f'foreign {muster.FOREIGN}\\n')\n")
-    command = build_command(str(script), start=start, python=("-S",), agent=bundle)
-    outcome = run_tree(command, env={**os.environ, "PYTHONPATH": str(site)})
-    assert outcome.stdout.count("foreign yes") == 2, outcome.explain()
-    line = f"muster: `import muster` gives another package of that name, in {site}, and not muster.worker"
-    assert " ".join(outcome.stderr.split()).count(line) == 1, outcome.explain()
-
-
 def test_a_command_gets_the_bundles_modules_and_an_installed_packages_others(tmp_path: Path, bundle: str) -> None:
     site = tmp_path / "site"
     shutil.copytree(PACKAGE, site / "muster", ignore=shutil.ignore_patterns("__pycache__", "agent", "schedulers"))
@@ -179,21 +161,22 @@ def test_a_command_gets_the_bundles_modules_and_an_installed_packages_others(tmp
     )
 
 
-@pytest.mark.parametrize("reach", ["script", "command"])
+@pytest.mark.parametrize("reach", ["installed", "script", "command"])
 def test_a_foreign_package_of_that_name_is_the_programs(tmp_path: Path, bundle: str, reach: str) -> None:
-    foreign = tmp_path / "site" / "muster"
-    foreign.mkdir(parents=True)
-    (foreign / "__init__.py").write_text("FOREIGN = 'yes'\n")
-    (foreign / "part.py").write_text("PART = 'of it'\n")
+    """Of one that is installed a line says so."""
+    site = tmp_path / "site"
+    (site / "muster").mkdir(parents=True)
+    (site / "muster" / "__init__.py").write_text("FOREIGN = 'yes'\n")
+    (site / "muster" / "part.py").write_text("PART = 'of it'\n")
     script = tmp_path / "main.py"
-    script.write_text(
-        f"import sys; sys.path.append({str(foreign.parent)!r})\n"
-        "import muster, muster.part; sys.stdout.write(f'foreign {muster.FOREIGN} {muster.part.PART}\\n')\n"
-    )
+    added = "" if reach == "installed" else f"import sys; sys.path.append({str(site)!r})\n"
+    shown = "sys.stdout.write(f'foreign {muster.FOREIGN} {muster.part.PART}\\n')"
+    script.write_text(f"{added}import sys, muster, muster.part; {shown}\n")
     if reach == "script":  # beside the script
-        shutil.copytree(foreign, tmp_path / "muster")
-        command = build_command(str(script), python=("-S",), agent=bundle)
-    else:
-        command = build_command("--no-python", sys.executable, "-S", str(script), python=("-S",), agent=bundle)
-    outcome = run_tree(command)
+        shutil.copytree(site / "muster", tmp_path / "muster")
+    program = ("--no-python", sys.executable, "-S") if reach == "command" else ()
+    command = build_command(*program, str(script), python=("-S",), agent=bundle)
+    outcome = run_tree(command, env={**os.environ, "PYTHONPATH": str(site) if reach == "installed" else ""})
     assert outcome.stdout.count("foreign yes of it") == 2, outcome.explain()
+    line = f"muster: `import muster` gives another package of that name, in {site}, and not muster.worker"
+    assert " ".join(outcome.stderr.split()).count(line) == (reach == "installed"), outcome.explain()

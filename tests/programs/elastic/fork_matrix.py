@@ -1,4 +1,4 @@
-"""Forked jobs from every kind of caller: `fork_matrix.py CALLER OUTCOME ...`; outcome "killed" ends this program.
+"""Forked jobs from a script, a thread and a child of multiprocessing: `fork_matrix.py CALLER OUTCOME ...`; outcome "killed" ends this program.
 
 After each outcome the caller looks for what the job has left in it. What is left outside, the test looks for.
 """
@@ -193,39 +193,7 @@ def child(names):
     assert process.exitcode == (-signal.SIGKILL if names == ["killed"] else 0), process.exitcode
 
 
-def under_pytest(names):
-    os.environ["MATRIX_OUTCOMES"] = ",".join(names)
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", "-s", "-o", "addopts="]
-    os.execv(sys.executable, [*words, f"--rootdir={os.getcwd()}", "-c", os.devnull, __file__])
-
-
-def test_outcomes():
-    """What `under_pytest` runs."""
-    run(os.environ["MATRIX_OUTCOMES"].split(","))
-
-
-def kernel(names):
-    """From a cell of a notebook."""
-    from notebook import Kernel, errors_of, text_of
-
-    one = Kernel()
-    try:
-        code = f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\nimport fork_matrix"
-        assert not errors_of(one.run(code))
-        if names == ["killed"]:
-            one.start("fork_matrix.run(['killed'])")
-            until = time.monotonic() + LIMIT_S
-            while one.manager.is_alive() and time.monotonic() < until:
-                time.sleep(0.05)
-            assert not one.manager.is_alive()
-            return
-        found = one.run(f"fork_matrix.run({names!r})")
-        print(text_of(found), "".join("\n".join(content["traceback"]) for _, content in found if "ename" in content))
-    finally:
-        one.close()
-
-
-CALLERS = {"script": script, "thread": thread, "pytest": under_pytest, "child": child, "kernel": kernel}
+CALLERS = {"script": script, "thread": thread, "child": child}
 
 if __name__ == "__main__":
     CALLERS[sys.argv[1]](sys.argv[2:])

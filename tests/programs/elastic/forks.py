@@ -199,11 +199,6 @@ def unpicklable():
         print(error)
 
 
-def image_stopped():
-    """It does not fork, and is as good as lost."""
-    image_lost(signal.SIGSTOP)
-
-
 def blocked_handler():
     """A fork of a fork waits for ever: nothing releases the lock in the child."""
     stall_watch.LOOK_S, stall_watch.ANSWER_LIMIT_S = 0.1, 1.0
@@ -215,7 +210,7 @@ def blocked_handler():
         print(error)
 
 
-def image_lost(signum=signal.SIGKILL):
+def image_lost():
     """Its end is the end of what can be started, and says so."""
 
     def work():
@@ -223,7 +218,7 @@ def image_lost(signum=signal.SIGKILL):
             os.kill(os.getsid(os.getppid()) if os.getppid() != 1 else 1, 0)
             children = open(f"/proc/{os.getppid()}/task/{os.getppid()}/children").read().split()
             image = next(pid for pid in children if b"muster-image" in open(f"/proc/{pid}/cmdline", "rb").read())
-            os.kill(int(image), signum)
+            os.kill(int(image), signal.SIGKILL)
             os.kill(os.getpid(), signal.SIGKILL)
         signal.pause()
 

@@ -89,21 +89,6 @@ def node_replaced():
     print(dict(start(wait_for_file, ("go",), all_results=True)))
 
 
-def node_wrong():
-    """Values that cannot work."""
-    for settings in (
-        {"endpoint": None},
-        {"endpoint": "host:port:more"},
-        {"endpoint": "127.0.0.1:99999"},
-        {"nodes": "2:1"},
-        {"all_results": True, "env": {name: value for name, value in os.environ.items() if name != "MUSTER_TOKEN"}},
-    ):
-        try:
-            start(place, **settings)
-        except ValueError as error:
-            print(error)
-
-
 def node_alone():
     """The others never come; no process listens at the endpoint."""
     for rank in (0, 1):

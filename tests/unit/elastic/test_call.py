@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from muster.agent.errors import UsageError
-from muster.elastic import PickleFault
+from muster.elastic import PickleFault, launch
 from muster.elastic.jobs import job
 from muster.elastic.jobs.call import build_payload
 from muster.elastic.jobs.rank_call import RankCall
@@ -107,3 +108,24 @@ def test_a_worker_starts_no_job_while_it_imports_its_program(monkeypatch: pytest
     monkeypatch.setattr(process.current_process(), "_inheriting", True, raising=False)
     with pytest.raises(UsageError, match="starts a job when it is imported"):
         job.Job(["true"], environ={})
+
+
+UNSAFE = (
+    "all_results=True with nodes=2 needs the variable MUSTER_TOKEN, a secret that is the same on all nodes, because "
+    "results of other nodes are unpickled here, which can run any code"
+)
+PORT = "--rdzv-endpoint '127.0.0.1:99999': the port must be a number from 0 to 65535"
+
+
+@pytest.mark.parametrize(
+    ("more", "line"),
+    [
+        ({}, "nodes=2 needs endpoint=, HOST:PORT of the leading node"),
+        ({"endpoint": "127.0.0.1:99999"}, PORT),
+        ({"endpoint": "127.0.0.1:1", "all_results": True, "env": {}}, UNSAFE),
+    ],
+    ids=str,
+)
+def test_values_of_several_nodes_that_cannot_work(more: dict[str, Any], line: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(line)}$"):
+        launch(train, nodes=2, **more)

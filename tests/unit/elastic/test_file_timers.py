@@ -3,7 +3,6 @@
 import json
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import pytest
 from muster.elastic.services.file_timers import FileTimers
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="pidfds")
 @pytest.mark.parametrize(("is_released", "code"), [(True, 0), (False, -signal.SIGKILL)])
 def test_a_timer_that_was_released_in_time_does_not_expire(tmp_path: Path, is_released: bool, code: int) -> None:
     """The process that reads the FIFO got no CPU when the release came, and looked at what was due first."""

@@ -92,21 +92,25 @@ def test_ours_shows_escape_sequences_and_workers_lines_pass_as_they_are(pipe: Pi
     assert lines[1:] == [shown, rb"[muster] second\x85line", b""]
 
 
-def test_a_file_that_is_full_is_written_again_when_there_is_room(pipe: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The console was closed for good, and nothing said so."""
-    write, full = os.write, [True]
+@pytest.mark.parametrize(("lost", "refusals"), [("lost\n", 100), ("x" * 300_000 + "\n", 1)])
+def test_a_file_that_is_full_is_written_again_when_there_is_room(
+    pipe: Pipe, monkeypatch: pytest.MonkeyPatch, lost: str, refusals: int
+) -> None:
+    """The console was closed for good, and nothing said so. There may be room in the middle of a write."""
+    write, left = os.write, [refusals]
 
     def write_if_there_is_room(fd: int, data: bytes) -> int:
-        if fd == pipe.write_fd and full[0]:
+        if fd == pipe.write_fd and left[0]:
+            left[0] -= 1
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(fd, data)
 
     monkeypatch.setattr(os, "write", write_if_there_is_room)
     console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd)
-    console.print_line("lost")
+    console.print_text(lost)
     device = next(iter(console._list_devices()))
     assert device.wait_written(20.0, 20.0)
-    full[0] = False
+    left[0] = 0
     console.print_line("shown")
     written = finish(console, pipe, pipe.collect())
     assert written == b"\n[muster] output was left out here: no space was left\n[muster] shown\n"
@@ -441,10 +445,10 @@ def test_a_reader_that_draws_bars_gets_them_marked_and_hears_of_their_end(
 class Terminal:
     """A terminal of 24 rows and 40 columns; `read_until` returns what was drawn."""
 
-    def __init__(self) -> None:
+    def __init__(self, rows: int = 24, columns: int = 40) -> None:
         self.master_fd, self.fd = pty.openpty()
         tty.setraw(self.fd)
-        fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 40, 0, 0))
+        fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         self.seen = b""
 
     def read_until(self, text: bytes) -> bytes:
@@ -530,20 +534,14 @@ def test_rows_that_a_narrower_terminal_has_wrapped_are_erased() -> None:
 
 
 def test_a_terminal_without_a_size_has_80_columns() -> None:
-    master_fd, fd = pty.openpty()
-    tty.setraw(fd)
-    fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", 0, 0, 0, 0))
-    console = Console(stdout_fd=fd, stderr_fd=fd)
+    terminal = Terminal(0, 0)
+    console = Console(stdout_fd=terminal.fd, stderr_fd=terminal.fd)
     feed = console.open_feed(Std.ERR, b"")
     feed.offer(b"\r" + b"x" * 200)
-    seen = b""
-    while len(seen) < 79:
-        seen += os.read(master_fd, 4096)
-    assert seen == b"x" * 79
+    assert terminal.read_until(b"x" * 79) == b"x" * 79
     feed.end()
     assert console.close(limit_s=20.0)
-    os.close(master_fd)
-    os.close(fd)
+    terminal.close()
 
 
 def draw_often(count: int, size: tuple[int, int], times: int = 5) -> list[str]:
@@ -624,24 +622,3 @@ def test_what_follows_does_not_wait_for_ever_for_a_reader_that_has_stopped(pipe:
 
 SLOW = threading.Event()
 """Never set."""
-
-
-def test_room_in_the_middle_of_a_write_leaves_no_gap_that_nothing_tells(
-    pipe: Pipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write, calls = os.write, [0]
-
-    def write_but_once(fd: int, data: bytes) -> int:
-        calls[0] += fd == pipe.write_fd
-        if fd == pipe.write_fd and calls[0] == 1:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return write(fd, data)
-
-    monkeypatch.setattr(os, "write", write_but_once)
-    console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd)
-    console.print_text("x" * 300_000 + "\n")
-    device = next(iter(console._list_devices()))
-    assert device.wait_written(20.0, 20.0)
-    console.print_line("shown")
-    written = finish(console, pipe, pipe.collect())
-    assert written == b"\n[muster] output was left out here: no space was left\n[muster] shown\n"

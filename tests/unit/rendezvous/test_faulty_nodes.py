@@ -277,6 +277,7 @@ def test_a_new_leader_knows_the_nodes_that_are_suspected() -> None:
     new.wait(5.0)
     assert list(new.state.assignments) == ["m0", "m2", "m3"]
     assert list_suspected(new.state) == {"m1"}
+    assert new.state.restarts == old.state.restarts != Leader(build_rules()).state.restarts, "counts are the job's"
 
 
 def test_what_was_reported_first_may_be_a_consequence() -> None:

@@ -500,10 +500,6 @@ def test_a_fork_of_a_worker_has_no_snapshots(node: Node) -> None:
         assert [slot.step for slot in node.control.read_slots(0) if slot.state == COMPLETE] == [0]
 
 
-class OtherMemory(torch.Tensor):
-    """Stands for a tensor on a device: its copy is made when the stream comes to it."""
-
-
 def test_copies_from_devices_are_complete_before_the_next_call(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a stand-in for the stream: the order of waiting, summing and marking, not CUDA."""
     import threading

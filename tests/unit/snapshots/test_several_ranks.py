@@ -64,11 +64,12 @@ def agent(nodes: list[Node], monkeypatch: pytest.MonkeyPatch) -> list[tuple[int,
     return asked
 
 
-def save_all(nodes: list[Node], step: int, make: Any, *, replicated: bool = False) -> None:
+def save_all(nodes: list[Node], step: int, make: Any, *, replicated: bool = False, grouped: bool = False) -> None:
     for node in nodes:
         for local_rank in range(node.ranks):
-            with worker(node, local_rank):
-                snapshots.save(step, make(node.first_rank + local_rank), replicated=replicated)
+            rank = node.first_rank + local_rank
+            with group(rank, 4) if grouped else contextlib.nullcontext(), worker(node, local_rank):
+                snapshots.save(step, make(rank), replicated=replicated)
 
 
 def begin_round(nodes: list[Node], lineage: int, base: tuple[int, int], world_size: int) -> None:
@@ -264,11 +265,7 @@ def assert_sharded(state: dict[str, Any], rank: int, world_size: int) -> None:
 
 @pytest.mark.parametrize("world_size", [4, 2, 6])
 def test_a_sharded_state_serves_any_number_of_ranks(nodes: list[Node], world_size: int) -> None:
-    for node in nodes:
-        for local_rank in range(2):
-            rank = node.first_rank + local_rank
-            with group(rank, 4), worker(node, local_rank):
-                snapshots.save(3, make_sharded(rank, 4))
+    save_all(nodes, 3, lambda rank: make_sharded(rank, 4), grouped=True)
     then = {2: nodes[:1], 4: nodes, 6: [*nodes, Node(2)]}[world_size]
     begin_round(then, 2, (1, 3), world_size)
     for node in then:
@@ -319,13 +316,11 @@ def test_a_reader_is_what_load_would_be(nodes: list[Node], capsys: pytest.Captur
 
 
 def test_only_the_rows_that_are_needed_cross_the_network(nodes: list[Node], agent: list[tuple[int, int, int]]) -> None:
-    for node in nodes:
-        for local_rank in range(2):
-            rank = node.first_rank + local_rank
-            with group(rank, 4), worker(node, local_rank):
-                mesh = init_device_mesh("cpu", (4,))
-                local = torch.full((4_000_000,), float(rank))
-                snapshots.save(3, {"x": DTensor.from_local(local, mesh, [Shard(0)], run_check=False)})
+    def make(rank: int) -> dict[str, Any]:
+        local = torch.full((4_000_000,), float(rank))
+        return {"x": DTensor.from_local(local, init_device_mesh("cpu", (4,)), [Shard(0)], run_check=False)}
+
+    save_all(nodes, 3, make, grouped=True)
     begin_round([nodes[0]], 2, (1, 3), 2)
     for local_rank in range(2):
         with group(local_rank, 2), worker(nodes[0], local_rank):
@@ -339,11 +334,7 @@ def test_only_the_rows_that_are_needed_cross_the_network(nodes: list[Node], agen
 
 
 def test_another_sharding_of_as_many_ranks_is_read_from_all(nodes: list[Node]) -> None:
-    for node in nodes:
-        for local_rank in range(2):
-            rank = node.first_rank + local_rank
-            with group(rank, 4), worker(node, local_rank):
-                snapshots.save(3, make_sharded(rank, 4))
+    save_all(nodes, 3, lambda rank: make_sharded(rank, 4), grouped=True)
     begin_round(nodes, 2, (1, 3), 4)
     with group(1, 4), worker(nodes[0], 1):
         mesh = init_device_mesh("cpu", (4,))

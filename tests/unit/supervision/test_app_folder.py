@@ -4,12 +4,12 @@ import stat
 from contextlib import ExitStack, nullcontext, suppress
 
 import pytest
+from supervised_apps import build_spec
 
 from muster.schedulers.supervision import client
 from muster.schedulers.supervision.app_folder import (
     AppFolder,
     AppRecord,
-    AppSpec,
     ProcessId,
     StateError,
     is_own_app_folder,
@@ -32,11 +32,8 @@ PLAN = SupervisedRole(name="r", replicas=2, runs_agent=True, min_replicas=1, max
 
 @pytest.fixture
 def spec(tmp_path):
-    return AppSpec(
-        app_id="app-x",
-        scheduler="local_cwd",
-        folder=str(tmp_path / "app-x"),
-        driver="a.b:c",
+    return build_spec(
+        tmp_path / "app-x",
         roles=(PLAN,),
         grace_s=2.5,
         owner=ProcessId(pid=1, start_ticks="5"),

@@ -8,12 +8,13 @@ import tempfile
 from dataclasses import replace
 
 import pytest
+from supervised_apps import make_folder
 
 from muster._shared.contract import AskOutcome
 from muster._shared.control import NOT_REACHED, ControlError, ExitCode
 from muster._shared.reports import Answer
 from muster.schedulers.supervision import app_folder, asking, client
-from muster.schedulers.supervision.app_folder import AppFolder, AppRecord, AppSpec, StateError
+from muster.schedulers.supervision.app_folder import AppFolder, AppRecord, StateError
 from muster.schedulers.supervision.machine import Machine
 from muster.schedulers.supervision.state import (
     AppPhase,
@@ -30,18 +31,7 @@ PLAN = SupervisedRole(name="r", replicas=1, runs_agent=True, min_replicas=1, max
 
 @pytest.fixture
 def folder(tmp_path):
-    spec = AppSpec(
-        app_id="app-x",
-        scheduler="local_cwd",
-        folder=str(tmp_path / "app-x"),
-        driver="a.b:c",
-        roles=(PLAN,),
-        grace_s=1.0,
-        details={"token": "h1dden"},
-    )
-    folder = AppFolder(spec.folder)
-    folder.create(spec)
-    return folder
+    return make_folder(tmp_path / "app-x", roles=(PLAN,), details={"token": "h1dden"})
 
 
 def test_every_role_has_the_whole_limit(folder, monkeypatch):

@@ -3,10 +3,10 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from supervised_apps import App, agents, others
+from supervised_apps import App, agents, begin, others
 
 from muster.schedulers.supervision.actions import Stop
-from muster.schedulers.supervision.decisions import decide, describe_end
+from muster.schedulers.supervision.decisions import decide
 from muster.schedulers.supervision.events import (
     Begin,
     CancelRequested,
@@ -29,14 +29,12 @@ class TestNormalRun:
         assert app.state.app_state == "SUCCEEDED"
 
     def test_roles_succeed_together(self):
-        app = App(agents(1), others(1))
-        app.begin()
+        app = begin(agents(1), others(1))
         assert app.end("trainer/0", 0) == []
         assert app.end("main/0", 0) == ["finish SUCCEEDED"]
 
     def test_events_after_the_end_change_nothing(self):
-        app = App(agents(1))
-        app.begin()
+        app = begin(agents(1))
         app.end("trainer/0", 0)
         before = app.state
         for event in (Begin(), CancelRequested(), KillRequested(), GraceExpired(number=1)):
@@ -47,8 +45,7 @@ class TestNormalRun:
 
 class TestAgentExitCodes:
     def test_a_failed_jobs_agents_end_by_themselves_before_they_are_stopped(self):
-        app = App(agents(3, max_retries=5))
-        app.begin()
+        app = begin(agents(3, max_retries=5))
         assert app.end("trainer/0", 1) == ["linger"]
         assert app.end("trainer/1", 1) == []
         assert app.decide_event(LingerExpired(number=app.state.lingering + 1)) == []
@@ -59,8 +56,7 @@ class TestAgentExitCodes:
         assert statuses == [ReplicaStatus.FAILED, ReplicaStatus.FAILED, ReplicaStatus.CANCELLED]
 
     def test_other_roles_are_stopped_at_once(self):
-        app = App(agents(2), others(2))
-        app.begin()
+        app = begin(agents(2), others(2))
         assert app.end("trainer/0", 1) == ["linger", "stop main/0", "stop main/1"]
         assert app.end("main/0", 143) == []
         assert app.decide_event(GraceExpired(number=app.state.grace_number)) == ["kill main/1"]  # not the agent
@@ -70,8 +66,7 @@ class TestAgentExitCodes:
         assert statuses == [ReplicaStatus.FAILED, ReplicaStatus.CANCELLED, ReplicaStatus.CANCELLED]
 
     def test_agents_that_linger_are_stopped_without_a_second_signal_to_the_others(self):
-        app = App(agents(2), others(1))
-        app.begin()
+        app = begin(agents(2), others(1))
         app.end("trainer/0", 1)
         assert app.decide_event(LingerExpired(number=app.state.lingering)) == ["stop trainer/1"]
         assert app.decide_event(GraceExpired(number=app.state.grace_number)) == ["kill trainer/1", "kill main/0"]
@@ -80,8 +75,7 @@ class TestAgentExitCodes:
         ("request_", "expected"), [(CancelRequested(), ["stop trainer/1"]), (KillRequested(), ["kill trainer/1"])]
     )
     def test_a_request_ends_the_lingering(self, request_, expected):
-        app = App(agents(2))
-        app.begin()
+        app = begin(agents(2))
         app.end("trainer/0", 1)
         number = app.state.lingering
         assert app.decide_event(request_) == expected
@@ -90,49 +84,39 @@ class TestAgentExitCodes:
 
     @pytest.mark.parametrize("exit_code", [2, 3, 64, 120, 126, 127])
     def test_final_codes_end_the_app_with_retries_left(self, exit_code):
-        app = App(agents(max_retries=5))
-        app.begin()
+        app = begin(agents(max_retries=5))
         assert app.end("trainer/0", exit_code) == ["stop trainer/1"]
         assert app.end("trainer/1", 143) == ["finish FAILED"]
         assert f"trainer/0 exited with code {exit_code}" in app.state.reason
 
     @pytest.mark.parametrize("exit_code", [69, 129, 130, 137, 139, None])
     def test_lost_replicas_are_started_again(self, exit_code):
-        app = App(agents(max_retries=1))
-        app.begin()
+        app = begin(agents(max_retries=1))
         assert app.end("trainer/1", exit_code) == ["start trainer/1"]
         assert app.state.num_restarts == 1
+        assert ("trainer/1 vanished" in app.state.reason) == (exit_code is None)
         assert app.end("trainer/0", exit_code) == ["stop trainer/1"]
         assert app.end("trainer/1", 143) == ["finish FAILED"]
         assert "its one retry is used" in app.state.reason
 
     def test_preempted_agents_are_started_again_without_retries(self):
-        app = App(agents(3, max_retries=0))
-        app.begin()
+        app = begin(agents(3, max_retries=0))
         for index in (1, 0, 2, 1):
             assert app.end(f"trainer/{index}", 143) == [f"start trainer/{index}"]
         assert "trainer/1 was preempted; started again (this uses no retry)" in app.state.reason
         assert app.end("trainer/0", 137) == ["stop trainer/1", "stop trainer/2"]
         assert "no retries" in app.state.reason
 
-    def test_an_end_by_sigterm_of_another_program_uses_a_retry(self):
-        app = App(others(1, max_retries=1))
-        app.begin()
-        assert app.end("main/0", 143) == ["start main/0"]
-        assert app.end("main/0", 143) == ["finish FAILED"]
-
     @pytest.mark.parametrize("scope", RetryScope)
     def test_agents_are_replaced_one_by_one_with_any_retry_policy(self, scope):
-        app = App(agents(3, max_retries=2, retry_scope=scope))
-        app.begin()
+        app = begin(agents(3, max_retries=2, retry_scope=scope))
         assert app.end("trainer/0", 137) == ["start trainer/0"]
         assert app.state.reason == "the agent of trainer/0 was ended by SIGKILL; started again: 1 of 2 retries used"
         assert app.end("trainer/1", 137) == ["start trainer/1"]
         assert app.end("trainer/2", 137) == ["stop trainer/0", "stop trainer/1"]
 
     def test_reason_names_replica_signal_and_budget(self):
-        app = App(agents())
-        app.begin()
+        app = begin(agents())
         app.end("trainer/1", 137, reason="out of memory")
         assert app.state.reason == (
             "the agent of trainer/1 was ended by SIGKILL (out of memory); "
@@ -144,20 +128,17 @@ class TestAgentExitCodes:
             ("no such script: x.py", "no such script: x.py (trainer/0 exited with code 2)"),
             ("", "trainer/0 exited with code 2: its command line is wrong; see its log"),
         ):
-            app = App(agents(1, max_retries=3))
-            app.begin()
+            app = begin(agents(1, max_retries=3))
             assert app.end("trainer/0", 2, reason=reason) == ["finish FAILED"]
             assert app.state.reason == expected
 
     def test_the_reason_of_failed_workers_does_not_name_the_agent_that_ended_first(self):
-        app = App(agents(2))
-        app.begin()
+        app = begin(agents(2))
         app.end("trainer/1", 1, reason="rank 1 on node 0 (a) exited with code 1")
         assert app.state.reason == "rank 1 on node 0 (a) exited with code 1"
 
     def test_what_cannot_be_started_is_final(self):
-        app = App(agents(max_retries=3))
-        app.begin()
+        app = begin(agents(max_retries=3))
         app.end("trainer/0", None, reason="could not be started: no such file", final=True)
         assert app.end("trainer/1", 143) == ["finish FAILED"]
         assert "could not be started: no such file" in app.state.reason
@@ -165,8 +146,7 @@ class TestAgentExitCodes:
 
 class TestMinReplicas:
     def test_goes_on_with_fewer_and_succeeds(self):
-        app = App(agents(3, min_replicas=2))
-        app.begin()
+        app = begin(agents(3, min_replicas=2))
         assert app.end("trainer/2", 137) == []
         assert app.status("trainer/2") is ReplicaStatus.LOST
         assert "going on with 2 replicas (at least 2 needed)" in app.state.reason
@@ -174,52 +154,45 @@ class TestMinReplicas:
         assert app.end("trainer/1", 0) == ["finish SUCCEEDED"]
 
     def test_ends_completely_below_the_minimum(self):
-        app = App(agents(3, min_replicas=2))
-        app.begin()
+        app = begin(agents(3, min_replicas=2))
         app.end("trainer/2", 137)
         assert app.end("trainer/1", 137) == ["stop trainer/0"]
         assert app.end("trainer/0", 143) == ["finish FAILED"]
         assert "it needs 2 replicas and has 1" in app.state.reason
 
     def test_one_replica_is_named_in_the_singular(self):
-        app = App(agents(2, min_replicas=1))
-        app.begin()
+        app = begin(agents(2, min_replicas=1))
         app.end("trainer/1", 137)
         assert "going on with 1 replica (at least 1 needed)" in app.state.reason
         assert app.end("trainer/0", 137) == ["finish FAILED"]
         assert app.state.reason.endswith("it needs 1 replica and has 0")
 
     def test_retries_come_first(self):
-        app = App(agents(3, min_replicas=1, max_retries=1))
-        app.begin()
+        app = begin(agents(3, min_replicas=1, max_retries=1))
         assert app.end("trainer/0", 137) == ["start trainer/0"]
         assert app.end("trainer/0", 137) == []
 
     def test_a_replica_that_succeeded_counts(self):
-        app = App(agents(2, min_replicas=1))
-        app.begin()
+        app = begin(agents(2, min_replicas=1))
         app.end("trainer/0", 0)
         assert app.end("trainer/1", 137) == ["finish SUCCEEDED"]
 
     def test_final_codes_end_the_app(self):
-        app = App(agents(3, min_replicas=1))
-        app.begin()
+        app = begin(agents(3, min_replicas=1))
         assert app.end("trainer/0", 2) == ["stop trainer/1", "stop trainer/2"]
 
 
 class TestOtherRoles:
     """Roles without our agent keep TorchX's meaning of exit codes and retries."""
 
-    @pytest.mark.parametrize("exit_code", [1, 2, 69, 137, None])
+    @pytest.mark.parametrize("exit_code", [1, 2, 69, 137, 143, None])
     def test_every_failure_counts_the_same(self, exit_code):
-        app = App(others(1, max_retries=1))
-        app.begin()
+        app = begin(others(1, max_retries=1))
         assert app.end("main/0", exit_code) == ["start main/0"]
         assert app.end("main/0", exit_code) == ["finish FAILED"]
 
     def test_application_stops_all_then_starts_all(self):
-        app = App(others(2, max_retries=1), others(1, name="side"))
-        app.begin()
+        app = begin(others(2, max_retries=1), others(1, name="side"))
         app.end("side/0", 0)
         assert app.end("main/0", 1) == ["stop main/1"]
         assert app.state.phase is AppPhase.RESTARTING
@@ -228,35 +201,30 @@ class TestOtherRoles:
         assert app.state.num_restarts == 1
 
     def test_role_does_not_restart_other_roles(self):
-        app = App(others(2, max_retries=1, retry_scope=RetryScope.ROLE), others(1, name="side"))
-        app.begin()
+        app = begin(others(2, max_retries=1, retry_scope=RetryScope.ROLE), others(1, name="side"))
         assert app.end("main/0", 1) == ["stop main/1"]
         assert app.end("side/0", 0) == []
         assert app.end("main/1", 143) == ["start main/0", "start main/1"]
 
     def test_replica_does_not_restart_other_replicas(self):
-        app = App(others(2, max_retries=1, retry_scope=RetryScope.REPLICA))
-        app.begin()
+        app = begin(others(2, max_retries=1, retry_scope=RetryScope.REPLICA))
         assert app.end("main/0", 1) == ["start main/0"]
 
     def test_two_roles_restarting_at_once_wait_for_each_other(self):
         plan = [others(2, name=name, max_retries=1, retry_scope=RetryScope.ROLE) for name in ("a", "b")]
-        app = App(*plan)
-        app.begin()
+        app = begin(*plan)
         assert app.end("a/0", 1) == ["stop a/1"]
         assert app.end("b/0", 1) == ["stop a/1", "stop b/1"]
         assert app.end("a/1", 143) == []
         assert app.end("b/1", 143) == ["start a/0", "start a/1", "start b/0", "start b/1"]
 
     def test_a_restart_has_a_grace_period(self):
-        app = App(others(2, max_retries=1))
-        app.begin()
+        app = begin(others(2, max_retries=1))
         app.end("main/0", 1)
         assert app.decide_event(GraceExpired(number=app.state.grace_number)) == ["kill main/1"]
 
     def test_failure_for_good_stops_the_other_roles(self):
-        app = App(others(1), others(2, name="side"))
-        app.begin()
+        app = begin(others(1), others(2, name="side"))
         assert app.end("main/0", 7) == ["stop side/0", "stop side/1"]
         app.end("side/0", 143)
         assert app.end("side/1", 143) == ["finish FAILED"]
@@ -264,8 +232,7 @@ class TestOtherRoles:
 
 class TestCancel:
     def test_stops_all_at_once_and_reads_cancelled(self):
-        app = App(agents(3))
-        app.begin()
+        app = begin(agents(3))
         assert app.decide_event(CancelRequested()) == ["stop trainer/0", "stop trainer/1", "stop trainer/2"]
         assert app.end("trainer/0", 143) == []
         assert app.end("trainer/1", 1) == []
@@ -285,8 +252,7 @@ class TestCancel:
             assert stop.is_interrupt is is_interrupt
 
     def test_one_grace_period_then_kill(self):
-        app = App(agents(2))
-        app.begin()
+        app = begin(agents(2))
         app.decide_event(CancelRequested())
         app.end("trainer/0", 143)
         assert app.decide_event(GraceExpired(number=app.state.grace_number)) == ["kill trainer/1"]
@@ -294,8 +260,7 @@ class TestCancel:
 
     def test_what_a_kill_does_not_end_is_given_up_and_named(self):
         """An engine that never answers again kept the supervisor for ever."""
-        app = App(agents(5))
-        app.begin()
+        app = begin(agents(5))
         app.decide_event(CancelRequested())
         app.end("trainer/0", 143)
         number = app.state.grace_number
@@ -306,8 +271,7 @@ class TestCancel:
         assert app.status("trainer/4") is ReplicaStatus.LOST
 
     def test_a_kill_of_before_gives_nothing_up(self):
-        app = App(others(2, max_retries=1))
-        app.begin()
+        app = begin(others(2, max_retries=1))
         app.end("main/0", 1)
         stale = app.state.grace_number
         assert app.decide_event(GraceExpired(number=stale)) == ["kill main/1"]
@@ -316,8 +280,7 @@ class TestCancel:
         assert app.decide_event(KillExpired(number=stale)) == []
 
     def test_a_stale_grace_period_kills_no_replica(self):
-        app = App(others(2, max_retries=1))
-        app.begin()
+        app = begin(others(2, max_retries=1))
         app.end("main/0", 1)
         stale = app.state.grace_number
         app.end("main/1", 143)
@@ -326,15 +289,13 @@ class TestCancel:
         assert app.decide_event(GraceExpired(number=stale)) == []
 
     def test_second_request_kills(self):
-        app = App(agents(2))
-        app.begin()
+        app = begin(agents(2))
         app.decide_event(CancelRequested())
         assert app.decide_event(CancelRequested()) == []
         assert app.decide_event(KillRequested()) == ["kill trainer/0", "kill trainer/1"]
 
     def test_kill_without_cancel(self):
-        app = App(agents(1))
-        app.begin()
+        app = begin(agents(1))
         assert app.decide_event(KillRequested()) == ["kill trainer/0"]
         assert app.end("trainer/0", 137) == ["finish CANCELLED"]
 
@@ -345,15 +306,13 @@ class TestCancel:
         assert app.begin() == []
 
     def test_does_not_hide_a_failure(self):
-        app = App(agents(2))
-        app.begin()
+        app = begin(agents(2))
         app.end("trainer/0", 2)
         assert app.decide_event(CancelRequested()) == []
         assert app.end("trainer/1", 143) == ["finish FAILED"]
 
     def test_during_a_restart_starts_nothing_more(self):
-        app = App(others(2, max_retries=1))
-        app.begin()
+        app = begin(others(2, max_retries=1))
         app.end("main/0", 1)
         assert app.decide_event(CancelRequested()) == ["stop main/1"]
         assert app.end("main/1", 143) == ["finish CANCELLED"]
@@ -361,27 +320,16 @@ class TestCancel:
 
 class TestSupervisorStartedAgain:
     def test_continues_in_the_recorded_state(self):
-        app = App(agents(2, max_retries=1))
-        app.begin()
+        app = begin(agents(2, max_retries=1))
         assert app.begin() == []
         assert app.end("trainer/0", None) == ["start trainer/0"]
 
     def test_stops_once_more_what_was_being_stopped(self):
-        app = App(agents(2))
-        app.begin()
+        app = begin(agents(2))
         app.decide_event(CancelRequested())
         assert app.begin() == ["stop trainer/0", "stop trainer/1"]
         app.end("trainer/0", None)
         assert app.end("trainer/1", None) == ["finish CANCELLED"]
-
-
-@pytest.mark.parametrize(
-    ("exit_code", "words"),
-    [(0, "exited with code 0"), (1, "exited with code 1"), (137, "was ended by SIGKILL"), (143, "was ended by SIGTERM"),
-     (255, "exited with code 255"), (None, "vanished")],
-)  # fmt: skip
-def test_exit_codes_in_words(exit_code, words):
-    assert describe_end(exit_code) == words
 
 
 roles = st.builds(

@@ -4,9 +4,10 @@ import socket
 from dataclasses import replace
 
 import pytest
+from supervised_apps import make_folder
 
 from muster.schedulers.supervision import client, machine
-from muster.schedulers.supervision.app_folder import AppFolder, AppRecord, AppSpec, ProcessId
+from muster.schedulers.supervision.app_folder import AppRecord, ProcessId
 from muster.schedulers.supervision.machine import Machine
 from muster.schedulers.supervision.state import AppPhase, SupervisedApp
 
@@ -51,12 +52,7 @@ def test_the_id_of_the_installation_is_not_published(tmp_path, monkeypatch):
 
 @pytest.fixture
 def folder(tmp_path):
-    spec = AppSpec(
-        app_id="a", scheduler="local_cwd", folder=str(tmp_path / "a"), driver="m:f", roles=(), grace_s=1.0,
-    )  # fmt: skip
-    folder = AppFolder(spec.folder)
-    folder.create(spec)
-    return folder
+    return make_folder(tmp_path / "a")
 
 
 def record_of(where):

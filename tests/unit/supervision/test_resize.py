@@ -3,11 +3,12 @@
 import dataclasses
 
 import pytest
-from supervised_apps import App, agents, others
+from supervised_apps import agents, make_folder, others
+from supervised_apps import begin as begin_app
 
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.runner.roles import find_elastic_role
-from muster.schedulers.supervision.app_folder import AppFolder, AppRecord, AppSpec
+from muster.schedulers.supervision.app_folder import AppRecord
 from muster.schedulers.supervision.events import (
     Begin,
     CancelRequested,
@@ -28,9 +29,14 @@ def elastic(**more):
 
 
 def begin(*plan):
-    app = App(*(plan or (elastic(max_retries=2),)))
-    app.begin()
-    return app
+    return begin_app(*(plan or (elastic(max_retries=2),)))
+
+
+def check_record(app, tmp_path):
+    """The next supervisor reads the same state."""
+    folder = make_folder(tmp_path / "a", roles=(elastic(),))
+    folder.write_record(AppRecord(app=app.state, machine=Machine.here()))
+    assert folder.read_record().app == app.state
 
 
 def resize(app, replicas, role="trainer"):
@@ -131,11 +137,7 @@ def test_the_next_supervisor_tells_the_node_again_and_knows_the_size(tmp_path):
     app = begin()
     resize(app, 1)
     app.end("trainer/1", 143)
-    spec = AppSpec(app_id="a", scheduler="s", folder=str(tmp_path / "a"), driver="d", roles=(elastic(),), grace_s=1.0)
-    folder = AppFolder(spec.folder)
-    folder.create(spec)
-    folder.write_record(AppRecord(app=app.state, machine=Machine.here()))
-    assert folder.read_record().app == app.state
+    check_record(app, tmp_path)
     assert app.decide_event(Begin()) == ["stop trainer/2"]
     assert app.end("trainer/2", None) == []
     assert resize(app, 2) == ["start trainer/1"]
@@ -217,11 +219,7 @@ def test_a_role_that_starts_again_with_the_app_is_not_over():
 def test_the_next_supervisor_knows_that_the_job_has_succeeded(tmp_path):
     app = begin()
     app.end("trainer/0", 0)
-    spec = AppSpec(app_id="a", scheduler="s", folder=str(tmp_path / "a"), driver="d", roles=(elastic(),), grace_s=1.0)
-    folder = AppFolder(spec.folder)
-    folder.create(spec)
-    folder.write_record(AppRecord(app=app.state, machine=Machine.here()))
-    assert folder.read_record().app == app.state
+    check_record(app, tmp_path)
     assert app.decide_event(Begin()) == ["linger"]
     assert app.end("trainer/1", 0) == []
     assert app.decide_event(Recover(replicas=(LAST,))) == []

@@ -5,10 +5,11 @@ import sys
 from dataclasses import replace
 
 import pytest
+from supervised_apps import make_folder
 
 from muster.schedulers.adapter.supervised import _list_replicas
 from muster.schedulers.supervision import events
-from muster.schedulers.supervision.app_folder import AppFolder, AppSpec, ProcessId
+from muster.schedulers.supervision.app_folder import ProcessId
 from muster.schedulers.supervision.driver import EventQueue, StartError
 from muster.schedulers.supervision.events import ReplicaEnded
 from muster.schedulers.supervision.machine import Machine
@@ -59,17 +60,8 @@ class Bench:
 
     def __init__(self, tmp_path, **role):
         plan = SupervisedRole(**({"name": "r", "replicas": 2, "runs_agent": True} | role))
-        self.spec = AppSpec(
-            app_id="app",
-            scheduler="local_cwd",
-            folder=str(tmp_path / "app"),
-            driver="none",
-            roles=(plan,),
-            grace_s=10.0,
-            details={"secret": 1},
-        )
-        self.folder = AppFolder(self.spec.folder)
-        self.folder.create(self.spec)
+        self.folder = make_folder(tmp_path / "app", roles=(plan,), grace_s=10.0, details={"secret": 1})
+        self.spec = self.folder.read_spec()
         self.now_s = 0.0
         self.boot()
 

@@ -2,14 +2,24 @@
 
 import json
 import math
+import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from muster._shared.codec import to_data
 from muster._shared.contract import print_line
 from muster._shared.control import ControlError, describe_answer, get_exit_code
 from muster._shared.fields import LateRank
 from muster._shared.reports import Answer, RankProgress, Stack, name_ranks, remove_thread_ids
+
+
+def print_request(ask: Callable[[], Answer], *, as_json: bool) -> int:
+    """Ask, print the answer, and return the exit code. What was asked for is not taken back by Ctrl-C."""
+    try:
+        return print_answer(ask(), as_json=as_json)
+    except KeyboardInterrupt:
+        print("muster: interrupted: what was asked for may still be done", file=sys.stderr)
+        return 128 + signal.SIGINT
 
 
 def print_answer(answer: Answer, *, as_json: bool) -> int:

@@ -17,7 +17,7 @@ import sys
 import traceback
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib.metadata import EntryPoint, entry_points
 from itertools import groupby
 from pathlib import Path
@@ -65,22 +65,38 @@ _NEAR: Final = 0.75
 """How much a name is like the one that is meant. With less, `--data` of a script would be `--metadata`."""
 
 
-def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """The options of the command. None: one is not given."""
+
+    scheduler: str | None
+    scheduler_args: str | None
+    dryrun: bool
+    wait: bool
+    log: bool
+    workspace: str | None
+    parent_run_id: str | None
+    component: Sequence[str]
+    """The words that follow the options."""
+
+
+def run(given: Given) -> int:
     """Submit a job, and print its lines until it has ended. Return the exit code.
 
     Raises:
+        ArgumentError: the words name no component, or repeat an argument.
         ControlError: the scheduler cannot be used, or the job cannot be submitted.
     """
     config_file.check_files()
     defaults = config.get_configs(prefix="cli", name="run")
-    name = args.scheduler or defaults.get("scheduler") or "local_cwd"
-    workspace = defaults.get("workspace") if args.workspace is None else args.workspace
-    component, words = split_component(args.component, defaults.get("component"), parser)
+    name = given.scheduler or defaults.get("scheduler") or "local_cwd"
+    workspace = defaults.get("workspace") if given.workspace is None else given.workspace
+    component, words = split_component(given.component, defaults.get("component"))
     os.environ.setdefault("TORCHX_CONTEXT_NAME", "cli_run")
     try:
         scheduler = create_scheduler(name, _SESSION)
         with Runner(_SESSION, {name: lambda *_args, **_more: scheduler}) as runner:
-            cfg = scheduler.run_opts().cfg_from_str(args.scheduler_args)
+            cfg = scheduler.run_opts().cfg_from_str(given.scheduler_args)
             config_file.apply_section(scheduler.run_opts(), name, cfg)
             for option, value in scheduler.RUN_DEFAULTS.items():
                 cfg.setdefault(option, value)
@@ -89,9 +105,9 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
                 name,
                 cfg=cfg,
                 workspace=_find_default_workspace() if workspace is None else workspace,
-                parent_run_id=args.parent_run_id,
+                parent_run_id=given.parent_run_id,
             )
-            if args.dryrun:
+            if given.dryrun:
                 _print_dry_run(info)
                 return 0
             handle = runner.schedule(info)
@@ -99,10 +115,10 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             sys.stdout.flush()
             app_id = specs.parse_app_handle(handle)[2]
             is_attached = name.startswith("local") or str(cfg.get("detach")).lower() in FALSE_WORDS
-            if not (is_attached or args.wait or args.log):
+            if not (is_attached or given.wait or given.log):
                 _print_state(scheduler, app_id)
                 return 0
-            return _follow(scheduler, app_id, is_attached=is_attached, shows_lines=is_attached or args.log)
+            return _follow(scheduler, app_id, is_attached=is_attached, shows_lines=is_attached or given.log)
     except (EngineError, SchedulerError) as error:
         raise ControlError(str(error), ExitCode.REFUSED) from error
     except specs.InvalidRunConfigException as error:
@@ -110,15 +126,15 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         raise ControlError(" ".join(line.split()), ExitCode.REFUSED) from error
 
 
-def split_component(
-    words: Sequence[str], default: str | None, parser: argparse.ArgumentParser
-) -> tuple[str, list[str]]:
+def split_component(words: Sequence[str], default: str | None) -> tuple[str, list[str]]:
     """Return the component's name and its arguments, as TorchX splits them.
 
     Args:
         words: what follows the options.
         default: of `.torchxconfig`, where the words name no component. None: there is none.
-        parser: refuses what is wrong, and exits.
+
+    Raises:
+        ArgumentError: the words name no component, or repeat an argument.
     """
     rest = list(words[1:] if words[:1] == ["--"] else words)
     named = rest.pop(0) if rest and not rest[0].startswith("-") else default
@@ -126,9 +142,10 @@ def split_component(
         counts = Counter(word for word in group if word.startswith("-") and word not in ("-", "--"))
         repeated = [word for word, count in counts.items() if count > 1]
         if repeated:
-            parser.error(f"repeated arguments of the component: {', '.join(repeated)}")
+            raise argparse.ArgumentError(None, f"repeated arguments of the component: {', '.join(repeated)}")
     if not named:
-        parser.error("name a component, such as dist.ddp; or in .torchxconfig, section [cli:run], `component`")
+        line = "name a component, such as dist.ddp; or in .torchxconfig, section [cli:run], `component`"
+        raise argparse.ArgumentError(None, line)
     return named, rest
 
 

@@ -22,7 +22,7 @@ from muster._shared.processes import count_usable_cores
 from muster._shared.reports import Answer
 from muster.cli import operations, run_command
 from muster.cli.adapters import create_scheduler
-from muster.cli.output.streaming import say
+from muster.cli.answers import say
 from muster.schedulers.adapter.scheduler import PluginScheduler
 from muster.schedulers.adapter.waiting_line import WaitingLine
 from muster.schedulers.agent_command import is_agent_role, list_agent_flags

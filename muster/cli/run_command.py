@@ -26,15 +26,16 @@ from typing import Any, Final
 
 from torchx import specs
 from torchx.runner import Runner, config
-from torchx.schedulers.api import DescribeAppResponse, Stream
+from torchx.schedulers.api import DescribeAppResponse
 from torchx.specs import AppDef, AppDryRunInfo, AppState, is_terminal
 from torchx.specs.builders import materialize_appdef, parse_args
 
 from muster._shared.contract import print_line
 from muster._shared.control import ControlError, ExitCode
 from muster.cli.adapters import create_scheduler
+from muster.cli.answers import say
 from muster.cli.output.reported import list_stderr, parse_error
-from muster.cli.output.streaming import LinePrinter, say
+from muster.cli.output.streaming import LinePrinter
 from muster.schedulers.adapter.job_line import format_line
 from muster.schedulers.adapter.scheduler import LogRequest, PluginScheduler
 from muster.schedulers.adapter.status import count_replicas, parse_status
@@ -55,12 +56,6 @@ _COMPONENTS: Final = "muster.components.dist"
 _DIST: Final = ("ddp", "spmd", "torchrun")
 _OF_TORCHRUN: Final = ("nnodes", "nproc", "nproc_per_node", "nproc-per-node")
 """Flags of torchrun for what -j says."""
-_OF_RUN: Final = (
-    "-s",
-    "-cfg",
-    *(f"--{name}" for name in ("scheduler", "scheduler_args", "dryrun", "wait", "log", "workspace", "parent_run_id")),
-)
-"""Flags of `muster run`."""
 _NEAR: Final = 0.75
 """How much a name is like the one that is meant. With less, `--data` of a script would be `--metadata`."""
 
@@ -213,10 +208,13 @@ def _hint_at_unknown(words: Sequence[str], parameters: Sequence[str]) -> str:
     """Say what may be meant by flags for which a component has no parameter. "": it has all."""
     from difflib import get_close_matches
 
+    from muster.cli.commands import build_parser, list_parsers
+
+    options = list_parsers(build_parser(["run"]))["run"].list_options()
     before = list(words[: words.index("--")] if "--" in words else words)
     flags = [word[2:].partition("=")[0] for word in before if word.startswith("--")]
     unknown = [flag for flag in flags if not any(name.startswith(flag) for name in (*parameters, "help"))]
-    of_run = [word for each in before if (word := each.partition("=")[0]) in _OF_RUN and word[2:] not in parameters]
+    of_run = [word for each in before if (word := each.partition("=")[0]) in options and word[2:] not in parameters]
     meant = [name for flag in unknown for name in get_close_matches(flag.replace("-", "_"), parameters, 1, _NEAR)]
     if of_run:
         return f"{' and '.join(of_run)} must stand before the component"
@@ -341,7 +339,4 @@ def _print_report(scheduler: PluginScheduler, app_id: str, response: DescribeApp
 
 
 def _read_lines(scheduler: PluginScheduler, app_id: str, role: str, index: int) -> Iterable[str]:
-    request = LogRequest(
-        role=role, index=index, pattern=None, since=None, until=None, follow=True, stream=Stream.COMBINED
-    )
-    return scheduler.read_log(app_id, request)
+    return scheduler.read_log(app_id, LogRequest(role=role, index=index, follow=True))

@@ -13,13 +13,13 @@ from typing import Final
 from torchx.runner import config
 from torchx.specs import AppDef, Role
 
-from muster._shared.contract import print_line
 from muster._shared.control import ControlError, ExitCode
 from muster._shared.folders import remove_folder
 from muster._shared.processes import LINUX
 from muster._shared.reports import format_duration
 from muster.cli import run_command
 from muster.cli.adapters import create_scheduler
+from muster.cli.answers import confirm, say
 from muster.cli.rehearse.faults.catalogue import FAULTS
 from muster.cli.rehearse.faults.fault import NotPossibleError, Place
 from muster.cli.rehearse.journal import Journal, undo_dead
@@ -144,12 +144,15 @@ def _disturb(app: str, request: Request) -> int:
         line = f"{wrong[0]!r} cannot be caused in a job that runs; these can: {', '.join(live.CAUSED)}"
         raise ControlError(line, ExitCode.USAGE)
     limit_s = request.time_limit_s or _LIVE_S
-    confirm = (lambda _: True) if request.yes else live.ask
+
+    def may(what: str) -> bool:
+        return request.yes or confirm(f"{what}. Do it?", "do this")
+
     rows: list[Row] = []
     try:
-        for row in live.disturb(app, names, seed=request.seed, limit_s=limit_s, confirm=confirm):
+        for row in live.disturb(app, names, seed=request.seed, limit_s=limit_s, confirm=may):
             rows.append(row)
-            _say(_describe(row))
+            say(_describe(row))
     finally:  # also what is known when a person ends it
         report = Report(command=app, seed=request.seed, steps=None, took_s=0.0, rows=tuple(rows), planned=len(names))
         if rows and request.junit is not None:
@@ -162,7 +165,7 @@ def _disturb(app: str, request: Request) -> int:
 def _rehearse(request: Request) -> int:
     journals = find_state_dir(os.environ) / "rehearsals"
     for line in undo_dead(journals):
-        _say(line)
+        say(line)
     workspace = Path.cwd()
     _make_output(request.folder)
     stage = None
@@ -186,7 +189,7 @@ def _print(request: Request, report: Report) -> None:
         print(dump_json(report))
     else:
         print(build_table(report), end="")
-        _say(f"written: {request.folder / 'index.html'}")
+        say(f"written: {request.folder / 'index.html'}")
 
 
 class _Stage:
@@ -225,16 +228,16 @@ class _Stage:
             else:
                 left = sum(each.name not in obstacles for each in cases[number - 1 :])
                 left_s = left * sum(self._took_s) / len(self._took_s)
-                _say(f"fault {number} of {len(cases)}: {case.title}; about {format_duration(left_s)} left")
+                say(f"fault {number} of {len(cases)}: {case.title}; about {format_duration(left_s)} left")
                 result = self._run(case, undisturbed)
                 if result.is_missed:  # as on a busy machine
-                    _say(f"{case.name}: {result.obstacle}: once more")
+                    say(f"{case.name}: {result.obstacle}: once more")
                     result = self._run(case, undisturbed)
                 if self._again is None and compare(result, undisturbed, is_repeatable=None)[0]:
-                    _say("the result differs: one more undisturbed run shows whether it always does")
+                    say("the result differs: one more undisturbed run shows whether it always does")
                     self._again = self._run_once(Case(name="undisturbed-again", nodes=nodes), ())
             self._results.append(result)
-            _say(_describe(self._judge(result)))
+            say(_describe(self._judge(result)))
             self._write()
 
     def build_report(self) -> Report | None:
@@ -266,7 +269,7 @@ class _Stage:
 
     def _run_undisturbed(self) -> Result:
         request = self._request
-        _say(f"seed {request.seed}; undisturbed: {' '.join(request.component)}")
+        say(f"seed {request.seed}; undisturbed: {' '.join(request.component)}")
         result = self._run_once(Case(name="undisturbed", nodes=self._role.num_replicas), (), is_end_good=True)
         if not result.has_ended_well:
             line = (
@@ -281,7 +284,7 @@ class _Stage:
             raise ControlError(f"{line}. Is there a checkpoint of an earlier run?", ExitCode.REFUSED)
         if result.state == "reached":
             self._steps = result.done
-        _say(f"undisturbed: {result.done} steps in {_find_length_s(result):.1f} s")
+        say(f"undisturbed: {result.done} steps in {_find_length_s(result):.1f} s")
         return result
 
     def _run(self, case: Case, undisturbed: Result) -> Result:
@@ -415,7 +418,3 @@ def _describe(row: Row) -> str:
     repeated = "" if not row.repeated else f"{row.repeated} step{'' if row.repeated == 1 else 's'} repeated"
     words = ", ".join(filter(None, (recovery, repeated, row.result, row.reason)))
     return f"{row.name}, {row.at}: {row.verdict.value}" + (f": {words}" if words else "")
-
-
-def _say(line: str) -> None:
-    print_line(f"muster: {line}")

@@ -89,7 +89,7 @@ def format_stacks(stacks: tuple[Stack, ...]) -> Iterator[str]:
 def confirm(question: str, what: str) -> bool:
     """Ask a person at the terminal. Return False without one, and say how to do `what` without it."""
     if not sys.stdin.isatty():
-        print(f"use --yes to {what} without confirmation", file=sys.stderr)
+        print_line(f"use --yes to {what} without confirmation")
         return False
     try:
         answer = input(show_controls(f"{question} [y/N] "))

@@ -97,6 +97,25 @@ def test_what_could_not_be_passed_on_is_one_line(monkeypatch, capsys):
     assert json.loads(capsys.readouterr().out) == {"outcome": "unknown", "line": "no such app", "exit_code": 3}
 
 
+def test_after_ctrl_c_it_is_said_that_a_request_may_still_be_done(monkeypatch, capsys):
+    def operation(handle):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(operations, "delete", operation)
+    assert main(["delete", "local_cwd://torchx/x"]) == 130
+    assert capsys.readouterr() == ("", "muster: interrupted: what was asked for may still be done\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "age_s"), [([], 0.0), (["--older-than", "1.5h"], 5400.0), (["--old", "2w"], 1209600)]
+)
+def test_prune_takes_ages(words, age_s, monkeypatch):
+    called = []
+    monkeypatch.setattr(prune, "prune", lambda **options: called.append(options) or 0)
+    assert main(["prune", *words]) == 0
+    assert called == [{"older_than_s": age_s, "dry_run": False, "yes": False}]
+
+
 def test_a_user_without_a_home_folder_is_told_so(monkeypatch, capsys):
     """`muster run` ended in TorchX's traceback."""
     monkeypatch.setattr("os.path.expanduser", lambda path: path)

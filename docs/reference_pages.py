@@ -1,10 +1,11 @@
 """Writes the reference pages that are generated: `python docs/reference_pages.py`, and as a Sphinx extension.
 
-Flags come from the agent's flag table, scheduler options from the adapters' records, components from the signatures and
-docstrings of `dist.py`, events, exit codes and variables from the texts beside their names. Nothing is copied, so
-nothing can differ.
+Commands come from their table, flags from the agent's flag table, scheduler options from the adapters' records,
+components from the signatures and docstrings of `dist.py`, events, exit codes and variables from the texts beside their
+names. Nothing is copied, so nothing can differ.
 """
 
+import argparse
 import ast
 import importlib
 import inspect
@@ -16,6 +17,7 @@ from typing import Any
 from muster._shared import contract, preflight
 from muster.agent.cli.flag_table import Flag, list_groups
 from muster.agent.runtime import event_log
+from muster.cli import commands
 from muster.cli.afterwards import event_kinds
 from muster.cli.doctor.expected import EXPECTED
 from muster.components import dist
@@ -62,6 +64,7 @@ def mark_code(app: Any, what: str, name: str, thing: Any, options: Any, lines: l
 def build_pages() -> dict[str, str]:
     """Build all pages, by name."""
     pages = {
+        "commands": build_commands(),
         "flags": build_flags(),
         "options": build_options(),
         "components": build_components(),
@@ -81,6 +84,30 @@ def write_pages(folder: Path) -> None:
         path = folder / f"{name}.md"
         if not path.exists() or path.read_text() != text:
             path.write_text(text)
+
+
+def build_commands() -> str:
+    """Build the commands of `muster` with their arguments, from the table of the commands and their parsers."""
+    text = """# Commands of muster
+
+`muster COMMAND --help` prints the same, and the exit codes. [The muster command](../muster-command.md) has the rest.
+"""
+    group = ""
+    for name, parser in commands.list_parsers(commands.build_parser()).items():
+        if commands.COMMANDS[name].group != group:
+            group = commands.COMMANDS[name].group
+            text += f"\n## {group}\n"
+        about = parser.description or f"{parser.about}."
+        text += f"\n### muster {name}\n\n{_escape(about[0].upper() + about[1:])}\n"
+        rows = [_build_argument(each) for each in parser._actions if each.dest != "help"]  # noqa: SLF001
+        text += "\n".join(["\n| argument | means |", "|---|---|", *rows]) + "\n"
+    return text
+
+
+def _build_argument(action: argparse.Action) -> str:
+    one_of = f"{{{','.join(action.choices)}}}" if action.choices else action.dest.upper()
+    words = [", ".join(action.option_strings), "" if action.nargs == 0 else str(action.metavar or one_of)]
+    return f"| `{' '.join(filter(None, words))}` | {_escape(action.help or '')} |"
 
 
 def build_flags() -> str:

@@ -13,6 +13,9 @@ from muster._shared.reports import Answer
 
 T = TypeVar("T")
 
+ANSWER_LIMIT_S: Final = 60.0
+"""How long the ranks of a job may take for what a person asks of them."""
+
 
 class ExitCode(IntEnum):
     """Exit codes of the `muster` command."""

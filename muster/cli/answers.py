@@ -1,15 +1,25 @@
-"""Prints what became of a request, for people or as JSON."""
+"""Prints what became of a request, for people or as JSON, and asks whether it is meant."""
 
 import json
 import math
+import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from muster._shared.codec import to_data
-from muster._shared.contract import print_line
+from muster._shared.contract import print_line, show_controls
 from muster._shared.control import ControlError, describe_answer, get_exit_code
 from muster._shared.fields import LateRank
 from muster._shared.reports import Answer, RankProgress, Stack, name_ranks, remove_thread_ids
+
+
+def print_request(ask: Callable[[], Answer], *, as_json: bool) -> int:
+    """Ask, print the answer, and return the exit code. What was asked for is not taken back by Ctrl-C."""
+    try:
+        return print_answer(ask(), as_json=as_json)
+    except KeyboardInterrupt:
+        print("muster: interrupted: what was asked for may still be done", file=sys.stderr)
+        return 128 + signal.SIGINT
 
 
 def print_answer(answer: Answer, *, as_json: bool) -> int:
@@ -52,12 +62,17 @@ def _read_value(text: str) -> float | str:
     return number if math.isfinite(number) else text
 
 
+def say(line: str) -> None:
+    """Print a line of the command's own."""
+    print_line(f"muster: {line}")
+
+
 def print_error(error: ControlError, *, as_json: bool) -> int:
     """Print why a request was not passed on, and return the exit code."""
     if as_json:
         print(json.dumps({"outcome": error.exit_code.name.lower(), "line": str(error), "exit_code": error.exit_code}))
     else:
-        print_line(f"muster: {error}")
+        say(str(error))
     return int(error.exit_code)
 
 
@@ -69,3 +84,16 @@ def format_stacks(stacks: tuple[Stack, ...]) -> Iterator[str]:
     for (role, _), group in groups.items():
         yield f"stacks of {f'{role}, ' if role else ''}{name_ranks(stack.global_rank for stack in group)}:"
         yield from (f"  {line}" for line in group[0].text.splitlines())
+
+
+def confirm(question: str, what: str) -> bool:
+    """Ask a person at the terminal. Return False without one, and say how to do `what` without it."""
+    if not sys.stdin.isatty():
+        print_line(f"use --yes to {what} without confirmation")
+        return False
+    try:
+        answer = input(show_controls(f"{question} [y/N] "))
+    except EOFError:  # Ctrl-D
+        print()
+        return False
+    return answer.strip().lower() in ("y", "yes")

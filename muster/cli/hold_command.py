@@ -4,7 +4,6 @@ A hold is an app whose roles run the holder in place of the agent, with the agen
 on when this command ends.
 """
 
-import argparse
 import json
 import os
 import sys
@@ -23,7 +22,7 @@ from muster._shared.processes import count_usable_cores
 from muster._shared.reports import Answer
 from muster.cli import operations, run_command
 from muster.cli.adapters import create_scheduler
-from muster.cli.output.streaming import say
+from muster.cli.answers import say
 from muster.schedulers.adapter.scheduler import PluginScheduler
 from muster.schedulers.adapter.waiting_line import WaitingLine
 from muster.schedulers.agent_command import is_agent_role, list_agent_flags
@@ -51,22 +50,29 @@ _NOT_HELD: Final = {
 _RELEASE_S: Final = 60.0
 
 
-def hold(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+def hold(words: Sequence[str], name: str, scheduler_args: str | None, *, idle_s: float, as_json: bool) -> int:
     """Submit a hold, and wait until agents wait on all its nodes. Return the exit code.
 
+    Args:
+        words: the component without its program, and its arguments.
+        name: of the scheduler.
+        scheduler_args: its options, as of `-cfg`.
+        idle_s: the hold ends after this time without a run.
+        as_json: print what is held as one line of JSON.
+
     Raises:
+        ArgumentError: the words repeat an argument.
         ControlError: it cannot be submitted, or it has ended before it was ready.
     """
     config_file.check_files()
-    name = args.scheduler or _SCHEDULER
     if name in _NOT_HELD:
         raise ControlError(_NOT_HELD[name], ExitCode.USAGE)
-    app = build_hold_app(_build_app(args.component, parser), idle_s=args.idle_minutes * 60)
+    app = build_hold_app(_build_app(words), idle_s=idle_s)
     try:
         state_dir = find_state_dir(os.environ)
         scheduler = create_scheduler(name, _SESSION)
         with Runner(_SESSION, {name: lambda *_args, **_more: scheduler}) as runner:
-            cfg = scheduler.run_opts().cfg_from_str(args.scheduler_args)
+            cfg = scheduler.run_opts().cfg_from_str(scheduler_args)
             config_file.apply_section(scheduler.run_opts(), name, cfg)
             if "detach" in dict(scheduler.run_opts()) and str(cfg.setdefault("detach", "true")).lower() != "true":
                 raise ControlError(
@@ -80,7 +86,7 @@ def hold(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             handle = runner.schedule(info)
             app_id = specs.parse_app_handle(handle)[2]
             add_hold(state_dir, name, app_id)
-            if not args.json:
+            if not as_json:
                 print_line(handle, sys.stdout)
                 sys.stdout.flush()
             try:
@@ -93,13 +99,13 @@ def hold(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         raise ControlError(str(error), ExitCode.REFUSED) from error
     except specs.InvalidRunConfigException as error:
         raise ControlError(" ".join(f"-cfg {error.cfg_key}: {error}".split()), ExitCode.REFUSED) from error
-    _print_ready(handle, states, as_json=args.json)
+    _print_ready(handle, states, as_json=as_json)
     return 0
 
 
-def _build_app(words: Sequence[str], parser: argparse.ArgumentParser) -> AppDef:
+def _build_app(words: Sequence[str]) -> AppDef:
     """Return the component's app. Without a component, take this machine's devices, or its cores."""
-    component, rest = run_command.split_component(words or ["dist.ddp"], None, parser)
+    component, rest = run_command.split_component(words or ["dist.ddp"], None)
     if not any(word.partition("=")[0] in ("-j", "--j") for word in rest):
         count = len(list_devices(os.environ)) or count_usable_cores()
         rest = ["-j", f"1x{count}", *rest]

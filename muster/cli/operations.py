@@ -18,7 +18,7 @@ from typing import Final
 from torchx.specs import is_terminal
 
 from muster._shared.contract import AskKind, AskOutcome
-from muster._shared.control import ControlError, ExitCode
+from muster._shared.control import ANSWER_LIMIT_S, ControlError, ExitCode
 from muster._shared.records import replace
 from muster._shared.reports import Answer
 from muster.cli.adapters import create_scheduler
@@ -33,12 +33,10 @@ from muster.schedulers.errors import (
     describe_os_error,
 )
 
-DEFAULT_LIMIT_S: Final = 60.0
-"""How long the ranks may take."""
 _REACH_LIMIT_S: Final = 10.0
 
 
-def stop(handle: str, *, limit_s: float = DEFAULT_LIMIT_S, now: bool = False) -> Answer:
+def stop(handle: str, *, limit_s: float = ANSWER_LIMIT_S, now: bool = False) -> Answer:
     """Let all ranks save and stop at one step, and end the app. Ranks that cannot agree get the polite signal.
 
     If a node that runs cannot be asked, nothing is changed (`AskOutcome.UNREACHED`): its ranks might have saved.
@@ -76,24 +74,24 @@ def _cancel(scheduler: PluginScheduler, app_id: str) -> Answer:
     return Answer(outcome=AskOutcome.DONE, line=f"{app_id} is cancelled, and its ranks were not asked to save")
 
 
-def checkpoint(handle: str, *, limit_s: float = DEFAULT_LIMIT_S) -> Answer:
+def checkpoint(handle: str, *, limit_s: float = ANSWER_LIMIT_S) -> Answer:
     """Let all ranks save at one step, and wait until all have. Arguments and errors as of `stop`."""
-    return _ask(handle, AskKind.CHECKPOINT, limit_s)
+    return ask(handle, AskKind.CHECKPOINT, limit_s=limit_s)
 
 
-def pause(handle: str, *, limit_s: float = DEFAULT_LIMIT_S) -> Answer:
+def pause(handle: str, *, limit_s: float = ANSWER_LIMIT_S) -> Answer:
     """Let all ranks wait at one step until `resume`. Arguments and errors as of `stop`."""
-    return _ask(handle, AskKind.PAUSE, limit_s)
+    return ask(handle, AskKind.PAUSE, limit_s=limit_s)
 
 
-def resume(handle: str, *, limit_s: float = DEFAULT_LIMIT_S) -> Answer:
+def resume(handle: str, *, limit_s: float = ANSWER_LIMIT_S) -> Answer:
     """End a pause. Arguments and errors as of `stop`."""
-    return _ask(handle, AskKind.RESUME, limit_s)
+    return ask(handle, AskKind.RESUME, limit_s=limit_s)
 
 
-def stacks(handle: str, *, limit_s: float = DEFAULT_LIMIT_S) -> Answer:
+def stacks(handle: str, *, limit_s: float = ANSWER_LIMIT_S) -> Answer:
     """Return the Python stacks of all ranks, which run on. Arguments and errors as of `stop`."""
-    return _ask(handle, AskKind.STACKS, limit_s)
+    return ask(handle, AskKind.STACKS, limit_s=limit_s)
 
 
 def resize(handle: str, nodes: int, *, role: str | None = None) -> Answer:
@@ -144,7 +142,8 @@ def delete(handle: str) -> Answer:
     return Answer(outcome=AskOutcome.DONE, line=f"{app_id} is removed, with its logs")
 
 
-def _ask(handle: str, kind: AskKind, limit_s: float) -> Answer:
+def ask(handle: str, kind: AskKind, *, limit_s: float) -> Answer:
+    """Ask the agents of a job. Arguments and errors as of `stop`."""
     with open_scheduler(handle) as (scheduler, app_id):
         return scheduler.ask_app(app_id, kind, limit_s)
 

@@ -20,6 +20,7 @@ from torchx.specs.api import ReplicaStatus
 from muster._shared.contract import HOLD_FLAG, print_line
 from muster._shared.control import ControlError, ExitCode
 from muster.cli.adapters import create_scheduler, describe_error, list_names
+from muster.cli.answers import say
 from muster.cli.handles import SAME_APPS, list_newest, name_handle
 from muster.cli.operations import open_scheduler
 from muster.cli.prune import format_age
@@ -194,7 +195,7 @@ def print_list(names: Iterable[str], *, limit: int, as_json: bool) -> int:
         print_line(f"{others} jobs of {backend} were submitted with another home folder; {hint}", sys.stdout)
     for each in listings:
         if each.problem:
-            print_line(f"muster: {each.describe_problem()}")
+            say(each.describe_problem())
     return int(code)
 
 

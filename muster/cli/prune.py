@@ -8,6 +8,7 @@ from contextlib import ExitStack
 
 from muster._shared.contract import print_line
 from muster.cli.adapters import describe_error
+from muster.cli.answers import confirm, say
 from muster.cli.leftovers import find_leftovers
 from muster.schedulers.adapter.scheduler import Leftover
 from muster.schedulers.errors import EngineError
@@ -30,7 +31,7 @@ def prune(*, older_than_s: float, dry_run: bool, yes: bool) -> int:
         try:
             found = find_leftovers(os.environ, ended_before_s=time.time() - older_than_s, opened=opened)
         except EngineError as error:
-            print_line(f"muster: {error}")
+            say(str(error))
             return 1
         return _remove_all(found, dry_run=dry_run, yes=yes)
 
@@ -43,7 +44,7 @@ def _remove_all(found: Sequence[Leftover], *, dry_run: bool, yes: bool) -> int:
     print_leftovers(found)
     if dry_run:
         return 0
-    if not yes and not _ask(len(found)):
+    if not yes and not confirm(f"Remove {'it' if len(found) == 1 else 'all of it'}?", "remove this"):
         print("nothing was removed")
         return 1
     failed = sum(not _remove(each) for each in found)
@@ -77,18 +78,6 @@ def format_age(ended_s: float | None) -> str:
             count = int(age_s // unit_s)
             return f"{count} {unit}{'s' if count > 1 else ''} ago"
     return "just now"
-
-
-def _ask(count: int) -> bool:
-    if not sys.stdin.isatty():
-        print("use --yes to remove this without confirmation", file=sys.stderr)
-        return False
-    try:
-        answer = input(f"Remove {'it' if count == 1 else 'all of it'}? [y/N] ")
-    except EOFError:  # Ctrl-D
-        print()
-        return False
-    return answer.strip().lower() in ("y", "yes")
 
 
 def _remove(leftover: Leftover) -> bool:

@@ -17,7 +17,7 @@ import sys
 import traceback
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib.metadata import EntryPoint, entry_points
 from itertools import groupby
 from pathlib import Path
@@ -26,15 +26,16 @@ from typing import Any, Final
 
 from torchx import specs
 from torchx.runner import Runner, config
-from torchx.schedulers.api import DescribeAppResponse, Stream
+from torchx.schedulers.api import DescribeAppResponse
 from torchx.specs import AppDef, AppDryRunInfo, AppState, is_terminal
 from torchx.specs.builders import materialize_appdef, parse_args
 
 from muster._shared.contract import print_line
 from muster._shared.control import ControlError, ExitCode
 from muster.cli.adapters import create_scheduler
+from muster.cli.answers import say
 from muster.cli.output.reported import list_stderr, parse_error
-from muster.cli.output.streaming import LinePrinter, say
+from muster.cli.output.streaming import LinePrinter
 from muster.schedulers.adapter.job_line import format_line
 from muster.schedulers.adapter.scheduler import LogRequest, PluginScheduler
 from muster.schedulers.adapter.status import count_replicas, parse_status
@@ -55,32 +56,42 @@ _COMPONENTS: Final = "muster.components.dist"
 _DIST: Final = ("ddp", "spmd", "torchrun")
 _OF_TORCHRUN: Final = ("nnodes", "nproc", "nproc_per_node", "nproc-per-node")
 """Flags of torchrun for what -j says."""
-_OF_RUN: Final = (
-    "-s",
-    "-cfg",
-    *(f"--{name}" for name in ("scheduler", "scheduler_args", "dryrun", "wait", "log", "workspace", "parent_run_id")),
-)
-"""Flags of `muster run`."""
 _NEAR: Final = 0.75
 """How much a name is like the one that is meant. With less, `--data` of a script would be `--metadata`."""
 
 
-def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """The options of the command. None: one is not given."""
+
+    scheduler: str | None
+    scheduler_args: str | None
+    dryrun: bool
+    wait: bool
+    log: bool
+    workspace: str | None
+    parent_run_id: str | None
+    component: Sequence[str]
+    """The words that follow the options."""
+
+
+def run(given: Given) -> int:
     """Submit a job, and print its lines until it has ended. Return the exit code.
 
     Raises:
+        ArgumentError: the words name no component, or repeat an argument.
         ControlError: the scheduler cannot be used, or the job cannot be submitted.
     """
     config_file.check_files()
     defaults = config.get_configs(prefix="cli", name="run")
-    name = args.scheduler or defaults.get("scheduler") or "local_cwd"
-    workspace = defaults.get("workspace") if args.workspace is None else args.workspace
-    component, words = split_component(args.component, defaults.get("component"), parser)
+    name = given.scheduler or defaults.get("scheduler") or "local_cwd"
+    workspace = defaults.get("workspace") if given.workspace is None else given.workspace
+    component, words = split_component(given.component, defaults.get("component"))
     os.environ.setdefault("TORCHX_CONTEXT_NAME", "cli_run")
     try:
         scheduler = create_scheduler(name, _SESSION)
         with Runner(_SESSION, {name: lambda *_args, **_more: scheduler}) as runner:
-            cfg = scheduler.run_opts().cfg_from_str(args.scheduler_args)
+            cfg = scheduler.run_opts().cfg_from_str(given.scheduler_args)
             config_file.apply_section(scheduler.run_opts(), name, cfg)
             for option, value in scheduler.RUN_DEFAULTS.items():
                 cfg.setdefault(option, value)
@@ -89,9 +100,9 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
                 name,
                 cfg=cfg,
                 workspace=_find_default_workspace() if workspace is None else workspace,
-                parent_run_id=args.parent_run_id,
+                parent_run_id=given.parent_run_id,
             )
-            if args.dryrun:
+            if given.dryrun:
                 _print_dry_run(info)
                 return 0
             handle = runner.schedule(info)
@@ -99,10 +110,10 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
             sys.stdout.flush()
             app_id = specs.parse_app_handle(handle)[2]
             is_attached = name.startswith("local") or str(cfg.get("detach")).lower() in FALSE_WORDS
-            if not (is_attached or args.wait or args.log):
+            if not (is_attached or given.wait or given.log):
                 _print_state(scheduler, app_id)
                 return 0
-            return _follow(scheduler, app_id, is_attached=is_attached, shows_lines=is_attached or args.log)
+            return _follow(scheduler, app_id, is_attached=is_attached, shows_lines=is_attached or given.log)
     except (EngineError, SchedulerError) as error:
         raise ControlError(str(error), ExitCode.REFUSED) from error
     except specs.InvalidRunConfigException as error:
@@ -110,15 +121,15 @@ def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
         raise ControlError(" ".join(line.split()), ExitCode.REFUSED) from error
 
 
-def split_component(
-    words: Sequence[str], default: str | None, parser: argparse.ArgumentParser
-) -> tuple[str, list[str]]:
+def split_component(words: Sequence[str], default: str | None) -> tuple[str, list[str]]:
     """Return the component's name and its arguments, as TorchX splits them.
 
     Args:
         words: what follows the options.
         default: of `.torchxconfig`, where the words name no component. None: there is none.
-        parser: refuses what is wrong, and exits.
+
+    Raises:
+        ArgumentError: the words name no component, or repeat an argument.
     """
     rest = list(words[1:] if words[:1] == ["--"] else words)
     named = rest.pop(0) if rest and not rest[0].startswith("-") else default
@@ -126,9 +137,10 @@ def split_component(
         counts = Counter(word for word in group if word.startswith("-") and word not in ("-", "--"))
         repeated = [word for word, count in counts.items() if count > 1]
         if repeated:
-            parser.error(f"repeated arguments of the component: {', '.join(repeated)}")
+            raise argparse.ArgumentError(None, f"repeated arguments of the component: {', '.join(repeated)}")
     if not named:
-        parser.error("name a component, such as dist.ddp; or in .torchxconfig, section [cli:run], `component`")
+        line = "name a component, such as dist.ddp; or in .torchxconfig, section [cli:run], `component`"
+        raise argparse.ArgumentError(None, line)
     return named, rest
 
 
@@ -196,10 +208,13 @@ def _hint_at_unknown(words: Sequence[str], parameters: Sequence[str]) -> str:
     """Say what may be meant by flags for which a component has no parameter. "": it has all."""
     from difflib import get_close_matches
 
+    from muster.cli.commands import build_parser, list_parsers
+
+    options = list_parsers(build_parser(["run"]))["run"].list_options()
     before = list(words[: words.index("--")] if "--" in words else words)
     flags = [word[2:].partition("=")[0] for word in before if word.startswith("--")]
     unknown = [flag for flag in flags if not any(name.startswith(flag) for name in (*parameters, "help"))]
-    of_run = [word for each in before if (word := each.partition("=")[0]) in _OF_RUN and word[2:] not in parameters]
+    of_run = [word for each in before if (word := each.partition("=")[0]) in options and word[2:] not in parameters]
     meant = [name for flag in unknown for name in get_close_matches(flag.replace("-", "_"), parameters, 1, _NEAR)]
     if of_run:
         return f"{' and '.join(of_run)} must stand before the component"
@@ -324,7 +339,4 @@ def _print_report(scheduler: PluginScheduler, app_id: str, response: DescribeApp
 
 
 def _read_lines(scheduler: PluginScheduler, app_id: str, role: str, index: int) -> Iterable[str]:
-    request = LogRequest(
-        role=role, index=index, pattern=None, since=None, until=None, follow=True, stream=Stream.COMBINED
-    )
-    return scheduler.read_log(app_id, request)
+    return scheduler.read_log(app_id, LogRequest(role=role, index=index, follow=True))

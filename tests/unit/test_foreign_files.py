@@ -144,8 +144,9 @@ PRINT_OTHERWISE = {
     "each of its texts is cleaned": "cli/rehearse/command cli/top/command cli/doctor/command "
     "schedulers/runner/shown/live_lines",
     "JSON, and what `repr` has made": "cli/run_command cli/afterwards/commands agent/control/client",
-    "numbers and words of our own": "run _shared/guard agent/ask agent/cli/arguments cli/hold_command cli/completion "
-    "agent/workers/hooks/measure elastic/jobs/job elastic/services/file_timers schedulers/slurm/node",
+    "numbers and words of our own": "run _shared/guard agent/ask agent/cli/arguments cli/hold_command "
+    "cli/commands/completion agent/workers/hooks/measure elastic/jobs/job elastic/services/file_timers "
+    "schedulers/slurm/node",
     "a worker's own words": "_shared/debugger agent/workers/program elastic/fork/worker snapshots/content worker",
     "for tests": "testing/shell",
 }

@@ -135,13 +135,12 @@ def test_options_of_schedulers(name: str) -> None:
 def test_options_of_commands(capsys: pytest.CaptureFixture[str]) -> None:
     parser = commands.build_parser()
     for words in list_command_lines(parser):
-        check(lambda words=words: commands._parse(parser, words), (SystemExit,), repr(words))
+        check(lambda words=words: commands.parse(parser, words), (SystemExit,), repr(words))
         capsys.readouterr()
 
 
 def list_command_lines(parser: argparse.ArgumentParser) -> Iterator[list[str]]:
-    [choices] = [each.choices for each in parser._actions if isinstance(each, argparse._SubParsersAction)]
-    for name, command in choices.items():
+    for name, command in commands.list_parsers(parser).items():
         for action in command._actions:
             for value in choose(f"{name} {action.dest}", 4):
                 yield [name, f"{action.option_strings[-1]}={value}"] if action.option_strings else [name, value]

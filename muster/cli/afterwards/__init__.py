@@ -6,5 +6,5 @@ phases, failures, recoveries, steps and where the time went. `sentences` says it
 one HTML page, from `page.html`, `page.css` and `page.js`. `commands` has the two commands. `log_folder` reads how a job
 is doing from its log folder, for `muster status` and `muster top`.
 
-From outside, import `commands`, `log_folder`, and to read records `event_kinds`.
+From outside, import `commands`, `log_folder`, and to read records `sources` and `event_kinds`.
 """

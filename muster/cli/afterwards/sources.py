@@ -13,9 +13,9 @@ from torchx.specs.api import NONE
 from muster._shared.contract import FORMAT, FormatError, LogNames, check_format
 from muster._shared.control import ControlError, ExitCode
 from muster._shared.foreign_files import parse_json, read_regular, walk_files
+from muster.cli.agent_flags import describe_keeping
+from muster.cli.answers import say
 from muster.cli.operations import open_scheduler
-from muster.cli.output.agent_flags import describe_keeping
-from muster.cli.output.streaming import say
 from muster.schedulers.agent_command import is_agent_role
 from muster.schedulers.errors import EngineError, UnknownAppError
 
@@ -52,6 +52,31 @@ class Event:
     def to_json(self) -> dict[str, object]:
         """Return it as it was written."""
         return {**self.__dict__, "ranks": list(self.ranks), "detail": dict(self.detail)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankPlace:
+    """The process of a rank in one attempt."""
+
+    global_rank: int
+    node_index: int
+    local_rank: int
+    attempt: int
+
+    def list_paths(self, name: str) -> list[str]:
+        """Return where its file may be, below the run's folder: with several nodes each has a folder of its own."""
+        path = f"{LogNames.ATTEMPT_DIR.format(attempt=self.attempt)}/{self.local_rank}/{name}"
+        return [f"node_{self.node_index}/{path}", path]
+
+
+def list_places(events: Iterable[Event]) -> list[RankPlace]:
+    """Return all ranks that were started, in the order of their starts."""
+    return [
+        RankPlace(global_rank=rank, node_index=event.node_index or 0, local_rank=local_rank, attempt=event.attempt)
+        for event in events
+        if event.what == "workers_started"
+        for local_rank, rank in enumerate(event.ranks)
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -275,40 +300,15 @@ def _read_tracebacks(events: Sequence[Event], read: Callable[[int, str], bytes])
     failed = [each for each in events if each.what == "worker_failed"][-_MOST_FAILURES:]
     attempts = {each.attempt for each in failed}
     started = (each for each in events if each.attempt in attempts)
-    places = {(each.attempt, each.global_rank): each for each in list_event_places(started)}
+    places = {(each.attempt, each.global_rank): each for each in list_places(started)}
     found: dict[tuple[int, int], str] = {}
     for event in failed:
         for place in (places[key] for key in ((event.attempt, rank) for rank in event.ranks) if key in places):
-            contents = (read(place.node_index, path) for path in place.list_error_paths())
+            contents = (read(place.node_index, path) for path in place.list_paths(LogNames.ERROR))
             text = read_traceback(next((each for each in contents if each), b""))
             if text:
                 found[event.attempt, place.global_rank] = text
     return found
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Place:
-    """The process of a rank in an attempt."""
-
-    attempt: int
-    global_rank: int
-    local_rank: int
-    node_index: int
-
-    def list_error_paths(self) -> list[str]:
-        """See `rank_logs.RankPlace.list_paths`."""
-        path = f"{LogNames.ATTEMPT_DIR.format(attempt=self.attempt)}/{self.local_rank}/{LogNames.ERROR}"
-        return [f"node_{self.node_index}/{path}", path]
-
-
-def list_event_places(events: Iterable[Event]) -> Iterator[_Place]:
-    """Return all ranks that were started."""
-    for event in events:
-        if event.what == "workers_started":
-            for local_rank, rank in enumerate(event.ranks):
-                yield _Place(
-                    attempt=event.attempt, global_rank=rank, local_rank=local_rank, node_index=event.node_index or 0
-                )
 
 
 def read_traceback(content: bytes) -> str:

@@ -16,10 +16,11 @@ from functools import partial
 from types import FrameType
 from typing import Any, Final
 
-from muster._shared.contract import describe_exit_code, print_line
+from muster._shared.contract import describe_exit_code
 from muster._shared.control import ControlError, ExitCode, count_nodes
 from muster._shared.processes import READ, WRITE, wait_events
 from muster.cli import operations
+from muster.cli.answers import say
 from muster.cli.inside.targets import FAILED, Target, find_targets
 from muster.schedulers.adapter.scheduler import PluginScheduler
 from muster.schedulers.errors import EngineError, SchedulerError
@@ -59,7 +60,7 @@ def run(handle: str, command: Sequence[str], *, role: str | None, node: int | No
     if takes_all:
         return _report(runs)
     if runs[0].failure:
-        print_line(f"muster: {runs[0].target}: {runs[0].failure}")
+        say(f"{runs[0].target}: {runs[0].failure}")
     return code
 
 
@@ -279,6 +280,5 @@ def _report(runs: Sequence[NodeRun]) -> int:
     failed = [each for each in runs if each.code]
     if failed:
         how = [f"{each.target} ({each.failure or describe_exit_code(each.code)})" for each in failed]
-        line = f"{len(failed)} of {count_nodes(len(runs))} failed: {', '.join(how)}"
-        print_line(f"muster: {line}")
+        say(f"{len(failed)} of {count_nodes(len(runs))} failed: {', '.join(how)}")
     return failed[0].code if failed else 0

@@ -10,10 +10,10 @@ import tty
 from collections.abc import Iterator
 from typing import Final
 
-from muster._shared.contract import print_line
 from muster._shared.control import ControlError, ExitCode
 from muster._shared.processes import READ, wait_events
 from muster.cli import operations
+from muster.cli.answers import say
 from muster.cli.inside.exec_command import LOOK_S, NodeRun, watch_signals, write_all
 from muster.cli.inside.targets import FAILED, find_targets
 from muster.schedulers.inside.session import ALIVE_S, Order, Session, find_name
@@ -51,7 +51,7 @@ def run(handle: str, *, role: str | None, node: int | None) -> int:
         finally:
             node_run.close()
         if node_run.failure:
-            print_line(f"muster: {target}: {node_run.failure}")
+            say(f"{target}: {node_run.failure}")
             return FAILED
         return node_run.code
 

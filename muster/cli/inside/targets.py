@@ -7,6 +7,7 @@ from typing import Final
 from torchx.specs import AppState, is_terminal
 
 from muster._shared.control import ControlError, ExitCode, count_nodes
+from muster.cli.answers import print_error
 from muster.schedulers.adapter.facts import AppFacts
 from muster.schedulers.adapter.scheduler import PluginScheduler
 from muster.schedulers.agent_command import is_agent_role
@@ -14,6 +15,12 @@ from muster.schedulers.errors import UnknownAppError
 
 FAILED: Final = 255
 """Exit code of `exec` and `shell` where muster has failed, and not the command: as of `ssh`."""
+
+
+def print_failure(error: ControlError) -> int:
+    """Print why nothing was run, and return the exit code."""
+    code = print_error(error, as_json=False)
+    return code if error.exit_code is ExitCode.USAGE else FAILED
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -21,10 +22,11 @@ from muster._shared.contract import LogNames, show_controls
 from muster._shared.control import ControlError, ExitCode
 from muster._shared.foreign_files import read_regular
 from muster._shared.reports import Report, name_ranks
+from muster.cli.afterwards.sources import Event, RankPlace, list_places, parse_files
+from muster.cli.agent_flags import count_ranks, describe_keeping, has_tee
+from muster.cli.answers import say
 from muster.cli.operations import open_scheduler
 from muster.cli.output import rank_logs
-from muster.cli.output.agent_flags import count_ranks, describe_keeping, has_tee
-from muster.cli.output.rank_logs import STDERR, STDOUT, RankPlace
 from muster.cli.output.reported import (
     find_failure,
     find_printed_rank,
@@ -33,7 +35,7 @@ from muster.cli.output.reported import (
     parse_error,
 )
 from muster.cli.output.run_folder import RunFolder
-from muster.cli.output.streaming import LinePrinter, say
+from muster.cli.output.streaming import LinePrinter
 from muster.schedulers.adapter.scheduler import LogRequest, PluginScheduler
 from muster.schedulers.adapter.status import count_replicas
 from muster.schedulers.adapter.waiting_line import WAITS
@@ -43,6 +45,8 @@ from muster.schedulers.failure_report import describe_report, find_root_cause, p
 from muster.schedulers.lines import LineSplitter
 from muster.schedulers.runner.shown.job_console import PREFIX
 
+FILES: Final[Mapping[str, str]] = {"stdout": LogNames.STDOUT, "stderr": LogNames.STDERR}
+"""The files of a rank, by stream."""
 _LIMIT_BYTES: Final = 16 << 20
 """The limit for a file. A longer one is read from its end."""
 _LOOK_S: Final = 0.5
@@ -77,21 +81,14 @@ class LogQuery:
         return self.rank is not None or self.attempt is not None or self.failed
 
     @property
-    def streams(self) -> tuple[str, ...]:
+    def files(self) -> tuple[str, ...]:
         """The files of a rank, in the order in which they are printed."""
-        return (STDOUT, STDERR) if self.stream == "combined" else (self.stream,)
+        return tuple(name for stream, name in FILES.items() if self.stream in ("combined", stream))
 
     def build_request(self, role: str, index: int) -> LogRequest:
         """Return the same for one replica."""
-        return LogRequest(
-            role=role,
-            index=index,
-            pattern=None if self.wants_ranks else self.grep,
-            since=None,
-            until=None,
-            follow=self.follow,
-            stream=Stream(self.stream),
-        )
+        pattern = None if self.wants_ranks else self.grep
+        return LogRequest(role=role, index=index, pattern=pattern, follow=self.follow, stream=Stream(self.stream))
 
 
 def print_log(word: str, query: LogQuery) -> int:
@@ -141,7 +138,7 @@ class _Log:
         self._app_id = app_id
         self._response = response
         self._query = query
-        self._records: dict[tuple[str, int], bytes] = {}
+        self._records: dict[tuple[str, int], tuple[Event, ...]] = {}
         self._reports: dict[str, Report | None] = {}
         """By role."""
         self._printed: dict[str, list[str]] = {}
@@ -245,7 +242,7 @@ class _Log:
         Raises:
             ControlError: the report knows no line of it.
         """
-        known = {place.global_rank for place in rank_logs.list_places(b"\n".join(self._records.values()))}
+        known = {place.global_rank for place in list_places(chain.from_iterable(self._records.values()))}
         where = "the ranks" if rank is None else f"rank {rank}"
         why = f"{self._app_id} has no output of {where}: "
         if rank is None or rank in known:
@@ -261,8 +258,8 @@ class _Log:
 
     def _check_known(self, rank: int | None, attempt: int | None) -> None:
         """Refuse a rank or an attempt that the job's agents have not recorded, if they have recorded any."""
-        all_records = b"\n".join(self._records.values())
-        known = rank_logs.list_places(all_records)
+        all_records = [event for events in self._records.values() for event in events]
+        known = list_places(all_records)
         ranks, attempts = ({place.global_rank for place in known}, {place.attempt for place in known})
         ranks.update(range(rank_logs.find_world_size(all_records)))  # some records may not be here yet
         if rank is not None and ranks and rank not in ranks:
@@ -357,17 +354,18 @@ class _Log:
                 say(f"{name} of node {index} cannot be read: {error}")
             return None
 
-    def _read_records(self, role: str, index: int) -> bytes:
+    def _read_records(self, role: str, index: int) -> tuple[Event, ...]:
         key = role, index
         if key not in self._records:
-            self._records[key] = self._read_file(role, index, LogNames.EVENTS) or b""
+            content = self._read_file(role, index, LogNames.EVENTS) or b""
+            self._records[key] = parse_files(iter([(f"{role}/{index}", content)]))
         return self._records[key]
 
     def _find_places(self, role: str, count: int, rank: int | None, attempt: int | None) -> list[tuple[int, RankPlace]]:
         """Return the replica to ask, and the place. Without a rank, return all of an attempt in their order."""
         found: dict[int, tuple[int, RankPlace]] = {}
         for index in range(count):
-            for place in rank_logs.list_places(self._read_records(role, index)):
+            for place in list_places(self._read_records(role, index)):
                 if rank in (None, place.global_rank) and attempt in (None, place.attempt):
                     before = found.get(place.global_rank)
                     if before is None or before[1].attempt <= place.attempt:
@@ -379,8 +377,8 @@ class _Log:
     def _print_place(self, role: str, index: int, place: RankPlace, *, alone: bool) -> bool:
         """Print the files of a rank, and return whether one could be read."""
         has_read = False
-        for stream in self._query.streams:
-            contents = (self._read_file(role, index, path) for path in place.list_paths(stream))
+        for name in self._query.files:
+            contents = (self._read_file(role, index, path) for path in place.list_paths(name))
             content = next((each for each in contents if each is not None), None)
             has_read |= content is not None
             self._has_lines |= bool(content)
@@ -481,7 +479,7 @@ class _Log:
 
     def _print_from_report(self, role: str, rank: int, attempt: int | None, why: str) -> bool:
         """Print `why` the report is asked, and the lines of a rank that it has. Return False if it has none."""
-        report = self._read_report(role) if STDERR in self._query.streams else None
+        report = self._read_report(role) if LogNames.STDERR in self._query.files else None
         failure = None if report is None else find_failure(report, rank, attempt)
         lines = [] if failure is None else list(list_stderr(failure))
         if lines:
@@ -500,7 +498,7 @@ class _Log:
                 replicas, lambda *replica: self._filter(select_rank(self._read_replica(*replica), role, rank))
             )
             return
-        for line in follow_files(folder, rank, attempt, self._query.streams, self._has_ended):
+        for line in follow_files(folder, rank, attempt, self._query.files, self._has_ended):
             self._print_line(line)
             sys.stdout.flush()
 
@@ -516,7 +514,7 @@ def follow_files(
     folder: Path,
     rank: int,
     attempt: int | None,
-    streams: Sequence[str],
+    files: Sequence[str],
     has_ended: Callable[[], bool],
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[str]:
@@ -528,7 +526,7 @@ def follow_files(
         folder: of the run.
         rank: the rank.
         attempt: only this one. None: the newest, and those that follow.
-        streams: which files.
+        files: which of each attempt, see `FILES`.
         has_ended: whether the job has, and its files are complete.
         sleep: waits between two looks.
     """
@@ -537,10 +535,11 @@ def follow_files(
     places: list[RankPlace] = []
     while True:
         is_last = has_ended()
-        newest = rank_logs.find_rank(_read_from(folder / LogNames.EVENTS, -_EVENTS_LIMIT_BYTES), rank, attempt)
+        content = _read_from(folder / LogNames.EVENTS, -_EVENTS_LIMIT_BYTES)
+        newest = rank_logs.find_rank(parse_files(iter([(str(folder), content)])), rank, attempt)
         if newest is not None and newest not in places:
             places.append(newest)  # its last lines may still come
-        for path in (path for place in places for stream in streams for path in place.list_paths(stream)):
+        for path in (path for place in places for name in files for path in place.list_paths(name)):
             splitter = splitters.setdefault(path, LineSplitter())
             while content := _read_from(folder / path, offsets.get(path, 0)):
                 offsets[path] = offsets.get(path, 0) + len(content)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, TextIO
 
-from muster._shared.contract import print_line
+from muster.cli.answers import say
 from muster.schedulers.lines import TimedLine
 from muster.schedulers.runner.shown.job_console import PREFIX, allows_colours, paint_line
 from muster.schedulers.runner.shown.live_lines import LiveLines
@@ -226,8 +226,3 @@ def add_prefix(prefix: str, line: str) -> str:
     if "\r" in line.rstrip("\r\n"):
         line = line.replace("\r", f"\r{prefix}")
     return line if line.startswith("\r") else f"{prefix}{line}"
-
-
-def say(line: str) -> None:
-    """Print a line of the command's own."""
-    print_line(f"muster: {line}")

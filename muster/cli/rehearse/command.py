@@ -1,26 +1,25 @@
 """`muster rehearse`: runs the user's own job on this machine, undisturbed first, then once for each fault."""
 
-import argparse
 import inspect
 import json
 import os
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from torchx.runner import config
 from torchx.specs import AppDef, Role
 
-from muster._shared.contract import print_line
 from muster._shared.control import ControlError, ExitCode
 from muster._shared.folders import remove_folder
 from muster._shared.processes import LINUX
 from muster._shared.reports import format_duration
 from muster.cli import run_command
 from muster.cli.adapters import create_scheduler
+from muster.cli.answers import confirm, say
 from muster.cli.rehearse.faults.catalogue import FAULTS
 from muster.cli.rehearse.faults.fault import NotPossibleError, Place
 from muster.cli.rehearse.journal import Journal, undo_dead
@@ -53,130 +52,129 @@ _LIVE_S: Final = 300.0
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What is to be rehearsed."""
+    """What is to be rehearsed: the options of the command. None: one is not given."""
 
-    component: str
-    words: tuple[str, ...]
     faults: str | None
+    app: str | None
+    """The running job that is disturbed, instead of one that is started."""
+    yes: bool
     quick: bool
     seed: int
     steps: int | None
     time_limit_s: float | None
-    compare: tuple[str, ...]
-    links: tuple[str, ...]
-    output: Path
-    junit: Path | None
+    compare: Sequence[str]
+    links: Sequence[str]
+    output: str | None
+    junit: str | None
     as_json: bool
+    component: Sequence[str]
+    """Its name, and its arguments."""
+
+    @property
+    def folder(self) -> Path:
+        """Where the page, the results and the logs go."""
+        return Path(self.output or _OUTPUT).absolute()
 
 
-def rehearse(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+def rehearse(request: Request) -> int:
     """Rehearse a job. Return the exit code: 0 if everything that was tried was survived.
 
     Raises:
+        ArgumentError: the words name no component, or repeat an argument.
         ControlError: the job cannot be run here, or does not run undisturbed.
     """
-    if args.faults == "list":
+    if request.faults == "list":
         print("\n".join(f"{each.name:28}{each.title}" for each in FAULTS.values()))
         return ExitCode.DONE
-    _check_options(args)
-    if args.app is not None:
-        return _disturb(args)
+    _check_options(request)
+    if request.app is not None:
+        return _disturb(request.app, request)
     if not LINUX:
         raise ControlError("muster rehearse needs Linux", ExitCode.USAGE)
     config_file.check_files()
     defaults = config.get_configs(prefix="cli", name="run")
-    component, words = run_command.split_component(args.component, defaults.get("component"), parser)
-    request = Request(
-        component=component,
-        words=tuple(words),
-        faults=args.faults,
-        quick=args.quick,
-        seed=_choose_seed(args),
-        steps=args.steps,
-        time_limit_s=args.time_limit,
-        compare=tuple(args.compare),
-        links=tuple(os.path.normpath(each) for each in args.link),
-        output=Path(args.output or _OUTPUT).absolute(),
-        junit=None if args.junit is None else Path(args.junit),
-        as_json=args.json,
-    )
+    component, words = run_command.split_component(request.component, defaults.get("component"))
+    request = replace(request, component=(component, *words), output=str(request.folder))
     parse_faults(request.faults, quick=request.quick)  # reports wrong words at once
     try:
         return _rehearse(request)
     except (EngineError, SchedulerError, BundleError) as error:
         raise ControlError(str(error), ExitCode.REFUSED) from error
     except OSError as error:
-        raise ControlError(describe_os_error(error, str(request.output)), ExitCode.REFUSED) from error
+        raise ControlError(describe_os_error(error, str(request.folder)), ExitCode.REFUSED) from error
 
 
-def _check_options(args: argparse.Namespace) -> None:
+def _check_options(request: Request) -> None:
     """Refuse what would be ignored, and a result that cannot be written, before anything runs.
 
     Raises:
         ControlError: one line says which option.
     """
-    if args.quick and args.faults is not None:
+    if request.quick and request.faults is not None:
         raise ControlError("--quick and --faults both choose the faults: give one of them", ExitCode.USAGE)
-    if args.app is None:
-        unused = ["--yes"] if args.yes else []
+    if request.app is None:
+        unused = ["--yes"] if request.yes else []
         line = "is for a job that runs: name it with --app"
     else:
-        own = {"--quick": args.quick, "--steps": args.steps, "--compare": args.compare, "--link": args.link}
-        unused = [name for name, value in {**own, "--output": args.output}.items() if value]
+        own = {
+            "--quick": request.quick,
+            "--steps": request.steps,
+            "--compare": request.compare,
+            "--link": request.links,
+        }
+        unused = [name for name, value in {**own, "--output": request.output}.items() if value]
         line = "is for a job of its own, not for --app"
     if unused:
         raise ControlError(f"{unused[0]} {line}", ExitCode.USAGE)
-    if args.junit is not None:
-        folder = os.path.dirname(args.junit) or "."
-        if os.path.isdir(args.junit) or not os.access(folder, os.W_OK):
-            raise ControlError(f"--junit {args.junit}: cannot be written there", ExitCode.USAGE)
+    if request.junit is not None:
+        folder = os.path.dirname(request.junit) or "."
+        if os.path.isdir(request.junit) or not os.access(folder, os.W_OK):
+            raise ControlError(f"--junit {request.junit}: cannot be written there", ExitCode.USAGE)
 
 
-def _disturb(args: argparse.Namespace) -> int:
+def _disturb(app: str, request: Request) -> int:
     """Disturb a running job, with `--app`."""
     from muster.cli.rehearse import live
 
-    if args.component:
+    if request.component:
         raise ControlError("--app is for a job that runs: name no component beside it", ExitCode.USAGE)
-    names = [each.strip() for each in (args.faults or "rank-killed").split(",")]
+    names = [each.strip() for each in (request.faults or "rank-killed").split(",")]
     wrong = [name for name in names if name not in live.CAUSED]
     if wrong:
         line = f"{wrong[0]!r} cannot be caused in a job that runs; these can: {', '.join(live.CAUSED)}"
         raise ControlError(line, ExitCode.USAGE)
-    seed = _choose_seed(args)
-    limit_s = args.time_limit or _LIVE_S
-    confirm = (lambda _: True) if args.yes else live.ask
+    limit_s = request.time_limit_s or _LIVE_S
+
+    def may(what: str) -> bool:
+        return request.yes or confirm(f"{what}. Do it?", "do this")
+
     rows: list[Row] = []
     try:
-        for row in live.disturb(args.app, names, seed=seed, limit_s=limit_s, confirm=confirm):
+        for row in live.disturb(app, names, seed=request.seed, limit_s=limit_s, confirm=may):
             rows.append(row)
-            _say(_describe(row))
+            say(_describe(row))
     finally:  # also what is known when a person ends it
-        report = Report(command=args.app, seed=seed, steps=None, took_s=0.0, rows=tuple(rows), planned=len(names))
-        if rows and args.junit is not None:
-            Path(args.junit).write_text(build_junit(report), encoding="utf-8")
+        report = Report(command=app, seed=request.seed, steps=None, took_s=0.0, rows=tuple(rows), planned=len(names))
+        if rows and request.junit is not None:
+            Path(request.junit).write_text(build_junit(report), encoding="utf-8")
         if rows:
-            print(dump_json(report) + "\n" if args.json else build_table(report), end="")
+            print(dump_json(report) + "\n" if request.as_json else build_table(report), end="")
     return ExitCode.DONE if report.is_good and any(row.is_tried for row in rows) else ExitCode.REFUSED
-
-
-def _choose_seed(args: argparse.Namespace) -> int:
-    return int.from_bytes(os.urandom(2), "big") if args.seed is None else args.seed
 
 
 def _rehearse(request: Request) -> int:
     journals = find_state_dir(os.environ) / "rehearsals"
     for line in undo_dead(journals):
-        _say(line)
+        say(line)
     workspace = Path.cwd()
-    _make_output(request.output)
+    _make_output(request.folder)
     stage = None
     try:
         with ExitStack() as stack:
             journal = stack.enter_context(Journal(journals))
             scheduler = stack.enter_context(closing(create_scheduler("local_cwd", "rehearse")))
             assert isinstance(scheduler, SupervisedScheduler)  # noqa: S101  # this package's
-            stack.callback(remove_folder, request.output / _KEPT, ignores_errors=True)
+            stack.callback(remove_folder, request.folder / _KEPT, ignores_errors=True)
             stage = _Stage(request, workspace, scheduler, journal)
             stage.rehearse()
     finally:  # also what is known when a person ends it
@@ -191,7 +189,7 @@ def _print(request: Request, report: Report) -> None:
         print(dump_json(report))
     else:
         print(build_table(report), end="")
-        _say(f"written: {request.output / 'index.html'}")
+        say(f"written: {request.folder / 'index.html'}")
 
 
 class _Stage:
@@ -204,7 +202,7 @@ class _Stage:
         self._added, self._notes = _choose_words(request, self._role.num_replicas)
         self._count = 0
         self._steps = request.steps
-        self._kept = Kept(request.output / _KEPT)
+        self._kept = Kept(request.folder / _KEPT)
         self._results: list[Result] = []
         """Of all runs, the undisturbed one first."""
         self._again: Result | None = None
@@ -230,16 +228,16 @@ class _Stage:
             else:
                 left = sum(each.name not in obstacles for each in cases[number - 1 :])
                 left_s = left * sum(self._took_s) / len(self._took_s)
-                _say(f"fault {number} of {len(cases)}: {case.title}; about {format_duration(left_s)} left")
+                say(f"fault {number} of {len(cases)}: {case.title}; about {format_duration(left_s)} left")
                 result = self._run(case, undisturbed)
                 if result.is_missed:  # as on a busy machine
-                    _say(f"{case.name}: {result.obstacle}: once more")
+                    say(f"{case.name}: {result.obstacle}: once more")
                     result = self._run(case, undisturbed)
                 if self._again is None and compare(result, undisturbed, is_repeatable=None)[0]:
-                    _say("the result differs: one more undisturbed run shows whether it always does")
+                    say("the result differs: one more undisturbed run shows whether it always does")
                     self._again = self._run_once(Case(name="undisturbed-again", nodes=nodes), ())
             self._results.append(result)
-            _say(_describe(self._judge(result)))
+            say(_describe(self._judge(result)))
             self._write()
 
     def build_report(self) -> Report | None:
@@ -248,7 +246,7 @@ class _Stage:
             return None
         request, undisturbed = self._request, self._results[0]
         return Report(
-            command=" ".join((request.component, *request.words)),
+            command=" ".join(request.component),
             seed=request.seed,
             steps=undisturbed.done,
             took_s=_find_length_s(undisturbed),
@@ -271,7 +269,7 @@ class _Stage:
 
     def _run_undisturbed(self) -> Result:
         request = self._request
-        _say(f"seed {request.seed}; undisturbed: {' '.join((request.component, *request.words))}")
+        say(f"seed {request.seed}; undisturbed: {' '.join(request.component)}")
         result = self._run_once(Case(name="undisturbed", nodes=self._role.num_replicas), (), is_end_good=True)
         if not result.has_ended_well:
             line = (
@@ -286,7 +284,7 @@ class _Stage:
             raise ControlError(f"{line}. Is there a checkpoint of an earlier run?", ExitCode.REFUSED)
         if result.state == "reached":
             self._steps = result.done
-        _say(f"undisturbed: {result.done} steps in {_find_length_s(result):.1f} s")
+        say(f"undisturbed: {result.done} steps in {_find_length_s(result):.1f} s")
         return result
 
     def _run(self, case: Case, undisturbed: Result) -> Result:
@@ -307,7 +305,7 @@ class _Stage:
         request = self._request
         self._count += 1
         began_s = time.monotonic()
-        folder = request.output / "runs" / f"{self._count:02d}-{case.name}"
+        folder = request.folder / "runs" / f"{self._count:02d}-{case.name}"
         folder.mkdir(parents=True)
         run_s = limit_s if request.time_limit_s is None or not is_end_good else request.time_limit_s
         limits = Limits(steps=self._steps, run_s=run_s, is_end_good=is_end_good)
@@ -329,14 +327,14 @@ class _Stage:
         return result
 
     def _build_app(self, folder: str, added: Sequence[str]) -> AppDef:
-        words = [word.replace(_FOLDER, folder) for word in (*self._added, *added, *self._request.words)]
+        words = [word.replace(_FOLDER, folder) for word in (*self._added, *added, *self._request.component[1:])]
         with enter_folder(self._workspace):
-            return run_command.build_app(self._request.component, words)
+            return run_command.build_app(self._request.component[0], words)
 
 
 def _choose_words(request: Request, nodes: int) -> tuple[list[str], list[str]]:
     """Return what the rehearsal adds to the command, and a line for each."""
-    function = run_command.find_function(request.component)
+    function = run_command.find_function(request.component[0])
     if _names(request, "max_retries") or "max_retries" not in inspect.signature(function).parameters:
         return [], []
     retries = str(max(_LEAST_RETRIES, nodes))  # all nodes are lost at once
@@ -346,10 +344,14 @@ def _choose_words(request: Request, nodes: int) -> tuple[list[str], list[str]]:
 
 def _names(request: Request, parameter: str) -> bool:
     """Return whether the command or `.torchxconfig` gives a parameter of the component, perhaps abbreviated."""
-    words = request.words[: request.words.index("--")] if "--" in request.words else request.words
+    words = (
+        request.component[1:][: request.component[1:].index("--")]
+        if "--" in request.component[1:]
+        else request.component[1:]
+    )
     given = {word.lstrip("-").partition("=")[0] for word in words if word.startswith("-")}
-    defaults = config.load_sections(prefix="component").get(request.component) or {}
-    others = {*inspect.signature(run_command.find_function(request.component)).parameters} - {parameter}
+    defaults = config.load_sections(prefix="component").get(request.component[0]) or {}
+    others = {*inspect.signature(run_command.find_function(request.component[0])).parameters} - {parameter}
     return parameter in defaults or any(parameter.startswith(word) for word in given - others)
 
 
@@ -364,7 +366,7 @@ def _find_role(app: AppDef) -> Role:
 
 def _copy(workspace: Path, work: Path, request: Request) -> None:
     """Give a run a folder of its own: a checkpoint of another run must not be found in it."""
-    without = [os.path.relpath(request.output, workspace), *request.links]
+    without = [os.path.relpath(request.folder, workspace), *request.links]
     sizes = ((workspace / each).lstat().st_size for each in walk_workspace(workspace, without))
     if (size := sum(sizes)) > _MOST_BYTES:
         line = f"{workspace} has {size / 1e9:.1f} GB, and each run gets a copy"
@@ -401,10 +403,10 @@ def _write(request: Request, report: Report, results: Sequence[Result]) -> None:
     from muster.cli.rehearse.page import build_page
 
     runs = [(each.case.title, each.story, each.caused_s) for each in results if each.story is not None]
-    (request.output / "index.html").write_text(build_page(report, runs), "utf-8", errors="replace")
-    (request.output / _RESULTS).write_text(json.dumps(build_json(report), indent=1) + "\n", encoding="utf-8")
+    (request.folder / "index.html").write_text(build_page(report, runs), "utf-8", errors="replace")
+    (request.folder / _RESULTS).write_text(json.dumps(build_json(report), indent=1) + "\n", encoding="utf-8")
     if request.junit is not None:
-        request.junit.write_text(build_junit(report), encoding="utf-8")
+        Path(request.junit).write_text(build_junit(report), encoding="utf-8")
 
 
 def _find_length_s(result: Result) -> float:
@@ -416,7 +418,3 @@ def _describe(row: Row) -> str:
     repeated = "" if not row.repeated else f"{row.repeated} step{'' if row.repeated == 1 else 's'} repeated"
     words = ", ".join(filter(None, (recovery, repeated, row.result, row.reason)))
     return f"{row.name}, {row.at}: {row.verdict.value}" + (f": {words}" if words else "")
-
-
-def _say(line: str) -> None:
-    print_line(f"muster: {line}")

@@ -7,7 +7,6 @@ app is not touched. What the job does afterwards is in its status.
 
 import random
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from torchx.specs import AppState, is_terminal
 
-from muster._shared.contract import LogNames, show_controls
+from muster._shared.contract import LogNames
 from muster._shared.control import ControlError, ExitCode
 from muster.cli.afterwards.sources import Event, parse_files
 from muster.cli.operations import open_scheduler
@@ -232,16 +231,3 @@ def _build_row(
         result=result,
         reason=reason,
     )
-
-
-def ask(what: str) -> bool:
-    """Ask a person at the terminal. Return False without one."""
-    if not sys.stdin.isatty():
-        print("use --yes to do this without confirmation", file=sys.stderr)
-        return False
-    try:
-        answer = input(show_controls(f"{what}. Do it? [y/N] "))
-    except EOFError:  # Ctrl-D
-        print()
-        return False
-    return answer.strip().lower() in ("y", "yes")

@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from muster._shared import processes
-from muster._shared.contract import AskOutcome, describe_exit_code, print_line
+from muster._shared.contract import AskOutcome, describe_exit_code
 from muster._shared.control import ControlError, ExitCode, describe_answer
 from muster._shared.foreign_files import parse_json, read_whole
 from muster.cli import operations
+from muster.cli.answers import say
 from muster.schedulers.errors import UnsafeFolderError
 from muster.schedulers.supervision.registry import find_state_dir
 
@@ -80,11 +81,7 @@ def _find_path() -> Path:
 
 def show_line(words: Sequence[str]) -> None:
     """Say what is run."""
-    _say(f"muster {shlex.join(words)}")
-
-
-def _say(line: str) -> None:
-    print_line(f"muster: {line}")
+    say(f"muster {shlex.join(words)}")
 
 
 def watch(words: Sequence[str], workspace: str) -> int:
@@ -102,14 +99,14 @@ def watch(words: Sequence[str], workspace: str) -> int:
             run = _Run(words)
             changes, signum = _wait(run, files)
             if changes:
-                _say(f"{describe_changes(changes)}: the run starts again")
+                say(f"{describe_changes(changes)}: the run starts again")
             signum = run.stop() or signum
             if signum is not None:
                 return 128 + signum
             dropped = files.end_run(changes[0])
             if dropped:
                 line = f"{dropped} changes in each run, at the same time: it is no longer watched"
-                _say(f"{line}; a line in .torchxignore leaves it out for good")
+                say(f"{line}; a line in .torchxignore leaves it out for good")
 
 
 def may_outlive_command(handle: str) -> bool:
@@ -182,9 +179,9 @@ class _Run:
         if may_outlive_command(self.handle):
             with contextlib.suppress(ControlError):  # it has ended
                 answer = operations.stop(self.handle)
-                _say(describe_answer(answer))
+                say(describe_answer(answer))
                 if answer.outcome is AskOutcome.UNREACHED:
-                    _say(describe_answer(operations.stop(self.handle, now=True)))
+                    say(describe_answer(operations.stop(self.handle, now=True)))
         return came
 
 
@@ -202,7 +199,7 @@ def _wait(run: _Run, files: "WorkspaceWatch") -> tuple[list[str], int | None]:
         if code is not None and not has_ended:
             has_ended = not run.outlives_command or code != 0
             if has_ended or not told:
-                _say(f"the run {describe_exit_code(code)}" if has_ended else "the job was submitted")
+                say(f"the run {describe_exit_code(code)}" if has_ended else "the job was submitted")
                 told = True
         if files.wait(_LOOK_S):
             changes = _settle(files, is_running=not has_ended)

@@ -4,15 +4,13 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from torchx.schedulers.api import Stream
 from torchx.specs import is_terminal
 
 from muster._shared.job_view import JobState
 from muster._shared.reports import Answer
 from muster.cli import operations
 from muster.cli.afterwards import log_folder
-from muster.cli.output.log_command import follow_files, select_rank
-from muster.cli.output.rank_logs import STDERR, STDOUT
+from muster.cli.output.log_command import FILES, follow_files, select_rank
 from muster.cli.overview import STATE_CODES, find_names, read_app, read_listings, sort_apps
 from muster.cli.top.picture import JobList, JobPicture, JobRow
 from muster.cli.top.state import Deed
@@ -69,7 +67,7 @@ class SchedulerJobs:
         if os.path.isdir(handle):
             run = log_folder.find_run(handle)
             yield from follow_files(
-                run, global_rank, None, (STDOUT, STDERR), lambda: is_terminal(log_folder.read_run(run).state)
+                run, global_rank, None, tuple(FILES.values()), lambda: is_terminal(log_folder.read_run(run).state)
             )
             return
         with operations.open_scheduler(handle) as (scheduler, app_id):
@@ -80,11 +78,9 @@ class SchedulerJobs:
 
             folder = scheduler.find_run_dir(app_id, role)
             if folder is not None:
-                yield from follow_files(folder, global_rank, None, (STDOUT, STDERR), has_ended)
+                yield from follow_files(folder, global_rank, None, tuple(FILES.values()), has_ended)
                 return
-            request = LogRequest(
-                role=role, index=node_index, pattern=None, since=None, until=None, follow=True, stream=Stream.COMBINED
-            )
+            request = LogRequest(role=role, index=node_index, follow=True)
             lines = select_rank(scheduler.read_log(app_id, request), role, global_rank)
             yield from (line.rstrip("\r\n") for line in lines)
 

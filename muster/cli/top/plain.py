@@ -4,9 +4,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from muster._shared.contract import print_line, show_controls
+from muster._shared.contract import show_controls
 from muster._shared.job_view import JobEvent
-from muster.cli.top.picture import JobList, JobPicture
+from muster.cli.top.picture import JobPicture
 from muster.cli.top.source import EVERY_S, Jobs
 
 _PROGRESS_S: Final = 60.0
@@ -67,11 +67,3 @@ class Changes:
         if state != self._state or now_s - self._told_s >= _PROGRESS_S:
             self._state, self._told_s = state, now_s
             yield show_controls(f"{time.strftime('%H:%M:%S')} {state}: {picture.line}" if picture.line else state)
-
-
-def print_list(jobs: JobList) -> None:
-    """Print one line per job, the newest first. What does not answer goes to standard error."""
-    for row in jobs.rows:
-        print(show_controls(f"{row.handle}  {row.state}: {row.line}" if row.line else f"{row.handle}  {row.state}"))
-    for line in jobs.unreachable:
-        print_line(line)

@@ -58,12 +58,12 @@ class LogRequest:
 
     role: str
     index: int
-    pattern: "re.Pattern[str] | None"
+    pattern: "re.Pattern[str] | None" = None
     """Only lines that match it are wanted. None: all are."""
-    since: datetime | None
-    until: datetime | None
-    follow: bool
-    stream: Stream
+    since: datetime | None = None
+    until: datetime | None = None
+    follow: bool = False
+    stream: Stream = Stream.COMBINED
 
     @property
     def since_s(self) -> float | None:

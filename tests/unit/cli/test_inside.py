@@ -15,7 +15,7 @@ from torchx.specs import AppDef, AppState, Role
 from torchx.specs.api import ReplicaStatus
 
 from muster._shared.control import ControlError, ExitCode
-from muster.cli.commands import build_parser, order_exec_words
+from muster.cli.commands import build_parser
 from muster.cli.inside.targets import find_targets
 from muster.schedulers.adapter.facts import AppFacts
 from muster.schedulers.docker.engine.inside_stream import InsideStream
@@ -40,23 +40,15 @@ from muster.schedulers.ssh import node as ssh_node
     ],
 )
 def test_options_stand_before_the_command(words: str, found: tuple[object, ...]) -> None:
-    args = build_parser().parse_args(order_exec_words(words.split()))
+    args = build_parser().parse_args(words.split())
     told = [word for word in args.words if word != "--"]  # which Python leaves there differs by its version
-    assert (args.handle, args.node, args.all, args.role, told) == (
-        *found[:4],
-        [each for each in found[4] if each != "--"],
-    )  # type: ignore[attr-defined]
-
-
-def test_other_commands_keep_their_words() -> None:
-    assert order_exec_words(["stop", "app", "--json"]) == ["stop", "app", "--json"]
-    assert order_exec_words([]) == []
+    assert (args.handle, args.node, args.takes_all, args.role, told) == found
 
 
 @pytest.mark.parametrize("words", ["exec app --all --node 1 ls", "exec app --node x ls", "shell app x", "exec --nod"])
 def test_wrong_words_are_refused(words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as error:
-        build_parser().parse_args(order_exec_words(words.split()))
+        build_parser().parse_args(words.split())
     assert error.value.code == 2
     assert capsys.readouterr().err
 

@@ -26,7 +26,8 @@ LINES = {
 
 
 def write(*events):
-    return b"".join(json.dumps({"time_s": 1.0, "node_index": 0, **each}).encode() + b"\n" for each in events)
+    usual = {"format": FORMAT, "time_s": 1.0, "monotonic_s": 1.0, "node_index": 0, "round": 1, "attempt": 0}
+    return b"".join(json.dumps({**usual, **each}).encode() + b"\n" for each in events)
 
 
 class Apps:

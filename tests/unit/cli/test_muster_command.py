@@ -9,35 +9,12 @@ from types import SimpleNamespace
 import pytest
 
 from muster import __version__
-from muster._shared.contract import AskOutcome
+from muster._shared.contract import AskKind, AskOutcome
 from muster._shared.control import ControlError, ExitCode, get_exit_code, merge_answers
 from muster._shared.fields import LateRank
 from muster._shared.reports import Answer, RankProgress, Stack
 from muster.cli import answers, operations, prune
-from muster.cli.commands import build_parser, main
-from muster.cli.completion import build_completion, list_options
-
-COMMANDS = [
-    *(
-        "run",
-        "hold",
-        "release",
-        "rerun",
-        "rehearse",
-        "status",
-        "list",
-        "log",
-        "stop",
-        "checkpoint",
-        "pause",
-        "resume",
-        "stacks",
-        "resize",
-        "recover",
-        "delete",
-    ),
-    *("prune", "completion", "top", "events", "timeline", "doctor", "exec", "shell"),
-]
+from muster.cli.commands import main
 
 
 def test_every_outcome_has_an_exit_code():
@@ -46,20 +23,21 @@ def test_every_outcome_has_an_exit_code():
     assert codes == {**others, AskOutcome.LOST: 6, AskOutcome.UNREACHED: 6}
 
 
-@pytest.mark.parametrize("command", ["stop", "checkpoint", "pause", "resume", "stacks"])
-def test_a_command_is_the_function_of_its_name(command, monkeypatch, capsys):
+@pytest.mark.parametrize("command", ["checkpoint", "pause", "resume", "stacks"])
+def test_a_command_asks_what_its_name_says(command, monkeypatch, capsys):
     called = []
 
-    def operation(*words, **options):
+    def ask(*words, **options):
         called.append((words, options))
         return Answer(outcome=AskOutcome.LATE, line="rank 3 is late", step=4)
 
-    monkeypatch.setattr(operations, command, operation)
+    monkeypatch.setattr(operations, "ask", ask)
     assert main([command, "local_cwd://torchx/x", "--limit", "7", "--json"]) == ExitCode.LATE
-    assert called == [(("local_cwd://torchx/x",), {"limit_s": 7.0})]
+    assert called == [(("local_cwd://torchx/x", AskKind(command)), {"limit_s": 7.0})]
     printed = json.loads(capsys.readouterr().out)
     assert (printed["outcome"], printed["exit_code"], printed["step"]) == ("late", 5, 4)
     assert main([command, "local_cwd://torchx/x"]) == ExitCode.LATE
+    assert called[1][1] == {"limit_s": 60.0}
     assert capsys.readouterr() == ("", "rank 3 is late\n")
 
 
@@ -76,7 +54,7 @@ def test_an_answer_as_json(monkeypatch, capsys):
         stacks=(Stack(global_rank=0, node=0, local_rank=0, text="a"),),
         progress=(shown,),
     )
-    monkeypatch.setattr(operations, "stacks", lambda *_, **__: answer)
+    monkeypatch.setattr(operations, "ask", lambda *_, **__: answer)
     assert main(["stacks", "local_cwd://torchx/x", "--json"]) == ExitCode.DONE
     assert json.loads(capsys.readouterr().out) == {
         "outcome": "done",
@@ -108,7 +86,8 @@ def test_an_answer_as_json(monkeypatch, capsys):
 
 
 def test_what_could_not_be_passed_on_is_one_line(monkeypatch, capsys):
-    def operation(handle):
+    def operation(handle, *, limit_s, now):
+        assert (limit_s, now) == (60.0, False)
         raise ControlError("no such app", ExitCode.UNKNOWN)
 
     monkeypatch.setattr(operations, "stop", operation)
@@ -116,6 +95,25 @@ def test_what_could_not_be_passed_on_is_one_line(monkeypatch, capsys):
     assert capsys.readouterr() == ("", "muster: no such app\n")
     assert main(["stop", "local_cwd://torchx/x", "--json"]) == ExitCode.UNKNOWN
     assert json.loads(capsys.readouterr().out) == {"outcome": "unknown", "line": "no such app", "exit_code": 3}
+
+
+def test_after_ctrl_c_it_is_said_that_a_request_may_still_be_done(monkeypatch, capsys):
+    def operation(handle):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(operations, "delete", operation)
+    assert main(["delete", "local_cwd://torchx/x"]) == 130
+    assert capsys.readouterr() == ("", "muster: interrupted: what was asked for may still be done\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "age_s"), [([], 0.0), (["--older-than", "1.5h"], 5400.0), (["--old", "2w"], 1209600)]
+)
+def test_prune_takes_ages(words, age_s, monkeypatch):
+    called = []
+    monkeypatch.setattr(prune, "prune", lambda **options: called.append(options) or 0)
+    assert main(["prune", *words]) == 0
+    assert called == [{"older_than_s": age_s, "dry_run": False, "yes": False}]
 
 
 def test_a_user_without_a_home_folder_is_told_so(monkeypatch, capsys):
@@ -253,12 +251,3 @@ def test_roles_are_told_apart():
         "stacks of learner, rank 0:",
         "  a",
     ]
-
-
-def test_completion_knows_every_command():
-    options = list_options(build_parser())
-    assert sorted(options) == sorted(COMMANDS)
-    assert "--limit" in options["stop"]
-    for shell in ("bash", "zsh", "fish"):
-        text = build_completion(shell, build_parser())
-        assert all(name in text for name in COMMANDS)

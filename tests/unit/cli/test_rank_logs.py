@@ -5,29 +5,30 @@ from pathlib import Path
 
 import pytest
 
+from muster._shared.contract import FORMAT
 from muster.agent.runtime.event_log import ConsoleSink, EventLog
 from muster.agent.runtime.loop import SystemClock
-from muster.cli.output.log_command import follow_files, names_rank, select_rank
-from muster.cli.output.rank_logs import (
-    RankPlace,
-    find_first_failure,
-    find_rank,
-    find_waited_for,
-    find_world_size,
-    list_places,
-)
+from muster.cli.afterwards.sources import RankPlace, list_places, parse_files
+from muster.cli.output.log_command import FILES, follow_files, names_rank, select_rank
+from muster.cli.output.rank_logs import find_first_failure, find_rank, find_waited_for, find_world_size
+
+USUAL = {"format": FORMAT, "time_s": 1.0, "monotonic_s": 1.0, "node_index": 0, "round": 1, "attempt": 0}
 
 
 def write(*events):
-    return b"".join(json.dumps(each).encode() + b"\n" for each in events)
+    return b"".join(json.dumps({**USUAL, **each}).encode() + b"\n" for each in events)
+
+
+def parse(content):
+    return parse_files(iter([("events.jsonl", content)]))
 
 
 def start(node, attempt, *ranks):
-    return {"what": "workers_started", "time_s": 1.0, "node_index": node, "attempt": attempt, "ranks": list(ranks)}
+    return {"what": "workers_started", "node_index": node, "attempt": attempt, "ranks": list(ranks)}
 
 
 def fail(attempt, time_s, rank):
-    return {"what": "worker_failed", "time_s": time_s, "node_index": 0, "attempt": attempt, "ranks": [rank]}
+    return {"what": "worker_failed", "time_s": time_s, "attempt": attempt, "ranks": [rank]}
 
 
 def place(rank, node, local, attempt):
@@ -38,10 +39,13 @@ RECORDS = write(start(0, 0, 0, 1), start(1, 0, 2, 3), fail(0, 5.0, 3), start(1, 
 
 
 def test_a_rank_is_on_the_node_of_its_attempt():
-    assert find_rank(RECORDS, 3) == place(3, 0, 1, 1), "a lost node has changed the ranks"
-    assert find_rank(RECORDS, 3, 0) == place(3, 1, 1, 0)
-    assert find_rank(RECORDS, 9) is find_rank(RECORDS, 3, 2) is None
-    assert find_rank(RECORDS, 3).list_paths("stderr") == ["node_0/attempt_1/1/stderr.log", "attempt_1/1/stderr.log"]
+    assert find_rank(parse(RECORDS), 3) == place(3, 0, 1, 1), "a lost node has changed the ranks"
+    assert find_rank(parse(RECORDS), 3, 0) == place(3, 1, 1, 0)
+    assert find_rank(parse(RECORDS), 9) is find_rank(parse(RECORDS), 3, 2) is None
+    assert find_rank(parse(RECORDS), 3).list_paths("stderr.log") == [
+        "node_0/attempt_1/1/stderr.log",
+        "attempt_1/1/stderr.log",
+    ]
 
 
 def test_the_size_of_the_largest_round_as_an_agent_records_it():
@@ -49,27 +53,27 @@ def test_the_size_of_the_largest_round_as_an_agent_records_it():
     log = EventLog(SystemClock(), [ConsoleSink(lines.append)])
     for size in (2, 4, 3):
         log.write("round_formed", world_size=size)
-    assert find_world_size("\n".join(lines).encode()) == 4
-    assert find_world_size(b'{"what": "round_formed", "detail": null}') == find_world_size(RECORDS) == 0
+    assert find_world_size(parse("\n".join(lines).encode())) == 4
+    assert find_world_size(parse(write({"what": "round_formed"}))) == find_world_size(parse(RECORDS)) == 0
 
 
 def test_the_first_failure_of_the_last_attempt_that_failed():
-    assert find_first_failure(RECORDS) == (3, 0)
+    assert find_first_failure(parse(RECORDS)) == (3, 0)
     more = RECORDS + write(fail(1, 9.0, 1), fail(1, 8.0, 2))
-    assert find_first_failure(more) == (2, 1)
-    assert find_first_failure(write(start(0, 0, 0))) is None
+    assert find_first_failure(parse(more)) == (2, 1)
+    assert find_first_failure(parse(write(start(0, 0, 0)))) is None
     hung = {**fail(2, 9.5, 5), "what": "hang_explained"}
-    assert find_first_failure(more + write(hung)) == (5, 2), "it has kept the others waiting"
+    assert find_first_failure(parse(more + write(hung))) == (5, 2), "it has kept the others waiting"
 
 
 @pytest.mark.parametrize("what", ["stood_still", "hang_named"])
 def test_a_rank_that_keeps_the_others_waiting_until_the_job_is_cancelled(what):
     still = {**fail(1, 9.0, 3), "what": what}
-    assert find_waited_for(write(still)) == (3, 1)
-    assert find_waited_for(write(still, {**still, "what": "round_broken"})) == (3, 1), "a cancel"
+    assert find_waited_for(parse(write(still))) == (3, 1)
+    assert find_waited_for(parse(write(still, {**still, "what": "round_broken"}))) == (3, 1), "a cancel"
     for over in ("moved_again", "hang_ended", "round_formed"):
-        assert find_waited_for(write(still, {**still, "what": over})) is None
-    assert find_waited_for(write({**still, "ranks": []})) is find_waited_for(RECORDS) is None
+        assert find_waited_for(parse(write(still, {**still, "what": over}))) is None
+    assert find_waited_for(parse(write({**still, "ranks": []}))) is find_waited_for(parse(RECORDS)) is None
 
 
 @pytest.mark.parametrize(
@@ -77,15 +81,15 @@ def test_a_rank_that_keeps_the_others_waiting_until_the_job_is_cancelled(what):
     [
         b'{"what": "workers_started"',
         b"[1]",
-        b'{"what": "workers_started", "ranks": "x", "attempt": 0, "node_index": 0, "time_s": 1}',
-        b'{"what": "workers_started", "ranks": [0], "attempt": null, "node_index": 0, "time_s": 1}',
-        b'{"what": "worker_failed", "ranks": [], "attempt": 0, "node_index": 0, "time_s": 1}',
+        write({**start(0, 0), "ranks": "x"}),
+        write({**start(0, 0, 0), "attempt": None}),
+        write({**fail(0, 1.0, 0), "ranks": []}),
         b"\xff\xfe",
     ],
 )
 def test_damaged_records_are_left_out(damage):
-    assert len(list_places(damage + b"\n" + RECORDS)) == 8
-    assert find_first_failure(damage) is None
+    assert len(list_places(parse(damage + b"\n" + RECORDS))) == 8
+    assert find_first_failure(parse(damage)) is None
 
 
 def test_lines_of_a_rank_in_the_output_of_a_node():
@@ -138,7 +142,7 @@ def test_following_goes_on_in_the_next_attempt_and_ends_with_the_job(tmp_path):
         lambda: (job.append("events.jsonl", write(start(0, 1, 0, 1))), job.append(out.format(0), b"late\n")),
         lambda: job.append(out.format(1), b"again\nno end"),
     ]
-    lines = list(follow_files(tmp_path, 1, None, ["stdout", "stderr"], job.has_ended, job.sleep))
+    lines = list(follow_files(tmp_path, 1, None, tuple(FILES.values()), job.has_ended, job.sleep))
     assert lines == ["one\n", "two\n", "late\n", "again\n", "no end"]
 
 
@@ -148,4 +152,4 @@ def test_nothing_is_read_through_a_link(tmp_path):
     job.append("events.jsonl", write(start(0, 0, 0)))
     (tmp_path / "attempt_0/0").mkdir(parents=True)
     (tmp_path / "attempt_0/0/stdout.log").symlink_to(tmp_path / "secret")
-    assert list(follow_files(tmp_path, 0, None, ["stdout"], job.has_ended, job.sleep)) == []
+    assert list(follow_files(tmp_path, 0, None, ["stdout.log"], job.has_ended, job.sleep)) == []

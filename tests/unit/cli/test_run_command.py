@@ -1,6 +1,5 @@
 """`muster run` before anything is submitted, and how the lines of its replicas are printed."""
 
-import argparse
 import io
 import os
 import signal
@@ -39,7 +38,7 @@ def _signals_of_before() -> Iterator[None]:
     ],
 )
 def test_a_component_and_its_arguments(words, default, found):
-    assert run_command.split_component(words, default, argparse.ArgumentParser()) == found
+    assert run_command.split_component(words, default) == found
 
 
 @pytest.mark.parametrize(
@@ -49,10 +48,10 @@ def test_a_component_and_its_arguments(words, default, found):
         (["dist.ddp", "-j", "1", "-j", "2"], "repeated arguments of the component: -j"),
     ],
 )
-def test_what_names_no_component_is_one_line(words, line, capsys):
+def test_what_names_no_component_is_wrong_usage(words, line, capsys):
     with pytest.raises(SystemExit, match="2"):
-        run_command.split_component(words, None, argparse.ArgumentParser())
-    assert capsys.readouterr().err.splitlines()[-1].endswith(f"error: {line}")
+        commands.main(["run", "--dryrun", *words])
+    assert capsys.readouterr().err.splitlines()[-1] == f"muster: error: {line}"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import pytest
 from doubles.kubernetes_apps import build_agent_role
 from doubles.kubernetes_cluster import Fault
 from torchx import specs
-from torchx.schedulers.api import Stream
 
 from muster.schedulers.adapter.scheduler import LogRequest
 from muster.schedulers.errors import EngineError, SchedulerError
@@ -76,10 +75,7 @@ def test_an_existing_log_is_read_once_with_its_newlines(cluster, scheduler, app)
     cluster.write_log(pod(cluster, app_id), "no newline", 9)
     assert list(scheduler.log_iter(app_id, "trainer")) == ["line 0\n", "line 1\n", "line 2\n", "no newline"]
     assert list(scheduler.log_iter(app_id, "trainer", regex="line [12]")) == ["line 1\n", "line 2\n"]
-    request = LogRequest(
-        role="trainer", index=0, pattern=None, since=None, until=None, follow=False, stream=Stream.COMBINED
-    )
-    times = [line.at_s for line in scheduler.read_log(app_id, request)]
+    times = [line.at_s for line in scheduler.read_log(app_id, LogRequest(role="trainer", index=0))]
     assert [at_s - times[0] for at_s in times] == [0.0, 1.0, 2.0, 9.0], "`muster log` sorts by them"
 
 

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from torchx.schedulers.api import Stream
 from torchx.specs import AppState
 
 from muster._shared.contract import AskKind, AskOutcome
@@ -174,9 +173,7 @@ def test_what_srun_says_is_shown_if_no_task_could_start(
     log.parent.mkdir(parents=True)
     log.write_text("".join(f"line {number}\n\n" for number in range(30)))
     monkeypatch.setattr(scheduler, "_find_app", lambda _app_id: app)
-    asked = LogRequest(
-        role="w", index=0, pattern=re.compile("line .9"), since=None, until=None, follow=False, stream=Stream.COMBINED
-    )
+    asked = LogRequest(role="w", index=0, pattern=re.compile("line .9"))
     lines = list(scheduler._add_start_errors("app", iter(["said\n"]), asked))
     assert lines == ["said\n", *(["slurm.log: line 29\n"] if shown else [])]
 

@@ -1,0 +1,23 @@
+"""`muster doctor`."""
+
+import argparse
+
+from muster.cli.commands.parser import CommandParser, parse_count
+
+
+def add_arguments(parser: CommandParser) -> None:
+    """Add its options."""
+    parser.description = f"{parser.about}: GPUs, torch, limits, interfaces, a Docker engine, a cluster, Slurm."
+    parser.epilog = "exit code: 0 a job can run; 1 something prevents it; 2 wrong usage"
+    parser.formatter_class = argparse.HelpFormatter
+    parser.add_argument("--nproc", type=parse_count, metavar="N", help="workers of a job here (one for each GPU)")
+    parser.add_argument("--devices", type=parse_count, metavar="N", help="how many GPUs there must be")
+    parser.add_argument("--log-dir", metavar="DIR", help="where jobs write their logs")
+    parser.add_json("one line of JSON for a bug report; it holds no secret")
+    parser.set_defaults(run=_run)
+
+
+def _run(*, nproc: int | None, devices: int | None, log_dir: str | None, as_json: bool) -> int:
+    from muster.cli.doctor.command import diagnose
+
+    return diagnose(nproc=nproc, devices=devices, log_dir=log_dir, as_json=as_json)

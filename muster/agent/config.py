@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 HANG_TIMEOUT_AUTO: Final = -1.0
-"""Replaces a number of seconds: the timeout is learned from the job (`diagnosis.hangs.limits`)."""
+"""Replaces a number of seconds: the timeout is learned from the job."""
 
 
 class Std(IntFlag):

@@ -394,6 +394,7 @@ def test_pure_decisions_import_nothing_that_acts(imports: list[Import]) -> None:
         "agent/rendezvous/consensus/",
         "agent/rendezvous/drain_ceiling.py",
         "agent/features/snapshots/leader.py",
+        *(f"agent/features/hangs/{name}.py" for name in ("judge", "causes", "collectives", "launches")),
         "agent/rendezvous/comparison.py",
         "agent/rendezvous/round_messages.py",
         "agent/rendezvous/verdicts/",

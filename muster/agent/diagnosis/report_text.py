@@ -2,11 +2,11 @@
 
 import textwrap
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 from muster._shared.contract import show_controls
 from muster._shared.job_view import format_rate
-from muster._shared.reports import Failure, OomEvidence, RankProgress, Report, format_size, name_ranks
+from muster._shared.reports import Failure, OomEvidence, RankProgress, Report, Stack, format_size, name_ranks
 from muster._shared.verdicts.causes import UNKNOWN, name_class
 from muster.agent.diagnosis.root_cause import find_kind, find_root
 from muster.agent.diagnosis.stacks import group_stacks
@@ -209,7 +209,7 @@ def _format_hint(root: Failure, columns: int) -> Iterator[str]:
 
 
 def _format_stacks(report: Report, columns: int) -> Iterator[str]:
-    groups = group_stacks({stack.global_rank: stack.text for stack in report.stacks if stack.text})
+    groups = group_stacks(report.stacks)
     if not groups:
         return
     yield "-" * columns
@@ -232,9 +232,9 @@ def _format_time(time_s: float) -> str:
     return f"{whole}.{int(time_s % 1 * 1000):03d} {time.strftime('%z', time.localtime(time_s))}"
 
 
-def format_stacks(by_rank: Mapping[int, str], *, missing: int) -> Iterator[str]:
-    """Format stacks by global rank for the console, equal ones once; `missing` workers gave none."""
-    for ranks, text in group_stacks(by_rank):
+def format_stacks(stacks: Iterable[Stack], *, missing: int) -> Iterator[str]:
+    """Format stacks for the console, equal ones once; `missing` workers gave none."""
+    for ranks, text in group_stacks(stacks):
         yield f"stacks of {name_ranks(ranks)}:"
         yield from (f"  {line}" for line in text.splitlines())
     if missing > 0:

@@ -115,16 +115,16 @@ def _order_hang(failures: list[Failure], stacks: Iterable[Stack]) -> tuple[Failu
 
     If there are no such ranks, all hang in the same way.
     """
-    from muster.agent.diagnosis.hang_cause import explain_hang
+    from muster.agent.diagnosis.hangs import load_judge
 
-    found = explain_hang(stacks)
+    found = load_judge().find_cause(stacks)
     hung = [failure for failure in failures if failure.hung]
     causes = [
         replace(failure, reason=f"{found.clause}; {failure.reason}")
         for failure in hung
-        if found is not None and failure.global_rank in found.ranks
+        if failure.global_rank in found.ranks
     ]
-    if found is not None and found.ranks and not causes:  # ended, which is no failure
+    if found.ranks and not causes:  # ended, which is no failure
         clause = f"hung: {name_ranks(found.ranks)} {found.clause}"
         hung = [replace(failure, reason=f"{clause}; {failure.reason.removeprefix('hung: ')}") for failure in hung]
     first = causes or hung

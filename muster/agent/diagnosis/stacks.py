@@ -6,12 +6,12 @@ the rank's stack file even if the main thread is stuck in native code. A process
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from muster._shared import processes
 from muster._shared.foreign_files import read_regular
 from muster._shared.records import record
-from muster._shared.reports import remove_thread_ids
+from muster._shared.reports import Stack, remove_thread_ids
 from muster.agent.diagnosis.tracebacks import clean_stacks
 from muster.agent.runtime.loop import Loop
 from muster.agent.workers.program import get_stack_signal
@@ -95,12 +95,9 @@ def find_python(targets: Mapping[int, StackTarget]) -> dict[int, StackTarget]:
     Args:
         targets: the workers. Those without such a program below them are kept.
     """
-    from muster.agent.diagnosis.hangs.sessions import read_sessions
-
-    sessions = read_sessions({target.pid: None for target in targets.values()})
     found = dict(targets)
     for local_rank, target in targets.items():
-        pids = (target.pid, *sorted(pid for pid, _ in sessions[target.pid]))  # children mostly follow
+        pids = (target.pid, *sorted(processes.list_descendants(target.pid)))  # children mostly follow
         pid = next((each for each in pids if can_dump(each)), target.pid)
         found[local_rank] = StackTarget(pid=pid, stack_file=target.stack_file)
     return found
@@ -172,8 +169,9 @@ def _size_bytes(path: str) -> int:
         return 0
 
 
-def group_stacks(texts: Mapping[int, str]) -> list[tuple[tuple[int, ...], str]]:
+def group_stacks(stacks: Iterable[Stack]) -> list[tuple[tuple[int, ...], str]]:
     """Group ranks with equal stacks, in order of their first rank. Thread ids are ignored."""
+    texts = {stack.global_rank: stack.text for stack in stacks if stack.text}
     groups: dict[str, list[int]] = {}
     first: dict[str, str] = {}
     for rank in sorted(texts):

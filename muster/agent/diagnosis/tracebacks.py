@@ -223,6 +223,29 @@ def clean_stacks(text: str) -> str:
     return _arrange(block for each in _split_blocks(text.strip().splitlines()) if (block := _clean_block(each)))
 
 
+def list_frames(text: str) -> "list[re.Match[str]]":
+    """Return the frames (file, line, function) of the thread that handled the signal, the innermost first.
+
+    This is the main thread, unless that blocks signals.
+    """
+    block = next((each for each in _split_blocks(text.splitlines()) if each[0].startswith(_CURRENT)), [])
+    return [frame for line in block if (frame := _FRAME.match(line)) is not None]
+
+
+def is_of_program(frame: "re.Match[str]") -> bool:
+    """Return whether a frame of a stack is neither of torch nor of Python."""
+    return not any(part in frame["file"] for part in ("/torch/", "/lib/python", "<frozen "))
+
+
+def put_program_first(text: str) -> str:
+    """Put the innermost line of the program itself before stacks that begin in a library."""
+    frames = list_frames(text)
+    program = next(filter(is_of_program, frames), None)
+    if program is None or program is frames[0]:
+        return text
+    return f"at {program['file']}:{program['line']} in {program['function']}\n{text}"
+
+
 def _arrange_fatal(lines: list[str]) -> str:
     """Arrange the stacks of a fatal error after its first lines, without the list of extension modules."""
     lines = list(_drop_own_frames(lines))

@@ -79,7 +79,8 @@ class PartRow:
     """Whether `begin_early` of the module `node` is called while the agent starts. The part is then loaded before there
     is a round."""
     reads_views: bool = False
-    """Whether the part reads what workers wait in, also for a round in which it has not begun."""
+    """Whether the part reads what workers wait in, also for a round in which it has not begun. `Judge` of the module
+    `judge` says what follows: see `diagnosis.hangs`."""
     is_agreed: bool = False
     """Whether the feature has a half at the leader: the module `leader` of its folder."""
 

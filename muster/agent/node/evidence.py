@@ -176,10 +176,13 @@ class Evidence:
 
     def print_page(self, round: Round, stacks: Mapping[int, WorkerStack]) -> None:  # noqa: A002
         """Print who blocks the others, as far as this node knows, and the stacks, equal stacks only once."""
-        from muster.agent.diagnosis.hangs.page import format_page
+        from muster.agent.diagnosis.hangs import load_judge
+        from muster.agent.diagnosis.report_text import format_stacks
 
         known = (*build_stacks(round, stacks), *self.list_ended(round))
-        for line in format_page(known, missing=self._count_missing(stacks)):
+        for line in load_judge().describe_ranks(known):
+            self._logs.print_line(line)
+        for line in format_stacks(known, missing=self._count_missing(stacks)):
             self._logs.print_line(line)
 
     def send_stacks(self, round: Round, number: int, rendezvous: Rendezvous) -> None:  # noqa: A002
@@ -223,7 +226,7 @@ def _join_seen(texts: Mapping[int, str], seen: Mapping[int, tuple[RankView, Rank
 
 def build_stacks(round: Round, found: Mapping[int, WorkerStack]) -> tuple[Stack, ...]:  # noqa: A002
     """Name the workers of these stacks, by local rank."""
-    from muster.agent.diagnosis.hang_cause import put_program_first
+    from muster.agent.diagnosis.tracebacks import put_program_first
 
     return tuple(
         Stack(

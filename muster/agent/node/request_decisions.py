@@ -108,8 +108,7 @@ def _print_stacks(state: NodeState, answer: Answer) -> Decision:
         return state, (PrintStacks(round=phase.round),) if isinstance(phase, Running | Stopping) else ()
     from muster.agent.diagnosis.report_text import format_stacks
 
-    texts = {stack.global_rank: stack.text for stack in answer.stacks}
-    return state, tuple(PrintLine(text=line) for line in (answer.line, *format_stacks(texts, missing=0)))
+    return state, tuple(PrintLine(text=line) for line in (answer.line, *format_stacks(answer.stacks, missing=0)))
 
 
 # -- Ctrl-C at the terminal -------------------------------------------------------------------------------------------

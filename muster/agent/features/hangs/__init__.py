@@ -1,4 +1,4 @@
-"""The watch for hangs: reads what workers do, whether that is idle or still, and which collective each waits in.
+"""The watch for hangs: reads what workers do, whether that is idle or still, and which rank the others wait for.
 
     node             the part: begins a watch, and reads what is asked of it
     watch            when the workers of this node count as idle, and when they stand still
@@ -7,8 +7,12 @@
     reading          turns their answers into records. Pure
     monitor          asks NCCL's own monitor, if there are devices
     monitor_reports  reads its answers. Pure
+    sessions         reads from /proc what the workers' processes have done
     looks            looks at all of this once, or twice to see what moves
+    judge            what is printed of all that the nodes have read, at the leader. Pure, as the next three
+    causes           finds the ranks that block the others
+    collectives      finds them in the views, by the number of each collective
+    launches         finds them in the counts of NCCL's own monitor
 
-Not here: when the job counts as hung (`rendezvous.consensus.failures`), which ranks are to blame and what is printed
-(`diagnosis.hangs`, `diagnosis.hang_cause`), and Python stacks (`diagnosis.stacks`).
+Not here: when the job counts as hung (`rendezvous.consensus.failures`), and Python stacks (`diagnosis.stacks`).
 """

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 from muster._shared.job_view import format_rate
 from muster._shared.records import record, replace
 from muster._shared.reports import Group, Launches, RankProgress, RankView, print_values
-from muster.agent.diagnosis.hangs import sessions
-from muster.agent.diagnosis.hangs.sessions import ProcessKey, Reading
-from muster.agent.features.hangs import servers
+from muster.agent.features.hangs import servers, sessions
+from muster.agent.features.hangs.sessions import ProcessKey, Reading
 from muster.agent.round import Round
 from muster.agent.workers.status_page import SlotStatus
 

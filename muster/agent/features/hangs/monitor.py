@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 
 from muster._shared.records import replace
 from muster._shared.reports import LaunchCount, Launches
-from muster.agent.diagnosis.hangs.launches import RUNNING, UNNAMED
+from muster.agent.features.hangs.launches import RUNNING, UNNAMED
 from muster.agent.features.hangs.monitor_reports import (
     Member,
     MonitorReport,

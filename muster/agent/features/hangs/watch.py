@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from muster._shared.records import replace
-from muster.agent.diagnosis.hangs.sessions import (
+from muster.agent.features.hangs.sessions import (
     ProcessKey,
     Reading,
     complete,

@@ -374,13 +374,8 @@ def _on_stacks_taken(state: JobState, sender: str, message: StacksTaken, now_s: 
     )
     if wanted.ids:
         return replace(state, phase=replace(phase, wanted_stacks=(*others, wanted))), ()
-    from muster.agent.diagnosis.hangs.page import (
-        describe_hang,
-        describe_ranks,
-        format_known_stacks,
-        list_progress,
-        name_hang_cause,
-    )
+    from muster.agent.diagnosis.hangs import describe_hang, list_progress, load_judge
+    from muster.agent.diagnosis.report_text import format_stacks
 
     state = replace(state, phase=replace(phase, wanted_stacks=others))
     stacks = tuple(sorted(wanted.stacks, key=lambda stack: stack.global_rank))
@@ -390,12 +385,12 @@ def _on_stacks_taken(state: JobState, sender: str, message: StacksTaken, now_s: 
         if not phase.has_reported_hang:
             return state, ()
         idle = tuple(failure for failures in phase.idle.values() for failure in failures)
-        _, ranks = name_hang_cause(stacks) or ("", ())
+        ranks = load_judge().find_cause(stacks).named
         return state, (
             *(Notify(text=line, kind=NoticeKind.HANG, ranks=ranks) for line in describe_hang(idle, stacks)),
-            *(Notify(text=line, kind=NoticeKind.STACK) for line in format_known_stacks(stacks, missing=wanted.missing)),
+            *(Notify(text=line, kind=NoticeKind.STACK) for line in format_stacks(stacks, missing=wanted.missing)),
         )
-    found = "".join(f"{line}; " for line in describe_ranks(stacks))
+    found = "".join(f"{line}; " for line in load_judge().describe_ranks(stacks))
     progress = list_progress(stacks)
     steps = [each.step if each.step is not None else each.optimizer_steps for each in progress]
     stacks = tuple(replace(stack, view=None, progress=None) for stack in stacks if stack.text)
@@ -457,14 +452,13 @@ def _tell_standstill(state: JobState, phase: RoundRunning, stacks: tuple[Stack, 
         stacks: those of all ranks.
         now_s: now.
     """
-    from muster.agent.diagnosis.hangs.page import format_standstill, name_hang_cause
+    from muster.agent.diagnosis.hangs import load_judge
 
-    for_s = _find_still_s(state, phase, now_s)
-    text = None if for_s is None or phase.has_reported_hang else format_standstill(stacks, for_s)
+    judge, for_s = load_judge(), _find_still_s(state, phase, now_s)
+    text = None if for_s is None or phase.has_reported_hang else judge.describe_standstill(stacks, for_s)
     if text is None:
         return replace(state, phase=phase), ()
-    _, ranks = name_hang_cause(stacks) or ("", ())
-    told = Notify(text=text, kind=NoticeKind.STILL, ranks=ranks)
+    told = Notify(text=text, kind=NoticeKind.STILL, ranks=judge.find_cause(stacks).named)
     return replace(state, phase=replace(phase, has_told_still=True)), (told,)
 
 

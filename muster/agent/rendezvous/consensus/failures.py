@@ -247,10 +247,10 @@ def settle_failure(state: JobState, phase: Forming, now_s: float) -> Decision:
 
 def _explain_hang(failures: RoundFailures) -> tuple[Action, ...]:
     """Say which ranks blocked the others. If the job ends, its report says it."""
-    from muster.agent.diagnosis.hangs.page import name_hang_cause
+    from muster.agent.diagnosis.hangs import load_judge
 
-    found = name_hang_cause(failures.stacks)
-    return () if found is None else (Notify(text=found[0], kind=NoticeKind.HANG_CAUSE, ranks=found[1]),)
+    found = load_judge().find_cause(failures.stacks)
+    return (Notify(text=found.line, kind=NoticeKind.HANG_CAUSE, ranks=found.named),) if found.line else ()
 
 
 def _explain_break(

@@ -297,9 +297,9 @@ class TorchRendezvous(Rendezvous):
         """Print what the ranks of this node wait for, because each node judges alone."""
         if not self._is_still() or self._still_since_s is None:
             return
-        from muster.agent.diagnosis.hangs.page import format_standstill
+        from muster.agent.diagnosis.hangs import load_judge
 
-        text = format_standstill(message.stacks, self._loop.clock.now_s() - self._still_since_s)
+        text = load_judge().describe_standstill(message.stacks, self._loop.clock.now_s() - self._still_since_s)
         if text is not None:
             self._has_told_still = True
             self._post(Notice(text=text, kind=NoticeKind.STILL))

@@ -10,8 +10,8 @@ import pytest
 from muster._shared.codec import MalformedMessageError, decode, encode
 from muster._shared.records import replace
 from muster._shared.reports import ENDED, ENTRY_LIMIT, Collective, Group, RankView, Stack
-from muster.agent.diagnosis.hangs.collectives import find_cause
-from muster.agent.diagnosis.hangs.page import describe_slow_ranks
+from muster.agent.features.hangs.collectives import find_cause
+from muster.agent.features.hangs.judge import describe_slow_ranks
 from muster.agent.features.hangs.reading import KnownGroups, read_groups, read_recorder
 
 

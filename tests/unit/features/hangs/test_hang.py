@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 import pytest
 from doubles.clocks import HandClock
 
-from muster.agent.diagnosis.hangs.sessions import ProcessKey, Reading
+from muster.agent.features.hangs.sessions import ProcessKey, Reading
 from muster.agent.features.hangs.watch import Activity, HangWatch
 from muster.agent.runtime.loop import Loop
 

@@ -2,9 +2,9 @@
 
 from muster._shared.records import replace
 from muster._shared.reports import Collective, Group, RankProgress, RankView, Stack
-from muster.agent.diagnosis.hangs.page import describe_hang, describe_ranks
-from muster.agent.diagnosis.hangs.sessions import Reading
+from muster.agent.features.hangs.judge import Judge
 from muster.agent.features.hangs.looks import Look, Reported, compare
+from muster.agent.features.hangs.sessions import Reading
 from muster.agent.workers.status_page import SlotStatus
 
 SIXTH = "all_reduce #6 of default_pg (4 x float32)"
@@ -41,7 +41,7 @@ STEPPING = {"step": 812, "total": 1000, "rate": 7.9, "moved": ""}
 def test_the_guilty_rank_of_a_job_that_stands_still_is_named_with_the_steps() -> None:
     shown = {"step": 214, "total": 1000, "values": (("loss", "0.31"),)}
     stacks = (stack(view(0, 6), still(0, **shown)), stack(view(1, 5), still(1, **shown)))
-    assert list(describe_ranks(stacks)) == [
+    assert list(Judge().describe_ranks(stacks)) == [
         f"rank 1 (node 0, a) did not enter {SIXTH}; rank 0 has waited in it for 60 s",
         "ranks 0-1: step 214 of 1000, loss 0.31",
     ]
@@ -54,33 +54,35 @@ def test_of_a_job_that_moves_nobody_is_accused() -> None:
             stack(view(0, 6, age_s=0.2), still(0, 0.2, **STEPPING)),
             stack(view(1, entered, age_s=0.2), still(1, 0.2, **{**STEPPING, "step": 813})),
         )
-        assert list(describe_ranks(stacks)) == ["the job makes progress: step 812 of 1000, 7.9 a second"]
+        assert list(Judge().describe_ranks(stacks)) == ["the job makes progress: step 812 of 1000, 7.9 a second"]
 
 
 def test_a_job_without_steps_says_which_collective_has_moved() -> None:
     moved = "all_reduce #12 of default_pg, 3.0 a second"
-    assert list(describe_ranks([stack(view(0, 5), still(0)), stack(view(1, 6), still(1, moved=moved))])) == [
+    assert list(Judge().describe_ranks([stack(view(0, 5), still(0)), stack(view(1, 6), still(1, moved=moved))])) == [
         f"the job makes progress: {moved}"
     ]
 
 
 def test_what_is_younger_than_some_seconds_is_no_verdict() -> None:
     stacks = (stack(view(0, 6, age_s=3.0), still(0, 3.0)), stack(view(1, 5, age_s=3.0), still(1, 3.0)))
-    assert list(describe_ranks(stacks)) == ["no verdict: the last sign of life is 3 s old; ask again in a few seconds"]
+    assert list(Judge().describe_ranks(stacks)) == [
+        "no verdict: the last sign of life is 3 s old; ask again in a few seconds"
+    ]
 
 
 def test_a_rank_that_moves_in_a_group_of_its_own_hides_no_hang() -> None:
     stacks = (stack(view(0, 6), still(0)), stack(view(1, 5), still(1)), stack(view(2, 6), still(2, moved="")))
-    named = [line for line in describe_ranks(stacks) if "did not enter" in line]
+    named = [line for line in Judge().describe_ranks(stacks) if "did not enter" in line]
     assert named == []  # rank 2 waits in the same collective, as far as the look shows: it has moved since
     apart = RankView(global_rank=2, node=0, host="a", is_answering=True, has_server=True)
-    found = list(describe_ranks((*stacks[:2], stack(apart, still(2, moved="")))))
+    found = list(Judge().describe_ranks((*stacks[:2], stack(apart, still(2, moved="")))))
     assert found == [f"rank 1 (node 0, a) did not enter {SIXTH}; rank 0 has waited in it for 60 s"]
 
 
 def test_a_rank_that_computes_while_others_wait_is_said_to_do_so() -> None:
     stacks = (stack(view(0, 6), still(0)), stack(view(1, 5), still(1, is_busy=True)))
-    (line,) = describe_ranks(stacks)
+    (line,) = Judge().describe_ranks(stacks)
     assert line.endswith("rank 0 has waited in it for 60 s; rank 1 works (CPU time, reads or writes)")
 
 
@@ -94,12 +96,12 @@ def test_by_stacks_alone_a_rank_is_named_only_if_it_does_nothing() -> None:
         (still(1, moved=""), "the job makes progress"),
     ):
         stacks = (stack(view(0, 5), still(0), waits), stack(view(1, 5), progress, IN_PROGRAM))
-        assert list(describe_ranks(stacks)) == [expected]
+        assert list(Judge().describe_ranks(stacks)) == [expected]
 
 
 def test_a_hang_that_the_watch_has_found_needs_no_second_look() -> None:
     stacks = (stack(view(0, 6), still(0, 1.0)), stack(view(1, 5), still(1, 1.0, is_busy=True)))
-    (line,) = describe_hang((), stacks)
+    (line,) = Judge().describe_hang(stacks)
     assert line.startswith(f"rank 1 (node 0, a) did not enter {SIXTH}")
 
 

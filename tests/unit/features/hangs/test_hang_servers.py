@@ -8,8 +8,8 @@ import pytest
 
 from muster._shared.records import replace
 from muster._shared.reports import Collective, Group, LaunchCount, Launches
-from muster.agent.diagnosis.hangs.collectives import find_cause
 from muster.agent.features.hangs import servers
+from muster.agent.features.hangs.collectives import find_cause
 from muster.agent.features.hangs.servers import Answer, Place, Progress, WorkerReader
 
 SESSIONS = {7: [(7, 1)]}

@@ -1,4 +1,4 @@
-"""Formats what is printed of a job that hangs, or is looked at, while its workers continue. Pure.
+"""Judges a job that hangs, or is looked at, and formats what is printed of it. Pure.
 
 A look at a running job finds ranks at different places, some of them waiting, which is no hang. So no rank is blamed
 while it, or one that waits for it, has moved between two looks, or within the last seconds.
@@ -7,12 +7,13 @@ while it, or one that waits for it, has moved between two looks, or within the l
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from muster._shared.reports import Failure, RankProgress, RankView, Stack, name_ranks
-from muster.agent.diagnosis.hang_cause import HangCause, describe_places, explain_hang
-from muster.agent.diagnosis.report_text import describe_progress, format_stacks, format_steps
+from muster._shared.reports import RankProgress, RankView, Stack, name_ranks
+from muster.agent.diagnosis.hangs import HangCause, HangJudge, list_progress
+from muster.agent.diagnosis.report_text import describe_progress, format_steps
+from muster.agent.features.hangs.causes import describe_places, explain_hang
+from muster.agent.features.hangs.collectives import Finding
 from muster.agent.runtime.limits import WAITED_S
 
-_MOST_NAMED = 64
 _LATE_S = 0.1
 """Ranks that enter a collective this much after the first one are worth a line. Each node reads ages at a slightly
 different moment."""
@@ -20,72 +21,52 @@ _LATE_SHARE = 0.5
 """Share of the collectives. A rank that is late less often is not slow; then the machine is busy."""
 
 
-def describe_hang(idle: Iterable[Failure], stacks: Iterable[Stack]) -> Iterator[str]:
-    """Describe a hang with which the job continues: what the ranks have not done, and `describe_ranks`.
+class Judge(HangJudge):
+    """See `HangJudge`."""
 
-    Args:
-        idle: the failures that would be recorded if the hang were one.
-        stacks: those of all known ranks.
-    """
-    for failure in idle:
-        yield f"the job hangs: {failure.reason.removeprefix('hung: ')}"
-        break
-    known = tuple(stacks)
-    cause = explain_hang(known)
-    if cause is not None:
-        yield _format_cause(cause, known)
-    yield from _list_slow(known)
+    def find_cause(self, stacks: Iterable[Stack]) -> HangCause:
+        """See `HangJudge`."""
+        known = tuple(stacks)
+        found = explain_hang(known)
+        if found is None:
+            return HangCause()
+        return HangCause(ranks=found.ranks, clause=found.clause, line=_format_cause(found, known))
 
+    def describe_hang(self, stacks: Iterable[Stack]) -> Iterator[str]:
+        """See `HangJudge`."""
+        known = tuple(stacks)
+        found = explain_hang(known)
+        if found is not None:
+            yield _format_cause(found, known)
+        yield from _list_slow(known)
 
-def format_page(stacks: Iterable[Stack], *, missing: int) -> Iterator[str]:
-    """Format the page: who blocks the others, who enters late, and the stacks, equal ones once.
+    def describe_ranks(self, stacks: Iterable[Stack]) -> Iterator[str]:
+        """See `HangJudge`. Then who enters collectives late."""
+        known = tuple(stacks)
+        progress = list_progress(known)
+        verdict = find_verdict(known)
+        moved = describe_movement(progress)
+        if verdict is not None:
+            yield verdict
+        elif moved is not None:
+            yield f"the job makes progress{moved and ': '}{moved}"
+        elif (doubt := _describe_doubt(explain_hang(known), progress)) is not None:
+            yield doubt
+        if verdict is not None or moved is None:
+            yield from format_steps(progress)
+        yield from _list_slow(known)
 
-    Args:
-        stacks: those of all known ranks.
-        missing: the number of workers of which nothing is known.
-    """
-    known = tuple(stacks)
-    yield from describe_ranks(known)
-    yield from format_known_stacks(known, missing=missing)
-
-
-def format_known_stacks(stacks: Iterable[Stack], *, missing: int) -> Iterator[str]:
-    """Format the stacks, equal ones once. The arguments are those of `format_page`."""
-    return format_stacks({stack.global_rank: stack.text for stack in stacks if stack.text}, missing=missing)
-
-
-def describe_ranks(stacks: Iterable[Stack]) -> Iterator[str]:
-    """Return who blocks the others, or the job's progress, and who enters collectives late."""
-    known = tuple(stacks)
-    progress = list_progress(known)
-    verdict = find_verdict(known)
-    moved = describe_movement(progress)
-    if verdict is not None:
-        yield verdict
-    elif moved is not None:
-        yield f"the job makes progress{moved and ': '}{moved}"
-    elif (doubt := _describe_doubt(explain_hang(known), progress)) is not None:
-        yield doubt
-    if verdict is not None or moved is None:
-        yield from format_steps(progress)
-    yield from _list_slow(known)
-
-
-def format_standstill(stacks: Iterable[Stack], for_s: float) -> str | None:
-    """Return the line about a job that has stood still for `for_s`; None if it has not, or has done nothing yet.
-
-    Args:
-        stacks: those of all known ranks.
-        for_s: seconds.
-    """
-    known = tuple(stacks)
-    verdict, cause = find_verdict(known), explain_hang(known)
-    found = verdict or _describe_standstill(known)
-    if found is None:
-        return None
-    # The verdict says how long the others have waited; a second, slightly different time would only raise a question.
-    has_time = verdict is not None and cause is not None and cause.age_s > 0
-    return f"the job stands still{'' if has_time else f', for {for_s:.0f} s now'}: {found}; nothing is stopped"
+    def describe_standstill(self, stacks: Iterable[Stack], for_s: float) -> str | None:
+        """See `HangJudge`. A job that has done nothing yet does not stand still."""
+        known = tuple(stacks)
+        verdict, cause = find_verdict(known), explain_hang(known)
+        found = verdict or _describe_standstill(known)
+        if found is None:
+            return None
+        # The verdict says how long the others have waited; a second, slightly different time would only raise a
+        # question.
+        has_time = verdict is not None and cause is not None and cause.age_s > 0
+        return f"the job stands still{'' if has_time else f', for {for_s:.0f} s now'}: {found}; nothing is stopped"
 
 
 def _describe_standstill(known: tuple[Stack, ...]) -> str | None:
@@ -109,12 +90,6 @@ def find_verdict(stacks: Iterable[Stack]) -> str | None:
     return _format_cause(cause, known)
 
 
-def list_progress(stacks: Iterable[Stack]) -> tuple[RankProgress, ...]:
-    """Return the progress of the ranks that were looked at twice, by rank."""
-    found = (stack.progress for stack in stacks if stack.progress is not None)
-    return tuple(sorted(found, key=lambda each: each.global_rank))
-
-
 def describe_movement(progress: Iterable[RankProgress]) -> str | None:
     """Return the job's progress: "step 812 of 1000, 7.9 a second"; None if no rank has moved between two looks."""
     ranks = tuple(progress)
@@ -129,14 +104,7 @@ def _sort_slowest_first(ranks: Iterable[RankProgress]) -> list[RankProgress]:
     return sorted(ranks, key=lambda each: (each.step or 0, each.optimizer_steps or 0, each.global_rank))
 
 
-def name_hang_cause(stacks: Iterable[Stack]) -> tuple[str, tuple[int, ...]] | None:
-    """Return the ranks that blocked the others in a hang that ended the round, and a line; None if none was seen."""
-    known = tuple(stacks)
-    cause = explain_hang(known)
-    return None if cause is None else (_format_cause(cause, known), tuple(sorted(cause.ranks)[:_MOST_NAMED]))
-
-
-def _format_cause(cause: HangCause, known: Iterable[Stack]) -> str:
+def _format_cause(cause: Finding, known: Iterable[Stack]) -> str:
     stacks = tuple(known)
     place = _name_place(cause.ranks, (stack.view for stack in stacks if stack.view is not None))
     busy = {each.global_rank for each in list_progress(stacks) if each.is_busy} & (cause.ranks - cause.waiting)
@@ -144,7 +112,7 @@ def _format_cause(cause: HangCause, known: Iterable[Stack]) -> str:
     return f"{name_ranks(cause.ranks)}{place} {cause.clause}{works}"
 
 
-def _find_doubt(cause: HangCause, progress: Iterable[RankProgress]) -> str | None:
+def _find_doubt(cause: Finding, progress: Iterable[RankProgress]) -> str | None:
     """Return why these ranks are not blamed yet; None if the cause is certain, "" if a rank has moved."""
     ranks = cause.ranks | cause.waiting
     concerned = [each for each in progress if each.global_rank in ranks]
@@ -159,7 +127,7 @@ def _find_doubt(cause: HangCause, progress: Iterable[RankProgress]) -> str | Non
     return None
 
 
-def _describe_doubt(cause: HangCause | None, progress: Iterable[RankProgress]) -> str | None:
+def _describe_doubt(cause: Finding | None, progress: Iterable[RankProgress]) -> str | None:
     doubt = None if cause is None else _find_doubt(cause, progress)
     return f"no verdict: {doubt}; ask again in a few seconds" if doubt else None
 

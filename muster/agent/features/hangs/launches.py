@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from muster._shared.records import NO_ITEMS
 from muster._shared.reports import ENDED, LaunchCount, Launches, RankView, name_ranks
-from muster.agent.diagnosis.hangs.collectives import STATES, Finding, describe_states, use_plural
+from muster.agent.features.hangs.collectives import STATES, Finding, describe_states, use_plural
 
 RUNNING = ""
 """The state of a rank without special state."""

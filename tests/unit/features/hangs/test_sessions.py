@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.agent.diagnosis.hangs import sessions
-from muster.agent.diagnosis.hangs.sessions import FileSizes, read_sessions
+from muster.agent.features.hangs import sessions
+from muster.agent.features.hangs.sessions import FileSizes, read_sessions
 from muster.agent.runtime import loop
 
 OWN_SESSION = os.getsid(0)

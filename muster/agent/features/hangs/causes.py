@@ -1,21 +1,21 @@
 """Finds the ranks that block the others, from the flight recorders and stacks of a job that hangs. Pure.
 
-If the recorders name a rank (`hangs.collectives`), that rank counts; otherwise the one that NCCL's own monitor names
-(`hangs.launches`). The stack then says at which line the rank is. If neither names one, the stacks alone decide. In
+If the recorders name a rank (`collectives`), that rank counts; otherwise the one that NCCL's own monitor names
+(`launches`). The stack then says at which line the rank is. If neither names one, the stacks alone decide. In
 most hangs one rank does not enter the collective in which all others wait. The stacks show this: the others are inside
 `torch.distributed`, and that rank is elsewhere. If all are inside, the ranks are named that wait elsewhere than most.
 What the stacks do not show is not guessed: if all ranks are at one place, or most at different ones, none is named.
 """
 
-import re
 from collections import Counter
 from collections.abc import Iterable
 
-from muster._shared.records import record
-from muster._shared.reports import RankView, Stack, name_ranks
-from muster.agent.diagnosis.hangs.collectives import Finding, find_cause
+from muster._shared.records import record, replace
+from muster._shared.reports import Stack, name_ranks
+from muster.agent.diagnosis.tracebacks import is_of_program, list_frames
+from muster.agent.features.hangs.collectives import Finding, find_cause
+from muster.agent.features.hangs.launches import find_launch_cause
 
-_FRAME = re.compile(r'^\s*File "(?P<file>[^"]*)", line (?P<line>\d+)(?: in (?P<function>.*))?$')
 _WAITING = ("/torch/distributed/", "/torch/nn/parallel/", "/torch/autograd/")
 """Folders of the functions in which a rank waits for its peers; the last is for the collectives of a backward pass."""
 _WRAPPERS = ("wrapper", "_fn", "inner", "decorate_context", "wait")
@@ -23,19 +23,6 @@ _WRAPPERS = ("wrapper", "_fn", "inner", "decorate_context", "wait")
 _PAIRED = ("send", "recv", "send_object_list", "recv_object_list")
 """Calls whose peer makes another call. Gloo's recorder does not contain them."""
 _LOADING = "/torch/utils/data/"
-_LIBRARIES = ("/torch/", "/lib/python", "<frozen ")
-
-
-@record
-class HangCause:
-    """The ranks that block the others."""
-
-    ranks: frozenset[int]
-    clause: str
-    """Follows the ranks' name: "did not enter all_reduce (main.py:7), where ranks 0, 2 wait; last seen at x.py:6"."""
-    waiting: frozenset[int]
-    age_s: float = 0.0
-    """How long these have waited; 0 if unknown."""
 
 
 @record
@@ -56,13 +43,13 @@ class _Place:
         return f"at {self.where}" + (", waiting for its DataLoader" if self.is_loading else "")
 
 
-def explain_hang(stacks: Iterable[Stack]) -> HangCause | None:
+def explain_hang(stacks: Iterable[Stack]) -> Finding | None:
     """Name the ranks that block the others; None if flight recorders, NCCL's monitor and stacks show none."""
     stacks = tuple(stacks)
     places = {stack.global_rank: place for stack in stacks if (place := _find_place(stack.text)) is not None}
     views = [stack.view for stack in stacks if stack.view is not None]
     recorded = find_cause(views) if views else None
-    launched = _find_launch_cause(views) if recorded is None or not recorded.ranks else None
+    launched = find_launch_cause(views) if recorded is None or not recorded.ranks else None
     if launched is not None and launched.ranks:
         return _add_places(launched, places, shows_function=True)
     if recorded is not None:
@@ -73,15 +60,7 @@ def explain_hang(stacks: Iterable[Stack]) -> HangCause | None:
     return _add_places(launched, places)
 
 
-def _find_launch_cause(views: list[RankView]) -> Finding | None:
-    if not any(view.launches for view in views):
-        return None
-    from muster.agent.diagnosis.hangs.launches import find_launch_cause
-
-    return find_launch_cause(views)
-
-
-def _explain_stacks(places: "dict[int, _Place]") -> HangCause | None:
+def _explain_stacks(places: "dict[int, _Place]") -> Finding | None:
     waiting = {rank: place for rank, place in places.items() if place.is_waiting}
     absent = {rank: place for rank, place in places.items() if not place.is_waiting}
     if not waiting:
@@ -89,7 +68,7 @@ def _explain_stacks(places: "dict[int, _Place]") -> HangCause | None:
     if absent:
         seen = Counter(place.describe() for place in absent.values()).most_common(1)[0][0]
         clause = f"{_describe_absence(len(absent), waiting)}; last seen {seen}"
-        return HangCause(ranks=frozenset(absent), clause=clause, waiting=frozenset(waiting))
+        return Finding(ranks=frozenset(absent), clause=clause, waiting=frozenset(waiting))
     return _find_minority(waiting)
 
 
@@ -103,18 +82,13 @@ def describe_places(stacks: Iterable[Stack]) -> str | None:
     return f"{name_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} {usual}"
 
 
-def _add_places(found: Finding, places: "dict[int, _Place]", *, shows_function: bool = False) -> HangCause:
+def _add_places(found: Finding, places: "dict[int, _Place]", *, shows_function: bool = False) -> Finding:
     """Add the line at which the named ranks were last seen, and the function in which they wait there.
 
     If no rank is named, and the ranks are at few different lines, add these: the reader sees who does something else.
     """
     if not found.ranks:
-        return HangCause(
-            ranks=found.waiting,
-            clause=f"{found.clause}{_describe_apart(found.waiting, places)}",
-            waiting=found.waiting,
-            age_s=found.age_s,
-        )
+        return replace(found, ranks=found.waiting, clause=f"{found.clause}{_describe_apart(found.waiting, places)}")
     seen = Counter(
         places[rank].describe()
         + (f", in {places[rank].function}" if shows_function and places[rank].is_waiting else "")
@@ -122,7 +96,7 @@ def _add_places(found: Finding, places: "dict[int, _Place]", *, shows_function: 
         if rank in places
     )
     last = f"; last seen {seen.most_common(1)[0][0]}" if seen else ""
-    return HangCause(ranks=found.ranks, clause=f"{found.clause}{last}", waiting=found.waiting, age_s=found.age_s)
+    return replace(found, clause=f"{found.clause}{last}")
 
 
 def _describe_apart(ranks: Iterable[int], places: "dict[int, _Place]") -> str:
@@ -141,7 +115,7 @@ def _describe_apart(ranks: Iterable[int], places: "dict[int, _Place]") -> str:
     return "; " + ", ".join([first, *(f"{name_ranks(rest)} {at}" for at, rest in others)])
 
 
-def _find_minority(waiting: dict[int, _Place]) -> HangCause | None:
+def _find_minority(waiting: dict[int, _Place]) -> Finding | None:
     """Return the ranks that wait at another place than more than half of all."""
     (function, where), count = Counter((place.function, place.where) for place in waiting.values()).most_common(1)[0]
     most = {rank: place for rank, place in waiting.items() if (place.function, place.where) == (function, where)}
@@ -150,7 +124,7 @@ def _find_minority(waiting: dict[int, _Place]) -> HangCause | None:
         return None
     other = next(iter(rest.values()))
     clause = f"hung in {other.function} ({other.where}), not in {_describe_wait(most)}"
-    return HangCause(ranks=frozenset(rest), clause=clause, waiting=frozenset(most))
+    return Finding(ranks=frozenset(rest), clause=clause, waiting=frozenset(most))
 
 
 def _describe_absence(count: int, waiting: dict[int, _Place]) -> str:
@@ -177,52 +151,22 @@ def _find_usual(waiting: dict[int, _Place]) -> tuple[str, str]:
     return Counter((place.function, place.where) for place in waiting.values()).most_common(1)[0][0]
 
 
-def put_program_first(text: str) -> str:
-    """Put the innermost line of the program itself before stacks that begin in a library."""
-    frames = _find_frames(text)
-    program = next(filter(_is_of_program, frames), None)
-    if program is None or program is frames[0]:
-        return text
-    return f"at {program['file']}:{program['line']} in {program['function'] or '?'}\n{text}"
-
-
-def _find_frames(text: str) -> "list[re.Match[str]]":
-    """Return the frames of the main thread, the innermost first."""
-    return [found for line in _find_main_thread(text) if (found := _FRAME.match(line)) is not None]
-
-
-def _is_of_program(frame: "re.Match[str]") -> bool:
-    return not any(part in frame["file"] for part in _LIBRARIES)
-
-
 def _find_place(text: str) -> _Place | None:
     """Return where the main thread is; None if the text has no frame of it."""
-    frames = _find_frames(text)
+    frames = list_frames(text)
     if not frames:
         return None
-    program = next(filter(_is_of_program, frames), frames[0])
+    program = next(filter(is_of_program, frames), frames[0])
     in_torch = []
     for frame in frames:  # innermost first
-        if _is_of_program(frame):
+        if is_of_program(frame):
             break
         if any(part in frame["file"] for part in _WAITING):
-            in_torch.append(frame["function"] or "?")
+            in_torch.append(frame["function"])
     named = [name for name in in_torch if name not in _WRAPPERS]
     return _Place(
         is_waiting=bool(in_torch),
-        function=(named or in_torch or [program["function"] or "?"])[-1],
+        function=(named or in_torch or [program["function"]])[-1],
         where=f"{program['file'].rpartition('/')[2]}:{program['line']}",
         is_loading=any(_LOADING in frame["file"] for frame in frames),
     )
-
-
-def _find_main_thread(text: str) -> list[str]:
-    """Return the lines of the thread that handled the signal, which is the main thread unless that blocks signals."""
-    current: list[str] = []
-    is_current = False
-    for line in text.splitlines():
-        if line.startswith(("Current thread ", "Thread ")):
-            is_current = line.startswith("Current")
-        elif is_current:
-            current.append(line)
-    return current

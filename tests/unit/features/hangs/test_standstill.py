@@ -6,7 +6,7 @@ import pytest
 from doubles.two_members import TwoMembers
 
 from muster._shared.reports import Collective, Group, RankProgress, RankView, Stack
-from muster.agent.diagnosis.hangs.page import format_standstill
+from muster.agent.diagnosis.hangs import load_judge
 from muster.agent.rendezvous.consensus.actions import Notify
 from muster.agent.rendezvous.consensus.events import Reported
 from muster.agent.rendezvous.interface import AllSucceeded, NoticeKind, StacksWanted, StoodStill
@@ -111,7 +111,7 @@ def test_where_most_ranks_are_is_said_where_none_waits_for_another() -> None:
         text = f'Current thread 0x1 (most recent call first):\n  File "/w/main.py", line {line} in main\n'
         progress = RankProgress(global_rank=rank, still_s=50.0)
         stacks.append(Stack(global_rank=rank, node=rank, local_rank=0, text=text, progress=progress))
-    assert format_standstill(stacks, 50.0) == (
+    assert load_judge().describe_standstill(stacks, 50.0) == (
         "the job stands still, for 50 s now: no rank seems to keep the others waiting; ranks 1-2 are at main.py:9; "
         "nothing is stopped"
     )

@@ -274,16 +274,17 @@ class Env:
     """Set beside `JOB_ID`. It is the same in all ranks of one attempt."""
 
     PREFLIGHT: Final = "MUSTER_PREFLIGHT"
-    """Set by the agent for a site's own checks: the value of `--preflight`, quick or full.
-
-    Workers that measure an all-reduce before their program starts have it, too: "full".
-    """
+    """Set by the agent for a site's own checks: the value of `--preflight`, quick or full."""
 
     NVML: Final = "MUSTER_NVML"
     """The path of NVML's library for the preflight. It is needed if the dynamic linker does not find the library."""
 
     PREFLIGHT_DIR: Final = "MUSTER_PREFLIGHT_DIR"
     """The folder with a site's own checks, in place of /etc/muster/preflight.d. See `--preflight`."""
+
+    RUN_FIRST: Final = "MUSTER_RUN_FIRST"
+    """Set by the agent for a worker: a file of the agent whose `run` is called before the program starts, and which
+    imports nothing of ours. The program does not see the variable."""
 
     ROUND: Final = "MUSTER_ROUND"
     """The number of the round. Set in the workers of an agent that has a `CONTROL_FD`, which keeps results by round."""

@@ -46,6 +46,18 @@ class OomEvidence:
 
 
 @record
+class FailedCheck:
+    """A check by which a feature has found that no worker of a node can run."""
+
+    feature: Name
+    name: Name
+    advice: Line = ""
+    """What starts the job all the same, in a clause."""
+    cause: Name = ""
+    """The class of what it has found. "": its text says more."""
+
+
+@record
 class Failure:
     """One failed worker. `time_s` is from the node's own wall clock: for people, not for ordering."""
 
@@ -102,8 +114,8 @@ class Failure:
     """Its script reports its steps, so that `step` None means that it has done none in this attempt."""
     hung: bool = False
     """It was alive but idle for the hang timeout. `reason` says what it did not do."""
-    check: Annotated[Name, SPARSE] = ""
-    """The preflight check that has found `reason`, which is then about the node. "": none has."""
+    check: Annotated[FailedCheck | None, SPARSE] = None
+    """What has found `reason`, which is then about the node."""
     advice: Annotated[Line, SPARSE] = ""
     """What a person can check or do next. "": the cause says enough."""
     saved_step: Annotated[Count | None, SPARSE] = None

@@ -87,7 +87,7 @@ READ_OTHERWISE = {
     "files of the system": "agent/features/export/metrics/endpoint",
     "files of the kernel, descriptors and pipes of our own": "_shared/debugger _shared/preflight/__init__ "
     "_shared/processes _shared/snapshot_file agent/control/address agent/placement/machine "
-    "agent/features/preflight/facts agent/workers/hooks/measure agent/workers/memory cli/doctor/machine "
+    "agent/features/preflight/facts agent/features/preflight/measure agent/workers/memory cli/doctor/machine "
     "cli/rehearse/journal cli/rehearse/watch "
     "elastic/fork/worker elastic/jobs/results schedulers/processes/launch schedulers/supervision/client "
     "schedulers/supervision/machine schedulers/supervision/app_folder",
@@ -145,7 +145,7 @@ PRINT_OTHERWISE = {
     "schedulers/runner/shown/live_lines",
     "JSON, and what `repr` has made": "cli/run_command cli/afterwards/commands agent/control/client",
     "numbers and words of our own": "run _shared/guard agent/ask agent/cli/arguments cli/hold_command "
-    "cli/commands/completion agent/workers/hooks/measure elastic/jobs/job elastic/services/file_timers "
+    "cli/commands/completion agent/features/preflight/measure elastic/jobs/job elastic/services/file_timers "
     "schedulers/slurm/node",
     "a worker's own words": "_shared/debugger agent/workers/program elastic/fork/worker snapshots/content worker",
     "for tests": "testing/shell",

@@ -104,8 +104,6 @@ _PATTERNS: Final = tuple(
 )
 """Patterns in this order, the more specific first. A missing file names a path, but so may a lost peer."""
 
-_CHECKS: Final = {"driver": causes.DEVICE, "devices": causes.DEVICE, "reach": causes.NETWORK}
-"""Classes by the check that has found the fault."""
 _NO_CAUSE: Final = re.compile(
     r"CUDA_LAUNCH_BLOCKING|asynchronously reported|may be caused by|might be caused by|TORCH_USE_CUDA_DSA|"
     r"Exception ignored in|[Ww]arning: "
@@ -150,8 +148,8 @@ def classify(
         return FoundClass(cause=causes.HANG)
     if failure.wish == "stop":
         return FoundClass(cause=causes.GAVE_UP)
-    if failure.check in _CHECKS:
-        return FoundClass(cause=_CHECKS[failure.check])
+    if failure.check is not None and failure.check.cause:
+        return FoundClass(cause=failure.check.cause)
     found = _find_certain(failure, tuple(kernel)) or _find_usage(failure, run_time_s, spawn_errno)
     is_sure = found is not None or failure.exception is not None
     found = found or _find_by_text(failure) or FoundClass(cause=_find_by_end(failure))

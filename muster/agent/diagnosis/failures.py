@@ -10,7 +10,7 @@ from muster._shared.contract import LogNames, name_signal
 from muster._shared.foreign_files import read_regular
 from muster._shared.processes import wait_events
 from muster._shared.records import NO_ITEMS, record, replace
-from muster._shared.reports import Failure, OomEvidence, format_size, print_values
+from muster._shared.reports import FailedCheck, Failure, OomEvidence, format_size, print_values
 from muster._shared.verdicts.causes import CRASH, DISK, HOST_OOM, UNKNOWN, USAGE
 from muster._shared.verdicts.policy import ELSEWHERE, STOP
 from muster.agent.diagnosis.classes import EARLY_S, FoundClass, classify, find_usage_sign
@@ -57,7 +57,7 @@ class FailedWorker:
     """The error of the call that could not start the worker."""
     reason: str = ""
     """One line, if there is no exit status."""
-    check: str = ""
+    check: FailedCheck | None = None
     """The check that has found the failure."""
     streams: WorkerStreams | None = None
     """None if there were no streams yet."""

@@ -71,7 +71,7 @@ def _paint_red(line: str) -> str:
 
 def _name_root(root: Failure, same: int) -> str:
     if root.check:
-        return "Root cause (found by the preflight)"
+        return f"Root cause (found by the {root.check.feature})"
     if root.hung:
         is_named = not (same or root.reason.startswith("hung: "))  # otherwise it waits
         return "Root cause (the rank that the others wait for)" if is_named else "Hung"
@@ -84,7 +84,7 @@ def _format_failure(failure: Failure, printed_as: str | None, columns: int) -> I
     yield f"  host      : {failure.host}"
     yield from _wrap("  time      : ", f"{_format_time(failure.time_s)} on that host's clock", columns)
     if failure.check:
-        yield from _wrap("  check     : ", failure.check, columns)
+        yield from _wrap("  check     : ", failure.check.name, columns)
         yield from _wrap("  found     : ", failure.reason, columns)
         if failure.cause and failure.cause != UNKNOWN:
             yield from _wrap("  cause     : ", describe_class(failure), columns)

@@ -180,7 +180,7 @@ def describe_failure(root: Failure | None) -> str:
     if root.hung and root.reason.startswith("hung: "):  # no rank is known to block others
         return f"the job {root.reason}"
     if root.check:
-        return f"preflight of node {root.node} ({root.host}): {root.reason}"
+        return f"{root.check.feature} of node {root.node} ({root.host}): {root.reason}"
     how = f"{_describe_end(root)}{_describe_ended(root)}"
     what = f" ({root.exception.splitlines()[0][:300]})" if root.exception else ""
     return f"rank {root.global_rank} on node {root.node} ({root.host}) {how}{what}"

@@ -16,7 +16,7 @@ from muster.agent.rendezvous.interface import (
 from muster.agent.round import Checkpoint, Round
 
 if TYPE_CHECKING:
-    from muster._shared.reports import Answer
+    from muster._shared.reports import Answer, FailedCheck
 
 
 @record
@@ -27,8 +27,8 @@ class LocalFailure:
     reason: str = ""
     errno: int | None = None
     """The error of the call that could not start the worker."""
-    check: str = ""
-    """The check that has found `reason`; "" if none has."""
+    check: "FailedCheck | None" = None
+    """What has found `reason`."""
 
 
 # -- workers ---------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from muster.agent.rendezvous.interface import (
 )
 
 if TYPE_CHECKING:
-    from muster._shared.reports import RankProgress, RankView
+    from muster._shared.reports import FailedCheck, RankProgress, RankView
     from muster.agent.rendezvous.drain_ceiling import RankSlot
 
 
@@ -97,8 +97,8 @@ class SpawnFailed:
     reason: str
     errno: int | None = None
     """The error of the call that failed; None if no system call has."""
-    check: str = ""
-    """The check that has found why; "" if none has."""
+    check: "FailedCheck | None" = None
+    """What has found why."""
 
 
 @record
@@ -110,8 +110,8 @@ class StoreLost:
 
     round_number: int
     reason: str
-    check: str = ""
-    """The check that found this; "" if none did."""
+    check: "FailedCheck | None" = None
+    """What has found this."""
 
 
 @record

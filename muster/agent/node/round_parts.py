@@ -5,7 +5,7 @@ Nothing here knows a part by its name.
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from muster._shared.records import record
 from muster.agent.features import PARTS, Sight, load_half
@@ -14,7 +14,7 @@ from muster.agent.round import PartOffer
 
 if TYPE_CHECKING:
     from muster._shared.guard import GuardLease
-    from muster._shared.reports import RankProgress, RankView
+    from muster._shared.reports import FailedCheck, RankProgress, RankView
     from muster.agent.config import AgentConfig
     from muster.agent.logs import LogRouter, WorkerStreams
     from muster.agent.node.events import Event
@@ -70,8 +70,8 @@ class PartContext:
     """Posts an event of the node."""
     quit_job: Callable[[str], None]
     """Ends the job as Ctrl-C does, with the reason in a clause."""
-    fail: Callable[[int, str, str], None]
-    """Ends the attempt of the round of a number, with the reason and the name of the check that has found it."""
+    fail: "Callable[[int, str, FailedCheck], None]"
+    """Ends the attempt of the round of a number, with the reason and what has found it."""
     event_log: "EventLog"
     children: "ChildWatch"
     early: object
@@ -82,12 +82,13 @@ class PartContext:
     """Connects to the same part of another node: see `Rendezvous.open_stream`."""
 
 
+OnFailed: TypeAlias = "Callable[[str, FailedCheck | None], None]"
+
+
 class Start:
     """The start of a round's workers, for one part, which may hold it back."""
 
-    def __init__(
-        self, on_release: Callable[[], None], on_failed: Callable[[str, str], None], has_stopped: Callable[[], bool]
-    ) -> None:
+    def __init__(self, on_release: Callable[[], None], on_failed: OnFailed, has_stopped: Callable[[], bool]) -> None:
         self._on_release = on_release
         self._on_failed = on_failed
         self._has_stopped = has_stopped
@@ -105,8 +106,8 @@ class Start:
             self.is_held = False
             self._on_release()
 
-    def fail(self, reason: str, check: str = "") -> None:
-        """End the start: this node's workers cannot be started, by the check of this name if there is one."""
+    def fail(self, reason: str, check: "FailedCheck | None" = None) -> None:
+        """End the start: this node's workers cannot be started, as this check has found if there is one."""
         self._on_failed(reason, check)
 
     @property
@@ -204,7 +205,7 @@ class RoundParts:
         self,
         sight: Sight,
         on_ready: Callable[[], None],
-        on_failed: Callable[[str, str], None],
+        on_failed: OnFailed,
         has_stopped: Callable[[], bool],
     ) -> None:
         """Begin a round, and call back as soon as no part holds its workers back, perhaps before this returns."""
@@ -216,7 +217,7 @@ class RoundParts:
                 self._starts = {}
                 on_ready()
 
-        def fail(reason: str, check: str) -> None:
+        def fail(reason: str, check: "FailedCheck | None") -> None:
             if self._starts is starts:
                 self._starts = {}
                 on_failed(reason, check)

@@ -26,6 +26,7 @@ from muster.agent.workers.spec import ProgramKind, WorkerSpec, WorkerStarter
 
 if TYPE_CHECKING:  # imports delay the first worker
     from muster._shared.guard import GuardLease
+    from muster._shared.reports import FailedCheck
     from muster.agent.features.sink import Witness
     from muster.agent.placement.affinity import WorkerPlacement
     from muster.agent.rendezvous.drain_ceiling import RankSlot
@@ -206,7 +207,7 @@ class RoundWorkers:
             now_s = self._loop.clock.now_s()
             self._post(events.SignalReceived(signum=signal.SIGINT, at_s=now_s, quit_reason=reason))
 
-        def fail(round_number: int, reason: str, check: str) -> None:
+        def fail(round_number: int, reason: str, check: "FailedCheck") -> None:
             self._post(events.StoreLost(round_number=round_number, reason=reason, check=check))
 
         def send(round_number: int, content: str) -> None:
@@ -251,7 +252,7 @@ class RoundWorkers:
             has_stopped=lambda: self._opening is not action,
         )
 
-    def _fail_start(self, number: int, reason: str, check: str) -> None:
+    def _fail_start(self, number: int, reason: str, check: "FailedCheck | None") -> None:
         self._opening = None
         self._post(events.SpawnFailed(round_number=number, local_rank=0, reason=reason, errno=None, check=check))
 

@@ -65,7 +65,7 @@ class TransitionLog:
         match event:
             case Notice():
                 if event.kind.value:
-                    log.write(event.kind.value, ranks=event.ranks, text=event.text)
+                    log.write(f"{event.feature}_{event.kind.value}".lstrip("_"), ranks=event.ranks, text=event.text)
             case RoundBroken():
                 self._write_break(event)
             case DrainBegun():

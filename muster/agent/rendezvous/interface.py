@@ -258,8 +258,8 @@ class NoticeKind(Enum):
     STILL_OVER = "moved_again"
     STACK = ""
     """Not recorded, because a page may have thousands."""
-    FINDING = "preflight_finding"
-    """A result of comparing the nodes."""
+    FINDING = "finding"
+    """What the half of a feature at the leader has found, which names the feature."""
 
 
 @record
@@ -270,6 +270,8 @@ class Notice:
     kind: NoticeKind = NoticeKind.LINE
     ranks: Annotated[tuple[Count, ...], Limit(most=64), SPARSE] = ()
     """The first of the ranks that blocked the others, if it is the cause of a hang."""
+    feature: Annotated[Name, SPARSE] = ""
+    """Whose finding it is."""
     is_leader_lost: bool = False
     """Whether it is about the loss of the leader, which explains nothing if the whole job is being stopped."""
 
@@ -277,7 +279,9 @@ class Notice:
 class PostNotice(Protocol):
     """Posts a `Notice`."""
 
-    def __call__(self, text: str, kind: NoticeKind = NoticeKind.LINE, ranks: tuple[int, ...] = ()) -> None:
+    def __call__(
+        self, text: str, kind: NoticeKind = NoticeKind.LINE, ranks: tuple[int, ...] = (), feature: str = ""
+    ) -> None:
         """See `Notice`."""
         ...
 

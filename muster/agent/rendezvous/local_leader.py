@@ -161,7 +161,7 @@ class LocalLeader:
             case Send():
                 self._pass_on(action.message)
             case Notify():
-                self._post(Notice(text=action.text, kind=action.kind, ranks=action.ranks))
+                self._post(Notice(text=action.text, kind=action.kind, ranks=action.ranks, feature=action.feature))
             case CheckLease():
                 self._feed(LeaseChecked(is_held=True))  # no other node can lead
             case SetTimer():

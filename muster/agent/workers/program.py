@@ -43,7 +43,7 @@ _DROPPED_FLAGS = "ixhV?"
 """-i waits for a terminal at the end, and -x skips the first line of *our* file; the others print and exit."""
 _WATCHED = "MUSTER_WATCHED"
 _STATUS_PAGE = "MUSTER_STATUS_PAGE"
-_PREFLIGHT = "MUSTER_PREFLIGHT"
+_RUN_FIRST = "MUSTER_RUN_FIRST"
 _EXIT_SUFFIX = ".exit"
 """From `_shared.contract.Env`, which a cold worker has not imported."""
 _GROUPS_MODULE = "torch.distributed.distributed_c10d"
@@ -224,8 +224,8 @@ def run(
     hook_torch()
     before = (os.getpid(), _stat_file(error_file))
     try:
-        if os.environ.pop(_PREFLIGHT, "") == "full":
-            _load_own_file("hooks/measure")["measure"]()
+        if first := os.environ.pop(_RUN_FIRST, ""):
+            _load_own_file(first)["run"]()
         prepare_main(program)
         call, arguments = choose_call(program)
         call(*arguments)
@@ -499,7 +499,7 @@ def _hook_optimizers(module: "ModuleType") -> None:
 
 def _load_step_counter() -> "Callable[[object], object]":
     try:
-        return _load_own_file("hooks/steps")["build_step_counter"]()  # type: ignore[no-any-return]
+        return _load_own_file("workers/hooks/steps")["build_step_counter"]()  # type: ignore[no-any-return]
     except Exception:  # noqa: BLE001  # no page, no descriptors left: all goes on
         return id
 
@@ -551,7 +551,7 @@ def _hook_groups(module: "ModuleType") -> None:
 
     def begin() -> None:
         try:  # noqa: SIM105  # a user's process should import no module for it
-            _load_own_file("hooks/groups")["begin_group"](module, is_watched=is_watched)
+            _load_own_file("workers/hooks/groups")["begin_group"](module, is_watched=is_watched)
         except Exception:  # noqa: BLE001, S110  # a torch without the server, no descriptors left: all goes on
             pass
         original()
@@ -585,13 +585,15 @@ def _tell_groups_of_failure() -> None:
 
 
 def _load_own_file(name: str) -> "dict[str, Any]":
-    """Run a file beside this one by its path, and return its globals: `muster` may be another package here."""
-    loader = globals().get("__loader__")  # globals are `Any`
-    if not hasattr(loader, "archive"):
-        path = os.path.join(os.path.dirname(os.path.abspath(__file__)), f"{name}.py")
-        loader = sys.modules["_frozen_importlib_external"].SourceFileLoader(name, path)
+    """Run a file of the agent by its path, and return its globals: `muster` may be another package here."""
+    loader: Any = globals().get("__loader__")
+    agent = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    if hasattr(loader, "archive"):
+        loader = type(loader)(agent)  # finds files below its folder
+    else:
+        loader = sys.modules["_frozen_importlib_external"].SourceFileLoader(name, f"{agent}/{name}.py")
     module = type(sys)(name)
-    exec(loader.get_code(name), module.__dict__)  # type: ignore[union-attr]  # noqa: S102  # our own code
+    exec(loader.get_code(name), module.__dict__)  # noqa: S102  # our own code
     return module.__dict__
 
 

@@ -136,7 +136,7 @@ def test_full_measures_an_all_reduce_and_the_program_finds_its_process_untouched
     program.write_text(
         "import os, torch\n"
         "from torch import distributed as dist\n"
-        "assert not dist.is_initialized() and 'MUSTER_PREFLIGHT' not in os.environ\n"
+        "assert not dist.is_initialized() and 'MUSTER_RUN_FIRST' not in os.environ\n"
         "dist.init_process_group('gloo')\n"
         "total = torch.ones(1); dist.all_reduce(total)\n"
         "os.write(1, b'sum %d\\n' % int(total))\n"

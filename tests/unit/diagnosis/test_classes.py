@@ -12,7 +12,7 @@ import pytest
 from doubles.samples import make_failure
 
 from muster._shared.records import replace
-from muster._shared.reports import Failure, OomEvidence, Report
+from muster._shared.reports import FailedCheck, Failure, OomEvidence, Report
 from muster._shared.verdicts.causes import CLASSES, name_class
 from muster.agent.diagnosis.classes import classify
 from muster.agent.diagnosis.kernel_log import KernelLine, KernelLog, find_kernel_lines, parse_kernel_text
@@ -275,21 +275,15 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
         }
     },
     "device s": {
-        # the preflight
         "seven of eight devices": {
-            "check": "devices",
+            "check": FailedCheck(feature="preflight", name="devices", cause="device"),
             "reason": "7 devices answer, expected 8 (--devices)",
-            "exit_code": None,
-        },
-        "no driver of a GPU": {
-            "check": "driver",
-            "reason": "no driver of a GPU is loaded, expected 8 devices",
             "exit_code": None,
         },
     },
     "network s": {
         "MASTER_ADDR is not reached": {
-            "check": "reach",
+            "check": FailedCheck(feature="preflight", name="reach", cause="network"),
             "reason": "MASTER_ADDR 10.0.0.1 (port 2000) cannot be reached",
             "exit_code": None,
         }

@@ -8,6 +8,7 @@ import pytest
 from doubles import samples
 
 from muster._shared.preflight import Finding, Level
+from muster._shared.reports import FailedCheck
 from muster.agent.features.preflight import node as preflight
 from muster.agent.features.preflight.flags import PreflightSettings
 from muster.agent.features.preflight.messages import NodeFacts
@@ -19,7 +20,8 @@ make_round = partial(samples.make_round, restarts_left=3)
 ERROR = Finding(check="devices", level=Level.ERROR, found="7 devices answer", expected="8", advice="look")
 WARNING = Finding(check="folders", level=Level.WARNING, found="the log folder is full")
 FACTS = NodeFacts(workspace="abc", nproc=2)
-PROBLEM = ("7 devices answer, expected 8: look", "devices")
+CHECK = FailedCheck(feature="preflight", name="devices", advice="--preflight off starts the job anyway", cause="device")
+PROBLEM = ("7 devices answer, expected 8: look", CHECK)
 
 
 class Look(Awaited[Looked]):
@@ -182,5 +184,5 @@ def test_a_master_that_cannot_be_reached_is_the_rounds_failure(monkeypatch: pyte
     context.loop.call_in_thread = lambda read, then, without: then(read())  # type: ignore[method-assign]
     preflight.PreflightPart._reach_master(node.part, make_round(number=1, **node.group))
     [(number, reason, check)] = node.failed
-    assert (number, check) == (1, "reach")
+    assert (number, check.name, check.cause) == (1, "reach", "network")
     assert "cannot be reached from here: no route; expected a connection: " in reason

@@ -5,6 +5,7 @@ from doubles.leader_history import Leader, failure, member, rules
 from doubles.sent import show_sent
 
 from muster._shared.records import replace
+from muster._shared.reports import FailedCheck
 from muster.agent.rendezvous.consensus.actions import JobEnd, Notify, RoundBreak, RoundStart
 from muster.agent.rendezvous.consensus.events import Joined, MemberLost, Reported, RoundAcknowledged, TimerFired
 from muster.agent.rendezvous.consensus.members import ConsensusRules, MemberRecord
@@ -146,7 +147,8 @@ def test_elsewhere_then_what_the_scheduler_gives() -> None:
 
 
 VICTIM = {"cause": "network", "exception": "RuntimeError: Connection closed by peer"}
-FINDING = {"cause": "device", "check": "devices", "reason": "7 devices answer, expected 8", "exit_code": None}
+CHECK = FailedCheck(feature="preflight", name="devices", advice="--preflight off starts the job anyway")
+FINDING = {"cause": "device", "check": CHECK, "reason": "7 devices answer, expected 8", "exit_code": None}
 
 
 @pytest.mark.parametrize("is_late", [False, True], ids=["a spare is here", "it joins within a second"])
@@ -168,7 +170,9 @@ def test_a_node_whose_preflight_fails_leaves_to_a_spare(is_late: bool) -> None:
     assert list_suspected(job.state) == {"m1"}
     broken = job.fail(1, **FINDING)  # the next one has no spare any more
     assert broken.kind is BreakKind.FINAL
-    assert "the same nodes would find it again" in broken.reason
+    assert broken.reason.endswith(
+        "the same nodes would find it again: not retried (--preflight off starts the job anyway)"
+    )
 
 
 @pytest.mark.parametrize("min_nodes", [2, 3])

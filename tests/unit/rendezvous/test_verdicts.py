@@ -6,7 +6,7 @@ import pytest
 from doubles.samples import make_failure
 
 from muster._shared.records import replace
-from muster._shared.reports import Failure
+from muster._shared.reports import FailedCheck, Failure
 from muster.agent.rendezvous.verdicts.deciding import Verdict, VerdictRules, decide_verdict, find_signature
 from muster.agent.rendezvous.verdicts.restarts import Restarts
 
@@ -137,7 +137,11 @@ def test_a_rule_that_allows_a_restart_switches_a_hang_s_end_off() -> None:
         (crash(cause="device"), "device: restart", (False, False)),
         (crash(wish="elsewhere"), "", (True, True)),
         (crash(exit_code=77), "exit 77: elsewhere", (True, True)),
-        (make_failure(check="devices", cause="device", reason="7 answer"), "", (True, False)),
+        (
+            make_failure(check=FailedCheck(feature="preflight", name="devices"), cause="device", reason="7 answer"),
+            "",
+            (True, False),
+        ),
     ],
 )
 def test_who_leaves(root: Failure, policy: str, expected: tuple[bool, bool]) -> None:

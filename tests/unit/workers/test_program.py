@@ -5,10 +5,13 @@ import io
 import json
 import os
 import sys
+import zipfile
 from collections.abc import Callable
+from importlib.util import module_from_spec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import IO, Any, NoReturn
+from zipimport import zipimporter
 
 import pytest
 
@@ -324,3 +327,16 @@ def test_a_torch_that_compares_the_address_of_the_agents_store_is_answered_by_it
     program._hook_stores(module, "10.0.0.1", "29500")
     assert module._create_c10d_store("localhost", 29500) == ("10.0.0.1", 29500, True)
     assert module._create_c10d_store("localhost", 29501) == ("localhost", 29501, False)
+
+
+def test_a_file_of_the_agent_is_run_from_the_zip_as_from_its_folder(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as file:
+        file.write(program.__file__, "muster/agent/workers/program.py")
+        file.write(program.__file__, "muster/agent/features/one/first.py")
+    spec = zipimporter(str(tmp_path / "x.zip/muster/agent/workers")).find_spec("program")
+    assert spec is not None
+    assert spec.loader is not None
+    packed = module_from_spec(spec)
+    spec.loader.exec_module(packed)
+    assert packed._load_own_file("features/one/first")["WORKER_FLAG"] == program.WORKER_FLAG
+    assert program._load_own_file("workers/program")["WORKER_FLAG"] == program.WORKER_FLAG

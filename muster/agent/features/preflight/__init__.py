@@ -7,7 +7,7 @@
     facts     reads what other nodes compare
     site      runs the executables that a site has added
     reach     whether this node can connect to MASTER_ADDR
+    measure   the all-reduce of `--preflight full`, in each worker before its program starts
 
-Not here: the table of checks (`_shared.preflight`), what follows from a failed check (`rendezvous.verdicts`), and the
-all-reduce of `--preflight full` (`workers.hooks.measure`).
+Not here: the table of checks (`_shared.preflight`), and what follows from a failed check (`rendezvous.verdicts`).
 """

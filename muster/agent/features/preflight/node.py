@@ -12,6 +12,7 @@ from muster.agent.runtime.loop import Awaited, Loop
 
 if TYPE_CHECKING:
     from muster._shared.preflight import Finding
+    from muster._shared.reports import FailedCheck
     from muster.agent.config import AgentConfig
     from muster.agent.features.preflight.messages import NodeFacts
     from muster.agent.features.preflight.site import SiteChecks
@@ -79,6 +80,16 @@ def _list_folders(config: "AgentConfig") -> dict[str, str]:
     return {"the temporary folder": config.base_env.get("TMPDIR") or "/tmp"}  # noqa: S108  # as tempfile does
 
 
+def _name_check(name: str) -> "FailedCheck":
+    """Name the check of an error. Most nodes have none, and load nothing for it."""
+    from muster._shared.reports import FailedCheck
+    from muster._shared.verdicts.causes import DEVICE, NETWORK
+
+    causes = {"driver": DEVICE, "devices": DEVICE, "reach": NETWORK}
+    advice = "--preflight off starts the job anyway"
+    return FailedCheck(feature="preflight", name=name, advice=advice, cause=causes.get(name, ""))
+
+
 class PreflightPart(RoundPart):
     """The checks of one node. The first error ends the attempt, and keeps workers of later ones from starting."""
 
@@ -133,7 +144,7 @@ class PreflightPart(RoundPart):
             else:
                 self._context.logs.print_line(f"preflight: {where}: {text}")
         if self._error is not None and self._start is None and self._round is not None:
-            self._context.fail(self._round.number, self._error.describe(), self._error.check)
+            self._context.fail(self._round.number, self._error.describe(), _name_check(self._error.check))
         if is_last or self._error is not None:
             self._end_wait()
 
@@ -142,7 +153,7 @@ class PreflightPart(RoundPart):
         self._is_looking = False
         start, self._start = self._start, None
         if start is not None and self._error is not None:
-            start.fail(self._error.describe(), self._error.check)
+            start.fail(self._error.describe(), _name_check(self._error.check))
         elif start is not None:
             start.release()
 
@@ -160,7 +171,7 @@ class PreflightPart(RoundPart):
             if formed.group_rank > 0 and self._context.config.rendezvous.backend == "muster":
                 self._reach_master(formed)
         if self._error is not None:
-            start.fail(self._error.describe(), self._error.check)
+            start.fail(self._error.describe(), _name_check(self._error.check))
         elif self._is_looking:
             start.hold()
             self._start = start
@@ -193,7 +204,7 @@ class PreflightPart(RoundPart):
                 return
             where = f"MASTER_ADDR {formed.master_addr} (port {formed.master_port}) cannot be reached from here"
             reason = f"{where}: {obstacle}; expected a connection: {REACH.advice}"
-            self._context.fail(formed.number, reason, REACH.name)
+            self._context.fail(formed.number, reason, _name_check(REACH.name))
 
         self._context.loop.call_in_thread(
             lambda: find_obstacle(formed.master_addr, formed.master_port, limit_s), tell, without=lambda _error: None
@@ -202,7 +213,7 @@ class PreflightPart(RoundPart):
     def build_env(self, formed: "Round", local_rank: int) -> Mapping[str, str]:
         """See `RoundPart`."""
         del local_rank
-        return {Env.PREFLIGHT: "full"} if self._mode == "full" and formed.attempt == 0 else {}
+        return {Env.RUN_FIRST: "features/preflight/measure"} if self._mode == "full" and formed.attempt == 0 else {}
 
     def close(self) -> None:
         """See `RoundPart`."""

@@ -173,6 +173,7 @@ class Notify:
     text: str
     kind: NoticeKind = NoticeKind.LINE
     ranks: tuple[int, ...] = ()
+    feature: str = ""
 
 
 Action = Send | Notify | DropMembers | CheckLease | SetTimer

@@ -66,7 +66,7 @@ def decide_part(state: JobState, sender: str, report: PartReport, now_s: float) 
 
 
 def _carry_out(state: JobState, name: str, decision: PartDecision, now_s: float) -> Decision:
-    actions: list[Action] = [Notify(text=line, kind=NoticeKind.FINDING) for line in decision.lines]
+    actions: list[Action] = [Notify(text=line, kind=NoticeKind.FINDING, feature=name) for line in decision.lines]
     if decision.memory is not None:
         others = (memory for memory in state.memories if memory.feature != name)
         state = update_recovery(replace(state, memories=(*others, decision.memory)))

@@ -299,7 +299,7 @@ class Leader:
             case Send():
                 self._outgoing.send(action)
             case Notify():
-                self._options.notify(action.text, action.kind, action.ranks)
+                self._options.notify(action.text, action.kind, action.ranks, action.feature)
             case CheckLease():
                 limit_s = find_lease_limit_s(
                     action.quorum_rounds, self._connections, self._options, self._clock.boottime_s()

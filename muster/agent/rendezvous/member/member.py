@@ -505,5 +505,7 @@ class Member:
             self._wait_timer.cancel()
             self._wait_timer = None
 
-    def _print(self, text: str, kind: NoticeKind = NoticeKind.LINE, ranks: tuple[int, ...] = ()) -> None:
-        self._post(Notice(text=text, kind=kind, ranks=ranks))
+    def _print(
+        self, text: str, kind: NoticeKind = NoticeKind.LINE, ranks: tuple[int, ...] = (), feature: str = ""
+    ) -> None:
+        self._post(Notice(text=text, kind=kind, ranks=ranks, feature=feature))

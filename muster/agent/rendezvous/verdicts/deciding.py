@@ -6,8 +6,8 @@ The defaults favour a restart. Without a rule of the user (`--on`, `_shared.verd
 - the same cause comes at the same place twice in a row, it is known that neither attempt has done a step, and its class
   does not come from outside (only if a scheduler has started the job: on a command line `--max-restarts` means what it
   means to torchrun), or
-- a check before the start has found what the same nodes would find again (--preflight), and no spare node can take the
-  place of that node, or
+- a check before the start has found what the same nodes would find again, and no spare node can take the place of that
+  node, or
 - no restart is left, or a hang ends the job (--hang-action stop), or a rank has given up.
 
 It is known that a rank has done no step only if the script reports its steps. `Restarts` is what the leader keeps of
@@ -115,7 +115,7 @@ def _find_verdict(root: Failure | None, before: Restarts, counted: Restarts, rul
         reason = "the same failure right after the start twice in a row: not retried without --on 'usage: restart'"
         return Verdict(final=_end(root, reason))
     if root.check:
-        reason = "the same nodes would find it again: not retried (--preflight off starts the job anyway)"
+        reason = f"the same nodes would find it again: not retried ({root.check.advice})"
         return Verdict(final=_end(root, reason), is_elsewhere=True, is_free=True)
     if rules.stops_on_hang and root.hung:
         return Verdict(final=_end(root, "a hang ends the job (--hang-action stop)"))

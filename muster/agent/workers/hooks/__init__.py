@@ -1,8 +1,8 @@
 """What `workers.program` adds to torch in a worker; it runs these files by their path when they are needed.
 
 `groups` follows process groups, for the hang watch and so that the worker can end. `steps` counts the steps of
-optimizers. `measure` does an all-reduce before the program starts. These files are not modules of the worker, because
-`muster` may be another package there. The agent imports none of them.
+optimizers. These files are not modules of the worker, because `muster` may be another package there. The agent imports
+none of them.
 
 From outside, import nothing.
 

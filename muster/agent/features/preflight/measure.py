@@ -4,8 +4,8 @@ It runs in a fork of the worker, so that the program finds a process without gro
 in the round's store under their own names. If global rank 0's worker would host the store, its fork hosts it at the
 same port. The other ranks wait until that store is gone, because their programs connect to the port next.
 
-`program` runs this file only for that flag. Torch's objects are `Any`, because this file must not import torch for
-their types. The advice is that of `_shared.preflight.checks`, which is not imported here.
+`workers.program` runs this file by its path, see `Env.RUN_FIRST`. Torch's objects are `Any`, because this file must not
+import torch for their types. The advice is that of `_shared.preflight`, which is not imported here.
 """
 
 import os
@@ -27,7 +27,7 @@ _SHOWN = 8
 _ADVICE = "look at the node's links (`nvidia-smi topo -m`, `nvidia-smi nvlink -s`, `ibstat`)"
 
 
-def measure() -> None:
+def run() -> None:
     """Measure with all ranks of the round; global rank 0 prints what was found.
 
     Raises:

@@ -3,7 +3,7 @@
 import pytest
 
 from muster._shared.preflight import BANDWIDTH
-from muster.agent.workers.hooks import measure
+from muster.agent.features.preflight import measure
 
 
 def say(capsys: pytest.CaptureFixture[str], over_all: float, *results: tuple[float, float]) -> list[str]:

@@ -285,7 +285,6 @@ class Supervisor:
             status_file=None if run_dir is None else StatusFile(run_dir, self._logs.files.thread.submit),
             on_status=self._event_log.tell_status,
             on_look=self._event_log.on_look,
-            metrics_address=self._event_log.metrics_address,
             on_trouble=self._logs.print_line,
         )
         self._telemetry.watch(self._event_log)

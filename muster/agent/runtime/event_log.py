@@ -255,8 +255,8 @@ class EventLog:
         """Get the content of the status file whenever that changes; must not block."""
         self.on_look: OnLook | None = None
         """Gets each look at the workers; must not block."""
-        self.metrics_address = ""
-        """Where this agent serves metrics; "" if it does not."""
+        self.node_facts: dict[str, str] = {}
+        """What sinks know of this node, by the names of fields of `NodeStatus`."""
 
     def add_sink(self, sink: EventSink, *, replay: bool = False) -> None:
         """Pass every record from now on to `sink`; with `replay`, also this agent's first ones. `close` closes it."""

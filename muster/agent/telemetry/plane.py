@@ -84,7 +84,6 @@ class Telemetry:
         status_file: StatusFile | None,
         on_status: Callable[[JobStatus], None] | None,
         on_look: "OnLook | None" = None,
-        metrics_address: str = "",
         on_trouble: Callable[[str], None],
         read_used_s: Callable[[], float] = time.thread_time,
     ) -> None:
@@ -101,7 +100,6 @@ class Telemetry:
             status_file: None if there are no files.
             on_status: gets each status that is written.
             on_look: gets each look: at this node, at its ranks, and at the job if this agent leads.
-            metrics_address: where this agent serves metrics; "" if it does not.
             on_trouble: gets a line once, if there is a fault in this module.
             read_used_s: the CPU time of this thread, in seconds.
         """
@@ -116,7 +114,7 @@ class Telemetry:
         self._on_trouble = on_trouble
         self._read_used_s = read_used_s
         self._history = JobHistory(self._record_steps)
-        self._sampler = NodeSampler(host, metrics_address)
+        self._sampler = NodeSampler(host)
         self._devices = devices
         self._slow_ranks = JobSlowRanks()
         self._named_slow: set[int] = set()
@@ -152,8 +150,9 @@ class Telemetry:
         self._timer: Timer | None = loop.call_later(0.0, self._look)
 
     def watch(self, event_log: EventLog) -> None:
-        """Receive the agent's records, including those before."""
+        """Receive the agent's records, including those before, and show what its sinks know of this node."""
         self._event_log = event_log
+        self._sampler.facts = event_log.node_facts
         event_log.add_sink(self, replay=True)
 
     # -- records ----------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from muster._shared.job_view import (
     ShownValues,
     SlowRank,
 )
-from muster._shared.records import NO_ITEMS, record
+from muster._shared.records import NO_ITEMS, record, replace
 from muster.agent.round import Round
 from muster.agent.telemetry.slow_ranks import LEAST_STEPS, WINDOW_S, Arrivals, build_slow_rank
 from muster.agent.telemetry.summaries import NodeSummary
@@ -124,9 +124,10 @@ class _Pace:
 class NodeSampler:
     """The sampler of one node, in all of its rounds."""
 
-    def __init__(self, host: str, metrics_address: str = "") -> None:
+    def __init__(self, host: str) -> None:
         self._host = host
-        self._metrics_address = metrics_address
+        self.facts: Mapping[str, str] = NO_ITEMS
+        """What else is known of the node, by the names of fields of `NodeStatus`."""
         self.ranks: tuple[RankStatus, ...] = ()
         """The ranks of this node at the last look, even if the job has too many ranks to list them."""
         self._round = 0
@@ -237,11 +238,10 @@ class NodeSampler:
         gpus = [rank.gpu for rank in ranks if rank.gpu is not None]
         gpu_memory = [rank.gpu_memory_bytes for rank in ranks if rank.gpu_memory_bytes is not None]
         steps = [rank.step for rank in ranks if rank.step is not None]
-        return NodeStatus(
+        status = NodeStatus(
             node_index=formed.node_index,
             node=formed.group_rank,
             host=self._host,
-            metrics=self._metrics_address,
             state=NodeState.RUNNING,
             ranks=len(ranks),
             first_rank=formed.rank_offset,
@@ -253,6 +253,7 @@ class NodeSampler:
             gpu_memory_bytes=sum(gpu_memory) if gpu_memory else None,
             slowest=find_slowest(ranks) if formed.world_size > LISTED_RANKS else None,
         )
+        return replace(status, **self.facts)
 
 
 def _find_first(page: StatusPage, nproc: int) -> tuple[int, float] | None:

@@ -115,7 +115,7 @@ def test_a_node_that_does_not_lead_tells_of_itself_only(tmp_path: Path) -> None:
 
 def test_where_a_node_can_be_read_is_in_its_status(tmp_path: Path) -> None:
     made = Node(tmp_path)
-    made.plane._sampler._metrics_address = "127.0.0.1:9464"
+    made.plane._sampler.facts = {"metrics": "127.0.0.1:9464"}
     made.step(1, 1)
     made.look()
     status = made.read()

@@ -82,7 +82,7 @@ def _serve(
         host, port = address
         print_line(f"--metrics-port: cannot listen at {host} port {port}: {reason}; the job runs without metrics")
         return
-    event_log.metrics_address = endpoint.address
+    event_log.node_facts["metrics"] = endpoint.address
     event_log.add_sink(endpoint)
 
 

@@ -6,6 +6,7 @@
     facts       how both sides reach each other, and what must be alike in both
     client      the process that stands for a node of a run: gives what it was started with to the holder
     agents      starts agents that wait, as forks of a process that has imported
+    original    is that process; what it imports is in `workers.warm.preload`
     listening   the loop of a holder, and what is sent to it
     difference  why one cannot become what a client's process would be
 

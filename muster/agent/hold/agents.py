@@ -1,6 +1,6 @@
 """Agents that wait for their run, with the guards above them: see `waiting`.
 
-They begin as forks of one process that has imported, the original: `workers.warm.held.original` says how.
+They begin as forks of one process that has imported: `original` says how.
 """
 
 import contextlib

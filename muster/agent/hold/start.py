@@ -109,7 +109,7 @@ class HeldStart:
 
 
 def become_original(control_fd: int, flags: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
-    """Become the process that imports, and is forked: see `workers.warm.held.original`.
+    """Become the process that imports, and is forked: see `original`.
 
     Args:
         control_fd: to this process's parent.
@@ -120,7 +120,7 @@ def become_original(control_fd: int, flags: Sequence[str], environ: Mapping[str,
     options = TemplateOptions(
         program=config.program, nproc=config.nproc, env=build_common_env(config), preload=config.preload
     )
-    words = (program.TEMPLATE, str(control_fd), str(os.getppid()), config.preload, HELD)
+    words = (program.TEMPLATE, str(control_fd), str(os.getppid()), config.preload, HELD, "muster.agent.hold.original")
     # What the imports print belongs to each worker, see `TemplateHandle`.
     printed = [os.memfd_create(name) for name in ("stdout", "stderr")]
     spec = options.build_spec(*words, stdout_fd=printed[0], stderr_fd=printed[1])

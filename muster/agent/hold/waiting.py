@@ -30,7 +30,7 @@ _END_S: Final = 3.0
 
 
 def main(args: list[str]) -> int:
-    """Be the guard or the agent, or what they are forked from, see `workers.warm.held.original`; return the exit code.
+    """Be the guard or the agent, or what they are forked from, see `original`; return the exit code.
 
     Args:
         args: a `WaitingRole`, process ids and descriptors, and the agent's flags.

@@ -25,7 +25,7 @@ class ProgramKind(str, Enum):
 
 
 HELD = "held"
-"""Replaces a program's kind: the template waits for its program, see `warm.preload`."""
+"""Replaces a program's kind: the template waits for its program, see `warm.template`."""
 
 
 @record

@@ -61,7 +61,8 @@ def serve(
 
     Args:
         argv: control descriptor, the agent's pid, --preload, and the program's kind, target and arguments. The kind
-            `HELD` has no target: the program comes later, see `preload.import_early`.
+            `HELD` has a module as its target, whose `serve` returns in a fork that becomes the template. The program
+            comes later, see `preload.import_early`.
         prepare_main: see `workers.program`, which imports this module.
         rename_process: see `workers.program`.
 
@@ -77,11 +78,9 @@ def serve(
     early = None
     hazard = None
     if kind == HELD:
-        from muster.agent.workers.warm.held import original
-
         rename_process(["muster-original"])
         settings, early = _import_early(requested)
-        copy = original.serve(control, early, known)
+        copy = __import__(words[0], fromlist=("serve",)).serve(control, early, known)
         rename_process(["muster-template"])
         control, agent_pid, known, hazard = copy.control, str(copy.agent_pid), copy.known, copy.hazard
         exit_with_agent(copy.agent_pid)

@@ -2,6 +2,16 @@
 
 The template's imports take ten times as long as the agent's, so the template starts first: this module imports only
 what parsing and starting it need. The rest of the agent is imported while the template imports.
+
+What happens at a start, in this order:
+
+1. `_run` unpacks the workspace, reads the flags, starts the template, and lets features begin that look at the machine.
+2. `_run_supervisor` opens logs and the event log, connects the sinks of features, and finds the other nodes
+   (`rendezvous.selection`). From here on `node.supervisor` passes events to `node.decisions`.
+3. `AgentStarted` lets the node join, and in the end a round forms (`RoundFormed`). `node.round_workers` opens the
+   round's store, if this node hosts it.
+4. With `StartWorkers` a page is made, and all parts of features begin the round at once (`node.round_parts`). When none
+   holds the workers back, log files are opened, each worker's variables are built, and `workers.pool` starts them.
 """
 
 import errno

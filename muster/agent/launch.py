@@ -5,7 +5,8 @@ what parsing and starting it need. The rest of the agent is imported while the t
 
 What happens at a start, in this order:
 
-1. `_run` unpacks the workspace, reads the flags, starts the template, and lets features begin that look at the machine.
+1. `_run` unpacks the workspace, reads the flags, has features add variables, starts the template, and lets features
+   begin that look at the machine.
 2. `_run_supervisor` opens logs and the event log, connects the sinks of features, and finds the other nodes
    (`rendezvous.selection`). From here on `node.supervisor` passes events to `node.decisions`.
 3. `AgentStarted` lets the node join, and in the end a round forms (`RoundFormed`). `node.round_workers` opens the
@@ -23,14 +24,14 @@ from typing import TYPE_CHECKING
 
 from muster._shared.contract import DEFAULT_RUN_ID, Env, ExitCode, LogNames
 from muster._shared.guard import GuardLease
-from muster._shared.processes import find_nvml, write_stderr
+from muster._shared.processes import write_stderr
 from muster._shared.records import replace
 from muster.agent.cli.arguments import parse_args
 from muster.agent.config import AgentConfig
 from muster.agent.errors import InternalError, MusterError, SpawnError, UsageError
 from muster.agent.features import PARTS, SINKS, load_module
 from muster.agent.runtime.loop import JobClock, Loop
-from muster.agent.workers.environment import MONITOR_ADDRESS, build_common_env
+from muster.agent.workers.environment import build_common_env
 from muster.agent.workers.spec import ProgramKind, WorkerStarter
 from muster.agent.workers.warm.template_handle import TemplateHandle, TemplateOptions
 
@@ -99,8 +100,9 @@ def _run(args: Sequence[str], environ: Mapping[str, str], lease: GuardLease, hel
     _check_program(config)
     placements = _plan_placements(config)
     with ExitStack() as stack:
-        if find_nvml(environ) is not None and MONITOR_ADDRESS not in config.base_env:
-            config = _add_monitor_address(config, stack)
+        for row in PARTS:
+            if row.adds_variables(config):
+                config = load_module(row.name, "variables").add_variables(config, stack)
         loop = Loop(JobClock(lease.suspended)) if held is None else held.loop
         stack.callback(loop.close)
         image = environ.get(Env.IMAGE)
@@ -192,14 +194,6 @@ def _run_supervisor(
         ),
     )
     return Supervisor(config, parts).run()
-
-
-def _add_monitor_address(config: AgentConfig, stack: ExitStack) -> AgentConfig:
-    """Give NCCL's own monitor of all workers an address of this job and node."""
-    from muster.agent.runtime.ports import reserve_monitor_address
-
-    address = None if config.base_env.get("NCCL_RAS_ENABLE") == "0" else reserve_monitor_address(stack)
-    return config if address is None else replace(config, base_env={**config.base_env, MONITOR_ADDRESS: address})
 
 
 def _add_checkpoint(config: AgentConfig, run_dir: str | None, environ: Mapping[str, str]) -> AgentConfig:

@@ -4,7 +4,7 @@ Who blocks the others is said by the feature that reads what workers wait in, se
 is named. When a job counts as hung is decided in `rendezvous.consensus.failures`.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from muster._shared.records import record
 from muster._shared.reports import Failure, RankProgress, Stack
@@ -32,22 +32,22 @@ class HangCause:
 class HangJudge:
     """Judges what the ranks of a job wait for, from the stacks of all that are known. What it can say, it overrides."""
 
-    def find_cause(self, stacks: Iterable[Stack]) -> HangCause:
+    def find_cause(self, stacks: Sequence[Stack]) -> HangCause:
         """Find the ranks that blocked the others in a hang that has ended the round."""
         del stacks
         return HangCause()
 
-    def describe_hang(self, stacks: Iterable[Stack]) -> Iterable[str]:
+    def describe_hang(self, stacks: Sequence[Stack]) -> Iterable[str]:
         """Return lines about a hang with which the job continues."""
         del stacks
         return ()
 
-    def describe_ranks(self, stacks: Iterable[Stack]) -> Iterable[str]:
+    def describe_ranks(self, stacks: Sequence[Stack]) -> Iterable[str]:
         """Return lines about a job that someone looks at: who blocks the others, or how far the ranks are."""
         del stacks
         return ()
 
-    def describe_standstill(self, stacks: Iterable[Stack], for_s: float) -> str | None:
+    def describe_standstill(self, stacks: Sequence[Stack], for_s: float) -> str | None:
         """Return the line about a job that has stood still for `for_s`; None if it has not, or nothing is known."""
         del stacks, for_s
         return None
@@ -62,7 +62,7 @@ def load_judge() -> HangJudge:
     return HangJudge()
 
 
-def describe_hang(idle: Iterable[Failure], stacks: Iterable[Stack]) -> Iterator[str]:
+def describe_hang(idle: Iterable[Failure], stacks: Sequence[Stack]) -> Iterator[str]:
     """Describe a hang with which the job continues: what the ranks have not done, and why.
 
     Args:

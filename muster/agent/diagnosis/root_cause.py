@@ -9,7 +9,7 @@ in the same way and are no collateral. In a hang the root cause is the rank that
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from muster._shared.contract import describe_end
 from muster._shared.records import record, replace
@@ -58,7 +58,7 @@ class DatedFailure:
 # -- which failure ----------------------------------------------------------------------------------------------------
 
 
-def order_failures(seen: Iterable[DatedFailure], stacks: Iterable[Stack] = ()) -> tuple[Failure, ...]:
+def order_failures(seen: Iterable[DatedFailure], stacks: Sequence[Stack] = ()) -> tuple[Failure, ...]:
     """Return the root cause first, then the others by time. Mark all that did not fail in the same way as collateral.
 
     A worker that ended after the agent had sent it a signal is always collateral, however early its node dates it. Only
@@ -110,7 +110,7 @@ def add_early_exits(failure: Failure, ranks: Iterable[int]) -> Failure:
     return failure
 
 
-def _order_hang(failures: list[Failure], stacks: Iterable[Stack]) -> tuple[Failure, ...]:
+def _order_hang(failures: list[Failure], stacks: Sequence[Stack]) -> tuple[Failure, ...]:
     """Order the ranks of a hang: those that are not where the others wait come first.
 
     If there are no such ranks, all hang in the same way.

@@ -75,6 +75,9 @@ class PartRow:
     """Whether a worker wants the part. It is asked four times a second while workers run."""
     flags: tuple[str, ...] = ()
     """The names of its flags, which are in the module `flags` of its folder."""
+    adds_variables: "Callable[[AgentConfig], bool]" = lambda _: False
+    """Whether `add_variables` of the module `variables` of its folder is called before anything is started, for what
+    all workers inherit."""
     begins_early: "Callable[[AgentConfig], bool]" = lambda _: False
     """Whether `begin_early` of the module `node` is called while the agent starts. The part is then loaded before there
     is a round."""
@@ -133,6 +136,7 @@ PARTS: Final[tuple[PartRow, ...]] = (
         # its imports would delay the workers' first line
         wakes=lambda sight: sight.config.hang_timeout_s == HANG_TIMEOUT_AUTO and sight.running_s >= 2.0,
         reads_views=True,
+        adds_variables=lambda config: find_nvml(config.base_env) is not None,
     ),
 )
 """In the order in which their rounds begin."""

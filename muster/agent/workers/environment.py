@@ -6,7 +6,7 @@ torch/distributed/launcher/api.py of torch 2.13, compared name by name in tests/
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from muster._shared.contract import DEFAULT_RUN_ID, Env
 from muster._shared.records import replace
@@ -16,9 +16,6 @@ from muster.agent.workers.spec import Program, ProgramKind
 
 if TYPE_CHECKING:  # imported before the template
     from muster.agent.round import Round
-
-MONITOR_ADDRESS: Final = "NCCL_RAS_ADDR"
-"""The variable with the address of NCCL's own monitor in the workers."""
 
 
 def build_worker_env(config: AgentConfig, round: "Round", local_rank: int, *, error_file: str | None) -> dict[str, str]:  # noqa: A002

@@ -6,6 +6,7 @@
     servers          asks the workers (`workers.hooks.groups` is their side)
     reading          turns their answers into records. Pure
     monitor          asks NCCL's own monitor, if there are devices
+    variables        gives that monitor an address of this job
     monitor_reports  reads its answers. Pure
     sessions         reads from /proc what the workers' processes have done
     looks            looks at all of this once, or twice to see what moves

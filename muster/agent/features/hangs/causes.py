@@ -8,7 +8,7 @@ What the stacks do not show is not guessed: if all ranks are at one place, or mo
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from muster._shared.records import record, replace
 from muster._shared.reports import Stack, name_ranks
@@ -43,9 +43,8 @@ class _Place:
         return f"at {self.where}" + (", waiting for its DataLoader" if self.is_loading else "")
 
 
-def explain_hang(stacks: Iterable[Stack]) -> Finding | None:
+def explain_hang(stacks: Sequence[Stack]) -> Finding | None:
     """Name the ranks that block the others; None if flight recorders, NCCL's monitor and stacks show none."""
-    stacks = tuple(stacks)
     places = {stack.global_rank: place for stack in stacks if (place := _find_place(stack.text)) is not None}
     views = [stack.view for stack in stacks if stack.view is not None]
     recorded = find_cause(views) if views else None

@@ -5,7 +5,7 @@ while it, or one that waits for it, has moved between two looks, or within the l
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from muster._shared.reports import RankProgress, RankView, Stack, name_ranks
 from muster.agent.diagnosis.hangs import HangCause, HangJudge, list_progress
@@ -24,43 +24,39 @@ _LATE_SHARE = 0.5
 class Judge(HangJudge):
     """See `HangJudge`."""
 
-    def find_cause(self, stacks: Iterable[Stack]) -> HangCause:
+    def find_cause(self, stacks: Sequence[Stack]) -> HangCause:
         """See `HangJudge`."""
-        known = tuple(stacks)
-        found = explain_hang(known)
+        found = explain_hang(stacks)
         if found is None:
             return HangCause()
-        return HangCause(ranks=found.ranks, clause=found.clause, line=_format_cause(found, known))
+        return HangCause(ranks=found.ranks, clause=found.clause, line=_format_cause(found, stacks))
 
-    def describe_hang(self, stacks: Iterable[Stack]) -> Iterator[str]:
+    def describe_hang(self, stacks: Sequence[Stack]) -> Iterator[str]:
         """See `HangJudge`."""
-        known = tuple(stacks)
-        found = explain_hang(known)
+        found = explain_hang(stacks)
         if found is not None:
-            yield _format_cause(found, known)
-        yield from _list_slow(known)
+            yield _format_cause(found, stacks)
+        yield from _list_slow(stacks)
 
-    def describe_ranks(self, stacks: Iterable[Stack]) -> Iterator[str]:
+    def describe_ranks(self, stacks: Sequence[Stack]) -> Iterator[str]:
         """See `HangJudge`. Then who enters collectives late."""
-        known = tuple(stacks)
-        progress = list_progress(known)
-        verdict = find_verdict(known)
+        progress = list_progress(stacks)
+        verdict = find_verdict(stacks)
         moved = describe_movement(progress)
         if verdict is not None:
             yield verdict
         elif moved is not None:
             yield f"the job makes progress{moved and ': '}{moved}"
-        elif (doubt := _describe_doubt(explain_hang(known), progress)) is not None:
+        elif (doubt := _describe_doubt(explain_hang(stacks), progress)) is not None:
             yield doubt
         if verdict is not None or moved is None:
             yield from format_steps(progress)
-        yield from _list_slow(known)
+        yield from _list_slow(stacks)
 
-    def describe_standstill(self, stacks: Iterable[Stack], for_s: float) -> str | None:
+    def describe_standstill(self, stacks: Sequence[Stack], for_s: float) -> str | None:
         """See `HangJudge`. A job that has done nothing yet does not stand still."""
-        known = tuple(stacks)
-        verdict, cause = find_verdict(known), explain_hang(known)
-        found = verdict or _describe_standstill(known)
+        verdict, cause = find_verdict(stacks), explain_hang(stacks)
+        found = verdict or _describe_standstill(stacks)
         if found is None:
             return None
         # The verdict says how long the others have waited; a second, slightly different time would only raise a
@@ -69,34 +65,32 @@ class Judge(HangJudge):
         return f"the job stands still{'' if has_time else f', for {for_s:.0f} s now'}: {found}; nothing is stopped"
 
 
-def _describe_standstill(known: tuple[Stack, ...]) -> str | None:
+def _describe_standstill(stacks: Sequence[Stack]) -> str | None:
     """Return where the ranks are if nobody is known to block the others."""
-    progress = list_progress(known)
+    progress = list_progress(stacks)
     if not any(each.still_s is not None for each in progress):
         return None
     if any(each.moved is not None or each.is_busy for each in progress):
         return None
-    place = describe_places(known)
+    place = describe_places(stacks)
     places = () if place is None else (place,)
     return "; ".join(("no rank seems to keep the others waiting", *places, *format_steps(progress)))
 
 
-def find_verdict(stacks: Iterable[Stack]) -> str | None:
+def find_verdict(stacks: Sequence[Stack]) -> str | None:
     """Return who blocks the others; None if nobody is known to, or if it is too early to say so."""
-    known = tuple(stacks)
-    cause = explain_hang(known)
-    if cause is None or _find_doubt(cause, list_progress(known)) is not None:
+    cause = explain_hang(stacks)
+    if cause is None or _find_doubt(cause, list_progress(stacks)) is not None:
         return None
-    return _format_cause(cause, known)
+    return _format_cause(cause, stacks)
 
 
-def describe_movement(progress: Iterable[RankProgress]) -> str | None:
+def describe_movement(progress: Sequence[RankProgress]) -> str | None:
     """Return the job's progress: "step 812 of 1000, 7.9 a second"; None if no rank has moved between two looks."""
-    ranks = tuple(progress)
-    moved = [each for each in ranks if each.moved is not None]
+    moved = [each for each in progress if each.moved is not None]
     if not moved:
         return None
-    counted = [text for each in _sort_slowest_first(ranks) if (text := describe_progress(each)) is not None]
+    counted = [text for each in _sort_slowest_first(progress) if (text := describe_progress(each)) is not None]
     return f"step {counted[0]}" if counted else moved[0].moved
 
 
@@ -104,8 +98,7 @@ def _sort_slowest_first(ranks: Iterable[RankProgress]) -> list[RankProgress]:
     return sorted(ranks, key=lambda each: (each.step or 0, each.optimizer_steps or 0, each.global_rank))
 
 
-def _format_cause(cause: Finding, known: Iterable[Stack]) -> str:
-    stacks = tuple(known)
+def _format_cause(cause: Finding, stacks: Sequence[Stack]) -> str:
     place = _name_place(cause.ranks, (stack.view for stack in stacks if stack.view is not None))
     busy = {each.global_rank for each in list_progress(stacks) if each.is_busy} & (cause.ranks - cause.waiting)
     works = f"; {name_ranks(busy)} {'works' if len(busy) == 1 else 'work'} (CPU time, reads or writes)" if busy else ""
@@ -132,8 +125,8 @@ def _describe_doubt(cause: Finding | None, progress: Iterable[RankProgress]) -> 
     return f"no verdict: {doubt}; ask again in a few seconds" if doubt else None
 
 
-def _list_slow(known: Iterable[Stack]) -> Iterator[str]:
-    slow = describe_slow_ranks(stack.view for stack in known if stack.view is not None)
+def _list_slow(stacks: Sequence[Stack]) -> Iterator[str]:
+    slow = describe_slow_ranks(stack.view for stack in stacks if stack.view is not None)
     if slow is not None:
         yield slow
 

@@ -17,7 +17,7 @@ from muster.agent.features.hangs.judge import find_verdict
 from muster.agent.features.hangs.launches import find_launch_cause
 from muster.agent.features.hangs.monitor import Monitor, ask, count_launches
 from muster.agent.features.hangs.monitor_reports import read_report
-from muster.agent.runtime.ports import reserve_monitor_address
+from muster.agent.features.hangs.variables import reserve_monitor_address
 
 NAME = "27a079b828ff1a75"
 TEXTS = [(2, 24, 3), (2, 26, 2), (2, 27, 7)]

@@ -9,7 +9,8 @@ from muster._shared.contract import AskKind, AskOutcome
 from muster._shared.contract import StatusPageLayout as Layout
 from muster._shared.control import describe_answer, parse_answer
 from muster._shared.fields import LateRank
-from muster._shared.reports import ENDED, Answer, Collective, Group, RankProgress, RankView, Stack
+from muster._shared.reports import ENDED, Answer, RankProgress, RankView, Stack
+from muster.agent.diagnosis.hangs import HangJudge
 from muster.agent.rendezvous.consensus.actions import Notify, RoundBreak
 from muster.agent.rendezvous.consensus.events import MemberLost, Reported
 from muster.agent.rendezvous.interface import (
@@ -265,6 +266,23 @@ def test_stacks_of_all_members():
     assert told.answer.stacks == (stack,)
 
 
+JUDGED = "what the judge says of all stacks"
+
+
+class Judge(HangJudge):
+    """Has something to say once it has the stacks of both ranks."""
+
+    def describe_ranks(self, stacks):
+        return [JUDGED] if len(stacks) == 2 else []
+
+    describe_hang = describe_ranks
+
+
+@pytest.fixture(autouse=True)
+def _judge(monkeypatch):
+    monkeypatch.setattr("muster.agent.diagnosis.hangs.load_judge", Judge)
+
+
 def test_how_far_ranks_are_is_answered_with_their_stacks():
     job = Job()
     job.tell(1, Asked, request=7, kind=AskKind.STACKS, limit_s=60.0)
@@ -277,9 +295,7 @@ def test_how_far_ranks_are_is_answered_with_their_stacks():
             Reported(id=str(rank), message=StacksTaken(round_number=job.number, number=1, stacks=(stack,)))
         )
     [told] = actions
-    assert told.answer.line.startswith(
-        "the job makes progress: step 812 of 1000, 7.9 a second, loss 0.25, lr nan; the stacks of 2 of 2 ranks, in "
-    )
+    assert told.answer.line.startswith(f"{JUDGED}; the stacks of 2 of 2 ranks, in ")
     read = parse_answer(encode(told.answer, 1 << 20))
     assert (read.step, [each.step for each in read.progress]) == (812, [812, 814])
     assert (read.progress[0].values, read.progress[0].moved) == ((("loss", "0.25"), ("lr", "nan")), "")
@@ -289,25 +305,14 @@ def take(job, member, *stacks):
     return job.send(Reported(id=member, message=StacksTaken(round_number=job.number, number=1, stacks=stacks)))
 
 
-WAITS = Collective(number=6, operation="all_reduce", sizes="4 x float32", age_s=62.0, is_done=False)
-OWN = Group(name="0", description="default_pg", entered=6, completed=5, ranks=(0, 1), entries=(WAITS,))
-STUCK = Stack(
-    global_rank=0,
-    node=0,
-    local_rank=0,
-    text="File x",
-    view=RankView(global_rank=0, node=0, host="h0", has_server=True, is_answering=True, groups=(OWN,)),
-)
+STUCK = Stack(global_rank=0, node=0, local_rank=0, text="File x")
 GONE = Stack(global_rank=1, node=1, local_rank=0, text="", view=RankView(global_rank=1, node=1, host="h1", state=ENDED))
 IDLE = make_failure(
     host="h0", hung=True, reason="hung: no collective and no step for 60 s (--hang-timeout auto: no step is known yet)"
 )
 PAGE = [
     ("hang_named", "the job hangs: no collective and no step for 60 s (--hang-timeout auto: no step is known yet)"),
-    (
-        "hang_named",
-        "rank 1 (node 1, h1) has ended; rank 0 has waited in all_reduce #6 of default_pg (4 x float32) for 62 s",
-    ),
+    ("hang_named", JUDGED),
     ("", "stacks of rank 0:"),
     ("", "  File x"),
 ]

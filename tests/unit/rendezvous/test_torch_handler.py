@@ -1,15 +1,16 @@
 """What the agent makes of what one of torch's handlers finds, also after it was closed: it may block for long."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 from doubles.leader_history import failure
 from doubles.rendezvous_links import StandingClock
 
 from muster._shared.records import replace
-from muster._shared.reports import RankProgress, Stack
+from muster._shared.reports import Stack
 from muster.agent.config import RendezvousConfig
+from muster.agent.diagnosis.hangs import HangJudge
 from muster.agent.rendezvous.interface import (
     AllSucceeded,
     BreakKind,
@@ -151,7 +152,7 @@ FORMED = HandlerFormedRound(
     use_agent_store=False,
 )
 FAILURE = failure(1)
-STACK = Stack(global_rank=0, node=0, local_rank=0, text="", progress=RankProgress(global_rank=0, step=3, still_s=50.0))
+STACK = Stack(global_rank=0, node=0, local_rank=0, text="")
 
 
 class Job:
@@ -199,15 +200,21 @@ def job(loop: Loop, rendezvous: TorchRendezvous, posted: list[RendezvousEvent]) 
     return Job(loop, rendezvous, posted)
 
 
+class Judge(HangJudge):
+    def describe_standstill(self, stacks: Sequence[Stack], for_s: float) -> str:
+        return f"{[each.global_rank for each in stacks]} stand still for {for_s:.0f} s"
+
+
+@pytest.fixture(autouse=True)
+def _judge(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("muster.agent.diagnosis.hangs.load_judge", Judge)
+
+
 def test_a_node_tells_what_its_ranks_do_once_those_of_all_nodes_stand_still(job: Job, thread: FakeThread) -> None:
     assert job.stand_still(50.0) == []
     assert job.find(AllStandStill()) == [StacksWanted(round_number=1, number=STANDSTILL)]
     [told] = job.look(STACK)
-    assert told == Notice(
-        text="the job stands still, for 50 s now: no rank seems to keep the others waiting; rank 0: step 3; nothing is "
-        "stopped",
-        kind=NoticeKind.STILL,
-    )
+    assert told == Notice(text="[0] stand still for 50 s", kind=NoticeKind.STILL)
     [told] = job.stand_still(0.0)
     assert told == Notice(text="the job goes on and no longer stands still", kind=NoticeKind.STILL_OVER)
     assert job.stand_still(0.0) == []

@@ -1,7 +1,7 @@
 """What is said of a job that is looked at while it runs: of one that hangs, and of one that does not."""
 
 from muster._shared.records import replace
-from muster._shared.reports import Collective, Group, RankProgress, RankView, Stack
+from muster._shared.reports import ENDED, Collective, Group, RankProgress, RankView, Stack
 from muster.agent.features.hangs.judge import Judge
 from muster.agent.features.hangs.looks import Look, Reported, compare
 from muster.agent.features.hangs.sessions import Reading
@@ -33,6 +33,14 @@ def stack(seen: RankView, progress: RankProgress | None = None, text: str = "") 
 
 def still(rank: int, still_s: float | None = 60.0, **rest: object) -> RankProgress:
     return replace(RankProgress(global_rank=rank, still_s=still_s), **rest)
+
+
+def test_a_rank_that_has_ended_is_named_by_those_that_wait_for_it() -> None:
+    waits, gone = view(0, 6), RankView(global_rank=1, node=1, host="b", state=ENDED)
+    waits = replace(waits, groups=(replace(waits.groups[0], ranks=(0, 1)),))
+    assert list(Judge().describe_hang((stack(waits), stack(gone)))) == [
+        f"rank 1 (node 1, b) has ended; rank 0 has waited in {SIXTH} for 60 s"
+    ]
 
 
 STEPPING = {"step": 812, "total": 1000, "rate": 7.9, "moved": ""}

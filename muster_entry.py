@@ -23,6 +23,8 @@ SCHEDULERS = {
     "slurm": "muster.schedulers.slurm:create_scheduler",
     "held": "muster.schedulers.held:create_scheduler",
     "local_held": "muster.schedulers.held:create_attached_scheduler",
+}
+OF_TORCHX = {  # its own, registered again
     "slurm_torchx": "muster.schedulers.runner.builtins:create_slurm",
     "kubernetes_mcad": "muster.schedulers.runner.builtins:create_kubernetes_mcad",
     "aws_batch": "muster.schedulers.runner.builtins:create_aws_batch",
@@ -39,7 +41,7 @@ def __getattr__(name: str) -> object:
     Raises:
         SystemExit: another package hides muster; a traceback of TorchX's would say less.
     """
-    target = {**_COMMANDS, **SCHEDULERS}.get(name)
+    target = {**_COMMANDS, **SCHEDULERS, **OF_TORCHX}.get(name)
     if target is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     other = find_other()

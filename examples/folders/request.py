@@ -51,6 +51,7 @@ def build_spec(app: AppDef, options: FolderOptions, *, app_id: str, folder: str,
             grace_s=options.grace_s,
             env={"PATH": options.path, **options.env},
             stops_together=True,
+            logs_here=True,
         )
 
     plans = {}

@@ -164,10 +164,17 @@ class Env:
     """The default of `--last-call-timeout`, in seconds, set by an adapter (Kubernetes: 30)."""
 
     TERMINATION_LOG: Final = "MUSTER_TERMINATION_LOG"
-    """The file that gets the report (at most 4 KiB). Unset: `/dev/termination-log`, if it exists."""
+    """The file that gets the report (at most 4 KiB). Unset in an agent that no adapter has started:
+    `/dev/termination-log`, if it exists."""
 
     ADAPTER: Final = "MUSTER_ADAPTER"
     """The adapter that started this node, by the name of its scheduler: local_cwd, kubernetes. For reports only."""
+
+    SIGTERM_SENDERS: Final = "MUSTER_SIGTERM_SENDERS"
+    """Set beside `ADAPTER`: what usually sends SIGTERM to this node, in words. "": the adapter says so itself."""
+
+    LOGS_HERE: Final = "MUSTER_LOGS_HERE"
+    """"1" if all nodes of the job are processes of the machine from which it was submitted, with one log folder."""
 
     POD_NAMESPACE: Final = "MUSTER_POD_NAMESPACE"
     """The namespace of the pod (Kubernetes)."""

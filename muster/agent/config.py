@@ -205,8 +205,9 @@ class AgentConfig:
     node_name: str = ""
     """This machine's name in reports."""
     termination_log: str | None = None
+    """The file that gets the report. None: none does."""
     is_pod: bool = False
-    """Whether Kubernetes reads a termination log if there is one: no other adapter has submitted this agent."""
+    """Whether Kubernetes reads the termination log."""
     report_columns: int = 70
     """How wide the report is. An adapter's reader puts the role and the node before each line."""
     counts_since: str = ""

@@ -23,30 +23,20 @@ from muster._shared.reports import Answer
 from muster.cli import operations, run_command
 from muster.cli.adapters import create_scheduler
 from muster.cli.answers import say
-from muster.schedulers.adapter.scheduler import PluginScheduler
-from muster.schedulers.adapter.waiting_line import WaitingLine
+from muster.schedulers.adapter.factories import find_properties
 from muster.schedulers.agent_command import is_agent_role, list_agent_flags
 from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.gpus import list_devices
-from muster.schedulers.held.holds import SHARED_KEY, build_remote, choose_hold, read_states
-from muster.schedulers.local.holds import add_hold, build_hold, forget_hold
+from muster.schedulers.held.holds import RUNS, SHARED_KEY, add_hold, choose_hold, forget_hold
+from muster.schedulers.held.readiness import wait_ready
 from muster.schedulers.runner import config_file
-from muster.schedulers.supervision import client
-from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
+from muster.schedulers.supervision.registry import find_state_dir
 
 _SESSION: Final = "torchx"
-_SCHEDULER: Final = "local_cwd"
 _MODULE: Final = "muster.hold"
 """Stands for the program that a component wants."""
 _AGENT_WORDS: Final = 2
 """`-m muster.agent`."""
-_POLL_S: Final = 0.05
-_ELSEWHERE_POLL_S: Final = 0.3
-_NOT_HELD: Final = {
-    "detached": "detached and local_cwd have the same nodes: hold them with -s local_cwd",
-    "held": "-s held runs jobs on a hold: name the scheduler whose nodes to hold, such as -s local_cwd",
-    "local_held": "-s local_held runs jobs on a hold: name the scheduler whose nodes to hold, such as -s local_cwd",
-}
 _RELEASE_S: Final = 60.0
 
 
@@ -65,11 +55,11 @@ def hold(words: Sequence[str], name: str, scheduler_args: str | None, *, idle_s:
         ControlError: it cannot be submitted, or it has ended before it was ready.
     """
     config_file.check_files()
-    if name in _NOT_HELD:
-        raise ControlError(_NOT_HELD[name], ExitCode.USAGE)
+    properties = find_properties(name)
+    if properties.refuses_hold:
+        raise ControlError(properties.refuses_hold, ExitCode.USAGE)
     app = build_hold_app(_build_app(words), idle_s=idle_s)
     try:
-        state_dir = find_state_dir(os.environ)
         scheduler = create_scheduler(name, _SESSION)
         with Runner(_SESSION, {name: lambda *_args, **_more: scheduler}) as runner:
             cfg = scheduler.run_opts().cfg_from_str(scheduler_args)
@@ -78,23 +68,18 @@ def hold(words: Sequence[str], name: str, scheduler_args: str | None, *, idle_s:
                 raise ControlError(
                     "a hold always goes on when its command ends: leave detach=false out", ExitCode.USAGE
                 )
-            if name == "slurm":
-                cfg.setdefault("continues", "no")  # it ends with its allocation
-                if str(cfg.get("shared", "true")).lower() != "false":
-                    app.roles[0].metadata[SHARED_KEY] = "1"
+            for option, value in properties.hold_options.items():
+                cfg.setdefault(option, value)
+            if scheduler.shares_folders(cfg):
+                app.roles[0].metadata[SHARED_KEY] = "1"
             info = runner.dryrun(app, name, cfg=cfg, workspace=None)
             handle = runner.schedule(info)
             app_id = specs.parse_app_handle(handle)[2]
-            add_hold(state_dir, name, app_id)
+            add_hold(find_state_dir(os.environ), name, app_id)
             if not as_json:
                 print_line(handle, sys.stdout)
                 sys.stdout.flush()
-            try:
-                states = _wait_ready(app_id) if name == _SCHEDULER else _wait_ready_elsewhere(scheduler, name, app_id)
-            except BaseException:
-                runner.cancel(handle)
-                forget_hold(state_dir, app_id)
-                raise
+            states = wait_ready(scheduler, app_id, lambda line: say(f"{app_id} {line}"))
     except (EngineError, SchedulerError) as error:
         raise ControlError(str(error), ExitCode.REFUSED) from error
     except specs.InvalidRunConfigException as error:
@@ -131,55 +116,6 @@ def build_hold_app(app: AppDef, *, idle_s: float) -> AppDef:
     role.metadata[HOLD_METADATA] = muster.__version__
     app.metadata = {**app.metadata, HOLD_METADATA: "1"}
     return app
-
-
-def _wait_ready(app_id: str) -> Sequence[Mapping[str, Any]]:
-    """Wait until agents wait on all nodes, and return what their holders report.
-
-    Raises:
-        ControlError: the hold has ended.
-    """
-    registry = AppRegistry(find_state_dir(os.environ), _SCHEDULER)
-    while True:
-        folder = registry.open(app_id)
-        spec, record = (None, None) if folder is None else client.read_app(folder)
-        if folder is None or spec is None or client.has_ended(record):
-            reason = record.app.reason or "before all nodes were ready" if record is not None else "it was deleted"
-            raise ControlError(f"{app_id} has ended: {reason}; `muster log {app_id}` prints why", ExitCode.REFUSED)
-        made = build_hold(folder, spec)
-        states = made.read_states()
-        if _are_ready(app_id, states):
-            return states
-        time.sleep(_POLL_S)
-
-
-def _wait_ready_elsewhere(scheduler: PluginScheduler, name: str, app_id: str) -> Sequence[Mapping[str, Any]]:
-    """Do the same on nodes of another adapter, which are asked. It returns when a cluster has started them.
-
-    Raises:
-        ControlError: the hold has ended.
-    """
-    state_dir = find_state_dir(os.environ)
-    waiting_line = WaitingLine(lambda app_id, line: say(f"{app_id} {line}"))
-    while True:
-        response = scheduler.describe_app(app_id)
-        if response is None or is_terminal(response.state):
-            state = "it was deleted" if response is None else response.state.name
-            raise ControlError(f"{app_id} has ended: {state}; `muster log {app_id}` prints why", ExitCode.REFUSED)
-        waiting_line.update(response)
-        made = build_remote(state_dir, name, app_id, list(response.roles))
-        if response.state is AppState.RUNNING and made is not None:
-            states = read_states(scheduler, made, waits=True)
-            if _are_ready(app_id, states):
-                return states
-        time.sleep(_ELSEWHERE_POLL_S)
-
-
-def _are_ready(app_id: str, states: Sequence[Mapping[str, Any]]) -> bool:
-    names = {str(state.get(HoldKey.STATE, "")) for state in states}
-    if "cold" in names:
-        raise ControlError(f"no agent can wait; `muster log {app_id}` prints why", ExitCode.REFUSED)
-    return names <= {"ready", "busy"}
 
 
 def _print_ready(handle: str, states: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
@@ -228,11 +164,11 @@ def release(name: str | None, *, now: bool) -> Answer:
         raise ControlError(str(error), ExitCode.LOST) from error
     run = found.find_run()
     if run and not now:
-        stops = "" if " " in run else f"`muster stop held://{run}` stops it, "  # else a program's, not an app
+        stops = "" if " " in run else f"`muster stop {RUNS}://{run}` stops it, "  # else a program's, not an app
         hint = f"{stops}`muster release --now {found.app_id}` ends both"
         raise ControlError(f"{found.handle} runs {run}: {hint}", ExitCode.REFUSED)
     if run and " " not in run:
-        _end(f"held://{run}")
+        _end(f"{RUNS}://{run}")
     _end(found.handle)
     forget_hold(state_dir, found.app_id)
     return Answer(outcome=AskOutcome.DONE, line=f"{found.handle} is released")

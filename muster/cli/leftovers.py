@@ -1,8 +1,7 @@
-"""Finds what ended jobs have left on this machine and on its Docker engine, and what Slurm's have left.
+"""Finds what ended jobs have left.
 
-Each scheduler, also one of another package, finds what its apps have left (`PluginScheduler.find_leftovers`). Some
-things have no app any more: packed workspaces, containers, volumes, unpacked agents, logs of agents started by hand.
-They are found here.
+Each scheduler, also one of another package, finds what its apps have left (`PluginScheduler.find_leftovers`). Unpacked
+agents, and logs of agents that were started by hand, are found here.
 
 TorchX 0.7 has no command that removes them, and the nightly's removes one job at a time. Jobs that run, and jobs of
 other users and other homes, are never listed here.
@@ -18,16 +17,14 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
+from muster._shared.control import ControlError, ExitCode
 from muster._shared.folders import remove_folder
 from muster._shared.foreign_files import walk_files
 from muster._shared.ownership import check_folder
-from muster.cli.adapters import close_quietly, create_keepers, describe_error
+from muster.cli.adapters import close_quietly, create_scheduler, describe_error
 from muster.schedulers import bundle_start
+from muster.schedulers.adapter.factories import list_properties
 from muster.schedulers.adapter.scheduler import Leftover, measure_folder
-from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
-
-_DOCKER: Final = "docker"
-"""The registry of both Docker schedulers."""
 
 _AGENT_LOGS: Final = re.compile(r"muster_[a-z0-9_]{8}")
 """As `tempfile.mkdtemp` names the folder of an agent without `--log-dir`."""
@@ -39,58 +36,27 @@ def find_leftovers(env: Mapping[str, str], *, ended_before_s: float, opened: Exi
     """Find what can be removed, oldest first.
 
     Args:
-        env: the environment, for the state folder and the engine's address.
+        env: the environment, for the folder of temporary files.
         ended_before_s: wall-clock seconds. Jobs that ended later are left alone.
-        opened: closes the schedulers and the engine with which what was found is removed.
+        opened: closes the schedulers with which what was found is removed.
     """
-    state_dir = find_state_dir(env)
-    found = [*_find_of_schedulers(opened), *_find_packed(state_dir)]
-    found += _find_killed_submissions(state_dir)
-    found += _find_unpacked_agents()
+    found = [*_find_of_schedulers(opened), *_find_unpacked_agents()]
     found += _find_logs_of_agents(Path(env.get("TMPDIR") or tempfile.gettempdir()))
-    found += _find_lost_containers(env, state_dir, opened)
     old = [each for each in found if each.ended_s is None or each.ended_s <= ended_before_s]
     return sorted(old, key=lambda each: (each.ended_s or 0.0, each.name))
 
 
 def _find_of_schedulers(opened: ExitStack) -> Iterator[Leftover]:
-    for name, scheduler in create_keepers("prune"):
-        opened.callback(close_quietly, name, scheduler)
+    """Ask all schedulers. One that fails is named in a line, and one that cannot be asked here is left out."""
+    for name in list_properties():
         try:
+            scheduler = create_scheduler(name, "prune")
+            opened.callback(close_quietly, name, scheduler)
             yield from scheduler.find_leftovers()
-        except Exception as error:  # noqa: BLE001  # others are removed all the same
+        except ControlError as error:  # noqa: PERF203  # the others' are removed all the same
+            logger.log(logging.INFO if error.exit_code is ExitCode.USAGE else logging.WARNING, "%s", error)
+        except Exception as error:  # noqa: BLE001  # another package's
             logger.warning("%s: %s", name, describe_error(error))
-
-
-def _find_packed(state_dir: Path) -> Iterator[Leftover]:
-    from muster.schedulers.docker.live.payload import find_left_folders
-
-    for folder in find_left_folders(state_dir):
-        try:
-            changed_s = folder.stat().st_mtime
-        except OSError:
-            continue
-        yield Leftover(
-            name=folder.name,
-            what="a workspace that a killed command had packed",
-            size_bytes=measure_folder(folder),
-            ended_s=changed_s,
-            remove=lambda folder=folder: remove_folder(folder),  # type: ignore[misc]
-        )
-
-
-def _find_killed_submissions(state_dir: Path) -> Iterator[Leftover]:
-    """Return what a command on the way to an engine has left: no supervisor knows of it."""
-    from muster.schedulers.docker.live import submissions
-
-    for mark in submissions.find_killed(state_dir):
-        yield Leftover(
-            name=f"{_DOCKER}://{mark.app_id}",
-            what="its submission was killed: containers, network, reservations",
-            size_bytes=measure_folder(state_dir / submissions.APPS / mark.app_id),
-            ended_s=mark.made_s,
-            remove=lambda mark=mark: submissions.remove_killed(state_dir, mark),  # type: ignore[misc]
-        )
 
 
 def _find_unpacked_agents() -> Iterator[Leftover]:
@@ -152,54 +118,3 @@ def _lock_ended(path: Path) -> Iterator[None]:
 def _remove_ended(path: Path) -> None:
     with _lock_ended(path):
         remove_folder(path)
-
-
-def _find_lost_containers(env: Mapping[str, str], state_dir: Path, opened: ExitStack) -> Iterator[Leftover]:
-    """Return the containers of this home's apps whose state folder is gone, and reservations without an app."""
-    from muster.schedulers.docker.engine.client import Engine
-    from muster.schedulers.docker.engine.errors import DockerError
-    from muster.schedulers.docker.live import creation, submissions, unregistered
-    from muster.schedulers.docker.spec import Label
-    from muster.schedulers.docker.users import build_user_id
-
-    engine = Engine(env)
-    opened.callback(engine.close)
-    try:
-        apps, remains = unregistered.list_apps(engine), unregistered.list_remains(engine)
-        caches = unregistered.list_caches(engine)
-    except DockerError as error:
-        logger.info("%s", error)
-        return
-    # Submissions register first, then unmark.
-    known = submissions.list_submitting(state_dir) | set(AppRegistry(state_dir, _DOCKER))
-    mine = {Label.USER: build_user_id(), Label.STATE_DIR: str(state_dir)}
-    for app_id, containers in apps.items():
-        if app_id in known or any(facts.running for facts in containers):
-            continue
-        if unregistered.find_other_state_dir(containers, str(state_dir)) is not None:
-            continue
-        yield Leftover(
-            name=f"{_DOCKER}://{app_id}",
-            what=f"its state folder is gone: {len(containers)} containers",
-            size_bytes=0,
-            ended_s=unregistered.find_end_s(containers),
-            remove=lambda labels={**mine, Label.APP: app_id}: creation.remove_app(engine, labels),  # type: ignore[misc]
-        )
-    for app_id, labels in remains.items():
-        if app_id in known or labels[0][Label.STATE_DIR] != str(state_dir):
-            continue
-        yield Leftover(
-            name=f"{_DOCKER}://{app_id}",
-            what="reservations, networks or volumes of a job that is gone",
-            size_bytes=0,
-            ended_s=None,
-            remove=lambda labels={**mine, Label.APP: app_id}: creation.remove_app(engine, labels),  # type: ignore[misc]
-        )
-    for volume, created_s in caches.items():
-        yield Leftover(
-            name=f"{_DOCKER} volume {volume}",
-            what="compile caches that no container has",
-            size_bytes=0,
-            ended_s=created_s,
-            remove=lambda volume=volume: engine.remove_volume(volume),  # type: ignore[misc]
-        )

@@ -19,11 +19,12 @@ from torchx.specs.api import ReplicaStatus
 
 from muster._shared.contract import HOLD_FLAG, print_line
 from muster._shared.control import ControlError, ExitCode
-from muster.cli.adapters import create_scheduler, describe_error, list_names
+from muster.cli.adapters import create_scheduler, describe_error
 from muster.cli.answers import say
-from muster.cli.handles import SAME_APPS, list_newest, name_handle
+from muster.cli.handles import list_newest, name_handle
 from muster.cli.operations import open_scheduler
 from muster.cli.prune import format_age
+from muster.schedulers.adapter.factories import list_properties
 from muster.schedulers.adapter.facts import AppFacts
 from muster.schedulers.adapter.job_line import build_data, format_line
 from muster.schedulers.adapter.scheduler import ListedApp, PluginScheduler
@@ -176,7 +177,7 @@ def print_list(names: Iterable[str], *, limit: int, as_json: bool) -> int:
         as_json: as one line of JSON.
     """
     wanted = tuple(names)
-    listings = read_listings(wanted or find_names(), limit, are_named=bool(wanted), counts_others=not as_json)
+    listings = read_listings(wanted or list_properties(), limit, are_named=bool(wanted), counts_others=not as_json)
     apps = sort_apps(app for each in listings for app in each.apps)[-limit:]
     problems = {each.scheduler: each.problem for each in listings if each.problem}
     code = ExitCode.LOST if wanted and problems else ExitCode.DONE
@@ -216,11 +217,6 @@ def _print_apps(apps: Iterable[Listed]) -> None:
     for handle, age, line in rows:
         text = f"{handle:{widths[0]}}  {age:{widths[1]}}  {line}"
         print_line(f"{text[: columns - 1]}…" if columns and len(text) > columns else text, sys.stdout)
-
-
-def find_names() -> list[str]:
-    """Name the schedulers that can be listed. Those that have the same apps as another are left out."""
-    return [name for name in list_names() if name not in SAME_APPS]
 
 
 def read_listings(names: Iterable[str], limit: int, *, are_named: bool, counts_others: bool = False) -> list[Listing]:

@@ -36,6 +36,7 @@ from muster.cli.adapters import create_scheduler
 from muster.cli.answers import say
 from muster.cli.output.reported import list_stderr, parse_error
 from muster.cli.output.streaming import LinePrinter
+from muster.schedulers.adapter.factories import DEFAULT
 from muster.schedulers.adapter.job_line import format_line
 from muster.schedulers.adapter.scheduler import LogRequest, PluginScheduler
 from muster.schedulers.adapter.status import count_replicas, parse_status
@@ -84,7 +85,7 @@ def run(given: Given) -> int:
     """
     config_file.check_files()
     defaults = config.get_configs(prefix="cli", name="run")
-    name = given.scheduler or defaults.get("scheduler") or "local_cwd"
+    name = given.scheduler or defaults.get("scheduler") or DEFAULT
     workspace = defaults.get("workspace") if given.workspace is None else given.workspace
     component, words = split_component(given.component, defaults.get("component"))
     os.environ.setdefault("TORCHX_CONTEXT_NAME", "cli_run")
@@ -93,7 +94,7 @@ def run(given: Given) -> int:
         with Runner(_SESSION, {name: lambda *_args, **_more: scheduler}) as runner:
             cfg = scheduler.run_opts().cfg_from_str(given.scheduler_args)
             config_file.apply_section(scheduler.run_opts(), name, cfg)
-            for option, value in scheduler.RUN_DEFAULTS.items():
+            for option, value in scheduler.properties.run_options.items():
                 cfg.setdefault(option, value)
             info = runner.dryrun(
                 build_app(component, words),
@@ -109,7 +110,7 @@ def run(given: Given) -> int:
             print_line(handle, sys.stdout)
             sys.stdout.flush()
             app_id = specs.parse_app_handle(handle)[2]
-            is_attached = name.startswith("local") or str(cfg.get("detach")).lower() in FALSE_WORDS
+            is_attached = scheduler.properties.waits or str(cfg.get("detach")).lower() in FALSE_WORDS
             if not (is_attached or given.wait or given.log):
                 _print_state(scheduler, app_id)
                 return 0
@@ -306,7 +307,7 @@ def _follow(scheduler: PluginScheduler, app_id: str, *, is_attached: bool, shows
             say(f"{app_id} goes on; `muster stop {scheduler.backend}://{app_id}` ends it")
         raise
     if response is None:
-        raise ControlError(f"{app_id} no longer exists: {scheduler.DELETED}", ExitCode.UNKNOWN)
+        raise ControlError(f"{app_id} no longer exists: {scheduler.properties.deleted}", ExitCode.UNKNOWN)
     if response.state is AppState.SUCCEEDED or not has_report:
         facts = scheduler.read_facts(app_id)
         say(f"{app_id} {format_line(parse_status(response) if facts is None else facts)}")

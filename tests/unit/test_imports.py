@@ -16,6 +16,7 @@ import pytest
 import muster
 import muster.elastic
 from muster.schedulers import adapter
+from muster_entry import SCHEDULERS
 
 PACKAGE = Path(muster.__file__).parent
 ROOMS = ("agent", "components", "elastic", "schedulers")
@@ -121,6 +122,16 @@ def test_no_room_imports_another(imports: list[Import]) -> None:
         return found.top == "muster" and target[0] in ROOMS and target[0] not in (found.place, *allowed)
 
     assert offenders(found for found in imports if found.module != "muster" and crosses(found)) == []
+
+
+def test_what_declares_a_schedulers_properties_imports_neither_torchx_nor_a_client(imports: list[Import]) -> None:
+    """`muster list` reads them of all schedulers."""
+    paths = {f"{target.partition(':')[0].replace('.', '/')}/__init__.py" for target in SCHEDULERS.values()}
+    found = [each for each in imports if f"muster/{each.path}" in paths and each.at_import]
+    assert {each.path for each in found} == {path.removeprefix("muster/") for path in paths}
+    allowed = ("muster.schedulers.adapter.properties.", "muster._shared.processes.")
+    light = (each for each in found if each.top not in sys.stdlib_module_names)
+    assert offenders(each for each in light if not each.module.startswith(allowed)) == []
 
 
 def test_the_contract_of_adapters_knows_the_seam_only(imports: list[Import]) -> None:

@@ -42,13 +42,6 @@ _START_METHODS = ("spawn", "fork", "forkserver")
 _STARTS = ("auto", "cold", "warm")
 _COLLAPSES = ("auto", "on", "off")
 _NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
-_LOCAL_ADAPTERS = ("local_cwd", "detached")
-_SIGTERM_SENDERS = {
-    "kubernetes": "Kubernetes, which deletes or evicts the pod, or `torchx cancel`",
-    "slurm": "",  # its own process on the node prints why
-}
-"""By adapter."""
-_OTHER_SENDERS = "`torchx cancel`, the end of `torchx run`, or `kill`"
 _PREEMPTION_SIGNALS = ("SIGUSR1", "SIGHUP", "SIGQUIT", "SIGTERM")
 """Signals that the guard passes on. SIGINT is Ctrl-C, and SIGUSR2 prints stacks."""
 DEFAULT_RESTART_BACKOFF_S = 1.0
@@ -98,6 +91,7 @@ def _build_config(values: FlagValues, environ: Mapping[str, str], program: Progr
     host_name = os.uname().nodename
     shutdown_timeout_s = _choose_shutdown_timeout_s(values, environ)
     kill_limit_s = _read_kill_limit_s(environ)
+    termination_log = _find_termination_log(environ)
     rendezvous = build_rendezvous_config(
         values, environ, host_name=host_name, stop_limit_s=shutdown_timeout_s + kill_limit_s
     )
@@ -135,8 +129,8 @@ def _build_config(values: FlagValues, environ: Mapping[str, str], program: Progr
         base_env={name: value for name, value in environ.items() if name not in Env.PRIVATE},
         agent_error_file=environ.get("TORCHELASTIC_ERROR_FILE") or None,
         node_name=environ.get(Env.NODE_NAME) or environ.get("SLURMD_NODENAME") or host_name,
-        termination_log=_find_termination_log(environ),
-        is_pod=environ.get(Env.ADAPTER, "kubernetes") == "kubernetes",
+        termination_log=termination_log,
+        is_pod=termination_log == _TERMINATION_LOG,
         report_columns=_choose_report_columns(environ, role, rendezvous),
         log_command=_build_log_command(environ),
         stops_together=environ.get(Env.STOPS_TOGETHER) == "1",
@@ -336,20 +330,18 @@ def _name_sigterm_senders(environ: Mapping[str, str]) -> str:
     """Say what usually sends SIGTERM here. Which process has sent one is not known: Python's handlers are not told."""
     if Env.CONTROL_FD in environ:
         return "the program that has started the job"
-    adapter = environ.get(Env.ADAPTER)
-    if adapter:
-        return _SIGTERM_SENDERS.get(adapter, _OTHER_SENDERS)
+    if Env.SIGTERM_SENDERS in environ:
+        return environ[Env.SIGTERM_SENDERS]
     job_id = environ.get("SLURM_JOB_ID")
     return f"`kill`, `timeout` or {f'Slurm: see `sacct -j {job_id}`' if job_id else 'a scheduler'}"
 
 
 def _build_log_command(environ: Mapping[str, str]) -> str | None:
-    """Return `torchx log kubernetes://torchx/NAMESPACE:APP` if the adapter's nodes are containers."""
+    """Return `torchx log kubernetes://torchx/NAMESPACE:APP` if the logs are not on the user's machine."""
     adapter, app_id = environ.get(Env.ADAPTER), environ.get(Env.APP_ID)
-    if not app_id or adapter is None or adapter in _LOCAL_ADAPTERS:
+    if not (adapter and app_id) or Env.LOGS_HERE in environ:
         return None
-    namespace = environ.get(Env.POD_NAMESPACE) if adapter == "kubernetes" else None  # a pod may be a hold's
-    return f"torchx log {adapter}://torchx/{f'{namespace}:' if namespace else ''}{app_id}"
+    return f"torchx log {environ.get('TORCHX_JOB_ID') or f'{adapter}://torchx/{app_id}'}"
 
 
 def _choose_nproc(values: FlagValues, environ: Mapping[str, str]) -> int:
@@ -365,10 +357,8 @@ def _choose_nproc(values: FlagValues, environ: Mapping[str, str]) -> int:
 
 
 def _find_termination_log(environ: Mapping[str, str]) -> str | None:
-    named = environ.get(Env.TERMINATION_LOG)
-    if named is not None:
-        return named or None
-    return _TERMINATION_LOG if os.path.exists(_TERMINATION_LOG) else None
+    is_default = Env.ADAPTER not in environ and os.path.exists(_TERMINATION_LOG)
+    return environ.get(Env.TERMINATION_LOG, _TERMINATION_LOG if is_default else "") or None
 
 
 # -- the streams' own grammar ------------------------------------------------------------------------------------------

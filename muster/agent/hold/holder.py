@@ -41,7 +41,6 @@ _BEHIND_S: Final = 0.12
 """How long the next agent's start leaves the CPUs to the end of a run's command, unless another run has come."""
 _LAST_S: Final = 20.0
 """How much later than node 0 the other nodes on several machines are idle, because a run claims node 0 first."""
-_LOCAL: Final = "local_cwd"
 _GUARD_VARIABLES: Final = (STOP_LIMIT_VARIABLE, Env.STOPS_TOGETHER)
 """What a guard reads when it starts; only a run of an adapter has the second variable."""
 
@@ -61,7 +60,7 @@ class Holder:
             OSError: the folder cannot be made, or is another user's.
         """
         self._index = index
-        self._is_local = os.environ.get(Env.ADAPTER) == _LOCAL
+        self._is_local = os.environ.get(Env.LOGS_HERE) == "1"
         self._idle_s = idle_s if self._is_local or index == 0 else idle_s + _LAST_S
         self._flags = flags
         self._facts = facts.read_facts()

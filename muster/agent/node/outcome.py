@@ -57,8 +57,7 @@ def report_outcome(finish: Finish, config: AgentConfig, logs: LogRouter, times: 
     if finish.ended is not None and finish.ended.report is not None:
         _write_reports(finish.ended.report, config, logs)
         if finish.ended.prints_report:
-            is_pod = config.termination_log is not None and config.is_pod
-            logs.wait_for_output(_POD_OUTPUT_CAP_S if is_pod else _OUTPUT_CAP_S)  # a reader's last line
+            logs.wait_for_output(_POD_OUTPUT_CAP_S if config.is_pod else _OUTPUT_CAP_S)  # a reader's last line
             logs.print_text(format_page(finish.ended.report, config, logs, last, has_colour=logs.has_colour))
     if prints_last_line(finish, config, last):
         if config.counts_since:

@@ -241,7 +241,7 @@ def _load_app(word: str, role: str | None) -> JobRecords:
         events = parse_files(iter(files))
         tracebacks = _read_tracebacks(events, lambda index, name: read(index, name, _REPORT_BYTES))
         is_here = scheduler.find_run_dir(app_id, role) is not None
-        is_in_pods = scheduler.backend == "kubernetes"
+        properties = scheduler.properties
     for line in failed.values():
         say(line)
     if not events and response.state in (AppState.UNSUBMITTED, AppState.SUBMITTED, AppState.PENDING):
@@ -251,8 +251,8 @@ def _load_app(word: str, role: str | None) -> JobRecords:
         has_ended = is_terminal(response.state) or response.state is AppState.UNKNOWN
         told = "How it ended and what it printed" if has_ended else "How it is doing and what it prints"
         where = "they are not here, and no running node has them"
-        if is_in_pods and has_ended:
-            where = "they were files in its pods, which have ended"
+        if has_ended and not properties.reads_ended_nodes:
+            where = f"they were files in its {properties.node_word}s, which have ended"
         line = (
             f"the records of {app_id} cannot be read: {where}. "
             f"{_describe_keeping(roles[role])} {told} is in `muster status` and `muster log`"

@@ -38,8 +38,9 @@ def _run(
     *, scheduler: str | None, scheduler_args: str | None, idle_s: float, as_json: bool, component: list[str]
 ) -> int:
     from muster.cli.hold_command import hold
+    from muster.schedulers.adapter.factories import DEFAULT
 
-    return hold(component, scheduler or "local_cwd", scheduler_args, idle_s=idle_s, as_json=as_json)
+    return hold(component, scheduler or DEFAULT, scheduler_args, idle_s=idle_s, as_json=as_json)
 
 
 def _parse_minutes(text: str) -> float:

@@ -56,8 +56,6 @@ _EVENTS_LIMIT_BYTES: Final = 256 << 20
 _NO_LOG: Final = re.compile(r"\[muster\] \S+/\d+ has no log")
 """How the line begins in which Kubernetes' adapter says that a node's log is gone."""
 _MOST_RANKS: Final = 1 << 16
-_NODE_WORDS: Final[Mapping[str, str]] = {"kubernetes": "pod", "docker": "container", "local_docker": "container"}
-"""What the output of a node ends with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -328,12 +326,13 @@ class _Log:
     def _describe_lost_attempt(self, role: str, attempt: int | None) -> str:
         line = f"the files of attempt {attempt} cannot be read: they are not on this machine, and no node has them"
         advice = describe_keeping(self._find_role(role))
-        return f"{line}; {advice}" if self._scheduler.backend in _NODE_WORDS else line
+        return f"{line}; {advice}" if self._scheduler.properties.loses_files else line
 
     def _describe_keeping(self, role: str) -> str:
         """Say how to keep what ends with a pod or a container. "": elsewhere files stay."""
-        node = _NODE_WORDS.get(self._scheduler.backend)
-        return f" with its {node}s; {describe_keeping(self._find_role(role))}" if node else ""
+        properties = self._scheduler.properties
+        gone = f" with its {properties.node_word}s; {describe_keeping(self._find_role(role))}"
+        return gone if properties.loses_files else ""
 
     def _read_report(self, role: str) -> Report | None:
         if role not in self._reports:
@@ -418,10 +417,11 @@ class _Log:
             ControlError: there is no such rank, or the report knows no line of it.
         """
         is_unmarked = not prefixes and not has_tee(self._find_role(role))
+        node_word = self._scheduler.properties.node_word
         if is_unmarked:
             why = f"no line is marked as rank {rank}'s, and it has no file"
         else:
-            why = f"the files and lines of rank {rank} are gone with its {self._node_word}, or out of reach"
+            why = f"the files and lines of rank {rank} are gone with its {node_word}, or out of reach"
         if self._print_from_report(role, rank, attempt, why):
             return
         self._check_rank(role, rank, prefixes)
@@ -446,14 +446,10 @@ class _Log:
         else:
             left = "has the job's report" if state is AppState.FAILED else "prints what is left of the job's output"
             line = (
-                f"there is no file and no line of rank {rank} any more: its output ended with its {self._node_word}, "
+                f"there is no file and no line of rank {rank} any more: its output ended with its {node_word}, "
                 f"or it wrote nothing; `muster log {self._app_id}` {left}"
             )
         raise ControlError(line, ExitCode.REFUSED)
-
-    @property
-    def _node_word(self) -> str:
-        return _NODE_WORDS.get(self._scheduler.backend, "node")
 
     def _find_role(self, name: str) -> Role:
         return next(role for role in self._response.roles if role.name == name)

@@ -9,6 +9,7 @@ from pathlib import Path
 from torchx.schedulers.api import DescribeAppResponse
 
 from muster.schedulers.adapter.facts import AppFacts
+from muster.schedulers.adapter.properties import Properties
 from muster.schedulers.adapter.scheduler import LogRequest, read_run_file
 from muster.schedulers.adapter.status import build_status
 
@@ -22,6 +23,7 @@ class RunFolder:
     """
 
     backend = ""
+    properties = Properties()
 
     def __init__(self, folder: Path, read: Callable[[Path], AppFacts]) -> None:
         self.folder = folder

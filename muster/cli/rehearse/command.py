@@ -29,6 +29,7 @@ from muster.cli.rehearse.saves import Kept
 from muster.cli.rehearse.table import Report, build_json, build_junit, build_table, dump_json
 from muster.cli.rehearse.trial import Case, Limits, Result, Trial, enter_folder
 from muster.cli.rehearse.world import make_world
+from muster.schedulers.adapter.factories import DEFAULT
 from muster.schedulers.adapter.supervised import SupervisedScheduler
 from muster.schedulers.agent_command import is_agent_role
 from muster.schedulers.errors import EngineError, SchedulerError, describe_os_error
@@ -172,7 +173,7 @@ def _rehearse(request: Request) -> int:
     try:
         with ExitStack() as stack:
             journal = stack.enter_context(Journal(journals))
-            scheduler = stack.enter_context(closing(create_scheduler("local_cwd", "rehearse")))
+            scheduler = stack.enter_context(closing(create_scheduler(DEFAULT, "rehearse")))
             assert isinstance(scheduler, SupervisedScheduler)  # noqa: S101  # this package's
             stack.callback(remove_folder, request.folder / _KEPT, ignores_errors=True)
             stage = _Stage(request, workspace, scheduler, journal)

@@ -25,6 +25,7 @@ from muster._shared.control import ControlError, ExitCode, describe_answer
 from muster._shared.foreign_files import parse_json, read_whole
 from muster.cli import operations
 from muster.cli.answers import say
+from muster.schedulers.adapter.factories import find_properties
 from muster.schedulers.errors import UnsafeFolderError
 from muster.schedulers.supervision.registry import find_state_dir
 
@@ -111,7 +112,7 @@ def watch(words: Sequence[str], workspace: str) -> int:
 
 def may_outlive_command(handle: str) -> bool:
     """Return whether the job of a handle may go on when its command ends. On a hold it does if it is told to."""
-    return bool(handle) and not handle.startswith("local_")
+    return bool(handle) and not find_properties(handle.partition("://")[0]).waits
 
 
 class _Run:
@@ -153,7 +154,8 @@ class _Run:
     @property
     def outlives_command(self) -> bool:
         """Whether the job goes on when its command ends."""
-        return may_outlive_command(self.handle) and not self.handle.startswith("held:")
+        options = find_properties(self.handle.partition("://")[0]).run_options
+        return may_outlive_command(self.handle) and options.get("detach") != "false"
 
     def poll(self) -> int | None:
         """Return its exit code. None: it runs."""

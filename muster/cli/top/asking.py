@@ -11,9 +11,10 @@ from muster._shared.reports import Answer
 from muster.cli import operations
 from muster.cli.afterwards import log_folder
 from muster.cli.output.log_command import FILES, follow_files, select_rank
-from muster.cli.overview import STATE_CODES, find_names, read_app, read_listings, sort_apps
+from muster.cli.overview import STATE_CODES, read_app, read_listings, sort_apps
 from muster.cli.top.picture import JobList, JobPicture, JobRow
 from muster.cli.top.state import Deed
+from muster.schedulers.adapter.factories import list_properties
 from muster.schedulers.adapter.facts import AppFacts
 from muster.schedulers.adapter.job_line import format_line, name_state
 from muster.schedulers.adapter.scheduler import LogRequest
@@ -33,7 +34,7 @@ class SchedulerJobs:
 
     def list_jobs(self) -> JobList:
         """See `source.Jobs`."""
-        listings = read_listings(find_names(), MOST_JOBS, are_named=False)
+        listings = read_listings(list_properties(), MOST_JOBS, are_named=False)
         apps = sort_apps(app for each in listings for app in each.apps)
         return JobList(
             rows=[

@@ -18,10 +18,11 @@ An adapter derives from one of three classes. Each does more than the one before
 The names of `__all__` are stable: a release that changes one says so in the change log. From outside of muster, import
 them from this package only: the modules that have them may change. Each is loaded when it is first asked for, because
 supervisor processes, which load drivers, must start fast. Type checkers read `__init__.pyi`. This package has
-`scheduler`, `supervised` and `process_scheduler` with the three classes, `agent_role` (from a role to commands and
-variables) and `process_plan` (on to what a `ProcessDriver` starts). It also has `facts` (what is known of an app),
-`job_line` (the one line that says it), `waiting_line` (which says it while somebody waits), `status`, `replica_errors`
-(why each replica has failed), `records` (what agents write) and `log_position` (logs whose records have times).
+`scheduler`, `supervised` and `process_scheduler` with the three classes, `properties` (what a scheduler is like),
+`factories` (where schedulers are found), `agent_role` (from a role to commands and variables) and `process_plan` (on to
+what a `ProcessDriver` starts). It also has `facts` (what is known of an app), `job_line` (the one line that says it),
+`waiting_line` (which says it while somebody waits), `status`, `replica_errors` (why each replica has failed), `records`
+(what agents write) and `log_position` (logs whose records have times).
 """
 
 from importlib import import_module
@@ -29,6 +30,7 @@ from typing import Any, Final
 
 _NAMES: Final = {
     # the base classes
+    "schedulers.adapter.properties": "Factory Properties",
     "schedulers.adapter.scheduler": "PluginScheduler LogRequest Leftover ListedApp measure_folder",
     "schedulers.adapter.supervised": "SupervisedScheduler AgentWords combine_facts",
     "schedulers.adapter.process_scheduler": "ProcessScheduler ERROR_FILE read_agent_words",

@@ -32,6 +32,8 @@ from muster.schedulers.adapter.process_plan import plan_replica as plan_replica
 from muster.schedulers.adapter.process_scheduler import ERROR_FILE as ERROR_FILE
 from muster.schedulers.adapter.process_scheduler import ProcessScheduler as ProcessScheduler
 from muster.schedulers.adapter.process_scheduler import read_agent_words as read_agent_words
+from muster.schedulers.adapter.properties import Factory as Factory
+from muster.schedulers.adapter.properties import Properties as Properties
 from muster.schedulers.adapter.records import JobFacts as JobFacts
 from muster.schedulers.adapter.records import ReadBytes as ReadBytes
 from muster.schedulers.adapter.records import RecordReader as RecordReader

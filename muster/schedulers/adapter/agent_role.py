@@ -35,6 +35,10 @@ class AgentPlace:
     """Whether all replicas are stopped and continued at once (Ctrl-Z)."""
     draws_bars: bool = False
     """Whether the reader of the output draws progress bars."""
+    logs_here: bool = False
+    """Whether all nodes are processes of this machine, and `log_dir` is the same for those of one role."""
+    sigterm_senders: str = "`torchx cancel`, the end of `torchx run`, or `kill`"
+    """What usually sends SIGTERM to a node. "": the adapter prints who has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,12 +127,14 @@ def build_agent_env(role: Role, place: AgentPlace) -> dict[str, str]:
         place: where it runs.
     """
     env = {Env.REQUIRE_TOKEN: "1", Env.ADAPTER: place.adapter, Env.APP_ID: place.app_id, Env.LOG_DIR: place.log_dir}
+    env[Env.SIGTERM_SENDERS] = place.sigterm_senders
     optional = {
         Env.TERMINATION_LOG: place.termination_log,
         Env.TOKEN: place.token,
         Env.RDZV_PORT: "" if place.port is None else str(place.port),
         Env.STOPS_TOGETHER: "1" if place.stops_together else "",
         Env.LIVE_BARS: "1" if place.draws_bars else "",
+        Env.LOGS_HERE: "1" if place.logs_here else "",
     }
     env |= {name: value for name, value in optional.items() if value}
     return env | build_drain_env(role, place.grace_s, place.env)

@@ -34,6 +34,7 @@ from muster._shared.contract import AskKind, show_controls
 from muster._shared.control import ControlError, ExitCode
 from muster._shared.foreign_files import read_regular, walk_files
 from muster._shared.reports import Answer
+from muster.schedulers.adapter.properties import Properties
 from muster.schedulers.adapter.waiting_line import WaitingLine
 from muster.schedulers.errors import EngineError, SchedulerError, UnknownAppError, describe_os_error
 from muster.schedulers.interrupts import raise_dropped_interrupts
@@ -88,11 +89,11 @@ class Leftover:
     """The app's handle without a session, as people read it."""
     what: str
     """In words: the outcome, and what there is."""
-    size_bytes: int
-    """The size of its files on this machine."""
-    ended_s: float | None
-    """Wall-clock seconds. None: not known."""
     remove: Callable[[], None]
+    size_bytes: int = 0
+    """The size of its files on this machine."""
+    ended_s: float | None = None
+    """Wall-clock seconds. None: not known."""
 
 
 @dataclasses.dataclass
@@ -123,11 +124,8 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
     TELLS_STATUS: bool = False
     """Whether `read_facts` costs so little that a terminal may ask every second or so how far a job is."""
 
-    DELETED: str = "somebody deleted it"
-    """What has become of an app that existed and does not any more, for people."""
-
-    RUN_DEFAULTS: Mapping[str, str] = {}
-    """Options of `-cfg` that `muster run` gives unless its caller does. If `detach=false` is among them, it waits."""
+    properties: Properties = Properties()
+    """As its `Factory` declares them."""
 
     def __init__(self, backend: str, session_name: str) -> None:
         super().__init__(backend, session_name)
@@ -172,6 +170,24 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
             f"{self.backend} has no job {app_id!r}: it may have been deleted, or submitted by another user or on "
             f"another machine; `muster list -s {self.backend}` lists the jobs that are known here"
         )
+
+    def find_named(self, word: str) -> tuple[Sequence[str], str]:
+        """Find the apps that a person may mean by a word, as `Properties.own_names` and `has_apps_elsewhere` promise.
+
+        Returns:
+            Their ids. If there are none, also one line that says so, or "".
+
+        Raises:
+            EngineError, SchedulerError: it cannot be found out.
+            ControlError: the app that is meant does not exist any more.
+        """
+        del word
+        return (), ""
+
+    def shares_folders(self, cfg: Mapping[str, Any]) -> bool:
+        """Return whether nodes have the folders of this machine, so that no workspace need travel to a hold."""
+        del cfg
+        return False
 
     def wait_ended(self, app_id: str, limit_s: float) -> None:
         """Return when an app may have ended, or after the limit: `muster run` asks for its state then.
@@ -452,7 +468,7 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
         if is_wait:
             was_awaited = self._awaited is not None and self._awaited.app_id == app_id
             if response is None and (was_awaited or app_id in self._submitted):
-                message = f"{app_id} no longer exists: {self.DELETED}"
+                message = f"{app_id} no longer exists: {self.properties.deleted}"
                 response = DescribeAppResponse(app_id=app_id, state=AppState.CANCELLED, msg=message)
             self._awaited = response
             if response is not None and is_terminal(response.state) and callers.runs_command_line():

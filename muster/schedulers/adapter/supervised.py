@@ -101,7 +101,9 @@ class SupervisedScheduler(PluginScheduler, abc.ABC):
         """Return where the folders of this user's apps are found by their ids."""
         places = os.environ.get("XDG_STATE_HOME"), os.environ.get("HOME")
         if places not in self._registries:  # once for each
-            self._registries[places] = AppRegistry(find_state_dir(os.environ), self.backend)
+            self._registries[places] = AppRegistry(
+                find_state_dir(os.environ), self.properties.same_apps_as or self.backend
+            )
         return self._registries[places]
 
     @abc.abstractmethod

@@ -7,31 +7,24 @@ assigns GPUs, and `users` names the submitting user. `container_body` builds the
 container. `driver` runs the replicas for the supervisor. It stays here because state files name this module. The
 package `engine` is our interface to the Docker engine, and `live` handles an app on it.
 
-This module imports nothing: a supervisor loads single modules of this package and needs no TorchX.
+This module imports next to nothing: a supervisor loads single modules of this package and needs no TorchX.
 """
 
-from typing import Any
+from dataclasses import replace
+from typing import Final
 
+from muster.schedulers.adapter.properties import Factory, Properties
 
-def create_scheduler(session_name: str, **kwargs: object) -> Any:  # noqa: ARG001  # TorchX passes its own to all
-    """Create `local_docker`, whose apps end with the command that submitted them.
-
-    Raises:
-        PlatformError: this system is not Linux.
-    """
-    from muster.schedulers.runner.platforms import require_linux
-
-    require_linux("local_docker")
-    from muster.schedulers.docker.scheduler import DockerScheduler
-
-    return DockerScheduler("local_docker", session_name, detached=False)
-
-
-def create_detached_scheduler(session_name: str, **kwargs: object) -> Any:  # noqa: ARG001
-    """Create `docker`, whose apps outlive the command. Raises as `create_scheduler`."""
-    from muster.schedulers.runner.platforms import require_linux
-
-    require_linux("docker")
-    from muster.schedulers.docker.scheduler import DockerScheduler
-
-    return DockerScheduler("docker", session_name, detached=True)
+create_detached_scheduler: Final = Factory(
+    name="docker",
+    creates="muster.schedulers.docker.scheduler:DockerScheduler",
+    properties=Properties(node_word="container", loses_files=True),
+    needs_linux=True,
+)
+"""Its apps outlive the command."""
+create_scheduler: Final = replace(
+    create_detached_scheduler,
+    name="local_docker",
+    properties=replace(create_detached_scheduler.properties, waits=True, same_apps_as="docker"),
+)
+"""Its apps end with the command that submitted them."""

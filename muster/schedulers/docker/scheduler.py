@@ -16,7 +16,7 @@ from muster._shared.contract import LogNames, print_line
 from muster._shared.control import ControlError, ExitCode
 from muster.schedulers import naming
 from muster.schedulers.adapter.facts import AppFacts
-from muster.schedulers.adapter.scheduler import LogRequest
+from muster.schedulers.adapter.scheduler import Leftover, LogRequest
 from muster.schedulers.adapter.supervised import AgentWords, SupervisedScheduler
 from muster.schedulers.bundle import build_agent_bundle
 from muster.schedulers.docker import devices
@@ -59,7 +59,7 @@ from muster.schedulers.runner.shown.live_lines import draws_bars
 from muster.schedulers.supervision import asking, client
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec, ProcessId, StateError
 from muster.schedulers.supervision.file_watch import Watch
-from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
+from muster.schedulers.supervision.registry import find_state_dir
 from muster.schedulers.supervision.state import ReplicaId, SupervisedRole
 from muster.schedulers.workspace.packing import DOCKERFILE, BundleError, describe_left_out
 
@@ -98,16 +98,14 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
     Args:
         name: "local_docker" or "docker".
         session_name: TorchX's.
-        detached: by default, apps outlive the command that submits them.
     """
 
     FLUSH_S = 30.0
     LEAVES = "logs and containers"
     """The engine removes the app's objects."""
 
-    def __init__(self, name: str, session_name: str, *, detached: bool) -> None:
+    def __init__(self, name: str, session_name: str) -> None:
         super().__init__(name, session_name)
-        self._detached = detached
         self._engine = Engine(os.environ)
         self._others: dict[str, Engine] = {}
         """Engines of apps that another DOCKER_HOST has started, by address."""
@@ -130,7 +128,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
 
     def add_options(self, opts: StrictOpts) -> None:
         """See `PluginScheduler`."""
-        declare_options(opts, DockerOptions, {"detach": self._detached})
+        declare_options(opts, DockerOptions, {"detach": not self.properties.waits})
 
     def build_workspace_and_update_role(self, role: Role, workspace: str, cfg: Mapping[str, Any]) -> None:  # noqa: ARG002
         """Pack the workspace. The submission copies it into the containers or builds it into an image."""
@@ -328,6 +326,13 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
             engine = self._engine if folder is None else self._open_engine(folder)
             return restarts.read_run_file(engine, app_id, (role, index), name, limit_bytes)
 
+    def find_leftovers(self) -> Iterator[Leftover]:
+        """See `PluginScheduler`: also what has no app any more."""
+        from muster.schedulers.docker.live.leftovers import find_without_app
+
+        yield from super().find_leftovers()
+        yield from find_without_app(self._engine, find_state_dir(os.environ))
+
     def list_apps(self, cfg: Mapping[str, Any]) -> list[ListAppResponse]:  # noqa: ARG002
         """See `PluginScheduler`: apps with a state folder, and apps that only the engine knows."""
         others: set[str] = set()
@@ -471,10 +476,6 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
     def translate_errors(self) -> AbstractContextManager[None]:
         """See `SupervisedScheduler`."""
         return _translate_errors()
-
-    def find_registry(self) -> AppRegistry:
-        """See `SupervisedScheduler`."""
-        return AppRegistry(find_state_dir(os.environ), submissions.REGISTRY)
 
 
 def _print_progress(line: str) -> None:

@@ -8,38 +8,30 @@ a text, with the workspace, does the same.
     options     the `-cfg` options
     scheduler   what TorchX calls
     holds       which holds there are, of all adapters; those of this machine are in `muster.schedulers.local.holds`
+    readiness   waits until a new hold is ready
     remote      what a run on a hold of another adapter is
     driver      what the supervisor loads; `link_names` is what it has in common with its links and the scheduler
     lending     what `muster.elastic` uses
 """
 
-from typing import Any
+from dataclasses import replace
+from typing import Final
 
+from muster.schedulers.adapter.properties import Factory, Properties
 
-def create_scheduler(session_name: str, **kwargs: Any) -> Any:
-    """Return TorchX's factory for `held`. It ignores the other arguments, which TorchX passes to all factories.
+_ON_HOLDS: Final = "-s {} runs jobs on a hold: name the scheduler whose nodes to hold, such as -s local_cwd"
 
-    Raises:
-        PlatformError: this system is not Linux.
-    """
-    del kwargs
-    return _create("held", session_name)
-
-
-def create_attached_scheduler(session_name: str, **kwargs: Any) -> Any:
-    """Return the same scheduler as `local_held`: TorchX waits for every scheduler whose name begins with `local`.
-
-    Raises:
-        PlatformError: this system is not Linux.
-    """
-    del kwargs
-    return _create("local_held", session_name)
-
-
-def _create(name: str, session_name: str) -> Any:
-    from muster.schedulers.runner.platforms import require_linux
-
-    require_linux(name)
-    from muster.schedulers.held.scheduler import HeldScheduler
-
-    return HeldScheduler(name, session_name)
+create_scheduler: Final = Factory(
+    name="held",
+    creates="muster.schedulers.held.scheduler:HeldScheduler",
+    properties=Properties(run_options={"detach": "false"}, refuses_hold=_ON_HOLDS.format("held")),
+    needs_linux=True,
+)
+create_attached_scheduler: Final = replace(
+    create_scheduler,
+    name="local_held",
+    properties=replace(
+        create_scheduler.properties, waits=True, same_apps_as="held", refuses_hold=_ON_HOLDS.format("local_held")
+    ),
+)
+"""The same scheduler. TorchX waits for every scheduler whose name begins with `local`."""

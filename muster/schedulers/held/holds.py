@@ -1,12 +1,15 @@
 """The holds of all adapters. Those of this machine are `local.holds`, and the others are asked through their adapter.
 
+    <state>/muster/holds/<app id>     the scheduler that has the app; removed when it has ended
+
 A hold is an app one of whose roles runs the holder. The user's state folder lists them, in `holds`. A handle that is
 not there may name a hold that another machine has submitted. The nodes of a hold elsewhere are asked what it does.
 """
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -15,6 +18,8 @@ from torchx.specs import AppState, is_terminal
 
 from muster._shared.contract import HOLD_FLAG, HOLD_METADATA, HoldKey
 from muster._shared.control import ControlError
+from muster._shared.foreign_files import read_whole
+from muster.schedulers.adapter.factories import find_properties
 from muster.schedulers.adapter.scheduler import PluginScheduler
 from muster.schedulers.agent_command import find_agent_flag
 from muster.schedulers.errors import EngineError, SchedulerError
@@ -23,10 +28,12 @@ from muster.schedulers.held.node import HOLD_DIR
 from muster.schedulers.inside.session import Order, build_words, find_name, run_captured
 from muster.schedulers.local import holds as local
 from muster.schedulers.local.hold_lock import find_owner
-from muster.schedulers.local.holds import Hold, find_holds, forget_hold, list_entries
+from muster.schedulers.local.holds import Hold, open_hold
 
-LOCAL: Final = (local.BACKEND, "detached")
-"""Schedulers whose holds are on this machine."""
+RUNS: Final = "held"
+"""The scheduler under whose name runs are found."""
+INDEX: Final = "holds"
+"""In the state folder: a file for each hold."""
 SHARED_KEY: Final = "muster.hold_shares_folders"
 """In the metadata of a hold's role: its nodes have the folders of this machine, so that no workspace travels."""
 _SESSION: Final = "torchx"
@@ -134,7 +141,7 @@ def describe_remote(state_dir: Path, scheduler: PluginScheduler, app_id: str, ro
         app_id: of the app.
         roles: of the app.
     """
-    if scheduler.backend in LOCAL:
+    if scheduler.properties.has_holders_here:
         return ""
     hold = build_remote(state_dir, scheduler.backend, app_id, roles)
     if hold is None:
@@ -153,8 +160,9 @@ def is_remote(state_dir: Path, name: str | None) -> bool:
     """
     scheme, found, _ = (name or "").partition("://")
     if found:
-        return scheme not in LOCAL
-    kinds = {scheduler not in LOCAL for app_id, scheduler in list_entries(state_dir) if _fits(app_id, name)}
+        return not find_properties(scheme).has_holders_here
+    names = {scheduler for app_id, scheduler in list_entries(state_dir) if _fits(app_id, name)}
+    kinds = {not find_properties(scheduler).has_holders_here for scheduler in names}
     if kinds == {True, False}:
         kinds = {isinstance(each, RemoteHold) for each in find_all(state_dir) if _fits(each.app_id, name)}
     return kinds == {True}
@@ -165,25 +173,54 @@ def _fits(app_id: str, name: str | None) -> bool:
 
 
 def find_all(state_dir: Path) -> list[AnyHold]:
-    """Return the holds of all adapters that have not ended. Those that have ended are forgotten.
+    """Return the holds that have not ended, oldest first. Those that have ended are forgotten.
 
     Args:
         state_dir: see `registry.find_state_dir`.
     """
-    return [*find_holds(state_dir), *_find_remote(state_dir)]
-
-
-def _find_remote(state_dir: Path) -> Iterator[RemoteHold]:
+    found: list[AnyHold] = []
     for app_id, name in list_entries(state_dir):
-        if name in LOCAL:
-            continue
-        response = describe(name, app_id)
-        if response is None or is_terminal(response.state):
+        is_here = find_properties(name).has_holders_here
+        hold, has_ended = open_hold(state_dir, name, app_id) if is_here else _open_remote(state_dir, name, app_id)
+        if has_ended:
             forget_hold(state_dir, app_id)
-        elif response.state is not AppState.UNKNOWN:  # else `muster recover` continues it
-            hold = build_remote(state_dir, name, app_id, list(response.roles))
-            if hold is not None:
-                yield hold
+        elif hold is not None:
+            found.append(hold)
+    return found
+
+
+def _open_remote(state_dir: Path, name: str, app_id: str) -> tuple[RemoteHold | None, bool]:
+    response = describe(name, app_id)
+    if response is None or is_terminal(response.state):
+        return None, True
+    is_lost = response.state is AppState.UNKNOWN  # `muster recover` continues it
+    return None if is_lost else build_remote(state_dir, name, app_id, list(response.roles)), False
+
+
+def add_hold(state_dir: Path, scheduler: str, app_id: str) -> None:
+    """Record a hold, with the scheduler that has the app."""
+    folder = state_dir / INDEX
+    folder.mkdir(mode=0o700, exist_ok=True)
+    (folder / app_id).write_text(scheduler)
+
+
+def list_entries(state_dir: Path) -> list[tuple[str, str]]:
+    """Return what `add_hold` has recorded, oldest first: the app's id and its scheduler. Holds may have ended."""
+    try:
+        entries = [entry for entry in os.scandir(state_dir / INDEX) if not entry.name.startswith(".")]
+    except FileNotFoundError:
+        return []
+    return [(entry.name, read_whole(entry).decode(errors="replace")) for entry in sorted(entries, key=_read_time)]
+
+
+def _read_time(entry: "os.DirEntry[str]") -> int:
+    return entry.stat().st_mtime_ns
+
+
+def forget_hold(state_dir: Path, app_id: str) -> None:
+    """Remove what `add_hold` has recorded."""
+    with contextlib.suppress(OSError):
+        (state_dir / INDEX / app_id).unlink()
 
 
 def describe(scheduler_name: str, app_id: str) -> Any:
@@ -202,7 +239,7 @@ def build_remote(state_dir: Path, scheduler_name: str, app_id: str, roles: Seque
     if role is None:
         return None
     processes = find_agent_flag(role.args, "nproc-per-node") or "1"
-    folder = state_dir / local.INDEX
+    folder = state_dir / INDEX
     folder.mkdir(mode=0o700, exist_ok=True)
     return RemoteHold(
         scheduler=scheduler_name,
@@ -229,7 +266,7 @@ def choose_hold(state_dir: Path, name: str | None) -> AnyHold:
     """
     scheme, found_scheme, _ = (name or "").partition("://")
     app_id = (name or "").rpartition("/")[2]
-    if found_scheme and scheme not in LOCAL:
+    if found_scheme and not find_properties(scheme).has_holders_here:
         response = describe(scheme, app_id)
         if response is not None and response.state is AppState.UNKNOWN:
             raise EngineError(f"{scheme}://{app_id}: {' '.join(str(response.msg).split())}")

@@ -12,15 +12,13 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from importlib import import_module
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final
 
-import muster_entry
 from muster._shared.contract import describe_exit_code, print_line
 from muster._shared.control import ControlError, ExitCode
 from muster._shared.processes import READ, wait_events, wait_readable
+from muster.schedulers.adapter.factories import list_entry_points
 from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.held import node
 from muster.schedulers.held.link_names import LOST, STATE_NAME
@@ -48,11 +46,7 @@ class LostError(Exception):
 
 def load_scheduler(name: str, session: str) -> Any:
     """Create the scheduler of this name, as `muster.cli.adapters` does. The caller closes it."""
-    if target := muster_entry.SCHEDULERS.get(name):
-        module, _, attribute = target.partition(":")
-        return getattr(import_module(module), attribute)(session)
-    (point,) = entry_points(group="torchx.schedulers", name=name)
-    return point.load()(session)
+    return list_entry_points()[name].load()(session)
 
 
 def build_client(index: int) -> list[str]:

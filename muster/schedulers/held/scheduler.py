@@ -17,7 +17,7 @@ from muster.schedulers.adapter.process_scheduler import ProcessScheduler
 from muster.schedulers.adapter.scheduler import PluginScheduler
 from muster.schedulers.agent_command import find_agent_flag, is_agent_role
 from muster.schedulers.errors import EngineError, SchedulerError
-from muster.schedulers.held.holds import AnyHold, RemoteHold, choose_hold, is_remote
+from muster.schedulers.held.holds import RUNS, AnyHold, RemoteHold, choose_hold, is_remote
 from muster.schedulers.held.link import load_scheduler
 from muster.schedulers.held.link_names import LOCK, WORKSPACE_NAME
 from muster.schedulers.held.node import HOLD_DIR
@@ -39,13 +39,12 @@ from muster.schedulers.runner.option_records import declare_options, parse_optio
 from muster.schedulers.runner.roles import note_workspace
 from muster.schedulers.runner.shown.live_lines import draws_bars
 from muster.schedulers.supervision.app_folder import AppSpec
-from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
+from muster.schedulers.supervision.registry import find_state_dir
 from muster.schedulers.supervision.state import ReplicaId
 
 if TYPE_CHECKING:
     from muster.schedulers.inside.pipe import NodePipe
 
-_BACKEND: Final = "held"
 _DRIVER: Final = "muster.schedulers.held.driver:create_driver"
 _POLL_S: Final = 0.1
 _FILE_LIMIT_S: Final = 20.0
@@ -78,8 +77,6 @@ class HeldScheduler(ProcessScheduler, WorkspaceMixin[None]):  # type: ignore[mis
         session_name: TorchX's name of the session. It is part of the default path of logs.
     """
 
-    RUN_DEFAULTS = {"detach": "false"}  # noqa: RUF012  # see `PluginScheduler`
-
     def __init__(self, name: str, session_name: str) -> None:
         super().__init__(name, session_name)
         self._printed: set[str] = set()
@@ -100,15 +97,11 @@ class HeldScheduler(ProcessScheduler, WorkspaceMixin[None]):  # type: ignore[mis
 
     def add_options(self, opts: StrictOpts) -> None:
         """See `PluginScheduler`."""
-        declare_options(opts, HeldOptions, {"detach": self.backend == _BACKEND})
+        declare_options(opts, HeldOptions, {"detach": not self.properties.waits})
 
     def workspace_opts(self) -> StrictOpts:
         """Return no options: `add_options` declares all."""
         return StrictOpts(self.backend)
-
-    def find_registry(self) -> AppRegistry:
-        """See `SupervisedScheduler`: both names have the same apps."""
-        return AppRegistry(find_state_dir(os.environ), _BACKEND)
 
     def build_workspace_and_update_role(self, role: Role, workspace: str, cfg: Mapping[str, Any]) -> None:
         """Take the folder of `--workspace`, where it travels. TorchX calls this before the dry run.
@@ -165,7 +158,7 @@ class HeldScheduler(ProcessScheduler, WorkspaceMixin[None]):  # type: ignore[mis
             assert isinstance(hold, RemoteHold)  # noqa: S101  # see above
             return self._start_remote(request, request.run, hold)
         assert not isinstance(hold, RemoteHold)  # noqa: S101
-        spec = build_spec(request.run, _BACKEND)
+        spec = build_spec(request.run, RUNS)
         place = {"handle": hold.handle, "folders": hold.list_folders(), "lock": str(hold.lock_path)}
         with _taken(hold, spec.app_id, waits=request.waits) as lock_fd:
             self.start_app(

@@ -8,6 +8,19 @@ checks documents against the published fields.
 the API server. `live` submits, watches and ends an app, and explains why its pods wait or ended (`live.pod_status`).
 """
 
-from muster.schedulers.kubernetes.scheduler import GONE, KubernetesScheduler, create_scheduler
+from typing import Final
 
-__all__ = ["GONE", "KubernetesScheduler", "create_scheduler"]
+from muster.schedulers.adapter.properties import Factory, Properties
+
+create_scheduler: Final = Factory(
+    name="kubernetes",
+    creates="muster.schedulers.kubernetes.scheduler:KubernetesScheduler",
+    properties=Properties(
+        node_word="pod",
+        own_names=".*:.*",  # NAMESPACE:NAME
+        has_apps_elsewhere=True,
+        deleted="its Job was deleted, or removed after its ttl_s",
+        loses_files=True,
+        reads_ended_nodes=False,
+    ),
+)

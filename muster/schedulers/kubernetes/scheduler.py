@@ -15,7 +15,7 @@ from torchx.specs import AppDef, AppDryRunInfo, Role, VolumeMount, runopts
 from torchx.workspace.api import WorkspaceMixin
 
 from muster._shared.contract import AskKind, AskOutcome, Env, print_line
-from muster._shared.control import count_nodes
+from muster._shared.control import ControlError, ExitCode, count_nodes
 from muster._shared.reports import Answer
 from muster.schedulers.adapter.facts import AppFacts
 from muster.schedulers.adapter.scheduler import LogRequest, PluginScheduler
@@ -44,8 +44,7 @@ if TYPE_CHECKING:
     from muster.schedulers.kubernetes.api.client import Clock
     from muster.schedulers.kubernetes.live.session import Session
 
-BACKEND: Final = "kubernetes"
-GONE: Final = (
+_GONE: Final = (
     "it may have been deleted, removed after its ttl_s, or be in another namespace (name it as NAMESPACE:NAME) or "
     "context; `muster list` lists the jobs of this machine and of the current context's namespace"
 )
@@ -61,14 +60,13 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
     """Runs apps on a Kubernetes cluster. Close it to drop its connections.
 
     Args:
+        name: the scheduler's.
         session_name: TorchX's.
         clock: monotonic time. Tests inject their own.
     """
 
-    DELETED = "its Job was deleted, or removed after its ttl_s"
-
-    def __init__(self, session_name: str, clock: "Clock | None" = None) -> None:
-        super().__init__(BACKEND, session_name)
+    def __init__(self, name: str, session_name: str, clock: "Clock | None" = None) -> None:
+        super().__init__(name, session_name)
         self._clock = clock
         self._packed_workspaces: dict[str, bytes] = {}
         self._printed: set[str] = set()
@@ -91,7 +89,7 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
 
     def workspace_opts(self) -> runopts:
         """Return no options: `declare_options` declares `image_repo` and `quiet`."""
-        return StrictOpts(BACKEND)
+        return StrictOpts(self.backend)
 
     def _validate(self, app: AppDef, scheduler: str, cfg: Mapping[str, Any] | None = None) -> None:
         """Check nothing: a role may lack a resource, and building the request checks everything else."""
@@ -178,10 +176,25 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
             place = "the cluster of this kubeconfig"
             return (
                 f"{last_id}, the last job that was submitted to Kubernetes from here, no longer exists in {place}: "
-                f"{self.DELETED}"
+                f"{self.properties.deleted}"
             )
         name = app_id.split(":")[1] if ":" in app_id else app_id
-        return f"there is no job {name!r} in {self.describe_place(app_id)}: {GONE}"
+        return f"there is no job {name!r} in {self.describe_place(app_id)}: {_GONE}"
+
+    def find_named(self, word: str) -> tuple[Sequence[str], str]:
+        """See `PluginScheduler`. Without a kubeconfig nothing is looked up, even in a pod."""
+        if ":" in word:
+            return [word], ""
+        if not os.environ.get("KUBECONFIG") and not os.path.exists(os.path.expanduser("~/.kube/config")):
+            return [], ""
+        listed = [str(each.app_id) for each in self.list_apps({})]
+        found = [app_id for app_id in listed if app_id.partition(":")[2].startswith(word)]
+        last = find_last_remote(find_state_dir(os.environ), self.backend)  # perhaps not of the context's namespace
+        if not found and last is not None and last[1].split(":")[1].startswith(word):
+            if self.describe_app(last[1]) is None:
+                raise ControlError(self.describe_unknown(last[1]), ExitCode.UNKNOWN)
+            found = [last[1]]
+        return found, f"no job is named {word!r} on this machine or in {self.describe_place(None)}: {_GONE}"
 
     def read_facts(self, app_id: str) -> AppFacts | None:
         """See `PluginScheduler`. How far the app is needs the right to `pods/exec`."""
@@ -254,11 +267,6 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
         if self._open_session is not None:
             self._open_session.close()
             self._open_session = None
-
-
-def create_scheduler(session_name: str, **kwargs: Any) -> KubernetesScheduler:  # noqa: ARG001 - TorchX passes every scheduler's
-    """Return TorchX's entry point."""
-    return KubernetesScheduler(session_name)
 
 
 def _build_name(app: AppDef, options: Options) -> str:

@@ -12,35 +12,25 @@ Logs and state stay in `~/.local/state/muster` (or $XDG_STATE_HOME/muster, or `l
 an app or a user removes the folder by hand. An app that has ended needs nothing there.
 """
 
-from typing import Any
+from typing import Final
 
-from muster._shared.processes import LINUX
+from muster.schedulers.adapter.properties import Factory, Properties
 
+_SCHEDULER: Final = "muster.schedulers.local.scheduler:LocalScheduler"
 
-def create_scheduler(session_name: str, **kwargs: Any) -> Any:
-    """Return TorchX's factory for `local_cwd`. It ignores the other arguments, which TorchX passes to all factories.
-
-    On systems other than Linux it returns TorchX's own scheduler: ours needs pidfd, subreapers and epoll.
-    """
-    if not LINUX:
-        from torchx.schedulers.local_scheduler import create_scheduler as create_theirs
-
-        return create_theirs(session_name, **kwargs)
-    from muster.schedulers.local.scheduler import LocalScheduler
-
-    return LocalScheduler("local_cwd", session_name)
-
-
-def create_detached_scheduler(session_name: str, **kwargs: Any) -> Any:
-    """Return the same scheduler as `detached`: TorchX waits for every scheduler whose name begins with `local`.
-
-    Raises:
-        PlatformError: this system is not Linux.
-    """
-    del kwargs
-    from muster.schedulers.runner.platforms import require_linux
-
-    require_linux("detached")
-    from muster.schedulers.local.scheduler import LocalScheduler
-
-    return LocalScheduler("detached", session_name)
+create_scheduler: Final = Factory(
+    name="local_cwd",
+    creates=_SCHEDULER,
+    properties=Properties(waits=True, has_holders_here=True),
+    elsewhere="torchx.schedulers.local_scheduler:create_scheduler",
+)
+"""On other systems than Linux it is TorchX's own scheduler: ours needs pidfd, subreapers and epoll."""
+create_detached_scheduler: Final = Factory(
+    name="detached",
+    creates=_SCHEDULER,
+    properties=Properties(
+        has_holders_here=True, refuses_hold="detached and local_cwd have the same nodes: hold them with -s local_cwd"
+    ),
+    needs_linux=True,
+)
+"""The same scheduler. TorchX waits for every scheduler whose name begins with `local`."""

@@ -1,12 +1,9 @@
 """The holds of this machine: apps of `muster hold` whose replicas keep agents waiting for runs.
 
-    <state>/muster/holds/<app id>     the scheduler that has the app; removed when it has ended
-
 What a holder reports of itself is in its folder, see `_shared.contract.HoldKey`. A run's supervisor has the lock of its
 hold as long as it lives.
 """
 
-import contextlib
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -15,16 +12,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from muster._shared.contract import HOLD_STATE_NAME, HoldKey, find_hold_dir
-from muster._shared.foreign_files import parse_json, read_regular, read_whole
+from muster._shared.foreign_files import parse_json, read_regular
 from muster.schedulers.adapter.job_line import format_duration
 from muster.schedulers.local.hold_lock import find_owner
 from muster.schedulers.supervision import client
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec
 from muster.schedulers.supervision.registry import AppRegistry
 
-BACKEND: Final = "local_cwd"
-INDEX: Final = "holds"
-"""In the state folder: a file for each hold, of all schedulers."""
 _LOCK: Final = "hold.lock"
 _STATE_LIMIT_BYTES: Final = 65536
 
@@ -71,46 +65,17 @@ def read_state(folder: str) -> Mapping[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def add_hold(state_dir: Path, scheduler: str, app_id: str) -> None:
-    """Record a hold, for `find_holds`."""
-    folder = state_dir / INDEX
-    folder.mkdir(mode=0o700, exist_ok=True)
-    (folder / app_id).write_text(scheduler)
-
-
-def list_entries(state_dir: Path) -> list[tuple[str, str]]:
-    """Return what `add_hold` has recorded, oldest first: the app's id and its scheduler. Holds may have ended."""
+def open_hold(state_dir: Path, scheduler: str, app_id: str) -> tuple[Hold | None, bool]:
+    """Return the hold that an app is, and whether it has ended. None: it has, or `muster recover` must continue it."""
+    folder = AppRegistry(state_dir, scheduler).open(app_id)
     try:
-        entries = [entry for entry in os.scandir(state_dir / INDEX) if not entry.name.startswith(".")]
-    except FileNotFoundError:
-        return []
-    return [(entry.name, read_whole(entry).decode(errors="replace")) for entry in sorted(entries, key=_read_time)]
-
-
-def _read_time(entry: "os.DirEntry[str]") -> int:
-    return entry.stat().st_mtime_ns
-
-
-def find_holds(state_dir: Path) -> list[Hold]:
-    """Return the holds that have not ended, oldest first. Those that have ended are forgotten.
-
-    Args:
-        state_dir: see `registry.find_state_dir`.
-    """
-    found = []
-    for app_id, scheduler in list_entries(state_dir):
-        if scheduler != BACKEND:
-            continue
-        folder = AppRegistry(state_dir, scheduler).open(app_id)
-        try:
-            spec, record = (None, None) if folder is None else client.read_app(folder)
-        except (FileNotFoundError, client.SupervisorError):
-            continue
-        if folder is None or spec is None or client.has_ended(record):
-            forget_hold(state_dir, app_id)
-        elif record is None or client.is_supervised(folder, record) is not False:  # else `muster recover` continues it
-            found.append(build_hold(folder, spec))
-    return found
+        spec, record = (None, None) if folder is None else client.read_app(folder)
+    except (FileNotFoundError, client.SupervisorError):
+        return None, False
+    if folder is None or spec is None or client.has_ended(record):
+        return None, True
+    lives = record is None or client.is_supervised(folder, record) is not False
+    return build_hold(folder, spec) if lives else None, False
 
 
 def build_hold(folder: AppFolder, spec: AppSpec) -> Hold:
@@ -140,9 +105,3 @@ def describe_states(run: str, states: Sequence[Mapping[str, Any]]) -> str:
         return "held: it starts"
     idle = f"idle for {format_duration(time.time() - since_s)}, ends after {format_duration(limit_s)} without a run"
     return f"held: {'its agents import; ' if 'starting' in names else ''}{idle}"
-
-
-def forget_hold(state_dir: Path, app_id: str) -> None:
-    """Remove what `add_hold` has recorded."""
-    with contextlib.suppress(OSError):
-        (state_dir / INDEX / app_id).unlink()

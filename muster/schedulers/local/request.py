@@ -146,6 +146,7 @@ def _build_launch(
         env={**host.env, **options.env},
         stops_together=True,
         draws_bars=host.draws_bars,
+        logs_here=True,
     )
     bundle_dir = os.path.join(folder, STATE_DIR_NAME)
     # A path is exactly that interpreter.

@@ -47,7 +47,7 @@ class LocalScheduler(ProcessScheduler):
 
     def add_options(self, opts: StrictOpts) -> None:
         """See `PluginScheduler`."""
-        declare_options(opts, LocalOptions, {"detach": self.backend == "detached"})
+        declare_options(opts, LocalOptions, {"detach": not self.properties.waits})
 
     def _submit_dryrun(self, app: AppDef, cfg: Mapping[str, Any]) -> AppDryRunInfo:
         from muster.schedulers.local.submission import prepare_request

@@ -16,12 +16,13 @@
 TorchX's own adapter is `slurm_torchx`.
 """
 
-from typing import Any
+from typing import Final
 
+from muster.schedulers.adapter.properties import Factory, Properties
 
-def create_scheduler(session_name: str, **kwargs: Any) -> Any:
-    """Return TorchX's factory for `slurm`. It ignores the other arguments, which TorchX passes to all factories."""
-    del kwargs
-    from muster.schedulers.slurm.scheduler import SlurmScheduler
-
-    return SlurmScheduler(session_name)
+create_scheduler: Final = Factory(
+    name="slurm",
+    creates="muster.schedulers.slurm.scheduler:SlurmScheduler",
+    # What squeue shows names an app. A hold ends with its allocation.
+    properties=Properties(own_names=r"\d+", hold_options={"continues": "no"}),
+)

@@ -226,7 +226,9 @@ def _choose_python(options: SlurmOptions, place: Place) -> str:
 
 def _build_place(name: str, folder: str, role: str, options: SlurmOptions) -> AgentPlace:
     log_dir = str(AppFolder(folder).role_dir(role))
-    return AgentPlace(adapter="slurm", app_id=name, log_dir=log_dir, grace_s=options.grace_s, env=options.env)
+    return AgentPlace(  # `node` prints who has sent SIGTERM
+        adapter="slurm", app_id=name, log_dir=log_dir, grace_s=options.grace_s, env=options.env, sigterm_senders=""
+    )
 
 
 def _list_flags(

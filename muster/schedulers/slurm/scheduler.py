@@ -85,7 +85,6 @@ from muster.schedulers.slurm.request import (
     list_files,
 )
 
-BACKEND: Final = "slurm"
 _START_LINES: Final = 10
 """So many lines of what srun has said show why no task could start."""
 _LOOK_S: Final = 2.0
@@ -110,13 +109,12 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
     """Runs an app as one job of a Slurm cluster, see the package.
 
     Args:
+        name: the scheduler's.
         session_name: TorchX's name of the session. It is part of the default path of the app's folder.
     """
 
-    TELLS_STATUS = False
-
-    def __init__(self, session_name: str) -> None:
-        super().__init__(BACKEND, session_name)
+    def __init__(self, name: str, session_name: str) -> None:
+        super().__init__(name, session_name)
         self._lock = threading.Lock()
         self._looks: dict[str, tuple[float, bool]] = {}
         self._printed: set[str] = set()
@@ -129,13 +127,22 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
 
     def workspace_opts(self) -> StrictOpts:
         """Return no options: `add_options` declares all."""
-        return StrictOpts(BACKEND)
+        return StrictOpts(self.backend)
 
     def build_workspace_and_update_role(self, role: Role, workspace: str, cfg: Mapping[str, Any]) -> None:
         """Note the folder, which travels with `job_dir`, as with TorchX's adapter, or without a shared folder."""
         if not cfg.get("job_dir") and cfg.get("shared") is not False and str(cfg.get("shared")).lower() != "false":
             return
         note_workspace(role, workspace, WORKSPACE_KEY, self._printed, is_quiet=bool(cfg.get("quiet")))
+
+    def shares_folders(self, cfg: Mapping[str, Any]) -> bool:
+        """See `PluginScheduler`."""
+        return str(cfg.get("shared", "true")).lower() != "false"
+
+    def find_named(self, word: str) -> tuple[Sequence[str], str]:
+        """See `PluginScheduler`: a number that squeue shows."""
+        app_id = live.find_app_of_job(word, self._find_registry())
+        return [] if app_id is None else [app_id], f"no job that was submitted here has the Slurm job id {word}"
 
     def _submit_dryrun(self, app: AppDef, cfg: Mapping[str, Any]) -> AppDryRunInfo:
         from muster.schedulers.local.interpreter import find_interpreter
@@ -194,7 +201,7 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
     # -- looking ------------------------------------------------------------------------------------------------------
 
     def _find_registry(self) -> AppRegistry:
-        return AppRegistry(find_state_dir(os.environ), BACKEND)
+        return AppRegistry(find_state_dir(os.environ), self.backend)
 
     def _find_app(self, app_id: str) -> live.App | None:
         """Find an app. None: it is not known (any more)."""
@@ -262,7 +269,7 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
             ended_s = None if app is None or added_s is None else live.find_end_s(app, added_s)
             if app is not None and ended_s is not None:
                 yield Leftover(
-                    name=f"{BACKEND}://{app_id}",
+                    name=f"{self.backend}://{app_id}",
                     what=f"{app.state.name.lower()}: its logs and state",
                     size_bytes=measure_folder(app.folder.path),
                     ended_s=ended_s,
@@ -329,7 +336,7 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
         """
         app = self._find_app(app_id)
         if app is None:
-            raise ControlError(f"{BACKEND} knows no app {app_id!r}", ExitCode.UNKNOWN)
+            raise ControlError(f"{self.backend} knows no app {app_id!r}", ExitCode.UNKNOWN)
         if is_terminal(app.state) or app.state is AppState.UNKNOWN or app.entry is None:
             why = next(filter(None, live.explain_end(app, app.state)), "")
             raise ControlError(f"{app_id} has ended already ({app.state.name}{why and ': ' + why})", ExitCode.ENDED)

@@ -10,22 +10,8 @@ set, it ends the replica when the connection is lost for good. `command` has the
 in to once.
 """
 
-from typing import Any
+from typing import Final
 
-from muster._shared.processes import LINUX
+from muster.schedulers.adapter.properties import Factory
 
-
-def create_scheduler(session_name: str, **kwargs: Any) -> Any:
-    """Return TorchX's factory. It ignores the other arguments, which TorchX passes to all factories.
-
-    Raises:
-        PlatformError: this system is not Linux.
-    """
-    del kwargs
-    if not LINUX:
-        from muster.schedulers.runner.platforms import require_linux
-
-        require_linux("ssh")
-    from muster.schedulers.ssh.scheduler import SshScheduler
-
-    return SshScheduler("ssh", session_name)
+create_scheduler: Final = Factory(name="ssh", creates="muster.schedulers.ssh.scheduler:SshScheduler", needs_linux=True)

@@ -28,8 +28,10 @@ def clock():
 
 @pytest.fixture
 def scheduler(cluster, clock):
+    from muster.schedulers.kubernetes import create_scheduler
     from muster.schedulers.kubernetes.scheduler import KubernetesScheduler
 
-    made = KubernetesScheduler("session", clock=clock)
+    made = KubernetesScheduler("kubernetes", "session", clock=clock)
+    made.properties = create_scheduler.properties
     yield made
     made.close()

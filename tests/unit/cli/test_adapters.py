@@ -1,6 +1,7 @@
 """The command finds schedulers by TorchX's entry points: one of another package is asked by the seam's methods."""
 
 import json
+from importlib import metadata
 from importlib.metadata import EntryPoint
 
 import pytest
@@ -90,7 +91,7 @@ def _registered(monkeypatch):
     names = ("foreign", "other", "missing", "broken", "refused")
     points = [EntryPoint(name, f"{__name__}:create_{name}", "torchx.schedulers") for name in names]
     points.append(EntryPoint("local_cwd", "muster_entry:local_cwd", "torchx.schedulers"))
-    monkeypatch.setattr(adapters, "entry_points", lambda group: points if group == "torchx.schedulers" else [])
+    monkeypatch.setattr(metadata, "entry_points", lambda group: points if group == "torchx.schedulers" else [])
     ASKED.clear()
 
 
@@ -138,10 +139,10 @@ def test_one_that_is_not_made_with_the_adapter_is_closed_again():
     assert ASKED == ["closed"]
 
 
-@pytest.mark.parametrize("metadata", [[], [EntryPoint("foreign", f"{__name__}:create_foreign", "torchx.schedulers")]])
-def test_ours_are_found_without_installed_metadata(metadata, monkeypatch):
+@pytest.mark.parametrize("points", [[], [EntryPoint("foreign", f"{__name__}:create_foreign", "torchx.schedulers")]])
+def test_ours_are_found_without_installed_metadata(points, monkeypatch):
     """A checkout on PYTHONPATH, `python -m muster`."""
-    monkeypatch.setattr(adapters, "entry_points", lambda group: metadata)
+    monkeypatch.setattr(metadata, "entry_points", lambda group: points)
     scheduler = adapters.create_scheduler("local_cwd", "muster")
     scheduler.close()
     assert scheduler.backend == "local_cwd"
@@ -154,8 +155,7 @@ def prune(tmp_path, monkeypatch, capsys, caplog):
     """Run `muster prune` with an empty home; return its code, output and errors, and what it warns of."""
     for name in ("XDG_STATE_HOME", "TMPDIR"):
         monkeypatch.setenv(name, str(tmp_path))
-    for name in ("_find_unpacked_agents", "_find_lost_containers"):
-        monkeypatch.setattr(leftovers, name, lambda *_: [])
+    monkeypatch.setattr(leftovers, "_find_unpacked_agents", list)
 
     def run():
         caplog.clear()

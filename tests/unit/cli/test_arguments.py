@@ -305,18 +305,16 @@ def test_a_standalone_run_gets_a_fresh_id() -> None:
 
 
 def test_what_people_read_has_the_names_and_the_width_of_the_adapter() -> None:
-    own, adapters = parse("--role main"), parse("--role trainer-of-images --nnodes 2", **{Env.ADAPTER: "local_cwd"})
+    own, adapters = parse("--role main"), parse("--role trainer-of-images --nnodes 2", **{Env.ADAPTER: "a"})
     assert (own.rendezvous.max_restarts_flag, own.report_columns) == ("--max-restarts", 70)
-    assert (own.sigterm_senders, "`torchx cancel`" in adapters.sigterm_senders) == (
-        "`kill`, `timeout` or a scheduler", True,
-    )  # fmt: skip
-    assert parse("", **{Env.ADAPTER: "slurm"}).sigterm_senders == "", "the scheduler's process on the node prints why"
+    assert own.sigterm_senders == "`kill`, `timeout` or a scheduler"
+    assert [parse("", **{Env.SIGTERM_SENDERS: text}).sigterm_senders for text in ("`scancel`", "")] == ["`scancel`", ""]
     by_hand = parse("", SLURM_JOB_ID="7", SLURMD_NODENAME="n2")
     assert (by_hand.sigterm_senders, by_hand.node_name) == ("`kill`, `timeout` or Slurm: see `sacct -j 7`", "n2")
     assert parse("", **{Env.CONTROL_FD: "3"}).sigterm_senders == "the program that has started the job"
     assert adapters.rendezvous.max_restarts_flag == "--max_retries"
     assert adapters.report_columns == 80 - len("trainer-of-images/1 ")
-    assert parse(f"--role {'r' * 60}", **{Env.ADAPTER: "kubernetes"}).report_columns == 40
+    assert parse(f"--role {'r' * 60}", **{Env.ADAPTER: "a"}).report_columns == 40
 
 
 @pytest.mark.parametrize("nnodes", ["1", "2", "1:2"])
@@ -460,7 +458,24 @@ def test_other_variables() -> None:
     assert parse("--log-dir /mine", **{Env.LOG_DIR: "/l"}).logs.base_dir == "/mine"
     assert "TORCH_ELASTIC_SHUTDOWN_TIMEOUT 'x'" in refusal("", TORCH_ELASTIC_SHUTDOWN_TIMEOUT="x")
     assert parse("").node_name
+    assert not config.is_pod
     assert parse("", **{Env.TERMINATION_LOG: ""}).termination_log is None
+
+
+@pytest.mark.parametrize(
+    ("environ", "is_pod"),
+    [
+        ({}, True),
+        ({Env.ADAPTER: "a"}, False),
+        ({Env.ADAPTER: "a", Env.TERMINATION_LOG: "/dev/termination-log"}, True),
+    ],
+)
+def test_kubernetes_reads_the_termination_log_of_a_pod_unless_another_adapter_has_started_the_agent(
+    environ: dict[str, str], is_pod: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.path.exists", lambda path: path == "/dev/termination-log")
+    config = parse("", **environ)
+    assert (config.is_pod, config.termination_log) == (is_pod, "/dev/termination-log" if is_pod else None)
 
 
 def test_threads_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -199,7 +199,7 @@ def test_doctor_and_list_say_the_same_of_a_slurm_that_is_not_configured(
         program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin" if is_installed else str(tmp_path))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setattr(overview, "find_names", lambda: ["slurm"])
+    monkeypatch.setattr(overview, "list_properties", lambda: ["slurm"])
     assert main(["list"]) == 0
     assert capsys.readouterr().err == "", "no job was ever submitted to it from here"
     monkeypatch.setattr(SlurmScheduler, "list_apps", lambda self, cfg: list_jobs("job", ()))

@@ -3,12 +3,15 @@
 import os
 
 import pytest
+from torchx.specs import AppState
 
 from muster._shared.control import ControlError, ExitCode
-from muster.cli import commands, handles, operations
+from muster.cli import commands, operations
 from muster.cli.handles import find_app, list_names
 from muster.schedulers import kubernetes
+from muster.schedulers.adapter.scheduler import ListedApp
 from muster.schedulers.errors import EngineError, NotConfiguredError
+from muster.schedulers.kubernetes.scheduler import KubernetesScheduler
 from muster.schedulers.supervision.app_folder import AppFolder
 from muster.schedulers.supervision.registry import AppRegistry, record_last_remote
 
@@ -17,6 +20,8 @@ from muster.schedulers.supervision.registry import AppRegistry, record_last_remo
 def env(tmp_path, monkeypatch):
     """A home without a kubeconfig and with three apps, the oldest first."""
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.delenv("KUBECONFIG", raising=False)
     state = tmp_path / "muster"
     state.mkdir()
     for order, (scheduler, app_id) in enumerate(
@@ -96,7 +101,6 @@ def refuse_all_but(reachable, monkeypatch):
 @pytest.mark.parametrize("words", [["status", "last"], ["status"], ["log"], ["events", "last"], ["delete", "last"]])
 def test_a_last_job_that_cannot_be_reached_is_named_with_the_newest_that_can(words, env, tmp_path, monkeypatch, capsys):
     """The line named neither the job nor a way out: "no cluster is configured"."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     record_last_remote(tmp_path / "muster", "kubernetes", "team:train-9")
     last = "muster: last is kubernetes://torchx/team:train-9, and no cluster is configured"
     refuse_all_but("local_cwd", monkeypatch)
@@ -111,7 +115,6 @@ def test_a_last_job_that_cannot_be_reached_is_named_with_the_newest_that_can(wor
 
 
 def test_a_last_job_that_was_deleted_leaves_the_newest_that_can_be_reached(env, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     record_last_remote(tmp_path / "muster", "kubernetes", "team:train-9")
     cluster, local = Cluster(), Cluster(["eval-b2"])
     cluster.read_facts, cluster.close, local.close = cluster.describe_app, lambda: None, lambda: None
@@ -161,24 +164,31 @@ def test_no_last_job(tmp_path):
         find_app("last", {"XDG_STATE_HOME": str(tmp_path), "HOME": str(tmp_path)})
 
 
-def test_a_name_that_no_local_app_has_is_looked_up_in_the_cluster(env, monkeypatch):
-    class Scheduler:
-        def list_apps(self, cfg):
-            assert cfg == {}
-            return [handles.AppName(scheduler="", session="", app_id=f"team:{name}") for name in ("train-1", "other")]
+@pytest.fixture
+def serve(env, monkeypatch):
+    """Return what makes a cluster that has these apps, of which the context's namespace lists some."""
+    monkeypatch.setenv("KUBECONFIG", "config")
 
-    monkeypatch.setattr(kubernetes, "create_scheduler", lambda session: Scheduler())
-    assert str(find_app("tr", {**env, "KUBECONFIG": "config"})) == "kubernetes://muster/team:train-1"
+    def serve(*app_ids, listed=()):
+        cluster = Cluster(app_ids)
+        for name in ("describe_app", "describe_unknown", "describe_place"):
+            monkeypatch.setattr(KubernetesScheduler, name, staticmethod(getattr(cluster, name)))
+        apps = [ListedApp(app_id=app_id, state=AppState.RUNNING) for app_id in listed]
+        monkeypatch.setattr(KubernetesScheduler, "list_apps", lambda _self, cfg: apps)
+
+    return serve
+
+
+def test_a_name_that_no_local_app_has_is_looked_up_in_the_cluster(env, serve):
+    serve(listed=("team:train-1", "team:other"))
+    assert str(find_app("tr", env)) == "kubernetes://muster/team:train-1"
 
 
 class Cluster:
-    """A cluster whose context's namespace has no jobs."""
+    """A cluster that has some jobs."""
 
     def __init__(self, apps=()):
         self.apps = apps
-
-    def list_apps(self, cfg):
-        return []
 
     def describe_place(self, app_id):
         return f"namespace {'team' if app_id is None else app_id.partition(':')[0]!r} of context 'c'"
@@ -196,10 +206,9 @@ GONE = (
 )
 
 
-def test_the_last_job_of_a_cluster_that_was_deleted_is_no_typo(env, tmp_path, monkeypatch):
+def test_the_last_job_of_a_cluster_that_was_deleted_is_no_typo(env, tmp_path, serve):
     record_last_remote(tmp_path / "muster", "kubernetes", "team:train-9")
-    env["KUBECONFIG"] = "config"
-    monkeypatch.setattr(kubernetes, "create_scheduler", lambda session: Cluster())
+    serve()
     for word in ("train-9", "train"):
         with pytest.raises(ControlError) as caught:
             find_app(word, env)
@@ -211,8 +220,7 @@ def test_the_last_job_of_a_cluster_that_was_deleted_is_no_typo(env, tmp_path, mo
 
 
 def test_what_is_said_of_an_app_that_a_cluster_does_not_have(env, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setattr(kubernetes.KubernetesScheduler, "describe_place", lambda self, app_id: "the place")
+    monkeypatch.setattr(KubernetesScheduler, "describe_place", lambda self, app_id: "the place")
     scheduler = kubernetes.create_scheduler("torchx")
     assert scheduler.describe_unknown("team:train") == f"there is no job 'train' in the place: {GONE}"
     record_last_remote(tmp_path / "muster", "kubernetes", "team:train-9")
@@ -227,24 +235,24 @@ def test_what_is_said_of_an_app_that_a_cluster_does_not_have(env, tmp_path, monk
     scheduler.close()
 
 
-def test_the_last_job_of_another_namespace_has_its_name(env, tmp_path, monkeypatch):
+def test_the_last_job_of_another_namespace_has_its_name(env, tmp_path, serve, monkeypatch):
     record_last_remote(tmp_path / "muster", "kubernetes", "other:train-9")
-    monkeypatch.setattr(kubernetes, "create_scheduler", lambda session: Cluster(["other:train-9"]))
-    assert str(find_app("train", {**env, "KUBECONFIG": "config"})) == "kubernetes://muster/other:train-9"
+    serve("other:train-9")
+    assert str(find_app("train", env)) == "kubernetes://muster/other:train-9"
+    monkeypatch.delenv("KUBECONFIG")
     with pytest.raises(ControlError, match="no job is named 'train'"):
         find_app("train", env)  # without a cluster nothing is known of it
 
 
-def test_a_cluster_that_does_not_answer_for_the_last_job(env, tmp_path, monkeypatch):
-    def fail(app_id):
+def test_a_cluster_that_does_not_answer_for_the_last_job(env, tmp_path, serve, monkeypatch):
+    def fail(self, app_id):
         raise EngineError("it does not answer")
 
     record_last_remote(tmp_path / "muster", "kubernetes", "other:train-9")
-    cluster = Cluster()
-    cluster.describe_app = fail
-    monkeypatch.setattr(kubernetes, "create_scheduler", lambda session: cluster)
+    serve()
+    monkeypatch.setattr(KubernetesScheduler, "describe_app", fail)
     with pytest.raises(ControlError, match="no job of this machine is named 'train'; it does not answer"):
-        find_app("train", {**env, "KUBECONFIG": "config"})
+        find_app("train", env)
 
 
 def test_names_for_the_shell(env):

@@ -2,8 +2,6 @@
 
 import os
 import tempfile
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,6 @@ from other_user import needs_two_users, shared_dir
 from muster._shared.contract import LogNames
 from muster.agent.logs.files import RunFolder
 from muster.cli import leftovers
-from muster.schedulers.docker.engine import client
 
 __all__ = ["shared_dir"]
 
@@ -112,22 +109,3 @@ def test_unpacked_agents_are_found_in_folders_that_only_this_user_can_have_made(
     found.remove()
     assert list(base.iterdir()) == []
     assert len(list(runs.iterdir())) == 1
-
-
-def test_the_engine_of_the_given_environment_is_asked_and_closed_at_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done: list[object] = []
-
-    class FakeEngine:
-        def __init__(self, environ: Mapping[str, str]) -> None:
-            done.append(environ["DOCKER_HOST"])
-
-        def __getattr__(self, name: str) -> Callable[..., object]:
-            return lambda *_words, **_options: done.append("close") if name == "close" else {}
-
-    monkeypatch.setattr(client, "Engine", FakeEngine)
-    with ExitStack() as opened:
-        assert list(leftovers._find_lost_containers({"DOCKER_HOST": "tcp://given"}, tmp_path, opened)) == []
-        assert done == ["tcp://given"]
-    assert done == ["tcp://given", "close"]

@@ -12,6 +12,7 @@ from muster._shared.contract import FORMAT
 from muster._shared.control import ExitCode
 from muster._shared.job_view import JobStatus
 from muster.cli import commands, operations
+from muster.schedulers.adapter.properties import Properties
 from muster.schedulers.adapter.records import JobFacts
 from muster.schedulers.adapter.scheduler import PluginScheduler
 from muster.schedulers.errors import EngineError
@@ -30,10 +31,14 @@ def write(*events):
     return b"".join(json.dumps({**usual, **each}).encode() + b"\n" for each in events)
 
 
+PODS = Properties(node_word="pod", loses_files=True)
+
+
 class Apps:
     """One app of two roles; its nodes' files, by (index, name)."""
 
     backend = "one"
+    properties = Properties()
     find_run_dir = PluginScheduler.find_run_dir
     describe_unknown = PluginScheduler.describe_unknown
 
@@ -332,7 +337,7 @@ REPORTED = "the job's report has these lines of the rank"
 def test_what_the_report_knows_of_a_rank_whose_output_is_gone(log, failure, printed, words):
     """It printed no line, and blamed --tee 3."""
     scheduler = Apps(error=write_error(**failure), state=AppState.FAILED, flags=TEE, lines=GONE)
-    scheduler.backend = "kubernetes"
+    scheduler.properties = PODS
     code, out, err = log(scheduler, "--role", "t", *words)
     assert code == 0, err
     whole = "loads\n" + "".join(f"[rank1]: {line}\n" for line in TRACEBACK.splitlines())
@@ -429,7 +434,7 @@ def test_what_is_known_of_a_hang_whose_pod_is_gone(log, is_printed):
     lines = {**GONE, ("t", 0): [*PRINTED, "[muster] failed after 3 s\n"]} if is_printed else GONE
     hang = {"exit_code": None, "hung": True, "reason": "did not enter all_reduce #22", "cause": "hang"}
     scheduler = Apps(error=write_error(**hang), state=AppState.FAILED, flags=TEE, lines=lines)
-    scheduler.backend = "kubernetes"
+    scheduler.properties = PODS
     code, out, err = log(scheduler, "--failed", "--role", "t")
     gone = "muster: the files and lines of rank 1 are gone with its pod, or out of reach"
     if is_printed:
@@ -450,7 +455,7 @@ NOTHING = {key: [f"[muster] {key[0]}/{key[1]} has no log: its pod is gone\n"] fo
 @pytest.mark.parametrize("folder", ["", "/ckpt/logs"])
 def test_if_all_pods_are_gone_the_line_says_what_is_known_and_how_to_keep_logs(log, folder):
     scheduler = Apps(state=AppState.FAILED, flags=TEE, lines=NOTHING)
-    scheduler.backend = "kubernetes"
+    scheduler.properties = PODS
     scheduler.response.roles[0].env = {"MUSTER_LOG_DIR": folder} if folder else {}
     code, out, err = log(scheduler, "--failed")
     assert (code, out) == (ExitCode.REFUSED, "")

@@ -67,7 +67,7 @@ def serve(monkeypatch):
 
         monkeypatch.setattr(overview, "create_scheduler", create)
         monkeypatch.setattr(operations, "create_scheduler", create)
-        monkeypatch.setattr(overview, "find_names", lambda: [*known, "slurm"])
+        monkeypatch.setattr(overview, "list_properties", lambda: [*known, "slurm"])
         place = SimpleNamespace(scheduler="one", session="muster")
         monkeypatch.setattr(operations, "find_app", lambda word, env: SimpleNamespace(**vars(place), app_id=word))
         return known

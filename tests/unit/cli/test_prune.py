@@ -10,7 +10,6 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from muster.cli import leftovers
 from muster.cli import prune as module
 from muster.cli.commands import main
 from muster.schedulers.supervision.app_folder import AppFolder, AppRecord, AppSpec, ProcessId
@@ -27,7 +26,7 @@ def home(tmp_path, monkeypatch):
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     # Docker's SDK leaves its socket open when no engine answers; tests/docker has an engine.
-    monkeypatch.setattr(leftovers, "_find_lost_containers", lambda *_: iter(()))
+    monkeypatch.setattr("muster.schedulers.docker.live.leftovers._find_lost_containers", lambda *_: iter(()))
 
 
 def make_app(app_id, phase, **ends):

@@ -167,5 +167,5 @@ def test_changes_in_words() -> None:
 
 def test_which_jobs_may_outlive_their_command() -> None:
     handles = {"local_cwd://torchx/a": False, "local_held://torchx/a": False, "held://torchx/a": True}
-    handles |= {"kubernetes://torchx/ns:a": True, "": False}
+    handles |= {"kubernetes://torchx/ns:a": True, "another://torchx/a": True, "": False}
     assert {handle: rerun.may_outlive_command(handle) for handle in handles} == handles

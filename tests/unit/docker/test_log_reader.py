@@ -219,7 +219,7 @@ def test_a_log_driver_that_keeps_nothing_is_named_once(capfd: pytest.CaptureFixt
             raise docker.errors.APIError("not implemented", response=response, explanation=said)
         yield ""
 
-    scheduler = DockerScheduler("docker", "test", detached=True)
+    scheduler = DockerScheduler("docker", "test")
     assert list(scheduler._follow_or_explain("job-x", read())) == []
     assert list(scheduler._follow_or_explain("job-x", read())) == []
     scheduler.close()
@@ -232,7 +232,7 @@ def test_a_log_driver_that_keeps_nothing_is_named_once(capfd: pytest.CaptureFixt
 def test_the_state_of_a_job_says_that_no_engine_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "restarts-w").write_text("2")
     engine = SimpleNamespace(is_available=lambda: False, host="unix:///x")
-    scheduler = DockerScheduler("docker", "test", detached=True)
+    scheduler = DockerScheduler("docker", "test")
     monkeypatch.setattr(scheduler, "_open_engine", lambda folder: engine)
     words = scheduler.read_words(SimpleNamespace(state_dir=tmp_path), SimpleNamespace(details={"request": {}}))
     scheduler.close()
@@ -244,7 +244,7 @@ def test_the_engine_of_another_docker_host_is_opened_once_and_closed(monkeypatch
     closed: list[str] = []
     monkeypatch.setattr(Engine, "close", lambda engine: closed.append(engine.host))
     spec = SimpleNamespace(description={ENGINE_KEY: {"DOCKER_HOST": "tcp://other"}})
-    scheduler = DockerScheduler("docker", "test", detached=True)
+    scheduler = DockerScheduler("docker", "test")
     first, second = (scheduler._open_engine(SimpleNamespace(read_spec=lambda: spec)) for _ in range(2))
     scheduler.close()
     assert first is second

@@ -320,14 +320,12 @@ def test_after_three_agents_that_could_not_wait_runs_start_cold(world: World, mo
     assert read(world.client) == {"cold": "no agent can wait here"}
 
 
-@pytest.mark.parametrize(
-    ("index", "adapter", "ends_s"), [(0, "local_cwd", 31.0), (0, "kubernetes", 31.0), (1, "kubernetes", 51.0)]
-)
+@pytest.mark.parametrize(("index", "logs_here", "ends_s"), [(0, "1", 31.0), (0, "", 31.0), (1, "", 51.0)])
 def test_a_node_that_is_idle_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: World, index: int, adapter: str, ends_s: float
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: World, index: int, logs_here: str, ends_s: float
 ) -> None:
     """On several machines the others are later than node 0, which a run claims first."""
-    monkeypatch.setenv(Env.ADAPTER, adapter)
+    monkeypatch.setenv(Env.LOGS_HERE, logs_here)
     world.holder = Holder(index, 30.0, [])
     Path(world.holder._folder, SOCKET).touch()
     world.events = [(1.0, world.be_ready), (1000.0, bool)]

@@ -18,9 +18,10 @@ from muster.agent.workers.warm.template_handle import HeldTemplate
 from muster.cli import hold_command
 from muster.cli.commands import main
 from muster.elastic import launch
+from muster.schedulers.adapter.properties import Properties
 from muster.schedulers.adapter.status import DescribedApp
 from muster.schedulers.errors import EngineError, SchedulerError
-from muster.schedulers.held import holds, lending, scheduler
+from muster.schedulers.held import holds, lending, readiness, scheduler
 from muster.schedulers.local.hold_lock import lock_hold
 from muster.schedulers.local.holds import Hold, describe_states
 
@@ -100,18 +101,22 @@ def test_what_a_hold_has_room_for(nodes: int, nproc: str, said: str, capsys: pyt
     assert capsys.readouterr().err.startswith(f"ready: {said}")
 
 
-def test_a_hold_that_waits_for_nodes_says_why(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_hold_that_waits_for_nodes_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing was printed: for as long as a cluster had no room."""
     monkeypatch.setattr("muster.schedulers.adapter.waiting_line._SPACING_S", 0.0)
-    monkeypatch.setattr(hold_command, "time", SimpleNamespace(sleep=lambda _s: None))
-    monkeypatch.setattr(hold_command, "build_remote", lambda *_args: None)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(readiness, "time", SimpleNamespace(sleep=lambda _s: None))
+    monkeypatch.setattr(readiness, "build_remote", lambda *_args: None)
     states = [AppState.PENDING] * 3 + [AppState.FAILED]
     told = iter(DescribedApp(app_id="a", state=state, msg="no room", waits=("cpu",)) for state in states)
+    lines: list[str] = []
+    cancelled: list[str] = []
+    scheduler = SimpleNamespace(
+        backend="x", properties=Properties(), describe_app=lambda _id: next(told), cancel=cancelled.append
+    )
     with pytest.raises(ControlError, match="a has ended: FAILED"):
-        hold_command._wait_ready_elsewhere(SimpleNamespace(describe_app=lambda _id: next(told)), "hold-x", "a")  # type: ignore[arg-type]
-    assert capsys.readouterr().err == "muster: a PENDING: no room\n"
+        readiness.wait_ready(scheduler, "a", lines.append)  # type: ignore[arg-type]
+    assert (lines, cancelled) == (["PENDING: no room"], ["a"])
 
 
 def test_a_busy_hold_is_not_released(busy: Two) -> None:

@@ -13,7 +13,6 @@ from muster.schedulers.errors import EngineError, OptionError, SchedulerError
 from muster.schedulers.held import holds
 from muster.schedulers.held.options import HeldOptions
 from muster.schedulers.held.remote import RemoteRequest, build_remote_request, build_remote_spec, check_remote
-from muster.schedulers.local.holds import add_hold, list_entries
 
 LOST = "its supervisor was lost"
 HOLD = holds.RemoteHold(
@@ -105,20 +104,20 @@ def test_a_hold_is_found_by_its_handle_its_name_or_because_it_is_the_only_one(
 ) -> None:
     states = {"hold-a": AppState.RUNNING, "team:hold-b": AppState.RUNNING, "hold-c": AppState.SUCCEEDED}
     monkeypatch.setattr(Scheduler, "states", states, raising=False)
-    add_hold(state_dir, "ssh", "hold-a")
-    add_hold(state_dir, "slurm", "hold-c")
+    holds.add_hold(state_dir, "ssh", "hold-a")
+    holds.add_hold(state_dir, "slurm", "hold-c")
     assert holds.is_remote(state_dir, None)
     assert holds.choose_hold(state_dir, None).handle == "ssh://hold-a", "the other has ended"
-    assert list_entries(state_dir) == [("hold-a", "ssh")], "and is forgotten"
+    assert holds.list_entries(state_dir) == [("hold-a", "ssh")], "and is forgotten"
     states["hold-a"] = AppState.UNKNOWN
     with pytest.raises(SchedulerError, match="nothing is held here"):
         holds.choose_hold(state_dir, None)
-    assert list_entries(state_dir) == [("hold-a", "ssh")], "it may be continued"
+    assert holds.list_entries(state_dir) == [("hold-a", "ssh")], "it may be continued"
     with pytest.raises(EngineError, match=r"^ssh://hold-a: its supervisor was lost"):
         holds.choose_hold(state_dir, "ssh://hold-a")
     states["hold-a"] = AppState.RUNNING
     assert holds.choose_hold(state_dir, "kubernetes://torchx/team:hold-b").nodes == 2, "another machine's"
-    add_hold(state_dir, "kubernetes", "team:hold-b")
+    holds.add_hold(state_dir, "kubernetes", "team:hold-b")
     with pytest.raises(SchedulerError, match=r"there are 2 holds here; name one of them: ssh://hold-a, kubernetes://"):
         holds.choose_hold(state_dir, None)
     assert holds.choose_hold(state_dir, "hold-b").handle == "kubernetes://team:hold-b"

@@ -38,7 +38,7 @@ def test_a_server_that_does_not_come_back_is_given_up_after_more_than_two_minute
 def test_a_right_that_an_account_never_had_is_no_reason_to_wait(cluster, app, clock):
     """The submission has listed jobs; a command in another shell has not."""
     cluster.allowed = {}
-    other = KubernetesScheduler("other", clock=clock)
+    other = KubernetesScheduler("kubernetes", "other", clock=clock)
     began_s = clock.now_s()
     with pytest.raises(EngineError, match="is not allowed to list jobs"):
         other.describe(app)

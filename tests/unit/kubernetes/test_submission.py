@@ -749,7 +749,7 @@ def gone(cluster, clock):
     """The scheduler of a `torchx run` that has ended."""
     from muster.schedulers.kubernetes.scheduler import KubernetesScheduler
 
-    return KubernetesScheduler("gone", clock=clock)
+    return KubernetesScheduler("kubernetes", "gone", clock=clock)
 
 
 def list_running(cluster):
@@ -898,7 +898,7 @@ def test_a_role_that_nobody_saw_end_is_not_said_to_have_succeeded(cluster, sched
     for pod in (*trainers, cluster.find_pod(f"{name}-echo", 0)):
         cluster.start_pod(pod)
     cluster.end_pod(cluster.find_pod(f"{name}-echo", 0), code)
-    waits = type(gone)("waits")
+    waits = type(gone)("kubernetes", "waits")
     seen = waits.describe(app_id).state
     assert seen is (AppState.FAILED if code else AppState.RUNNING)
     cluster.expire_jobs()
@@ -1115,7 +1115,7 @@ def test_from_another_shell_with_context_and_kubeconfig_in_the_id(cluster, sched
     write_kubeconfig(path, cluster, namespace="blue")
     app_id = submit(scheduler, kubeconfig=str(path), context="double")
     monkeypatch.delenv("KUBECONFIG")
-    from muster.schedulers.kubernetes.scheduler import create_scheduler
+    from muster.schedulers.kubernetes import create_scheduler
 
     other = create_scheduler("another")
     assert other.describe(app_id).state is AppState.PENDING

@@ -15,7 +15,6 @@ from torchx.specs.api import AppState, AppStatus
 from muster._shared.contract import Env
 from muster._shared.control import ExitCode
 from muster._shared.reports import Report
-from muster.agent.cli.arguments import parse_args
 from muster.agent.diagnosis.report_text import format_report
 from muster.agent.node.state import NodeRules
 from muster.cli.commands import main
@@ -281,13 +280,13 @@ def test_a_report_does_not_name_files_that_ended_with_their_pod(cluster, schedul
     assert list(islice(scheduler.log_iter(app_id, "trainer", 0, should_tail=True), len(told))) == told
 
 
-USUAL = "usually sent by Kubernetes, which deletes or evicts the pod, or `torchx cancel`"
+SENDERS = "Kubernetes, which deletes or evicts the pod, or `torchx cancel`"
+USUAL = f"usually sent by {SENDERS}"
 
 
 def say_sigterm():
     """What an agent in a pod says of SIGTERM."""
-    senders = parse_args(["main.py"], {Env.ADAPTER: "kubernetes"}).sigterm_senders
-    usual = NodeRules(nproc=1, sigterm_senders=senders).describe_senders(signal.SIGTERM)
+    usual = NodeRules(nproc=1, sigterm_senders=SENDERS).describe_senders(signal.SIGTERM)
     return f"[muster] received SIGTERM: stopping, up to 30 s{usual}\n"
 
 

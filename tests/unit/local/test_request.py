@@ -64,6 +64,8 @@ def test_an_agent_gets_its_index_its_interpreter_and_its_variables():
         "MUSTER_ADAPTER": "local_cwd",
         "MUSTER_APP_ID": "app-x",
         "MUSTER_STOPS_TOGETHER": "1",
+        "MUSTER_LOGS_HERE": "1",
+        "MUSTER_SIGTERM_SENDERS": "`torchx cancel`, the end of `torchx run`, or `kill`",
     }
 
 

@@ -50,7 +50,7 @@ def test_a_change_of_size_is_no_restart(fails: bool, restarts: int) -> None:
         ("--tee 3", {}, True, "logs: /run"),
         ("", {}, True, "no log files (--log-dir and --tee 3 keep them)"),  # the temporary folder is removed
         ("", {}, False, "logs: /run"),  # it has the report
-        ("--tee 3", {"MUSTER_ADAPTER": "local_cwd", "MUSTER_APP_ID": "a-1"}, True, "logs: /run"),
+        ("--tee 3", {"MUSTER_ADAPTER": "a", "MUSTER_APP_ID": "a-1", "MUSTER_LOGS_HERE": "1"}, True, "logs: /run"),
         (
             "--tee 3",
             {"MUSTER_ADAPTER": "local_docker", "MUSTER_APP_ID": "a-1"},
@@ -59,15 +59,9 @@ def test_a_change_of_size_is_no_restart(fails: bool, restarts: int) -> None:
         ),
         (
             "",
-            {"MUSTER_ADAPTER": "kubernetes", "MUSTER_APP_ID": "a-1", "MUSTER_POD_NAMESPACE": "ns"},
+            {"MUSTER_ADAPTER": "a", "MUSTER_APP_ID": "a-1", "TORCHX_JOB_ID": "kubernetes://torchx/ns:a-1"},
             False,
             "logs: torchx log kubernetes://torchx/ns:a-1",
-        ),
-        (
-            "",
-            {"MUSTER_ADAPTER": "held", "MUSTER_APP_ID": "a-1", "MUSTER_POD_NAMESPACE": "ns"},  # the hold is a pod
-            True,
-            "logs: torchx log held://torchx/a-1",
         ),
     ],
 )

@@ -238,6 +238,7 @@ def _build_agent_env(inputs: AppInputs, role: RoleInputs) -> dict[str, str]:
         log_dir=posixpath.join(SCRATCH_DIR, "logs"),
         termination_log="/dev/termination-log",
         grace_s=inputs.options.grace_s,
+        sigterm_senders="Kubernetes, which deletes or evicts the pod, or `torchx cancel`",
     )
     env = build_agent_env(role.role, place)
     for wants in list_wants(inputs, role):

@@ -8,13 +8,13 @@ import errno
 import json
 import math
 import os
-import select
 import stat
 import time
 from collections.abc import Iterator
 from typing import Final
 
 from muster._shared.contract import LogNames
+from muster._shared.processes import wait_readable
 
 _JSON_DEPTH: Final = 50
 _PIECE_BYTES: Final = 1 << 20
@@ -88,11 +88,9 @@ def read_whole(
 def _read_pipe(path: str | os.PathLike[str], limit_bytes: int, limit_s: float) -> bytes:
     until_s = time.monotonic() + limit_s
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", buffering=0) as file:
-        poller = select.poll()
-        poller.register(file, select.POLLIN)
         content = b""
         while len(content) < limit_bytes:
-            if not poller.poll(max(0.0, until_s - time.monotonic()) * 1000):
+            if not wait_readable(file.fileno(), until_s - time.monotonic()):
                 raise OSError(errno.ETIMEDOUT, f"it is a pipe that no process has written and closed in {limit_s:g} s")
             piece = file.read(_PIECE_BYTES)
             if not piece:

@@ -18,7 +18,6 @@ A guard that is the agent's child was rejected, because it does not see such orp
 import contextlib
 import mmap
 import os
-import select
 import signal
 import struct
 import sys
@@ -218,7 +217,6 @@ class Guard:
         self._code: int | None = None
         self._killed_by = 0
         self._fencing: _Pauses | None = None
-        self._poller = select.poll()
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
@@ -277,23 +275,20 @@ class Guard:
 
     def _wait(self) -> None:
         self._reap()  # one may have ended before
-        self._poller.register(self._wake_read, select.POLLIN)
-        self._poller.register(self._lease.fd, select.POLLIN)
-        if self._caller_fd is not None:
-            self._poller.register(self._caller_fd, select.POLLIN)
         while self._code is None:
             self._turn(self._fence())
 
     def _turn(self, limit_s: float | None) -> None:
         """Wait for a signal, the lease or the caller's end, at most `limit_s` (None: no limit), and handle them."""
-        ready = [fd for fd, _ in self._poller.poll(None if limit_s is None else max(1.0, limit_s * 1000))]
+        watched = [fd for fd in (self._wake_read, self._lease.fd, self._caller_fd) if fd is not None]
+        limit_s = None if limit_s is None else max(0.001, limit_s)
+        ready = processes.wait_events(dict.fromkeys(watched, processes.READ), limit_s)
         if self._wake_read in ready:
             for signum in set(os.read(self._wake_read, 4096)):
                 self._handle_signal(signum)
         if self._lease.fd in ready and self._lease.acknowledge_expiry():
             self._fencing = _Pauses(self._stop_limit_s)
         if self._caller_fd is not None and self._caller_fd in ready:
-            self._poller.unregister(self._caller_fd)
             self._caller_fd = None
             if self._code is None:
                 # No grace: no process waits for results.

@@ -1,6 +1,6 @@
 """How processes are started, found and ended; cores; and the two Linux calls the standard library lacks.
 
-It is standard library only, because it also goes with programs to nodes, see `schedulers.inside.frames`.
+It is standard library only, because it also goes with programs to nodes, see `schedulers.node_program`.
 
 Source: prctl(2), timerfd_create(2), proc(5).
 """
@@ -170,6 +170,44 @@ def spawn(
     return pid
 
 
+def spawn_program(
+    words: Sequence[str],
+    env: Mapping[str, str],
+    cwd: str,
+    streams: Sequence[int],
+    keep_fds: Sequence[int] = (),
+    *,
+    death_signal: int,
+    prepare: Callable[[], object] = lambda: None,
+) -> int:
+    """Start a program in a folder. See `spawn`.
+
+    Args:
+        words: the program, which is searched in the PATH of `env` unless it has a slash, and its arguments.
+        env: all of its variables.
+        cwd: the folder.
+        streams: see `spawn`.
+        keep_fds: see `spawn`.
+        death_signal: see `spawn`.
+        prepare: runs in the child, in a session of its own, before the exec.
+
+    Raises:
+        OSError: without a file's name, if nothing could be forked; else its name is that of the folder or the program.
+    """
+
+    def become() -> None:
+        prepare()
+        os.chdir(cwd)
+        os.execvpe(words[0], list(words), dict(env))  # noqa: S606  # no shell, on purpose
+
+    try:
+        return spawn(become, streams, keep_fds, death_signal=death_signal)
+    except OSError as error:
+        if error.filename not in (None, cwd):  # a place where it was searched
+            error.filename = words[0]
+        raise
+
+
 def _exec_or_report(begin: Callable[[], None], report_fd: int) -> NoReturn:
     number, name = errno.EINVAL, ""
     try:
@@ -284,6 +322,28 @@ def read_peak_bytes() -> int:
     import resource
 
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+
+
+def open_wake_pipe(signums: Iterable[int] = ()) -> int:
+    """Return a descriptor from which the numbers of signals are read, once they have come. It never blocks.
+
+    Args:
+        signums: get a handler that does nothing. Those that have one already count, too.
+    """
+    wake_read, wake_write = os.pipe()
+    for fd in (wake_read, wake_write):
+        os.set_blocking(fd, False)
+    for signum in signums:
+        signal.signal(signum, lambda _signum, _frame: None)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    return wake_read
+
+
+def read_wake_pipe(fd: int) -> bytes:
+    """Return the numbers of the signals that have come."""
+    with contextlib.suppress(BlockingIOError):
+        return os.read(fd, 4096)
+    return b""
 
 
 def wait_readable(fd: int, limit_s: float | None) -> bool:

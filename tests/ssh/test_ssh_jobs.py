@@ -17,7 +17,8 @@ from ssh_jobs import find_link, find_ssh, read, read_shell, wait_gone, wait_stat
 from torchx.specs import AppState
 
 from muster.schedulers.adapter import EngineError, ReplicaId
-from muster.schedulers.ssh import create_scheduler, node
+from muster.schedulers.node_program.frames import MAGIC
+from muster.schedulers.ssh import create_scheduler
 from muster.testing.contract_apps import COUNTS, ROLE, build_agents, build_shell
 
 PROGRAM = Path(__file__).parents[1] / "programs" / "ssh_steps.py"
@@ -105,7 +106,7 @@ def test_an_agent_is_asked_whose_host_is_reached(world, scheduler, cfg, runs, tm
 
 def test_an_answer_that_is_cut_is_none(world, scheduler, cfg, runs, tmp_path):
     cut = tmp_path / "cut"
-    lines = f"if rm '{cut}' 2>/dev/null; then {world.ssh} \"$@\" | head -c {len(node.MAGIC) + 5}; exit; fi\n"
+    lines = f"if rm '{cut}' 2>/dev/null; then {world.ssh} \"$@\" | head -c {len(MAGIC) + 5}; exit; fi\n"
     app_id = scheduler.submit(build_agents(COUNTS), {**cfg, "ssh": make_ssh(tmp_path / "ssh", lines, world)})
     wait_counting(scheduler, app_id)
     cut.touch()

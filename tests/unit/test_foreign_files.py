@@ -89,19 +89,20 @@ READ_OTHERWISE = {
     "_shared/processes _shared/snapshot_file agent/control/address agent/placement/machine "
     "agent/features/preflight/facts agent/features/preflight/measure agent/workers/memory cli/doctor/machine "
     "cli/rehearse/journal cli/rehearse/watch "
-    "elastic/fork/worker elastic/jobs/results schedulers/processes/launch schedulers/supervision/client "
+    "elastic/fork/worker elastic/jobs/results schedulers/node_program/pipe schedulers/processes/launch "
+    "schedulers/supervision/client "
     "schedulers/supervision/machine schedulers/supervision/app_folder",
     "sources and pages of a package": "_shared/preflight/versions _shared/programs agent/hold/difference "
-    "cli/afterwards/page cli/rehearse/page schedulers/bundle schedulers/inside/frames schedulers/kubernetes/schema "
-    "schedulers/slurm/payload",
+    "cli/afterwards/page cli/rehearse/page schedulers/bundle schedulers/kubernetes/schema "
+    "schedulers/node_program/session schedulers/slurm/payload",
     "the program that is run": "agent/workers/program agent/workers/warm/fork_safety agent/workers/warm/late_changes "
     "agent/workers/warm/preload",
     "tokens that a cluster mounts": "agent/placement/segments agent/features/job_object/sink "
     "agent/features/train_job/sink schedulers/kubernetes/api/connection",
     "it checks more of the file": "agent/checkpoint_file agent/rendezvous/shared_token agent/diagnosis/stacks",
-    "read piece by piece, or written as well": "cli/rehearse/saves schedulers/held/link "
-    "schedulers/processes/capture schedulers/ssh/link schedulers/workspace/packing",
-    "a program that runs elsewhere": "schedulers/inside/program",
+    "read piece by piece, or written as well": "cli/rehearse/saves schedulers/node_program/link "
+    "schedulers/processes/capture schedulers/workspace/packing",
+    "a program that runs elsewhere": "schedulers/node_program/agents schedulers/node_program/run_files",
     "what a submission has just written": "schedulers/docker/live/payload",
     "no file of this machine": "schedulers/kubernetes/live/logs",
     "for tests": "testing/shell",

@@ -70,18 +70,14 @@ class Original:
         os.write(self._order_fd, json.dumps({"command": command, "flags": flags, "env": dict(env)}).encode())
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         words = [*command, WAITING_FLAG, WaitingRole.ORIGINAL, str(theirs.fileno()), *flags]
-        starter = os.getpid()
-        self.pid = os.fork()
-        if self.pid == 0:
-            try:
-                signal.set_wakeup_fd(-1)
-                processes.set_death_signal(signal.SIGTERM)
-                if os.getppid() == starter:
-                    os.set_inheritable(theirs.fileno(), True)
-                    os.execve(words[0], words, dict(env))  # noqa: S606  # no shell, on purpose
-            finally:
-                os._exit(127)
-        theirs.close()
+        with theirs:
+            self.pid = processes.spawn(
+                lambda: os.execve(words[0], words, dict(env)),  # noqa: S606  # no shell, on purpose
+                (0, 1, 2),
+                [theirs.fileno()],
+                death_signal=signal.SIGTERM,
+                keeps_ignored=True,
+            )
 
     def has_ended(self) -> bool:
         """Return whether it has; it never says anything."""

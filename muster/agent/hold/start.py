@@ -124,7 +124,6 @@ def become_original(control_fd: int, flags: Sequence[str], environ: Mapping[str,
     # What the imports print belongs to each worker, see `TemplateHandle`.
     printed = [os.memfd_create(name) for name in ("stdout", "stderr")]
     spec = options.build_spec(*words, stdout_fd=printed[0], stderr_fd=printed[1])
-    os.setsid()
     processes.set_death_signal(signal.SIGKILL)
     processes.strip_process((0, *printed), [control_fd], keeps_ignored=True)
     exec_worker(spec)

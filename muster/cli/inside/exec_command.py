@@ -1,7 +1,7 @@
 """`muster exec`: runs a command on one node, or on all nodes, of a running job.
 
 One loop moves the bytes. A signal to this process is passed on to the command, and whatever ends this process ends the
-command. See `muster.schedulers.inside.program`.
+command. See `muster.schedulers.node_program.command`.
 """
 
 import contextlib
@@ -18,13 +18,13 @@ from typing import Any, Final
 
 from muster._shared.contract import describe_exit_code
 from muster._shared.control import ControlError, ExitCode, count_nodes
-from muster._shared.processes import READ, WRITE, wait_events
+from muster._shared.processes import READ, WRITE, read_wake_pipe, wait_events
 from muster.cli import operations
 from muster.cli.answers import say
 from muster.cli.inside.targets import FAILED, Target, find_targets
 from muster.schedulers.adapter.scheduler import PluginScheduler
 from muster.schedulers.errors import EngineError, SchedulerError
-from muster.schedulers.inside.session import ALIVE_S, Order, Session, build_words, find_name
+from muster.schedulers.node_program.session import ALIVE_S, WORDS, Order, Session, find_name, start_command
 
 _OPENED_AT_ONCE: Final = 16
 _END_LIMIT_S: Final = 10.0
@@ -83,8 +83,8 @@ class NodeRun:
             self._failure = "it does not run"
             return
         try:
-            pipe = scheduler.open_in_node(app_id, self.target.role, self.target.index, build_words())
-            self.session = Session(pipe, order)
+            pipe = scheduler.open_in_node(app_id, self.target.role, self.target.index, WORDS)
+            self.session = start_command(pipe, order)
         except (ControlError, EngineError, SchedulerError, OSError) as error:
             self._failure = str(error)
 
@@ -153,26 +153,27 @@ class Relay:
         return next((each.code for each in self._runs if each.code), 0)
 
     def _step(self, wake: int) -> None:
-        live = {each.session.fd: each for each in self._runs if each.session is not None and not each.is_over}
-        wanted = {wake: READ, 1: 0, **dict.fromkeys(live, READ)}  # 0 reports a pipe without readers
-        room = min((each.session.room_bytes for each in live.values() if each.session is not None), default=0)
+        live = [(each, each.session) for each in self._runs if each.session is not None and not each.is_over]
+        wanted = {wake: READ, 1: 0}  # 0 reports a pipe without readers
+        owners = {fd: each for each, session in live for fd in session.wanted}
+        for _, session in live:
+            wanted |= session.wanted
+        room = min((session.room_bytes for _, session in live), default=0)
         if self._reads and room > 0 and _may_read():
             wanted[0] = READ
         for fd in wait_events(wanted, LOOK_S):
             if fd == wake:
-                with contextlib.suppress(BlockingIOError):
-                    os.read(wake, 4096)
+                read_wake_pipe(wake)
             elif fd == 1 and not os.isatty(1):
                 raise BrokenPipeError
             elif fd == 0:
                 self._read_input(min(room, _CHUNK_BYTES))
-            elif fd in live:
-                self._read_output(live[fd])
+            elif fd in owners:
+                self._read_output(owners[fd])
         while self._signals:
             self._pass_on(self._signals.pop(0))
-        for each in live.values():
-            if each.session is not None:
-                each.session.check()
+        for _, session in live:
+            session.check()
         if self._kill_s is not None and time.monotonic() > self._kill_s:
             self._kill_s = None
             self._tell("KILL")

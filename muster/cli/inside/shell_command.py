@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from typing import Final
 
 from muster._shared.control import ControlError, ExitCode
-from muster._shared.processes import READ, wait_events
+from muster._shared.processes import READ, read_wake_pipe, wait_events
 from muster.cli import operations
 from muster.cli.answers import say
 from muster.cli.inside.exec_command import LOOK_S, NodeRun, watch_signals, write_all
 from muster.cli.inside.targets import FAILED, find_targets
-from muster.schedulers.inside.session import ALIVE_S, Order, Session, find_name
+from muster.schedulers.node_program.session import ALIVE_S, Order, Session, find_name
 
 _CHUNK_BYTES: Final = 1 << 16
 _ENDS: Final = {signal.SIGTERM: "TERM", signal.SIGHUP: "HUP", signal.SIGINT: "INT", signal.SIGQUIT: "QUIT"}
@@ -76,11 +76,12 @@ class _Terminal:
                 self._stop.set()
 
     def _step(self, wake: int) -> None:
-        fds = (wake, self._session.fd, *([0] if self._session.room_bytes > 0 else []))
-        for fd in wait_events(dict.fromkeys(fds, READ), LOOK_S):
+        wanted = {wake: READ, **self._session.wanted}
+        if self._session.room_bytes > 0:
+            wanted[0] = READ
+        for fd in wait_events(wanted, LOOK_S):
             if fd == wake:
-                with contextlib.suppress(BlockingIOError):
-                    os.read(wake, 4096)
+                read_wake_pipe(wake)
             elif fd == 0:
                 self._read_keys()
             else:

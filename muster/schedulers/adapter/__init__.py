@@ -79,7 +79,7 @@ _NAMES: Final = {
     # what `muster` asks
     "_shared.control": "ControlError ExitCode NOT_REACHED RoleNodes ask_roles call_limited close_stop count_nodes",
     "_shared.reports": "Answer",
-    "schedulers.inside.pipe": "NodePipe start_pipe pump_pipe",
+    "schedulers.node_program.pipe": "NodePipe start_pipe pump_pipe",
     # GPUs
     "schedulers.gpus": "DeviceRequest GpuError VISIBLE list_gpus "
     "list_devices needs_sharing share_devices assign_devices",

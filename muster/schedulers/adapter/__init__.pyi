@@ -71,9 +71,6 @@ from muster.schedulers.gpus import list_gpus as list_gpus
 from muster.schedulers.gpus import needs_sharing as needs_sharing
 from muster.schedulers.gpus import share_devices as share_devices
 from muster.schedulers.grace import decide_app_grace_s as decide_app_grace_s
-from muster.schedulers.inside.pipe import NodePipe as NodePipe
-from muster.schedulers.inside.pipe import pump_pipe as pump_pipe
-from muster.schedulers.inside.pipe import start_pipe as start_pipe
 from muster.schedulers.lines import ByteSource as ByteSource
 from muster.schedulers.lines import LineSplitter as LineSplitter
 from muster.schedulers.lines import TimedLine as TimedLine
@@ -85,6 +82,9 @@ from muster.schedulers.naming import build_role_labels as build_role_labels
 from muster.schedulers.naming import derive_token as derive_token
 from muster.schedulers.naming import make_secret as make_secret
 from muster.schedulers.naming import make_suffix as make_suffix
+from muster.schedulers.node_program.pipe import NodePipe as NodePipe
+from muster.schedulers.node_program.pipe import pump_pipe as pump_pipe
+from muster.schedulers.node_program.pipe import start_pipe as start_pipe
 from muster.schedulers.processes.agent_files import find_newest_run as find_newest_run
 from muster.schedulers.processes.agent_files import read_report as read_report
 from muster.schedulers.processes.driver import ProcessDriver as ProcessDriver

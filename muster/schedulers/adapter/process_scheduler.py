@@ -24,7 +24,7 @@ from muster.schedulers.supervision.app_folder import AppFolder, AppSpec
 from muster.schedulers.supervision.state import ReplicaId
 
 if TYPE_CHECKING:
-    from muster.schedulers.inside.pipe import NodePipe
+    from muster.schedulers.node_program.pipe import NodePipe
     from muster.schedulers.supervision import asking
 
 ERROR_FILE = LogNames.ERROR
@@ -167,7 +167,7 @@ class ProcessScheduler(SupervisedScheduler, abc.ABC):
         Raises:
             ControlError: it cannot be started.
         """
-        from muster.schedulers.inside.pipe import start_pipe
+        from muster.schedulers.node_program.pipe import start_pipe
 
         python = spec.details["replicas"][replica.role][replica.index]["command"][0]
         return start_pipe([python, *words], os.environ, root=handle["pid"])

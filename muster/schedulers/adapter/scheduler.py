@@ -45,7 +45,7 @@ from muster.schedulers.runner.shown.live_lines import LiveLines, repeat_failure,
 
 if TYPE_CHECKING:
     from muster.schedulers.adapter.facts import AppFacts
-    from muster.schedulers.inside.pipe import NodePipe
+    from muster.schedulers.node_program.pipe import NodePipe
 
 logger = logging.getLogger(__name__)
 
@@ -301,9 +301,9 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
         Raises:
             ControlError: it cannot be run there, or the node does not run.
         """
-        from muster.schedulers.inside import session
+        from muster.schedulers.node_program import session
 
-        pipe = self.open_in_node(app_id, role, index, session.build_words())
+        pipe = self.open_in_node(app_id, role, index, session.WORDS)
         order = session.Order(app=session.find_name(app_id), index=index, command=command)
         return session.run_captured(pipe, order, limit_s)
 

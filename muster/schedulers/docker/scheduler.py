@@ -43,8 +43,8 @@ from muster.schedulers.errors import (
 from muster.schedulers.failure_report import read_error_file
 from muster.schedulers.gpus import GpuError, list_gpus
 from muster.schedulers.grace import DEFAULT_SHUTDOWN_TIMEOUT_S, GRACE_MARGIN_S
-from muster.schedulers.inside.pipe import NodePipe
 from muster.schedulers.interrupts import raise_dropped_interrupts
+from muster.schedulers.node_program.pipe import NodePipe
 from muster.schedulers.runner.app_codec import dump_app
 from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.runner.option_records import declare_options, parse_options

@@ -2,8 +2,8 @@
 
 A run is an app of its own, with a supervisor as any app of `local_cwd`. Where `local_cwd` starts an agent, a run starts
 `muster/agent/hold/client.py`, which passes what it was started with to an agent that waits on the node. On a hold of
-another adapter it starts a `link`, which reaches the node through that adapter. There `node`, a program that travels as
-a text, with the workspace, does the same.
+another adapter it starts a `link`, which reaches the node through that adapter. There `node_program.held_run`, which
+travels with the workspace, does the same.
 
     options     the `-cfg` options
     scheduler   what TorchX calls

@@ -24,11 +24,11 @@ from muster.schedulers.adapter.scheduler import PluginScheduler
 from muster.schedulers.agent_command import find_agent_flag
 from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.held.link import load_scheduler
-from muster.schedulers.held.node import HOLD_DIR
-from muster.schedulers.inside.session import Order, build_words, find_name, run_captured
 from muster.schedulers.local import holds as local
 from muster.schedulers.local.hold_lock import find_owner
 from muster.schedulers.local.holds import Hold, open_hold
+from muster.schedulers.node_program.frames import HOLD_DIR
+from muster.schedulers.node_program.session import WORDS, Order, find_name, run_captured
 
 RUNS: Final = "held"
 """The scheduler under whose name runs are found."""
@@ -125,7 +125,7 @@ def read_state(scheduler: PluginScheduler, app_id: str, role: str, index: int, *
     command = ["{muster-python}", "-I", "-S", "-c", _STATE_PROGRAM, HOLD_DIR, f"{limit_s / 2 if waits else 0:g}"]
     order = Order(app=find_name(app_id), index=index, command=command, is_hold=True)
     try:
-        code, output, _ = run_captured(scheduler.open_in_node(app_id, role, index, build_words()), order, limit_s)
+        code, output, _ = run_captured(scheduler.open_in_node(app_id, role, index, WORDS), order, limit_s)
         content = json.loads(output) if code == 0 else {}
     except (ControlError, EngineError, SchedulerError, OSError, ValueError):
         return {}

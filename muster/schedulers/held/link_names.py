@@ -4,10 +4,6 @@ from typing import Final
 
 LOCK: Final = "hold"
 """Name of the lent descriptor that keeps the hold."""
-LOST: Final = 255
-"""Exit code of a link whose node is lost, or not reached."""
-STATE_NAME: Final = "link.json"
-"""In the replica's folder: why the node was lost."""
 GATE_NAME: Final = "claimed"
 """In the app's state folder: the run has node 0 of the hold."""
 WORKSPACE_NAME: Final = "workspace.json"

@@ -1,7 +1,7 @@
 """What a run on a hold of another adapter is: its request, and what the supervisor starts it from. Pure.
 
 The AppDef's role becomes arguments and variables for the agents that wait on the nodes. Interpreter, image, folders,
-resources and addresses are those of the hold. The rest of a run's variables comes from there, see `node`.
+resources and addresses are those of the hold. The rest of a run's variables comes from there: `node_program.held_run`.
 """
 
 import json
@@ -20,9 +20,9 @@ from muster.schedulers.agent_command import is_agent_role
 from muster.schedulers.errors import OptionError, SchedulerError
 from muster.schedulers.grace import decide_app_grace_s
 from muster.schedulers.held.holds import RemoteHold
-from muster.schedulers.held.node import HOLD_DIR
 from muster.schedulers.held.options import HeldOptions
 from muster.schedulers.naming import build_role_labels
+from muster.schedulers.node_program.frames import HOLD_DIR
 from muster.schedulers.processes.plan import ReplicaPlan, build_details
 from muster.schedulers.runner.app_codec import dump_app
 from muster.schedulers.runner.roles import apply_macros, build_role_plan

@@ -20,7 +20,6 @@ from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.held.holds import RUNS, AnyHold, RemoteHold, choose_hold, is_remote
 from muster.schedulers.held.link import load_scheduler
 from muster.schedulers.held.link_names import LOCK, WORKSPACE_NAME
-from muster.schedulers.held.node import HOLD_DIR
 from muster.schedulers.held.options import HeldOptions
 from muster.schedulers.held.remote import (
     WORKSPACE,
@@ -29,11 +28,12 @@ from muster.schedulers.held.remote import (
     build_remote_spec,
     check_remote,
 )
-from muster.schedulers.inside.session import Order, build_words, find_name, run_captured
 from muster.schedulers.local.hold_lock import lock_hold
 from muster.schedulers.local.request import LocalRequest
 from muster.schedulers.local.submission import build_spec, prepare_request
 from muster.schedulers.naming import build_app_name, make_secret, make_suffix
+from muster.schedulers.node_program.frames import HOLD_DIR
+from muster.schedulers.node_program.session import WORDS, Order, find_name, run_captured
 from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.runner.option_records import declare_options, parse_options
 from muster.schedulers.runner.roles import note_workspace
@@ -43,7 +43,7 @@ from muster.schedulers.supervision.registry import find_state_dir
 from muster.schedulers.supervision.state import ReplicaId
 
 if TYPE_CHECKING:
-    from muster.schedulers.inside.pipe import NodePipe
+    from muster.schedulers.node_program.pipe import NodePipe
 
 _DRIVER: Final = "muster.schedulers.held.driver:create_driver"
 _POLL_S: Final = 0.1
@@ -195,7 +195,7 @@ class HeldScheduler(ProcessScheduler, WorkspaceMixin[None]):  # type: ignore[mis
         words = ["{muster-agent}", *command[2:]]
         order = Order(app=find_name(remote["app_id"]), index=replica.index, command=words, env=env, is_hold=True)
         try:
-            pipe = self._open_other(remote).open_in_node(remote["app_id"], remote["role"], replica.index, build_words())
+            pipe = self._open_other(remote).open_in_node(remote["app_id"], remote["role"], replica.index, WORDS)
             return run_captured(pipe, order, limit_s)
         except (ControlError, EngineError) as error:
             return 1, "", str(error)
@@ -213,7 +213,7 @@ class HeldScheduler(ProcessScheduler, WorkspaceMixin[None]):  # type: ignore[mis
         words = ["tail", "-c", str(limit_bytes), path]
         order = Order(app=find_name(remote["app_id"]), index=index, command=words, is_hold=True)
         try:
-            pipe = self._open_other(remote).open_in_node(remote["app_id"], remote["role"], index, build_words())
+            pipe = self._open_other(remote).open_in_node(remote["app_id"], remote["role"], index, WORDS)
             code, output, _ = run_captured(pipe, order, _FILE_LIMIT_S)
         except (ControlError, EngineError):
             return None

@@ -40,9 +40,9 @@ from muster.schedulers.supervision.registry import find_last_remote, find_state_
 from muster.schedulers.workspace.packing import DOCKERFILE, BundleError, describe_left_out
 
 if TYPE_CHECKING:
-    from muster.schedulers.inside.pipe import NodePipe
     from muster.schedulers.kubernetes.api.client import Clock
     from muster.schedulers.kubernetes.live.session import Session
+    from muster.schedulers.node_program.pipe import NodePipe
 
 _GONE: Final = (
     "it may have been deleted, removed after its ttl_s, or be in another namespace (name it as NAMESPACE:NAME) or "

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from muster._shared.foreign_files import read_whole
-from muster.schedulers.inside.frames import OutputPipes
+from muster.schedulers.node_program.output_pipes import OutputPipes
 from muster.schedulers.supervision.driver import EventQueue
 
 _ERRORS: Final = "stderr"

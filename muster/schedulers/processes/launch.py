@@ -36,16 +36,13 @@ def spawn(launch: Launch, stdout_fd: int, stderr_fd: int) -> int:
         StartError: the folder or the program is not there.
         OSError: no process or descriptor is left.
     """
-
-    def become() -> None:
-        os.chdir(launch.cwd)
-        os.execve(launch.command[0], list(launch.command), dict(launch.env))  # noqa: S606  # no shell, on purpose
-
     with open(os.devnull, "rb") as null:
         streams = (null.fileno(), stdout_fd, stderr_fd)
         try:
-            return processes.spawn(become, streams, launch.keep_fds, death_signal=signal.SIGTERM)
+            return processes.spawn_program(
+                launch.command, launch.env, launch.cwd, streams, launch.keep_fds, death_signal=signal.SIGTERM
+            )
         except OSError as error:
             if error.filename is None:
                 raise
-            raise StartError(f"{error.filename or launch.command[0]!r}: {error.strerror}") from error
+            raise StartError(f"{error.filename}: {error.strerror}") from error

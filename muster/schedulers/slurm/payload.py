@@ -19,7 +19,7 @@ SCRIPT_LIMIT_BYTES: Final = 4_000_000
 _PACKAGE: Final = Path(__file__).resolve().parents[2]
 _MODULES: Final = (
     *("__init__", "schedulers/__init__", "schedulers/failure_report", "schedulers/naming"),
-    *("schedulers/inside/__init__", "schedulers/inside/frames"),
+    *("schedulers/node_program/__init__", "schedulers/node_program/output_pipes"),
     *("schedulers/processes/" + name for name in ("__init__", "agent_files", "capture", "driver", "launch", "plan")),
     *("schedulers/slurm/" + name for name in ("__init__", "hosts", "node")),
     *("schedulers/supervision/" + name for name in ("__init__", "actions", "app_folder", "decisions", "driver")),

@@ -3,15 +3,16 @@
 import contextlib
 import json
 import os
-import selectors
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
+from muster._shared.processes import READ, WRITE, wait_events
+from muster.schedulers.node_program.pipe import PipedProcess
+from muster.schedulers.node_program.session import build_input
 from muster.schedulers.ssh.command import build_ssh, explain_failure
-from muster.schedulers.ssh.connection import Ssh
 from muster.schedulers.ssh.hosts import Host
 
 LIMIT_S: Final = 30.0
@@ -70,10 +71,10 @@ def check(order):
     say(answer)
     for line in iter(stdin.readline, b""):
         order = json.loads(line.decode())
-        if "program" in order:
+        if isinstance(order, int):
             for listener in listeners:
                 listener.close()
-            exec(stdin.read(order["program"]).decode("utf-8"), {"__name__": "__main__", "stdin": stdin})
+            exec(stdin.read(order).decode("utf-8"), {"__name__": "__main__", "stdin": stdin})
         say(reach(order["reach"]))
 def reach(candidates):
     import selectors, socket
@@ -110,11 +111,13 @@ class Probe:
 
     def __init__(self, ssh: Sequence[str], host: Host, python: str) -> None:
         self._python = python
-        self._ssh: Ssh | None = Ssh.start(build_ssh(ssh, host.name, python, _PROGRAM))
-        for fd in self._ssh.fds[:3]:
+        self._ssh = PipedProcess.start(build_ssh(ssh, host.name, python))
+        for fd in self._ssh.fds:
             os.set_blocking(fd, False)
-        self._pending = _PROGRAM
-        self._rest = self._errors = b""
+        self._pending = build_input(_PROGRAM)
+        self._received = {self._ssh.stdout: b"", self._ssh.stderr: b""}
+        self._is_open = True
+        """It is neither given away nor closed."""
 
     def ask(self, question: Any) -> Any:
         """Send a line and return the answer.
@@ -122,75 +125,65 @@ class Probe:
         Raises:
             CheckError: none comes.
         """
-        assert self._ssh is not None  # noqa: S101  # it is neither lent nor closed
         self._pending += json.dumps(question).encode() + b"\n"
         limit_s = time.monotonic() + LIMIT_S
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._ssh.stdin, selectors.EVENT_WRITE, self._write)
-            selector.register(self._ssh.stdout, selectors.EVENT_READ, self._read)
-            selector.register(self._ssh.stderr, selectors.EVENT_READ, self._read_errors)
-            while True:
-                _, mark, line = self._rest.partition(_MARK)
-                if mark and b"\n" in line:
-                    answer, _, self._rest = line.partition(b"\n")
-                    return json.loads(answer)
-                ready = selector.select(max(0.0, limit_s - time.monotonic()))
-                if not ready:
-                    raise CheckError(f"it does not answer within {LIMIT_S:g} s")
-                for key, _ in ready:
-                    if not key.data(key.fd):
-                        selector.unregister(key.fd)
-                if self._ssh.stdout not in selector.get_map() or len(self._rest) > _LINE_LIMIT_BYTES:
-                    raise CheckError(self._explain())
+        stdin, stdout, stderr = self._ssh.fds
+        wanted = {stdin: WRITE, stdout: READ, stderr: READ}
+        while True:
+            _, mark, line = self._received[stdout].partition(_MARK)
+            if mark and b"\n" in line:
+                answer, _, self._received[stdout] = line.partition(b"\n")
+                return json.loads(answer)
+            ready = wait_events(wanted, limit_s - time.monotonic())
+            if not ready:
+                raise CheckError(f"it does not answer within {LIMIT_S:g} s")
+            for fd in ready:
+                if not (self._write() if fd == stdin else self._read(fd)):
+                    del wanted[fd]
+            if stdout not in wanted or len(self._received[stdout]) > _LINE_LIMIT_BYTES:
+                raise CheckError(self._explain())
 
-    def _write(self, fd: int) -> bool:
+    def _write(self) -> bool:
         try:
-            self._pending = self._pending[os.write(fd, self._pending) :]
+            self._pending = self._pending[os.write(self._ssh.stdin, self._pending) :]
         except OSError:
             self._pending = b""  # it has ended, and says why
         return bool(self._pending)
 
     def _read(self, fd: int) -> bool:
         data = os.read(fd, 65536)
-        self._rest += data
-        return bool(data)
-
-    def _read_errors(self, fd: int) -> bool:
-        data = os.read(fd, 4096)
-        self._errors = (self._errors + data)[-4096:]
+        self._received[fd] += data
         return bool(data)
 
     def _explain(self) -> str:
-        assert self._ssh is not None  # noqa: S101  # it is neither lent nor closed
-        ssh, self._ssh = self._ssh, None
-        code = ssh.end(_END_LIMIT_S)
+        code = self._ssh.end(_END_LIMIT_S)
         with contextlib.suppress(BlockingIOError):
-            while self._read_errors(ssh.stderr):
+            while self._read(self._ssh.stderr):
                 pass
-        for fd in ssh.fds[:3]:
+        self._close_pipes()
+        return explain_failure(self._received[self._ssh.stderr], code, self._python)
+
+    def _close_pipes(self) -> None:
+        self._is_open = False
+        for fd in self._ssh.fds:
             os.close(fd)
-        return explain_failure(self._errors, code, self._python)
 
     def lend(self) -> tuple[int, ...]:
-        """Return the descriptors for a process that sends a `command.build_takeover`. Then `give` or `close` it."""
-        assert self._ssh is not None  # noqa: S101  # it is neither lent nor closed
-        for fd in self._ssh.fds[:3]:
+        """Return the descriptors for a process that sends another program the same way. Then `give` or `close` it."""
+        for fd in self._ssh.fds:
             os.set_blocking(fd, True)
-        return self._ssh.fds
+        return self._ssh.lend()
 
     def give(self) -> None:
         """Forget the connection: that process has it now."""
-        assert self._ssh is not None  # noqa: S101  # it is neither lent nor closed
+        self._is_open = False
         self._ssh.forget()
-        self._ssh = None
 
     def close(self) -> None:
         """End it, unless it was given away."""
-        ssh, self._ssh = self._ssh, None
-        if ssh is not None:
-            ssh.end(0.0)
-            for fd in ssh.fds[:3]:
-                os.close(fd)
+        if self._is_open:
+            self._ssh.end(0.0)
+            self._close_pipes()
 
 
 @dataclass(kw_only=True)

@@ -8,15 +8,15 @@ import shlex
 from collections.abc import Sequence
 from typing import Final
 
+from muster.schedulers.node_program.session import WORDS
+
 CONNECT_LIMIT_S: Final = 10
-_BOOT: Final = 'import io,sys; stdin=io.open(0,"rb",closefd=False); exec(stdin.read(int(sys.argv[1])).decode("utf-8"))'
-"""Works in every Python, so that an old one can say which it is."""
 _REASON_BYTES: Final = 2000
 _NOISE: Final = re.compile(r"(Warning: Permanently added|Connection to .* closed|\*\*)")
 
 
-def build_ssh(ssh: Sequence[str], host: str, python: str, program: bytes) -> list[str]:
-    """Build the command that runs a Python program on a host. The program comes first on its standard input.
+def build_ssh(ssh: Sequence[str], host: str, python: str, words: Sequence[str] = WORDS) -> list[str]:
+    """Build the command that runs Python on a host. The program comes first on its standard input.
 
     The user's configuration counts for all else. What it has for people, a terminal, a command or forwarded ports,
     would be in the way.
@@ -25,21 +25,11 @@ def build_ssh(ssh: Sequence[str], host: str, python: str, program: bytes) -> lis
         ssh: the user's program, with arguments of their own.
         host: as the user names it.
         python: the interpreter there.
-        program: its source.
+        words: its arguments.
     """
-    return build_remote(ssh, host, python, ["-c", _BOOT, str(len(program))])
-
-
-def build_remote(ssh: Sequence[str], host: str, python: str, words: Sequence[str]) -> list[str]:
-    """Build the command that runs Python with arguments on a host. See `build_ssh`."""
     options = ["BatchMode=yes", f"ConnectTimeout={CONNECT_LIMIT_S}", "ClearAllForwardings=yes", "RemoteCommand=none"]
     there = f"exec {shlex.join([python, *words])}"
     return [*ssh, "-T", *(word for each in options for word in ("-o", each)), "--", host, there]
-
-
-def build_takeover(program: bytes) -> bytes:
-    """Build what lets the program of `checks` go on as another one, on the same connection."""
-    return b'{"program": %d}\n' % len(program) + program
 
 
 def explain_failure(errors: bytes, code: int | None, python: str) -> str:

@@ -1,22 +1,15 @@
 """The supervisor's `ReplicaDriver` of ssh: for each replica a link, a process here that stands for it."""
 
-import contextlib
-import json
-import os
 import posixpath
-import signal
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from muster._shared.contract import AGENT_BUNDLE_NAME, Env, ExitCode
-from muster._shared.foreign_files import read_whole
 from muster.schedulers.naming import build_role_labels
-from muster.schedulers.processes.driver import ProcessDriver
 from muster.schedulers.processes.launch import Launch
+from muster.schedulers.processes.link_driver import LinkDriver
 from muster.schedulers.ssh.discovery import Discovery
-from muster.schedulers.ssh.link import LOST, STATE_NAME
 from muster.schedulers.supervision.app_folder import AppSpec
 from muster.schedulers.supervision.driver import EventQueue, Handle, take_lent_fds
 from muster.schedulers.supervision.events import ResizeRequested
@@ -25,11 +18,6 @@ from muster.schedulers.supervision.state import AppPhase, ReplicaId
 RUN: Final = "{run}"
 """In commands and variables of `request`: the run folder of this start of the replica."""
 _KILL_LIMIT_S: Final = 15.0
-_PROGRAM: Final = (
-    "import sys; sys.path[:] = [*(path for path in sys.path if path), sys.argv[1]]\n"
-    "from muster.schedulers.ssh.link import main\n"
-    "sys.exit(main(int(sys.argv[2])))"
-)
 
 
 def find_workspace_name(role: str) -> str:
@@ -37,7 +25,7 @@ def find_workspace_name(role: str) -> str:
     return f"workspace-{role.encode().hex()}.tar"
 
 
-class SshDriver(ProcessDriver):
+class SshDriver(LinkDriver):
     """Starts links, and decides on which host each replica runs.
 
     A replica whose host is lost, or whose agent has left it with 69, starts again on a spare, if there is one. That
@@ -59,19 +47,16 @@ class SshDriver(ProcessDriver):
         if discover:
             self._begin_discovery(discover)
         self._labels = build_role_labels([role.name for role in spec.roles])
-        self._orders: dict[ReplicaId, list[int]] = {}
-        """Descriptors for a link that is about to start: its order, and a connection that the submission has lent."""
         self._lent = take_lent_fds()
         """By host."""
 
     def build_launch(self, replica: ReplicaId, start_number: int) -> Launch:
-        """Build a link's command. Its order is in a file without a name, because it holds secrets."""
+        """See `ProcessDriver`."""
         return self._build_link(replica, start_number, "start")
 
     def start(self, replica: ReplicaId, start_number: int) -> Handle:
         """See `ReplicaDriver`."""
         handle = super().start(replica, start_number)
-        self._close_order(replica)
         return {**handle, "host": self._hosts[replica], "start": start_number}
 
     def adopt(self, replica: ReplicaId, handle: Handle) -> bool:
@@ -83,30 +68,23 @@ class SshDriver(ProcessDriver):
             self._spares[self._spares.index(host)] = self._hosts[replica]
         self._hosts[replica] = host
         self.launch(replica, lambda: self._build_link(replica, handle["start"], "attach"))
-        self._close_order(replica)
         return True
 
     def suspend(self, *, suspended: bool) -> None:
         """See `ReplicaDriver`. Replicas on other machines go on: their agents would take each other for lost."""
 
     def kill(self, replica: ReplicaId) -> None:
-        """See `ReplicaDriver`. The link tells the host, and does not wait for it for long."""
-        self.send_signal(replica, signal.SIGQUIT)
-        self._event_queue.set_timer(f"kill {replica}", _KILL_LIMIT_S, lambda: self.send_signal(replica, signal.SIGKILL))
+        """See `ReplicaDriver`."""
+        self.end_link(replica, _KILL_LIMIT_S)
 
     def explain_end(self, replica: ReplicaId, code: int) -> tuple[int | None, str]:
         """See `ProcessDriver`. A link says why its replica is lost. Its host is then the last spare."""
-        self._event_queue.clear_timer(f"kill {replica}")
+        reason = self.read_loss(replica, code)
         has_spare = bool(self._spares) and self._starts_again(replica)
         if code == ExitCode.RENDEZVOUS and self.runs_agent(replica) and has_spare:
             self._move(replica, self._spares.pop(0))
             return code, f"its place is {self._hosts[replica]} now"
-        if code != LOST:
-            return super().explain_end(replica, code)
-        reason = ""
-        with contextlib.suppress(OSError, ValueError):
-            reason = json.loads(read_whole(self.folder.replica_dir(replica) / STATE_NAME))["reason"]
-        if not reason:  # the replica's own exit code
+        if not reason:
             return super().explain_end(replica, code)
         if has_spare:
             self._move(replica, self._spares.pop(0))
@@ -224,22 +202,8 @@ class SshDriver(ProcessDriver):
                 "runs_agent": self.runs_agent(replica),
             },
         }
-        fd = os.memfd_create("order")
-        os.write(fd, json.dumps(order).encode())
-        os.lseek(fd, 0, os.SEEK_SET)
-        self._close_order(replica)
-        self._orders[replica] = [fd, *lent]
-        return Launch(
-            # -S: searching packages takes as long as Python's start.
-            command=[sys.executable, "-S", "-c", _PROGRAM, self.spec.import_root, str(fd)],
-            env=self.spec.details["environment"],
-            cwd=self.spec.folder,
-            keep_fds=self._orders[replica],
-        )
-
-    def _close_order(self, replica: ReplicaId) -> None:
-        for fd in self._orders.pop(replica, ()):
-            os.close(fd)
+        # -S: searching packages takes as long as Python's start.
+        return self.build_link(replica, "muster.schedulers.ssh.link", order, flags=["-S"], lent=lent)
 
 
 def find_run(spec: AppSpec, label: str, index: int, start_number: int) -> str:

@@ -1,53 +1,45 @@
-"""A process of this machine that stands for one replica on a host. It holds the connection and passes all on.
+"""A link of ssh: it holds the connection to one replica on a host. See `node_program.link` and, there, `keeper`.
 
-The supervisor starts it as it would start the replica. Its output and exit code are the replica's, and SIGTERM, SIGINT
-and SIGQUIT (for a kill) reach the replica. A connection that breaks is made again. Standard library only.
+A connection that breaks is made again. SIGTERM, SIGINT and SIGQUIT (for a kill) reach the replica. Standard library
+only.
 """
 
 import contextlib
-import io
 import json
 import os
-import queue
 import signal
-import sys
-import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from muster._shared import processes
-from muster._shared.contract import print_line
 from muster._shared.foreign_files import read_whole
-from muster.schedulers.inside.frames import FrameReader, build_program, keep_file, pack
-from muster.schedulers.ssh import node
-from muster.schedulers.ssh.command import build_ssh, build_takeover, explain_failure
-from muster.schedulers.ssh.connection import Ssh
+from muster.schedulers.node_program.frames import Kind, pack
+from muster.schedulers.node_program.link import UPLOAD_BYTES, Link, LostError, read_pieces, run_link, write_all
+from muster.schedulers.node_program.link_names import LOST, STATE_NAME
+from muster.schedulers.node_program.pipe import PipedProcess
+from muster.schedulers.node_program.session import ALIVE_S, Session
+from muster.schedulers.ssh.command import build_ssh, explain_failure
 
-LOST: Final = 255
-"""Exit code of a link whose replica is lost: its host is not reached, or has not started it."""
-STATE_NAME: Final = "link.json"
-"""In the replica's folder: how much this side has, and why the replica was lost."""
-
-_ALIVE_S: Final = 5.0
-"""Or a quarter of `lost_s`."""
 _PAUSE_S: Final = 1.0
 _READY_LIMIT_S: Final = 30.0
 """A host that is busy needs some time to begin."""
 _ATTACH_LIMIT_S: Final = 15.0
 _TRIES: Final = 3
 """For the first connection: a host that is busy refuses some."""
-_NOISE_LIMIT_BYTES: Final = 1 << 16
+_FINISH_LIMIT_S: Final = 5.0
+_END_LIMIT_S: Final = 0.5
 _KILL_LIMIT_S: Final = 10.0
 _SIGNALS: Final = {signal.SIGTERM: "TERM", signal.SIGINT: "INT", signal.SIGQUIT: "KILL"}
 
 
-class LostError(Exception):
-    """The replica is lost. `str()` says why."""
+class _UnreadError(Exception):
+    """No process reads the output any more, and another link will."""
 
 
-class Link:
+class SshLink(Link):
     """Holds the connection to one replica, to its end.
 
     Args:
@@ -55,265 +47,162 @@ class Link:
     """
 
     def __init__(self, order: Mapping[str, Any]) -> None:
-        self._order = order
-        self._state_path = Path(order["replica_dir"], STATE_NAME)
-        self._streams = {"1": 0, "2": 0}
-        self._files: dict[str, int] = {}
-        if order["verb"] == "attach":
+        super().__init__(order, _SIGNALS)
+        self._output = 0
+        """How many bytes of frames with output were printed."""
+        self._has_started = order["verb"] == "attach"
+        if self._has_started:
             with contextlib.suppress(OSError, ValueError):
-                known = json.loads(read_whole(self._state_path))
-                self._streams, self._files = known["streams"], known["files"]
-        self._alive_s = min(_ALIVE_S, float(order["lost_s"]) / 4)
-        self._parent = os.getppid()
-        self._signals: list[str] = []
+                known = json.loads(read_whole(Path(order["replica_dir"], STATE_NAME)))
+                self._output, self._files = known["output"], known["files"]
+        self._alive_s = min(ALIVE_S, float(order["lost_s"]) / 4)
         self._stop_s: float | None = None
         self._told_kill_s: float | None = None
-        self._started = order["verb"] == "attach"
+        self._told: set[str] = set()
+        """The signals that were sent over this connection."""
         self._lent: Sequence[int] = order["fds"]
         """The descriptors of an `ssh` that has looked at the host already. They are for the first connection."""
-        self._code: int | None = None
-        self._wake_read, self._wake_write = os.pipe()
-        for fd in (self._wake_read, self._wake_write):
-            os.set_blocking(fd, False)
-        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
-        for signum in _SIGNALS:
-            signal.signal(signum, self._note_signal)
 
     def run(self) -> int:
-        """Return the replica's exit code, or `LOST` with the reason in its state."""
+        """See `Link`."""
         lost_s = 2 * float(self._order["lost_s"])
         heard_s, tries = time.monotonic(), 0
         while True:
             try:
-                connection = _Connection(self._order, "attach" if self._started else "start", self._lent)
+                session = self._open()
             except OSError as error:  # here no process, descriptor or thread is left for the moment
                 why = str(error)
             else:
                 try:
-                    self._serve(connection)
+                    self._serve(session)
                 except (LostError, OSError, ValueError) as error:
                     return self._give_up(str(error))
                 finally:
-                    why = connection.close()
-                heard_s, tries = (heard_s, tries) if connection.heard_s is None else (connection.heard_s, 0)
+                    why = session.close()
+                if session.code is not None:
+                    self._save_received()
+                    return session.code
+                if session.was_reached:
+                    heard_s, tries = session.heard_s, 0
             self._lent = ()
-            if self._code is not None:
-                self._save()
-                return self._code
             tries += 1
             if self._is_left():
-                self._save()
+                self._save_received()
                 return 128 + signal.SIGTERM
-            if not self._started and (tries >= _TRIES or self._stop_s is not None):
+            if not self._has_started and (tries >= _TRIES or self._stop_s is not None):
                 return self._give_up(why) if self._stop_s is None else 128 + signal.SIGTERM
             is_patient = self._order["stays"] and self._stop_s is None
-            if self._started and not is_patient and time.monotonic() - heard_s > lost_s:
+            if self._has_started and not is_patient and time.monotonic() - heard_s > lost_s:
                 return self._give_up(f"not reached for {lost_s:g} s: {why}")
             if self._told_kill_s is not None and time.monotonic() - self._told_kill_s > _KILL_LIMIT_S:
                 return self._give_up(f"not reached when it was to be killed: {why}")
-            self._save()
-            processes.wait_readable(self._wake_read, _PAUSE_S)
+            self._save_received()
+            if processes.wait_readable(self._wake, _PAUSE_S):
+                processes.read_wake_pipe(self._wake)
 
     # -- one connection -------------------------------------------------------------------------------------------
 
-    def _serve(self, connection: "_Connection") -> None:
+    def _open(self) -> Session:
+        host, python = self._order["host"], self._order["python"]
+        command = build_ssh(self._order["ssh"], host, python)
+        ssh = PipedProcess.adopt(self._lent) if self._lent else PipedProcess.start(command, prepare=_end_with_parent)
+        self._told.clear()
+        self._uploads = iter(()) if self._has_started else self._read_files()
+        lost_s = float(self._order["lost_s"])
+        return Session(
+            ssh.open_pipe(partial(explain_failure, python=python), limit_s=_END_LIMIT_S),
+            "keeper",
+            {
+                **self._order["node"],
+                "verb": "attach" if self._has_started else "start",
+                "files": [name for name, _ in self._order["files"]],
+            },
+            window_bytes=UPLOAD_BYTES,
+            lost_s=lost_s,
+            start_s=max(lost_s, _READY_LIMIT_S),
+        )
+
+    def _read_files(self) -> Iterator[bytes]:
+        for _, path in self._order["files"]:
+            yield from read_pieces(path)
+            yield b""
+
+    def _serve(self, session: Session) -> None:
         """Serve until the replica has ended or the connection has."""
-        watched = dict.fromkeys((self._wake_read, connection.stdout), processes.READ)
-        alive_s = time.monotonic()
-        while self._code is None:
-            if connection.stdout in processes.wait_events(watched, _PAUSE_S) and not self._receive(connection):
+        began_s = alive_s = time.monotonic()
+        while not session.is_over:
+            try:
+                self._move(session, _PAUSE_S)
+            except _UnreadError:
                 return
-            self._heed_signals(connection)
+            self._heed_signals(session)
             now_s = time.monotonic()
-            silence_s = float(self._order["lost_s"])
-            if not connection.is_ready:
-                silence_s = max(silence_s, _READY_LIMIT_S)
-            if self._is_left() or connection.is_silent(now_s, silence_s):
+            if self._is_left():
                 return
-            if self._stop_s is not None and not connection.is_ready:
-                limit_s = _ATTACH_LIMIT_S if self._started else _PAUSE_S  # what has not started need not start
-                if now_s - max(self._stop_s, connection.began_s) > limit_s:
+            session.check()
+            if self._stop_s is not None and not session.has_started:
+                limit_s = _ATTACH_LIMIT_S if self._has_started else _PAUSE_S  # what has not started need not start
+                if now_s - max(self._stop_s, began_s) > limit_s:
                     return
-            if connection.is_ready and now_s - alive_s >= self._alive_s:
+            if session.has_started and now_s - alive_s >= self._alive_s:
                 alive_s = now_s
-                connection.send(node.ALIVE, self._tell_received())
-                self._save()
+                session.send(Kind.ALIVE, self._tell_received())
+                self._save_received()
             if self._told_kill_s is not None and now_s - self._told_kill_s > _KILL_LIMIT_S:
                 return
+        if session.is_refused:
+            raise LostError(session.failure)
 
-    def _receive(self, connection: "_Connection") -> bool:
-        frames = connection.receive()
-        if frames is None:
-            return False
-        for kind, content in frames:
-            if kind == node.READY:
-                self._started = connection.is_ready = True
-                connection.send(node.HELLO, self._tell_received())
-            elif kind in (node.OUT, node.ERR):
-                if not self._print(1 if kind == node.OUT else 2, content):
-                    return False
-                self._streams[kind.decode()] += len(content)
-            elif kind == node.FILE:
-                keep_file(content, self._order["replica_dir"], self._order["role_dir"], self._files)
-            elif kind == node.FAILED:
-                raise LostError(content.decode(errors="replace"))
-            elif kind == node.EXIT:
-                self._code = int(content)
-                connection.send(node.DONE)
-                connection.finish()
-        return True
+    def _handle(self, session: Session, kind: bytes, content: bytes) -> None:
+        """See `Link`."""
+        del content
+        if kind == Kind.READY:
+            self._has_started = True
+            session.send(Kind.HELLO, self._tell_received())
+        elif kind == Kind.EXIT:
+            session.send(Kind.DONE)
+            session.flush(_FINISH_LIMIT_S)
 
-    def _print(self, fd: int, data: bytes) -> bool:
-        """Pass output on. Return False if no process reads it any more and another link will."""
+    def _print(self, kind: bytes, data: bytes) -> None:
+        """See `Link`."""
         try:
-            while data:
-                data = data[os.write(fd, data) :]
+            write_all(int(kind), data)
         except BrokenPipeError:
-            return not self._order["stays"]
-        return True
+            if self._order["stays"]:
+                raise _UnreadError from None
+        self._output += len(pack(kind, data))
 
     def _tell_received(self) -> bytes:
-        return json.dumps({"streams": self._streams, "files": self._files}).encode()
+        return json.dumps({"output": self._output, "files": self._files}).encode()
 
     # -- signals and state ----------------------------------------------------------------------------------------
 
-    def _note_signal(self, signum: int, _frame: object) -> None:
-        if self._is_left() and self._order["stays"]:
-            return  # another supervisor will attach
-        self._signals.append(_SIGNALS[signal.Signals(signum)])
+    def _note_signal(self, signum: int, frame: object) -> None:
+        if not self._is_left():  # else another supervisor will attach
+            super()._note_signal(signum, frame)
 
-    def _heed_signals(self, connection: "_Connection") -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._wake_read, 4096)
-        if self._stop_s is not None and self._parent != os.getppid() and "KILL" not in self._signals:  # noqa: SIM102
+    def _heed_signals(self, session: Session) -> None:
+        if self._stop_s is not None and self._is_orphan() and "KILL" not in self._signals:  # noqa: SIM102
             if time.monotonic() - self._stop_s > float(self._order["grace_s"]):  # only the link measures it
                 self._signals.append("KILL")
         for name in self._signals[:]:
             self._stop_s = self._stop_s or time.monotonic()
             if name == "KILL":
                 self._told_kill_s = self._told_kill_s or time.monotonic()
-            if connection.is_ready and name not in connection.told:
-                connection.told.add(name)
-                connection.send(node.SIGNAL, name.encode())
+            if session.has_started and name not in self._told:
+                self._told.add(name)
+                session.send_signal(name)
 
     def _is_left(self) -> bool:
         """Return whether the supervisor has died and the replica goes on without it."""
-        return bool(self._order["stays"]) and os.getppid() != self._parent
+        return bool(self._order["stays"]) and self._is_orphan()
 
     def _give_up(self, reason: str) -> int:
-        self._save(f"{self._order['host']}: {reason}")
+        self._save_received(f"{self._order['host']}: {reason}")
         return LOST
 
-    def _save(self, reason: str = "") -> None:
-        state = {"streams": self._streams, "files": self._files, "reason": reason}
-        with contextlib.suppress(OSError):
-            made = self._state_path.with_name(f".{STATE_NAME}.{os.getpid()}")
-            made.write_text(json.dumps(state))
-            made.replace(self._state_path)
-
-
-class _Connection:
-    """One `ssh`, and a thread that writes to it, so that a slow host does not hold up its output.
-
-    Raises:
-        OSError: it cannot be started.
-    """
-
-    def __init__(self, order: Mapping[str, Any], verb: str, lent: Sequence[int]) -> None:
-        program = build_program(node.__file__, "main(stdin)").encode()
-        files = order["files"] if verb == "start" else []
-        sizes = [(name, os.path.getsize(path)) for name, path in files]
-        self._python = order["python"]
-        if lent:
-            self._ssh = Ssh(lent)
-            program = build_takeover(program)
-        else:
-            self._ssh = Ssh.start(build_ssh(order["ssh"], order["host"], order["python"], program), _end_with_parent)
-        self.stdout = self._ssh.stdout
-        self.is_open = False
-        """It has answered."""
-        self.is_ready = False
-        """The replica's keeper listens."""
-        self.heard_s: float | None = None
-        self.told: set[str] = set()
-        self.began_s = time.monotonic()
-        self._noise = b""
-        self._frames = FrameReader()
-        self._errors = b""
-        told = {**order["node"], "verb": verb, "files": sizes}
-        self._queue: queue.SimpleQueue[bytes | Path | None] = queue.SimpleQueue()
-        self._queue.put(program + json.dumps(told).encode() + b"\n")
-        for _, path in files:
-            self._queue.put(Path(path))
-        self._threads = [threading.Thread(target=each, daemon=True) for each in (self._write, self._read_errors)]
-        unread = [self._ssh.stdin, self._ssh.stderr, self.stdout]
-        try:
-            for thread in self._threads:
-                thread.start()
-                del unread[0]
-        except RuntimeError as error:
-            self._queue.put(None)
-            self._ssh.end(0.0)
-            for fd in unread:
-                os.close(fd)
-            raise OSError(str(error)) from error
-
-    def send(self, kind: bytes, content: bytes = b"") -> None:
-        """Queue a frame."""
-        self._queue.put(pack(kind, content))
-
-    def finish(self) -> None:
-        """Send what is queued, and close this side."""
-        self._queue.put(None)
-        self._threads[0].join(_PAUSE_S * 5)
-
-    def receive(self) -> list[tuple[bytes, bytes]] | None:
-        """Return the frames that have come. None: the connection has ended."""
-        data = os.read(self.stdout, 1 << 16)
-        if not data:
-            return None
-        if not self.is_open:
-            self._noise += data
-            noise, found, data = self._noise.partition(node.MAGIC)
-            if not found:
-                return [] if len(noise) < _NOISE_LIMIT_BYTES else None
-            self.is_open = True
-        self.heard_s = time.monotonic()
-        return list(self._frames.feed(data))
-
-    def is_silent(self, now_s: float, limit_s: float) -> bool:
-        """Return whether it has said nothing for so long that it no longer counts."""
-        return now_s - (self.heard_s or self.began_s) > limit_s
-
-    def close(self) -> str:
-        """End it, and return why it has ended."""
-        code = self._ssh.end(0.5 if self.is_open else 0.05)
-        self._queue.put(None)
-        for thread in self._threads:
-            thread.join(1.0)
-        os.close(self.stdout)
-        return explain_failure(self._errors, code, self._python)
-
-    def _write(self) -> None:
-        with open(self._ssh.stdin, "wb", buffering=0) as stdin, contextlib.suppress(OSError):
-            while (item := self._queue.get()) is not None:
-                if isinstance(item, bytes):
-                    _write_all(stdin, item)
-                else:
-                    with item.open("rb") as file:
-                        while data := file.read(1 << 20):
-                            _write_all(stdin, data)
-
-    def _read_errors(self) -> None:
-        with open(self._ssh.stderr, "rb", buffering=0) as stderr:
-            while data := stderr.read(4096):
-                self._errors = (self._errors + data)[-4096:]
-
-
-def _write_all(file: io.FileIO, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[file.write(rest) or 0 :]
+    def _save_received(self, reason: str = "") -> None:
+        self._save(output=self._output, files=self._files, reason=reason)
 
 
 def _end_with_parent() -> None:
@@ -321,16 +210,4 @@ def _end_with_parent() -> None:
     os.setpgid(0, 0)
 
 
-def main(fd: int) -> int:
-    """Run a link. Its order is JSON in the file of a descriptor."""
-    with os.fdopen(fd, "rb") as file:
-        order = json.load(file)
-    try:
-        return Link(order).run()
-    except OSError as error:
-        print_line(str(error))
-        return LOST
-
-
-if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+main = partial(run_link, SshLink)

@@ -5,9 +5,9 @@ Other shells need only the state folder: an app's state is in its folder, which 
 
 import contextlib
 import hashlib
-import json
 import logging
 import os
+import subprocess
 import tempfile
 import threading
 import time
@@ -21,6 +21,7 @@ from torchx.workspace.api import WorkspaceMixin
 
 import muster
 from muster._shared.contract import AGENT_BUNDLE_NAME, print_line
+from muster._shared.control import ControlError
 from muster._shared.foreign_files import read_whole
 from muster.schedulers.adapter import (
     BundleError,
@@ -42,11 +43,11 @@ from muster.schedulers.adapter import (
     start_pipe,
     write_workspace_bundle,
 )
-from muster.schedulers.inside.frames import build_program
-from muster.schedulers.ssh import checks, node
+from muster.schedulers.node_program.pipe import PipedProcess
+from muster.schedulers.node_program.session import LostNodeError, Order, run_captured
+from muster.schedulers.ssh import checks
 from muster.schedulers.ssh.checks import Checked
-from muster.schedulers.ssh.command import build_remote, build_ssh, explain_failure
-from muster.schedulers.ssh.connection import Ssh
+from muster.schedulers.ssh.command import build_ssh, explain_failure
 from muster.schedulers.ssh.driver import RUN, find_run, find_workspace_name
 from muster.schedulers.ssh.options import SshOptions, find_hosts
 from muster.schedulers.ssh.request import WORKSPACE, Places, SshRequest, build_request, count_replicas, place_request
@@ -66,6 +67,8 @@ A network that has just come back fails the first program that asks.
 _SEARCH_S: Final = 20.0
 """So long other hosts are tried once: a silent one takes as long as `ssh` lets it."""
 _PAUSE_S: Final = 1.0
+_END_LIMIT_S: Final = 0.5
+"""Of an `ssh` that has asked."""
 
 logger = logging.getLogger(__name__)
 
@@ -165,25 +168,28 @@ class SshScheduler(ProcessScheduler, WorkspaceMixin[None]):  # type: ignore[misc
             return 1, "", f"{replica} does not run"
         label = build_role_labels([role.name for role in spec.roles])[replica.role]
         run = find_run(spec, label, replica.index, handle["start"])
-        order = {
-            "verb": "ask",
-            "run": run,
-            "command": [word.replace(RUN, run) for word in command],
-            "env": {name: value.replace(RUN, run) for name, value in env.items()},
-            "limit_s": limit_s,
-        }
-        ssh = spec.details["ssh"]
-        program = build_program(node.__file__, "main(stdin)").encode()
-        words = build_ssh(ssh["ssh"], handle["host"], ssh["python"], program)
-        started = Ssh.start(words, env=spec.details["environment"])
-        code, output, errors = started.ask(program + json.dumps(order).encode() + b"\n", limit_s)
-        _, found, answer = output.partition(node.MAGIC)
-        if not answer.endswith(b"\n"):  # the connection broke first
-            is_reached = bool(found) or code != _NOT_REACHED
-            why = explain_failure(errors, code, ssh["python"])
-            return 1 if is_reached else _NOT_REACHED, "", f"{handle['host']}: {why}"
-        ended: tuple[int, str, str] = tuple(json.loads(answer))
-        return ended
+        order = Order(
+            app="",
+            index=replica.index,
+            command=[word.replace(RUN, run) for word in command],
+            env={name: value.replace(RUN, run) for name, value in env.items()},
+            cwd=run,
+        )
+        ssh, codes = spec.details["ssh"], []
+
+        def explain(errors: bytes, code: int | None) -> str:
+            codes.append(code)
+            return explain_failure(errors, code, ssh["python"])
+
+        command = build_ssh(ssh["ssh"], handle["host"], ssh["python"])
+        started = PipedProcess.start(command, env=spec.details["environment"])
+        try:
+            return run_captured(started.open_pipe(explain, limit_s=_END_LIMIT_S), order, limit_s)
+        except LostNodeError as error:
+            is_reached = error.was_reached or codes != [_NOT_REACHED]
+            return 1 if is_reached else _NOT_REACHED, "", f"{handle['host']}: {error.why}"
+        except ControlError as error:
+            raise subprocess.TimeoutExpired("ssh", limit_s) from error
 
     def open_beside(
         self, spec: AppSpec, replica: ReplicaId, handle: Mapping[str, Any], words: Sequence[str]
@@ -191,7 +197,7 @@ class SshScheduler(ProcessScheduler, WorkspaceMixin[None]):  # type: ignore[misc
         """See `ProcessScheduler`."""
         del replica
         ssh = spec.details["ssh"]
-        command = build_remote(ssh["ssh"], handle["host"], ssh["python"], words)
+        command = build_ssh(ssh["ssh"], handle["host"], ssh["python"], words)
 
         def explain(errors: bytes, code: int | None) -> str:
             return f"{handle['host']}: {explain_failure(errors, code, ssh['python'])}" if code else ""

@@ -288,20 +288,21 @@ def test_an_original_that_is_killed_is_replaced_and_changed_packages_are_seen(li
 
 def test_the_program_on_the_node_ends_with_its_connection(held: Held) -> None:
     """That of a run from another machine, whose files have not come yet."""
-    from muster.schedulers.held import node
-    from muster.schedulers.inside.frames import FRAME, build_program, pack
+    from muster.schedulers.node_program.frames import Kind, pack
+    from muster.schedulers.node_program.session import build_program
 
     held.wait_ready()
     place = next(held.app_dir.glob("*/hold-0"))
     order = {"run": "x", "args": None, "env": {}, "cwd": None, "waits": False, "workspace": None}
-    source = build_program(node.__file__, "main(sys.argv[2])")
+    source = build_program("held_run", "main(sys.argv[2])")
     command = [sys.executable, "-I", "-S", "-c", source, "client", str(place)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(pack(node.ORDER, json.dumps(order).encode()))
+        process.stdin.write(pack(Kind.ORDER, json.dumps(order).encode()))
         process.stdin.flush()
-        assert process.stdout.read(FRAME.size) == pack(node.CLAIMED)
+        expected = pack(Kind.READY) + pack(Kind.CLAIMED)
+        assert process.stdout.read(len(expected)) == expected
         assert held.read()["run"] == "x"
         process.stdin.close()
         assert process.wait(LIMIT_S) == 0

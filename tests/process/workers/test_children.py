@@ -21,7 +21,8 @@ from muster.agent.workers import cold
 from muster.agent.workers.cold import CommandStarter
 from muster.agent.workers.pool import LiveWorker, WorkerEnd, WorkerPool
 from muster.agent.workers.spec import Program, ProgramKind, WorkerSpec
-from muster.schedulers.inside import program as node_program
+from muster.schedulers.node_program.command import Command
+from muster.schedulers.node_program.frames import Channel
 from muster.schedulers.processes import launch
 
 TRACER = """
@@ -364,8 +365,8 @@ def start_replica() -> tuple[int, int]:
 
 
 def start_beside() -> tuple[int, int]:
-    made = node_program.Command.__new__(node_program.Command)
-    made._is_tty, made._send = False, lambda *_: None  # type: ignore[method-assign]
+    made = Command.__new__(Command)
+    made._is_tty, made.channel = False, Channel(*os.pipe())
     pid, stdin, (output, errors) = made._spawn(["sh", "-c", SHOW], os.environ, "/", (24, 80))
     os.close(stdin)
     os.close(errors)

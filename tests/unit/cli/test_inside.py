@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,12 +20,10 @@ from muster.cli.inside.targets import find_targets
 from muster.schedulers.adapter.facts import AppFacts
 from muster.schedulers.docker.engine.inside_stream import InsideStream
 from muster.schedulers.errors import UnknownAppError
-from muster.schedulers.held import node as held_node
-from muster.schedulers.inside import program
-from muster.schedulers.inside.frames import build_program, pack
-from muster.schedulers.inside.pipe import NodePipe, pump_pipe, start_pipe
-from muster.schedulers.inside.session import Order, Session, build_words, run_captured
-from muster.schedulers.ssh import node as ssh_node
+from muster.schedulers.node_program import agents
+from muster.schedulers.node_program.frames import MAGIC, Kind, NodeError, pack
+from muster.schedulers.node_program.pipe import NodePipe, pump_pipe, start_pipe
+from muster.schedulers.node_program.session import WORDS, Order, Session, build_program, run_captured
 
 
 @pytest.mark.parametrize(
@@ -151,36 +149,36 @@ APP = VARIABLES["MUSTER_APP_ID"]
 
 def test_an_agent_is_found_by_its_app_and_its_node(agent: Any) -> None:
     process = agent(**VARIABLES)
-    assert program.find_agent(APP, 1, 0) == process.pid
-    assert program.find_agent(APP, 1, process.pid) == process.pid
-    assert program.build_environment(process.pid).items() >= {"MUSTER_APP_ID": APP, "MINE": "1"}.items()
-    assert not program.build_environment(process.pid).keys() & {"MUSTER_TOKEN", "MUSTER_WATCHED"}
+    assert agents.find_agent(APP, 1, 0) == process.pid
+    assert agents.find_agent(APP, 1, process.pid) == process.pid
+    assert agents.build_environment(process.pid).items() >= {"MUSTER_APP_ID": APP, "MINE": "1"}.items()
+    assert not agents.build_environment(process.pid).keys() & {"MUSTER_TOKEN", "MUSTER_WATCHED"}
     other = agent()
     for app, index, root in ((APP, 0, 0), ("other", 1, 0), (APP, 1, other.pid)):
-        with pytest.raises(program.NoNodeError, match="no agent of it runs"):
-            program.find_agent(app, index, root)
+        with pytest.raises(NodeError, match="no agent of it runs"):
+            agents.find_agent(app, index, root)
 
 
 @needs_two_users
 def test_an_agent_of_another_user_is_refused(agent: Any) -> None:
     process = agent(user=OTHER, **VARIABLES)
-    with pytest.raises(program.NoNodeError, match=f"the job belongs to uid {OTHER}, and this is uid 0"):
-        program.find_agent(APP, 1, process.pid)
-    with pytest.raises(program.NoNodeError, match="no agent of it runs"):
-        program.find_agent(APP, 1, 0)
+    with pytest.raises(NodeError, match=f"the job belongs to uid {OTHER}, and this is uid 0"):
+        agents.find_agent(APP, 1, process.pid)
+    with pytest.raises(NodeError, match="no agent of it runs"):
+        agents.find_agent(APP, 1, 0)
 
 
 def test_the_shell_is_the_users_if_it_is_there() -> None:
-    assert program.choose_shell({"SHELL": "/bin/sh", "PATH": "/bin"}) == "/bin/sh"
-    assert program.choose_shell({"SHELL": "/no/such", "PATH": "/bin"}) == "/bin/bash"
-    assert program.choose_shell({"PATH": "/no/such"}) == "/bin/sh"
+    assert agents.choose_shell({"SHELL": "/bin/sh", "PATH": "/bin"}) == "/bin/sh"
+    assert agents.choose_shell({"SHELL": "/no/such", "PATH": "/bin"}) == "/bin/bash"
+    assert agents.choose_shell({"PATH": "/no/such"}) == "/bin/sh"
 
 
-@pytest.mark.parametrize("sent", [program, held_node, ssh_node], ids=lambda sent: sent.__name__)
-def test_a_program_on_a_node_needs_nothing_there(sent: ModuleType) -> None:
-    text = build_program(sent.__file__, "print(pack(b'1', b'out'))")
+@pytest.mark.parametrize("sent", ["command", "held_run", "keeper"])
+def test_a_program_on_a_node_needs_nothing_there(sent: str) -> None:
+    text = build_program(sent, "print(pack(b'1', b'out'))")
     done = subprocess.run([sys.executable, "-I", "-S", "-c", text], capture_output=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, b"b'1\\x00\\x00\\x00\\x03out'\n", b"")
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"b'1\\x00\\x00\\x00\\x03out\\n'\n", b"")
 
 
 @pytest.fixture
@@ -198,7 +196,7 @@ def many_descriptors() -> Iterator[None]:
 @pytest.mark.usefixtures("many_descriptors")
 def test_a_command_runs_on_a_node_from_a_process_with_many_descriptors(agent: Any) -> None:
     agent(**VARIABLES)
-    pipe = start_pipe([sys.executable, *build_words()], {**os.environ})
+    pipe = start_pipe([sys.executable, *WORDS], {**os.environ})
     order = Order(app=APP, index=1, command=["sh", "-c", "echo $MINE; cat >&2; exit 3"])
     assert run_captured(pipe, order, 60.0) == (3, "1\n", "")
 
@@ -221,21 +219,19 @@ def test_a_connection_is_a_pipe_of_a_process_with_many_descriptors() -> None:
     ("sent", "failure"),
     [
         (b"x" * 70_000, "its node is not reached"),
-        (program.MAGIC + b"1\xff\xff\xff\xff", "it sent a frame of 4294967295 bytes: at most 262144 are allowed"),
-        (program.MAGIC + pack(program.EXIT, b"x"), "invalid literal for int() with base 10: b'x'"),
+        (MAGIC + b"1\xff\xff\xff\xff", "it sent a frame of 4294967295 bytes: at most 16777216 are allowed"),
+        (MAGIC + pack(Kind.EXIT, b"x"), "invalid literal for int() with base 10: b'x'"),
     ],
 )
 def test_a_node_that_sends_something_else_is_lost(sent: bytes, failure: str) -> None:
     stdout, theirs = socket.socketpair()
     with open(os.devnull, "wb") as stdin, stdout, theirs:
-        session = Session(
-            NodePipe(stdin=stdin.fileno(), stdout=stdout.fileno(), end=str), Order(app="a", index=0, command=["true"])
-        )
+        session = Session(NodePipe(stdin=stdin.fileno(), stdout=stdout.fileno(), end=str), "command", {})
         heard_s = session.heard_s
         theirs.sendall(sent)
         while not session.is_over:
             assert list(session.receive()) == []
-            assert session._in_frames or session.heard_s == heard_s, "noise is no sign of life"
+            assert session.was_reached or session.heard_s == heard_s, "noise is no sign of life"
     assert session.failure == failure
 
 

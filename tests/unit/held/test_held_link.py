@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from muster.schedulers.held import link
+from muster.schedulers.node_program.link_names import LOST, STATE_NAME
 
 
 def test_a_node_whose_link_finds_no_free_thread_is_lost_and_no_failure(
@@ -24,11 +25,10 @@ def test_a_node_whose_link_finds_no_free_thread_is_lost_and_no_failure(
     monkeypatch.setattr(link.threading.Thread, "start", start)
     hold = {"scheduler": "local_docker", "session": "s", "handle": "local_docker://s/lab", "app_id": "lab"}
     order = {"hold": hold, "index": 0, "others": [1], "gate": str(tmp_path / "gate"), "replica_dir": str(tmp_path)}
-    made = link.Link(order)
+    made = link.HeldLink(order)
     try:
-        assert made.run() == link.LOST
+        assert made.run() == LOST
     finally:
-        os.close(made._wake_read)
-        os.close(made._wake_write)
-    reason = json.loads((tmp_path / link.STATE_NAME).read_text())["reason"]
+        os.close(made._wake)
+    reason = json.loads((tmp_path / STATE_NAME).read_text())["reason"]
     assert reason == "node 0 of local_docker://s/lab: can't start new thread"

@@ -1,7 +1,6 @@
 """The program on a node of a hold: what travels, what is kept, and what is refused; no process is started."""
 
 import hashlib
-import io
 import json
 import os
 import socket
@@ -11,37 +10,45 @@ from typing import Any
 import pytest
 
 from muster._shared.contract import Env
-from muster.schedulers.held import link, node
-from muster.schedulers.inside import program
-from muster.schedulers.inside.frames import FrameReader, pack
+from muster.schedulers.held import link
+from muster.schedulers.node_program import agents, held_run
+from muster.schedulers.node_program.frames import Channel, FrameReader, Kind, NodeError, pack
+from muster.schedulers.node_program.held_run import HeldRun
 from muster.schedulers.workspace.packing import list_workspace
 
 
+def start_run(hold: Path, order: dict[str, Any]) -> tuple[HeldRun, FrameReader, int]:
+    """A run that has its order, and what it sends."""
+    read_fd, write_fd = os.pipe()
+    made = HeldRun(str(hold), Channel(os.open(os.devnull, os.O_RDONLY), write_fd))
+    made.handle(Kind.ORDER, json.dumps(order).encode())
+    return made, FrameReader(), read_fd
+
+
 class Sent:
-    """Frames of a link, and what comes back."""
+    """What a link sends, and what comes back."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.frames: list[tuple[bytes, bytes]] = []
-        monkeypatch.setattr(node, "send", lambda kind, content=b"": self.frames.append((kind, content)))
-        monkeypatch.setattr(node.NodeRun, "_connect", lambda _self: None)
+        monkeypatch.setattr(held_run.signal, "signal", lambda *_: None)
+        monkeypatch.setattr(held_run.signal, "set_wakeup_fd", lambda *_, **__: None)
+        monkeypatch.setattr(HeldRun, "_prepare", lambda _self: None)
 
     def make(self, hold: Path, run: str, workspace: Path, *, change: str = "") -> list[str]:
         """Make the folder of a run; the names that had to travel."""
         entries = list_workspace(str(workspace))
         names = {entry["digest"]: entry["name"] for entry in entries if entry["kind"] == "file"}
         stored = os.listdir(hold / "store") if (hold / "store").exists() else []
-        missing = [digest for digest in names if digest not in stored]
-        frames = b""
-        for digest in missing:
+        order: dict[str, Any] = {"run": run, "workspace": entries, "args": [], "env": {}, "cwd": None, "waits": False}
+        made, frames, read_fd = start_run(hold, order)
+        for digest in (digest for digest in names if digest not in stored):
             content = (workspace / names[digest]).read_bytes()
             for begin in range(0, len(content), 7):
-                frames += pack(node.DATA, content[begin : begin + 7])
-            frames += pack(node.DATA, b"changed" if names[digest] == change else b"") + pack(node.END)
-        order: dict[str, Any] = {"run": run, "workspace": entries, "args": [], "env": {}, "cwd": None, "waits": False}
-        made = node.NodeRun(str(hold), order, io.BufferedReader(io.BytesIO(frames)))  # type: ignore[arg-type]
+                made.handle(Kind.INPUT, content[begin : begin + 7])
+            if names[digest] == change:
+                made.handle(Kind.INPUT, b"changed")
+            made.handle(Kind.CLOSED, b"")
         made._make_folder()
-        (wanted,) = (json.loads(content) for kind, content in self.frames if kind == node.WANTED)
-        self.frames.clear()
+        (wanted,) = (json.loads(data) for kind, data in frames.feed(os.read(read_fd, 1 << 16)) if kind == Kind.WANTED)
         return [names[digest] for digest in wanted]
 
 
@@ -85,9 +92,8 @@ def test_a_run_gets_the_workspace_and_only_what_has_changed_travels(sent: Sent, 
 
 
 def test_a_file_that_changes_while_it_is_sent_is_named(sent: Sent, hold: Path, workspace: Path) -> None:
-    with pytest.raises(node.RefusedError, match=r"sub/tool changed while it was sent: run again"):
+    with pytest.raises(NodeError, match=r"sub/tool changed while it was sent: run again"):
         sent.make(hold, "one", workspace, change="sub/tool")
-    sent.frames.clear()
     assert "sub/tool" in sent.make(hold, "two", workspace), "it was not kept"
 
 
@@ -95,51 +101,58 @@ def test_of_a_file_that_grows_the_link_sends_what_was_listed(workspace: Path) ->
     entries = list_workspace(str(workspace))
     with (workspace / "main.py").open("a") as file:  # the log of the very command, say
         file.write("more")
-    made = link.Link.__new__(link.Link)
+    made = link.HeldLink.__new__(link.HeldLink)
     made._order = {"root": str(workspace), "node": {"workspace": entries}}
     (entry,) = (each for each in entries if each["name"] == "main.py")
-    made._wanted = [entry["digest"]]
-    *data, end = (frame for sent in made._read_wanted() for frame in FrameReader().feed(sent))
-    assert hashlib.sha256(b"".join(content for _, content in data)).hexdigest() == entry["digest"]
-    assert end == (node.END, b"")
+    *data, end = made._read_wanted([entry["digest"]])
+    assert hashlib.sha256(b"".join(data)).hexdigest() == entry["digest"]
+    assert end == b""
 
 
-def test_a_link_that_goes_while_it_sends_leaves_no_run(sent: Sent, hold: Path, workspace: Path) -> None:
+def test_a_link_that_goes_while_it_sends_leaves_no_run(
+    monkeypatch: pytest.MonkeyPatch, hold: Path, workspace: Path
+) -> None:
+    prepare = HeldRun._prepare
+    Sent(monkeypatch)
+    monkeypatch.setattr(HeldRun, "_prepare", prepare)
+    monkeypatch.setattr(HeldRun, "_claim", lambda _self: None)
     order = {"run": "one", "workspace": list_workspace(str(workspace)), "args": [], "env": {}}
-    stream = io.BufferedReader(io.BytesIO(pack(node.DATA, b"prin")))  # type: ignore[arg-type]
-    with pytest.raises(SystemExit):
-        node.NodeRun(str(hold), order, stream)._make_folder()
+    made, _, _ = start_run(hold, order)
+    made.handle(Kind.INPUT, b"prin")
+    made.run()
     assert not (hold / "runs" / "one" / "work").exists()
 
 
 def test_frames_are_cut_wherever_they_were_divided() -> None:
-    data = pack(node.OUT, b"one") + pack(node.EXIT, b"0")
+    data = pack(Kind.OUT, b"one") + pack(Kind.EXIT, b"0")
     for cut in range(len(data)):
         reader = FrameReader()
-        assert [*reader.feed(data[:cut]), *reader.feed(data[cut:])] == [(node.OUT, b"one"), (node.EXIT, b"0")]
+        assert [*reader.feed(data[:cut]), *reader.feed(data[cut:])] == [(Kind.OUT, b"one"), (Kind.EXIT, b"0")]
 
 
 def test_a_command_on_a_held_node_gets_what_its_holder_was_started_with(monkeypatch: pytest.MonkeyPatch) -> None:
     words = [b"python3", b"/opt/muster/muster-agent.zip", b"--muster-hold", b"1:1800", b"--nnodes", b"2", b""]
-    monkeypatch.setattr(program, "_read_words", lambda _pid: words)
+    monkeypatch.setattr(agents, "_read_words", lambda _pid: words)
     env = {"MUSTER_LOG_DIR": "/logs"}
     given = {"A": "{muster-hold}/runs/x", "B": "as it is {muster-hold}"}
-    assert program.complete_order(7, 1, env, ["{muster-agent}", "ask", "{muster-hold}/a"], given) == (
+    assert agents.complete_order(7, 1, env, ["{muster-agent}", "ask", "{muster-hold}/a"], given) == (
         ["python3", "/opt/muster/muster-agent.zip", "ask", "/logs/hold-1/a"],
         {"A": "/logs/hold-1/runs/x", "B": "as it is {muster-hold}"},
     )
-    assert program.complete_order(7, 1, env, ["{muster-python}", "-c", "x"], {})[0] == ["python3", "-c", "x"]
-    assert program.complete_order(7, 1, env, ["tail"], {})[0] == ["tail"]
+    assert agents.complete_order(7, 1, env, ["{muster-python}", "-c", "x"], {})[0] == ["python3", "-c", "x"]
+    assert agents.complete_order(7, 1, env, ["tail"], {})[0] == ["tail"]
 
 
+@pytest.mark.usefixtures("sent")
 def test_a_run_has_no_variable_that_counts_what_became_of_its_hold(monkeypatch: pytest.MonkeyPatch, hold: Path) -> None:
     """Its agent would say that the run begins anew, since pods were drained."""
     ours, holder = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    monkeypatch.setattr(node.NodeRun, "_connect", lambda _self: ours)
     for name in (Env.INCARNATION, Env.JOB_INCARNATION, Env.DRAINED_PODS, Env.CHECKPOINT, Env.JOB_OBJECT):
         monkeypatch.setenv(name, "1")
     order: dict[str, Any] = {"run": "one", "args": [], "env": {"A": "{muster-hold}/a"}, "cwd": str(hold)}
-    node.NodeRun(str(hold), order, io.BufferedReader(io.BytesIO()))._give()  # type: ignore[arg-type]
+    made, _, _ = start_run(hold, order)
+    made._holder = ours
+    made._give()
     with ours, holder:
         fds = socket.recv_fds(holder, 100, 4)[1]
         env = json.loads(os.pread(fds[0], 1 << 20, 0))["env"]

@@ -7,19 +7,20 @@ from collections.abc import Iterator
 
 import pytest
 
-from muster.schedulers.inside import frames
-from muster.schedulers.inside.frames import ChangedFiles, FrameReader, keep_file
-from muster.schedulers.ssh import node
-from muster.schedulers.ssh.node import ERR, OUT
+from muster.schedulers.node_program import keeper, run_files
+from muster.schedulers.node_program.frames import CHUNK_BYTES, FrameReader, Kind, pack
+from muster.schedulers.node_program.run_files import ChangedFiles, keep_file
+
+OUT, ERR = Kind.OUT, Kind.ERR
 
 
 @pytest.fixture
 def spool(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    return node._Spool()
+    return keeper._Spool()
 
 
-def take(spool: node._Spool) -> Iterator[tuple[bytes, bytes]]:
+def take(spool: keeper._Spool) -> Iterator[tuple[bytes, bytes]]:
     """Receive all, as a link does."""
     while data := spool.read():
         yield from FrameReader().feed(data)
@@ -28,20 +29,23 @@ def take(spool: node._Spool) -> Iterator[tuple[bytes, bytes]]:
 WRITTEN = [(OUT, b"line "), (OUT, b"1\n"), (ERR, b"error 1\n"), (OUT, b"line 2\n"), (ERR, b"err"), (ERR, b"or 2\n")]
 
 
+def count_bytes(frames: list[tuple[bytes, bytes]]) -> int:
+    return sum(len(pack(*each)) for each in frames)
+
+
 @pytest.mark.parametrize("count", range(len(WRITTEN) + 1))
 def test_another_link_goes_on_where_the_earlier_one_ended(spool, count):
     for each in WRITTEN:
         spool.add(*each)
     assert list(take(spool)) == WRITTEN
-    received = {kind.decode(): sum(len(data) for each, data in WRITTEN[:count] if each == kind) for kind in (OUT, ERR)}
-    spool.rewind(received)
+    spool.rewind(count_bytes(WRITTEN[:count]))
     assert list(take(spool)) == WRITTEN[count:]
-    spool.rewind({})
+    spool.rewind(0)
     assert list(take(spool)) == WRITTEN
 
 
 def test_much_output_comes_whole_and_in_order(spool):
-    long = os.urandom(node._CHUNK_BYTES * 3 + 7)
+    long = os.urandom(CHUNK_BYTES * 3 + 7)
     spool.add(OUT, b"before\n")
     spool.add(ERR, long)
     for number in range(20000):
@@ -50,24 +54,23 @@ def test_much_output_comes_whole_and_in_order(spool):
     assert b"".join(data for kind, data in found if kind == ERR) == long
     numbers = b"".join(b"%d\n" % number for number in range(20000))
     assert b"".join(data for kind, data in found if kind == OUT) == b"before\n" + numbers
-    received = {"1": len(b"before\n"), "2": 2 * node._CHUNK_BYTES}
-    spool.rewind(received)
-    assert next(take(spool)) == (ERR, long[2 * node._CHUNK_BYTES : 3 * node._CHUNK_BYTES])
+    spool.rewind(count_bytes(found[:3]))
+    assert next(take(spool)) == (ERR, long[2 * CHUNK_BYTES : 3 * CHUNK_BYTES])
 
 
 def test_what_the_link_has_is_dropped(spool, monkeypatch):
-    monkeypatch.setattr(node, "_SPOOL_LIMIT_BYTES", 10)
+    monkeypatch.setattr(keeper, "_SPOOL_LIMIT_BYTES", 10)
     for each in WRITTEN:
         spool.add(*each)
     assert len(list(take(spool))) == len(WRITTEN)
-    sizes = {kind.decode(): sum(len(data) for each, data in WRITTEN if each == kind) for kind in (OUT, ERR)}
-    spool.confirm({**sizes, "2": sizes["2"] - 1})
+    size = count_bytes(WRITTEN)
+    spool.confirm(size - 1)
     assert os.path.getsize("output") > 0
-    spool.confirm(sizes)
+    spool.confirm(size)
     assert os.path.getsize("output") == 0
     spool.add(ERR, b"later\n")
     assert list(take(spool)) == [(ERR, b"later\n")]
-    spool.rewind(sizes)
+    spool.rewind(size)
     assert list(take(spool)) == [(ERR, b"later\n")]
 
 
@@ -89,10 +92,10 @@ def test_a_full_disk_costs_output_only(spool, monkeypatch):
 
 
 def test_a_file_that_grows_comes_once_and_whole_although_the_disk_was_full(tmp_path, monkeypatch):
-    monkeypatch.setattr(frames, "_FILE_LIMIT_BYTES", 25)
+    monkeypatch.setattr(run_files, "_FILE_LIMIT_BYTES", 25)
     source, kept = tmp_path / "there" / "log" / "run" / "events.jsonl", {}
     source.parent.mkdir(parents=True)
-    files = ChangedFiles(str(tmp_path / "there"), b"F")
+    files = ChangedFiles(str(tmp_path / "there"))
 
     def pass_on():
         for _, content in FrameReader().feed(files.read()):
@@ -114,4 +117,4 @@ def test_a_file_that_grows_comes_once_and_whole_although_the_disk_was_full(tmp_p
 
 def test_what_is_no_file_is_not_sent(tmp_path):
     os.mkfifo(tmp_path / "error.json")
-    assert ChangedFiles(str(tmp_path), b"F").read() == b""
+    assert ChangedFiles(str(tmp_path)).read() == b""

@@ -4,11 +4,12 @@ import errno
 import json
 import os
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from muster.schedulers.node_program.frames import MAGIC
+from muster.schedulers.node_program.link_names import LOST, STATE_NAME
 from muster.schedulers.ssh import link
 
 ORDER = {"verb": "start", "lost_s": 60, "fds": [], "stays": False, "host": "host-a", "python": "python3"}
@@ -30,20 +31,19 @@ def test_a_replica_whose_link_finds_no_free_process_is_lost_and_no_failure(
     """Its exit code 1 would mean that it must not be started again."""
     tries = []
 
-    def start(*command: Any) -> None:
+    def start(*command: Any, **_: Any) -> None:
         tries.append(command)
         raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
 
     monkeypatch.setattr(link, "_PAUSE_S", 0.0)
-    monkeypatch.setattr(link.Ssh, "start", start)
-    made = link.Link({**ORDER, "replica_dir": str(tmp_path), "role_dir": str(tmp_path)})
+    monkeypatch.setattr(link.PipedProcess, "start", start)
+    made = link.SshLink({**ORDER, "replica_dir": str(tmp_path), "role_dir": str(tmp_path)})
     try:
-        assert made.run() == link.LOST
+        assert made.run() == LOST
     finally:
-        os.close(made._wake_read)
-        os.close(made._wake_write)
+        os.close(made._wake)
     assert len(tries) == 3
-    reason = json.loads((tmp_path / link.STATE_NAME).read_text())["reason"]
+    reason = json.loads((tmp_path / STATE_NAME).read_text())["reason"]
     assert reason == "host-a: [Errno 11] Resource temporarily unavailable"
 
 
@@ -60,14 +60,15 @@ def test_a_host_that_sends_something_else_is_lost(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sent: bytes, reason: str
 ) -> None:
     stdout, theirs = os.pipe()
-    os.write(theirs, link.node.MAGIC + sent)
+    os.write(theirs, MAGIC + sent)
     null = [os.open(os.devnull, os.O_RDWR) for _ in range(2)]
-    ssh = SimpleNamespace(stdin=null[0], stdout=stdout, stderr=null[1], end=lambda _limit_s: 0)
-    monkeypatch.setattr(link.Ssh, "start", lambda *_: ssh)
-    made = link.Link({**ORDER, "replica_dir": str(tmp_path), "role_dir": str(tmp_path)})
+    ssh = link.PipedProcess((null[0], stdout, null[1]))
+    monkeypatch.setattr(ssh, "end", lambda _limit_s: 0)
+    monkeypatch.setattr(link.PipedProcess, "start", lambda *_, **__: ssh)
+    made = link.SshLink({**ORDER, "replica_dir": str(tmp_path), "role_dir": str(tmp_path)})
     try:
-        assert made.run() == link.LOST
+        assert made.run() == LOST
     finally:
-        for fd in (made._wake_read, made._wake_write, theirs):
+        for fd in (made._wake, theirs):
             os.close(fd)
-    assert json.loads((tmp_path / link.STATE_NAME).read_text())["reason"] == f"host-a: {reason}"
+    assert json.loads((tmp_path / STATE_NAME).read_text())["reason"] == f"host-a: {reason}"

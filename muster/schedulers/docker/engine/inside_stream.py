@@ -7,7 +7,7 @@ import contextlib
 import struct
 from typing import Any, Final
 
-from muster.schedulers.inside.pipe import NodePipe, pump_pipe
+from muster.schedulers.node_program.pipe import NodePipe, pump_pipe
 
 _HEADER: Final = struct.Struct(">BxxxL")
 """Number of the stream, three bytes of padding, length of what follows."""

@@ -7,7 +7,7 @@ from muster.schedulers.agent_command import build_ask_command
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.errors import Conflict, NotFound
 from muster.schedulers.docker.spec import AppRequest, Label
-from muster.schedulers.inside.pipe import NodePipe
+from muster.schedulers.node_program.pipe import NodePipe
 from muster.schedulers.supervision.app_folder import AppSpec
 from muster.schedulers.supervision.state import ReplicaId
 

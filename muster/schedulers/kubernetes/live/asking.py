@@ -14,7 +14,6 @@ from muster._shared.reports import Answer
 from muster.schedulers.adapter.records import JobFacts, RecordReader
 from muster.schedulers.agent_command import build_ask_command, find_run_file, is_agent_role
 from muster.schedulers.errors import EngineError, RightError
-from muster.schedulers.inside.pipe import NodePipe
 from muster.schedulers.kubernetes.api.client import Clock
 from muster.schedulers.kubernetes.api.errors import NotRunning, Unreachable
 from muster.schedulers.kubernetes.api.execution import open_in_pod, run_in_pod
@@ -28,6 +27,7 @@ from muster.schedulers.kubernetes.live.pod_status import PodFact, find_latest_po
 from muster.schedulers.kubernetes.live.status import Observation, count_replaced_pods
 from muster.schedulers.kubernetes.manifests.app_annotation import decode_roles
 from muster.schedulers.kubernetes.names import CONTAINER
+from muster.schedulers.node_program.pipe import NodePipe
 
 EXEC_MARGIN_S: Final = 40.0
 """How much longer than the limit the command in the pod may take."""

@@ -14,7 +14,6 @@ from muster.schedulers.adapter.facts import AppFacts
 from muster.schedulers.adapter.scheduler import ListedApp
 from muster.schedulers.adapter.status import build_status, check_replica
 from muster.schedulers.errors import EngineError, SchedulerError
-from muster.schedulers.inside.pipe import NodePipe
 from muster.schedulers.kubernetes.api.client import Client, Clock, SystemClock
 from muster.schedulers.kubernetes.api.connection import Access
 from muster.schedulers.kubernetes.api.errors import ApiError, read_if_allowed
@@ -39,6 +38,7 @@ from muster.schedulers.kubernetes.live.watch import PodSnapshot, PodWatch
 from muster.schedulers.kubernetes.manifests.app_annotation import decode_roles
 from muster.schedulers.kubernetes.manifests.request import Request
 from muster.schedulers.kubernetes.options import Options
+from muster.schedulers.node_program.pipe import NodePipe
 from muster.schedulers.runner import callers
 
 _WAITS = frozenset({AppState.SUBMITTED, AppState.PENDING})

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import threading
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from muster._shared.control import ControlError, ExitCode
-from muster._shared.processes import READ, WRITE, wait_events
+from muster._shared.processes import LINUX, READ, WRITE, wait_events, wait_readable
 
 _END_LIMIT_S: Final = 10.0
 """The node ends what is left of a command before it lets go."""
@@ -53,43 +54,130 @@ def start_pipe(
         ControlError: it cannot be started.
     """
     try:
-        process = subprocess.Popen(
-            command,
-            env=dict(env),
-            cwd="/",
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            start_new_session=True,
-        )
+        process = PipedProcess.start(command, env=env, cwd="/")
     except OSError as error:
         raise ControlError(f"cannot run {command[0]}: {error.strerror}", ExitCode.LOST) from error
-    assert process.stdin is not None  # noqa: S101  # all three are pipes
-    assert process.stdout is not None  # noqa: S101
-    assert process.stderr is not None  # noqa: S101
-    errors = bytearray()
-    reader = threading.Thread(target=_keep_end, args=(process.stderr, errors), name="muster-errors", daemon=True)
-    reader.start()
+    return process.open_pipe(explain or (lambda errors, _: find_last_line(errors)), root=root)
 
-    def end() -> str:
-        with contextlib.suppress(OSError):
-            process.stdin.close()  # type: ignore[union-attr]  # see above
+
+class PipedProcess:
+    """A process with its standard input, output and error here. It can be lent to another process.
+
+    Args:
+        fds: its standard input, output and error. The user of them closes them.
+        process: None: it is no child of this process.
+        pidfd: only Linux has it.
+    """
+
+    def __init__(self, fds: Sequence[int], process: "subprocess.Popen[bytes] | None" = None, pidfd: int = -1) -> None:
+        self.fds = tuple(fds)
+        self.stdin, self.stdout, self.stderr = fds
+        self._process, self._pidfd = process, pidfd
+
+    @staticmethod
+    def start(
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        prepare: Callable[[], None] | None = None,
+    ) -> "PipedProcess":
+        """Start one in a session of its own, or in what `prepare` makes between fork and exec.
+
+        Ctrl-C is then not for it, but for the command that ends it.
+
+        Raises:
+            OSError: no process or descriptor is left, or there is no such program. Nothing was started.
+        """
+        with contextlib.ExitStack() as inside, contextlib.ExitStack() as outside:
+            pipes = []
+            for ends in ((inside, outside), (outside, inside), (outside, inside)):
+                pipes.append(os.pipe())
+                for fd, end in zip(pipes[-1], ends, strict=True):
+                    end.callback(os.close, fd)
+            process = subprocess.Popen(
+                command,
+                stdin=pipes[0][0],
+                stdout=pipes[1][1],
+                stderr=pipes[2][1],
+                env=env,
+                cwd=cwd,
+                preexec_fn=prepare,  # noqa: PLW1509  # it only makes system calls
+                start_new_session=prepare is None,
+            )
+            outside.callback(process.kill)
+            pidfd = os.pidfd_open(process.pid) if LINUX else -1
+            outside.pop_all()
+        return PipedProcess((pipes[0][1], pipes[1][0], pipes[2][0]), process, pidfd)
+
+    def lend(self) -> tuple[int, ...]:
+        """Return the descriptors for `adopt` of another process. Then `forget` or `end` it."""
+        return (*self.fds, self._pidfd)
+
+    @staticmethod
+    def adopt(fds: Sequence[int]) -> "PipedProcess":
+        """Take one that was lent."""
+        return PipedProcess(fds[:3], pidfd=fds[3])
+
+    def forget(self) -> None:
+        """Close the pipes and forget the process: another one has it now."""
+        for fd in self.lend():
+            os.close(fd)
+        if self._process is not None:  # whose child it stays
+            threading.Thread(target=self._process.wait, daemon=True).start()
+
+    def end(self, limit_s: float) -> int | None:
+        """Wait for its end, and kill it after `limit_s`. Return its exit code. None: it was killed, or is no child."""
+        code = None
+        if self._process is None:
+            if not wait_readable(self._pidfd, limit_s):
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        else:
+            try:
+                code = self._process.wait(limit_s)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+        return code
+
+    def open_pipe(
+        self, explain: Callable[[bytes, int | None], str], *, limit_s: float = _END_LIMIT_S, root: int = 0
+    ) -> NodePipe:
+        """Let a thread read its standard error, and return its other pipes.
+
+        Args:
+            explain: see `start_pipe`.
+            limit_s: how long it may take to end.
+            root: see `NodePipe`.
+
+        Raises:
+            OSError: no thread is left. Nothing runs any more.
+        """
+        errors = bytearray()
+        reader = threading.Thread(target=_keep_end, args=(self.stderr, errors), name="muster-errors", daemon=True)
         try:
-            code: int | None = process.wait(_END_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            code = None
-        process.stdout.close()  # type: ignore[union-attr]  # see above
-        reader.join(1.0)
-        return explain(bytes(errors), code) if explain is not None else find_last_line(bytes(errors))
+            reader.start()
+        except RuntimeError as error:
+            self.end(0.0)
+            for fd in self.fds:
+                os.close(fd)
+            raise OSError(str(error)) from error
 
-    return NodePipe(stdin=process.stdin.fileno(), stdout=process.stdout.fileno(), end=end, root=root)
+        def end() -> str:
+            os.close(self.stdin)
+            code = self.end(limit_s)
+            os.close(self.stdout)
+            reader.join(1.0)
+            return explain(bytes(errors), code)
+
+        return NodePipe(stdin=self.stdin, stdout=self.stdout, end=end, root=root)
 
 
-def _keep_end(stream: Any, errors: bytearray) -> None:
-    with stream:
+def _keep_end(fd: int, errors: bytearray) -> None:
+    with open(fd, "rb", buffering=0) as stream:
         while data := stream.read(_CHUNK_BYTES):
             errors += data
             del errors[:-_ERRORS_BYTES]

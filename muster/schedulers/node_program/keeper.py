@@ -1,24 +1,22 @@
 """The program on a host, which arrives over the connection's standard input and owns a replica there.
 
-It is standard library only, and one text with `frames` and `processes`.
+It is standard library only.
 `start` unpacks what the link sends into a run folder and forks the keeper, which owns the replica, leads a session of
 its own, and listens at a socket in the run folder. What sshd has started, then as after a later `attach`, only passes
 bytes between the connection and that socket. So a connection can break and another one take its place: output waits in
-files until the link has it.
+files until the link has it. HELLO, and ALIVE, of the link is JSON: how many bytes it has of the frames with output, and
+of each file that only grows.
 
 The keeper ends the replica when no link has been heard for `lost_s` seconds, unless the replica `stays`. The run folder
-is removed when the link has got the exit code, or by the keeper when no link comes any more. Over 400 lines: it travels
-as one file.
+is removed when the link has got the exit code, or by the keeper when no link comes any more.
 """
 
 import contextlib
 import io
 import json
 import os
-import selectors
 import signal
 import socket
-import subprocess
 import sys
 import tarfile
 import threading
@@ -27,21 +25,22 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 from muster._shared.folders import remove_folder
-from muster._shared.processes import become_subreaper, kill_descendants, set_death_signal
-from muster.schedulers.inside.frames import FRAME, ChangedFiles, FrameReader, OutputPipes, pack
-
-MAGIC = b"\0muster-ssh\n"
-"""Ends what the user's shell may print before."""
-HELLO, SIGNAL, ALIVE, DONE = b"O", b"S", b"H", b"A"
-"""The link's. HELLO, and ALIVE: JSON, the bytes that it has of each stream, and of each file that only grows. SIGNAL: a
-name. DONE: it has the exit code."""
-READY, OUT, ERR, FILE, EXIT, FAILED = b"R", b"1", b"2", b"F", b"X", b"E"
-"""The other side's, and ALIVE as its answer. READY: the keeper listens. FILE: see `frames`. FAILED: why
-nothing runs."""
+from muster._shared.processes import (
+    READ,
+    become_subreaper,
+    kill_descendants,
+    open_wake_pipe,
+    read_wake_pipe,
+    spawn_program,
+    wait_events,
+)
+from muster.schedulers.node_program.frames import CHUNK_BYTES, NUMBER, Channel, FrameReader, Kind, pack
+from muster.schedulers.node_program.output_pipes import OutputPipes
+from muster.schedulers.node_program.run_files import ChangedFiles
+from muster.schedulers.node_program.served import collect_children, end_descendants, read_frame, read_order
 
 _IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGPIPE)
 """By the keeper."""
-_CHUNK_BYTES = 1 << 16
 _SPOOL_LIMIT_BYTES = 64 << 20
 """Output that the link has is forgotten when there is so much of it."""
 _HELLO_LIMIT_S = 20.0
@@ -63,58 +62,45 @@ class _Spool:
     def __init__(self) -> None:
         self._fd = os.open("output", os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         self._sent = self._size = 0
-        self._base = {OUT: 0, ERR: 0}
-        """Bytes of each stream that are no longer in the file."""
-        self._written = dict(self._base)
+        self._dropped = 0
+        """Bytes before those in the file."""
 
     def add(self, kind: bytes, data: bytes) -> None:
         """Append output. A full disk costs output, and not the replica."""
-        for begin in range(0, len(data), _CHUNK_BYTES):
-            content = data[begin : begin + _CHUNK_BYTES]
-            frame = pack(kind, content)
+        for begin in range(0, len(data), CHUNK_BYTES):
+            frame = pack(kind, data[begin : begin + CHUNK_BYTES])
             with contextlib.suppress(OSError):
                 if os.pwrite(self._fd, frame, self._size) == len(frame):
                     self._size += len(frame)
-                    self._written[kind] += len(content)
 
     def read(self) -> bytes:
         """Return the next frames for the link."""
-        frames = b"".join(pack(*each) for each in self._read_frames())
+        data = os.pread(self._fd, min(self._size - self._sent, 2 * CHUNK_BYTES), self._sent)
+        frames = b"".join(pack(*each) for each in FrameReader().feed(data))
         self._sent += len(frames)
         return frames
 
-    def confirm(self, received: Mapping[str, int]) -> None:
+    def confirm(self, received: int) -> None:
         """Drop what need not be kept, because the link has all of it.
 
         Args:
-            received: bytes that it has of each stream.
+            received: bytes of frames that it has.
         """
-        has_all = all(received.get(kind.decode()) == count for kind, count in self._written.items())
-        if has_all and self._size > _SPOOL_LIMIT_BYTES:
+        if received == self._dropped + self._size and self._size > _SPOOL_LIMIT_BYTES:
             os.ftruncate(self._fd, 0)
             self._sent = self._size = 0
-            self._base = dict(self._written)
+            self._dropped = received
 
-    def rewind(self, received: Mapping[str, int]) -> None:
+    def rewind(self, received: int) -> None:
         """Go back to the first output that another link does not have yet. See `confirm`."""
-        self._sent, counts = 0, dict(self._base)
-        while frames := self._read_frames():
-            for kind, content in frames:
-                counts[kind] += len(content)
-                if counts[kind] > received.get(kind.decode(), 0):
-                    return
-                self._sent += FRAME.size + len(content)
-
-    def _read_frames(self) -> list[tuple[bytes, bytes]]:
-        data = os.pread(self._fd, min(self._size - self._sent, 2 * _CHUNK_BYTES), self._sent)
-        return list(FrameReader().feed(data))
+        self._sent = min(max(0, received - self._dropped), self._size)
 
 
 class Keeper:
     """Owns one replica. It is for one use.
 
     Args:
-        order: the link's, see `driver.SshDriver`.
+        order: the link's, see `ssh.driver.SshDriver`.
         run: absolute path of the run folder, which is the working directory.
         listener: listens at the run folder's socket.
     """
@@ -122,86 +108,71 @@ class Keeper:
     def __init__(self, order: Mapping[str, Any], run: str, listener: socket.socket) -> None:
         become_subreaper()
         self._order, self._run, self._listener = order, run, listener
-        self._selector = selectors.DefaultSelector()
         self._link: socket.socket | None = None
         self._heard_s = time.monotonic() - float(order["lost_s"]) + _HELLO_LIMIT_S  # the first link says hello soon
         self._stays = False
         """Once the first link has said hello."""
-        self._reset_link()
         self._code: int | None = None
         self._ended_s: float | None = None
         self._stop_s: float | None = None
         self._is_over = False
         listener.setblocking(False)
-        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+        self._wake = open_wake_pipe([signal.SIGCHLD])
         self._start()
 
     def run(self) -> None:
         """Run until the replica has ended and the link has all of it, or no link comes any more."""
         looked_s = 0.0
         while not self._is_over:
-            for key, _ in self._selector.select(_LOOK_S):
-                if key.fd in self._selector.get_map():
-                    key.data()
+            self._act(wait_events(self._choose_events(), _LOOK_S))
             if time.monotonic() - looked_s >= _LOOK_S:
                 looked_s = time.monotonic()
                 self._look_at_files()
                 self._look_at_clock(looked_s)
             self._push()
 
+    def _choose_events(self) -> dict[int, int]:
+        wanted = {self._wake: READ, self._listener.fileno(): READ}
+        if self._code is None:
+            wanted[self._outputs.fileno()] = READ
+        return wanted if self._link is None else {**wanted, **self._channel.wanted}
+
+    def _act(self, ready: Mapping[int, int]) -> None:
+        if self._link is not None and self._link.fileno() in ready:
+            self._receive()
+        if self._code is None:
+            self._keep(self._outputs.read())
+        if self._wake in ready:
+            read_wake_pipe(self._wake)
+            self._collect()
+        if self._listener.fileno() in ready:
+            self._accept()
+
     # -- the replica ----------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        parent = os.getpid()
-
-        def prepare() -> None:
-            set_death_signal(signal.SIGTERM)
-            for signum in _IGNORED:  # agents would keep them ignored
-                signal.signal(signum, signal.SIG_DFL)
-            if os.getppid() != parent:
-                os._exit(1)
-
         command = list(self._order["command"])
         if not self._order["runs_agent"]:  # an agent brings its own guard
             command = [sys.executable, "-c", _GUARD, os.path.join(self._run, "muster-agent.zip"), "--", *command]
         self._outputs = OutputPipes()
-        process = subprocess.Popen(
-            command,
-            env={**os.environ, **self._order["env"]},
-            cwd=os.path.join(self._run, "work"),
-            stdin=subprocess.DEVNULL,
-            stdout=self._outputs.write_fds[0],
-            stderr=self._outputs.write_fds[1],
-            start_new_session=True,
-            preexec_fn=prepare,  # noqa: PLW1509  # this process has one thread
-        )
-        self._pid = process.pid
-        self._pidfd = os.pidfd_open(process.pid)
-        self._selector.register(self._pidfd, selectors.EVENT_READ, self._handle_end)
+        env = {**os.environ, **self._order["env"]}
+        streams = (0, *self._outputs.write_fds)
+        self._pid = spawn_program(command, env, os.path.join(self._run, "work"), streams, death_signal=signal.SIGTERM)
         self._outputs.close_write_ends()
         self._spool = _Spool()
-        self._selector.register(self._outputs, selectors.EVENT_READ, lambda: self._keep(self._outputs.read()))
 
     def _keep(self, found: Iterable[tuple[int, bytes, bool]]) -> None:
         for number, data, _ in found:
-            self._spool.add((OUT, ERR)[number - 1], data)
+            self._spool.add((Kind.OUT, Kind.ERR)[number - 1], data)
 
-    def _handle_end(self) -> None:
-        self._selector.unregister(self._pidfd)
-        code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
-        self._code = code if code >= 0 else 128 - code
-        self._kill_rest()
-        self._keep(self._outputs.drain())  # all writers have ended
-        self._ended_s = time.monotonic()
-        self._look_at_files()
-
-    def _kill_rest(self) -> None:
-        limit_s = time.monotonic() + _END_LIMIT_S
-        while kill_descendants(os.getpid()) and time.monotonic() < limit_s:
-            with contextlib.suppress(ChildProcessError):
-                while os.waitpid(-1, os.WNOHANG)[0]:
-                    pass
-            time.sleep(0.005)
+    def _collect(self) -> None:
+        ended = collect_children()
+        if self._pid in ended:
+            self._code = ended[self._pid]
+            end_descendants()
+            self._keep(self._outputs.drain())  # all writers have ended
+            self._ended_s = time.monotonic()
+            self._look_at_files()
 
     def _signal(self, name: str) -> None:
         if self._code is not None:
@@ -215,89 +186,65 @@ class Keeper:
 
     # -- the link -------------------------------------------------------------------------------------------------
 
-    def _reset_link(self) -> None:
-        self._frames = FrameReader()
-        self._pending = bytearray()
-        self._greeted = self._told_exit = False
-        self._files = ChangedFiles(self._run, FILE)
-
     def _accept(self) -> None:
         link, _ = self._listener.accept()
         self._drop_link()
         self._link = link
-        link.setblocking(False)
-        self._selector.register(link, selectors.EVENT_READ, self._receive)
+        self._channel = Channel(link.fileno(), link.fileno())
+        self._greeted = self._told_exit = False
+        self._files = ChangedFiles(self._run)
 
     def _drop_link(self) -> None:
         if self._link is not None:
-            self._selector.unregister(self._link)
             self._link.close()
             self._link = None
-        self._reset_link()
 
     def _receive(self) -> None:
-        assert self._link is not None  # noqa: S101  # it is registered
-        try:
-            data = self._link.recv(_CHUNK_BYTES)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data:
+        frames = self._channel.receive()
+        if frames is None:
             self._drop_link()
             return
-        self._heard_s = time.monotonic()
-        for kind, content in self._frames.feed(data):
+        self._heard_s = self._channel.heard_s
+        for kind, content in frames:
             self._handle(kind, content)
 
     def _handle(self, kind: bytes, content: bytes) -> None:
-        if kind == SIGNAL:
+        if kind == Kind.SIGNAL:
             self._signal(content.decode())
-        elif kind == DONE:
+        elif kind == Kind.DONE:
             self._is_over = self._code is not None
-        elif kind in (HELLO, ALIVE):
+        elif kind in (Kind.HELLO, Kind.ALIVE):
             received = json.loads(content)
-            if kind == HELLO:
-                self._spool.rewind(received["streams"])
+            if kind == Kind.HELLO:
+                self._spool.rewind(received["output"])
                 self._greeted, self._stays = True, self._order["stays"]
                 self._files.rewind(received["files"])
                 self._look_at_files()
             else:
-                self._spool.confirm(received["streams"])
-                if not self._pending:
+                self._spool.confirm(received["output"])
+                if not self._channel.pending:
                     self._files.rewind(received["files"])
-                self._pending += pack(ALIVE)
+                self._channel.send(Kind.ALIVE)
 
     def _push(self) -> None:
-        """Send what the connection takes now. If there is more, wait for room."""
+        """Send what the connection takes now."""
         if self._link is None or not self._greeted:
             return
-        try:
-            while self._fill():
-                del self._pending[: self._link.send(self._pending)]
-            wanted = selectors.EVENT_READ
-        except BlockingIOError:
-            wanted = selectors.EVENT_READ | selectors.EVENT_WRITE
-        except OSError:
-            self._drop_link()
-            return
-        if self._selector.get_key(self._link).events != wanted:
-            self._selector.modify(self._link, wanted, self._receive)
-
-    def _fill(self) -> bool:
-        """Return whether there is something to send."""
-        self._pending += b"" if self._pending else self._spool.read()
-        if not self._pending and self._code is not None and not self._told_exit:
+        self._channel.flush()
+        while not self._channel.pending and (data := self._spool.read()):
+            self._channel.write(data)
+        if not self._channel.pending and self._code is not None and not self._told_exit:
             self._told_exit = True
-            self._pending += pack(EXIT, str(self._code).encode())
-        return bool(self._pending)
+            self._channel.send(Kind.EXIT, str(self._code).encode())
+        if self._channel.is_broken:
+            self._drop_link()
 
     # -- files and clock ------------------------------------------------------------------------------------------
 
     def _look_at_files(self) -> None:
-        """Queue what the agent has written since the last look, and the replica's error file."""
+        """Send what the agent has written since the last look, and the replica's error file."""
         if self._link is not None and self._greeted:
-            self._pending += self._files.read()
+            self._channel.write(self._files.read())
 
     def _look_at_clock(self, now_s: float) -> None:
         lost = now_s - self._heard_s > float(self._order["lost_s"])
@@ -318,15 +265,12 @@ class Keeper:
 
 
 def main(stdin: io.BufferedReader) -> None:
-    """Do what the order says. Its first line is JSON.
+    """Do what the order says.
 
     Args:
         stdin: the connection, after this program.
     """
-    _say(MAGIC)
-    order = json.loads(stdin.readline())
-    if order["verb"] == "ask":
-        _ask(order)
+    order = read_order(stdin)
     run = order["run"]
     try:
         if order["verb"] == "start":
@@ -342,9 +286,9 @@ def main(stdin: io.BufferedReader) -> None:
         os._exit(1)
     except (OSError, tarfile.TarError) as error:
         reason = f"{getattr(error, 'filename', None) or run}: {getattr(error, 'strerror', None) or error}"
-        _say(pack(FAILED, reason.encode()))
+        _say(pack(Kind.FAILED, reason.encode()))
         os._exit(1)
-    _say(pack(READY))
+    _say(pack(Kind.READY))
     _relay(stdin, link)
 
 
@@ -366,8 +310,8 @@ def _start(order: Mapping[str, Any], run: str, stdin: io.BufferedReader) -> None
     _end_earlier(parent, os.path.basename(run))
     os.mkdir(run, 0o700)
     try:
-        for name, size in order["files"]:
-            _receive_file(os.path.join(run, name), size, stdin)
+        for name in order["files"]:
+            _receive_file(os.path.join(run, name), stdin)
         os.mkdir(os.path.join(run, "log"))
         os.mkdir(os.path.join(run, "work"))
         packed = os.path.join(run, "workspace.tar")
@@ -400,30 +344,23 @@ def _end_earlier(parent: str, name: str) -> None:
             with socket.socket(socket.AF_UNIX) as link:
                 link.settimeout(_END_LIMIT_S)
                 link.connect("socket")
-                received = json.dumps({"streams": {}, "files": {}}).encode()
-                link.sendall(pack(SIGNAL, b"KILL") + pack(HELLO, received))
+                received = json.dumps({"output": 0, "files": {}}).encode()
+                link.sendall(pack(Kind.SIGNAL, b"KILL") + pack(Kind.HELLO, received))
                 frames = FrameReader()
                 while time.monotonic() < limit_s:
-                    data = link.recv(_CHUNK_BYTES)
-                    if not data or any(kind == EXIT for kind, _ in frames.feed(data)):
-                        link.sendall(pack(DONE))
+                    data = link.recv(CHUNK_BYTES)
+                    if not data or any(kind == Kind.EXIT for kind, _ in frames.feed(data)):
+                        link.sendall(pack(Kind.DONE))
                         break
         os.chdir("/")
         _remove(folder, parent_too=False)
 
 
-def _receive_file(path: str, size: int, stdin: io.BufferedReader) -> None:
-    told_s = time.monotonic()
+def _receive_file(path: str, stdin: io.BufferedReader) -> None:
     with open(path, "xb") as file:
-        while size:
-            if time.monotonic() - told_s > _LOOK_S:
-                told_s = time.monotonic()
-                _say(pack(ALIVE))
-            data = stdin.read1(min(size, 1 << 20))
-            if not data:
-                raise EOFError
-            file.write(data)
-            size -= len(data)
+        while (frame := read_frame(stdin))[0] != Kind.CLOSED:
+            file.write(frame[1])
+            _say(pack(Kind.TAKEN, NUMBER.pack(len(frame[1]))))
 
 
 def _unpack(packed: str, into: str) -> None:
@@ -457,7 +394,7 @@ def _become_keeper(order: Mapping[str, Any], run: str, listener: socket.socket) 
         except OSError as error:
             listener.setblocking(True)
             link, _ = listener.accept()
-            link.sendall(pack(FAILED, f"{error.filename or run}: {error.strerror}".encode()))
+            link.sendall(pack(Kind.FAILED, f"{error.filename or run}: {error.strerror}".encode()))
         else:
             keeper.run()
     finally:
@@ -471,31 +408,12 @@ def _relay(stdin: io.BufferedReader, link: socket.socket) -> NoReturn:
 
     def pass_on() -> None:
         with contextlib.suppress(OSError):
-            while data := stdin.read1(_CHUNK_BYTES):
+            while data := stdin.read1(CHUNK_BYTES):
                 link.sendall(data)
         os._exit(0)
 
     threading.Thread(target=pass_on, daemon=True).start()
     with contextlib.suppress(OSError):
-        while data := link.recv(_CHUNK_BYTES):
+        while data := link.recv(CHUNK_BYTES):
             _say(data)
-    os._exit(0)
-
-
-def _ask(order: Mapping[str, Any]) -> NoReturn:
-    """Run a command beside the replica and report how it has ended."""
-    try:
-        done = subprocess.run(
-            order["command"],
-            env={**os.environ, **order["env"]},
-            cwd=order["run"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=order["limit_s"],
-            check=False,
-        )
-        answer = [done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")]
-    except (OSError, subprocess.TimeoutExpired) as error:
-        answer = [1, "", str(error)]
-    _say(json.dumps(answer).encode() + b"\n")
     os._exit(0)

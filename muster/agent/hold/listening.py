@@ -7,11 +7,11 @@ import contextlib
 import json
 import os
 import selectors
-import signal
 import socket
 from collections.abc import Callable, Collection, Mapping
 from typing import Final, TypedDict
 
+from muster._shared import processes
 from muster._shared.contract import HOLD_STATE_NAME
 from muster._shared.holds import connection as hold_socket
 
@@ -78,13 +78,8 @@ class Listener:
 
     def watch_signals(self, signums: Collection[int], call: Callable[[bytes], object]) -> None:
         """Call back with the numbers of the signals that have come."""
-        wake_read, wake_write = os.pipe()
-        for fd in (wake_read, wake_write):
-            os.set_blocking(fd, False)
-        for signum in signums:
-            signal.signal(signum, lambda _signum, _frame: None)
-        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        self.watch(wake_read, lambda: call(os.read(wake_read, 4096)))
+        wake = processes.open_wake_pipe(signums)
+        self.watch(wake, lambda: call(processes.read_wake_pipe(wake)))
 
     def wait(self, limit_s: float | None) -> None:
         """Wait until something happens, and call back."""

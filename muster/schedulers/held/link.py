@@ -20,7 +20,7 @@ from muster._shared.processes import wait_events
 from muster.schedulers.adapter.factories import list_entry_points
 from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.node_program.frames import HOLD_DIR, Kind
-from muster.schedulers.node_program.link import UPLOAD_BYTES, Link, LostError, read_pieces, run_link, write_all
+from muster.schedulers.node_program.link import UPLOAD_BYTES, Link, read_pieces, run_link, write_all
 from muster.schedulers.node_program.link_names import LOST
 from muster.schedulers.node_program.session import (
     ALIVE_S,
@@ -81,7 +81,7 @@ class HeldLink(Link):
                 finally:
                     session.close()
         # RuntimeError: no thread is left, or an engine's error.
-        except (ControlError, RuntimeError, SchedulerError, LostError, OSError, LookupError, ValueError) as error:
+        except (ControlError, RuntimeError, SchedulerError, OSError, LookupError, ValueError) as error:
             line = f"node {self._order['index']} of {hold['handle']}: {' '.join(str(error).split())}"
             self._save(reason=line)
             return LOST
@@ -128,7 +128,7 @@ class HeldLink(Link):
                 session.send(Kind.ORDER, json.dumps(self._order["node"]).encode())
             self._move(session, _POLL_S if self._has_claimed else _GATE_S)
             if self._is_orphan():
-                raise LostError("the supervisor has died")  # the holder ends the run at once
+                raise ControlError("the supervisor has died", ExitCode.LOST)  # the holder ends the run at once
             if session.has_started:
                 while self._signals:
                     session.send_signal(self._signals.pop(0))
@@ -137,7 +137,7 @@ class HeldLink(Link):
                     session.send_alive()
             session.check()
         if session.code is None:
-            raise LostError(session.failure)
+            raise ControlError(session.failure, ExitCode.LOST)
         return session.code
 
     def _may_claim(self) -> bool:

@@ -24,10 +24,6 @@ UPLOAD_BYTES: Final = 1 << 20
 """How much of a file may be under way."""
 
 
-class LostError(Exception):
-    """The replica is lost. `str()` says why."""
-
-
 class Link:
     """Stands for one replica, to its end.
 

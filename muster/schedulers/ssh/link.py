@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from muster._shared import processes
+from muster._shared.control import ControlError, ExitCode
 from muster._shared.foreign_files import read_whole
 from muster.schedulers.node_program.frames import Kind, pack
-from muster.schedulers.node_program.link import UPLOAD_BYTES, Link, LostError, read_pieces, run_link, write_all
+from muster.schedulers.node_program.link import UPLOAD_BYTES, Link, read_pieces, run_link, write_all
 from muster.schedulers.node_program.link_names import LOST, STATE_NAME
 from muster.schedulers.node_program.pipe import PipedProcess
 from muster.schedulers.node_program.session import ALIVE_S, Session
@@ -75,7 +76,7 @@ class SshLink(Link):
             else:
                 try:
                     self._serve(session)
-                except (LostError, OSError, ValueError) as error:
+                except (ControlError, OSError, ValueError) as error:
                     return self._give_up(str(error))
                 finally:
                     why = session.close()
@@ -151,7 +152,7 @@ class SshLink(Link):
             if self._told_kill_s is not None and now_s - self._told_kill_s > _KILL_LIMIT_S:
                 return
         if session.is_refused:
-            raise LostError(session.failure)
+            raise ControlError(session.failure, ExitCode.LOST)
 
     def _handle(self, session: Session, kind: bytes, content: bytes) -> None:
         """See `Link`."""

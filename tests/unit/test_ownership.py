@@ -195,6 +195,7 @@ def test_a_state_folder_of_another_user_is_refused_and_says_what_to_do(open_dir)
 def test_a_command_in_a_state_folder_of_another_user_is_one_line(open_dir, monkeypatch, capsys, words):
     home = make(open_dir / "home", 0o755, OTHER)
     monkeypatch.setenv("XDG_STATE_HOME", str(home))
+    monkeypatch.setenv("TMPDIR", str(open_dir))  # `prune` looks there, too
     assert main(words) != 0
     line = f"muster: {home} belongs to user {OTHER}, not to you: set XDG_STATE_HOME to a folder of your own\n"
     assert capsys.readouterr().err == line

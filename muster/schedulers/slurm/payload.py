@@ -21,7 +21,7 @@ _MODULES: Final = (
     *("__init__", "schedulers/__init__", "schedulers/failure_report", "schedulers/naming"),
     *("schedulers/node_program/__init__", "schedulers/node_program/output_pipes"),
     *("schedulers/processes/" + name for name in ("__init__", "agent_files", "capture", "driver", "launch", "plan")),
-    *("schedulers/slurm/" + name for name in ("__init__", "hosts", "node")),
+    *("schedulers/slurm/" + name for name in ("hosts", "node")),
     *("schedulers/supervision/" + name for name in ("__init__", "actions", "app_folder", "decisions", "driver")),
     *("schedulers/supervision/" + name for name in ("events", "machine", "state", "supervisor")),
 )
@@ -49,6 +49,7 @@ def build_payload(files: Mapping[str, bytes]) -> bytes:
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("__main__.py", _MAIN)
+        archive.writestr("muster/schedulers/slurm/__init__.py", "")  # nodes need no entry point
         for path in paths:
             archive.writestr(f"muster/{path.relative_to(_PACKAGE).as_posix()}", strip_source(path.read_text()))
         for name, content in files.items():

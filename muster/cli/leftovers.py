@@ -25,6 +25,7 @@ from muster.cli.adapters import close_quietly, create_scheduler, describe_error
 from muster.schedulers import bundle_start
 from muster.schedulers.adapter.factories import list_properties
 from muster.schedulers.adapter.scheduler import Leftover, measure_folder
+from muster.schedulers.supervision.registry import find_state_dir
 
 _AGENT_LOGS: Final = re.compile(r"muster_[a-z0-9_]{8}")
 """As `tempfile.mkdtemp` names the folder of an agent without `--log-dir`."""
@@ -36,10 +37,11 @@ def find_leftovers(env: Mapping[str, str], *, ended_before_s: float, opened: Exi
     """Find what can be removed, oldest first.
 
     Args:
-        env: the environment, for the folder of temporary files.
+        env: the environment, for the state folder and the folder of temporary files.
         ended_before_s: wall-clock seconds. Jobs that ended later are left alone.
         opened: closes the schedulers with which what was found is removed.
     """
+    find_state_dir(env)  # once for all schedulers: it may be another user's
     found = [*_find_of_schedulers(opened), *_find_unpacked_agents()]
     found += _find_logs_of_agents(Path(env.get("TMPDIR") or tempfile.gettempdir()))
     old = [each for each in found if each.ended_s is None or each.ended_s <= ended_before_s]

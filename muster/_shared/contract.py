@@ -796,7 +796,7 @@ class SnapshotHeader:
     COPIES: Final = 11
     """How many other nodes' states this node keeps beside its own."""
     SOCKET: Final = 12
-    """Two words: the name of the agent's socket for `read_remote`. 0: there is none."""
+    """Two words: the name of the agent's socket for `snapshot_file.RemoteReader`. 0: there is none."""
 
 
 class SnapshotBlock:

@@ -4,7 +4,6 @@
     ├── UsageError          the caller's: a flag, a variable, a missing script                  exit 2
     ├── EnvironmentFault    the machine's: no memory, no descriptors, no such interpreter        exit 1
     │   └── SpawnError      a worker could not be started
-    ├── RendezvousError     rendezvous could not be formed in time                               exit 69
     └── InternalError       muster's: a broken invariant                                         exit 1
 
 A worker's failure is data (`_shared.reports.Failure`), never an exception. Only `launch` maps these to exit codes.
@@ -36,12 +35,6 @@ class SpawnError(EnvironmentFault):
         """Keep the reason in one line, and the `errno` of the failed call; None if no system call has failed."""
         super().__init__(reason)
         self.errno = errno
-
-
-class RendezvousError(MusterError):
-    """Rendezvous could not be formed in time, or was lost and could not be formed again."""
-
-    exit_code = ExitCode.RENDEZVOUS
 
 
 class InternalError(MusterError):

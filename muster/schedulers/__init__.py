@@ -1,11 +1,13 @@
-"""Scheduler adapters: they run the replicas of an AppDef on this machine, a Docker engine, Kubernetes or Slurm.
+"""Scheduler adapters: they run the replicas of an AppDef here, on hosts behind ssh, on Docker, Kubernetes or Slurm.
 
     adapter/      the seam: what an adapter is made of, for those below and for others'
     local/        replicas are processes of this machine
     docker/       replicas are containers of one engine
     kubernetes/   replicas are pods
     slurm/        replicas are tasks of one job, one per node
+    ssh/          replicas run on hosts that the user reaches by ssh
     held/         replicas are nodes that `muster hold` keeps
+    node_program/ one program on nodes: for `muster exec` and `muster shell`, ssh, and runs on holds elsewhere
     processes/    replicas that are processes, for local/ and for adapters that start programs
     supervision/  the process that owns the replicas of local_cwd and Docker; `app_folder`: an app's state on disk
     workspace/    packs the user's folder, without credentials and what `.torchxignore` names

@@ -407,7 +407,7 @@ def test_pure_decisions_import_nothing_that_acts(imports: list[Import]) -> None:
         "agent/rendezvous/drain_ceiling.py",
         "agent/features/snapshots/leader.py",
         *(f"agent/features/hangs/{name}.py" for name in ("judge", "causes", "collectives", "launches")),
-        "agent/rendezvous/comparison.py",
+        "agent/features/preflight/leader.py",
         "agent/rendezvous/round_messages.py",
         "agent/rendezvous/verdicts/",
         "agent/rendezvous/faulty_nodes.py",

@@ -4,9 +4,9 @@
     snapshots       keeps the ranks' states in the nodes' memory, from which the next round continues
     device_memory   waits until the memory of the GPUs is free before workers are restarted
     debugger        lends the terminal to one worker's debugger
+    trainer         receives the progress of a Hugging Face Trainer
     trackers        names a job's one run to Weights & Biases, Comet and MLflow
     hangs           watches whether workers hang, and reads in what
-    trainer         receives the progress of a Hugging Face Trainer
     job_object      tells users of kubectl of the job
     train_job       reports progress to Kubeflow's TrainJob
     export          metrics and traces for outside observers

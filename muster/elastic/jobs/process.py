@@ -179,11 +179,6 @@ class AgentProcess:
         return self._control.fileno()
 
     @property
-    def guard_fd(self) -> int:
-        """A pidfd of the guard, readable once it has ended. It is -1 before it has come."""
-        return self._guard_fd
-
-    @property
     def agent_fd(self) -> int:
         """A pidfd of the agent. It is -1 before it has come."""
         return self._agent_fd

@@ -64,6 +64,9 @@ class App:
         role, _, index = name.partition("/")
         return self.decide_event(ReplicaEnded(replica=ReplicaId(role, int(index)), exit_code=exit_code, **more))
 
+    def list_codes(self):
+        return [each.code for each in self.state.reasons]
+
     def status(self, name):
         role, _, index = name.partition("/")
         return self.state.replicas[ReplicaId(role, int(index))].status

@@ -392,9 +392,9 @@ def describe_end(code: int | None, signal_name: str | None = None, *, plural: bo
     return f"{'were' if plural else 'was'} ended by {signal_name}" if signal_name else f"exited with code {code}"
 
 
-def describe_exit_code(code: int) -> str:
+def describe_exit_code(code: int, *, plural: bool = False) -> str:
     """Return the same of an agent's, a container's or a shell's exit code, which is 128+n when signal n ended it."""
-    return describe_end(128 - code if 128 < code <= _HIGHEST_SIGNAL_CODE else code)
+    return describe_end(128 - code if 128 < code <= _HIGHEST_SIGNAL_CODE else code, plural=plural)
 
 
 LISTEN_ADDRESS: Final = "[ADDRESS:]PORT with an IP address and a port from 0 to 65535, as in 9464 or 0.0.0.0:9464"

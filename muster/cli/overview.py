@@ -1,4 +1,4 @@
-"""`muster status` and `muster list`: the one line of a job (`schedulers.adapter.job_line`), and what is behind it."""
+"""`muster status` and `muster list`: the one line of a job (`schedulers.wording.job_line`), and what is behind it."""
 
 import contextlib
 import json
@@ -15,7 +15,6 @@ from typing import Final, TypeVar
 
 from torchx.schedulers.api import ListAppResponse
 from torchx.specs import AppDef, AppState
-from torchx.specs.api import ReplicaStatus
 
 from muster._shared.contract import HOLD_FLAG, print_line
 from muster._shared.control import ControlError, ExitCode
@@ -25,11 +24,13 @@ from muster.cli.handles import list_newest, name_handle
 from muster.cli.operations import open_scheduler
 from muster.cli.prune import format_age
 from muster.schedulers.adapter.factories import list_properties
-from muster.schedulers.adapter.facts import AppFacts
-from muster.schedulers.adapter.job_line import build_data, format_line
 from muster.schedulers.adapter.scheduler import ListedApp, PluginScheduler
 from muster.schedulers.errors import EngineError, NotConfiguredError, SchedulerError, UnknownAppError
 from muster.schedulers.supervision.registry import find_last_remote, find_state_dir
+from muster.schedulers.wording.facts import AppFacts
+from muster.schedulers.wording.job_line import build_data, build_reasons, format_line
+from muster.schedulers.wording.reasons import Code, Reason
+from muster.schedulers.wording.replica_lines import explain_replicas, find_reason
 
 STATE_CODES: Final[Mapping[AppState, int]] = {
     AppState.SUCCEEDED: 0,
@@ -79,10 +80,10 @@ def _read_facts(scheduler: PluginScheduler, app_id: str) -> AppFacts | None:
         return facts
     if not any(HOLD_FLAG in role.args for role in facts.app.roles):
         return facts
-    from muster.schedulers.held.holds import describe_remote
+    from muster.schedulers.held.holds import explain_remote
 
-    told = describe_remote(find_state_dir(os.environ), scheduler, app_id, facts.app.roles)
-    return replace(facts, messages=(told, *facts.messages)) if told else facts
+    told = explain_remote(find_state_dir(os.environ), scheduler, app_id, facts.app.roles)
+    return replace(facts, reasons=(*told, *facts.reasons))
 
 
 def print_status(word: str, *, as_json: bool) -> int:
@@ -97,7 +98,8 @@ def print_status(word: str, *, as_json: bool) -> int:
         print(json.dumps({**build_entry(handle, facts), "roles": _build_roles(facts), "exit_code": code}))
         return code
     print_line(f"{handle}  {format_line(facts)}", sys.stdout)
-    for each, reason in _explain_replicas(facts):
+    for each in explain_replicas(facts):
+        reason = find_reason(each)
         why = f" ({reason})" if reason else ""
         host = f"  {each.hostname}" if each.hostname else ""
         print_line(f"  {each.role}/{each.id}  {each.state.name}{why}{host}", sys.stdout)
@@ -111,22 +113,20 @@ def build_entry(handle: str, facts: AppFacts) -> dict[str, object]:
     return {"handle": handle, **build_data(facts), "ui_url": facts.ui_url}
 
 
-def _explain_replicas(facts: AppFacts) -> list[tuple[ReplicaStatus, str | None]]:
-    """Return the replicas of an app, each with the reason why it failed or was cancelled. None: none is known."""
-    from muster.schedulers.adapter.replica_errors import find_reason
-    from muster.schedulers.adapter.status import explain_replicas
-
-    return [(each, find_reason(each)) for each in explain_replicas(facts)]
-
-
 def _build_roles(facts: AppFacts) -> list[dict[str, object]]:
-    replicas = _explain_replicas(facts)
+    replicas = explain_replicas(facts)
     return [
         {
             "role": role.name,
             "replicas": [
-                {"id": each.id, "state": each.state.name, "host": each.hostname, "reason": reason}
-                for each, reason in replicas
+                {
+                    "id": each.id,
+                    "state": each.state.name,
+                    "host": each.hostname,
+                    "reason": find_reason(each),
+                    "reasons": build_reasons(each.reasons),
+                }
+                for each in replicas
                 if each.role == role.name
             ],
         }
@@ -294,8 +294,8 @@ def _read_app(scheduler: PluginScheduler, name: str, app_id: str, app: object) -
     try:
         facts = _read_facts(scheduler, app_id)
     except (EngineError, SchedulerError, OSError) as error:
-        unread = f"it cannot be read: {describe_error(error)}"
-        facts = AppFacts(app_id=app_id, app=AppDef(name=""), state=AppState.UNKNOWN, replicas=None, messages=(unread,))
+        unread = Reason(code=Code.UNREADABLE, text=describe_error(error))
+        facts = AppFacts(app_id=app_id, app=AppDef(name=""), state=AppState.UNKNOWN, replicas=None, reasons=(unread,))
     if facts is None:
         return None
     return Listed(

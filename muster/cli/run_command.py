@@ -37,7 +37,6 @@ from muster.cli.answers import say
 from muster.cli.output.reported import list_stderr, parse_error
 from muster.cli.output.streaming import LinePrinter
 from muster.schedulers.adapter.factories import DEFAULT
-from muster.schedulers.adapter.job_line import format_line
 from muster.schedulers.adapter.scheduler import LogRequest, PluginScheduler
 from muster.schedulers.adapter.status import count_replicas, parse_status
 from muster.schedulers.adapter.waiting_line import WaitingLine
@@ -47,6 +46,7 @@ from muster.schedulers.failure_report import find_root_cause
 from muster.schedulers.runner import config_file
 from muster.schedulers.runner.command_line import is_interrupted
 from muster.schedulers.runner.option_parsing import FALSE_WORDS
+from muster.schedulers.wording.job_line import format_line
 
 _SESSION: Final = "torchx"
 _WAIT_S: Final = 60.0

@@ -4,11 +4,9 @@ What is declared in `_shared.reports` is read by `codec.salvage`, because a cont
 """
 
 import json
-import time
 from collections.abc import Iterator
-from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 from muster._shared.codec import salvage
 from muster._shared.contract import FormatError, check_format, show_controls
@@ -16,7 +14,8 @@ from muster._shared.fields import Count, Line, Name, Range
 from muster._shared.foreign_files import parse_json, read_regular
 from muster._shared.records import record
 from muster._shared.reports import Failure, Report
-from muster._shared.verdicts.causes import name_class
+from muster.schedulers.wording.reasons import Code, Reason, Reasons
+from muster.schedulers.wording.words import word
 
 if TYPE_CHECKING:  # `torchx list` needs none
     from muster._shared.job_view import JobStatus
@@ -39,32 +38,59 @@ def parse_report(text: str | bytes) -> Report | None:
         return None
 
 
-def describe_report(report: Report) -> str:
-    """Return a report in one line: why the job ended, and what the root cause raised."""
-    parts = [report.reason]
+def explain_report(report: Report) -> Reason:
+    """Return why the job of a report has ended, and what the root cause raised."""
     root = find_root_cause(report)
-    if root is not None and root.exception and root.exception not in report.reason:
-        parts.append(root.exception)
-    line = " ".join(": ".join(part for part in parts if part).split())
-    named = [f"cause: {name_class(root.cause)}"] if root is not None and root.cause else []
-    named += [f"suspected: {'; '.join(report.suspected)}"] if report.suspected else []
-    return show_controls("; ".join([line, *named]))
+    exception = "" if root is None or not root.exception or root.exception in report.reason else root.exception
+    return Reason(
+        code=Code.JOB_FAILED,
+        text=_join(report.reason),
+        exception=_join(exception),
+        cause="" if root is None else root.cause,
+        count=report.attempt,
+        total=report.max_restarts,
+        suspected=report.suspected,
+    )
+
+
+def describe_report(report: Report) -> str:
+    """Return the same in one line."""
+    return word(explain_report(report))
+
+
+def explain_message(message: bytes) -> Reason | None:
+    """Return what an agent's last message says: a report as JSON, or one sentence if there was no round at all."""
+    report = parse_report(message)
+    if report is not None:
+        return explain_report(report)
+    text = _join(message.decode(errors="replace"))
+    return Reason(code=Code.AGENT_SAID, text=text) if text else None
+
+
+def explain_start_failure(error: object, image: str, command: str, *, runs_agent: bool) -> Reason:
+    """Return why a container could not be started, as its runtime says it. The most common reason has its own code."""
+    message = _join(str(error))
+    missing = "executable file not found" in message or "no such file or directory" in message.lower()
+    if missing and command in message:
+        return Reason(code=Code.IMAGE_LACKS_COMMAND, image=image, program=command, is_agent=runs_agent)
+    return Reason(code=Code.COULD_NOT_START, text=message)
 
 
 USAGE_LINE_LIMIT_BYTES = 1 << 16
 """How much of the end of an agent's stderr is searched for its last sentence."""
 
 
-def find_usage_line(errors: bytes) -> str:
+def find_usage_line(errors: bytes) -> Reasons:
     """Find what an agent that exited with 2 says of its command line, before any log folder is known.
 
-    "": it says nothing.
+    Empty: it says nothing.
 
     Args:
         errors: the end of its stderr. The first line may be incomplete.
     """
     lines = [line for line in errors.split(b"\n") if line.startswith(b"muster: ")]
-    return show_controls(lines[-1][len(b"muster: ") :].decode(errors="replace").strip()) if lines else ""
+    text = lines[-1][len(b"muster: ") :].decode(errors="replace") if lines else ""
+    return (Reason(code=Code.AGENT_SAID, text=_join(text)),) if text.strip() else ()
 
 
 def find_root_cause(report: Report) -> Failure | None:
@@ -130,20 +156,19 @@ def parse_round(records: bytes) -> RoundFacts | None:
     return RoundFacts(attempt=last.attempt, restarts_left=last.detail.restarts_left, formed_s=last.time_s or 0.0)
 
 
-_HALF_DAY_S = 12 * 3600
 _HANG, _STILL = "hang_named", "stood_still"
-_ADVICE: Final = "`muster stacks` prints all stacks, `muster stop` ends the job"
 _NO_HANG = ("hang_ended", "moved_again", "round_formed", "round_broken", "workers_stopped", "fenced", "job_ended")
 
 
-def parse_hang(records: bytes) -> str:
-    """Describe a hang with which the job goes on in one line, with the time of its report. "": none goes on.
+def find_trouble(records: bytes) -> Reasons:
+    """Return a hang with which a job goes on, with the time of its report, and why its nodes form a new round.
 
     Args:
         records: lines of JSON, of the agents of one job. The first may be incomplete.
     """
     lines: list[str] = []
     at_s, last = 0.0, ""
+    broken: Reasons = ()
     for event in _parse_events(records):
         if event.what in _NO_HANG:
             lines = []
@@ -152,30 +177,18 @@ def parse_hang(records: bytes) -> str:
         elif event.what in (_HANG, _STILL):  # a later one knows more
             at_s, lines = event.time_s or 0.0, [event.detail.text]
         last = event.what if event.what in (_HANG, _STILL, *_NO_HANG) else last
-    seen = f"{datetime.fromtimestamp(at_s, timezone.utc):%Y-%m-%d %H:%M:%S}"
-    text = f"{'; '.join(lines)} (reported at {seen} UTC); {_ADVICE}"
-    return show_controls(" ".join(text.split())) if lines else ""
-
-
-def parse_break(records: bytes) -> str:
-    """Return why the nodes form a new round at the moment, in one line. "": they do not.
-
-    Args:
-        records: see `parse_hang`.
-    """
-    reason = ""
-    for event in _parse_events(records):
         if event.what == "round_broken" and event.detail.kind not in ("", "final"):
-            named = f" (cause: {name_class(event.detail.cause)})" if event.detail.cause else ""
-            reason = f"the nodes form a new round: {event.detail.reason}{named}"
+            text = _join(event.detail.reason)
+            broken = (Reason(code=Code.NEW_ROUND, text=text, cause=event.detail.cause),)
         elif event.what in ("round_formed", "job_ended", "round_broken"):
-            reason = ""
-    return show_controls(" ".join(reason.split()))
+            broken = ()
+    hang = (Reason(code=Code.HANGS, text=_join("; ".join(lines)), at_s=at_s),) if lines else ()
+    return (*hang, *broken)
 
 
-def describe_trouble(records: bytes) -> str:
-    """Return a hang with which a job goes on, and why it forms a new round. "": neither."""
-    return "; ".join(filter(None, (parse_hang(records), parse_break(records))))
+def _join(text: str) -> str:
+    """Return a text in one line, without what would control a terminal."""
+    return show_controls(" ".join(text.split()))
 
 
 def parse_status(status: bytes) -> "JobStatus | None":
@@ -198,23 +211,6 @@ def parse_status(status: bytes) -> "JobStatus | None":
         raise
     except ValueError:
         return None
-
-
-def describe_status(status: "JobStatus") -> str:
-    """Return how far a job is, in a few words, or since when it is paused. "": not known."""
-    return show_controls(status.describe(f" since {format_clock(status.paused_since_s)}"))
-
-
-def format_clock(at_s: float | None) -> str:
-    """Return the time of day here, with the date if it was more than half a day ago."""
-    if at_s is None:
-        return "?"
-    try:
-        at = datetime.fromtimestamp(at_s, timezone.utc).astimezone()
-    except (OSError, OverflowError, ValueError):
-        return "?"
-    is_recent = abs(time.time() - at.timestamp()) < _HALF_DAY_S
-    return f"{at:%H:%M}" if is_recent else f"{at:%Y-%m-%d %H:%M}"
 
 
 def _parse_events(records: bytes) -> Iterator[_Event]:

@@ -23,6 +23,7 @@ from muster.schedulers.adapter import AskKind, AskOutcome, SchedulerError
 from muster.schedulers.errors import OptionError, UnsafeFolderError
 from muster.schedulers.slurm import client, live
 from muster.schedulers.supervision.state import ReplicaId
+from muster.schedulers.wording.reasons import Code
 
 pytestmark = pytest.mark.slurm
 
@@ -72,7 +73,7 @@ def test_a_spare_replaces_a_lost_node(own_slurm, tmp_path, lost, nodes):
     wait_until(
         lambda: (
             (found := job.scheduler.read_facts(job.app_id)).state.name != "RUNNING"
-            or f"Slurm has lost node {victim}" in found.messages
+            or any(each.code is Code.NODES_LOST and each.hosts == (victim,) for each in found.reasons)
         ),
         "Slurm's own notice of the loss",
     )

@@ -22,9 +22,9 @@ from muster._shared.control import ControlError, ExitCode
 from muster._shared.folders import remove_folder
 from muster._shared.foreign_files import parse_json, read_regular, read_whole, walk_files
 from muster.cli.commands import main
-from muster.schedulers.adapter.facts import AppFacts
 from muster.schedulers.adapter.status import build_status
 from muster.schedulers.errors import EngineError, SchedulerError
+from muster.schedulers.wording.facts import AppFacts
 
 
 def test_a_small_file_takes_little_memory_whatever_the_limit_is(tmp_path: Path) -> None:

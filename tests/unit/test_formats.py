@@ -58,7 +58,7 @@ def read_records(_: Path) -> str:
 
 
 def read_status(_: Path) -> str:
-    return RecordReader(lambda _names: (b"", json.dumps({"format": NEXT, "step": 5}).encode())).job.trouble
+    return RecordReader(lambda _names: (b"", json.dumps({"format": NEXT, "step": 5}).encode())).job.trouble[0].text
 
 
 def read_report(_: Path) -> str:

@@ -33,12 +33,13 @@ from muster.cli.afterwards import sources
 from muster.components import environment
 from muster.components.environment import parse_env
 from muster.schedulers.adapter.records import RecordReader
-from muster.schedulers.failure_report import describe_trouble, read_error_file
+from muster.schedulers.failure_report import find_trouble, read_error_file
 from muster.schedulers.local import holds
 from muster.schedulers.processes import agent_files
 from muster.schedulers.runner import config_file
 from muster.schedulers.ssh.options import SshOptions, find_hosts
 from muster.schedulers.supervision.app_folder import AppFolder, StateError
+from muster.schedulers.wording.words import word_all
 from muster.schedulers.workspace.packing import BundleError, describe_left_out
 
 SEED = int(os.environ.get("MUSTER_FUZZ_SEED", "0"))
@@ -182,7 +183,7 @@ def check_config(_: Path) -> None:
 
 def read_folder(path: Path) -> None:
     sources.load(str(path.parent))
-    describe_trouble(path.read_bytes()[:100_000] if path.stat().st_size < 1 << 20 else b"")
+    word_all(find_trouble(path.read_bytes()[:100_000] if path.stat().st_size < 1 << 20 else b""))
 
 
 READERS: Mapping[str, tuple[object, Callable[[Path], object], tuple[type[BaseException], ...]]] = {

@@ -155,7 +155,7 @@ def write_timeline(
         story = replace(
             tell(records.name, place(records.events), records.tracebacks),
             scheduler_state=records.scheduler_state,
-            scheduler_reason=records.scheduler_reason,
+            scheduler_reasons=records.scheduler_reasons,
             scheduler_restarts=records.restarts,
             missing=records.missing,
             begins_late=records.begins_late,

@@ -17,12 +17,12 @@ from muster.cli.afterwards import sources
 from muster.cli.afterwards.clocks import Placed, place
 from muster.cli.afterwards.sources import is_log_folder
 from muster.cli.afterwards.story import find_lost, tell
-from muster.schedulers.adapter.facts import AppFacts
-from muster.schedulers.adapter.job_line import format_duration
 from muster.schedulers.adapter.records import RecordReader
 from muster.schedulers.errors import EngineError
-from muster.schedulers.failure_report import describe_report, parse_report
+from muster.schedulers.failure_report import explain_report, parse_report
 from muster.schedulers.processes.agent_files import find_newest_run
+from muster.schedulers.wording.facts import AppFacts
+from muster.schedulers.wording.reasons import Code, Reason, Reasons
 
 if TYPE_CHECKING:
     from muster._shared.job_view import JobStatus
@@ -34,7 +34,6 @@ _SILENT_S: Final = 15.0
 _SLURM_END_S: Final = 120.0
 """Slurm ends a job within this time after its agents have ended."""
 _REPORT_LIMIT_BYTES: Final = 64 << 20
-_MOST_NAMED: Final = 8
 _STOPPED_CODES: Final = (130, 143)
 """Exit codes of agents that a signal has stopped."""
 
@@ -72,19 +71,22 @@ def read_run(run: Path) -> AppFacts:
     report = parse_report(_read_end(run / LogNames.REPORT, _REPORT_LIMIT_BYTES))
     written_s = _find_last_write(run)
     silent_s = time.time() - written_s
-    messages: list[str] = []
+    reasons: list[Reason] = []
     if story.runs and silent_s < _SILENT_S:
         state = AppState.RUNNING
     elif story.runs:
         state = AppState.UNKNOWN
-        messages = [_describe_silence(placed, silent_s)]
+        reasons = [_explain_silence(placed, silent_s)]
     elif story.succeeded:
         state = AppState.SUCCEEDED
     else:
         state = AppState.CANCELLED if codes and codes <= set(_STOPPED_CODES) else AppState.FAILED
-        messages = [story.ending if report is None or state is AppState.CANCELLED else describe_report(report)]
+        if report is not None and state is AppState.FAILED:
+            reasons = [explain_report(report)]
+        elif story.ending:
+            reasons = [Reason(code=Code.RECORDED_END, text=story.ending)]
     if state in (AppState.UNKNOWN, AppState.CANCELLED) or (state is AppState.FAILED and report is None):
-        messages.append(_explain_by_slurm(placed, written_s))
+        reasons += _explain_by_slurm(placed, written_s)
     replicas = _list_nodes(run.name, job.status, placed) if state is AppState.RUNNING else None
     return AppFacts(
         app_id=run.name,
@@ -92,7 +94,7 @@ def read_run(run: Path) -> AppFacts:
         state=state,
         replicas=replicas,
         restarts=job.attempt,
-        messages=messages,
+        reasons=tuple(reasons),
         jobs={run.name: job},
         submitted_s=story.start_s,
         since_s=story.start_s if state is AppState.RUNNING else story.end_s if not story.runs else written_s,
@@ -103,8 +105,8 @@ def _build_role(name: str) -> Role:
     return Role(name=name, image="", entrypoint="python3", args=["-m", AGENT_MODULE])
 
 
-def _explain_by_slurm(placed: Sequence[Placed], written_s: float) -> str:
-    """Say why Slurm has ended the job in which the agents were started. "": it has not, or it is not known.
+def _explain_by_slurm(placed: Sequence[Placed], written_s: float) -> Reasons:
+    """Return why Slurm has ended the job in which the agents were started. Empty: it has not, or it is not known.
 
     Slurm's answer counts only if its job ended when the agents did: one that was queued again keeps its id.
 
@@ -114,17 +116,19 @@ def _explain_by_slurm(placed: Sequence[Placed], written_s: float) -> str:
     """
     started = [each.event.detail.get("slurm_job") for each in placed if each.event.what == "agent_started"]
     if not started or not started[-1]:
-        return ""
-    from muster.schedulers.slurm import client, words
+        return ()
+    from muster.schedulers.slurm import client
+    from muster.schedulers.slurm.reasons import explain_end
 
     with contextlib.suppress(EngineError):
         entry = client.find_ended(str(started[-1]))
         if entry is not None and entry.end_s is not None and abs(entry.end_s - written_s) < _SLURM_END_S:
-            return words.explain_end(entry)
-    return ""
+            reason = explain_end(entry)
+            return () if reason is None else (reason,)
+    return ()
 
 
-def _describe_silence(placed: Sequence[Placed], silent_s: float) -> str:
+def _explain_silence(placed: Sequence[Placed], silent_s: float) -> Reason:
     """Name the nodes of the last round whose agents have left no record of their end. Say how the others have ended.
 
     Args:
@@ -137,13 +141,13 @@ def _describe_silence(placed: Sequence[Placed], silent_s: float) -> str:
     codes = {event.agent: event.detail.get("exit_code") for event in ends}
     known = codes.keys() | find_lost(placed)
     silent = sorted({index for agent, index in nodes.items() if agent not in known and index is not None})
-    have, agents = ("has", "its agent has") if len(silent) == 1 else ("have", "their agents have")
-    names = f"node{'s'[: len(silent) != 1]} {', '.join(map(str, silent[:_MOST_NAMED]))}"
-    names += f" and {len(silent) - _MOST_NAMED} more" if len(silent) > _MOST_NAMED else ""
-    ended = sorted({f"exit code {codes[agent]}" for agent in nodes if agent in codes})
-    others = f"; the others have ended ({', '.join(ended)})" if ended else ""
-    written = f"{names} {have} written nothing for {format_duration(silent_s)}"
-    return f"{written}, and no record says that {agents} ended{others}"
+    return Reason(
+        code=Code.AGENTS_SILENT,
+        nodes=tuple(silent),
+        count=len(silent),
+        age_s=silent_s,
+        exit_codes=tuple(sorted({int(codes[agent] or 0) for agent in nodes if agent in codes})),
+    )
 
 
 def _read_end(path: Path, limit_bytes: int) -> bytes:

@@ -8,6 +8,8 @@ from muster._shared.job_view import describe_steps
 from muster._shared.reports import format_duration
 from muster.cli.afterwards.clocks import show_clock
 from muster.cli.afterwards.story import WAITING_STATES, Story
+from muster.schedulers.wording.reasons import Code, Reason
+from muster.schedulers.wording.words import word_all
 
 HOW_TO_REPORT: Final = "call muster.worker.step(i) once per step in the script"
 _MOST_CAUSES: Final = 3
@@ -52,16 +54,20 @@ def _tell_course(story: Story) -> str:
     if story.succeeded:
         return f"The job ran for {took} {where}{again}, {times}, and succeeded{steps}."
     because = f": {story.ending}" if story.ending else ", and no record says why"
-    reason = story.scheduler_reason.removesuffix(".")
-    if (story.was_stopped or not story.ending) and reason not in ("", "cancelled", story.ending):
-        because += f"; its scheduler says {story.scheduler_state}: {reason}"
+    more = [each for each in story.scheduler_reasons if each.code is not Code.CANCELLED and each.text != story.ending]
+    if (story.was_stopped or not story.ending) and more:
+        because += f"; its scheduler says {story.scheduler_state}: {_word(more)}"
     return f"The job ran for {took} {where}{again}, {times}{steps}, and did not succeed{because}."
+
+
+def _word(reasons: Sequence[Reason]) -> str:
+    return word_all(reasons).removesuffix(".")
 
 
 def _tell_state(story: Story) -> str:
     """Say of a job whose records have no end, or that goes on after it, what its scheduler says."""
     state = story.scheduler_state
-    reason = f": {story.scheduler_reason.removesuffix('.')}" if story.scheduler_reason else ""
+    reason = f": {_word(story.scheduler_reasons)}" if story.scheduler_reasons else ""
     if state in WAITING_STATES:
         return f"and waits to go on{reason}"
     if not story.runs:

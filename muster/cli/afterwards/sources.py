@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Final, TypeGuard
 
 from torchx.specs import AppState, Role, is_terminal
-from torchx.specs.api import NONE
 
 from muster._shared.contract import FORMAT, FormatError, LogNames, check_format
 from muster._shared.control import ControlError, ExitCode
@@ -16,8 +15,11 @@ from muster._shared.foreign_files import parse_json, read_regular, walk_files
 from muster.cli.agent_flags import describe_keeping
 from muster.cli.answers import say
 from muster.cli.operations import open_scheduler
+from muster.schedulers.adapter.status import parse_status
 from muster.schedulers.agent_command import is_agent_role
 from muster.schedulers.errors import EngineError, UnknownAppError
+from muster.schedulers.wording.job_line import format_line
+from muster.schedulers.wording.reasons import Reasons
 
 _LIMIT_BYTES: Final = 256 << 20
 """The limit for a file of records. A longer one is read from its end."""
@@ -99,7 +101,7 @@ class JobRecords:
     """As counted by the scheduler."""
     scheduler_state: str = ""
     """TorchX's name of the app's state. "": these are the records of a folder."""
-    scheduler_reason: str = ""
+    scheduler_reasons: Reasons = ()
 
 
 def load(word: str, role: str | None = None) -> JobRecords:
@@ -245,8 +247,8 @@ def _load_app(word: str, role: str | None) -> JobRecords:
     for line in failed.values():
         say(line)
     if not events and response.state in (AppState.UNSUBMITTED, AppState.SUBMITTED, AppState.PENDING):
-        why = "" if response.msg == NONE else f": {response.msg}"
-        raise ControlError(f"{app_id} has not started yet, it is {response.state.name}{why}", ExitCode.REFUSED)
+        line = f"{app_id} has not started yet, it is {format_line(parse_status(response))}"
+        raise ControlError(line, ExitCode.REFUSED)
     if not events:
         has_ended = is_terminal(response.state) or response.state is AppState.UNKNOWN
         told = "How it ended and what it printed" if has_ended else "How it is doing and what it prints"
@@ -279,7 +281,7 @@ def _load_app(word: str, role: str | None) -> JobRecords:
         begins_late=begins_late,
         restarts=restarts,
         scheduler_state=response.state.name,
-        scheduler_reason="" if response.msg == NONE else response.msg,
+        scheduler_reasons=parse_status(response).reasons,
     )
 
 

@@ -18,6 +18,7 @@ from muster._shared.job_history import JobHistory
 from muster._shared.job_view import Goodput, Recovery
 from muster.cli.afterwards.clocks import Placed
 from muster.cli.afterwards.sources import Event, is_number
+from muster.schedulers.wording.reasons import Reasons
 
 PHASES: Final = (
     *("join", "launch", "first step", "training", "hang", "pause", "checkpoint", "stop", "round", "waiting", "lost"),
@@ -109,7 +110,7 @@ class Story:
     """Its last incarnation was ended by a signal, or by agreement."""
     scheduler_state: str = ""
     """TorchX's name of its state. "": the scheduler was not asked."""
-    scheduler_reason: str = ""
+    scheduler_reasons: Reasons = ()
     scheduler_restarts: int = 0
     """The restarts that it has counted."""
     missing: str = ""

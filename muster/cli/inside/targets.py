@@ -8,10 +8,11 @@ from torchx.specs import AppState, is_terminal
 
 from muster._shared.control import ControlError, ExitCode, count_nodes
 from muster.cli.answers import print_error
-from muster.schedulers.adapter.facts import AppFacts
 from muster.schedulers.adapter.scheduler import PluginScheduler
 from muster.schedulers.agent_command import is_agent_role
 from muster.schedulers.errors import UnknownAppError
+from muster.schedulers.wording.facts import AppFacts
+from muster.schedulers.wording.words import word_all
 
 FAILED: Final = 255
 """Exit code of `exec` and `shell` where muster has failed, and not the command: as of `ssh`."""
@@ -58,7 +59,7 @@ def find_targets(
     if is_terminal(facts.state):
         raise ControlError(f"{app_id} has ended already ({facts.state.name})", ExitCode.ENDED)
     if facts.state is not AppState.RUNNING:
-        why = next(filter(None, facts.messages), "")
+        why = word_all(facts.reasons)
         raise ControlError(f"{app_id} is {facts.state.name}" + (f": {why}" if why else ""), ExitCode.REFUSED)
     roles = _choose_roles(app_id, facts, role, takes_all=takes_all)
     nodes = [each for name in roles for each in _list_nodes(facts, name)]

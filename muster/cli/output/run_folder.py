@@ -8,10 +8,10 @@ from pathlib import Path
 
 from torchx.schedulers.api import DescribeAppResponse
 
-from muster.schedulers.adapter.facts import AppFacts
 from muster.schedulers.adapter.properties import Properties
 from muster.schedulers.adapter.scheduler import LogRequest, read_run_file
 from muster.schedulers.adapter.status import build_status
+from muster.schedulers.wording.facts import AppFacts
 
 
 class RunFolder:

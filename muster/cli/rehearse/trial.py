@@ -23,6 +23,8 @@ from muster.schedulers.adapter.supervised import SupervisedScheduler
 from muster.schedulers.local.submission import build_spec
 from muster.schedulers.supervision import client
 from muster.schedulers.supervision.app_folder import AppFolder
+from muster.schedulers.wording.reasons import Code, Reason
+from muster.schedulers.wording.words import word_all
 
 _LOOK_S: Final = 0.002
 _STATE_S: Final = 0.2
@@ -78,6 +80,8 @@ class Result:
     """"SUCCEEDED" or "FAILED" of the app, "reached" (it did the steps that were wanted), or "late" (it was ended)."""
     reason: str = ""
     """Why it failed, in one line."""
+    used_retries: bool = False
+    """It failed because no retry was left."""
     obstacle: str = ""
     """Why the fault was not caused. "": it was."""
     is_missed: bool = False
@@ -398,7 +402,8 @@ class Trial:
         record = folder.read_record()
         if not result.state and record is not None and record.app.outcome is not None:
             result.state = record.app.outcome.value
-            result.reason = record.app.reason if result.state != "SUCCEEDED" else ""
+            reasons = record.app.reasons if result.state != "SUCCEEDED" else ()
+            result.reason, result.used_retries = word_all(reasons), any(map(_has_used_retries, reasons))
         if result.case.fault is not None and result.fault_done is None and not result.obstacle:
             result.is_missed, step = True, self._case.step
             if result.state == "late":
@@ -412,6 +417,13 @@ class Trial:
         files = sorted(app.role_dir(self._app.roles[0].name).glob(f"*/{LogNames.EVENTS}"))
         events = sources.parse_files((str(path), sources.read_events(path)) for path in files)
         return tell(self._case.name, place(events)) if events else None
+
+
+def _has_used_retries(reason: Reason) -> bool:
+    """Return whether a job has failed because its scheduler, or its agents, had no retry left."""
+    if reason.code is Code.JOB_FAILED:
+        return reason.count is not None and reason.total is not None and reason.count >= reason.total
+    return reason.code in (Code.RETRIES_USED, Code.NO_RETRIES)
 
 
 @contextlib.contextmanager

@@ -15,9 +15,8 @@ from muster.cli.overview import STATE_CODES, read_app, read_listings, sort_apps
 from muster.cli.top.picture import JobList, JobPicture, JobRow
 from muster.cli.top.state import Deed
 from muster.schedulers.adapter.factories import list_properties
-from muster.schedulers.adapter.facts import AppFacts
-from muster.schedulers.adapter.job_line import format_line, name_state
 from muster.schedulers.adapter.scheduler import LogRequest
+from muster.schedulers.wording.job_line import format_details, name_state
 
 MOST_JOBS: Final = 200
 """The newest of each scheduler."""
@@ -38,7 +37,7 @@ class SchedulerJobs:
         apps = sort_apps(app for each in listings for app in each.apps)
         return JobList(
             rows=[
-                JobRow(handle=app.handle, state=name_state(app.facts), line=_remove_state(app.facts))
+                JobRow(handle=app.handle, state=name_state(app.facts), line=format_details(app.facts))
                 for app in reversed(apps)
             ],
             unreachable=[each.describe_problem() for each in listings if each.problem],
@@ -50,7 +49,8 @@ class SchedulerJobs:
         return JobPicture(
             handle=name,
             state=name_state(facts),
-            line=_remove_state(facts, shows_progress=False),
+            line=format_details(facts, shows_progress=False),
+            trouble=tuple(each for job in facts.jobs.values() for each in job.trouble),
             statuses=[(role, job.status) for role, job in facts.jobs.items() if job.status is not None],
             has_ended=is_terminal(facts.state),
             exit_code=STATE_CODES[facts.state],
@@ -84,9 +84,3 @@ class SchedulerJobs:
             request = LogRequest(role=role, index=node_index, follow=True)
             lines = select_rank(scheduler.read_log(app_id, request), role, global_rank)
             yield from (line.rstrip("\r\n") for line in lines)
-
-
-def _remove_state(facts: AppFacts, *, shows_progress: bool = True) -> str:
-    """Return the job's line without its state, which is shown apart."""
-    line = format_line(facts, shows_progress=shows_progress)
-    return line.removeprefix(name_state(facts)).removeprefix(": ")

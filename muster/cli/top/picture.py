@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from muster._shared.job_view import JobState, JobStatus, NodeState, NodeStatus, RankState, RankStatus
+from muster.schedulers.wording.reasons import Reasons
 
 KEPT_LINES: Final = 10_000
 """How many lines of a log are kept. The files have all."""
@@ -45,6 +46,8 @@ class JobPicture:
     handle: str
     state: str
     line: str
+    trouble: Reasons = ()
+    """What the line says of trouble that a job has while it runs."""
     statuses: Sequence[tuple[str, JobStatus]] = ()
     """By role, of the roles that run agents."""
     has_ended: bool = False

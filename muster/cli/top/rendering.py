@@ -34,7 +34,7 @@ from muster._shared.records import replace
 from muster._shared.reports import format_size
 from muster.cli.top.picture import History, JobList, JobPicture, find_lag, is_stale, sort_nodes, sort_ranks
 from muster.cli.top.state import Place, View
-from muster.schedulers.adapter.job_line import format_duration
+from muster.schedulers.wording.words import format_duration
 
 T = TypeVar("T")
 
@@ -248,7 +248,7 @@ def _list_header(picture: JobPicture, view: View, size: Size) -> Iterator[Text]:
         if picture.state == "RUNNING":
             yield Text("its workers have reported nothing yet", style="dim")
         return
-    if status.reason and status.reason not in picture.line:
+    if status.reason and status.reason not in {each.text for each in picture.trouble}:
         yield Text(show_controls(status.reason), style="yellow")
     yield from _list_progress(status, bar=24 if size.width >= _WIDE else 12, is_live=not picture.has_ended)
     yield from _list_costs(status)

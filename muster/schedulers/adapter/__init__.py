@@ -20,9 +20,9 @@ them from this package only: the modules that have them may change. Each is load
 supervisor processes, which load drivers, must start fast. Type checkers read `__init__.pyi`. This package has
 `scheduler`, `supervised` and `process_scheduler` with the three classes, `properties` (what a scheduler is like),
 `factories` (where schedulers are found), `agent_role` (from a role to commands and variables) and `process_plan` (on to
-what a `ProcessDriver` starts). It also has `facts` (what is known of an app), `job_line` (the one line that says it),
-`waiting_line` (which says it while somebody waits), `status`, `replica_errors` (why each replica has failed), `records`
-(what agents write) and `log_position` (logs whose records have times).
+what a `ProcessDriver` starts). It also has `waiting_line` (what is said while somebody waits), `status`, `records`
+(what agents write) and `log_position` (logs whose records have times). What is known of an app, the codes of reasons,
+and their words are in `schedulers.wording`.
 """
 
 from importlib import import_module
@@ -65,11 +65,14 @@ _NAMES: Final = {
     "schedulers.processes.launch": "Launch",
     "schedulers.processes.plan": "LOOPBACK ReplicaPlan build_details",
     # what `torchx status` shows
-    "schedulers.adapter.facts": "AppFacts",
-    "schedulers.adapter.job_line": "format_line",
+    "schedulers.wording.facts": "AppFacts ExplainedReplica",
+    "schedulers.wording.job_facts": "JobFacts",
+    "schedulers.wording.reasons": "Code Reason Reasons has_code",
+    "schedulers.wording.words": "word word_all",
+    "schedulers.wording.job_line": "format_line",
     "schedulers.adapter.status": "build_status check_replica",
-    "schedulers.adapter.records": "RecordReader ReadBytes JobFacts",
-    "schedulers.failure_report": "parse_report describe_report find_usage_line read_error_file",
+    "schedulers.adapter.records": "RecordReader ReadBytes",
+    "schedulers.failure_report": "parse_report explain_report find_usage_line read_error_file",
     # logs
     "schedulers.lines": "ByteSource read_lines LineSplitter TimedLine add_time",
     "schedulers.adapter.log_position": "Position LogBroken ReadRecords follow_records",

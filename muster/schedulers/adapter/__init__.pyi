@@ -20,8 +20,6 @@ from muster.schedulers.adapter.agent_role import assign_arguments as assign_argu
 from muster.schedulers.adapter.agent_role import build_agent_args as build_agent_args
 from muster.schedulers.adapter.agent_role import build_agent_env as build_agent_env
 from muster.schedulers.adapter.agent_role import translate_replica as translate_replica
-from muster.schedulers.adapter.facts import AppFacts as AppFacts
-from muster.schedulers.adapter.job_line import format_line as format_line
 from muster.schedulers.adapter.log_position import LogBroken as LogBroken
 from muster.schedulers.adapter.log_position import Position as Position
 from muster.schedulers.adapter.log_position import ReadRecords as ReadRecords
@@ -34,7 +32,6 @@ from muster.schedulers.adapter.process_scheduler import ProcessScheduler as Proc
 from muster.schedulers.adapter.process_scheduler import read_agent_words as read_agent_words
 from muster.schedulers.adapter.properties import Factory as Factory
 from muster.schedulers.adapter.properties import Properties as Properties
-from muster.schedulers.adapter.records import JobFacts as JobFacts
 from muster.schedulers.adapter.records import ReadBytes as ReadBytes
 from muster.schedulers.adapter.records import RecordReader as RecordReader
 from muster.schedulers.adapter.scheduler import Leftover as Leftover
@@ -58,7 +55,7 @@ from muster.schedulers.errors import RightError as RightError
 from muster.schedulers.errors import SchedulerError as SchedulerError
 from muster.schedulers.errors import UnknownAppError as UnknownAppError
 from muster.schedulers.errors import describe_os_error as describe_os_error
-from muster.schedulers.failure_report import describe_report as describe_report
+from muster.schedulers.failure_report import explain_report as explain_report
 from muster.schedulers.failure_report import find_usage_line as find_usage_line
 from muster.schedulers.failure_report import parse_report as parse_report
 from muster.schedulers.failure_report import read_error_file as read_error_file
@@ -136,6 +133,16 @@ from muster.schedulers.supervision.state import ReplicaId as ReplicaId
 from muster.schedulers.supervision.state import SupervisedRole as SupervisedRole
 from muster.schedulers.timestamps import Timestamp as Timestamp
 from muster.schedulers.timestamps import parse_timestamp as parse_timestamp
+from muster.schedulers.wording.facts import AppFacts as AppFacts
+from muster.schedulers.wording.facts import ExplainedReplica as ExplainedReplica
+from muster.schedulers.wording.job_facts import JobFacts as JobFacts
+from muster.schedulers.wording.job_line import format_line as format_line
+from muster.schedulers.wording.reasons import Code as Code
+from muster.schedulers.wording.reasons import Reason as Reason
+from muster.schedulers.wording.reasons import Reasons as Reasons
+from muster.schedulers.wording.reasons import has_code as has_code
+from muster.schedulers.wording.words import word as word
+from muster.schedulers.wording.words import word_all as word_all
 from muster.schedulers.workspace.packing import BundleError as BundleError
 from muster.schedulers.workspace.packing import build_workspace_bundle as build_workspace_bundle
 from muster.schedulers.workspace.packing import copy_workspace as copy_workspace

@@ -1,16 +1,14 @@
 """Reads what the agents of a role write about their job, from any source of bytes. Standard library only."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from muster._shared.contract import FormatError, LogNames
-from muster.schedulers.failure_report import describe_trouble, parse_attempt, parse_round, parse_status
+from muster.schedulers.failure_report import find_trouble, parse_attempt, parse_round, parse_status
 from muster.schedulers.timestamps import parse_timestamp
-
-if TYPE_CHECKING:  # see `failure_report`
-    from muster._shared.job_view import JobStatus
+from muster.schedulers.wording.job_facts import JobFacts
+from muster.schedulers.wording.reasons import Code, Reason
 
 ReadBytes: TypeAlias = Callable[[Sequence[str]], Sequence[bytes]]
 """(names of files, of `LogNames`) -> the last 64 KiB or more of each file in the role's newest run; b"" if it is
@@ -18,22 +16,6 @@ missing.
 
 An agent knows the whole job, so files of node 0, or of any node whose agent runs, will do.
 """
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobFacts:
-    """What the agents of one role say of their job while it runs."""
-
-    trouble: str = ""
-    """One line about a hang with which it goes on, or about a new round. "": neither."""
-    attempt: int = 0
-    """How often workers were restarted in place because one failed."""
-    restarts_left: int | None = None
-    """None: not known."""
-    since_s: float | None = None
-    """When it came into its state, in wall-clock seconds. None: not known."""
-    status: "JobStatus | None" = None
-    """How far it is. None: it has not reported it."""
 
 
 class RecordReader:
@@ -66,7 +48,7 @@ class RecordReader:
         try:
             found, told = parse_round(records), parse_status(status)
         except FormatError as error:
-            return JobFacts(trouble=str(error))
+            return JobFacts(trouble=(Reason(code=Code.OTHER_FORMAT, text=str(error)),))
         if told is not None and self._is_older(told.time_s):
             return JobFacts()
         restarts_left = None if told is None else told.restarts_left
@@ -74,7 +56,7 @@ class RecordReader:
             restarts_left = found.restarts_left
         since_s = None if told is None else told.since_s
         return JobFacts(
-            trouble=describe_trouble(records),
+            trouble=find_trouble(records),
             attempt=max(self.restarts, 0 if told is None else told.attempt),
             restarts_left=restarts_left,
             since_s=found.formed_s if since_s is None and found is not None else since_s,

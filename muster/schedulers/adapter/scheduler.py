@@ -44,8 +44,8 @@ from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.runner.shown.live_lines import LiveLines, repeat_failure, say_that_it_goes_on
 
 if TYPE_CHECKING:
-    from muster.schedulers.adapter.facts import AppFacts
     from muster.schedulers.node_program.pipe import NodePipe
+    from muster.schedulers.wording.facts import AppFacts
 
 logger = logging.getLogger(__name__)
 

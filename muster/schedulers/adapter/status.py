@@ -11,11 +11,11 @@ from torchx.schedulers.api import DescribeAppResponse
 from torchx.specs import AppDef, AppState, Role
 from torchx.specs.api import NONE, ReplicaStatus, RoleStatus
 
-from muster._shared.contract import show_controls
-from muster.schedulers.adapter.facts import AppFacts
-from muster.schedulers.adapter.job_line import format_message
-from muster.schedulers.adapter.replica_errors import explain_replica
 from muster.schedulers.errors import SchedulerError
+from muster.schedulers.wording.facts import AppFacts
+from muster.schedulers.wording.job_line import format_message
+from muster.schedulers.wording.reasons import Code, Reason
+from muster.schedulers.wording.replica_lines import build_replica, clean_error, explain_replicas
 
 _REPORT: Final = "report"
 """What Kubernetes' error has besides torch's: the report of the job, for `muster`."""
@@ -23,10 +23,9 @@ _REPORT: Final = "report"
 
 @dataclasses.dataclass
 class DescribedApp(DescribeAppResponse):  # type: ignore[misc]
-    """TorchX's response, with what `WaitingLine` compares."""
+    """TorchX's response, with the facts from which it was built."""
 
-    waits: Sequence[str] = ()
-    """See `AppFacts`."""
+    facts: AppFacts | None = None
 
 
 def build_status(facts: AppFacts) -> DescribeAppResponse:
@@ -39,10 +38,7 @@ def build_status(facts: AppFacts) -> DescribeAppResponse:
         The response, on either line of TorchX.
     """
     _print_states_by_name()
-    replicas = [
-        dataclasses.replace(each, structured_error_msg=_clean_error(each.structured_error_msg))
-        for each in explain_replicas(facts)
-    ]
+    replicas = list(map(build_replica, explain_replicas(facts)))
     extra: dict[str, Any] = {}
     if any(field.name == "metadata" for field in dataclasses.fields(DescribeAppResponse)):
         extra["metadata"] = dict(facts.app.metadata or {})
@@ -51,35 +47,13 @@ def build_status(facts: AppFacts) -> DescribeAppResponse:
         state=facts.state,
         num_restarts=facts.restarts,
         msg=format_message(facts) or NONE,
-        structured_error_msg=_clean_error(facts.error or NONE),
+        structured_error_msg=clean_error(facts.error or NONE),
         ui_url=facts.ui_url,
         roles=facts.app.roles,
         roles_statuses=[] if facts.replicas is None else _group_by_role(facts.app.roles, replicas),
-        waits=facts.waits,
+        facts=facts,
         **extra,
     )
-
-
-def _clean_error(text: str) -> str:
-    """Clean an error, which TorchX prints: JSON whose texts a worker may have written, or a line."""
-    try:
-        return json.dumps(_clean_texts(json.loads(text)))
-    except ValueError:
-        return show_controls(text)
-
-
-def _clean_texts(data: Any) -> Any:
-    if isinstance(data, dict):
-        return {name: _clean_texts(value) for name, value in data.items()}
-    if isinstance(data, list):
-        return [_clean_texts(each) for each in data]
-    return show_controls(data) if isinstance(data, str) else data
-
-
-def explain_replicas(facts: AppFacts) -> list[ReplicaStatus]:
-    """Return the replicas of an app. Those that have failed or were cancelled say why."""
-    reports = facts.reports if facts.state is AppState.FAILED else {}
-    return [explain_replica(each, facts.state, reports.get(each.role)) for each in facts.replicas or ()]
 
 
 def shorten_status(response: DescribeAppResponse, *, has_lines: bool) -> DescribeAppResponse:
@@ -107,14 +81,16 @@ def drop_report(response: DescribeAppResponse) -> DescribeAppResponse:
 
 
 def parse_status(response: DescribeAppResponse) -> AppFacts:
-    """Return the facts that a response to TorchX's `describe` has."""
+    """Return the facts that a response to TorchX's `describe` has: of an adapter of another package its own words."""
+    if isinstance(response, DescribedApp) and response.facts is not None:
+        return response.facts
     return AppFacts(
         app_id=response.app_id,
         app=AppDef(name="", roles=list(response.roles)),
         state=response.state,
         replicas=[each for role in response.roles_statuses for each in role.replicas],
         restarts=max(0, response.num_restarts),
-        messages=() if response.msg == NONE else (response.msg,),
+        reasons=() if response.msg in ("", NONE) else (Reason(code=Code.TOLD, text=response.msg, what=response.msg),),
         error=None if response.structured_error_msg == NONE else response.structured_error_msg,
         ui_url=response.ui_url,
     )

@@ -30,12 +30,13 @@ from muster.schedulers.supervision.app_folder import AppFolder, AppRecord, AppSp
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
 from muster.schedulers.supervision.state import AppPhase, ReplicaState
 from muster.schedulers.supervision.state import ReplicaStatus as Status
+from muster.schedulers.wording.reasons import Code, Reason, Reasons
 
 if TYPE_CHECKING:
     from muster._shared.reports import Report
-    from muster.schedulers.adapter.facts import AppFacts
-    from muster.schedulers.adapter.records import JobFacts
     from muster.schedulers.supervision import asking
+    from muster.schedulers.wording.facts import AppFacts
+    from muster.schedulers.wording.job_facts import JobFacts
 
 _REPLICA_STATES: Final[Mapping[Status, AppState]] = {
     Status.WAITING: AppState.PENDING,
@@ -57,8 +58,8 @@ class AgentWords:
     """Restarts of workers in place. Those of replicas are in the app's record."""
     jobs: "Mapping[str, JobFacts]" = field(default_factory=dict)
     """What is known of an app that runs or is being ended, by role. See `records.RecordReader.job`."""
-    trouble: str = ""
-    """Why more is not known: no engine answers. "": nothing is in the way."""
+    trouble: Reasons = ()
+    """Why more is not known: no engine answers. Empty: nothing is in the way."""
     error: str | None = None
     """The app's error.json as text, if there is one."""
     reports: "Mapping[str, Report]" = field(default_factory=dict)
@@ -374,7 +375,7 @@ def build_supervised_facts(
     record: AppRecord | None,
     words: AgentWords,
     *,
-    lost: str = "",
+    lost: Reason | None = None,
     ui_url: str | None = None,
 ) -> "AppFacts":
     """Build what is known of a supervised app.
@@ -383,24 +384,25 @@ def build_supervised_facts(
         spec: as submitted.
         record: its current state. None: its supervisor has recorded none yet.
         words: of its agents.
-        lost: `client.describe_loss` of an app whose supervisor has died. "": it runs, or has ended.
+        lost: see `client.find_loss`.
         ui_url: a link for the user.
     """
-    is_told = record is not None and not lost and record.app.phase in (AppPhase.RUNNING, AppPhase.ENDING)
+    is_told = record is not None and lost is None and record.app.phase in (AppPhase.RUNNING, AppPhase.ENDING)
     has_ended = record is not None and record.app.phase is AppPhase.ENDED
+    told = () if lost is None else (lost,)
     submitted_s = None if record is None else record.submitted_s or None
     ended_s = None if record is None else record.ended_s
     return combine_facts(
         spec,
         words,
         state=_find_state(record, lost),
-        replicas=None if record is None else _list_replicas(record, is_lost=bool(lost)),
+        replicas=None if record is None else _list_replicas(record, is_lost=lost is not None),
         restarts=0 if record is None else record.app.num_restarts,
-        messages=() if record is None else (lost, words.trouble if is_told else "", _describe_reason(record)),
+        reasons=() if record is None else (*told, *(words.trouble if is_told else ()), *_list_reasons(record)),
         tells_jobs=is_told or has_ended,
         ui_url=ui_url,
         submitted_s=submitted_s,
-        since_s=None if lost else submitted_s if ended_s is None else ended_s,
+        since_s=None if lost is not None else submitted_s if ended_s is None else ended_s,
     )
 
 
@@ -411,7 +413,7 @@ def combine_facts(
     state: AppState,
     replicas: Sequence[ReplicaStatus] | None,
     restarts: int,
-    messages: Sequence[str],
+    reasons: Reasons,
     tells_jobs: bool,
     ui_url: str | None,
     submitted_s: float | None,
@@ -425,14 +427,14 @@ def combine_facts(
         state: the app's. `AppFacts` explains it and the arguments below, except `tells_jobs`.
         replicas: of all roles.
         restarts: the number of restarts of replicas. Those of workers in place are added.
-        messages: why the app is in this state.
+        reasons: why the app is in this state.
         tells_jobs: whether the facts include what the agents report of their jobs.
         ui_url: a link for the user.
         submitted_s: when the app was submitted, in wall-clock seconds.
         since_s: since when the app is in its state, in wall-clock seconds.
     """
-    from muster.schedulers.adapter.facts import AppFacts
     from muster.schedulers.runner.app_codec import load_app
+    from muster.schedulers.wording.facts import AppFacts
 
     return AppFacts(
         app_id=spec.app_id,
@@ -440,7 +442,7 @@ def combine_facts(
         state=state,
         replicas=replicas,
         restarts=words.restarts + restarts,
-        messages=messages,
+        reasons=reasons,
         jobs=words.jobs if tells_jobs else {},
         error=words.error,
         reports=words.reports,
@@ -450,15 +452,16 @@ def combine_facts(
     )
 
 
-def _find_state(record: AppRecord | None, lost: str) -> AppState:
-    if lost:
+def _find_state(record: AppRecord | None, lost: Reason | None) -> AppState:
+    if lost is not None:
         return AppState.UNKNOWN
     return AppState.SUBMITTED if record is None else AppState[record.app.app_state]
 
 
-def _describe_reason(record: AppRecord) -> str:
-    reason = record.app.reason
-    return f"is ending: {reason}" if reason and record.app.phase is AppPhase.ENDING else reason
+def _list_reasons(record: AppRecord) -> Reasons:
+    reasons = record.app.reasons
+    is_ending = reasons and record.app.phase is AppPhase.ENDING
+    return (Reason(code=Code.ENDING, causes=reasons),) if is_ending else reasons
 
 
 def _list_replicas(record: AppRecord, *, is_lost: bool) -> list[ReplicaStatus]:

@@ -29,7 +29,7 @@ class WaitingLine:
         self._say = say
         self._clock = clock
         self._lock = threading.Lock()
-        self._said: dict[str, tuple[float, tuple[str, ...]]] = {}
+        self._said: dict[str, tuple[float, tuple[object, ...]]] = {}
         """App of which nodes wait -> when a line may be said, and what the last one was about. (): none was said."""
 
     def update(self, response: DescribeAppResponse) -> None:
@@ -54,19 +54,19 @@ class WaitingLine:
         self._say(app_id, _format(response))
 
 
-def _find_waits(response: DescribeAppResponse) -> tuple[str, ...]:
+def _find_waits(response: DescribeAppResponse) -> tuple[object, ...]:
     """Return what tells one wait from another. (): no node of the app waits."""
+    from muster.schedulers.adapter.status import parse_status
+    from muster.schedulers.wording.reasons import identify
+
     states = [each.state for role in response.roles_statuses for each in role.replicas]
     if response.state not in WAITS and (response.state is not AppState.RUNNING or not {*states}.intersection(WAITS)):
         return ()
-    waits = getattr(response, "waits", ())
-    if not waits and response.state in WAITS:
-        waits = [_format(response)]
-    return response.state.name, str(states.count(AppState.RUNNING)), *waits
+    return response.state, states.count(AppState.RUNNING), frozenset(map(identify, parse_status(response).reasons))
 
 
 def _format(response: DescribeAppResponse) -> str:
-    from muster.schedulers.adapter.job_line import format_line
     from muster.schedulers.adapter.status import parse_status
+    from muster.schedulers.wording.job_line import format_line
 
     return format_line(parse_status(response))

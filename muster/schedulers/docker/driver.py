@@ -28,14 +28,16 @@ from muster.schedulers.docker.engine.shutdown import EngineShutdown
 from muster.schedulers.docker.live import reservations
 from muster.schedulers.docker.live.creation import Creator, remove_app
 from muster.schedulers.docker.live.exit_evidence import ExitEvidence
-from muster.schedulers.docker.live.exit_reason import COMMAND_NOT_FOUND, describe_start_failure, ended_by_engine
+from muster.schedulers.docker.live.exit_reason import COMMAND_NOT_FOUND, ended_by_engine
 from muster.schedulers.docker.live.payload import read_payload, remove_payload
 from muster.schedulers.docker.live.restarts import read_checkpoint, record_restarts
 from muster.schedulers.docker.spec import AppRequest, ContainerRequest, Label
+from muster.schedulers.failure_report import explain_start_failure
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec
 from muster.schedulers.supervision.driver import EventQueue, Handle
 from muster.schedulers.supervision.events import ReplicaEnded
 from muster.schedulers.supervision.state import ReplicaId
+from muster.schedulers.wording.reasons import Code, Reason
 
 ENGINE_KEY: Final = "engine"
 """In an app's description: the address of its engine."""
@@ -232,7 +234,7 @@ class DockerDriver:
     def _start(self, replica: ReplicaId) -> None:
         known = self._replicas[replica]
         if known.asked:
-            self._report_end(replica, known.container, _PREEMPTED, "stopped before it was started")
+            self._report_end(replica, known.container, _PREEMPTED, Reason(code=Code.STOPPED_BEFORE_START))
             return
         container = None
         try:
@@ -285,7 +287,7 @@ class DockerDriver:
 
     def _report_start_failure(self, replica: ReplicaId, container: str | None, error: Exception) -> None:
         request = self._replicas[replica].request
-        reason = describe_start_failure(error, request.image, request.command[0], runs_agent=request.runs_agent)
+        reason = explain_start_failure(error, request.image, request.command[0], runs_agent=request.runs_agent)
         if container is not None:
             with suppress(DockerError):  # report the end in any case; delete removes it
                 self._engine.remove_container(container)
@@ -468,7 +470,7 @@ class DockerDriver:
         try:
             facts = self._engine.inspect_container(container)
         except NotFound:
-            self._report_end(replica, container, exit_code, "its container was removed")
+            self._report_end(replica, container, exit_code, Reason(code=Code.CONTAINER_REMOVED))
             return
         if facts.exit_code is None:
             return
@@ -481,7 +483,7 @@ class DockerDriver:
             return
         record_restarts(self._engine, self._folder, known.request, container)
         ending = self._evidence.explain(facts, known.request)
-        self._report_end(replica, container, facts.exit_code, ending.reason, final=ending.final)
+        self._report_end(replica, container, facts.exit_code, *ending.reasons, final=ending.final)
 
     def _restart(self, replica: ReplicaId, container: str) -> None:
         """Start a replica again that the engine or a person ended. This does not count as a lost replica."""
@@ -493,14 +495,14 @@ class DockerDriver:
         self._submit(self._start, replica)
 
     def _report_end(
-        self, replica: ReplicaId, container: str | None, exit_code: int | None, reason: str, *, final: bool = False
+        self, replica: ReplicaId, container: str | None, exit_code: int | None, *reasons: Reason, final: bool = False
     ) -> None:
         known = self._replicas[replica]
         with self._lock:
             if known.end_reported or known.container != container:
                 return
             known.end_reported, known.starting = True, False
-        self._event_queue.post(ReplicaEnded(replica=replica, exit_code=exit_code, reason=reason, final=final))
+        self._event_queue.post(ReplicaEnded(replica=replica, exit_code=exit_code, reasons=reasons, final=final))
 
     def _find_newest(self, replica: ReplicaId) -> ContainerFacts | None:
         found = self._list_containers(replica)

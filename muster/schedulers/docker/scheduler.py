@@ -15,7 +15,6 @@ from torchx.workspace.api import WorkspaceMixin
 from muster._shared.contract import LogNames, print_line
 from muster._shared.control import ControlError, ExitCode
 from muster.schedulers import naming
-from muster.schedulers.adapter.facts import AppFacts
 from muster.schedulers.adapter.scheduler import Leftover, LogRequest
 from muster.schedulers.adapter.supervised import AgentWords, SupervisedScheduler
 from muster.schedulers.bundle import build_agent_bundle
@@ -26,7 +25,6 @@ from muster.schedulers.docker.engine.errors import DockerError, EngineUnavailabl
 from muster.schedulers.docker.engine.sdk import is_configured, pick_address
 from muster.schedulers.docker.live import creation, reservations, restarts, submissions, unregistered
 from muster.schedulers.docker.live.asking import NodeAsker
-from muster.schedulers.docker.live.exit_reason import COULD_NOT_START
 from muster.schedulers.docker.live.image_check import check_images
 from muster.schedulers.docker.live.logs import ContainerLogQuery, LogReader
 from muster.schedulers.docker.live.payload import PackedWorkspaces, Payload, build_payload
@@ -61,12 +59,14 @@ from muster.schedulers.supervision.app_folder import AppFolder, AppSpec, Process
 from muster.schedulers.supervision.file_watch import Watch
 from muster.schedulers.supervision.registry import find_state_dir
 from muster.schedulers.supervision.state import ReplicaId, SupervisedRole
+from muster.schedulers.wording.facts import AppFacts
+from muster.schedulers.wording.reasons import Code, Reason, has_code
+from muster.schedulers.wording.words import word_all
 from muster.schedulers.workspace.packing import DOCKERFILE, BundleError, describe_left_out
 
 _DRIVER: Final = "muster.schedulers.docker.driver:create_driver"
 _LOCAL_IMAGES: Final = "muster-workspace"
 """Repository of the images that are built from a `Dockerfile.torchx` without the option image_repo."""
-_NO_ENGINE: Final = "no Docker engine answers at {}: this is what was last known"
 
 _ROLE_AND_INDEX: Final = 30
 """Characters that names of containers and networks need after the app's name."""
@@ -284,9 +284,10 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
             # A container that cannot start is removed; a dead supervisor announces nothing.
             since_s = self._engine.wait_event(("start", "die", "destroy"), request.labels, since_s, _CHECK_S)
             _, record = client.revive_app(folder)
-        if record is None or record.app.outcome is None or COULD_NOT_START not in record.app.reason:
+        if record is None or record.app.outcome is None:
             return
-        raise EngineError(record.app.reason)
+        if has_code(record.app.reasons, Code.COULD_NOT_START, Code.IMAGE_LACKS_COMMAND):
+            raise EngineError(word_all(record.app.reasons))
 
     def _is_starting(self, request: AppRequest) -> bool:
         """Return whether a container waits for its start, or could not start and is being removed or was removed."""
@@ -314,7 +315,8 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
     def read_words(self, folder: AppFolder, spec: AppSpec) -> AgentWords:
         """See `SupervisedScheduler`."""
         engine = self._open_engine(folder)
-        trouble = "" if not spec.details or engine.is_available() else _NO_ENGINE.format(engine.host)
+        is_known = not spec.details or engine.is_available()
+        trouble = () if is_known else (Reason(code=Code.NO_ENGINE, host=engine.host),)
         count, jobs = restarts.read_events(engine, folder.state_dir, {} if trouble else spec.details)
         error = read_error_file(folder.state_dir / LogNames.ERROR)
         return AgentWords(restarts=count, jobs=jobs, trouble=trouble, error=error)

@@ -22,6 +22,7 @@ from muster.schedulers.processes.launch import Launch
 from muster.schedulers.processes.link_driver import LinkDriver
 from muster.schedulers.supervision.driver import StartError, take_lent_fds
 from muster.schedulers.supervision.state import ReplicaId
+from muster.schedulers.wording.reasons import Code, Reason, Reasons
 
 _CLIENT: Final = str(Path(muster.__file__).parent / "agent/hold/client.py")
 _KILL_LIMIT_S: Final = 10.0
@@ -95,10 +96,10 @@ class HeldDriver(LinkDriver):
         else:
             self.end_link(replica, _KILL_LIMIT_S)
 
-    def explain_end(self, replica: ReplicaId, code: int) -> tuple[int | None, str]:
+    def explain_end(self, replica: ReplicaId, code: int) -> tuple[int | None, Reasons]:
         """See `ProcessDriver`. A link says why its node is lost."""
-        reason = "" if self._remote is None else self.read_loss(replica, code)
-        return (None, reason) if reason else super().explain_end(replica, code)
+        text = "" if self._remote is None else self.read_loss(replica, code)
+        return (None, (Reason(code=Code.LINK_LOST, text=text),)) if text else super().explain_end(replica, code)
 
     def close(self, *, succeeded: bool) -> None:
         """See `ReplicaDriver`. The hold is free."""

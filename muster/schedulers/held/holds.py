@@ -29,6 +29,7 @@ from muster.schedulers.local.hold_lock import find_owner
 from muster.schedulers.local.holds import Hold, open_hold
 from muster.schedulers.node_program.frames import HOLD_DIR
 from muster.schedulers.node_program.session import WORDS, Order, find_name, run_captured
+from muster.schedulers.wording.reasons import Reasons
 
 RUNS: Final = "held"
 """The scheduler under whose name runs are found."""
@@ -132,8 +133,8 @@ def read_state(scheduler: PluginScheduler, app_id: str, role: str, index: int, *
     return content if isinstance(content, dict) else {}
 
 
-def describe_remote(state_dir: Path, scheduler: PluginScheduler, app_id: str, roles: Sequence[Any]) -> str:
-    """Return one clause of the line about an app of another adapter that runs. "": it is no hold.
+def explain_remote(state_dir: Path, scheduler: PluginScheduler, app_id: str, roles: Sequence[Any]) -> Reasons:
+    """Return what a hold of another adapter runs, or since when it is idle. Empty: the app is no hold.
 
     Args:
         state_dir: see `registry.find_state_dir`.
@@ -142,13 +143,13 @@ def describe_remote(state_dir: Path, scheduler: PluginScheduler, app_id: str, ro
         roles: of the app.
     """
     if scheduler.properties.has_holders_here:
-        return ""
+        return ()
     hold = build_remote(state_dir, scheduler.backend, app_id, roles)
     if hold is None:
-        return ""
+        return ()
     run = find_owner(hold.lock_path)
     state = {} if run else read_state(scheduler, app_id, hold.role, 0, waits=False)
-    return local.describe_states(run or str(state.get(HoldKey.RUN, "")), [state])
+    return (local.explain_states(run or str(state.get(HoldKey.RUN, "")), [state]),)
 
 
 def is_remote(state_dir: Path, name: str | None) -> bool:

@@ -16,6 +16,7 @@ from muster.schedulers.held.holds import build_remote, forget_hold, read_states
 from muster.schedulers.local.holds import build_hold
 from muster.schedulers.supervision import client
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
+from muster.schedulers.wording.words import word_all
 
 _POLL_S: Final = 0.05
 _ELSEWHERE_POLL_S: Final = 0.3
@@ -50,7 +51,8 @@ def _wait_here(registry: AppRegistry, app_id: str) -> _States:
         folder = registry.open(app_id)
         spec, record = (None, None) if folder is None else client.read_app(folder)
         if folder is None or spec is None or client.has_ended(record):
-            reason = record.app.reason or "before all nodes were ready" if record is not None else "it was deleted"
+            told = "" if record is None else word_all(record.app.reasons)
+            reason = told or ("it was deleted" if record is None else "before all nodes were ready")
             raise ControlError(f"{app_id} has ended: {reason}; `muster log {app_id}` prints why", ExitCode.REFUSED)
         states = build_hold(folder, spec).read_states()
         if _are_ready(app_id, states):

@@ -17,7 +17,6 @@ from torchx.workspace.api import WorkspaceMixin
 from muster._shared.contract import AskKind, AskOutcome, Env, print_line
 from muster._shared.control import ControlError, ExitCode, count_nodes
 from muster._shared.reports import Answer
-from muster.schedulers.adapter.facts import AppFacts
 from muster.schedulers.adapter.scheduler import LogRequest, PluginScheduler
 from muster.schedulers.agent_command import is_agent_role
 from muster.schedulers.errors import SchedulerError
@@ -37,6 +36,7 @@ from muster.schedulers.runner.roles import (
     share_workspace,
 )
 from muster.schedulers.supervision.registry import find_last_remote, find_state_dir, record_last_remote
+from muster.schedulers.wording.facts import AppFacts
 from muster.schedulers.workspace.packing import DOCKERFILE, BundleError, describe_left_out
 
 if TYPE_CHECKING:

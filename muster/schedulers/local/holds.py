@@ -13,11 +13,11 @@ from typing import Any, Final
 
 from muster._shared.contract import HOLD_STATE_NAME, HoldKey, find_hold_dir
 from muster._shared.foreign_files import parse_json, read_regular
-from muster.schedulers.adapter.job_line import format_duration
 from muster.schedulers.local.hold_lock import find_owner
 from muster.schedulers.supervision import client
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec
 from muster.schedulers.supervision.registry import AppRegistry
+from muster.schedulers.wording.reasons import Code, Reason
 
 _LOCK: Final = "hold.lock"
 _STATE_LIMIT_BYTES: Final = 65536
@@ -84,12 +84,12 @@ def build_hold(folder: AppFolder, spec: AppSpec) -> Hold:
     return Hold(scheduler=spec.scheduler, app_id=spec.app_id, folder=folder, role=role.name, nodes=role.replicas)
 
 
-def describe_hold(hold: Hold) -> str:
-    """Return one clause of the line about an app: what it runs, or since when it is idle."""
-    return describe_states(hold.find_run(), hold.read_states())
+def explain_hold(hold: Hold) -> Reason:
+    """Return what a hold runs, or since when it is idle."""
+    return explain_states(hold.find_run(), hold.read_states())
 
 
-def describe_states(run: str, states: Sequence[Mapping[str, Any]]) -> str:
+def explain_states(run: str, states: Sequence[Mapping[str, Any]]) -> Reason:
     """Return the same of any hold.
 
     Args:
@@ -97,11 +97,11 @@ def describe_states(run: str, states: Sequence[Mapping[str, Any]]) -> str:
         states: what its holders report, node 0 first.
     """
     if run:
-        return f"held: it runs {run}"
+        return Reason(code=Code.HOLD_RUNS, job=run)
     names = {str(state.get(HoldKey.STATE, "starting")) for state in states}
     since_s = states[0].get(HoldKey.IDLE_SINCE_S)
     limit_s = states[0].get(HoldKey.IDLE_LIMIT_S)
     if not isinstance(since_s, (int, float)) or not isinstance(limit_s, (int, float)):
-        return "held: it starts"
-    idle = f"idle for {format_duration(time.time() - since_s)}, ends after {format_duration(limit_s)} without a run"
-    return f"held: {'its agents import; ' if 'starting' in names else ''}{idle}"
+        return Reason(code=Code.HOLD_STARTS)
+    code = Code.HOLD_IMPORTS if "starting" in names else Code.HOLD_IDLE
+    return Reason(code=code, age_s=time.time() - since_s, limit_s=limit_s)

@@ -17,8 +17,8 @@ from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.runner.option_records import declare_options, parse_options
 
 if TYPE_CHECKING:
-    from muster.schedulers.adapter.facts import AppFacts
     from muster.schedulers.local.request import LocalRequest
+    from muster.schedulers.wording.facts import AppFacts
 
 
 class LocalScheduler(ProcessScheduler):
@@ -37,11 +37,11 @@ class LocalScheduler(ProcessScheduler):
         folder = self.find_folder(app_id)
         if folder is None:
             return facts
-        from muster.schedulers.local.holds import build_hold, describe_hold
+        from muster.schedulers.local.holds import build_hold, explain_hold
 
         with self.translate_errors():
-            told = describe_hold(build_hold(folder, folder.read_spec()))
-        return replace(facts, messages=(told, *facts.messages))
+            told = explain_hold(build_hold(folder, folder.read_spec()))
+        return replace(facts, reasons=(told, *facts.reasons))
 
     # -- submitting -------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from typing import Any
 from muster._shared import processes
 from muster._shared.contract import AGENT_BUNDLE_NAME, NEVER_RETRY, Env, ExitCode
 from muster._shared.foreign_files import read_regular
-from muster.schedulers.failure_report import USAGE_LINE_LIMIT_BYTES, describe_report, find_usage_line
+from muster.schedulers.failure_report import USAGE_LINE_LIMIT_BYTES, explain_report, find_usage_line
 from muster.schedulers.naming import derive_token
 from muster.schedulers.processes.agent_files import read_report
 from muster.schedulers.processes.capture import Capture, log_path
@@ -28,6 +28,7 @@ from muster.schedulers.supervision.app_folder import AppFolder, AppSpec, Process
 from muster.schedulers.supervision.driver import EventQueue, Handle, StartError
 from muster.schedulers.supervision.events import ReplicaEnded
 from muster.schedulers.supervision.state import ReplicaId
+from muster.schedulers.wording.reasons import Code, Reason, Reasons
 
 ADOPTED_LIMIT_S = 5.0
 """How long replicas of a dead supervisor may take to end. They got their death signal."""
@@ -208,16 +209,16 @@ class ProcessDriver:
         self._event_queue.clear_timer(f"adopted {replica}")
         os.close(running.pidfd)
         if running.capture is None:
-            reason = "its supervisor had died"
-            self._event_queue.post(ReplicaEnded(replica=replica, exit_code=None, reason=reason))
+            why = (Reason(code=Code.SUPERVISOR_DIED),)
+            self._event_queue.post(ReplicaEnded(replica=replica, exit_code=None, reasons=why))
             return
         code = os.waitstatus_to_exitcode(os.waitpid(running.pid, 0)[1])
         kill_orphans({each.pid for each in self._running.values()})
         running.capture.close()  # after the last writer
-        exit_code, reason = self.explain_end(replica, code if code >= 0 else 128 - code)
-        self._event_queue.post(ReplicaEnded(replica=replica, exit_code=exit_code, reason=reason))
+        exit_code, reasons = self.explain_end(replica, code if code >= 0 else 128 - code)
+        self._event_queue.post(ReplicaEnded(replica=replica, exit_code=exit_code, reasons=reasons))
 
-    def explain_end(self, replica: ReplicaId, code: int) -> tuple[int | None, str]:
+    def explain_end(self, replica: ReplicaId, code: int) -> tuple[int | None, Reasons]:
         """Say what the end of a replica's process means.
 
         Args:
@@ -225,24 +226,24 @@ class ProcessDriver:
             code: of its process. 128 + n stands for signal n.
 
         Returns:
-            The replica's exit code, None if it is lost, and why in one line. "": nothing more is known.
+            The replica's exit code, None if it is lost, and why. Empty: nothing more is known.
         """
-        return code, self._read_reason(replica, code) if code in NEVER_RETRY else ""
+        return code, self._read_reasons(replica, code) if code in NEVER_RETRY else ()
 
     def find_log_dir(self, replica: ReplicaId) -> Path | None:
         """Return the folder here with what a replica's agent has reported. None: there is none."""
         path = self._find_plan(replica)["env"].get(Env.LOG_DIR)
         return None if path is None else Path(path)
 
-    def _read_reason(self, replica: ReplicaId, code: int) -> str:
-        """Return why the job failed, as its agents reported it. Return "" if they left no report."""
+    def _read_reasons(self, replica: ReplicaId, code: int) -> Reasons:
+        """Return why the job failed, as its agents reported it. Empty: they left no report."""
         log_dir = self.find_log_dir(replica)
         if not self.runs_agent(replica) or log_dir is None:
-            return ""
+            return ()
         if code == ExitCode.USAGE:
             return find_usage_line(_read_end(log_path(self.folder.replica_dir(replica), "stderr")))
         report = read_report(log_dir)
-        return "" if report is None else describe_report(report)
+        return () if report is None else (explain_report(report),)
 
     def send_signal(self, replica: ReplicaId, signum: int) -> None:
         """Send a signal to a replica's process, if it runs."""

@@ -53,7 +53,7 @@ what no entry names.
         `!!python/object/apply:torchx.specs.api.AppState [5]`. `status.shorten_status` leaves out what is long.
         tests/unit/schedulers/test_callers.py::test_a_failed_app_is_printed_with_the_names_of_its_states
     specs/api.py 585 924 `return replica_status.structured_error_msg`
-        `adapter.replica_errors`. An error that is no JSON is printed as it is, and one that is missing as a reply file
+        `wording.replica_lines`. An error that is no JSON is printed as it is, and one that is missing as a reply file
         that is missing.
         tests/unit/schedulers/test_replica_errors.py::test_what_is_said_without_a_report
 """

@@ -4,7 +4,7 @@
     request     from an AppDef to a spec and a script: pure, the dry run
     payload     the zip that each node runs, and what a node needs without a shared folder
     client      calls Slurm's commands, and reads their fixed formats
-    words       Slurm's states and reasons in plain words
+    reasons     what Slurm's states and reasons mean for an app
     live        what is known of an app: its queue entry, and what its nodes have recorded
     logs        logs and files of nodes that share no folder with this machine
     scheduler   what TorchX and the command `muster` call

@@ -23,12 +23,15 @@ from muster.schedulers.adapter import (
     AppRecord,
     AppRegistry,
     AppSpec,
+    Code,
     EngineError,
     JobFacts,
+    Reason,
+    Reasons,
     ReplicaId,
     combine_facts,
 )
-from muster.schedulers.slurm import client, words
+from muster.schedulers.slurm import client, reasons
 from muster.schedulers.slurm.client import QueueEntry
 from muster.schedulers.slurm.hosts import expand_hosts
 from muster.schedulers.slurm.node import (
@@ -40,8 +43,7 @@ from muster.schedulers.slurm.node import (
     RUNS_DIR,
     STOPS,
     NodeFolder,
-    choose_reason,
-    describe_foreign,
+    choose_reasons,
     list_replicas,
     list_runs,
     read_sizes,
@@ -107,7 +109,7 @@ class App:
         """TorchX's."""
         if self.entry is None:
             return self._judge_records() or AppState.UNKNOWN
-        state = words.STATES.get(self.entry.state, AppState.UNKNOWN)
+        state = reasons.STATES.get(self.entry.state, AppState.UNKNOWN)
         if not is_terminal(state):
             return state
         if self.is_cancelled:
@@ -152,7 +154,7 @@ class App:
 
         A node that Slurm has lost is none of them.
         """
-        if self.entry is None or words.STATES.get(self.entry.state) is not AppState.RUNNING:
+        if self.entry is None or reasons.STATES.get(self.entry.state) is not AppState.RUNNING:
             return {}
         if not self.is_shared:
             placed = zip(list_replicas(self.spec), self.entry.nodes, strict=False)
@@ -198,7 +200,7 @@ def find_end_s(app: App, added_s: float) -> float | None:
         added_s: when its submission began. One that has no job a day later was killed.
     """
     if app.entry is not None:
-        has_ended = is_terminal(words.STATES.get(app.entry.state, AppState.UNKNOWN))
+        has_ended = is_terminal(reasons.STATES.get(app.entry.state, AppState.UNKNOWN))
         return (app.entry.end_s or added_s) if has_ended else None
     if not app.nodes and not read_jobs(app.folder):
         return added_s + _SUBMISSION_S
@@ -254,7 +256,7 @@ def build_facts(app: App, told: AgentWords, submitted_s: float | None) -> AppFac
         state=state,
         replicas=_list_statuses(app, state, lost.union(find_killed(app))),
         restarts=sum(each.record.app.num_restarts for each in app.nodes.values()),
-        messages=_list_messages(app, state, lost),
+        reasons=_list_reasons(app, state, lost),
         tells_jobs=state is AppState.RUNNING or is_terminal(state),
         ui_url=app.folder.path.as_uri(),
         submitted_s=submitted_s,
@@ -305,73 +307,73 @@ def _list_statuses(app: App, state: AppState, lost: set[str]) -> list[ReplicaSta
     ]
 
 
-def _list_messages(app: App, state: AppState, lost: set[str]) -> list[str]:
-    found = []
+def _list_reasons(app: App, state: AppState, lost: set[str]) -> Reasons:
+    found: list[Reason] = []
     entry = app.entry
     if entry is None:
-        found.append("Slurm does not know its job (any more)" if read_jobs(app.folder) else "it was not submitted")
+        found.append(Reason(code=Code.SLURM_FORGOT if read_jobs(app.folder) else Code.NOT_SUBMITTED))
     elif state is AppState.PENDING:
         found.append(explain_wait(entry))
     elif is_terminal(state):
         found += explain_end(app, state)
     else:
-        found += [f"Slurm has lost node {name}" for name in sorted(lost)]
+        found += [Reason(code=Code.NODES_LOST, hosts=(name,)) for name in sorted(lost)]
         found += find_killed(app).values()
-        found += [known.record.app.reason for known in app.nodes.values()]
-        found.append(f"Slurm job {entry.job_id}{'' if entry.state == 'RUNNING' else f' is {entry.state.lower()}'}")
+        found += [each for known in app.nodes.values() for each in known.record.app.reasons]
+        word = "" if entry.state == "RUNNING" else entry.state.lower()
+        found.append(Reason(code=Code.SLURM_JOB, job=entry.job_id, word=word))
     if len(app.runs) > 1 or (app.runs and state is AppState.PENDING):
-        found.append(f"incarnation {len(app.runs) + (state is AppState.PENDING)}")
+        found.append(Reason(code=Code.INCARNATION, count=len(app.runs) + (state is AppState.PENDING)))
     if state is AppState.PENDING:
-        before = choose_reason([known.record.app.reason for known in app.nodes.values()])
-        found += [f"the previous incarnation ended: {before}"] if before else []
-    return list(dict.fromkeys(found))
+        before = choose_reasons([known.record.app.reasons for known in app.nodes.values()])
+        found += [Reason(code=Code.BEFORE, causes=before)] if before else []
+    return tuple(dict.fromkeys(found))
 
 
-def explain_wait(entry: QueueEntry) -> str:
+def explain_wait(entry: QueueEntry) -> Reason:
     """Return why a job waits, with what it asks for where that is the reason."""
     wish = client.Wish()
-    if entry.reason in words.SIZES:
+    if entry.reason in reasons.SIZES:
         with contextlib.suppress(EngineError):
             wish = client.read_wish(entry.job_id)
-    return words.explain_wait(entry, wish)
+    return reasons.explain_wait(entry, wish)
 
 
-def explain_end(app: App, state: AppState) -> list[str]:
+def explain_end(app: App, state: AppState) -> Reasons:
     """Return why it has ended: what a node says, else Slurm, else what the script printed."""
     if state is AppState.SUCCEEDED:
-        return []
+        return ()
     if app.is_cancelled:
-        return [STOPS.get(app.folder.read_request() or "", "cancelled")]
+        return (Reason(code=STOPS.get(app.folder.read_request() or "", Code.CANCELLED)),)
     order = ("FAILED", "CANCELLED")
     records = [known.record for known in app.nodes.values()]
     ended = [
-        (order.index(each.app.outcome.value), each.ended_s or 0.0, each.app.reason)
+        (order.index(each.app.outcome.value), each.ended_s or 0.0, each.app.reasons)
         for each in records
         if each.app.outcome is not None and each.app.outcome.value in order
     ]
-    reasons = [
-        *find_killed(app).values(),
-        *(reason for _, _, reason in sorted(ended)),
-    ]  # the first failure is the cause
-    by_slurm = "" if app.entry is None else words.explain_end(app.entry)
-    if reasons:
-        return [reasons[0], by_slurm]
-    return [by_slurm, _read_last_line(app.folder) if app.is_shared else _explain_node_dir(app)]
+    first = min(ended, key=lambda each: each[:2])[2] if ended else ()
+    killed = tuple(find_killed(app).values())[:1]
+    by_slurm = None if app.entry is None else reasons.explain_end(app.entry)
+    if not killed and not ended:
+        said = _read_last_line(app.folder) if app.is_shared else _explain_node_dir(app)
+        return tuple(each for each in (by_slurm, said) if each is not None)
+    told = killed or first  # the first failure is the cause
+    return told if by_slurm is None else (*told, by_slurm)
 
 
-def _explain_node_dir(app: App) -> str:
-    """Say why a job whose nodes share no folder could not use its folder in `node_dir`. "": it could."""
+def _explain_node_dir(app: App) -> Reason | None:
+    """Say why a job whose nodes share no folder could not use its folder in `node_dir`. None: it could."""
     ended = None if app.entry is None else client.find_ended(app.entry.job_id)
     if ended is not None and ended.exit_code == NOT_OURS:
-        return f"Slurm job {ended.job_id} could not use its folder: {describe_foreign(app.spec.folder, 'a node')}"
+        return Reason(code=Code.FOLDER_FOREIGN, job=ended.job_id, text=app.spec.folder, host="a node")
     if ended is None or ended.exit_code != NOT_SENT:
-        return ""
-    where = f"Slurm job {ended.job_id} could not write its files to {posixpath.dirname(app.spec.folder)} on its nodes"
-    return f"{where}: create this folder on every node, writable for you, or name another one with -cfg node_dir=PATH"
+        return None
+    return Reason(code=Code.FOLDER_UNWRITABLE, job=ended.job_id, text=posixpath.dirname(app.spec.folder))
 
 
-def find_killed(app: App) -> dict[str, str]:
-    """Return the nodes on which muster's own process was killed in this run, with a line about each.
+def find_killed(app: App) -> dict[str, Reason]:
+    """Return the nodes on which muster's own process was killed in this run, with what is known of it.
 
     It can record nothing any more, and only srun has seen it. Once Slurm itself ends a job, such lines say nothing.
     """
@@ -385,7 +387,7 @@ def find_killed(app: App) -> dict[str, str]:
         return {}
     running = {known.node for each, known in app.nodes.items() if known.has_running(each)}
     return {
-        host: f"muster's process on node {host} was killed, and its agent and workers with it (srun: {how})"
+        host: Reason(code=Code.NODE_KILLED, host=host, text=how)
         for names, how in _KILLED.findall(text)
         for host in expand_hosts(names)
         if host in running
@@ -403,10 +405,11 @@ def find_checkpoint(app: App) -> str:
     return max(found, default=(0, ""))[1]
 
 
-def _read_last_line(folder: AppFolder) -> str:
+def _read_last_line(folder: AppFolder) -> Reason | None:
     """Return what the script or srun has said last that is more than an exit code: why nothing has started."""
     lines = read_last_lines(folder)
-    return ([line for line in lines if not _SAYS_LITTLE.search(line)] or lines or [""])[-1]
+    said = [line for line in lines if not _SAYS_LITTLE.search(line)] or lines
+    return Reason(code=Code.SCRIPT_SAID, text=said[-1]) if said else None
 
 
 def read_last_lines(folder: AppFolder) -> list[str]:

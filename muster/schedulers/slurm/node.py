@@ -30,7 +30,8 @@ from typing import Any, Final, TypeVar
 
 from muster._shared import processes
 from muster._shared.contract import HOLD_FLAG, NEVER_RETRY, STATUS_LIMIT_BYTES, Env, ExitCode, LogNames, print_line
-from muster._shared.foreign_files import read_regular, read_whole
+from muster._shared.foreign_files import parse_json, read_regular, read_whole
+from muster._shared.records import replace as replace_fields
 from muster.schedulers.processes.driver import ProcessDriver
 from muster.schedulers.processes.launch import Launch
 from muster.schedulers.slurm.hosts import expand_hosts, parse_time
@@ -41,6 +42,8 @@ from muster.schedulers.supervision.driver import EventQueue
 from muster.schedulers.supervision.machine import Machine
 from muster.schedulers.supervision.state import AppPhase, Outcome, ReplicaId, ReplicaState, SupervisedApp
 from muster.schedulers.supervision.supervisor import Supervisor
+from muster.schedulers.wording.reasons import Code, Reason, Reasons, has_code, parse_reasons, to_data
+from muster.schedulers.wording.words import word, word_all
 
 RUNS_DIR: Final = "runs"
 """In the app's state folder: a folder per run of the job, `JOBID.RESTARTS`, with one per replica."""
@@ -57,10 +60,10 @@ LOG_NAME: Final = "slurm.log"
 SCRIPT_NAME: Final = "job.sh"
 """In the app's state folder: the script of its job."""
 END_NAME: Final = "end"
-"""In a run's folder: why one of its nodes has ended the job."""
+"""In a run's folder: why one of its nodes has ended the job, as JSON."""
 STOP_WORD: Final = "stop"
-STOPS: Final = {STOP_WORD: "stopped (muster stop)", "cancel": "cancelled"}
-"""What a request that is recorded in the app's folder is called in the status."""
+STOPS: Final = {STOP_WORD: Code.STOPPED, "cancel": Code.CANCELLED}
+"""What a request that is recorded in the app's folder means."""
 SIZES_NAME: Final = "sizes"
 """In the app's state folder: `ROLE NODES` per line, of roles that have fewer nodes than submitted."""
 NOT_OURS: Final = 98
@@ -100,14 +103,8 @@ _SEARCH_S: Final = 3.0
 _RUN: Final = re.compile(r"[0-9]+\.[0-9]+")
 """The folder of a run. A file system may put folders of its own beside them."""
 _LOST_NODES: Final = re.compile(rb"srun: error: Node failure on (\S+)")
-_LOSS: Final = "Slurm has lost node"
-_SENT: Final = "Slurm sent"
 _SENDERS: Final = "usually for `scancel`, a preemption, a lost node or the time limit"
 _LOG_LIMIT_BYTES: Final = 1 << 20
-_TIME_LIMIT: Final = "it stopped before the time limit of its Slurm job"
-_NOTHING_SAVED: Final = (
-    "time limit; the script has called muster.worker.saved for no new checkpoint, so the job does not go on"
-)
 _SIGNAL_SPREAD_S: Final = 60.0
 """Slurm may send the signal of `--signal` so much earlier than it was asked to."""
 _HANDLED: Final = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
@@ -272,11 +269,9 @@ class NodeSupervisor(Supervisor):
         if isinstance(event, Told):
             event.act()
             return
-        if isinstance(event, events.ReplicaEnded) and not event.reason and event.exit_code not in NEVER_RETRY:
-            where = f"on {self._allocation.hosts[self._allocation.task]}"
-            event = events.ReplicaEnded(
-                replica=event.replica, exit_code=event.exit_code, reason=where, final=event.final
-            )
+        if isinstance(event, events.ReplicaEnded) and not event.reasons and event.exit_code not in NEVER_RETRY:
+            where = Reason(code=Code.ON_HOST, host=self._allocation.hosts[self._allocation.task])
+            event = replace_fields(event, reasons=(where,))
         code = event.exit_code if isinstance(event, events.ReplicaEnded) else None
         if code not in (ExitCode.TERMINATED, ExitCode.RENDEZVOUS) or self.record.app.phase is AppPhase.ENDING:
             super().handle_event(event)
@@ -293,15 +288,15 @@ class NodeSupervisor(Supervisor):
     def _replace(self, event: events.Event, goes_on: bool) -> None:
         role = next(iter(self.record.app.replicas)).role
         if not goes_on:
-            self.leave(self._find_why() or "cancelled", continues=False)
+            self.leave(self._find_why() or Reason(code=Code.CANCELLED), continues=False)
         elif role not in self._elastic:
-            self.leave("preempted: another node was", continues=True)
+            self.leave(Reason(code=Code.OTHER_PREEMPTED), continues=True)
         super().handle_event(event)
 
     def _go_elsewhere(self, event: events.Event, lost: Sequence[str]) -> None:
         """Have the job queued again if its agents could not go on without nodes that Slurm has lost, too."""
         if lost and self._spec.details["continues"] != "no":
-            self.leave(_describe_loss(lost), continues=True)
+            self.leave(Reason(code=Code.NODES_LOST, hosts=tuple(lost)), continues=True)
         super().handle_event(event)
 
     def ask_slurm(self, ask: Callable[[], T], then: Callable[[T], None]) -> None:
@@ -315,30 +310,25 @@ class NodeSupervisor(Supervisor):
 
         threading.Thread(target=run, daemon=True).start()
 
-    def leave(self, why: str, *, continues: bool) -> None:
-        """Let the replica save and end.
-
-        Args:
-            why: for the status.
-            continues: the job goes on later.
-        """
+    def leave(self, why: Reason, *, continues: bool) -> None:
+        """Let the replica save and end. `continues`: the job goes on later."""
         self.has_to_continue = self.has_to_continue or continues
         if not self._left_s:
             self._print_reason(why)
             self._left_s = time.time()
-        super().handle_event(events.CancelRequested(reason=why))
+        super().handle_event(events.CancelRequested(reasons=(why,)))
 
-    def _print_reason(self, why: str) -> None:
+    def _print_reason(self, why: Reason) -> None:
         """Print why the job stops in the log of the first node: the agent only knows of the signal that it gets."""
         if self._allocation.task == 0 and self.record.app.phase is not AppPhase.ENDING:
-            is_limit = why == _TIME_LIMIT and self.end_s is not None
-            text = _describe_limit(self._allocation, self.end_s or 0.0) if is_limit else why
-            text += f" ({_SENDERS})" if why.startswith(_SENT) else ""
+            is_limit = why.code is Code.TIME_LIMIT and self.end_s is not None
+            text = _describe_limit(self._allocation, self.end_s or 0.0) if is_limit else word(why)
+            text += f" ({_SENDERS})" if why.code is Code.SLURM_SIGNALLED else ""
             self._slurm_driver.print_line(next(iter(self.record.app.replicas)), f"[muster] {text}")
 
     def _leave_at_limit(self) -> None:
         self._is_at_limit = True
-        self.leave(_TIME_LIMIT, continues=True)
+        self.leave(Reason(code=Code.TIME_LIMIT), continues=True)
 
     def close(self) -> None:
         """Record how it has ended. A job that ends at its limit without a new checkpoint does not go on.
@@ -351,12 +341,12 @@ class NodeSupervisor(Supervisor):
             may_lose = self._spec.details["may_lose"]
             lost = self._lost or ([] if may_lose else _read_lost(self._log, self._log_bytes))
             if lost and self._record.app.outcome is Outcome.CANCELLED:
-                app = replace(self._record.app, reason=_describe_loss(lost))
+                app = replace(self._record.app, reasons=(Reason(code=Code.NODES_LOST, hosts=tuple(lost)),))
                 self._record = replace(self._record, app=app)
         app = self._record.app
         if self.has_to_continue and app.outcome is Outcome.CANCELLED and self._would_repeat():
             self.has_to_continue = False
-            app = replace(app, outcome=Outcome.FAILED, reason=_NOTHING_SAVED)
+            app = replace(app, outcome=Outcome.FAILED, reasons=(Reason(code=Code.NOTHING_SAVED),))
             self._record = replace(self._record, app=app)
         super().close()
 
@@ -393,20 +383,21 @@ class NodeSupervisor(Supervisor):
         continues = signum != signal.SIGHUP
 
         def act() -> None:
-            why = self._find_why() or f"{_SENT} {signal.Signals(signum).name}"
-            self.leave(why if continues else "its role was resized", continues=continues)
+            why = self._find_why() or Reason(code=Code.SLURM_SIGNALLED, signal=signal.Signals(signum).name)
+            self.leave(why if continues else Reason(code=Code.ROLE_RESIZED), continues=continues)
             if continues:
                 self._search_loss()
 
         self._event_queue.post(Told(act))
 
-    def _find_why(self) -> str:
-        """Return why muster itself ends the job. "": it does not, or this node is not told."""
+    def _find_why(self) -> Reason | None:
+        """Return why muster itself ends the job. None: it does not, or this node is not told."""
+        with contextlib.suppress(OSError, KeyError, TypeError, ValueError):
+            return Reason(code=Code.JOB_ENDS, causes=parse_reasons(parse_json(read_whole(self._end_file))))
         with contextlib.suppress(OSError):
-            return f"the job ends: {read_whole(self._end_file).decode(errors='replace')}"
-        with contextlib.suppress(OSError):
-            return STOPS.get(self._folder.read_request() or "", "")
-        return ""
+            code = STOPS.get(self._folder.read_request() or "")
+            return None if code is None else Reason(code=code)
+        return None
 
     def _search_loss(self) -> None:
         """Ask at once, and only once, whether a lost node is why: Slurm soon forgets which nodes a run had.
@@ -452,7 +443,7 @@ class NodeSupervisor(Supervisor):
 
         def look() -> None:
             if self._end_file.exists():
-                self.leave(self._find_why(), continues=False)
+                self.leave(self._find_why() or Reason(code=Code.JOB_ENDS), continues=False)
             else:
                 self.watch_end()
 
@@ -487,9 +478,9 @@ class NodeSupervisor(Supervisor):
             hosts = dict(zip(replicas, self._allocation.hosts, strict=False))
             left = Counter(each.role for each, host in hosts.items() if host not in lost and each not in failed)
             if lost and any(left[role.name] < role.needed for role in self._whole.roles):
-                ended = [f"{each} on {hosts[each]}" for each in failed if hosts.get(each) not in lost]
-                also = f", and {', '.join(ended)} ended before" if ended else ""
-                self.leave(f"{_describe_loss(lost)}{also}: too few are left", continues=True)
+                ended = tuple(f"{each} on {hosts[each]}" for each in failed if hosts.get(each) not in lost)
+                why = Reason(code=Code.NODES_LOST, hosts=tuple(lost), replicas=ended, is_final=True)
+                self.leave(why, continues=True)
             else:
                 self.watch_losses(replicas)
 
@@ -589,22 +580,22 @@ def describe_incarnation(folder: AppFolder, spec: AppSpec, allocation: Allocatio
     number = 1 + (len(earlier) if spec.details["shared"] else int(allocation.restarts))
     if number == 1:
         return ""
-    reasons = []
+    reasons: list[Reasons] = []
     if earlier:
         for each in dict.fromkeys((replica, *list_replicas(spec)[:_MOST_WITNESSES])):
             with contextlib.suppress(StateError):
                 record = NodeFolder(folder.path, earlier[-1], each).read_record()
-                reasons.append("" if record is None else record.app.reason)
-    return f"{number} {choose_reason(reasons)}".strip()
+                reasons.append(() if record is None else record.app.reasons)
+    return f"{number} {word_all(choose_reasons(reasons))}".strip()
 
 
-def choose_reason(reasons: Sequence[str]) -> str:
+def choose_reasons(reasons: Sequence[Reasons]) -> Reasons:
     """Choose why a run has ended of what its nodes have recorded: the first nodes know whether one was lost.
 
     Args:
-        reasons: "" of a node that has recorded none. Without a lost node, the first one counts.
+        reasons: empty of a node that has recorded none. Without a lost node, the first one counts.
     """
-    return next((each for each in reasons if each.startswith(_LOSS)), reasons[0] if reasons else "")
+    return next((each for each in reasons if has_code(each, Code.NODES_LOST)), reasons[0] if reasons else ())
 
 
 def _end_run(
@@ -622,12 +613,12 @@ def _end_run(
     is_cut_off = lacks_commands(spec)
     if continues and not is_cut_off:
         _continue_job(folder, spec, allocation)
-    is_lost = app.outcome is Outcome.FAILED and not is_over and app.reason != _NOTHING_SAVED
+    is_lost = app.outcome is Outcome.FAILED and not is_over and not has_code(app.reasons, Code.NOTHING_SAVED)
     if is_lost and not _can_go_on(folder, spec, allocation, replica):
-        _end_others(folder, allocation, app.reason)
+        _end_others(folder, allocation, app.reasons)
     if is_over and known.exit_code != 0 and len(spec.roles) > 1 and replica.index < _MOST_WITNESSES:
         time.sleep(LINGER_S)  # the others of its role know it, and one of them prints the report
-        _end_others(folder, allocation, app.reason)
+        _end_others(folder, allocation, app.reasons)
     if not is_cut_off:
         _end_without_script(folder, spec, allocation)
     if app.outcome is Outcome.SUCCEEDED or (is_over and known.exit_code == 0):
@@ -688,13 +679,14 @@ def _is_of_hold(spec: AppSpec, replica: ReplicaId) -> bool:
     return HOLD_FLAG in spec.details["replicas"][replica.role][replica.index]["command"]
 
 
-def _end_others(folder: AppFolder, allocation: Allocation, why: str) -> None:
+def _end_others(folder: AppFolder, allocation: Allocation, why: Reasons) -> None:
     """Let all other nodes of the job end, and not queue it again.
 
     They would wait for a node that does not come, or run on without a role that has failed. Record why, for them.
     """
     with contextlib.suppress(OSError):
-        (folder.state_dir / RUNS_DIR / allocation.run / END_NAME).write_text(why)
+        told = json.dumps([to_data(each) for each in why])
+        (folder.state_dir / RUNS_DIR / allocation.run / END_NAME).write_text(told)
     _run("scontrol", "update", f"JobId={allocation.job_id}", "Requeue=0")
     _run("scancel", "--signal=USR1", allocation.job_id)
 
@@ -762,10 +754,6 @@ def _read_lost(log: Path, offset: int) -> list[str]:
 def _describe_limit(allocation: Allocation, end_s: float) -> str:
     end = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(end_s))
     return f"Slurm job {allocation.job_id} reaches its time limit at {end}: it stops before"
-
-
-def _describe_loss(nodes: Sequence[str]) -> str:
-    return f"{_LOSS} {', '.join(nodes)}"
 
 
 def _may_go_on(folder: AppFolder, allocation: Allocation) -> bool:
@@ -941,14 +929,9 @@ def _claim_folder(path: str) -> None:
         status = os.lstat(path)
         is_ours = status.st_uid == os.geteuid() and not status.st_mode & 0o022
         if not (stat.S_ISDIR(status.st_mode) and is_ours):
-            print_line(f"muster: {describe_foreign(path, os.uname().nodename)}")
+            why = Reason(code=Code.FOLDER_FOREIGN, text=path, host=os.uname().nodename)
+            print_line(f"muster: {word(why)}")
             sys.exit(NOT_OURS)
-
-
-def describe_foreign(path: str, node: str) -> str:
-    """Say why a node has refused the app's folder, and what to do."""
-    why = f"{path} on {node} is another user's, or others can write to it"
-    return f"{why}: remove it, or name another folder with -cfg node_dir=PATH"
 
 
 def _remove_earlier(bundle: str, path: str) -> None:

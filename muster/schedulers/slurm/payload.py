@@ -24,6 +24,7 @@ _MODULES: Final = (
     *("schedulers/slurm/" + name for name in ("hosts", "node")),
     *("schedulers/supervision/" + name for name in ("__init__", "actions", "app_folder", "decisions", "driver")),
     *("schedulers/supervision/" + name for name in ("events", "machine", "state", "supervisor")),
+    *("schedulers/wording/" + name for name in ("__init__", "reasons", "slurm_names", "words")),
 )
 _MAIN: Final = """\
 import signal, sys

@@ -69,9 +69,11 @@ from muster.schedulers.adapter import (
     read_lines,
     share_workspace,
     start_pipe,
+    word,
+    word_all,
 )
 from muster.schedulers.agent_command import find_program
-from muster.schedulers.slurm import client, live, payload, words
+from muster.schedulers.slurm import client, live, payload, reasons
 from muster.schedulers.slurm.node import JOBS_NAME, LOG_NAME, SCRIPT_NAME, SIZES_NAME, STOP_WORD, read_sizes
 from muster.schedulers.slurm.options import SlurmOptions
 from muster.schedulers.slurm.request import (
@@ -338,7 +340,7 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
         if app is None:
             raise ControlError(f"{self.backend} knows no app {app_id!r}", ExitCode.UNKNOWN)
         if is_terminal(app.state) or app.state is AppState.UNKNOWN or app.entry is None:
-            why = next(filter(None, live.explain_end(app, app.state)), "")
+            why = word_all(live.explain_end(app, app.state))
             raise ControlError(f"{app_id} has ended already ({app.state.name}{why and ': ' + why})", ExitCode.ENDED)
         if app.is_cancelled:
             raise ControlError(f"{app_id} is being stopped already", ExitCode.REFUSED)
@@ -349,7 +351,7 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
         app = self._open_app(app_id)
         if app.state is AppState.PENDING:
             assert app.entry is not None  # noqa: S101  # it waits
-            raise ControlError(f"{app_id} is PENDING: {live.explain_wait(app.entry)}", ExitCode.REFUSED)
+            raise ControlError(f"{app_id} is PENDING: {word(live.explain_wait(app.entry))}", ExitCode.REFUSED)
         return _ask(app, kind, limit_s)
 
     def run_in_node(
@@ -480,7 +482,7 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
         app = self._find_app(app_id)
         if app is None:
             return
-        if app.entry is not None and not is_terminal(words.STATES.get(app.entry.state, AppState.UNKNOWN)):
+        if app.entry is not None and not is_terminal(reasons.STATES.get(app.entry.state, AppState.UNKNOWN)):
             self._cancel_existing(app_id)
             if not self._wait_ended(app_id, app.spec.grace_s + _ASK_MARGIN_S):
                 self._cancel_existing(app_id)
@@ -524,14 +526,14 @@ def _check_size(request: SlurmRequest) -> None:
     if request.partitions is None:
         return
     try:
-        line = words.explain_size(request.nodes, client.list_partitions(request.partitions))
-        most = client.find_most_nodes() if line else None
+        reason = reasons.explain_size(request.nodes, client.list_partitions(request.partitions))
+        most = None if reason is None else client.find_most_nodes()
     except client.RefusedError:  # sbatch says what is wrong
         return
-    if line and most is not None and request.nodes > most:
-        raise SchedulerError(f"the job {line}; this cluster has at most {most}")
-    if line:
-        print_line(f"muster: the job {line}: it waits until that changes")
+    if reason is not None and most is not None and request.nodes > most:
+        raise SchedulerError(f"the job {word(reason)}; this cluster has at most {most}")
+    if reason is not None:
+        print_line(f"muster: the job {word(reason)}: it waits until that changes")
 
 
 def _submit(request: SlurmRequest, script: str) -> str:
@@ -546,7 +548,7 @@ def _submit(request: SlurmRequest, script: str) -> str:
         why = ""
         if request.partitions is not None:
             with contextlib.suppress(EngineError):
-                why = words.explain_refusal(str(error), request.partitions, request.sizes, client.list_node_sizes())
+                why = reasons.explain_refusal(str(error), request.partitions, request.sizes, client.list_node_sizes())
         raise client.RefusedError(why or str(error)) from None
 
 
@@ -624,7 +626,7 @@ def _tell_first_node(app: live.App, request: str) -> None:
 
 def _cancel_jobs(app: live.App) -> None:
     for entry in client.list_jobs(app.spec.app_id, live.read_jobs(app.folder)):
-        if not is_terminal(words.STATES.get(entry.state, AppState.UNKNOWN)):
+        if not is_terminal(reasons.STATES.get(entry.state, AppState.UNKNOWN)):
             client.cancel(entry.job_id)
 
 

@@ -14,6 +14,7 @@ from muster.schedulers.supervision.app_folder import AppSpec
 from muster.schedulers.supervision.driver import EventQueue, Handle, take_lent_fds
 from muster.schedulers.supervision.events import ResizeRequested
 from muster.schedulers.supervision.state import AppPhase, ReplicaId
+from muster.schedulers.wording.reasons import Code, Reason, Reasons
 
 RUN: Final = "{run}"
 """In commands and variables of `request`: the run folder of this start of the replica."""
@@ -77,19 +78,20 @@ class SshDriver(LinkDriver):
         """See `ReplicaDriver`."""
         self.end_link(replica, _KILL_LIMIT_S)
 
-    def explain_end(self, replica: ReplicaId, code: int) -> tuple[int | None, str]:
+    def explain_end(self, replica: ReplicaId, code: int) -> tuple[int | None, Reasons]:
         """See `ProcessDriver`. A link says why its replica is lost. Its host is then the last spare."""
-        reason = self.read_loss(replica, code)
+        text = self.read_loss(replica, code)
         has_spare = bool(self._spares) and self._starts_again(replica)
         if code == ExitCode.RENDEZVOUS and self.runs_agent(replica) and has_spare:
             self._move(replica, self._spares.pop(0))
-            return code, f"its place is {self._hosts[replica]} now"
-        if not reason:
+            return code, (Reason(code=Code.MOVED, host=self._hosts[replica]),)
+        if not text:
             return super().explain_end(replica, code)
-        if has_spare:
-            self._move(replica, self._spares.pop(0))
-            reason += f"; its place is {self._hosts[replica]} now"
-        return None, reason
+        lost = Reason(code=Code.LINK_LOST, text=text)
+        if not has_spare:
+            return None, (lost,)
+        self._move(replica, self._spares.pop(0))
+        return None, (lost, Reason(code=Code.MOVED, host=self._hosts[replica]))
 
     def _starts_again(self, replica: ReplicaId) -> bool:
         """Return whether a lost replica has a retry left.

@@ -44,7 +44,6 @@ class Finish:
     """Nothing runs any more, so record the outcome and exit."""
 
     outcome: Outcome
-    reason: str
 
 
 Action: TypeAlias = Start | Stop | Linger | Kill | Finish

@@ -44,6 +44,7 @@ from muster.schedulers.supervision.state import (
     SupervisedApp,
     SupervisedRole,
 )
+from muster.schedulers.wording.reasons import parse_reasons, to_data
 
 STATE_DIR_NAME = ".muster"
 """The folder inside an app's folder for all files that are not a role's."""
@@ -209,7 +210,7 @@ class AppFolder:
             "format": FORMAT,
             "phase": app.phase,
             "outcome": app.outcome,
-            "reason": app.reason,
+            "reasons": [to_data(each) for each in app.reasons],
             "retries": dict(app.retries),
             "restarting": list(app.restarting),
             "grace_number": app.grace_number,
@@ -354,7 +355,7 @@ def _parse_record(content: dict[str, Any]) -> AppRecord:
         over=tuple(content["over"]),
         resizes=content["resizes"],
         outcome=None if content["outcome"] is None else Outcome(content["outcome"]),
-        reason=content["reason"],
+        reasons=parse_reasons(content["reasons"]),
     )
     return AppRecord(
         app=app,

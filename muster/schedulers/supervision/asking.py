@@ -24,6 +24,7 @@ from muster.schedulers.errors import describe_os_error
 from muster.schedulers.supervision import client
 from muster.schedulers.supervision.app_folder import DRAIN_WORD, RESIZE_WORD, AppFolder, AppRecord, AppSpec, StateError
 from muster.schedulers.supervision.state import AppPhase, ReplicaId, ReplicaStatus, SupervisedRole
+from muster.schedulers.wording.words import word, word_all
 
 ASK_MARGIN_S: Final = 30.0
 """How much longer than the limit the command may take."""
@@ -69,7 +70,7 @@ def ask_app(folder: AppFolder, kind: AskKind, limit_s: float, ask_node: AskNode)
     """
     spec, record = read_running(folder)
     if record.app.phase is AppPhase.ENDING:
-        raise ControlError(f"{spec.app_id} is being stopped: {record.app.reason}", ExitCode.REFUSED)
+        raise ControlError(f"{spec.app_id} is being stopped: {word_all(record.app.reasons)}", ExitCode.REFUSED)
     return _ask_roles(spec, record, kind, limit_s, ask_node)
 
 
@@ -81,7 +82,7 @@ def read_running(folder: AppFolder) -> tuple[AppSpec, AppRecord]:
     """
     spec, record = client.read_app(folder)
     if record is not None and client.is_lost(folder, record):
-        raise ControlError(f"{spec.app_id}: {client.describe_loss(folder, record)}", ExitCode.LOST)
+        raise ControlError(f"{spec.app_id}: {word(client.explain_loss(folder, record))}", ExitCode.LOST)
     if record is None:
         raise ControlError(f"{spec.app_id} is being started: ask again", ExitCode.REFUSED)
     if client.has_ended(record) or not spec.details:  # these go first
@@ -120,7 +121,7 @@ def stop_app(folder: AppFolder, limit_s: float, ask_node: AskNode) -> Answer:
         return _end_lost(folder)
     spec, record = read_running(folder)
     if record.app.phase is AppPhase.ENDING:
-        raise ControlError(f"{spec.app_id} is being stopped already: {record.app.reason}", ExitCode.REFUSED)
+        raise ControlError(f"{spec.app_id} is being stopped already: {word_all(record.app.reasons)}", ExitCode.REFUSED)
     began_s = time.monotonic()
     refusal = folder.write_request("cancel")  # if the supervisor dies
     jobs = sum(role.runs_agent for role in spec.roles)  # asked in turn
@@ -257,7 +258,9 @@ def _request_resize(folder: AppFolder, spec: AppSpec, before: AppRecord, request
             time.sleep(0.02)
         else:
             raise ControlError(f"the supervisor of {spec.app_id} does not answer", ExitCode.LOST)
-    raise ControlError(f"{spec.app_id} is being stopped: {before.app.reason}: nothing was changed", ExitCode.REFUSED)
+    raise ControlError(
+        f"{spec.app_id} is being stopped: {word_all(before.app.reasons)}: nothing was changed", ExitCode.REFUSED
+    )
 
 
 def _wait_left(folder: AppFolder, spec: AppSpec, line: str, ends: Sequence[ReplicaId], began_s: float) -> Answer:

@@ -34,6 +34,8 @@ from muster.schedulers.supervision.app_folder import (
 from muster.schedulers.supervision.machine import Machine
 from muster.schedulers.supervision.registry import AppRegistry, check_app_folder
 from muster.schedulers.supervision.state import AppPhase
+from muster.schedulers.wording.reasons import Code, Reason
+from muster.schedulers.wording.words import word
 
 LOG_TAIL_LIMIT_BYTES = 2000
 INTERRUPT_POLL_S = 1.0
@@ -219,19 +221,17 @@ def is_lost(folder: AppFolder, record: AppRecord | None) -> bool:
     return latest is not None and not has_ended(latest) and is_supervised(folder, latest) is False
 
 
-def find_loss(folder: AppFolder, record: AppRecord | None) -> str:
-    """Return `describe_loss` of an app that is lost, and "" of others."""
-    return describe_loss(folder, record) if record is not None and is_lost(folder, record) else ""
+def find_loss(folder: AppFolder, record: AppRecord | None) -> Reason | None:
+    """Return what is known of the loss of an app's supervisor. None: it runs, or the app has ended."""
+    return explain_loss(folder, record) if record is not None and is_lost(folder, record) else None
 
 
-def describe_loss(folder: AppFolder, record: AppRecord) -> str:
-    """Return what is known of an app that is lost, and what helps. It is one line."""
+def explain_loss(folder: AppFolder, record: AppRecord) -> Reason:
+    """Return what is known of an app that is lost."""
     files = (folder.state_file, folder.log_file, folder.lock_file)
     seen_s = max((path.stat().st_mtime for path in files if path.exists()), default=record.submitted_s)
     running = len(record.app.running())
-    replicas = f"{running} {'replica' if running == 1 else 'replicas'} ran"
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seen_s))
-    return f"its supervisor was lost after {when}, when {replicas}; `muster recover {folder.path.name}` continues it"
+    return Reason(code=Code.SUPERVISOR_LOST, at_s=seen_s, count=running, job=folder.path.name)
 
 
 def has_ended(record: AppRecord | None) -> bool:
@@ -410,7 +410,7 @@ class EndCheck:
             return self._ended
         self._ended = has_ended(record)
         if record is not None and is_lost(self._folder, record):
-            logger.warning("%s: %s", self._folder.path.name, show_controls(describe_loss(self._folder, record)))
+            logger.warning("%s: %s", self._folder.path.name, show_controls(word(explain_loss(self._folder, record))))
             self._ended = True
         self._supervisor = None if record is None else record.supervisor
         return self._ended

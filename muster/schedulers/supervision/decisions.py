@@ -20,8 +20,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, TypeAlias
 
-from muster._shared.contract import NEVER_RETRY, ExitCode, describe_exit_code, show_controls
-from muster._shared.control import count_nodes
+from muster._shared.contract import NEVER_RETRY, ExitCode
 from muster.schedulers.supervision.actions import Action, Finish, Kill, Linger, Start, Stop
 from muster.schedulers.supervision.events import (
     Begin,
@@ -46,6 +45,7 @@ from muster.schedulers.supervision.state import (
     SupervisedApp,
     SupervisedRole,
 )
+from muster.schedulers.wording.reasons import Code, Reason, Reasons
 
 Decision: TypeAlias = tuple[SupervisedApp, tuple[Action, ...]]
 Plan: TypeAlias = Sequence[SupervisedRole]
@@ -64,8 +64,6 @@ they are stopped at once.
 KILL_LIMIT_S: Final = 600.0
 """How long an app that ends waits for the ends of replicas that were killed. What the kernel cannot end, or an engine
 that never answers again, must not keep its supervisor running for ever: it would not even end by SIGTERM."""
-
-_MOST_NAMES: Final = 3
 
 
 def build_state(plan: Plan) -> SupervisedApp:
@@ -109,11 +107,6 @@ def decide(plan: Plan, state: SupervisedApp, event: Event) -> Decision:
     return _handle_grace_expired(state, event)
 
 
-def describe_end(exit_code: int | None) -> str:
-    """Return the end of a replica in words. None: it is gone, with its exit code."""
-    return "vanished" if exit_code is None else describe_exit_code(exit_code)
-
-
 def _begin(state: SupervisedApp) -> Decision:
     if state.phase in (AppPhase.ENDING, AppPhase.RESTARTING):
         roles = state.restarting if state.phase is AppPhase.RESTARTING else None
@@ -133,8 +126,7 @@ def _recover(state: SupervisedApp, event: Recover) -> Decision:
     state = replace(state, leaving=tuple(each for each in state.leaving if each not in event.replicas))
     if ends:
         return _advance(state)
-    again = f"; {len(event.replicas)} started again" if event.replicas else ""
-    return replace(state, reason=f"its supervisor was lost; continued by `muster recover`{again}"), ()
+    return replace(state, reasons=(Reason(code=Code.SUPERVISOR_REPLACED, count=len(event.replicas) or None),)), ()
 
 
 def _handle_replica_ended(plan: Plan, state: SupervisedApp, event: ReplicaEnded) -> Decision:
@@ -184,42 +176,35 @@ def _handle_linger_expired(state: SupervisedApp) -> Decision:
 
 
 def _handle_failure(role: SupervisedRole, state: SupervisedApp, event: ReplicaEnded) -> Decision:
-    what = f"{event.replica} {describe_end(event.exit_code)}" + (f" ({event.reason})" if event.reason else "")
-    if event.final and event.exit_code is None:
-        what = f"{event.replica} {event.reason}"  # it was never started
     if event.final or _is_final(role, event.exit_code):
         state = _set_status(state, event.replica, ReplicaStatus.FAILED, event.exit_code)
-        reason = _explain_final(what, role, event)
         lingers = role.runs_agent and not event.final and event.exit_code == ExitCode.WORKERS_FAILED
-        return _end(state, Outcome.FAILED, reason, lingering_role=role.name if lingers else "")
+        return _end(state, Outcome.FAILED, _explain_final(role, event), lingering_role=role.name if lingers else "")
     if role.runs_agent and event.exit_code == ExitCode.TERMINATED:
         state = _set_status(state, event.replica, ReplicaStatus.WAITING, event.exit_code)
-        state = replace(state, reason=f"{event.replica} was preempted; started again (this uses no retry)")
+        state = replace(state, reasons=(Reason(code=Code.PREEMPTED_AGAIN, replica=str(event.replica)),))
         return _start(state, (event.replica,))
-    what = f"the agent of {what}" if role.runs_agent else what
+    what = _explain_end(event, Code.AGENT_ENDED if role.runs_agent else Code.REPLICA_ENDED)
     used = state.retries.get(role.name, 0)
     if used < role.max_retries:
-        state = replace(
-            state,
-            retries={**state.retries, role.name: used + 1},
-            reason=f"{what}; started again: {used + 1} of {role.max_retries} retries used",
-        )
+        again = Reason(code=Code.STARTED_AGAIN, count=used + 1, total=role.max_retries)
+        state = replace(state, retries={**state.retries, role.name: used + 1}, reasons=(what, again))
         return _retry(role, _set_status(state, event.replica, ReplicaStatus.WAITING, event.exit_code), event.replica)
-    spent = "its one retry is used" if role.max_retries == 1 else f"all {role.max_retries} retries are used"
-    again = "; --max_retries 1 starts it again" if role.runs_agent else ""
-    why = spent if role.max_retries else f"no retries by the scheduler (--max_retries 0{again})"
+    spent = Reason(code=Code.NO_RETRIES, is_agent=role.runs_agent)
+    if role.max_retries:
+        spent = Reason(code=Code.RETRIES_USED, count=role.max_retries)
     left = _count_good(state, role.name) - 1
     if left < role.needed:
         state = _set_status(state, event.replica, ReplicaStatus.FAILED, event.exit_code)
-        needs = f"; it needs {_count_replicas(role.needed)} and has {left}" if role.min_replicas is not None else ""
-        return _end(state, Outcome.FAILED, f"{what}; {why}{needs}")
-    goes_on = f"going on with {_count_replicas(left)} (at least {role.needed} needed)"
-    state = replace(state, reason=f"{what}; {why}; {goes_on}")
+        needs = (Reason(code=Code.TOO_FEW, count=left, total=role.needed),) if role.min_replicas is not None else ()
+        return _end(state, Outcome.FAILED, (what, spent, *needs))
+    goes_on = Reason(code=Code.GOES_ON, count=left, total=role.needed)
+    state = replace(state, reasons=(what, spent, goes_on))
     return _advance(_set_status(state, event.replica, ReplicaStatus.LOST, event.exit_code))
 
 
-def _count_replicas(count: int) -> str:
-    return "1 replica" if count == 1 else f"{count} replicas"
+def _explain_end(event: ReplicaEnded, code: Code) -> Reason:
+    return Reason(code=code, replica=str(event.replica), exit_code=event.exit_code, causes=event.reasons)
 
 
 def _is_final(role: SupervisedRole, exit_code: int | None) -> bool:
@@ -229,18 +214,15 @@ def _is_final(role: SupervisedRole, exit_code: int | None) -> bool:
     return exit_code in NEVER_RETRY or (exit_code != ExitCode.RENDEZVOUS and exit_code <= 128)
 
 
-def _explain_final(what: str, role: SupervisedRole, event: ReplicaEnded) -> str:
+def _explain_final(role: SupervisedRole, event: ReplicaEnded) -> Reasons:
+    if event.final and event.exit_code is None:
+        return (_explain_end(event, Code.NEVER_STARTED),)
     if not role.runs_agent or event.final:
-        return what
-    if event.reason and event.exit_code == ExitCode.WORKERS_FAILED:
-        return event.reason  # it names the node whose worker failed, which may be another one
-    if event.reason and event.exit_code in NEVER_RETRY:
-        return f"{event.reason} ({event.replica} {describe_end(event.exit_code)})"
-    meaning = {
-        int(ExitCode.WORKERS_FAILED): "its workers failed for good; see its log for the report",
-        int(ExitCode.USAGE): "its command line is wrong; see its log",
-    }
-    return f"{what}: {meaning.get(event.exit_code or 0, 'this exit code is not retried')}"
+        return (_explain_end(event, Code.REPLICA_ENDED),)
+    if event.reasons and event.exit_code == ExitCode.WORKERS_FAILED:
+        return event.reasons  # they name the node whose worker failed, which may be another one
+    is_refused = event.reasons and event.exit_code in NEVER_RETRY
+    return (_explain_end(event, Code.REPLICA_REFUSED if is_refused else Code.REPLICA_FINAL),)
 
 
 def _retry(role: SupervisedRole, state: SupervisedApp, replica: ReplicaId) -> Decision:
@@ -275,7 +257,8 @@ def _resize(plan: Plan, state: SupervisedApp, event: ResizeRequested) -> Decisio
     before = state.sizes.get(role.name, role.replicas)
     state = replace(state, sizes={**state.sizes, role.name: event.replicas})
     if before != event.replicas:
-        state = replace(state, reason=f"{role.name} was resized from {before} to {count_nodes(event.replicas)}")
+        resized = Reason(code=Code.RESIZED, role=role.name, total=before, count=event.replicas)
+        state = replace(state, reasons=(resized,))
     ended = (ReplicaStatus.WAITING, ReplicaStatus.LOST, ReplicaStatus.CANCELLED)
     replicas = {
         each: replace(known, status=_choose_restart(state, each))
@@ -294,7 +277,7 @@ def _resize(plan: Plan, state: SupervisedApp, event: ResizeRequested) -> Decisio
 
 
 def _end(
-    state: SupervisedApp, outcome: Outcome, reason: str, *, lingering_role: str = "", is_interrupt: bool = False
+    state: SupervisedApp, outcome: Outcome, reasons: Reasons, *, lingering_role: str = "", is_interrupt: bool = False
 ) -> Decision:
     """Stop everything at once, but one role perhaps after lingering. Replicas that wait are never started."""
     replicas = {
@@ -302,7 +285,7 @@ def _end(
         for each, known in state.replicas.items()
     }
     state = replace(state, replicas=replicas, phase=AppPhase.ENDING, restarting=(), lingering=0)
-    state = replace(state, outcome=outcome, reason=_one_line(reason))
+    state = replace(state, outcome=outcome, reasons=reasons)
     is_for_all = lingering_role == _ALL_ROLES
     lingering = state.running(None if is_for_all else [lingering_role]) if lingering_role else ()
     if not lingering:
@@ -315,7 +298,7 @@ def _end(
 
 def _cancel(state: SupervisedApp, event: CancelRequested) -> Decision:
     if state.phase is not AppPhase.ENDING:
-        return _end(state, Outcome.CANCELLED, event.reason, is_interrupt=event.is_interrupt)
+        return _end(state, Outcome.CANCELLED, event.reasons, is_interrupt=event.is_interrupt)
     return _stop_lingering(state, is_interrupt=event.is_interrupt) if state.lingering else (state, ())
 
 
@@ -324,7 +307,7 @@ def _drain(state: SupervisedApp, event: DrainRequested) -> Decision:
     if state.phase is AppPhase.ENDING:
         lingers = state.is_draining and state.lingering != 0
         return state, (Linger(number=state.lingering, delay_s=event.limit_s),) if lingers else ()
-    state, actions = _end(state, Outcome.CANCELLED, event.reason, lingering_role=_ALL_ROLES)
+    state, actions = _end(state, Outcome.CANCELLED, event.reasons, lingering_role=_ALL_ROLES)
     if state.phase is AppPhase.ENDED or not state.lingering:
         return state, actions
     state = replace(state, lingering_role="", is_draining=True)
@@ -337,7 +320,7 @@ def _withdraw(state: SupervisedApp) -> Decision:
     if ReplicaStatus.CANCELLED in statuses:
         return _stop_lingering(state)
     state = replace(state, phase=AppPhase.RUNNING, outcome=None, lingering=0, is_draining=False)
-    return _let_end(replace(state, reason="its agents could not be asked to stop, so it goes on"))
+    return _let_end(replace(state, reasons=(Reason(code=Code.GOES_ON_UNASKED),)))
 
 
 def _stop_lingering(state: SupervisedApp, *, is_interrupt: bool = False) -> Decision:
@@ -351,7 +334,7 @@ def _lingers(state: SupervisedApp, replica: ReplicaId) -> bool:
 
 def _kill(state: SupervisedApp, event: KillRequested) -> Decision:
     if state.phase is not AppPhase.ENDING:
-        state, actions = _end(state, Outcome.CANCELLED, event.reason)
+        state, actions = _end(state, Outcome.CANCELLED, event.reasons)
         if state.phase is AppPhase.ENDED:
             return state, actions
     running = state.running()
@@ -370,13 +353,10 @@ def _give_up(state: SupervisedApp, event: KillExpired) -> Decision:
     left = state.running()
     if state.phase is not AppPhase.ENDING or event.number != state.grace_number or not left:
         return state, ()
-    names, more = ", ".join(map(str, left[:_MOST_NAMES])), len(left) - _MOST_NAMES
-    if more > 0:
-        names += f" and {more} more"
     for each in left:
         state = _set_status(state, each, ReplicaStatus.LOST, None)
-    what = f"given up {KILL_LIMIT_S:g} s after SIGKILL, and perhaps still there: {names}"
-    return _advance(replace(state, reason=f"{state.reason}; {what}"))
+    given_up = Reason(code=Code.GIVEN_UP, replicas=tuple(map(str, left)), limit_s=KILL_LIMIT_S)
+    return _advance(replace(state, reasons=(*state.reasons, given_up)))
 
 
 def _advance(state: SupervisedApp, actions: tuple[Action, ...] = ()) -> Decision:
@@ -384,14 +364,14 @@ def _advance(state: SupervisedApp, actions: tuple[Action, ...] = ()) -> Decision
     if state.phase is AppPhase.ENDING and not state.running():
         assert state.outcome is not None  # noqa: S101  # set together with the phase
         ended = replace(state, phase=AppPhase.ENDED)
-        return ended, (*actions, Finish(outcome=state.outcome, reason=state.reason))
+        return ended, (*actions, Finish(outcome=state.outcome))
     if state.phase is AppPhase.RESTARTING and not state.running(state.restarting):
         state = replace(state, phase=AppPhase.RUNNING, restarting=())
         state, starts = _start(state, _list_by_status(state, ReplicaStatus.WAITING))
         return state, (*actions, *starts)
     if state.phase is AppPhase.RUNNING and not _list_by_status(state, ReplicaStatus.RUNNING, ReplicaStatus.WAITING):
         ended = replace(state, phase=AppPhase.ENDED, outcome=Outcome.SUCCEEDED)
-        return ended, (*actions, Finish(outcome=Outcome.SUCCEEDED, reason=ended.reason))
+        return ended, (*actions, Finish(outcome=Outcome.SUCCEEDED))
     return state, actions
 
 
@@ -431,7 +411,3 @@ def _count_good(state: SupervisedApp, role: str) -> int:
         for each, known in state.replicas.items()
         if each.role == role and known.status in good and each not in state.leaving
     )
-
-
-def _one_line(text: str) -> str:
-    return show_controls(" ".join(text.split()))

@@ -4,6 +4,7 @@ from typing import TypeAlias
 
 from muster._shared.records import record
 from muster.schedulers.supervision.state import ReplicaId
+from muster.schedulers.wording.reasons import Code, Reason, Reasons
 
 
 @record
@@ -18,8 +19,8 @@ class ReplicaEnded:
     replica: ReplicaId
     exit_code: int | None
     """128+n if signal n ended it. None: not known (the container vanished, the supervisor had died)."""
-    reason: str = ""
-    """One clause to add: "out of memory", "could not be started: no such file"."""
+    reasons: Reasons = ()
+    """Why, beside the exit code: out of memory, no such file, the report of its job."""
     final: bool = False
     """Another try would be useless: the command does not exist, the image is gone."""
 
@@ -38,7 +39,7 @@ class Recover:
 class CancelRequested:
     """A request to stop the app, politely first."""
 
-    reason: str = "cancelled"
+    reasons: Reasons = (Reason(code=Code.CANCELLED),)
     is_interrupt: bool = False
     """A Ctrl-C at the command that the app belongs to, not a cancel from elsewhere."""
 
@@ -48,14 +49,14 @@ class DrainRequested:
     """The app ends, and its agents are asked to stop all ranks at one step: they get no signal before `limit_s`."""
 
     limit_s: float
-    reason: str = "stopped (muster stop)"
+    reasons: Reasons = (Reason(code=Code.STOPPED),)
 
 
 @record
 class KillRequested:
     """A request to kill the app at once."""
 
-    reason: str = "killed"
+    reasons: Reasons = (Reason(code=Code.KILLED),)
 
 
 @record

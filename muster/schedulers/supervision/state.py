@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from muster.schedulers.wording.reasons import Reasons
+
 
 @dataclass(frozen=True, order=True)
 class ReplicaId:
@@ -128,8 +130,8 @@ class SupervisedApp:
     is_draining: bool = False
     """All replicas that linger were asked to stop at one step: they end as cancelled."""
     outcome: Outcome | None = None
-    reason: str = ""
-    """One line: why the app ended, or what was last done about a lost replica."""
+    reasons: Reasons = ()
+    """Why the app ended, or what was last done about a lost replica."""
 
     def is_wanted(self, replica: ReplicaId) -> bool:
         """Return whether its role, as it was last resized, has this replica."""

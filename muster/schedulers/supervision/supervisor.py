@@ -34,6 +34,7 @@ from muster.schedulers.supervision.driver import DriverFactory, EventQueue, Hand
 from muster.schedulers.supervision.events import ReplicaEnded
 from muster.schedulers.supervision.machine import Machine
 from muster.schedulers.supervision.state import AppPhase, Outcome, ReplicaId
+from muster.schedulers.wording.reasons import Code, Reason
 
 SWEEP_LIMIT_S = 10.0
 """How long the last sweep waits for processes that the kernel cannot end."""
@@ -86,7 +87,7 @@ class Supervisor:
             self.handle_event(events.Recover(replicas=tuple(gone)))
             gone = []
         for each in gone:
-            self.handle_event(ReplicaEnded(replica=each, exit_code=None, reason="its supervisor had died"))
+            self.handle_event(ReplicaEnded(replica=each, exit_code=None, reasons=(Reason(code=Code.SUPERVISOR_DIED),)))
         self.handle_event(events.Begin())
 
     def run(self) -> None:
@@ -162,8 +163,8 @@ class Supervisor:
             try:
                 handles[each] = self._driver.start(each, self._record.app.replicas[each].starts)
             except StartError as error:
-                reason = f"could not be started: {error}"
-                self._event_queue.post(ReplicaEnded(replica=each, exit_code=None, reason=reason, final=error.final))
+                why = (Reason(code=Code.COULD_NOT_START, text=str(error)),)
+                self._event_queue.post(ReplicaEnded(replica=each, exit_code=None, reasons=why, final=error.final))
         self._record = replace(self._record, handles=handles)
         self._save()
 
@@ -192,7 +193,7 @@ def watch_owner(spec: AppSpec, event_queue: EventQueue) -> None:
     """Cancel the app when the process it belongs to ends for any reason."""
     if spec.owner is None:
         return
-    gone = events.CancelRequested(reason=f"cancelled: the command that started it (pid {spec.owner.pid}) ended")
+    gone = events.CancelRequested(reasons=(Reason(code=Code.SUBMITTER_ENDED, pid=spec.owner.pid),))
     try:
         pidfd = os.pidfd_open(spec.owner.pid)
     except ProcessLookupError:
@@ -251,7 +252,8 @@ def watch_signals(event_queue: EventQueue) -> None:
     """Stop the app politely at SIGTERM. Ignore SIGHUP and SIGINT, which are for the command line."""
 
     def stop(signum: int, _frame: Any) -> None:
-        event_queue.post(events.CancelRequested(reason=f"cancelled: its supervisor got {signal.Signals(signum).name}"))
+        why = Reason(code=Code.SUPERVISOR_SIGNALLED, signal=signal.Signals(signum).name)
+        event_queue.post(events.CancelRequested(reasons=(why,)))
 
     signal.signal(signal.SIGTERM, stop)
     for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):

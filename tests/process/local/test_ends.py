@@ -16,6 +16,7 @@ from harness import Tree, run_tree, wait_until
 
 from muster.schedulers.supervision.app_folder import AppFolder, ProcessId
 from muster.schedulers.supervision.registry import AppRegistry
+from muster.schedulers.wording.reasons import Code, has_code
 
 PROGRAMS = Path(__file__).parents[2] / "programs"
 TORCHX = str(Path(sys.executable).with_name("torchx"))
@@ -61,7 +62,7 @@ def wait_for_trees(tmp_path, scheduler="local_cwd"):
 
 def outcome_of(folder):
     app = folder.read_record().app
-    return (app.app_state, app.reason)
+    return (app.app_state, app.reasons)
 
 
 def test_ctrl_c_at_the_end_of_a_submission_ends_the_app(tmp_path, env):
@@ -72,9 +73,9 @@ def test_ctrl_c_at_the_end_of_a_submission_ends_the_app(tmp_path, env):
         outcome = tree.wait()
     assert outcome.leftovers == (), outcome.explain()
     assert outcome.exit_code == -signal.SIGINT
-    state, reason = outcome_of(only_app(tmp_path))
+    state, reasons = outcome_of(only_app(tmp_path))
     assert state == "CANCELLED"
-    assert "the command that started it" not in reason
+    assert not has_code(reasons, Code.SUBMITTER_ENDED)
 
 
 @pytest.mark.torchx
@@ -87,9 +88,9 @@ def test_nothing_outlives_the_command_line(tmp_path, env, signum):
         tree.send(signum)
         outcome = tree.wait()
     assert outcome.leftovers == (), outcome.explain()
-    state, reason = outcome_of(folder)
+    state, reasons = outcome_of(folder)
     assert state == "CANCELLED"
-    assert reason.startswith("cancelled")
+    assert has_code(reasons, Code.CANCELLED, Code.SUBMITTER_ENDED)
     assert outcome.exit_code == -signum
     assert "goes on" not in outcome.stderr, outcome.explain()
     assert "Traceback" not in outcome.stderr, outcome.explain()
@@ -116,7 +117,7 @@ def test_nothing_outlives_the_supervisor(tmp_path, env):
         outcome = tree.wait()  # the pipeline's next look starts it again, and it finds both replicas gone
     assert outcome.leftovers == (), outcome.explain()
     assert outcome.stdout.split()[-1] == "FAILED"
-    assert "its supervisor had died" in outcome_of(folder)[1]
+    assert has_code(outcome_of(folder)[1], Code.SUPERVISOR_DIED)
 
 
 def test_nothing_outlives_command_line_and_supervisor_together(tmp_path, env, torchx):
@@ -144,7 +145,8 @@ def test_nothing_outlives_the_guards(tmp_path, env):
         outcome = tree.wait()
     assert outcome.leftovers == (), outcome.explain()
     assert outcome.stdout.split()[-1] == "FAILED"
-    assert re.search(r"r/\d was ended by SIGKILL", outcome_of(folder)[1])
+    [reason] = outcome_of(folder)[1][:1]
+    assert (reason.code, reason.exit_code) == (Code.REPLICA_ENDED, 137)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,8 @@ from muster.cli.afterwards.page import BUCKETS, build_data, build_page
 from muster.cli.afterwards.sentences import tell_story
 from muster.cli.afterwards.sources import parse_files
 from muster.cli.afterwards.story import PHASES, Story, tell
+from muster.schedulers.wording.reasons import Code, Reason
+from muster.schedulers.wording.words import word
 
 
 def make_job(scale: int = 20) -> Job:
@@ -368,33 +370,36 @@ def test_a_lost_node_that_nobody_replaced_does_not_keep_a_job_that_was_stopped_r
     assert story.ending == "node 1 (vm) was lost: connection closed; then its agents received SIGTERM"
 
 
-WAITS = "job 7 waits: its time to begin has not come (BeginTime)"
-CANCELLED = "Slurm sent SIGTERM; Slurm ended job 7: a person or a program cancelled it with scancel (CANCELLED)"
+WAITS = Reason(code=Code.SLURM_WAITS, job="7", word="BeginTime")
+CANCELLED = Reason(code=Code.SLURM_ENDED, job="7", word="CANCELLED")
 
 
 @pytest.mark.parametrize(
-    ("state", "reason", "end", "has_ended"),
+    ("state", "reasons", "end", "has_ended"),
     [
-        ("PENDING", WAITS, f" UTC, and waits to go on: {WAITS}.", False),
-        ("RUNNING", "Slurm job 7", " UTC, and its scheduler says RUNNING.", False),
-        ("CANCELLED", CANCELLED, f", before the work was done; its scheduler says CANCELLED: {CANCELLED}.", True),
+        ("PENDING", (WAITS,), f" UTC, and waits to go on: {word(WAITS)}.", False),
+        ("RUNNING", (Reason(code=Code.SLURM_JOB, job="7"),), " UTC, and its scheduler says RUNNING.", False),
         (
-            "CANCELLED",
-            "cancelled",
+            *("CANCELLED", (CANCELLED,)),
+            f", before the work was done; its scheduler says CANCELLED: {word(CANCELLED)}.",
+            True,
+        ),
+        (
+            *("CANCELLED", (Reason(code=Code.CANCELLED),)),
             "and did not succeed: all ranks stopped at one step, before the work was done.",
             True,
         ),
-        ("", "", "and did not succeed: all ranks stopped at one step, before the work was done.", True),
+        ("", (), "and did not succeed: all ranks stopped at one step, before the work was done.", True),
     ],
 )
-def test_a_job_that_its_scheduler_stops_is_interrupted_and_may_go_on(state, reason, end, has_ended) -> None:
+def test_a_job_that_its_scheduler_stops_is_interrupted_and_may_go_on(state, reasons, end, has_ended) -> None:
     job = Job(count=2)
     job.start()
     job.step(20)
     for agent in job.agents:
         agent.write(job.at_s, "signal", name="SIGTERM", guard_died=False)
         agent.write(job.at_s + 1.0, "job_ended", succeeded=False, drained=True, reason="")
-    story = replace(tell_job(job), scheduler_state=state, scheduler_reason=reason)
+    story = replace(tell_job(job), scheduler_state=state, scheduler_reasons=reasons)
     course, interruptions, _ = tell_story(story)
     assert course.endswith(end)
     assert course.startswith("The job ran for " if has_ended else "The job has run for ")
@@ -406,8 +411,8 @@ def test_of_a_job_without_an_end_its_scheduler_is_believed() -> None:
     job = Job(count=2)
     job.start()
     job.step(20)
-    story = replace(tell_job(job), scheduler_state="FAILED", scheduler_reason="Slurm ended job 7: (NODE_FAIL)")
-    says = "and no record says that it has ended; its scheduler says FAILED: Slurm ended job 7: (NODE_FAIL)."
+    story = replace(tell_job(job), scheduler_state="FAILED", scheduler_reasons=(CANCELLED,))
+    says = f"and no record says that it has ended; its scheduler says FAILED: {word(CANCELLED)}."
     assert tell_story(story)[0].endswith(says)
     assert tell_story(replace(story, scheduler_state="RUNNING"))[0].endswith("and no record says that it has ended.")
 
@@ -419,7 +424,8 @@ def test_a_job_that_failed_by_itself_or_that_a_person_stopped_was_not_told_to_st
     for agent in job.agents:
         agent.write(job.at_s, "job_ended", succeeded=False, drained=False, reason="rank 1 exited with code 1")
         agent.write(job.at_s + 1.0, "signal", name="SIGTERM", guard_died=False)
-    story = replace(tell_job(job), scheduler_state="FAILED", scheduler_reason="rank 1 on node 1 exited with code 1")
+    failed = Reason(code=Code.JOB_FAILED, text="rank 1 on node 1 exited with code 1")
+    story = replace(tell_job(job), scheduler_state="FAILED", scheduler_reasons=(failed,))
     assert tell_story(story)[0].endswith("and did not succeed: rank 1 exited with code 1.")
     assert tell_story(story)[1] == "Nothing interrupted it."
 

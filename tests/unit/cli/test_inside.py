@@ -17,13 +17,16 @@ from torchx.specs.api import ReplicaStatus
 from muster._shared.control import ControlError, ExitCode
 from muster.cli.commands import build_parser
 from muster.cli.inside.targets import find_targets
-from muster.schedulers.adapter.facts import AppFacts
 from muster.schedulers.docker.engine.inside_stream import InsideStream
 from muster.schedulers.errors import UnknownAppError
 from muster.schedulers.node_program import agents
 from muster.schedulers.node_program.frames import MAGIC, Kind, NodeError, pack
 from muster.schedulers.node_program.pipe import NodePipe, pump_pipe, start_pipe
 from muster.schedulers.node_program.session import WORDS, Order, Session, build_program, run_captured
+from muster.schedulers.wording.facts import AppFacts
+from muster.schedulers.wording.reasons import Code, Reason
+
+WHY = (Reason(code=Code.TOLD, text="why"),)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +64,13 @@ def build_facts(
         for name in names
         for index, each in enumerate(states)
     ]
-    facts = AppFacts(app_id="app", app=AppDef("app", roles=roles), state=state, replicas=replicas, messages=("", "why"))
+    facts = AppFacts(
+        app_id="app",
+        app=AppDef("app", roles=roles),
+        state=state,
+        replicas=replicas,
+        reasons=(Reason(code=Code.TOLD, text="why"),),
+    )
     return SimpleNamespace(backend="b", read_facts=lambda app_id: facts)
 
 

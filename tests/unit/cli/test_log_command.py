@@ -13,10 +13,10 @@ from muster._shared.control import ExitCode
 from muster._shared.job_view import JobStatus
 from muster.cli import commands, operations
 from muster.schedulers.adapter.properties import Properties
-from muster.schedulers.adapter.records import JobFacts
 from muster.schedulers.adapter.scheduler import PluginScheduler
 from muster.schedulers.errors import EngineError
 from muster.schedulers.lines import TimedLine
+from muster.schedulers.wording.job_facts import JobFacts
 
 AGENT = ["-m", "muster.agent", "--nnodes", "2", "main.py"]
 LINES = {

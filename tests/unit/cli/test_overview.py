@@ -17,11 +17,12 @@ from muster.cli import commands, operations, overview
 from muster.cli.afterwards import log_folder, sources
 from muster.cli.afterwards.clocks import Placed
 from muster.cli.top import asking
-from muster.schedulers.adapter.facts import AppFacts
-from muster.schedulers.adapter.records import JobFacts
 from muster.schedulers.adapter.scheduler import ListedApp, PluginScheduler
 from muster.schedulers.errors import EngineError, NotConfiguredError
 from muster.schedulers.supervision.registry import find_state_dir, record_last_remote
+from muster.schedulers.wording.facts import AppFacts
+from muster.schedulers.wording.job_facts import JobFacts
+from muster.schedulers.wording.reasons import Code, Reason
 
 NOW_S = time.time()
 
@@ -49,7 +50,8 @@ class Apps:
             return None
         replica = ReplicaStatus(id=0, state=state, role="t", hostname="node\x1b[2J")
         app = AppDef(name="a", roles=[Role(name="t", image="")])
-        return AppFacts(app_id=app_id, app=app, state=state, replicas=[replica], messages=("why",), ui_url="file:///l")
+        why = (Reason(code=Code.TOLD, text="why"),)
+        return AppFacts(app_id=app_id, app=app, state=state, replicas=[replica], reasons=why, ui_url="file:///l")
 
     def close(self):
         self.closed += 1
@@ -243,8 +245,9 @@ def test_the_exit_code_says_the_state(serve, capsys, state, code):
     assert commands.main(["status", "a", "--json"]) == code
     data = json.loads(capsys.readouterr().out)
     assert (data["handle"], data["state"], data["exit_code"]) == ("one://torchx/a", state.name, code)
-    reason = "the job was cancelled" if state is AppState.CANCELLED else None
-    told = {"id": 0, "state": state.name, "host": "node\x1b[2J", "reason": reason}
+    words = "the job was cancelled" if state is AppState.CANCELLED else None
+    reasons = [{"code": "job_cancelled", "facts": {}, "words": words}] if words else []
+    told = {"id": 0, "state": state.name, "host": "node\x1b[2J", "reason": words, "reasons": reasons}
     assert data["roles"] == [{"role": "t", "replicas": [told]}]
 
 

@@ -59,7 +59,7 @@ def make_app(app_id, phase, **ends):
 
 @pytest.fixture
 def ended():
-    return make_app("app-ended", AppPhase.ENDED, outcome=Outcome.FAILED, reason="r/0 exited with code 3")
+    return make_app("app-ended", AppPhase.ENDED, outcome=Outcome.FAILED)
 
 
 def test_only_what_has_ended_goes(ended, capsys):

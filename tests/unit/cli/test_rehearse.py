@@ -171,7 +171,7 @@ def test_every_fault_has_a_name_of_its_own_and_says_what_must_hold(capsys: pytes
         (build_result(), Verdict.SURVIVED, (), "equal"),
         (build_result(starts=[0, 0], repeated=50), Verdict.STARTED_OVER, ("resume",), "equal"),
         (build_result(values={"loss": 2.0}), Verdict.DIFFERS, ("data",), "loss 2 instead of 1"),
-        (build_result(state="FAILED", reason="all 3 retries are used"), Verdict.LOST, ("retries",), ""),
+        (build_result(state="FAILED", used_retries=True), Verdict.LOST, ("retries",), ""),
         (build_result(state="late"), Verdict.LOST, ("hang",), ""),
         (
             build_result(state="FAILED", moment=Moment.CHECKPOINT, starts=[0], story=build_story(rounds=2)),

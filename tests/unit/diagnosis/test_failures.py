@@ -35,7 +35,6 @@ from muster.agent.runtime.loop import SystemClock
 from muster.agent.workers.pool import LiveWorker, WorkerEnd
 from muster.agent.workers.status_page import SlotStatus
 from muster.elastic.failures import format_worker_failure
-from muster.schedulers.supervision.decisions import describe_end as describe_replica_end
 
 ROUND = make_round(number=3, attempt=1, group_rank=1, group_world_size=2, rank_offset=4, world_size=8, node_index=5)
 TRACEBACK = 'Traceback (most recent call last):\n  File "m.py", line 1, in <module>\n    x\nNameError: name'
@@ -282,7 +281,7 @@ def test_an_end_has_the_same_words_everywhere() -> None:
         assert describe_failure(failure) == f"rank 6 on node 1 (h) {words}"
         assert words in format_report(report)
         assert format_worker_failure(failure) == f"rank 6 (local rank 2 on h): {words}"
-    assert describe_replica_end(137) == "was ended by SIGKILL"
+    assert describe_exit_code(137) == "was ended by SIGKILL"
 
 
 def early(**changes: Any) -> bool:

@@ -23,6 +23,7 @@ from muster.schedulers.docker.spec import Label
 from muster.schedulers.supervision.driver import EventQueue
 from muster.schedulers.supervision.events import ReplicaEnded
 from muster.schedulers.supervision.state import ReplicaId
+from muster.schedulers.wording.reasons import Code, Reason
 
 REPLICA = ReplicaId("w", 0)
 COMMAND = ("python3", "/opt/muster/muster-agent.zip", "--rdzv-id", "job-7", "main.py")
@@ -155,7 +156,7 @@ def next_end(event_queue):
 def test_end_is_reported_once(driver, engine, event_queue):
     driver.start(REPLICA, 1)
     engine.end(3)
-    assert next_end(event_queue) == ReplicaEnded(replica=REPLICA, exit_code=3, reason="", final=False)
+    assert next_end(event_queue) == ReplicaEnded(replica=REPLICA, exit_code=3)
     assert event_queue.pop() is None
 
 
@@ -223,21 +224,22 @@ def test_end_is_reported_when_the_containers_files_cannot_be_read(driver, engine
 
 
 @pytest.mark.parametrize(
-    ("errors", "reason"),
+    ("errors", "is_told"),
     [
-        ((), "--nproc-per-node 0: must be 1 or more"),
-        ((EngineUnavailable("gone"),), "--nproc-per-node 0: must be 1 or more"),
-        ((DockerError("configured logging driver does not support reading"),), ""),
+        ((), True),
+        ((EngineUnavailable("gone"),), True),
+        ((DockerError("configured logging driver does not support reading"),), False),
     ],
 )
 @pytest.mark.parametrize("code", [2, 127])
-def test_end_is_reported_when_the_engine_keeps_no_logs(driver, engine, event_queue, errors, reason, code):
+def test_end_is_reported_when_the_engine_keeps_no_logs(driver, engine, event_queue, errors, is_told, code):
     """Those of an agent that refuses its arguments, and of an init that finds no command, are read for the reason."""
     engine.fail("logs", *errors)
     driver.start(REPLICA, 1)
     engine.end(code)
     end = next_end(event_queue)
-    assert (end.exit_code, end.reason) == (code, reason if code == 2 else "")
+    said = Reason(code=Code.AGENT_SAID, text="--nproc-per-node 0: must be 1 or more")
+    assert (end.exit_code, end.reasons) == (code, (said,) if code == 2 and is_told else ())
 
 
 @pytest.mark.parametrize(
@@ -255,7 +257,7 @@ def test_failed_start_is_reported_when_the_container_cannot_be_removed(
     engine.fail("remove_container", of_removal)
     driver.start(REPLICA, 1)
     end = next_end(event_queue)
-    assert (end.exit_code, end.final, end.reason) == (127, True, f"could not be started: {why}")
+    assert (end.exit_code, end.final, end.reasons) == (127, True, (Reason(code=Code.COULD_NOT_START, text=why),))
 
 
 def test_bug_in_a_thread_is_in_the_supervisors_log(driver, engine, capfd):
@@ -525,7 +527,8 @@ def test_a_hang_is_read_from_the_first_nodes_records(driver, engine, event_queue
     start(driver)
     restarts, jobs = read_events(engine, tmp_path, {"request": driver._app.to_json()})
     assert (restarts, len(jobs)) == (1, 1)
-    assert jobs[REPLICA.role].trouble.startswith("rank 1 sleeps (reported at 2027-01-15 08:00:00 UTC); ")
+    [named] = jobs[REPLICA.role].trouble
+    assert (named.code, named.text, named.at_s) == (Code.HANGS, "rank 1 sleeps", 1_800_000_000.0)
     engine.end(0)
     next_end(event_queue)
     assert read_events(engine, tmp_path, {}) == (1, {})

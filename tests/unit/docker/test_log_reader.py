@@ -20,6 +20,7 @@ from muster.schedulers.docker.live.logs import ContainerLogQuery, LogReader, joi
 from muster.schedulers.docker.scheduler import DockerScheduler
 from muster.schedulers.docker.spec import Label
 from muster.schedulers.timestamps import parse_seconds
+from muster.schedulers.wording.reasons import Code, Reason
 
 OUT, ERR = 1, 2
 
@@ -237,7 +238,7 @@ def test_the_state_of_a_job_says_that_no_engine_answers(tmp_path: Path, monkeypa
     words = scheduler.read_words(SimpleNamespace(state_dir=tmp_path), SimpleNamespace(details={"request": {}}))
     scheduler.close()
     assert (words.restarts, words.jobs) == (2, {})
-    assert words.trouble == "no Docker engine answers at unix:///x: this is what was last known"
+    assert words.trouble == (Reason(code=Code.NO_ENGINE, host="unix:///x"),)
 
 
 def test_the_engine_of_another_docker_host_is_opened_once_and_closed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from torchx.specs import AppState
+from torchx.specs import AppDef, AppState
 
 from muster._shared.contract import HoldKey
 from muster._shared.control import ControlError
@@ -19,11 +19,13 @@ from muster.cli import hold_command
 from muster.cli.commands import main
 from muster.elastic import launch
 from muster.schedulers.adapter.properties import Properties
-from muster.schedulers.adapter.status import DescribedApp
+from muster.schedulers.adapter.status import build_status
 from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.held import holds, lending, readiness, scheduler
 from muster.schedulers.local.hold_lock import lock_hold
-from muster.schedulers.local.holds import Hold, describe_states
+from muster.schedulers.local.holds import Hold, explain_states
+from muster.schedulers.wording.facts import AppFacts
+from muster.schedulers.wording.reasons import Code, Reason
 
 
 class Two(Hold):
@@ -108,7 +110,8 @@ def test_a_hold_that_waits_for_nodes_says_why(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(readiness, "time", SimpleNamespace(sleep=lambda _s: None))
     monkeypatch.setattr(readiness, "build_remote", lambda *_args: None)
     states = [AppState.PENDING] * 3 + [AppState.FAILED]
-    told = iter(DescribedApp(app_id="a", state=state, msg="no room", waits=("cpu",)) for state in states)
+    why, app = (Reason(code=Code.TOLD, text="no room"),), AppDef(name="a")
+    told = (build_status(AppFacts(app_id="a", app=app, state=each, replicas=None, reasons=why)) for each in states)
     lines: list[str] = []
     cancelled: list[str] = []
     scheduler = SimpleNamespace(
@@ -179,24 +182,17 @@ def test_a_hold_is_lent_to_one_program_at_a_time(busy: Two) -> None:
 
 
 @pytest.mark.parametrize(
-    ("run", "state", "text"),
+    ("run", "state", "code"),
     [
-        ("main-1", {}, "held: it runs main-1"),
-        ("", {}, "held: it starts"),
-        (
-            "",
-            {HoldKey.STATE: "ready", HoldKey.IDLE_SINCE_S: 0.0, HoldKey.IDLE_LIMIT_S: 60.0},
-            r"held: idle for .*, ends",
-        ),
-        (
-            "",
-            {HoldKey.STATE: "starting", HoldKey.IDLE_SINCE_S: 0.0, HoldKey.IDLE_LIMIT_S: 60.0},
-            "held: its agents import",
-        ),
+        ("main-1", {}, Code.HOLD_RUNS),
+        ("", {}, Code.HOLD_STARTS),
+        ("", {HoldKey.STATE: "ready", HoldKey.IDLE_SINCE_S: 0.0, HoldKey.IDLE_LIMIT_S: 60.0}, Code.HOLD_IDLE),
+        ("", {HoldKey.STATE: "starting", HoldKey.IDLE_SINCE_S: 0.0, HoldKey.IDLE_LIMIT_S: 60.0}, Code.HOLD_IMPORTS),
     ],
 )
-def test_what_is_said_of_a_hold(run: str, state: dict[str, Any], text: str) -> None:
-    assert re.match(text, describe_states(run, [state]))
+def test_what_is_known_of_a_hold(run: str, state: dict[str, Any], code: Code) -> None:
+    reason = explain_states(run, [state])
+    assert (reason.code, reason.job, reason.limit_s) == (code, run, 60.0 if state else None)
 
 
 # -- what an agent cannot become --------------------------------------------------------------------------------------

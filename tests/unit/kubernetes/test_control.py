@@ -16,11 +16,11 @@ from muster._shared.contract import FORMAT, AskKind, AskOutcome
 from muster._shared.control import ControlError, ExitCode, describe_answer
 from muster.cli import operations
 from muster.cli.commands import main
-from muster.schedulers.adapter.job_line import format_line
 from muster.schedulers.errors import EngineError, RightError
 from muster.schedulers.kubernetes.api.objects import Objects
 from muster.schedulers.kubernetes.kinds import POD
 from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION
+from muster.schedulers.wording.job_line import format_line
 
 RIGHTS = {**apps.RIGHTS, "pods/exec": {"create", "get"}}
 SAVED = {"outcome": "done", "line": "all 8 ranks saved at step 1200 in 2.1 s", "step": 1200, "ranks": 8, "took_s": 2.1}

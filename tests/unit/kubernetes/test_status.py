@@ -7,20 +7,20 @@ from doubles.samples import write_report
 from torchx import specs
 from torchx.specs.api import AppState, AppStatus
 
-from muster.schedulers.adapter.replica_errors import find_reason
+from muster._shared.records import replace
 from muster.schedulers.adapter.status import build_status
 from muster.schedulers.kubernetes.app_id import AppRef
 from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION, CANCEL_ANNOTATION
 from muster.schedulers.kubernetes.live.cancelling import _build_record
 from muster.schedulers.kubernetes.live.operations import describe_stopper
-from muster.schedulers.kubernetes.live.pod_status import find_latest_pods, read_pod
+from muster.schedulers.kubernetes.live.pod_status import explain_event, find_latest_pods, read_pod
 from muster.schedulers.kubernetes.live.status import Observation, build_facts, find_submitted_s
 from muster.schedulers.kubernetes.manifests.app_annotation import encode_app
 from muster.schedulers.timestamps import parse_seconds
+from muster.schedulers.wording.reasons import Code, Reason, has_code, identify
 
 NODES = 4
 COMPONENT = "app.kubernetes.io/component"
-TAINT = "kubectl taint nodes node-a node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
 
 
 def job(*conditions, annotations=None, role="trainer", status=None, first=True):
@@ -68,9 +68,23 @@ def unscheduled(message, reason="Unschedulable"):
     return [{"type": "PodScheduled", "status": "False", "reason": reason, "message": message}]
 
 
-def describe(parents, pods, **more):
+def find(parents, pods, *, warnings=(), **more):
+    """`warnings`: "REASON: MESSAGE" by name."""
     facts = [read_pod(item) for item in pods]
-    return build_status(build_facts("ns:app-x1", Observation(parents=parents, pods=facts, **more)))
+    events = {name: explain_event(*text.split(": ", 1)) for name, text in dict(warnings).items()}
+    return build_facts("ns:app-x1", Observation(parents=parents, pods=facts, warnings=events, **more))
+
+
+def describe(parents, pods, **more):
+    return build_status(find(parents, pods, **more))
+
+
+def list_codes(parents, pods, **more):
+    return [each.code for each in find(parents, pods, **more).reasons]
+
+
+def list_waits(parents, pods, **more):
+    return tuple(map(identify, find(parents, pods, **more).reasons))
 
 
 SCRATCH = {"name": "muster-scratch", "emptyDir": {}}, {"name": "muster-scratch", "mountPath": "/muster/scratch"}
@@ -178,123 +192,125 @@ CANNOT_START = (
 )
 
 
+LACKS = Reason(code=Code.UNSCHEDULABLE, lacks=("Insufficient nvidia.com/gpu",), counts=(3,), total=3)
+EVICTION = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": "by drain"}
+TAINTED = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
+NOT_PULLED = Reason(code=Code.IMAGE_NOT_PULLED, image="img:1")
+
+
 @pytest.mark.parametrize(
-    ("item", "reason"),
+    ("conditions", "reason"),
     [
+        (unscheduled("0/3 nodes are available: 3 Insufficient nvidia.com/gpu. preemption: 0/3"), LACKS),
         (
-            pod(
-                0,
-                "Pending",
-                conditions=unscheduled("0/3 nodes are available: 3 Insufficient nvidia.com/gpu. preemption: 0/3"),
+            unscheduled("0/3 nodes are available: 1 node(s) had untolerated taint {a: b}, 2 Insufficient cpu."),
+            Reason(
+                code=Code.UNSCHEDULABLE,
+                lacks=("node(s) had untolerated taint {a: b}", "Insufficient cpu"),
+                counts=(1, 2),
+                total=3,
             ),
-            "Insufficient nvidia.com/gpu (3 of 3 nodes)",
         ),
-        (
-            pod(
-                0,
-                "Pending",
-                conditions=unscheduled(
-                    "0/3 nodes are available: 1 node(s) had untolerated taint {a: b}, 2 Insufficient cpu."
-                ),
-            ),
-            "node(s) had untolerated taint {a: b} (1 of 3 nodes), Insufficient cpu (2 of 3 nodes)",
-        ),
-        (
-            pod(0, "Pending", conditions=unscheduled("", "SchedulingGated")),
-            "waiting for its gang or queue to be admitted",
-        ),
-        (
-            pod(0, "Pending", containerStatuses=waiting("ImagePullBackOff", 'Back-off pulling image "img:1"')),
-            "cannot pull image 'img:1' (--image chooses another)",
-        ),
-        (
-            pod(0, "Pending", containerStatuses=waiting("ImagePullBackOff", f'Back-off pulling image "img:1": {PULL}')),
-            f"cannot pull image 'img:1' (--image chooses another): {NO_HOST}",
-        ),
-        (
-            pod(0, "Pending", containerStatuses=waiting("ErrImagePull", PULL.partition(": ")[2])),
-            f"cannot pull image 'img:1' (--image chooses another): {NO_HOST}",
-        ),
-        (
-            pod(0, "Pending", containerStatuses=waiting("ErrImagePull")),
-            "cannot pull image 'img:1' (--image chooses another)",
-        ),
-        (
-            pod(0, "Pending", containerStatuses=waiting("InvalidImageName", "invalid reference format")),
-            "InvalidImageName: cannot pull image 'img:1' (--image chooses another): invalid reference format",
-        ),
-        (
-            pod(0, "Pending", containerStatuses=waiting("CreateContainerConfigError", 'secret "s" not found')),
-            'CreateContainerConfigError: secret "s" not found',
-        ),
-        (pod(0, "Pending", containerStatuses=waiting("ContainerCreating")), ""),
-        (
-            pod(0, "Failed", containerStatuses=terminated(137, reason="OOMKilled")),
-            "OOMKilled: out of memory, limit 2Gi; request more with --memMB",
-        ),
-        (pod(0, "Failed", containerStatuses=terminated(143)), "was ended by SIGTERM"),
-        (pod(0, "Failed", containerStatuses=terminated(1)), "exited with code 1"),
-        (
-            pod(0, "Failed", containerStatuses=terminated(128, reason="StartError", message=CANNOT_START)),
-            'cannot start: exec: "python3": executable file not found in $PATH',
-        ),
-        (
-            pod(
-                0,
-                "Failed",
-                conditions=[
-                    {
-                        "type": "DisruptionTarget",
-                        "status": "True",
-                        "reason": "EvictionByEvictionAPI",
-                        "message": "by drain",
-                    }
-                ],
-            ),
-            "evicted (its node is being drained): by drain",
-        ),
-        (pod(0, "Failed", reason="Evicted", message="low on memory"), "evicted by its node: low on memory"),
-        (
-            pod(0, "Failed", initContainerStatuses=[{"state": {"terminated": {"exitCode": 127, "message": "tar?"}}}]),
-            "cannot unpack the workspace with the image's tar (exit 127): tar?",
-        ),
-        (
-            pod(
-                0,
-                metadata={"deletionTimestamp": "2026-01-01T00:01:00Z"},
-                conditions=[{"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}],
-            ),
-            f"Terminating on node node-a, which does not respond; if the node will not come back, run: {TAINT}",
-        ),
+        (unscheduled("no claim"), Reason(code=Code.NOT_SCHEDULED, text="no claim", what="no claim")),
+        (unscheduled("", "SchedulingGated"), Reason(code=Code.GATED)),
     ],
 )
-def test_the_reason_of_a_pod(item, reason):
+def test_why_a_pod_has_no_node(conditions, reason):
+    assert read_pod(pod(0, "Pending", conditions=conditions)).reason == reason
+
+
+@pytest.mark.parametrize(
+    ("word", "message", "reason"),
+    [
+        ("ImagePullBackOff", 'Back-off pulling image "img:1"', NOT_PULLED),
+        ("ImagePullBackOff", f'Back-off pulling image "img:1": {PULL}', replace(NOT_PULLED, text=NO_HOST)),
+        ("ErrImagePull", PULL.partition(": ")[2], replace(NOT_PULLED, text=NO_HOST)),
+        ("ErrImagePull", "", NOT_PULLED),
+        ("InvalidImageName", "bad format", replace(NOT_PULLED, word="InvalidImageName", text="bad format")),
+        (
+            "CreateContainerConfigError",
+            'secret "s" not found',
+            Reason(
+                code=Code.SCHEDULER_SAID,
+                word="CreateContainerConfigError",
+                text='secret "s" not found',
+                what='CreateContainerConfigError: secret "s" not found',
+            ),
+        ),
+        ("ContainerCreating", "", None),
+    ],
+)
+def test_why_a_container_waits(word, message, reason):
+    assert read_pod(pod(0, "Pending", containerStatuses=waiting(word, message))).reason == reason
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        ({"containerStatuses": terminated(137, reason="OOMKilled")}, Reason(code=Code.OUT_OF_MEMORY, limit="2Gi")),
+        ({"containerStatuses": terminated(143)}, Reason(code=Code.EXITED, exit_code=143)),
+        ({"containerStatuses": terminated(1)}, Reason(code=Code.EXITED, exit_code=1)),
+        (
+            {"containerStatuses": terminated(128, reason="StartError", message=CANNOT_START)},
+            Reason(code=Code.IMAGE_LACKS_COMMAND, image="img:1", program="python3", is_agent=True),
+        ),
+        (
+            {"containerStatuses": terminated(128, reason="StartError", message="no space")},
+            Reason(code=Code.COULD_NOT_START, text="no space"),
+        ),
+        (
+            {"conditions": [EVICTION]},
+            Reason(code=Code.NODE_DRAINED, word="EvictionByEvictionAPI", text="by drain"),
+        ),
+        ({"reason": "Evicted", "message": "low on memory"}, Reason(code=Code.NODE_EVICTED, text="low on memory")),
+        (
+            {"initContainerStatuses": [{"state": {"terminated": {"exitCode": 127, "message": "tar?"}}}]},
+            Reason(code=Code.WORKSPACE_NOT_UNPACKED, exit_code=127, text="tar?"),
+        ),
+        ({}, Reason(code=Code.ENDED_WITHOUT_CODE, text="ended without an exit code")),
+    ],
+)
+def test_why_a_pod_has_ended(status, reason):
+    item = pod(0, "Failed", **status)
+    item["spec"]["containers"][0].update(image="img:1", command=["python3"], args=["-m", "muster.agent", "main.py"])
     assert read_pod(item).reason == reason
+
+
+@pytest.mark.parametrize(
+    ("conditions", "reason"),
+    [([TAINTED], Reason(code=Code.NODE_SILENT, host="node-a")), ([], Reason(code=Code.TERMINATING))],
+)
+def test_why_a_pod_that_is_deleted_is_still_there(conditions, reason):
+    metadata = {"deletionTimestamp": "2026-01-01T00:01:00Z"}
+    assert read_pod(pod(0, metadata=metadata, conditions=conditions)).reason == reason
 
 
 def test_reasons_are_grouped():
     stuck = unscheduled("0/1 nodes are available: 1 Insufficient cpu.")
     pods = [pod(0), *(pod(index, "Pending", conditions=stuck) for index in (1, 2, 3))]
-    assert describe([job()], pods).msg == "3 of 4 pods wait: Insufficient cpu (1 of 1 node); 1 of 4 nodes runs"
+    [reason] = find([job()], pods).reasons
+    assert (reason.code, reason.count, reason.total, reason.causes[0].lacks) == (
+        *(Code.PODS_WAIT, 3, 4),
+        ("Insufficient cpu",),
+    )
 
 
 def test_what_changes_by_itself_is_one_reason():
     """An image that could not be pulled was told anew every 10 s, as were pods that a quota refused."""
     back_off, no_host = waiting("ImagePullBackOff", 'Back-off pulling image "img:1"'), waiting("ErrImagePull", PULL)
-    cannot = f"cannot pull image 'img:1' (--image chooses another): {NO_HOST}"
     stuck = [unscheduled(f"0/{total} nodes are available: {total} Insufficient cpu.") for total in (1, 2)]
-    told = []
-    for first, second in ((back_off, no_host), (no_host, back_off), (no_host, no_host)):
-        pods = [pod(index, "Pending", containerStatuses=each) for index, each in enumerate((first, second))]
-        told.append(describe([job()], pods))
-    assert {status.msg for status in told} == {f"2 of 2 pods wait: {cannot}"}
-    told += [describe([job()], [pod(0, "Pending", containerStatuses=back_off)])]
-    assert len({status.waits for status in told}) == 1
-    assert len({describe([job()], [pod(0, "Pending", conditions=each)]).waits for each in stuck}) == 1
+    told = set()
+    for states in ((back_off, no_host), (no_host, back_off), (no_host, no_host), (back_off, back_off)):
+        pods = [pod(index, "Pending", containerStatuses=each) for index, each in enumerate(states)]
+        [reason] = find([job()], pods).reasons
+        assert reason.causes[0].text == (NO_HOST if no_host in states else ""), "some lack the cause"
+        told.add(identify(reason))
+    assert len(told) == 1
+    assert len({list_waits([job()], [pod(0, "Pending", conditions=each)]) for each in stuck}) == 1
     short = job() | {"spec": {"parallelism": 2, "completions": 2}}
     refused = [{"app-x1-trainer": f'FailedCreate: pods "{name}" is forbidden: exceeded quota'} for name in "ab"]
     refused.append(refused[0] | {"app-x1-trainer-0-abcde": "Unhealthy: x"})  # a pod that exists
-    assert {describe([short], [pod(0)], warnings=each).waits for each in refused} == {("FailedCreate",)}
+    assert len({list_waits([short], [pod(0)], warnings=each) for each in refused}) == 1
 
 
 def test_a_message_that_names_its_pod_is_the_same_for_all_pods():
@@ -305,9 +321,8 @@ def test_a_message_that_names_its_pod_is_the_same_for_all_pods():
         name = f"app-x1-trainer-{index}-p"
         states = waiting("CreateContainerConfigError", named.format(name))
         pods.append(pod(index, "Pending", name=name, containerStatuses=states))
-    status = describe([job()], pods)
-    assert status.msg.startswith("2 of 2 pods wait: CreateContainerConfigError: container has runAsNonRoot")
-    assert status.msg.count("runAsNonRoot") == len(status.waits) == 1
+    [reason] = find([job()], pods).reasons
+    assert (reason.code, reason.count, reason.causes[0].word) == (Code.PODS_WAIT, 2, "CreateContainerConfigError")
 
 
 @pytest.mark.parametrize(
@@ -317,12 +332,15 @@ def test_a_message_that_names_its_pod_is_the_same_for_all_pods():
             {"warnings": {"app-x1-trainer-0-abcde": f"{event}: volume data"}}
             for event in ("FailedAttachVolume", "FailedMount")
         ],
-        [{"queue_reason": f"waiting in queue q: insufficient quota, {count} more needed"} for count in (1, 12)],
+        [
+            {"queue": Reason(code=Code.QUEUE, queue="q", text=f"{count} more needed", what=" more needed")}
+            for count in (1, 12)
+        ],
     ],
 )
 def test_reasons_that_follow_each_other_are_one(told):
     item = pod(0, "Pending", containerStatuses=waiting("ContainerCreating"))
-    assert len({describe([job()], [item], **each).waits for each in told}) == 1
+    assert len({list_waits([job()], [item], **each) for each in told}) == 1
 
 
 def test_a_sidecar_that_begins_again_is_one_reason():
@@ -330,10 +348,10 @@ def test_a_sidecar_that_begins_again_is_one_reason():
     main = waiting("PodInitializing")
     loops = [{"name": "sidecar", **waiting("CrashLoopBackOff", "back-off 20s restarting")[0]}, *main]
     waits = [
-        describe([job()], [pod(0, "Pending", initContainerStatuses=each, containerStatuses=main)], warnings=event).waits
+        list_waits([job()], [pod(0, "Pending", initContainerStatuses=each, containerStatuses=main)], warnings=event)
         for each in (loops, [])
     ]
-    assert waits == [("CrashLoopBackOff",)] * 2
+    assert waits[0] == waits[1]
 
 
 def test_only_the_newest_pod_of_an_index_counts():
@@ -348,13 +366,19 @@ def test_only_the_newest_pod_of_an_index_counts():
 
 def test_events_explain_what_pods_do_not():
     pods = [pod(0, "Pending", name="app-x1-trainer-0-q", containerStatuses=waiting("ContainerCreating"))]
-    status = describe([job()], pods, warnings={"app-x1-trainer-0-q": "FailedMount: no such claim"})
-    assert status.msg == "1 of 1 pod waits: FailedMount: no such claim"
-    status = describe([job()], [], warnings={"app-x1-trainer": "FailedCreate: exceeded quota"})
-    assert status.msg == "no pods: FailedCreate: exceeded quota; request less, or delete unused objects"
+    [reason] = find([job()], pods, warnings={"app-x1-trainer-0-q": "FailedMount: no such claim"}).reasons
+    assert (reason.code, reason.causes[0].word, reason.causes[0].text) == (
+        *(Code.PODS_WAIT, "FailedMount"),
+        "no such claim",
+    )
     violates = 'FailedCreate: is forbidden: violates PodSecurity "restricted:latest": runAsNonRoot != true'
-    status = describe([job(status={"active": 0})], [], warnings={"app-x1-trainer": violates})
-    assert status.msg == f"no pods: {violates}; try -cfg security=restricted"
+    for event, code in (
+        ("FailedCreate: exceeded quota", Code.QUOTA_EXCEEDED),
+        (violates, Code.SECURITY_REFUSED),
+        ("FailedCreate: x", Code.SCHEDULER_SAID),
+    ):
+        [reason] = find([job(status={"active": 0})], [], warnings={"app-x1-trainer": event}).reasons
+        assert (reason.code, reason.causes[0].code) == (Code.NO_PODS, code)
 
 
 def test_pods_that_wait_without_a_reason_are_counted():
@@ -363,26 +387,26 @@ def test_pods_that_wait_without_a_reason_are_counted():
     some["metadata"]["namespace"] = "team"
     free, placed = pod(0, "Pending"), pod(1, "Pending")
     free["spec"].pop("nodeName")
-    told = "1 of 2 pods waits, and Kubernetes gives no reason: kubectl -n team describe pod app-x1-trainer-0-abcde"
-    other = "1 of 2 pods has a node, and its container has not started yet: kubectl -n team describe pod app-x1-"
-    assert describe([some], [free, placed]).msg == f"{told}; {other}trainer-1-abcde"
+    kubectl = "kubectl -n team describe"
+    told = Reason(code=Code.PODS_UNEXPLAINED, count=1, total=2, by=f"{kubectl} pod app-x1-trainer-0-abcde")
+    other = Reason(code=Code.PODS_PLACED, count=1, total=2, by=f"{kubectl} pod app-x1-trainer-1-abcde")
+    assert find([some], [free, placed]).reasons == (told, other)
     stuck = pod(1, "Pending", conditions=unscheduled("0/1 nodes are available: 1 Insufficient cpu."))
-    assert describe([some], [free, stuck]).msg == f"1 of 2 pods waits: Insufficient cpu (1 of 1 node); {told}"
-    assert describe([some], [free], queue_reason="waiting in queue q").msg == "waiting in queue q"
-    none = "it has no pods yet, and Kubernetes gives no reason: kubectl -n team describe job app-x1-trainer"
-    assert describe([some], []).msg == none
+    assert list_codes([some], [free, stuck]) == [Code.PODS_WAIT, Code.PODS_UNEXPLAINED]
+    queue = Reason(code=Code.QUEUE, queue="q")
+    assert find([some], [free], queue=queue).reasons == (queue,)
+    assert find([some], []).reasons == (Reason(code=Code.JOB_UNEXPLAINED, by=f"{kubectl} job app-x1-trainer"),)
 
 
 def test_a_job_that_waits_again_says_that_it_ran_before():
     """All its pods were deleted: it was PENDING since its submission, as if it had never run."""
     some = job()
     some["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
-    told = "no pod of the job runs now, but it ran before: its pods ended or were deleted, and the cluster creates new"
     waits = pod(0, "Pending", created="2026-01-01T00:07:00Z")
     waits["metadata"]["annotations"] = {"batch.kubernetes.io/job-index-ignored-failure-count": "1"}
     for pods, more in (([waits], {}), ([], {"last_end": "2026-01-01T00:07:00Z"})):
         facts = build_facts("ns:app-x1", Observation(parents=[some], pods=[read_pod(item) for item in pods], **more))
-        assert facts.messages[-1].startswith(told)
+        assert facts.reasons[0] == Reason(code=Code.RAN_BEFORE)
         assert facts.since_s - facts.submitted_s == 420
 
 
@@ -394,33 +418,35 @@ def test_of_pods_that_are_missing_the_status_says_how_long(is_refused):
     some["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
     some["status"]["startTime"] = "2026-01-01T00:00:02Z"
     why = {"warnings": {"app-x1-trainer": "FailedCreate: exceeded quota"}} if is_refused else {}
-    told = "FailedCreate: exceeded quota" if is_refused else "the Job controller replaces a pod after 10 s"
-    for pods, seen, took in (
-        ([pod(0)], {}, " (its Job began 40 s ago)"),  # it may have been deleted since
-        ([pod(0), pod(1, "Failed", containerStatuses=terminated(143))], {}, " for 33 s"),
-        ([pod(0)], {"missing_end": "2026-01-01T00:00:35Z"}, " for 7 s"),
-        ([pod(0, created="2026-01-01T00:00:20Z"), pod(0, "Failed")], {}, "" if is_refused else " yet"),  # not known
+    code = Code.PODS_MISSING if is_refused else Code.PODS_REPLACED_SOON
+    for pods, seen, age_s, began_s in (
+        ([pod(0)], {}, None, 40.0),  # it may have been deleted since
+        ([pod(0), pod(1, "Failed", containerStatuses=terminated(143))], {}, 33.0, None),
+        ([pod(0)], {"missing_end": "2026-01-01T00:00:35Z"}, 7.0, None),
+        ([pod(0, created="2026-01-01T00:00:20Z"), pod(0, "Failed")], {}, None, None),  # not known
     ):
-        status = describe([some], pods, now_s=begins_s + 42, **why, **seen)
-        assert f"1 pod not created{took}: {told}" in status.msg
+        reasons = find([some], pods, now_s=begins_s + 42, **why, **seen).reasons
+        reason = next(each for each in reasons if each.code is code)
+        assert (reason.count, reason.age_s, reason.began_s) == (1, age_s, began_s)
 
 
 def test_pods_that_were_never_created_are_counted():
     some = job()
     some["spec"]["parallelism"] = 3
     event = "FailedCreate: exceeded quota"
-    status = describe([some], [pod(0)], warnings={"app-x1-trainer": event, "app-x1-trainer-0-abcde": "Unhealthy: x"})
-    told = f"2 pods not created: {event}; request less, or delete unused objects; 1 of 4 nodes runs"
-    assert status.msg == told
-    assert describe([some], [pod(0), pod(1), pod(2)], warnings={"app-x1-trainer": event}).msg == "3 of 4 nodes run"
+    [reason] = find(
+        [some], [pod(0)], warnings={"app-x1-trainer": event, "app-x1-trainer-0-abcde": "Unhealthy: x"}
+    ).reasons
+    assert (reason.code, reason.count, reason.causes[0].code) == (Code.PODS_MISSING, 2, Code.QUOTA_EXCEEDED)
+    assert list_codes([some], [pod(0), pod(1), pod(2)], warnings={"app-x1-trainer": event}) == []
     ended = job(("Complete", "r"), status=None)
     ended["spec"]["parallelism"] = 3
-    assert describe([ended], [pod(0, "Succeeded")], warnings={"app-x1-trainer": event}).msg == "<NONE>"
+    assert list_codes([ended], [pod(0, "Succeeded")], warnings={"app-x1-trainer": event}) == []
 
 
 def test_the_reason_of_the_queue_comes_first():
-    status = describe([job()], [], queue_reason="waiting in queue q: insufficient quota")
-    assert status.msg == "waiting in queue q: insufficient quota"
+    queue = Reason(code=Code.QUEUE, queue="q", text="insufficient quota")
+    assert find([job()], [], queue=queue).reasons == (queue,)
 
 
 def test_a_failed_job_shows_the_exception_in_both_places_of_torchx():
@@ -442,14 +468,11 @@ def test_a_failed_job_shows_the_exception_in_both_places_of_torchx():
 def test_the_reason_of_the_end_is_shown_while_other_pods_still_end():
     lost = pod(0, "Failed", containerStatuses=terminated(143))
     terminating = pod(1, metadata={"deletionTimestamp": "2026-01-01T00:01:00Z"})
-    status = describe([job(("FailureTarget", "FailedIndexes"))], [lost, terminating])
-    assert status.msg.startswith(
-        "a replica failed, and no retry of it was left (--max_retries); 1 of 2 pods failed: "
-        "node 0 (pod app-x1-trainer-0-abcde) was ended by SIGTERM"
-    )
-    assert status.num_restarts == 0, "no pod was replaced"
+    facts = find([job(("FailureTarget", "FailedIndexes"))], [lost, terminating])
+    assert [each.code for each in facts.reasons] == [Code.NO_RETRY_LEFT, Code.PODS_FAILED, Code.PODS_RUN]
+    assert facts.restarts == 0, "no pod was replaced"
     both = job(("FailureTarget", "FailedIndexes"), ("Failed", "FailedIndexes"))
-    assert describe([both], [lost]).msg.count("max_retries") == 1
+    assert list_codes([both], [lost]) == [Code.NO_RETRY_LEFT, Code.PODS_FAILED]
 
 
 KILLED = terminated(137)
@@ -457,57 +480,52 @@ FAILED_INDEX = ("Failed", "FailedIndexes")
 
 
 @pytest.mark.parametrize(
-    ("pods", "said"),
+    ("pods", "nodes", "names"),
     [
-        (
-            [pod(1, "Failed", containerStatuses=KILLED)],
-            "1 of 2 pods failed: node 1 (pod app-x1-trainer-1-abcde) was ended by SIGKILL",
-        ),
+        ([pod(1, "Failed", containerStatuses=KILLED)], (1,), ("app-x1-trainer-1-abcde",)),
         (
             [pod(index, "Failed", containerStatuses=KILLED) for index in range(2)],
-            "2 of 2 pods failed: nodes 0, 1 were ended by SIGKILL",
-        ),
-        (
-            [pod(1, "Failed", reason="Evicted", message="low on memory")],
-            "1 of 2 pods failed: node 1 (pod app-x1-trainer-1-abcde): evicted by its node: low on memory",
+            (0, 1),
+            ("app-x1-trainer-0-abcde", "app-x1-trainer-1-abcde"),
         ),
         (
             [
                 pod(0, "Failed", name="a", containerStatuses=KILLED),
                 pod(0, "Failed", name="b", containerStatuses=KILLED, metadata={"labels": {COMPONENT: "other"}}),
             ],
-            "2 of 2 pods failed: pods b, a were ended by SIGKILL",
+            (),
+            ("b", "a"),
         ),
     ],
 )
-def test_pods_that_failed_are_named(pods, said):
+def test_pods_that_failed_are_named(pods, nodes, names):
     """It was "1/2 Failed: was ended by SIGKILL": no node, and it read as attempt 1 of 2."""
     some = job(FAILED_INDEX) | {"spec": {"completions": 2}}
-    assert describe([some], pods).msg == f"a replica failed, and no retry of it was left (--max_retries); {said}"
+    why, reason = find([some], pods).reasons
+    assert (why.code, reason.code, reason.nodes, reason.pods) == (Code.NO_RETRY_LEFT, Code.PODS_FAILED, nodes, names)
+    assert reason.causes == (Reason(code=Code.EXITED, exit_code=137),)
 
 
 def test_a_pod_that_only_repeats_the_report_is_left_out():
     """Beside "exited with code 3" it said "1/2 Failed: exited with code 1": the code of the agent."""
     some = job(("Failed", "PodFailurePolicy")) | {"spec": {"completions": 2}}
     told = pod(0, "Failed", containerStatuses=terminated(1, message=REPORT))
-    why = "rank 3 on node 1 (app-x1-trainer-1) exited with code 1 (ValueError: bad batch); why it ended"
-    assert describe([some], [told]).msg == why
     mute = pod(1, "Failed", containerStatuses=terminated(1))
-    assert describe([some], [told, mute]).msg == why
-    for other, end in ((terminated(137), "was ended by SIGKILL"), (terminated(1, message="no disk"), "exited with")):
-        said = describe([some], [told, pod(1, "Failed", containerStatuses=other)]).msg
-        assert said.startswith(f"{why}; 1 of 2 pods failed: node 1 (pod app-x1-trainer-1-abcde) {end}")
+    assert list_codes([some], [told]) == list_codes([some], [told, mute]) == [Code.JOB_FAILED]
+    for other in (terminated(137), terminated(1, message="no disk")):
+        pods = [told, pod(1, "Failed", containerStatuses=other)]
+        assert list_codes([some], pods) == [Code.JOB_FAILED, Code.PODS_FAILED]
 
 
 def test_a_pod_that_ends_with_its_job_is_cancelled():
     """It was RUNNING."""
     ends = pod(0, metadata={"deletionTimestamp": "2026-01-01T00:01:00Z"})
     facts = build_facts("ns:app-x1", Observation(parents=[job(FAILED_INDEX)], pods=[read_pod(ends)]))
-    lines = [(each.state, find_reason(each)) for each in facts.replicas[:2]]
-    told = "its pod is being deleted, because the job has ended", "it has no pod, because the job has ended"
-    assert lines == [(AppState.CANCELLED, why) for why in told]
+    assert [(each.state, each.reasons) for each in facts.replicas[:2]] == [
+        (AppState.CANCELLED, (Reason(code=code),)) for code in (Code.POD_ENDS, Code.HAS_NO_POD)
+    ]
     runs = build_facts("ns:app-x1", Observation(parents=[job()], pods=[read_pod(ends)])).replicas[0]
-    assert (runs.state, find_reason(runs)) == (AppState.RUNNING, None)
+    assert (runs.state, runs.reasons) == (AppState.RUNNING, ())
 
 
 def test_the_node_that_failed_is_failed_although_its_pod_is_gone():
@@ -537,8 +555,7 @@ def test_a_pod_that_was_drained_does_not_stand_for_its_node():
     drained = pod(1, "Failed", containerStatuses=terminated(143))
     running = job() | {"spec": {"parallelism": 2, "completions": 2}}
     status = describe([running], [pod(0), drained])
-    assert status.msg.startswith("1 pod not created yet: the Job controller replaces a pod after 10 s")
-    assert "Failed" not in status.msg
+    assert list_codes([running], [pod(0), drained]) == [Code.PODS_REPLACED_SOON]
     assert [each.state for each in status.roles_statuses[0].replicas][:2] == [AppState.RUNNING, AppState.PENDING]
     cancelled = job(("Failed", "DeadlineExceeded"), annotations={CANCEL_ANNOTATION: "true"})
     replicas = describe([cancelled], [pod(0, "Failed", containerStatuses=terminated(143))]).roles_statuses[0].replicas
@@ -547,9 +564,8 @@ def test_a_pod_that_was_drained_does_not_stand_for_its_node():
 
 def test_a_deadline_of_the_users_own_is_told_as_such():
     """It was said that another role had failed, of which there was none."""
-    status = describe([job(("Failed", "DeadlineExceeded"))], [])
-    assert status.msg.startswith("DeadlineExceeded: ")
-    assert "another role" not in status.msg
+    [reason] = find([job(("Failed", "DeadlineExceeded"))], []).reasons
+    assert (reason.code, reason.word) == (Code.SCHEDULER_SAID, "DeadlineExceeded")
 
 
 @pytest.mark.parametrize("prefix", ["", "trainer."])
@@ -557,17 +573,17 @@ def test_if_the_pods_are_gone_the_annotation_of_the_job_says_why_it_failed(prefi
     """The job was submitted with `-cfg events=true`. The status did not use what its agents had left in the cluster."""
     told = {f"muster.torchx/{prefix}failed": "2026-01-01T00:00:00Z rank 1 did not enter all_reduce\x1b[2J"}
     failed = job(("Failed", "PodFailurePolicy"), annotations=told)
-    status = describe([failed], [], lost_pod="pod p is gone: deleted")
-    assert status.msg.startswith("rank 1 did not enter all_reduce")
-    assert "; pod p is gone: deleted; PodFailurePolicy: m" in status.msg
-    assert "\x1b" not in status.msg
+    lost = Reason(code=Code.POD_LOST, pods=("p",), causes=(Reason(code=Code.POD_DELETED),))
+    said, gone, policy = find([failed], [], lost_pod=lost).reasons
+    assert (said.code, said.text) == (Code.AGENT_SAID, r"rank 1 did not enter all_reduce\x1b[2J")
+    assert (gone, policy.word, policy.text) == (lost, "PodFailurePolicy", "m")
 
 
 def test_a_pod_without_a_report_shows_its_last_line():
     failed = [pod(0, "Failed", containerStatuses=terminated(3, message="line 1\nSystemExit: 3\n"))]
     status = describe([job(("Failed", "BackoffLimitExceeded"))], failed)
-    ended = "1 of 1 pod failed: node 0 (pod app-x1-trainer-0-abcde) exited with code 3 (SystemExit: 3)"
-    assert status.msg == f"more replicas failed than max_retries allows; {ended}"
+    why, ended = status.facts.reasons
+    assert (why.code, ended.code, ended.text) == (Code.TOO_MANY_FAILED, Code.PODS_FAILED, "SystemExit: 3")
     shown = AppStatus(status.state, roles=status.roles_statuses)
     assert "exited with code 3: SystemExit: 3" in shown.format()
 
@@ -579,22 +595,22 @@ def test_other_kinds():
 
 
 @pytest.mark.parametrize(
-    ("mark", "said"),
-    [("torchx cancel", "cancelled (torchx cancel)"), ("muster stop", "stopped (muster stop)")],
+    ("mark", "code"),
+    [("torchx cancel", Code.CANCELLED_BY), ("muster stop", Code.STOPPED)],
 )
-def test_a_cancelled_app_names_the_command_that_ended_it(mark, said):
+def test_a_cancelled_app_names_the_command_that_ended_it(mark, code):
     """It gave no reason."""
     cancelled = job(("Failed", "DeadlineExceeded"), annotations={CANCEL_ANNOTATION: mark})
-    assert describe([cancelled], []).msg == said
+    assert find([cancelled], []).reasons == (Reason(code=code, by=mark),)
 
 
 def test_an_app_that_is_suspended_without_a_queue_names_the_command_that_resumes_it():
     """It said that it waits for its queue, and there was none."""
     suspended = job(status={}) | {"spec": {"suspend": True}}
     resume = """kubectl -n default patch job app-x1-trainer --type=merge -p '{"spec":{"suspend":false}}'"""
-    assert describe([suspended], []).msg == f"suspended: to resume it, run: {resume}"
+    assert find([suspended], []).reasons == (Reason(code=Code.SUSPENDED, by=resume),)
     suspended["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "gpus"
-    assert describe([suspended], []).msg == "suspended: waiting for its queue gpus"
+    assert find([suspended], []).reasons == (Reason(code=Code.SUSPENDED_IN_QUEUE, queue="gpus"),)
 
 
 def test_the_record_of_a_cancelled_app_keeps_the_time_of_its_submission():
@@ -610,7 +626,9 @@ def test_the_record_of_a_cancelled_app_keeps_the_time_of_its_submission():
 def test_a_pod_that_was_replaced_is_told():
     """Its node runs again, and nothing told of the pod that was lost."""
     lost = pod(0, "Failed", name="a", containerStatuses=terminated(137))
-    status = describe([job()], [lost, pod(0, created="2026-01-01T00:00:05Z")])
-    assert status.state is AppState.RUNNING
-    assert status.msg.startswith("the pod of node 0 was replaced: was ended by SIGKILL")
-    assert "replaced" not in describe([job()], [lost, pod(0, "Pending", created="2026-01-01T00:00:05Z"), pod(1)]).msg
+    facts = find([job()], [lost, pod(0, created="2026-01-01T00:00:05Z")])
+    assert facts.state is AppState.RUNNING
+    killed = Reason(code=Code.EXITED, exit_code=137)
+    assert facts.reasons == (Reason(code=Code.POD_REPLACED, nodes=(0,), causes=(killed,)),)
+    waits = pod(0, "Pending", created="2026-01-01T00:00:05Z")
+    assert not has_code(find([job()], [lost, waits, pod(1)]).reasons, Code.POD_REPLACED)

@@ -22,6 +22,7 @@ from muster.cli.commands import main as run_muster
 from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.kubernetes.app_id import parse_app_id
 from muster.schedulers.kubernetes.live import kept_logs
+from muster.schedulers.wording.reasons import Code, Reason
 
 JOBS, PODS = "/apis/batch/v1/namespaces/team/jobs", "/pods"
 
@@ -959,13 +960,13 @@ def test_a_role_whose_job_is_deleted_cannot_be_resized(cluster, scheduler):
 
 
 @pytest.mark.parametrize(
-    ("event", "why"),
+    ("event", "code"),
     [
-        (("Killing", "Stopping container main"), r"deleted \(Stopping container main\)"),
-        (("Preempted", "by a pod on node a"), r"preempted by a pod of higher priority \(by a pod on node a\)"),
+        (("Killing", "Stopping container main"), Code.POD_DELETED),
+        (("Preempted", "by a pod on node a"), Code.PREEMPTED),
     ],
 )
-def test_a_job_that_a_deleted_pod_has_failed_names_it(cluster, scheduler, event, why):
+def test_a_job_that_a_deleted_pod_has_failed_names_it(cluster, scheduler, event, code):
     """The pod does not exist any more, and the Job says only that it has failed."""
     app_id = submit(scheduler)
     name = app_id.partition(":")[2]
@@ -976,7 +977,8 @@ def test_a_job_that_a_deleted_pod_has_failed_names_it(cluster, scheduler, event,
     status = scheduler.describe(app_id)
     assert status.state is AppState.FAILED
     assert not cluster.find("pods")
-    assert re.match(rf"pod {pods[1]['metadata']['name']} is gone: {why}", status.msg)
+    why = Reason(code=code, text=event[1])
+    assert status.facts.reasons[0] == Reason(code=Code.POD_LOST, pods=(pods[1]["metadata"]["name"],), causes=(why,))
 
 
 def test_a_deleted_pod_is_named_without_the_right_to_events(cluster, scheduler):

@@ -7,7 +7,6 @@ from torchx.specs.finder import ComponentValidationException
 
 from muster._shared.job_view import JobStatus
 from muster.schedulers.adapter import supervised
-from muster.schedulers.adapter.records import JobFacts
 from muster.schedulers.adapter.status import build_status
 from muster.schedulers.errors import OptionError, SchedulerError
 from muster.schedulers.runner import roles
@@ -24,6 +23,8 @@ from muster.schedulers.supervision.state import (
     RetryScope,
     SupervisedApp,
 )
+from muster.schedulers.wording.job_facts import JobFacts
+from muster.schedulers.wording.reasons import Code, Reason
 
 BOOLS = "one of true, 1, yes, on, false, 0, no, off"
 ALL = "`torchx runopts local_cwd` lists all"
@@ -205,7 +206,7 @@ def test_describe_returns_what_was_submitted():
         },
         phase=AppPhase.ENDED,
         outcome=Outcome.FAILED,
-        reason="because",
+        reasons=(Reason(code=Code.SCRIPT_SAID, text="because"),),
     )
     record = AppRecord(app=state, machine=Machine.here())
     words = supervised.AgentWords(jobs={"r": JobFacts(status=JobStatus(step=3))})

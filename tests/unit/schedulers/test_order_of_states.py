@@ -19,7 +19,7 @@ from muster.schedulers.docker.spec import Label
 from muster.schedulers.kubernetes.labels import CANCEL_ANNOTATION
 from muster.schedulers.kubernetes.live.pod_status import read_pod
 from muster.schedulers.kubernetes.live.status import Observation, decide_state, has_run
-from muster.schedulers.slurm import live, words
+from muster.schedulers.slurm import live, reasons
 from muster.schedulers.supervision import decisions, events
 from muster.schedulers.supervision.events import ReplicaEnded
 from muster.schedulers.supervision.state import ReplicaId, RetryScope, SupervisedRole
@@ -179,13 +179,13 @@ def test_of_a_supervisor() -> None:
             )
             for name in ("a", "b")
         ]
-        state, states = decisions.build_state(plan), [_find_state(None, "")]
+        state, states = decisions.build_state(plan), [_find_state(None, None)]
         for step in range(30):
             replica = ReplicaId(rng.choice("ab"), rng.randrange(2))
-            ended = ReplicaEnded(replica=replica, exit_code=rng.choice([0, 0, 1, 69, 137, 143, None]), reason="")
-            stop = events.CancelRequested(reason="cancelled")
+            ended = ReplicaEnded(replica=replica, exit_code=rng.choice([0, 0, 1, 69, 137, 143, None]))
+            stop = events.CancelRequested()
             event: events.Event = ended if rng.random() < 0.95 else stop
-            states.append(_find_state(SimpleNamespace(app=state), ""))  # type: ignore[arg-type]
+            states.append(_find_state(SimpleNamespace(app=state), None))  # type: ignore[arg-type]
             state, _ = decisions.decide(plan, state, event if step else events.Begin())
         check_order(states)
 
@@ -219,7 +219,7 @@ def test_of_slurm(*, is_recorded: bool) -> None:
     before = ["PENDING", "CONFIGURING"]
     while_running = ["RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING", "STAGE_OUT", "COMPLETING"]
     again = ["REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "PENDING"]
-    ends = [name for name, state in words.STATES.items() if is_terminal(state)]
+    ends = [name for name, state in reasons.STATES.items() if is_terminal(state)]
     for seed in range(HISTORIES):
         rng = random.Random(seed)
         run = [rng.choice(before) for _ in range(3)] + [rng.choice(while_running) for _ in range(5)]

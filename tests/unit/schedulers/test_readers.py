@@ -15,16 +15,14 @@ from muster._shared.contract import FORMAT
 from muster._shared.control import parse_answer
 from muster._shared.reports import Report
 from muster.agent.diagnosis.report_files import build_termination_message, write_report
-from muster.schedulers.adapter.records import JobFacts, RecordReader
+from muster.schedulers.adapter.records import RecordReader
 from muster.schedulers.docker.engine.errors import one_line
 from muster.schedulers.failure_report import (
     describe_report,
-    describe_status,
-    describe_trouble,
     find_root_cause,
+    find_trouble,
     find_usage_line,
     parse_attempt,
-    parse_hang,
     parse_report,
     parse_status,
     read_error_file,
@@ -33,6 +31,10 @@ from muster.schedulers.kubernetes.live.status import _build_torch_error
 from muster.schedulers.lines import LineSplitter
 from muster.schedulers.processes.agent_files import read_records, read_report
 from muster.schedulers.timestamps import parse_seconds, parse_timestamp
+from muster.schedulers.wording.job_facts import JobFacts
+from muster.schedulers.wording.job_line import describe_status
+from muster.schedulers.wording.reasons import Code, Reason
+from muster.schedulers.wording.words import word_all
 
 
 @given(pieces=st.lists(st.text(alphabet="aé\r\n", max_size=4).map(str.encode)), cut=st.integers(0, 20))
@@ -87,8 +89,8 @@ def test_what_is_no_report(text):
 
 def test_what_an_agent_says_about_its_command_line():
     errors = b"uster: cut off\nmuster: no such script: x.py (in /app)\nfrom a library\nmuster"
-    assert find_usage_line(errors) == "no such script: x.py (in /app)"
-    assert find_usage_line(b"Traceback\n") == find_usage_line(b"") == ""
+    assert find_usage_line(errors) == (Reason(code=Code.AGENT_SAID, text="no such script: x.py (in /app)"),)
+    assert find_usage_line(b"Traceback\n") == find_usage_line(b"") == ()
 
 
 FAILURE = {
@@ -160,13 +162,12 @@ def write_records(*events):
 
 
 HANG = (("hang_named", "the job hangs: no step for 60 s"), ("notice", "other"), ("hang_named", "rank 1 sleeps"))
-TOLD = "the job hangs: no step for 60 s; rank 1 sleeps (reported at 2027-01-15 08:00:00 UTC)"
-TOLD += "; `muster stacks` prints all stacks, `muster stop` ends the job"
+TOLD = Reason(code=Code.HANGS, text="the job hangs: no step for 60 s; rank 1 sleeps", at_s=1_800_000_000.0)
 
 
 def test_a_hang_that_goes_on():
-    assert parse_hang(b'cut off"}\n' + write_records(*HANG, ("workers_idle", "")) + b'{"what"') == TOLD
-    assert parse_hang(b"") == ""
+    assert find_trouble(b'cut off"}\n' + write_records(*HANG, ("workers_idle", "")) + b'{"what"') == (TOLD,)
+    assert find_trouble(b"") == ()
 
 
 def test_a_job_that_forms_a_new_round():
@@ -176,10 +177,10 @@ def test_a_job_that_forms_a_new_round():
         return json.dumps({"what": "round_broken", "time_s": 1.0, "detail": {"kind": kind, "reason": reason}}).encode()
 
     lost = broken("membership", "node 1 was\nlost")
-    assert describe_trouble(lost) == "the nodes form a new round: node 1 was lost"
-    assert describe_trouble(lost + b"\n" + write_records(("round_formed", ""))) == ""
-    assert describe_trouble(lost + b"\n" + broken("final", "rank 1 exited")) == ""
-    assert describe_trouble(b'{"what": "round_broken", "time_s": 1.0, "detail": [1]}') == ""
+    assert find_trouble(lost) == (Reason(code=Code.NEW_ROUND, text="node 1 was lost"),)
+    assert find_trouble(lost + b"\n" + write_records(("round_formed", ""))) == ()
+    assert find_trouble(lost + b"\n" + broken("final", "rank 1 exited")) == ()
+    assert find_trouble(b'{"what": "round_broken", "time_s": 1.0, "detail": [1]}') == ()
 
 
 PROGRESS = {
@@ -205,7 +206,7 @@ def test_how_far_a_job_is():
     paused = {"state": "paused", "paused_since_s": at.timestamp(), "rate": 0.0, "step": 214, "values": {}}
     assert describe(**paused) == f"paused at step 214 since {at:%H:%M}"
     assert describe(**{**paused, "paused_since_s": 0.0}).startswith("paused at step 214 since 19")
-    assert describe_trouble(write_records(*HANG)) == TOLD
+    assert find_trouble(write_records(*HANG)) == (TOLD,)
 
 
 @pytest.mark.parametrize(
@@ -225,20 +226,24 @@ def test_a_status_that_lies_breaks_nothing():
     assert parse_status(b"") is parse_status(b'{"format": 1') is parse_status(b"[1]") is None
 
 
+def list_texts(*events):
+    return [each.text for each in find_trouble(write_records(*events))]
+
+
 def test_a_job_that_stands_still():
     """Each line takes the place of the last one, and that of a hang the place of both."""
     still = [("stood_still", f"the job stands still, for {for_s} s now") for for_s in (50, 100)]
-    assert parse_hang(write_records(*still)).startswith("the job stands still, for 100 s now (reported at ")
-    assert parse_hang(write_records(*still, *HANG)).startswith("the job hangs: no step for 60 s; rank 1 sleeps (")
-    assert parse_hang(write_records(*still, ("moved_again", ""))) == ""
+    assert list_texts(*still) == ["the job stands still, for 100 s now"]
+    assert list_texts(*still, *HANG) == [TOLD.text]
+    assert list_texts(*still, ("moved_again", "")) == []
 
 
 @pytest.mark.parametrize(
     "end", ["hang_ended", "round_broken", "round_formed", "workers_stopped", "fenced", "job_ended"]
 )
 def test_a_hang_that_is_over(end):
-    assert parse_hang(write_records(*HANG, (end, ""))) == ""
-    assert parse_hang(write_records(("hang_named", "before"), (end, ""), *HANG)).startswith("the job hangs: no step")
+    assert list_texts(*HANG, (end, "")) == []
+    assert list_texts(("hang_named", "before"), (end, ""), *HANG) == [TOLD.text]
 
 
 @pytest.mark.parametrize(
@@ -256,7 +261,7 @@ def test_a_hang_that_is_over(end):
 )
 def test_damaged_records(record):
     """`torchx status` ended with a traceback."""
-    assert parse_hang(record + b"\n") == ""
+    assert find_trouble(record + b"\n") == ()
     assert parse_attempt(record + b"\n") == 0
 
 
@@ -281,7 +286,7 @@ def test_what_a_container_wrote_itself_ends_no_command(tmp_path, value):
     record = {"time_s": 1.0, "what": "hang_named", "attempt": 1, "detail": {"text": "waits"}}
     for name in record:
         line = json.dumps({**record, name: value}).encode()
-        assert isinstance(parse_hang(line), str)
+        assert isinstance(word_all(find_trouble(line)), str)
         assert 0 <= parse_attempt(line) <= 1_000_000
     for name in FAILURE:
         for reason in ("why", value):
@@ -305,9 +310,9 @@ def test_what_commands_quote_shows_escape_sequences():
     evil = "\x1b]52;c;eA==\x07\x1b[2J"
     shown = r"\x1b]52;c;eA==\x07\x1b[2J"
     record = {"time_s": 1.0, "what": "hang_named", "detail": {"text": evil}}
-    assert parse_hang(json.dumps(record).encode()).startswith(f"{shown} (reported at")
+    assert find_trouble(json.dumps(record).encode()) == (Reason(code=Code.HANGS, text=shown, at_s=1.0),)
     assert describe_report(read(reason=f"rank 0: {evil}")) == f"rank 0: {shown}"
-    assert find_usage_line(f"muster: no script {evil}\n".encode()) == f"no script {shown}"
+    assert find_usage_line(f"muster: no script {evil}\n".encode())[0].text == f"no script {shown}"
     assert one_line(evil) == shown
 
 
@@ -317,7 +322,7 @@ def test_files_that_are_too_deep_are_as_files_that_are_missing(tmp_path):
     assert read_error_file(path) is None
     assert parse_report(DEEP) is None
     assert parse_attempt(DEEP.encode()) == 0
-    assert parse_hang(DEEP.encode()) == ""
+    assert find_trouble(DEEP.encode()) == ()
     with pytest.raises(ValueError, match="nested too deeply"):
         parse_answer(DEEP)
 

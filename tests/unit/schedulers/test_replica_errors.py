@@ -7,8 +7,9 @@ from torchx.specs import AppDef, AppState, AppStatus, Role
 from torchx.specs.api import NONE, ReplicaStatus
 
 from muster._shared.reports import Failure, Report
-from muster.schedulers.adapter.facts import AppFacts
 from muster.schedulers.adapter.status import build_status, drop_report, shorten_status
+from muster.schedulers.wording.facts import AppFacts
+from muster.schedulers.wording.reasons import Code, Reason
 
 
 def build_failure(node: int, **fields: object) -> Failure:
@@ -36,7 +37,7 @@ def build_facts(state: AppState, replica_state: AppState, report: Report | None 
         app=AppDef("app", roles=[Role(name="main", image="")]),
         state=state,
         replicas=replicas,
-        messages=("why",),
+        reasons=(Reason(code=Code.JOB_FAILED, text="why"),),
         error='{"message": {"message": "x"}, "report": {}}',
         reports={} if report is None else {"main": report},
     )

@@ -26,6 +26,7 @@ from muster.schedulers.supervision.app_folder import AppFolder, AppRecord, AppSp
 from muster.schedulers.supervision.driver import EventQueue
 from muster.schedulers.supervision.machine import Machine
 from muster.schedulers.supervision.state import AppPhase, ReplicaId, ReplicaState, SupervisedApp
+from muster.schedulers.wording.reasons import Code, Reason
 from muster.testing.contract_apps import build_agents
 
 HOSTFILE = """\
@@ -185,7 +186,7 @@ def build_driver(folder, *, retries=1, used=0, phase=AppPhase.RUNNING):
 def test_a_node_that_leaves_is_replaced_on_a_spare(tmp_path, index) -> None:
     """With the code after which Docker starts another container, and Kubernetes another pod."""
     driver = build_driver(tmp_path / "app")
-    assert driver.explain_end(ReplicaId("w", index), 69) == (69, "its place is c now")
+    assert driver.explain_end(ReplicaId("w", index), 69) == (69, (Reason(code=Code.MOVED, host="c"),))
     hosts = {each.index: host for each, host in driver._hosts.items()}
     assert hosts == {0: "a", 1: "b", index: "c"}
     assert driver._spares == ["ab"[index]], "the last spare"
@@ -201,7 +202,7 @@ def test_a_replica_that_does_not_start_elsewhere_keeps_its_host(tmp_path, code, 
     folder = AppFolder(tmp_path / "app").replica_dir(ReplicaId("w", 0))
     folder.mkdir(parents=True)
     (folder / STATE_NAME).write_text(json.dumps({"reason": "a: not reached"}))
-    expected = (None, "a: not reached") if code == 255 else (code, "")
+    expected = (None, (Reason(code=Code.LINK_LOST, text="a: not reached"),)) if code == 255 else (code, ())
     assert driver.explain_end(ReplicaId("w", 0), code) == expected
     assert list(driver._hosts.values()) == ["a", "b"]
 

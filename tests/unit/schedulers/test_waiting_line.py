@@ -2,13 +2,20 @@
 
 from dataclasses import dataclass, field
 
-from torchx.specs import AppState
-from torchx.specs.api import ReplicaStatus, RoleStatus
+from torchx.specs import AppDef, AppState, Role
+from torchx.specs.api import ReplicaStatus
 
-from muster.schedulers.adapter.status import DescribedApp
+from muster._shared.records import replace
+from muster.schedulers.adapter.status import build_status
 from muster.schedulers.adapter.waiting_line import WaitingLine
+from muster.schedulers.wording.facts import AppFacts
+from muster.schedulers.wording.reasons import Code, Reason
 
-CPU = "2 of 2 pods wait: Insufficient cpu (2 of 2 nodes)"
+FULL = Reason(code=Code.UNSCHEDULABLE, lacks=("Insufficient cpu",), counts=(2,), total=2)
+CPU = Reason(code=Code.PODS_WAIT, count=2, total=2, causes=(FULL,))
+IMAGE = Reason(code=Code.IMAGE_NOT_PULLED, image="img")
+QUOTA = Reason(code=Code.QUOTA_EXCEEDED, word="FailedCreate", text="exceeded quota", what="FailedCreate")
+WAITS = "app PENDING: 2 of 2 pods wait: Insufficient cpu (2 of 2 nodes)"
 
 
 @dataclass
@@ -25,20 +32,18 @@ class World:
         self,
         seconds: int,
         state: AppState = AppState.PENDING,
-        msg: str = CPU,
+        reason: Reason | None = CPU,
         app_id: str = "app",
-        waits: tuple[str, ...] = (),
         replicas: str = "",
     ) -> list[str]:
         """Ask once a second. Returns what was said. `replicas`: R for each that runs, P for each that waits."""
         before = len(self.said)
         states = [AppState.RUNNING if each == "R" else AppState.PENDING for each in replicas]
         nodes = [ReplicaStatus(id=index, state=each, role="w", hostname="") for index, each in enumerate(states)]
-        roles = [RoleStatus(role="w", replicas=nodes)]
+        app = AppDef(name="", roles=[Role(name="w", image="")])
         for second in range(seconds):
-            told = msg.replace("{s}", str(second))
-            answer = DescribedApp(app_id=app_id, state=state, msg=told, roles_statuses=roles, waits=waits)
-            self.line.update(answer)
+            told = () if reason is None else (replace(reason, age_s=float(second)),)
+            self.line.update(build_status(AppFacts(app_id=app_id, app=app, state=state, replicas=nodes, reasons=told)))
             self.now_s += 1
         return self.said[before:]
 
@@ -46,50 +51,44 @@ class World:
 def test_it_is_said_once_it_waits_for_some_seconds_and_then_when_it_changes() -> None:
     world = World()
     assert world.wait(5) == []
-    assert world.wait(60) == [f"app PENDING: {CPU}"]
-    assert world.wait(60, msg="1 of 2 pods waits: ErrImagePull") == ["app PENDING: 1 of 2 pods waits: ErrImagePull"]
-    assert world.wait(60, AppState.RUNNING, "2 of 2 nodes run") == ["app RUNNING: 2 of 2 nodes run"]
+    assert world.wait(60) == [WAITS]
+    [said] = world.wait(60, reason=IMAGE)
+    assert said.startswith("app PENDING: cannot pull image")
+    assert world.wait(60, AppState.RUNNING, None, replicas="RR") == ["app RUNNING: 2 of 2 nodes run"]
     assert world.wait(5) == []
-    assert world.wait(60) == [f"app PENDING: {CPU}"], "it waits again"
+    assert world.wait(60) == [WAITS], "it waits again"
 
 
 def test_a_job_that_starts_soon_or_ends_is_not_told() -> None:
     world = World()
     world.wait(4)
-    world.wait(60, AppState.RUNNING, "2 of 2 nodes run")
+    world.wait(60, AppState.RUNNING, None, replicas="RR")
     world.wait(3)
-    world.wait(3, AppState.SUCCEEDED, "")
+    world.wait(3, AppState.SUCCEEDED, None)
     assert world.said == []
     world.wait(9)
-    assert world.wait(3, AppState.FAILED, "no such image") == [], "TorchX prints how it has ended"
+    assert world.wait(3, AppState.FAILED, IMAGE) == [], "TorchX prints how it has ended"
 
 
 def test_a_reason_that_changes_each_second_is_told_now_and_then() -> None:
     world = World()
     for second in range(60):
-        world.wait(1, msg=f"{second} pods ahead")
+        world.wait(1, reason=Reason(code=Code.TOLD, text=f"{second} pods ahead", what=f"{second} pods ahead"))
     assert len(world.said) == 11
 
 
 def test_while_nodes_of_an_app_that_runs_are_missing_it_says_why() -> None:
     """The command was silent once one node ran: with a quota of one pod, for ever."""
     world = World()
-    quota = "1 pod not created for {s} s: exceeded quota; 1 of 2 nodes runs"
+    missing = Reason(code=Code.PODS_MISSING, count=1, causes=(QUOTA,))
     world.wait(4)
-    said = world.wait(60, AppState.RUNNING, quota, waits=("FailedCreate",), replicas="RP")
-    assert said == ["app RUNNING: 1 pod not created for 1 s: exceeded quota; 1 of 2 nodes runs"]
-    cpu = world.wait(20, AppState.RUNNING, CPU, waits=("Insufficient cpu",), replicas="RP")
-    assert cpu == [f"app RUNNING: {CPU}; 1 of 2 nodes runs"], "another reason"
-    assert world.wait(20, AppState.RUNNING, "2 of 2 nodes run", replicas="RR") == ["app RUNNING: 2 of 2 nodes run"]
-
-
-def test_what_an_adapter_tells_apart_is_told_once() -> None:
-    world = World()
-    assert len(world.wait(60, msg="{s} of 2 pods wait: cannot pull", waits=("image",))) == 1
-    assert len(world.wait(60, msg="{s} s", waits=("image", "FailedMount"))) == 1
+    [said] = world.wait(60, AppState.RUNNING, missing, replicas="RP")
+    assert said.startswith("app RUNNING: 1 pod not created for 1 s: FailedCreate: exceeded quota")
+    assert len(world.wait(20, AppState.RUNNING, CPU, replicas="RP")) == 1, "another reason"
+    assert world.wait(20, AppState.RUNNING, None, replicas="RR") == ["app RUNNING: 2 of 2 nodes run"]
 
 
 def test_each_app_has_its_own_line() -> None:
     world = World()
     world.wait(6)
-    assert world.wait(6, app_id="other") == [f"other PENDING: {CPU}"]
+    assert world.wait(6, app_id="other") == [WAITS.replace("app", "other")]

@@ -25,6 +25,11 @@ from muster.schedulers.supervision.state import (
     SupervisedApp,
     SupervisedRole,
 )
+from muster.schedulers.wording.reasons import Code, Reason, has_code
+from muster.schedulers.wording.words import word
+
+SENT = Reason(code=Code.SLURM_SIGNALLED, signal="SIGTERM")
+KILLED = Reason(code=Code.REPLICA_ENDED, replica="w/1", exit_code=137, causes=(Reason(code=Code.ON_HOST, host="n2"),))
 
 ALLOCATION = Allocation(job_id="7", restarts="0", task=0, hosts=("n1", "n2", "n3"), end_s=None)
 
@@ -185,7 +190,7 @@ def test_an_incarnation_knows_its_number_and_how_the_one_before_ended(tmp_path: 
         folder.state_dir.mkdir(parents=True)
         assert node.describe_incarnation(AppFolder(tmp_path), spec, allocation, replica) == text, "another was first"
         if allocation is first:
-            app = SupervisedApp(replicas={replica: ReplicaState()}, reason="Slurm sent SIGTERM")
+            app = SupervisedApp(replicas={replica: ReplicaState()}, reasons=(SENT,))
             folder.write_record(AppRecord(app=app, machine=Machine.here(), submitted_s=0.0))
         return text
 
@@ -218,7 +223,7 @@ def test_a_job_that_has_ended_when_it_is_told_to_stop_is_not_run_again(
     """The time limit comes while the agents end: all steps are done, and the next run would begin with the first."""
     spec, replica = build_spec(tmp_path, 1, agent=runs_agent), ReplicaId("w", 0)
     running = build_running(replica, phase=AppPhase.RUNNING)
-    told, _ = decisions.decide(spec.roles, running, events.CancelRequested(reason="stopped before the time limit"))
+    told, _ = decisions.decide(spec.roles, running, events.CancelRequested(reasons=(Reason(code=Code.TIME_LIMIT),)))
     ended, _ = decisions.decide(spec.roles, told, events.ReplicaEnded(replica=replica, exit_code=exit_code))
     slurm = Slurm()
     monkeypatch.setattr(node, "_call", slurm.call)
@@ -243,13 +248,13 @@ def test_a_node_in_an_image_without_slurm_asks_the_script_to_go_on(
     assert node._end_run(AppFolder(tmp_path), spec, allocation, ended, has_to_continue=True) == code
     own = SupervisedApp(replicas={replica: ReplicaState(exit_code=250)}, outcome=Outcome.CANCELLED)
     assert node._end_run(AppFolder(tmp_path), spec, allocation, own, has_to_continue=False) == 1, "a program's own code"
-    node._end_others(AppFolder(tmp_path), allocation, "its other role has failed")
+    node._end_others(AppFolder(tmp_path), allocation, (KILLED,))
     supervised = Supervised(monkeypatch, spec, replica, allocation)
     looks: list[Any] = []
     monkeypatch.setattr(supervised.supervisor._event_queue, "set_timer", lambda *words: looks.append(words[-1]))
     supervised.supervisor.watch_end()
     looks[0]()
-    assert supervised.end(143).reason == "the job ends: its other role has failed"
+    assert supervised.end(143).reasons == (Reason(code=Code.JOB_ENDS, causes=(KILLED,)),)
     assert folder.run_dir.exists()
 
 
@@ -338,27 +343,27 @@ def test_a_run_that_its_limit_ends_goes_on_only_with_a_new_checkpoint(
     text = job.replace("NEAR", write_time(time.time() + 150)).replace("FAR", write_time(time.time() + 3600))
     monkeypatch.setattr(node, "_run", lambda *_words, **_more: text)
     made = Supervised(monkeypatch, spec, replica)
-    made.supervisor.leave("Slurm sent SIGUSR1", continues=True)
+    made.supervisor.leave(SENT, continues=True)
     if saves:
         kept.write_text("of this run")
     app = made.end(None)
     assert made.supervisor.has_to_continue == goes_on
     assert app.outcome is (Outcome.CANCELLED if goes_on else Outcome.FAILED)
-    assert ("for no new checkpoint" in app.reason) != goes_on
+    assert has_code(app.reasons, Code.NOTHING_SAVED) != goes_on
 
 
 @pytest.mark.parametrize(
     ("signum", "reason", "continues"),
-    [(signal.SIGHUP, "its role was resized", False), (signal.SIGTERM, "Slurm sent SIGTERM", True)],
+    [(signal.SIGHUP, Reason(code=Code.ROLE_RESIZED), False), (signal.SIGTERM, SENT, True)],
 )
 def test_a_node_that_a_resize_takes_away_is_not_run_again(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, signum: int, reason: str, *, continues: bool
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, signum: int, reason: Reason, *, continues: bool
 ) -> None:
     monkeypatch.setattr(node, "_run", lambda *_words, **_more: "")
     monkeypatch.setattr(node.NodeSupervisor, "_would_repeat", lambda _self: False)
     made = Supervised(monkeypatch, build_spec(tmp_path, 1), ReplicaId("w", 0))
     made.signal(signum)
-    assert (made.end(143).reason, made.supervisor.has_to_continue) == (reason, continues)
+    assert (made.end(143).reasons, made.supervisor.has_to_continue) == ((reason,), continues)
 
 
 @pytest.mark.parametrize(("left_s", "wait_s"), [(8.0, 3.0), (2.0, 0.0), (9999.0, node._LOOK_S)])
@@ -381,7 +386,7 @@ def test_a_run_ends_its_grace_period_before_the_time_limit(
     assert (len(timers), left) == (3, [1005.5])
 
 
-LOST = "Slurm has lost node n2"
+LOST = Reason(code=Code.NODES_LOST, hosts=("n2",))
 
 
 @pytest.mark.parametrize(
@@ -389,16 +394,22 @@ LOST = "Slurm has lost node n2"
     [
         ("n1,n3", "n2 DOWN*", "", {}, LOST),
         ("", "n1 IDLE n2 DOWN+DRAIN n3 IDLE", "", {}, LOST),  # it is queued again already
-        ("n1,n3", "n2 IDLE", "", {}, "Slurm sent SIGTERM"),  # its part had ended first
+        ("n1,n3", "n2 IDLE", "", {}, SENT),  # its part had ended first
         ("n1,n3", "n2 IDLE", "srun: error: Node failure on n2\n", {}, LOST),
-        ("n1,n2,n3", "", "", {}, "Slurm sent SIGTERM"),
-        ("", "", "", {}, "Slurm sent SIGTERM"),  # the controller does not answer
-        ("n1,n3", "n2 DOWN*", "", {"may_lose": True}, "Slurm sent SIGTERM"),  # it was lost long before
-        ("n1,n3", "n2 DOWN*", "srun: error: Node failure on n2\n", {"may_lose": True}, "Slurm sent SIGTERM"),
+        ("n1,n2,n3", "", "", {}, SENT),
+        ("", "", "", {}, SENT),  # the controller does not answer
+        ("n1,n3", "n2 DOWN*", "", {"may_lose": True}, SENT),  # it was lost long before
+        ("n1,n3", "n2 DOWN*", "srun: error: Node failure on n2\n", {"may_lose": True}, SENT),
     ],
 )
 def test_a_run_that_ends_because_slurm_has_lost_a_node_names_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, job: str, states: str, line: str, details: dict[str, Any], why: str
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    job: str,
+    states: str,
+    line: str,
+    details: dict[str, Any],
+    why: Reason,
 ) -> None:
     spec = build_spec(tmp_path, **{"replicas": {"w": [{}] * 3}, **details})
     words = states.split()
@@ -411,11 +422,11 @@ def test_a_run_that_ends_because_slurm_has_lost_a_node_names_it(
     made.signal(signal.SIGTERM)
     with log.open("a") as file:
         file.write(line)
-    assert made.end(143).reason == why
+    assert made.end(143).reasons == (why,)
     second = replace(ALLOCATION, restarts="1")
     for index in (0, 7):  # the node of the second knows nothing of it
         told_next = node.describe_incarnation(AppFolder(tmp_path), spec, second, ReplicaId("w", index))
-        assert told_next == f"2 {why}" or (index and why != LOST)
+        assert told_next == f"2 {word(why)}" or (index and why != LOST)
 
 
 @pytest.mark.parametrize("task", [0, 1])
@@ -441,7 +452,7 @@ def test_the_log_of_the_first_node_says_why_the_job_stops(
     for request, why in (("stop", "stopped (muster stop)"), ("cancel", "cancelled")):
         AppFolder(tmp_path).request_file.write_text(request)
         assert stop("signal") == ([f"w/0 [muster] {why}"] if task == 0 else [])
-    node._end_others(AppFolder(tmp_path), ALLOCATION, "w/1 was ended by SIGKILL (on n2)")
+    node._end_others(AppFolder(tmp_path), ALLOCATION, (KILLED,))
     assert stop("signal") == (["w/0 [muster] the job ends: w/1 was ended by SIGKILL (on n2)"] if task == 0 else [])
 
 
@@ -453,21 +464,26 @@ def test_a_job_with_spares_that_loses_its_script_names_its_first_node(monkeypatc
     monkeypatch.setattr(node.NodeSupervisor, "_would_repeat", lambda _self: False)
     made = Supervised(monkeypatch, spec, ReplicaId("w", 1), replace(ALLOCATION, task=1))
     made.signal(signal.SIGTERM)
-    assert made.end(143).reason == "Slurm has lost node n1"
+    assert made.end(143).reasons == (Reason(code=Code.NODES_LOST, hosts=("n1",)),)
 
 
 @pytest.mark.parametrize(
-    ("left", "failed", "why"),
+    ("left", "failed", "lost", "ended"),
     [
-        ("n1,n3", [0], f"{LOST}, and w/0 on n1 ended before: too few are left"),  # a spare had replaced it
-        ("n1,n3", [1], ""),  # one node, twice
-        ("n1,n3", [], ""),
-        ("n3", [], "Slurm has lost node n1, n2: too few are left"),
-        ("n1,n2,n3", [0], ""),
+        ("n1,n3", [0], ("n2",), ("w/0 on n1",)),  # a spare had replaced it
+        ("n1,n3", [1], (), ()),  # one node, twice
+        ("n1,n3", [], (), ()),
+        ("n3", [], ("n1", "n2"), ()),
+        ("n1,n2,n3", [0], (), ()),
     ],
 )
 def test_a_node_that_has_failed_counts_as_one_that_slurm_has_lost(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, left: str, failed: list[int], why: str
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    left: str,
+    failed: list[int],
+    lost: tuple[str, ...],
+    ended: tuple[str, ...],
 ) -> None:
     """Two nodes and a spare. The last one would wait for nodes that cannot come."""
     spec = build_spec(tmp_path, 2, may_lose=True, replicas={"w": [{"command": ["python3", "main.py"]}] * 3})
@@ -479,8 +495,9 @@ def test_a_node_that_has_failed_counts_as_one_that_slurm_has_lost(
     monkeypatch.setattr(node, "_run", lambda *_words, **_more: f"RUNNING {left}\n")
     monkeypatch.setattr(supervisor, "ask_slurm", lambda ask, then: then(ask()))
     supervisor._check_losses(replicas)
-    assert supervisor.record.app.reason == why
-    assert supervisor.has_to_continue == bool(why)
+    why = Reason(code=Code.NODES_LOST, hosts=lost, replicas=ended, is_final=True)
+    assert supervisor.record.app.reasons == ((why,) if lost else ())
+    assert supervisor.has_to_continue == bool(lost)
 
 
 def write_time(wall_s: float) -> str:

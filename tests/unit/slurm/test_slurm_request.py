@@ -13,13 +13,14 @@ from muster.components import dist
 from muster.schedulers.errors import EngineError, OptionError, SchedulerError
 from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.runner.option_records import declare_options, parse_options
-from muster.schedulers.slurm import client, create_scheduler, node, payload, words
+from muster.schedulers.slurm import client, create_scheduler, node, payload, reasons
 from muster.schedulers.slurm.client import Partition, QueueEntry, Wish
 from muster.schedulers.slurm.hosts import expand_hosts
 from muster.schedulers.slurm.node import Allocation, list_replicas, place_replicas
 from muster.schedulers.slurm.options import SlurmOptions
 from muster.schedulers.slurm.request import Place, _count_seconds, build_request, list_files
 from muster.schedulers.slurm.scheduler import _check_size, _submit, list_pauses
+from muster.schedulers.wording.words import word
 
 PLACE = Place(folder="/home/me/jobs/a", cwd="/home/me/code", python="/home/me/venv/bin/python")
 
@@ -272,11 +273,11 @@ def test_an_allocation_is_read_from_the_environment():
 def test_reasons_are_plain_words(reason, text):
     """Slurm tells when it begins, also of a job that is held; a time that is over is left out."""
     entry = QueueEntry(job_id="7", state="PENDING", reason=reason, start_s=9e9)
-    line = words.explain_wait(entry)
+    line = word(reasons.explain_wait(entry))
     assert line.startswith("job 7 waits: ")
     assert text in line
     assert ("; starts about 2255-" in line) is ("scontrol release" not in text)
-    assert "starts about" not in words.explain_wait(replace(entry, start_s=1e9))
+    assert "starts about" not in word(reasons.explain_wait(replace(entry, start_s=1e9)))
 
 
 FOUR = Partition(name="main", nodes=4)
@@ -305,7 +306,8 @@ FOUR = Partition(name="main", nodes=4)
 )
 def test_a_job_that_waits_for_nodes_says_how_many(reason, nodes, partitions, why):
     entry = QueueEntry(job_id="7", state="PENDING", reason=reason)
-    assert words.explain_wait(entry, Wish(nodes=nodes, partitions=tuple(partitions))) == f"job 7 waits: {why}"
+    told = reasons.explain_wait(entry, Wish(nodes=nodes, partitions=tuple(partitions)))
+    assert word(told) == f"job 7 waits: {why}"
 
 
 @pytest.mark.parametrize(
@@ -326,7 +328,8 @@ def test_a_job_that_waits_for_nodes_says_how_many(reason, nodes, partitions, why
 def test_a_job_that_its_partition_cannot_run_says_what_it_asks_for(monkeypatch, fields, asked):
     monkeypatch.setattr(client, "run", lambda *_words, **_named: f"JobId=7 {fields} Partition=main\n")
     monkeypatch.setattr(client, "list_partitions", lambda _names: [FOUR])
-    line = words.explain_wait(QueueEntry(job_id="7", state="PENDING", reason="PartitionConfig"), client.read_wish("7"))
+    entry = QueueEntry(job_id="7", state="PENDING", reason="PartitionConfig")
+    line = word(reasons.explain_wait(entry, client.read_wish("7")))
     why = f"partition main cannot give what it asks for ({asked}), and it does not start unless that changes"
     assert line == f"job 7 waits: {why} (PartitionConfig)"
 

@@ -22,8 +22,11 @@ from muster.schedulers.slurm.client import QueueEntry
 from muster.schedulers.supervision.app_folder import AppFolder, AppRecord
 from muster.schedulers.supervision.machine import Machine
 from muster.schedulers.supervision.state import ReplicaId, ReplicaState, ReplicaStatus, SupervisedApp
+from muster.schedulers.wording.reasons import Code, Reason, Reasons
 
 START_S = 2000.0
+SENT: Reasons = (Reason(code=Code.SLURM_SIGNALLED, signal="SIGTERM"),)
+LOST: Reasons = (Reason(code=Code.NODES_LOST, hosts=("n2",)),)
 
 
 @pytest.mark.parametrize(
@@ -41,11 +44,11 @@ def test_the_status_file_of_the_run_before_is_not_shown(
     assert ("w" in combined) is is_shown
 
 
-def build_app(folder: Path, entry: QueueEntry, *reasons: str) -> live.App:
+def build_app(folder: Path, entry: QueueEntry, *reasons: Reasons) -> live.App:
     nodes = {}
-    for index, reason in enumerate(reasons):
+    for index, each in enumerate(reasons):
         replica = ReplicaId("w", index)
-        app = SupervisedApp(replicas={replica: ReplicaState()}, reason=reason)
+        app = SupervisedApp(replicas={replica: ReplicaState()}, reasons=each)
         record = AppRecord(app=app, machine=Machine.here(), submitted_s=1.0)
         nodes[replica] = live.NodeState(node=f"n{index}", record=record)
     spec: Any = SimpleNamespace(details={}, roles=(), folder=str(folder))
@@ -55,21 +58,23 @@ def build_app(folder: Path, entry: QueueEntry, *reasons: str) -> live.App:
 @pytest.mark.parametrize(
     ("reasons", "why"),
     [
-        (("Slurm sent SIGTERM", "Slurm has lost node n2"), "; the previous incarnation ended: Slurm has lost node n2"),
-        (("Slurm sent SIGUSR1", "preempted: another node was"), "; the previous incarnation ended: Slurm sent SIGUSR1"),
-        (("", ""), ""),
-        ((), ""),
+        ((SENT, LOST), LOST),
+        ((SENT, (Reason(code=Code.OTHER_PREEMPTED),)), SENT),
+        (((), ()), ()),
+        ((), ()),
     ],
 )
 def test_a_job_that_waits_says_why_the_run_before_ended(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, reasons: tuple[str, ...], why: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, reasons: tuple[Reasons, ...], why: Reasons
 ) -> None:
-    messages: list[str] = []
-    monkeypatch.setattr(live, "combine_facts", lambda _spec, _told, **more: messages.extend(more["messages"]))
+    told: list[Reason] = []
+    monkeypatch.setattr(live, "combine_facts", lambda _spec, _told, **more: told.extend(more["reasons"]))
     entry = QueueEntry(job_id="7", state="PENDING", reason="Priority")
     live.build_facts(build_app(tmp_path, entry, *reasons), AgentWords(), None)
-    waits = "job 7 waits: jobs with a higher priority are before it (Priority)"
-    assert "; ".join(messages) == f"{waits}; incarnation 2{why}"
+    waits, incarnation, *before = told
+    assert (waits.code, waits.job, waits.word) == (Code.SLURM_WAITS, "7", "Priority")
+    assert incarnation == Reason(code=Code.INCARNATION, count=2)
+    assert before == ([Reason(code=Code.BEFORE, causes=why)] if why else [])
 
 
 @pytest.mark.parametrize(
@@ -127,9 +132,9 @@ def test_a_job_that_waits_is_cancelled_and_its_last_checkpoint_is_named(
     )
     assert calls == ["7 once", "7"]
     app = replace(scheduler._open_app("app"), is_cancelled=True)
-    assert live.explain_end(app, AppState.CANCELLED) == ["stopped (muster stop)"]
+    assert live.explain_end(app, AppState.CANCELLED) == (Reason(code=Code.STOPPED),)
     app.folder.write_request("cancel")
-    assert live.explain_end(app, AppState.CANCELLED) == ["cancelled"]
+    assert live.explain_end(app, AppState.CANCELLED) == (Reason(code=Code.CANCELLED),)
 
 
 @pytest.mark.parametrize("goes_on", [True, False])
@@ -195,7 +200,7 @@ CANCELLED = "slurmstepd-n0: error: *** STEP 7.0 ON n0 CANCELLED AT 2026-11-27T13
 )
 def test_a_process_of_muster_that_was_killed_is_named(tmp_path: Path, state: str, log: str, is_told: list[int]) -> None:
     """It records nothing any more. Neither what an earlier run has printed counts, nor what Slurm ends."""
-    app = build_app(tmp_path, QueueEntry(job_id="7", state=state), "", "")
+    app = build_app(tmp_path, QueueEntry(job_id="7", state=state), (), ())
     for replica in app.nodes:
         app.nodes[replica].record.app.replicas[replica] = ReplicaState(status=ReplicaStatus.RUNNING)
     before = "srun: error: n1: task 1: Killed\n"
@@ -204,8 +209,7 @@ def test_a_process_of_muster_that_was_killed_is_named(tmp_path: Path, state: str
     (run_dir / "log-start").write_text(str(len(before)))
     (app.folder.state_dir / "slurm.log").write_text(before + log)
     assert list(live.find_killed(app)) == [f"n{index}" for index in is_told]
-    for line in live.find_killed(app).values():
-        assert line.startswith("muster's process on node n")
+    assert {each.code for each in live.find_killed(app).values()} <= {Code.NODE_KILLED}
 
 
 def test_a_log_on_a_node_that_is_no_file_is_no_log(tmp_path, monkeypatch) -> None:

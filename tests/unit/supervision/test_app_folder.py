@@ -26,6 +26,7 @@ from muster.schedulers.supervision.state import (
     SupervisedApp,
     SupervisedRole,
 )
+from muster.schedulers.wording.reasons import Code, Reason
 
 PLAN = SupervisedRole(name="r", replicas=2, runs_agent=True, min_replicas=1, max_retries=3, retry_scope=RetryScope.ROLE)
 
@@ -76,7 +77,14 @@ def test_a_record_survives_the_disk(folder):
             grace_number=3,
             lingering=3,
             outcome=Outcome.FAILED,
-            reason="because",
+            reasons=(
+                Reason(
+                    code=Code.AGENT_ENDED,
+                    replica="r/0",
+                    exit_code=0,
+                    causes=(Reason(code=Code.JOB_FAILED, text="because", count=0, suspected=("n1", "n2")),),
+                ),
+            ),
         ),
         machine=Machine.here(),
         supervisor=ProcessId.of(os.getpid()),

@@ -16,6 +16,9 @@ from muster.schedulers.supervision.events import (
     LingerExpired,
 )
 from muster.schedulers.supervision.state import AppPhase, Outcome, ReplicaStatus, RetryScope, SupervisedRole
+from muster.schedulers.wording.reasons import Code, Reason
+
+SAID = Reason(code=Code.AGENT_SAID, text="no such script: x.py")
 
 
 class TestNormalRun:
@@ -87,61 +90,64 @@ class TestAgentExitCodes:
         app = begin(agents(max_retries=5))
         assert app.end("trainer/0", exit_code) == ["stop trainer/1"]
         assert app.end("trainer/1", 143) == ["finish FAILED"]
-        assert f"trainer/0 exited with code {exit_code}" in app.state.reason
+        [reason] = app.state.reasons
+        assert (reason.code, reason.replica, reason.exit_code) == (Code.REPLICA_FINAL, "trainer/0", exit_code)
 
     @pytest.mark.parametrize("exit_code", [69, 129, 130, 137, 139, None])
     def test_lost_replicas_are_started_again(self, exit_code):
         app = begin(agents(max_retries=1))
         assert app.end("trainer/1", exit_code) == ["start trainer/1"]
         assert app.state.num_restarts == 1
-        assert ("trainer/1 vanished" in app.state.reason) == (exit_code is None)
+        assert app.state.reasons[0] == Reason(code=Code.AGENT_ENDED, replica="trainer/1", exit_code=exit_code)
         assert app.end("trainer/0", exit_code) == ["stop trainer/1"]
         assert app.end("trainer/1", 143) == ["finish FAILED"]
-        assert "its one retry is used" in app.state.reason
+        assert app.list_codes() == [Code.AGENT_ENDED, Code.RETRIES_USED]
 
     def test_preempted_agents_are_started_again_without_retries(self):
         app = begin(agents(3, max_retries=0))
         for index in (1, 0, 2, 1):
             assert app.end(f"trainer/{index}", 143) == [f"start trainer/{index}"]
-        assert "trainer/1 was preempted; started again (this uses no retry)" in app.state.reason
+        assert app.state.reasons == (Reason(code=Code.PREEMPTED_AGAIN, replica="trainer/1"),)
         assert app.end("trainer/0", 137) == ["stop trainer/1", "stop trainer/2"]
-        assert "no retries" in app.state.reason
+        assert app.list_codes() == [Code.AGENT_ENDED, Code.NO_RETRIES]
 
     @pytest.mark.parametrize("scope", RetryScope)
     def test_agents_are_replaced_one_by_one_with_any_retry_policy(self, scope):
         app = begin(agents(3, max_retries=2, retry_scope=scope))
         assert app.end("trainer/0", 137) == ["start trainer/0"]
-        assert app.state.reason == "the agent of trainer/0 was ended by SIGKILL; started again: 1 of 2 retries used"
+        assert app.state.reasons == (
+            Reason(code=Code.AGENT_ENDED, replica="trainer/0", exit_code=137),
+            Reason(code=Code.STARTED_AGAIN, count=1, total=2),
+        )
         assert app.end("trainer/1", 137) == ["start trainer/1"]
         assert app.end("trainer/2", 137) == ["stop trainer/0", "stop trainer/1"]
 
-    def test_reason_names_replica_signal_and_budget(self):
-        app = begin(agents())
-        app.end("trainer/1", 137, reason="out of memory")
-        assert app.state.reason == (
-            "the agent of trainer/1 was ended by SIGKILL (out of memory); "
-            "no retries by the scheduler (--max_retries 0; --max_retries 1 starts it again)"
+    def test_reasons_have_what_a_driver_reports(self):
+        app, memory = begin(agents()), Reason(code=Code.OUT_OF_MEMORY)
+        app.end("trainer/1", 137, reasons=(memory,))
+        assert app.state.reasons == (
+            Reason(code=Code.AGENT_ENDED, replica="trainer/1", exit_code=137, causes=(memory,)),
+            Reason(code=Code.NO_RETRIES, is_agent=True),
         )
 
-    def test_what_an_agent_says_about_its_command_line_is_the_reason(self):
-        for reason, expected in (
-            ("no such script: x.py", "no such script: x.py (trainer/0 exited with code 2)"),
-            ("", "trainer/0 exited with code 2: its command line is wrong; see its log"),
-        ):
-            app = begin(agents(1, max_retries=3))
-            assert app.end("trainer/0", 2, reason=reason) == ["finish FAILED"]
-            assert app.state.reason == expected
+    @pytest.mark.parametrize(
+        ("reasons", "code"), [((SAID,), Code.REPLICA_REFUSED), ((), Code.REPLICA_FINAL)], ids=["said", "silent"]
+    )
+    def test_what_an_agent_says_about_its_command_line_is_the_reason(self, reasons, code):
+        app = begin(agents(1, max_retries=3))
+        assert app.end("trainer/0", 2, reasons=reasons) == ["finish FAILED"]
+        assert app.state.reasons == (Reason(code=code, replica="trainer/0", exit_code=2, causes=reasons),)
 
     def test_the_reason_of_failed_workers_does_not_name_the_agent_that_ended_first(self):
         app = begin(agents(2))
-        app.end("trainer/1", 1, reason="rank 1 on node 0 (a) exited with code 1")
-        assert app.state.reason == "rank 1 on node 0 (a) exited with code 1"
+        app.end("trainer/1", 1, reasons=(SAID,))
+        assert app.state.reasons == (SAID,)
 
     def test_what_cannot_be_started_is_final(self):
         app = begin(agents(max_retries=3))
-        app.end("trainer/0", None, reason="could not be started: no such file", final=True)
+        app.end("trainer/0", None, reasons=(SAID,), final=True)
         assert app.end("trainer/1", 143) == ["finish FAILED"]
-        assert "could not be started: no such file" in app.state.reason
+        assert app.state.reasons == (Reason(code=Code.NEVER_STARTED, replica="trainer/0", causes=(SAID,)),)
 
 
 class TestMinReplicas:
@@ -149,7 +155,7 @@ class TestMinReplicas:
         app = begin(agents(3, min_replicas=2))
         assert app.end("trainer/2", 137) == []
         assert app.status("trainer/2") is ReplicaStatus.LOST
-        assert "going on with 2 replicas (at least 2 needed)" in app.state.reason
+        assert app.state.reasons[-1] == Reason(code=Code.GOES_ON, count=2, total=2)
         app.end("trainer/0", 0)
         assert app.end("trainer/1", 0) == ["finish SUCCEEDED"]
 
@@ -158,14 +164,7 @@ class TestMinReplicas:
         app.end("trainer/2", 137)
         assert app.end("trainer/1", 137) == ["stop trainer/0"]
         assert app.end("trainer/0", 143) == ["finish FAILED"]
-        assert "it needs 2 replicas and has 1" in app.state.reason
-
-    def test_one_replica_is_named_in_the_singular(self):
-        app = begin(agents(2, min_replicas=1))
-        app.end("trainer/1", 137)
-        assert "going on with 1 replica (at least 1 needed)" in app.state.reason
-        assert app.end("trainer/0", 137) == ["finish FAILED"]
-        assert app.state.reason.endswith("it needs 1 replica and has 0")
+        assert app.state.reasons[-1] == Reason(code=Code.TOO_FEW, count=1, total=2)
 
     def test_retries_come_first(self):
         app = begin(agents(3, min_replicas=1, max_retries=1))
@@ -266,8 +265,9 @@ class TestCancel:
         number = app.state.grace_number
         assert len(app.decide_event(GraceExpired(number=number))) == 4
         assert app.decide_event(KillExpired(number=number)) == ["finish CANCELLED"]
-        names = "trainer/1, trainer/2, trainer/3 and 1 more"
-        assert app.state.reason == f"cancelled; given up 600 s after SIGKILL, and perhaps still there: {names}"
+        names = tuple(f"trainer/{index}" for index in range(1, 5))
+        given_up = Reason(code=Code.GIVEN_UP, replicas=names, limit_s=600.0)
+        assert app.state.reasons == (Reason(code=Code.CANCELLED), given_up)
         assert app.status("trainer/4") is ReplicaStatus.LOST
 
     def test_a_kill_of_before_gives_nothing_up(self):

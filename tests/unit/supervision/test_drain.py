@@ -37,7 +37,7 @@ def test_what_ends_then_is_not_started_again():
     assert not any(isinstance(each, Start | Stop) for each in actions)
     assert state.replicas[FIRST].status is ReplicaStatus.CANCELLED
     state, actions = play(DrainRequested(limit_s=60.0), ended(FIRST), ended(SECOND, 137))
-    assert actions == (Finish(outcome=Outcome.CANCELLED, reason="stopped (muster stop)"),)
+    assert actions == (Finish(outcome=Outcome.CANCELLED),)
 
 
 def test_a_cancel_or_the_limit_stops_what_still_runs():

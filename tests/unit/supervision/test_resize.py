@@ -20,6 +20,7 @@ from muster.schedulers.supervision.events import (
 )
 from muster.schedulers.supervision.machine import Machine
 from muster.schedulers.supervision.state import AppPhase, Outcome, ReplicaId, ReplicaStatus, RetryScope
+from muster.schedulers.wording.reasons import Code, Reason
 
 LAST = ReplicaId("trainer", 2)
 
@@ -50,7 +51,7 @@ def test_a_node_that_was_taken_away_stays_away_however_it_ends(exit_code):
     assert app.end("trainer/2", exit_code) == []
     assert app.status("trainer/2") is ReplicaStatus.CANCELLED
     assert (app.state.phase, app.state.retries, app.state.leaving) == (AppPhase.RUNNING, {}, ())
-    assert app.state.reason == "trainer was resized from 3 to 2 nodes"
+    assert app.state.reasons == (Reason(code=Code.RESIZED, role="trainer", total=3, count=2),)
     assert app.end("trainer/0", 0) == ["linger"]
     assert app.end("trainer/1", 0) == ["finish SUCCEEDED"]
 

@@ -15,6 +15,7 @@ from muster.schedulers.supervision.events import ReplicaEnded
 from muster.schedulers.supervision.machine import Machine
 from muster.schedulers.supervision.state import ReplicaId, SupervisedRole
 from muster.schedulers.supervision.supervisor import Supervisor, watch_requests
+from muster.schedulers.wording.reasons import Code
 
 FIRST, SECOND = ReplicaId("r", 0), ReplicaId("r", 1)
 
@@ -152,7 +153,12 @@ def test_what_cannot_be_started_ends_the_app(bench):
     bench.driver.refused[SECOND] = StartError("no such file")
     bench.begin()
     assert bench.driver.done == ["start r/0 1", "stop r/0"]
-    assert bench.supervisor._record.app.reason == "r/1 could not be started: no such file"
+    [reason] = bench.supervisor._record.app.reasons
+    [cause] = reason.causes
+    assert (reason.code, reason.replica, cause.code, cause.text) == (
+        *(Code.NEVER_STARTED, "r/1"),
+        *(Code.COULD_NOT_START, "no such file"),
+    )
 
 
 def test_one_grace_period_on_the_given_clock(bench):

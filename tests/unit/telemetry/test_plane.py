@@ -19,7 +19,7 @@ from muster.agent.runtime.event_log import EventRecord
 from muster.agent.telemetry import Pause, StatusFile
 from muster.agent.telemetry.sampling import OpenCollective
 from muster.agent.telemetry.summaries import pack, unpack
-from muster.schedulers.failure_report import describe_status
+from muster.schedulers.wording.job_line import describe_status
 
 
 class Seen:

@@ -13,11 +13,11 @@ from muster.schedulers.docker.engine.errors import DockerError, EngineUnavailabl
 from muster.schedulers.docker.live.exit_reason import (
     COMMAND_NOT_FOUND,
     MESSAGE_LIMIT_BYTES,
-    describe_start_failure,
-    describe_state,
+    explain_state,
 )
 from muster.schedulers.docker.spec import ERROR_FILE, REPORT_FILE, ContainerRequest
-from muster.schedulers.failure_report import find_usage_line
+from muster.schedulers.failure_report import explain_start_failure, find_usage_line
+from muster.schedulers.wording.reasons import Reason, Reasons
 
 _CANNOT_EXECUTE: Final = 126
 _MOST_RECORDS: Final = 1000
@@ -28,8 +28,8 @@ _INIT_ERROR_PREFIX: Final = b"[FATAL tini "
 class ContainerExit:
     """Why a container ended."""
 
-    reason: str
-    """One clause to print. It is empty if the exit code says everything."""
+    reasons: Reasons
+    """Empty: the exit code says everything."""
     final: bool = False
     """Starting it again is useless."""
 
@@ -51,22 +51,23 @@ class ExitEvidence:
     def explain(self, facts: ContainerFacts, request: ContainerRequest) -> ContainerExit:
         """Return why this container ended."""
         missing = self._find_missing_command(facts, request)
-        if missing:
-            return ContainerExit(reason=missing, final=True)
+        if missing is not None:
+            return ContainerExit(reasons=(missing,), final=True)
         message = self._read_last_message(facts) if request.runs_agent and facts.exit_code != 0 else None
+        reasons = explain_state(facts, message)
         if not message and request.runs_agent and facts.exit_code == ExitCode.USAGE:
-            message = find_usage_line(self._read_stderr(facts)).encode()
-        return ContainerExit(reason=describe_state(facts, message))
+            reasons += find_usage_line(self._read_stderr(facts))
+        return ContainerExit(reasons=reasons)
 
-    def _find_missing_command(self, facts: ContainerFacts, request: ContainerRequest) -> str:
-        """Return the reason if the init reported that the command does not exist, else empty."""
+    def _find_missing_command(self, facts: ContainerFacts, request: ContainerRequest) -> Reason | None:
+        """Return why the container could not be started, if the init reported that the command does not exist."""
         if facts.exit_code not in (_CANNOT_EXECUTE, COMMAND_NOT_FOUND) or not self._has_init:
-            return ""
+            return None
         output = self._read_stderr(facts)
         if not output.startswith(_INIT_ERROR_PREFIX):
-            return ""
+            return None
         text = output.decode(errors="replace")
-        return describe_start_failure(text, request.image, request.command[0], runs_agent=request.runs_agent)
+        return explain_start_failure(text, request.image, request.command[0], runs_agent=request.runs_agent)
 
     def _read_last_message(self, facts: ContainerFacts) -> bytes | None:
         error = self._copy_out(facts, ERROR_FILE)

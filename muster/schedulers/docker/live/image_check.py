@@ -19,8 +19,9 @@ from muster.schedulers.docker.container_body import EngineFacts, ImageFacts, cho
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.errors import CannotStart, DockerError, one_line
 from muster.schedulers.docker.engine.probe import build_probe_body, find_words, run_probe
-from muster.schedulers.docker.live.exit_reason import describe_start_failure
 from muster.schedulers.docker.spec import AppRequest, ContainerRequest
+from muster.schedulers.failure_report import explain_start_failure
+from muster.schedulers.wording.words import word
 
 _NO_COMMAND: Final = "/muster-image-check-without-command"
 """Does not exist, on purpose: for a role without our agent, only the steps before the command are checked."""
@@ -159,7 +160,7 @@ class _Probe:
 
     def _explain(self, output: str) -> str:
         container = self._container
-        why = describe_start_failure(output, self._name, container.command[0], runs_agent=container.runs_agent)
+        why = word(explain_start_failure(output, self._name, container.command[0], runs_agent=container.runs_agent))
         return f"role {container.role!r} {why}"
 
     @property

@@ -7,12 +7,13 @@ from typing import Final
 from torchx.specs import AppDef, AppState, Role
 from torchx.specs.api import ReplicaStatus
 
-from muster.schedulers.adapter.facts import AppFacts
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.container_state import ContainerFacts
 from muster.schedulers.docker.spec import Label
 from muster.schedulers.docker.users import build_user_id
 from muster.schedulers.timestamps import parse_seconds
+from muster.schedulers.wording.facts import AppFacts
+from muster.schedulers.wording.reasons import Code, Reason
 
 _STOPPERS: Final = 32
 _WAITING: Final = ("created",)
@@ -96,18 +97,13 @@ def build_facts(app_id: str, containers: Sequence[ContainerFacts], state_dir: st
         state_dir: this user's folder for muster's state.
     """
     other = find_other_state_dir(containers, state_dir)
-    why = (
-        "its state folder is gone"
-        if other is None
-        else f"it was submitted with another home folder: its state is in {other}"
-    )
+    why = Reason(code=Code.STATE_GONE if other is None else Code.OTHER_HOME, text=other or "")
     roles: dict[str, list[ContainerFacts]] = {}
     for facts in containers:
         roles.setdefault(facts.labels[Label.ROLE], []).append(facts)
     app = AppDef(name="", roles=[Role(name=name, image="", num_replicas=len(found)) for name, found in roles.items()])
-    message = f"{why}; only the labels of its containers are known here"
     replicas = [each for name, found in roles.items() for each in _statuses(name, found)]
-    return AppFacts(app_id=app_id, app=app, state=find_app_state(containers), replicas=replicas, messages=(message,))
+    return AppFacts(app_id=app_id, app=app, state=find_app_state(containers), replicas=replicas, reasons=(why,))
 
 
 def stop_app(engine: Engine, containers: Sequence[ContainerFacts], grace_s: float) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Final
 from muster._shared.contract import STATUS_LIMIT_BYTES, AskKind, AskOutcome
 from muster._shared.control import NO_AGENT, NOT_REACHED, ControlError, ExitCode, RoleNodes, ask_roles, close_stop
 from muster._shared.reports import Answer
-from muster.schedulers.adapter.records import JobFacts, RecordReader
+from muster.schedulers.adapter.records import RecordReader
 from muster.schedulers.agent_command import build_ask_command, find_run_file, is_agent_role
 from muster.schedulers.errors import EngineError, RightError
 from muster.schedulers.kubernetes.api.client import Clock
@@ -28,6 +28,7 @@ from muster.schedulers.kubernetes.live.status import Observation, count_replaced
 from muster.schedulers.kubernetes.manifests.app_annotation import decode_roles
 from muster.schedulers.kubernetes.names import CONTAINER
 from muster.schedulers.node_program.pipe import NodePipe
+from muster.schedulers.wording.job_facts import JobFacts
 
 EXEC_MARGIN_S: Final = 40.0
 """How much longer than the limit the command in the pod may take."""

@@ -25,6 +25,7 @@ from muster.schedulers.kubernetes.live.pod_status import PodFact
 from muster.schedulers.kubernetes.names import CONTAINER
 from muster.schedulers.lines import LineSplitter, add_time
 from muster.schedulers.timestamps import Timestamp, parse_timestamp
+from muster.schedulers.wording.words import word
 
 STREAM_LIMIT: Final = 50
 """How many streams are open at once. Further readers poll."""
@@ -321,9 +322,8 @@ def _select_kept(lines: Iterable[bytes], position: Position, query: PodLogQuery)
 def _describe_absence(query: PodLogQuery, pod: PodFact | None) -> str:
     where = f"{query.role}/{query.index}"
     if pod is not None:
-        return (
-            f"[muster] {where} has no log yet: pod {pod.name} is {pod.phase}{': ' + pod.reason if pod.reason else ''}\n"
-        )
+        why = "" if pod.reason is None else f": {word(pod.reason)}"
+        return f"[muster] {where} has no log yet: pod {pod.name} is {pod.phase}{why}\n"
     why = "it has no pod, or Kubernetes has removed its pods and their logs"
     if query.has_succeeded():
         why = f"Kubernetes has removed its pod{_AT_SUCCESS}"

@@ -12,19 +12,20 @@ from muster.schedulers.kubernetes.app_id import AppRef
 from muster.schedulers.kubernetes.kinds import EVENT, JOB, POD, POD_GROUP_VERSIONS, Kind, parse_kind
 from muster.schedulers.kubernetes.labels import KUEUE_QUEUE
 from muster.schedulers.kubernetes.live.operations import find_parents, list_conditions, read_job_end
-from muster.schedulers.kubernetes.live.pod_status import PodFact, read_pod
+from muster.schedulers.kubernetes.live.pod_status import PodFact, explain_event, read_pod
 from muster.schedulers.kubernetes.live.status import Observation, count_missing_pods, list_missing_prefixes
 from muster.schedulers.timestamps import parse_timestamp
+from muster.schedulers.wording.reasons import Code, Reason
 
-_REPEATING_EVENTS: Final = ("Failed: Error: ErrImagePull", "Failed: Error: ImagePullBackOff")
+_REPEATING_EVENTS: Final = (("Failed", "Error: ErrImagePull"), ("Failed", "Error: ImagePullBackOff"))
 """Events that only repeat the reason of the event before, which explains what is wrong with the image."""
 
 _END_REASONS: Final = {
-    "Evicted": "its node evicted it",
-    "Preempted": "preempted by a pod of higher priority",
-    "TaintManagerEviction": "its node was lost or tainted",
-    "NodeShutdown": "its node was shut down",
-    "Killing": "deleted",
+    "Evicted": Code.NODE_EVICTED,
+    "Preempted": Code.PREEMPTED,
+    "TaintManagerEviction": Code.NODE_TAINTED,
+    "NodeShutdown": Code.NODE_SHUT_DOWN,
+    "Killing": Code.POD_DELETED,
 }
 """Reason of a pod's event -> why the pod was ended."""
 
@@ -52,7 +53,8 @@ def observe(resources: Objects, ref: AppRef) -> Observation | None:
     waiting = [fact for fact in pods if fact.phase == "Pending"]
     failed = [parent for parent in parents if parse_kind(parent) == JOB and read_job_end(parent) == "Failed"]
     needs_events = any(fact.needs_events for fact in waiting) or count_missing_pods(parents, pods) > 0
-    no_warnings: dict[str, str] | None = None
+    no_warnings: dict[str, Reason] | None = None
+    no_queue: Reason | None = None
     warnings = read_if_allowed(lambda: _read_warnings(resources, ref), no_warnings) if needs_events else {}
     has_ended = all(read_job_end(parent) is not None for parent in parents)
     asks_ends = needs_events and warnings is not None and not has_ended
@@ -61,12 +63,12 @@ def observe(resources: Objects, ref: AppRef) -> Observation | None:
     return Observation(
         parents=parents,
         pods=pods,
-        lost_pod=_describe_lost_pod(resources, ref, failed[0])
+        lost_pod=_explain_lost_pod(resources, ref, failed[0])
         if failed and not any(fact.phase == "Failed" for fact in pods)
-        else "",
-        queue_reason=read_if_allowed(lambda: _read_queue(resources, ref, parents[0]), "")
+        else None,
+        queue=read_if_allowed(lambda: _read_queue(resources, ref, parents[0]), no_queue)
         if waiting or not pods
-        else "",
+        else None,
         warnings=warnings or {},
         events_refused=warnings is None,
         last_end=_read_last_end(resources, ref, [f"{ref.name}-"]) if asks_ends and not runs else "",
@@ -122,21 +124,21 @@ def list_pods(resources: Objects, ref: AppRef) -> list[PodFact]:
     return [read_pod(item) for item in resources.list_app(POD, ref.namespace, ref.name)]
 
 
-def _read_warnings(resources: Objects, ref: AppRef) -> dict[str, str]:
+def _read_warnings(resources: Objects, ref: AppRef) -> dict[str, Reason]:
     """Return the newest Warning about each object of the app."""
     items, _ = resources.list_all(EVENT, ref.namespace, fields="type=Warning")
-    warnings: dict[str, str] = {}
+    warnings: dict[str, Reason] = {}
     for item in sorted(items, key=_read_time):
         name = (item.get("involvedObject") or {}).get("name") or ""
         if name != ref.name and not name.startswith(f"{ref.name}-"):
             continue
-        text = f"{item.get('reason')}: {' '.join(str(item.get('message') or '').split())[:500]}"
-        if text not in _REPEATING_EVENTS:
-            warnings[name] = text
+        event = str(item.get("reason")), " ".join(str(item.get("message") or "").split())[:500]
+        if event not in _REPEATING_EVENTS:
+            warnings[name] = explain_event(*event)
     return warnings
 
 
-def _describe_lost_pod(resources: Objects, ref: AppRef, failed: Mapping[str, Any]) -> str:
+def _explain_lost_pod(resources: Objects, ref: AppRef, failed: Mapping[str, Any]) -> Reason:
     """Return which pod failed the app although it does not exist any more: it was deleted.
 
     Its events, kept for 1 h, say why.
@@ -144,18 +146,16 @@ def _describe_lost_pod(resources: Objects, ref: AppRef, failed: Mapping[str, Any
     After a Job's failure its controller deletes the other pods. So the cause is the last pod that was ended before.
     """
     prefixes = _list_failed_prefixes(failed)
-    no_ends: dict[str, tuple[str, str]] | None = None
+    no_ends: dict[str, tuple[str, Reason]] | None = None
     ends = read_if_allowed(lambda: _read_pod_ends(resources, ref, prefixes), no_ends)
     if ends:
         failed_at = _find_failure_time(failed)
         before = {name: end for name, end in ends.items() if not failed_at or end[0] <= failed_at}
         order = sorted(before or ends, key=lambda name: ends[name][0])
         name = order[-1 if before else 0]
-        return f"pod {name} is gone: {ends[name][1]}"
-    which = f"pod {prefixes[0]}* is gone" if len(prefixes) == 1 else "a pod is gone"
-    if ends is None:
-        return f"{which}: it was deleted, and this account may not list events, which say why"
-    return f"{which}: it was deleted, and no event says why"
+        return Reason(code=Code.POD_LOST, pods=(name,), causes=(ends[name][1],))
+    which = (f"{prefixes[0]}*",) if len(prefixes) == 1 else ()
+    return Reason(code=Code.POD_LOST_HIDDEN if ends is None else Code.POD_LOST_UNKNOWN, pods=which)
 
 
 def _read_last_end(resources: Objects, ref: AppRef, prefixes: Sequence[str]) -> str:
@@ -163,7 +163,7 @@ def _read_last_end(resources: Objects, ref: AppRef, prefixes: Sequence[str]) -> 
 
     "": none says so.
     """
-    no_ends: dict[str, tuple[str, str]] = {}
+    no_ends: dict[str, tuple[str, Reason]] = {}
     ends = read_if_allowed(lambda: _read_pod_ends(resources, ref, prefixes), no_ends)
     time = max((time for time, _ in ends.values()), default="")
     return f"{time}Z" if time else ""
@@ -183,57 +183,62 @@ def _find_failure_time(job: Mapping[str, Any]) -> str:
     return str(min((time for time in times if time), default=""))
 
 
-def _read_pod_ends(resources: Objects, ref: AppRef, prefixes: Sequence[str]) -> dict[str, tuple[str, str]]:
+def _read_pod_ends(resources: Objects, ref: AppRef, prefixes: Sequence[str]) -> dict[str, tuple[str, Reason]]:
     """Map each pod to (when it was ended, why), by the pods' events."""
     items, _ = resources.list_all(EVENT, ref.namespace, fields="involvedObject.kind=Pod")
-    ends: dict[str, tuple[str, str]] = {}
+    ends: dict[str, tuple[str, Reason]] = {}
     # A Killing after an eviction lacks the reason.
     for item in sorted(items, key=lambda item: item.get("reason") != "Killing"):
         name = str((item.get("involvedObject") or {}).get("name") or "")
-        cause = _END_REASONS.get(item.get("reason") or "")
-        if cause is None or not any(name.startswith(prefix) for prefix in prefixes):
+        code = _END_REASONS.get(item.get("reason") or "")
+        if code is None or not any(name.startswith(prefix) for prefix in prefixes):
             continue
         time = str(item.get("firstTimestamp") or item.get("eventTime") or "")[:19]
         text = " ".join(str(item.get("message") or "").split())[:300]
-        ends[name] = (min(time, ends[name][0]) if name in ends else time, f"{cause} ({text})")
+        ends[name] = (min(time, ends[name][0]) if name in ends else time, Reason(code=code, text=text))
     return ends
 
 
-def _read_queue(resources: Objects, ref: AppRef, parent: Mapping[str, Any]) -> str:
+def _read_queue(resources: Objects, ref: AppRef, parent: Mapping[str, Any]) -> Reason | None:
     labels = parent["metadata"].get("labels") or {}
     if KUEUE_QUEUE in labels:
         return _read_kueue(resources, ref, parent, labels[KUEUE_QUEUE])
     template = ((parent.get("spec") or {}).get("template") or {}).get("spec") or {}
     if "schedulingGroup" in template or template.get("schedulerName") == "volcano":
         return _read_pod_group(resources, ref)
-    return ""
+    return None
 
 
-def _read_kueue(resources: Objects, ref: AppRef, parent: Mapping[str, Any], queue: str) -> str:
+def _read_kueue(resources: Objects, ref: AppRef, parent: Mapping[str, Any], queue: str) -> Reason | None:
     versions = resources.list_group_versions("kueue.x-k8s.io")
     if not versions:
-        return ""
+        return None
     workloads = Kind(api_version=versions[0], kind="Workload")
     none: list[dict[str, Any]] | None = None
     items = read_if_allowed(lambda: resources.list_all(workloads, ref.namespace)[0], none)
     if items is None:
-        return f"waiting in queue {queue}; this account may not list {workloads.resource}, which say why"
+        return Reason(code=Code.QUEUE_HIDDEN, queue=queue, what=workloads.resource)
     uid = parent["metadata"].get("uid")
     for item in items:
         if any(owner.get("uid") == uid for owner in item["metadata"].get("ownerReferences") or []):
-            reason = _read_condition(item, ("QuotaReserved", "Admitted"), "False")
-            return f"waiting in queue {queue}: {reason}" if reason else ""
-    return f"waiting in queue {queue}"
+            text = _read_condition(item, ("QuotaReserved", "Admitted"), "False")
+            return Reason(code=Code.QUEUE, queue=queue, text=text, what=_forget_numbers(text)) if text else None
+    return Reason(code=Code.QUEUE, queue=queue)
 
 
-def _read_pod_group(resources: Objects, ref: AppRef) -> str:
+def _forget_numbers(text: str) -> str:
+    """Return a text without numbers: how much is missing changes with other jobs."""
+    return re.sub(r"\d+", "", text)
+
+
+def _read_pod_group(resources: Objects, ref: AppRef) -> Reason | None:
     for version in itertools.chain.from_iterable(POD_GROUP_VERSIONS.values()):
         group = resources.read(Kind(api_version=version, kind="PodGroup"), ref.namespace, ref.name)
         if group is not None:
-            reason = _read_condition(group, ("PodGroupScheduled", "Scheduled"), "False")
-            reason = reason or _read_condition(group, ("Unschedulable",), "True")
-            return f"waiting for its gang: {reason}" if reason else ""
-    return ""
+            text = _read_condition(group, ("PodGroupScheduled", "Scheduled"), "False")
+            text = text or _read_condition(group, ("Unschedulable",), "True")
+            return Reason(code=Code.GANG, text=text, what=_forget_numbers(text)) if text else None
+    return None
 
 
 def _read_condition(item: Mapping[str, Any], types: Sequence[str], status: str) -> str:

@@ -5,17 +5,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from muster._shared.contract import Env, describe_exit_code, show_controls
+from muster._shared.contract import AGENT_MODULE, Env, show_controls
 from muster._shared.records import replace
 from muster._shared.reports import Report
 from muster.schedulers.agent_command import find_run_file
-from muster.schedulers.failure_report import parse_report
+from muster.schedulers.failure_report import explain_start_failure, parse_report
 from muster.schedulers.kubernetes.labels import (
     INDEX_FAILURES,
     JOB_INDEX_LABEL,
     read_role,
 )
 from muster.schedulers.kubernetes.names import CONTAINER
+from muster.schedulers.wording.reasons import Code, Reason
 
 _IMAGE_REASONS: Final = ("InvalidImageName", "ErrImageNeverPull")
 _PULL_REASONS: Final = (
@@ -28,6 +29,11 @@ _PULL_REASONS: Final = (
 """They follow each other as long as an image cannot be pulled."""
 _STEADY_REASON: Final = "CreateContainerConfigError"
 """Its message says what is missing. Those of other reasons have ids and times, which differ at each attempt."""
+_SAME_REASONS: Final = {
+    **dict.fromkeys(("FailedAttachVolume", "FailedMapVolume"), "FailedMount"),
+    "BackOff": "CrashLoopBackOff",  # the event, between two attempts
+}
+"""Reasons that follow each other as long as a pod waits for the same thing -> the one that stands for them."""
 _NORMAL_WAIT_REASONS: Final = ("ContainerCreating", "PodInitializing", "")
 _LOST_NODE_REASONS: Final = ("DeletionByTaintManager", "DeletionByPodGC")
 _LOST_VOLUMES: Final = {"emptyDir", "ephemeral", "configMap", "secret", "projected", "downwardAPI"}
@@ -36,14 +42,13 @@ _LOST_LOGS: Final = (
     f"in the pods, and lost with them: `muster log` prints them; --env {Env.LOG_DIR}=FOLDER, on a volume, keeps them"
 )
 _SIGTERM_CODE: Final = 143
-_NO_START: Final = "cannot start: "
 _CAUSES: Final = {
-    "PreemptionByScheduler": "preempted by a pod of higher priority",
-    "PreemptionByKubeScheduler": "preempted by a pod of higher priority",
-    "DeletionByTaintManager": "its node was lost or tainted",
-    "EvictionByEvictionAPI": "evicted (its node is being drained)",
-    "DeletionByPodGC": "its node no longer exists",
-    "TerminationByKubelet": "terminated by its node (resource pressure or shutdown)",
+    "PreemptionByScheduler": Code.PREEMPTED,
+    "PreemptionByKubeScheduler": Code.PREEMPTED,
+    "DeletionByTaintManager": Code.NODE_TAINTED,
+    "EvictionByEvictionAPI": Code.NODE_DRAINED,
+    "DeletionByPodGC": Code.NODE_GONE,
+    "TerminationByKubelet": Code.NODE_PRESSED,
 }
 
 
@@ -61,10 +66,8 @@ class PodFact:
     created: str
     """RFC 3339, by the API server's clock. It orders the pods of one index."""
     node: str = ""
-    reason: str = ""
-    """Why it waits or ended."""
-    code: str = ""
-    """What of the reason stays the same as long as the pod waits for the same thing. Pods of one code are one group."""
+    reason: Reason | None = None
+    """Why it waits or ended. None: it runs, or nothing says why."""
     exit_code: int | None = None
     finished: str = ""
     report: Report | None = None
@@ -103,12 +106,11 @@ def read_pod(pod: Mapping[str, Any]) -> PodFact:
     report, text = _read_message(str(terminated.get("message") or ""))
     phase = status.get("phase") or "Unknown"
     terminating = metadata.get("deletionTimestamp") is not None
-    if phase == "Failed":
-        reason = code = _explain_end(pod, status, terminated)
-    else:
-        reason, code = _explain_wait(pod, status, terminating=terminating)
-        code = _forget_pod(metadata, code)
-    if reason.startswith(_NO_START):
+    has_failed = phase == "Failed"
+    reason = (
+        _explain_end(pod, status, terminated) if has_failed else _explain_wait(pod, status, terminating=terminating)
+    )
+    if reason is not None and reason.code in (Code.COULD_NOT_START, Code.IMAGE_LACKS_COMMAND):
         text = ""  # the reason has it
     command = (*(container.get("command") or ()), *(container.get("args") or ()))
     log_dir = next((each.get("value", "") for each in container.get("env") or () if each["name"] == Env.LOG_DIR), "")
@@ -126,12 +128,11 @@ def read_pod(pod: Mapping[str, Any]) -> PodFact:
         created=metadata.get("creationTimestamp") or "",
         node=(pod.get("spec") or {}).get("nodeName") or "",
         reason=reason,
-        code=code,
         exit_code=terminated.get("exitCode"),
         finished=terminated.get("finishedAt") or "",
         report=report,
         text=text,
-        needs_events=phase == "Pending" and not reason,
+        needs_events=phase == "Pending" and reason is None,
         terminating=terminating,
         uid=metadata.get("uid") or "",
         restarts=sum(item.get("restartCount", 0) for item in status.get("containerStatuses") or []),
@@ -145,11 +146,11 @@ def read_pod(pod: Mapping[str, Any]) -> PodFact:
     )
 
 
-def _forget_pod(metadata: Mapping[str, Any], code: str) -> str:
-    """Return a code without the pod's own name and uid, which some messages have."""
+def _forget_pod(metadata: Mapping[str, Any], text: str) -> str:
+    """Return a text without the pod's own name and uid, which some messages have."""
     for name in ("uid", "name"):
-        code = code.replace(metadata.get(name) or "-", "-")
-    return code
+        text = text.replace(metadata.get(name) or "-", "-")
+    return text
 
 
 def _forget_paths(report: Report) -> Report:
@@ -206,27 +207,36 @@ def _read_message(message: str) -> tuple[Report | None, str]:
 # -- why it waits -----------------------------------------------------------------------------------------------------
 
 
-def _explain_wait(pod: Mapping[str, Any], status: Mapping[str, Any], *, terminating: bool) -> tuple[str, str]:
-    """Return the reason and its code, see `PodFact`."""
+def _explain_wait(pod: Mapping[str, Any], status: Mapping[str, Any], *, terminating: bool) -> Reason | None:
     if terminating:
-        text = _explain_terminating(pod, status)
-        return text, text
+        return _explain_terminating(pod, status)
     if status.get("phase") != "Pending":
-        return "", ""
+        return None
     scheduled = _find_condition(status, "PodScheduled")
     if scheduled.get("status") == "False":
-        return _shorten_scheduling(str(scheduled.get("reason") or ""), str(scheduled.get("message") or ""))
+        word, message = str(scheduled.get("reason") or ""), str(scheduled.get("message") or "")
+        return _explain_scheduling(word, _forget_pod(pod["metadata"], message))
     for container in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
         waiting = (container.get("state") or {}).get("waiting") or {}
-        reason, message = str(waiting.get("reason") or ""), _format_line(str(waiting.get("message") or ""))
-        if reason in (*_IMAGE_REASONS, *_PULL_REASONS):
-            word = f"{reason}: " if reason in _IMAGE_REASONS else ""
-            text = f"{word}cannot pull image {container.get('image')!r} (--image chooses another)"
-            return ": ".join(filter(None, (text, _shorten_pull_error(message)))), text
-        if reason not in _NORMAL_WAIT_REASONS:
-            text = f"{reason}: {message}" if message else reason
-            return text, text if reason == _STEADY_REASON else reason
-    return "", ""
+        word, message = str(waiting.get("reason") or ""), _format_line(str(waiting.get("message") or ""))
+        if word in (*_IMAGE_REASONS, *_PULL_REASONS):
+            shown = word if word in _IMAGE_REASONS else ""
+            image, text = container.get("image") or "", _shorten_pull_error(message)
+            return Reason(code=Code.IMAGE_NOT_PULLED, word=shown, image=image, text=text)
+        if word not in _NORMAL_WAIT_REASONS:
+            what = _forget_pod(pod["metadata"], f"{word}: {message}") if word == _STEADY_REASON else word
+            return Reason(code=Code.SCHEDULER_SAID, word=word, text=message, what=what)
+    return None
+
+
+def explain_event(word: str, text: str) -> Reason:
+    """Return what a Warning event says of a pod, or of a Job that can create none."""
+    code = Code.SCHEDULER_SAID
+    if "PodSecurity" in text and "restricted" in text:
+        code = Code.SECURITY_REFUSED
+    elif "exceeded quota" in text:
+        code = Code.QUOTA_EXCEEDED
+    return Reason(code=code, word=word, text=text, what=_SAME_REASONS.get(word, word))
 
 
 def _shorten_pull_error(message: str) -> str:
@@ -235,34 +245,31 @@ def _shorten_pull_error(message: str) -> str:
     return re.sub(r'^(: )?(ErrImagePull: )?(.*": |rpc error: code = \w+ desc = )?', "", cause)[:200]
 
 
-def _explain_terminating(pod: Mapping[str, Any], status: Mapping[str, Any]) -> str:
+def _explain_terminating(pod: Mapping[str, Any], status: Mapping[str, Any]) -> Reason:
     disruption = _find_condition(status, "DisruptionTarget")
     node = (pod.get("spec") or {}).get("nodeName") or ""
     if disruption.get("reason") in _LOST_NODE_REASONS and node:
         # podReplacementPolicy Failed: no replacement before the node, or a taint, reports the end.
-        taint = f"kubectl taint nodes {node} node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
-        return f"Terminating on node {node}, which does not respond; if the node will not come back, run: {taint}"
-    return "Terminating"
+        return Reason(code=Code.NODE_SILENT, host=node)
+    return Reason(code=Code.TERMINATING)
 
 
-def _shorten_scheduling(reason: str, message: str) -> tuple[str, str]:
-    """Return the reason and its code, which has no numbers.
-
-    "0/3 nodes are available: 3 Insufficient cpu. preemption: ..." becomes "Insufficient cpu (3 of 3 nodes)".
-    """
-    if reason == "SchedulingGated":
-        return "waiting for its gang or queue to be admitted", reason
+def _explain_scheduling(word: str, message: str) -> Reason:
+    """Read what the cluster's scheduler says: "0/3 nodes are available: 3 Insufficient cpu. preemption: ..."."""
+    if word == "SchedulingGated":
+        return Reason(code=Code.GATED)
     found = re.match(r"\d+/(\d+) nodes are available: (.*)", message)
     if not found:
-        text = _format_line(message) or reason or "not scheduled yet"
-        return text, text
-    total, causes = found[1], re.split(r"\.(?:\s|$)", found[2])[0]
-    parts, codes = [], []
-    for cause in causes.split(", "):
-        counted = re.match(r"(\d+) (.*)", cause)
-        parts.append(f"{counted[2]} ({counted[1]} of {total} node{'' if total == '1' else 's'})" if counted else cause)
-        codes.append(counted[2] if counted else cause)
-    return ", ".join(parts), ", ".join(sorted(codes))
+        text = _format_line(message) or word or "not scheduled yet"
+        return Reason(code=Code.NOT_SCHEDULED, text=text, what=text)
+    causes = re.split(r"\.(?:\s|$)", found[2])[0].split(", ")
+    counted = [re.fullmatch(r"(\d+) (.*)", cause) for cause in causes]
+    return Reason(
+        code=Code.UNSCHEDULABLE,
+        lacks=tuple(cause if each is None else each[2] for cause, each in zip(causes, counted, strict=True)),
+        counts=tuple(-1 if each is None else int(each[1]) for each in counted),
+        total=int(found[1]),
+    )
 
 
 def _find_condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
@@ -276,31 +283,37 @@ def _format_line(text: str) -> str:
 # -- why it ended -----------------------------------------------------------------------------------------------------
 
 
-def _explain_end(pod: Mapping[str, Any], status: Mapping[str, Any], terminated: Mapping[str, Any]) -> str:
+def _explain_end(pod: Mapping[str, Any], status: Mapping[str, Any], terminated: Mapping[str, Any]) -> Reason:
     disruption = _find_condition(status, "DisruptionTarget")
     if _is_disrupted(status):
         cause = str(disruption.get("reason") or "")
-        return f"{_CAUSES.get(cause, cause)}: {_format_line(str(disruption.get('message') or cause))}"
+        text = _format_line(str(disruption.get("message") or cause))
+        return Reason(code=_CAUSES.get(cause, Code.SCHEDULER_SAID), word=cause, text=text)
     if status.get("reason") == "Evicted":
-        return f"evicted by its node: {_format_line(str(status.get('message') or ''))}"
+        return Reason(code=Code.NODE_EVICTED, text=_format_line(str(status.get("message") or "")))
     if terminated.get("reason") == "OOMKilled":
         # The kernel kills the agent, too.
-        return f"OOMKilled: out of memory, {_describe_limit(pod)}"
-    return _explain_exit(status, terminated)
+        return Reason(code=Code.OUT_OF_MEMORY, limit=_find_limit(pod))
+    return _explain_exit(pod, status, terminated)
 
 
-def _explain_exit(status: Mapping[str, Any], terminated: Mapping[str, Any]) -> str:
+def _explain_exit(pod: Mapping[str, Any], status: Mapping[str, Any], terminated: Mapping[str, Any]) -> Reason:
     for container in status.get("initContainerStatuses") or []:
         ended = (container.get("state") or {}).get("terminated") or {}
         if ended.get("exitCode"):
-            detail = _format_line(str(ended.get("message") or ended.get("reason") or ""))
-            return f"cannot unpack the workspace with the image's tar (exit {ended['exitCode']}): {detail}"
+            text = _format_line(str(ended.get("message") or ended.get("reason") or ""))
+            return Reason(code=Code.WORKSPACE_NOT_UNPACKED, exit_code=ended["exitCode"], text=text)
     if terminated.get("reason") in ("StartError", "ContainerCannotRun"):
-        return f"{_NO_START}{_shorten_start_error(str(terminated.get('message') or ''))}"
+        message = _shorten_start_error(str(terminated.get("message") or ""))
+        container = _find_container(pod["spec"].get("containers"))
+        program = next(iter(container.get("command") or ()), "")
+        runs_agent = AGENT_MODULE in (container.get("args") or ())
+        return explain_start_failure(message, container.get("image") or "", program, runs_agent=runs_agent)
     code = terminated.get("exitCode")
     if code is None:
-        return _format_line(str(status.get("message") or status.get("reason") or "ended without an exit code"))
-    return describe_exit_code(code)
+        text = _format_line(str(status.get("message") or status.get("reason") or "ended without an exit code"))
+        return Reason(code=Code.ENDED_WITHOUT_CODE, text=text)
+    return Reason(code=Code.EXITED, exit_code=code)
 
 
 def _shorten_start_error(message: str) -> str:
@@ -314,9 +327,6 @@ def _is_disrupted(status: Mapping[str, Any]) -> bool:
     return _find_condition(status, "DisruptionTarget").get("status") == "True"
 
 
-def _describe_limit(pod: Mapping[str, Any]) -> str:
-    for container in pod["spec"]["containers"]:
-        limit = ((container.get("resources") or {}).get("limits") or {}).get("memory")
-        if container["name"] == CONTAINER and limit:
-            return f"limit {limit}; request more with --memMB"
-    return "no memory limit, so its node ran out of memory; request more with --memMB"
+def _find_limit(pod: Mapping[str, Any]) -> str:
+    limits = (_find_container(pod["spec"]["containers"]).get("resources") or {}).get("limits") or {}
+    return str(limits.get("memory") or "")

@@ -10,7 +10,6 @@ from torchx.specs.api import AppState
 
 from muster._shared.contract import AskKind, Env, print_line
 from muster._shared.reports import Answer
-from muster.schedulers.adapter.facts import AppFacts
 from muster.schedulers.adapter.scheduler import ListedApp
 from muster.schedulers.adapter.status import build_status, check_replica
 from muster.schedulers.errors import EngineError, SchedulerError
@@ -40,6 +39,7 @@ from muster.schedulers.kubernetes.manifests.request import Request
 from muster.schedulers.kubernetes.options import Options
 from muster.schedulers.node_program.pipe import NodePipe
 from muster.schedulers.runner import callers
+from muster.schedulers.wording.facts import AppFacts
 
 _WAITS = frozenset({AppState.SUBMITTED, AppState.PENDING})
 _LOOKS: Final = 4

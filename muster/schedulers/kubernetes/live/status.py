@@ -1,23 +1,18 @@
 """Builds what `torchx status` shows from what was read of an app. Pure."""
 
 import json
-import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from torchx.specs.api import NONE, AppDef, AppState, ReplicaStatus
+from torchx.specs.api import AppDef, AppState, ReplicaStatus
 
 from muster._shared.codec import to_data
-from muster._shared.contract import ExitCode, describe_exit_code, show_controls
+from muster._shared.contract import ExitCode, show_controls
 from muster._shared.reports import Report
-from muster.schedulers.adapter.facts import AppFacts
-from muster.schedulers.adapter.job_line import format_duration
-from muster.schedulers.adapter.records import JobFacts
-from muster.schedulers.adapter.replica_errors import replace_line
 from muster.schedulers.errors import EngineError
-from muster.schedulers.failure_report import describe_report, find_root_cause
+from muster.schedulers.failure_report import describe_report, explain_report, find_root_cause
 from muster.schedulers.kubernetes.kinds import JOB, parse_kind
 from muster.schedulers.kubernetes.labels import (
     BY_STOP,
@@ -38,6 +33,10 @@ from muster.schedulers.kubernetes.live.pod_status import PodFact, find_latest_po
 from muster.schedulers.kubernetes.manifests.app_annotation import decode_app, decode_roles
 from muster.schedulers.kubernetes.names import label_roles
 from muster.schedulers.timestamps import parse_timestamp
+from muster.schedulers.wording.facts import AppFacts, ExplainedReplica
+from muster.schedulers.wording.job_facts import JobFacts
+from muster.schedulers.wording.reasons import Code, Reason, Reasons, identify
+from muster.schedulers.wording.words import word
 
 _POD_STATES: Final = {
     "Pending": AppState.PENDING,
@@ -53,24 +52,14 @@ _STATES_WITHOUT_POD: Final = {
 }
 """State of the app, or of a role whose Job is gone -> state of a replica that has no pod. All others are PENDING."""
 
-_REASONS: Final = {
-    "PodFailurePolicy": "",  # the pods' report explains it
-    "BackoffLimitExceeded": "more replicas failed than max_retries allows",
-    "FailedIndexes": "a replica failed, and no retry of it was left (--max_retries)",
-    "MaxFailedIndexesExceeded": "a replica failed, and no retry of it was left (--max_retries)",
+_CONDITIONS: Final = {
+    "BackoffLimitExceeded": Code.TOO_MANY_FAILED,
+    "FailedIndexes": Code.NO_RETRY_LEFT,
+    "MaxFailedIndexesExceeded": Code.NO_RETRY_LEFT,
 }
+_POLICY: Final = "PodFailurePolicy"
 _DEADLINE: Final = "DeadlineExceeded"
-_RAN_BEFORE: Final = (
-    "no pod of the job runs now, but it ran before: its pods ended or were deleted, and the cluster creates new ones"
-)
-_VERBS: Final = {"Pending": ("waits", "wait"), "Running": ("runs", "run"), "Failed": ("failed", "failed")}
-_NO_POD: Final = "it has no pod, because the job has ended"
-_SAME_REASONS: Final = {
-    **dict.fromkeys(("FailedAttachVolume", "FailedMapVolume"), "FailedMount"),
-    "BackOff": "CrashLoopBackOff",  # the event, between two attempts
-}
-"""Reasons that follow each other as long as a pod waits for the same thing -> the one that stands for them."""
-_EVENTS_REFUSED: Final = "this account may not list events, which say why pods wait"
+_GROUPS: Final = {"Pending": Code.PODS_WAIT, "Running": Code.PODS_RUN, "Failed": Code.PODS_FAILED}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,15 +69,15 @@ class Observation:
     parents: Sequence[Mapping[str, Any]]
     """Jobs (the first has the AppDef), or one JobSet. It is never empty."""
     pods: Sequence[PodFact]
-    queue_reason: str = ""
+    queue: Reason | None = None
     """Why Kueue or a PodGroup makes the app wait."""
-    warnings: Mapping[str, str] = field(default_factory=dict)
+    warnings: Mapping[str, Reason] = field(default_factory=dict)
     """Newest Warning event, by the name of the object it is about."""
     events_refused: bool = False
     """Only events can say why pods wait or do not exist, and the account may not list them."""
     jobs: Mapping[str, JobFacts] = field(default_factory=dict)
     """What the agents of an app that runs have reported, by role."""
-    lost_pod: str = ""
+    lost_pod: Reason | None = None
     """The app has failed, and no pod that exists shows why: the one that is gone, and what is known of its end."""
     last_end: str = ""
     """No pod runs: when the last one that did was deleted or evicted, as RFC 3339. It is "" if no event says it."""
@@ -104,11 +93,11 @@ class Observation:
 
 def build_facts(app_id: str, observation: Observation) -> AppFacts:
     """Return what is known of an app. One with a damaged annotation is included, to cancel and delete it."""
-    damage = ""
+    damage: Reasons = ()
     try:
         app = decode_app(observation.parents[0])
     except EngineError as error:
-        app, damage = AppDef(name=""), str(error)
+        app, damage = AppDef(name=""), (Reason(code=Code.DAMAGED, text=str(error)),)
     state = decide_state(observation)
     report = find_report(observation.pods) if state is not AppState.SUCCEEDED else None
     submitted_s, since_s = _find_times(observation, state)
@@ -119,8 +108,7 @@ def build_facts(app_id: str, observation: Observation) -> AppFacts:
         replicas=_build_replicas(app, observation, state),
         # of pods, and of workers in place
         restarts=count_replaced_pods(observation) + (0 if report is None else report.attempt),
-        messages=(damage, build_message(observation, state, report)),
-        waits=_list_waits(observation),
+        reasons=(*damage, *explain_app(observation, state, report)),
         jobs=observation.jobs,
         error=None if report is None else json.dumps(_build_torch_error(report)),
         reports=_find_reports(app, observation),
@@ -252,50 +240,64 @@ def _decide_end(parents: Sequence[Mapping[str, Any]]) -> AppState | None:
     return AppState.SUCCEEDED if all(end == "Complete" for end in ends) else None
 
 
-# -- the message --------------------------------------------------------------------------------------------------
+# -- the reasons ------------------------------------------------------------------------------------------------------
 
 
-def build_message(observation: Observation, state: AppState, report: Report | None) -> str:
-    """Return why the app is in this state: one clause per group of pods, the most important first."""
+def explain_app(observation: Observation, state: AppState, report: Report | None) -> Reasons:
+    """Return why the app is in this state: one reason per group of pods, the most important first."""
     if state is AppState.SUCCEEDED:
-        return ""
+        return ()
     if state is AppState.CANCELLED:
         by = find_canceller(observation.parents)
-        return f"{'stopped' if by == BY_STOP else 'cancelled'} ({by})" if by else ""
-    clauses: list[str] = []
+        return (Reason(code=Code.STOPPED if by == BY_STOP else Code.CANCELLED_BY, by=by),) if by else ()
     if state is AppState.FAILED:
-        clauses += [describe_report(report)] if report else _list_told(observation.parents)
-        clauses.append(observation.lost_pod)
-        clauses += _describe_conditions(observation)
-        gone = [label for label in _list_gone_roles(observation) if observation.ends.get(label) == "Failed"]
-        clauses += [f"role {label} has failed, and its Job is deleted" for label in gone]
-        clauses += _describe_running_roles(observation.parents)
-    else:
-        clauses.append(observation.queue_reason)
+        return tuple(dict.fromkeys(_explain_failure(observation, report)))
+    unknown = Code.ROLE_UNKNOWN if state is AppState.UNKNOWN else Code.ROLE_DELETED
+    found = [] if observation.queue is None else [observation.queue]
     if state in (AppState.PENDING, AppState.RUNNING) and _waits_again(observation):
-        clauses.append(_RAN_BEFORE)
-    clauses += _group_pods(observation, state, report)
-    if state is AppState.FAILED and report is None and any(map(_lacks_report, observation.pods)):
-        clauses.append("Kubernetes has not kept its report: `muster log --failed` finds it in the pods' logs")
-    lost = ", and how it ended is not known" if state is AppState.UNKNOWN else ""
-    clauses += [f"the Job of role {name} is deleted{lost}" for name in list_unknown_roles(observation)]
+        found.append(Reason(code=Code.RAN_BEFORE))
+    found += _group_pods(observation, state, report)
+    found += [Reason(code=unknown, role=name) for name in list_unknown_roles(observation)]
     if state is AppState.RUNNING:
-        clauses.append(_describe_starting(observation))
-        clauses.append(_describe_replaced(observation))
+        found += [*_explain_starting(observation), *_explain_replaced(observation)]
+    found += _explain_missing(observation, state)
+    if state is AppState.PENDING and observation.queue is None and not observation.events_refused:
+        found += _count_unexplained(observation)
+    if observation.events_refused:
+        found.append(Reason(code=Code.EVENTS_HIDDEN))
+    return tuple(dict.fromkeys(found))
+
+
+def _explain_failure(observation: Observation, report: Report | None) -> Iterator[Reason]:
+    yield from [explain_report(report)] if report else _list_told(observation.parents)
+    if observation.lost_pod is not None:
+        yield observation.lost_pod
+    yield from _explain_conditions(observation)
+    for label in _list_gone_roles(observation):
+        if observation.ends.get(label) == "Failed":
+            yield Reason(code=Code.ROLE_FAILED, role=label)
+    running = tuple(sorted(map(read_role, _list_jobs(observation.parents, running=True))))
+    if running:  # its submitter is gone (flavour `job`, see `role_stop`)
+        yield Reason(code=Code.ROLES_RUN, roles=running)
+    yield from _group_pods(observation, AppState.FAILED, report)
+    if report is None and any(map(_lacks_report, observation.pods)):
+        yield Reason(code=Code.REPORT_NOT_KEPT)
+    for name in list_unknown_roles(observation):
+        yield Reason(code=Code.ROLE_DELETED, role=name)
+
+
+def _explain_missing(observation: Observation, state: AppState) -> Iterator[Reason]:
+    """Say why pods were not created."""
     missing = count_missing_pods(observation.parents, observation.pods)
-    if missing and observation.pods and state is not AppState.FAILED:
-        reasons = dict.fromkeys(_list_creation_warnings(observation))
-        since = _describe_missing_time(observation) if state is AppState.RUNNING else ""
-        clauses += [f"{_name_missing(missing)}{since}: {text}{_advise(text)}" for text in reasons]
-    if not observation.pods and state is not AppState.FAILED:
-        clauses += [f"no pods: {text}{_advise(text)}" for text in dict.fromkeys(observation.warnings.values())]
-        if is_suspended(observation.parents[0]) and not observation.queue_reason:
-            clauses.append(_describe_suspended(observation.parents[0]))
-    if state is AppState.PENDING and not (observation.queue_reason or observation.events_refused):
-        clauses += _describe_unexplained(observation)
-    if observation.events_refused and state is not AppState.FAILED:
-        clauses.append(_EVENTS_REFUSED)
-    return "; ".join(clause for clause in clauses if clause)
+    if missing and observation.pods:
+        age_s, began_s = _find_missing_time(observation) if state is AppState.RUNNING else (None, None)
+        for each in _list_creation_warnings(observation):
+            yield Reason(code=Code.PODS_MISSING, count=missing, causes=(each,), age_s=age_s, began_s=began_s)
+    if not observation.pods:
+        for each in observation.warnings.values():
+            yield Reason(code=Code.NO_PODS, causes=(each,))
+        if is_suspended(observation.parents[0]) and observation.queue is None:
+            yield _explain_suspended(observation.parents[0])
 
 
 def _lacks_report(fact: PodFact) -> bool:
@@ -305,112 +307,95 @@ def _lacks_report(fact: PodFact) -> bool:
     )
 
 
-def _list_told(parents: Sequence[Mapping[str, Any]]) -> list[str]:
+def _list_told(parents: Sequence[Mapping[str, Any]]) -> list[Reason]:
     """Return what the agents of an app have left of its failure in the annotations of its Jobs, without the time."""
     annotations = (parent["metadata"].get("annotations") or {} for parent in parents)
     told = [text for each in annotations for name, text in each.items() if FAILED_ANNOTATION.fullmatch(name)]
-    return [show_controls(text.partition(" ")[2]) for text in told]
+    return [Reason(code=Code.AGENT_SAID, text=show_controls(text.partition(" ")[2])) for text in told]
 
 
-def _describe_unexplained(observation: Observation) -> list[str]:
-    """Say how many pods of a pending app wait without a reason, and which command shows more."""
+def _count_unexplained(observation: Observation) -> Iterator[Reason]:
+    """Count the pods of a pending app that wait without a reason, and name the command that shows more."""
     parent = observation.parents[0]
-    kubectl = f"kubectl -n {parent['metadata'].get('namespace') or 'default'} describe"
     if not observation.pods:
-        if observation.warnings or is_suspended(parent):
-            return []
-        name = f"{parse_kind(parent).kind.lower()} {parent['metadata']['name']}"
-        return [f"it has no pods yet, and Kubernetes gives no reason: {kubectl} {name}"]
+        if not observation.warnings and not is_suspended(parent):
+            yield Reason(code=Code.JOB_UNEXPLAINED, by=f"{_build_kubectl(parent)} describe {_name_object(parent)}")
+        return
     current = _find_current(observation)
     total = max(_count_nodes_of_jobs(observation), len(current))
     waits = [
         fact
         for fact in sorted(current.values(), key=lambda fact: (fact.role, fact.index))
-        if fact.phase == "Pending" and not fact.reason and fact.name not in observation.warnings
+        if fact.phase == "Pending" and fact.reason is None and fact.name not in observation.warnings
     ]
-    clauses = []
-    for is_placed, one, several in (
-        (False, "waits, and Kubernetes gives no reason", "wait, and Kubernetes gives no reason"),
-        (
-            True,
-            "has a node, and its container has not started yet",
-            "have a node, and their containers have not started yet",
-        ),
-    ):
+    for code, is_placed in ((Code.PODS_UNEXPLAINED, False), (Code.PODS_PLACED, True)):
         found = [fact for fact in waits if bool(fact.node) is is_placed]
         if found:
-            what = one if len(found) == 1 else several
-            clauses.append(f"{_count_pods(len(found), total)} {what}: {kubectl} pod {found[0].name}")
-    return clauses
+            by = f"{_build_kubectl(parent)} describe pod {found[0].name}"
+            yield Reason(code=code, count=len(found), total=total, by=by)
 
 
-def _count_pods(count: int, total: int) -> str:
-    return f"{count} of {total} pod{'s'[: total != 1]}"
+def _build_kubectl(parent: Mapping[str, Any]) -> str:
+    return f"kubectl -n {parent['metadata'].get('namespace') or 'default'}"
 
 
-def _name_missing(count: int) -> str:
-    return f"{count} pod{'s'[: count != 1]} not created"
+def _name_object(parent: Mapping[str, Any]) -> str:
+    return f"{parse_kind(parent).kind.lower()} {parent['metadata']['name']}"
 
 
-def _describe_missing_time(observation: Observation) -> str:
-    """Say how long pods of an app that runs have been missing: " for 40 s". "": this is not known.
+def _find_missing_time(observation: Observation) -> tuple[float | None, float | None]:
+    """Return how long pods of an app that runs have been missing, or else how long ago their Job began.
 
-    They have been missing since the pods before them ended. If Kubernetes knows of none, say when their Job began: they
-    may never have been created, or Kubernetes may have forgotten how they ended.
+    They have been missing since the pods before them ended. If Kubernetes knows of none, they may never have been
+    created, or Kubernetes may have forgotten how they ended.
     """
     if observation.now_s is None:
-        return ""
+        return None, None
     drained = [fact.finished for fact in find_latest_pods(observation.pods).values() if fact.is_drained]
     since = list(filter(None, map(_parse_time, (*drained, observation.missing_end))))
     if since:
-        return f" for {format_duration(observation.now_s - max(since))}"
+        return observation.now_s - max(since), None
     jobs = _list_jobs(observation.parents, running=True)
     began = map(_parse_time, (str((job.get("status") or {}).get("startTime") or "") for job in jobs))
     since = list(filter(None, (*began, find_submitted_s(jobs))))
     if not since or count_replaced_pods(observation):
-        return ""
-    return f" (its Job began {format_duration(observation.now_s - max(since))} ago)"
+        return None, None
+    return None, observation.now_s - max(since)
 
 
-def _describe_starting(observation: Observation) -> str:
+def _explain_starting(observation: Observation) -> Iterator[Reason]:
     """Say which nodes of a running app have no pod that runs, if nothing else says why."""
+    if observation.warnings:
+        return
     current = _find_current(observation)
-    starts = sorted(fact.index for fact in current.values() if fact.phase == "Pending" and not fact.reason)
-    starts = [] if observation.warnings else starts
-    clauses = [f"{_name_nodes(starts)} of {len(current)} in a pod that starts"] if starts else []
+    starts = sorted(fact.index for fact in current.values() if fact.phase == "Pending" and fact.reason is None)
+    if starts:
+        yield Reason(code=Code.PODS_START, nodes=tuple(starts), total=len(current))
     missing = count_missing_pods(observation.parents, observation.pods)
-    if missing and not observation.warnings:
-        job = next(iter(_list_jobs(observation.parents, running=True)), observation.parents[0])["metadata"]
-        more = f"if it takes longer, run: kubectl -n {job.get('namespace') or 'default'} describe job {job['name']}"
-        since = _describe_missing_time(observation) or " yet"
-        clauses.append(f"{_name_missing(missing)}{since}: the Job controller replaces a pod after 10 s; {more}")
-    return "; ".join(clauses)
+    if missing:
+        job = next(iter(_list_jobs(observation.parents, running=True)), observation.parents[0])
+        by = f"{_build_kubectl(job)} describe job {job['metadata']['name']}"
+        age_s, began_s = _find_missing_time(observation)
+        yield Reason(code=Code.PODS_REPLACED_SOON, count=missing, by=by, age_s=age_s, began_s=began_s)
 
 
-def _describe_replaced(observation: Observation) -> str:
-    """Say of the last pod that has failed, and was replaced by one that runs, how it ended. "": none that exists."""
+def _explain_replaced(observation: Observation) -> Reasons:
+    """Say of the last pod that has failed, and was replaced by one that runs, how it ended. Empty: none that exists."""
     current = _find_current(observation)
     ended = [
-        fact
+        (fact, fact.reason)
         for fact in observation.pods
         if fact.phase == "Failed"
-        and fact.reason
+        and fact.reason is not None
         and not fact.is_drained
         and (newest := current.get((fact.role, fact.index))) is not None
         and newest is not fact
         and newest.phase == "Running"
     ]
-    last = max(ended, key=lambda fact: fact.finished, default=None)
-    return "" if last is None else f"the pod of node {last.index} was replaced: {last.reason}"
-
-
-def _name_nodes(indexes: Sequence[int]) -> str:
-    return _name_some("node", list(map(str, indexes)))
-
-
-def _name_some(what: str, names: Sequence[str]) -> str:
-    shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-    return f"{what}{'s' if len(names) > 1 else ''} {shown}"
+    if not ended:
+        return ()
+    last, reason = max(ended, key=lambda each: each[0].finished)
+    return (Reason(code=Code.POD_REPLACED, nodes=(last.index,), causes=(reason,)),)
 
 
 def count_nodes_now(parents: Sequence[Mapping[str, Any]], label: str) -> int | None:
@@ -457,37 +442,30 @@ def list_missing_prefixes(parents: Sequence[Mapping[str, Any]], pods: Sequence[P
     ]
 
 
-def _advise(event: str) -> str:
-    """Return the advice on an event that prevents the creation of pods."""
-    if "PodSecurity" in event and "restricted" in event:
-        return "; try -cfg security=restricted"
-    return "; request less, or delete unused objects" if "exceeded quota" in event else ""
-
-
-def _describe_suspended(parent: Mapping[str, Any]) -> str:
-    metadata = parent["metadata"]
-    if KUEUE_QUEUE in (metadata.get("labels") or {}):
-        return f"suspended: waiting for its queue {metadata['labels'][KUEUE_QUEUE]}"
-    name = f"{parse_kind(parent).kind.lower()} {metadata['name']}"
+def _explain_suspended(parent: Mapping[str, Any]) -> Reason:
+    labels = parent["metadata"].get("labels") or {}
+    if KUEUE_QUEUE in labels:
+        return Reason(code=Code.SUSPENDED_IN_QUEUE, queue=labels[KUEUE_QUEUE])
     patch = """--type=merge -p '{"spec":{"suspend":false}}'"""
-    return f"suspended: to resume it, run: kubectl -n {metadata.get('namespace') or 'default'} patch {name} {patch}"
+    return Reason(code=Code.SUSPENDED, by=f"{_build_kubectl(parent)} patch {_name_object(parent)} {patch}")
 
 
-def _describe_conditions(observation: Observation) -> list[str]:
+def _explain_conditions(observation: Observation) -> Iterator[Reason]:
     has_pod = any(fact.phase == "Failed" for fact in observation.pods)
-    clauses = []
     for parent in observation.parents:
         for condition in list_conditions(parent):
             # FailureTarget becomes Failed.
-            if condition["type"] in ("Failed", "FailureTarget") and condition["status"] == "True":
-                reason = condition.get("reason") or ""
-                detail = f"{reason}: {condition.get('message', '')}"
-                # The failed pod explains more.
-                known = _REASONS.get(reason, detail)
-                if reason == _DEADLINE and _has_failed_before(observation, parent):
-                    known = "stopped because another role failed"
-                clauses.append(detail if reason == "PodFailurePolicy" and not has_pod else known)
-    return list(dict.fromkeys(clauses))
+            if condition["type"] not in ("Failed", "FailureTarget") or condition["status"] != "True":
+                continue
+            word = condition.get("reason") or ""
+            if word == _POLICY and has_pod:
+                continue  # the pods' report explains it
+            if word == _DEADLINE and _has_failed_before(observation, parent):
+                yield Reason(code=Code.OTHER_ROLE_FAILED)
+            elif word in _CONDITIONS:
+                yield Reason(code=_CONDITIONS[word])
+            else:
+                yield Reason(code=Code.SCHEDULER_SAID, word=word, text=condition.get("message", ""))
 
 
 def _has_failed_before(observation: Observation, parent: Mapping[str, Any]) -> bool:
@@ -525,84 +503,53 @@ def _list_all_ends(observation: Observation) -> dict[str, str]:
     return {**observation.ends, **list_ends(observation.parents)}
 
 
-def _describe_running_roles(parents: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Describe roles of a failed app that run on because its submitter is gone (flavour `job`, see `role_stop`)."""
-    names = sorted(map(read_role, _list_jobs(parents, running=True)))
-    return [f"still running: role {', '.join(names)}; `torchx cancel` stops it"] if names else []
-
-
-def _group_pods(observation: Observation, state: AppState, report: Report | None) -> list[str]:
-    """Group pods, the largest group first: `3 of 4 pods wait: Insufficient nvidia.com/gpu (3 of 3 nodes)`.
+def _group_pods(observation: Observation, state: AppState, report: Report | None) -> Iterator[Reason]:
+    """Group pods by what they wait for, or how they ended, the largest group first.
 
     The second number is that of the nodes: pods that were deleted count, too. Pods that failed are named, unless they
     only repeat the report.
     """
     current = _find_current(observation)
-    groups: dict[tuple[str, str], list[PodFact]] = {}
-    reasons: dict[tuple[str, str], str] = {}
+    groups: dict[tuple[object, ...], list[tuple[PodFact, Reason]]] = {}
     for fact in current.values():
-        reason, code = _find_reason(observation, fact)
-        healthy = not reason and fact.phase != "Failed"
+        reason = _find_reason(observation, fact)
         repeats = state is AppState.FAILED and (fact.phase == "Pending" or (report is not None and _repeats(fact)))
-        if not healthy and not repeats:
-            group = fact.phase, code
-            groups.setdefault(group, []).append(fact)
-            reasons[group] = max(reasons.get(group, ""), reason, key=len)  # some lack the cause
-    count = max(_count_nodes_of_jobs(observation), len(current))
-    clauses = []
-    for group, facts in sorted(groups.items(), key=lambda item: -len(item[1])):
-        phase, reason = group[0], reasons[group]
-        detail = next((f" ({fact.text.splitlines()[-1][:300]})" for fact in facts if fact.text), "")
-        what = _describe_failed(facts, reason) if phase == "Failed" else reason
-        one, several = _VERBS.get(phase, (f"is {phase}", f"are {phase}"))
-        clauses.append(f"{_count_pods(len(facts), count)} {one if len(facts) == 1 else several}: {what}{detail}")
-    return clauses
+        if reason is not None and not repeats:
+            groups.setdefault((fact.phase, identify(reason)), []).append((fact, reason))
+    total = max(_count_nodes_of_jobs(observation), len(current))
+    for group in sorted(groups.values(), key=lambda group: -len(group)):
+        facts = sorted((fact for fact, _ in group), key=lambda fact: (fact.role, fact.index))
+        text = next((fact.text.splitlines()[-1][:300] for fact, _ in group if fact.text), "")
+        is_one_role = len({fact.role for fact in facts}) == 1 and facts[0].index >= 0
+        yield Reason(
+            code=_GROUPS.get(facts[0].phase, Code.PODS_OTHER),
+            count=len(facts),
+            total=total,
+            word=facts[0].phase,
+            nodes=tuple(fact.index for fact in facts) if is_one_role else (),
+            pods=tuple(fact.name for fact in facts),
+            text=text,
+            causes=(max((reason for _, reason in group), key=lambda reason: len(reason.text)),),  # some lack the cause
+        )
 
 
-def _find_reason(observation: Observation, fact: PodFact) -> tuple[str, str]:
-    """Return why a pod waits or ended, and the code of that: see `PodFact`."""
-    event = "" if fact.reason or fact.phase != "Pending" else observation.warnings.get(fact.name, "")
-    code = fact.code or event.partition(":")[0]
-    return fact.reason or event, _SAME_REASONS.get(code, code)
+def _find_reason(observation: Observation, fact: PodFact) -> Reason | None:
+    """Return why a pod waits or ended. None: it runs, or this is not known."""
+    if fact.reason is not None or fact.phase != "Pending":
+        return fact.reason
+    return observation.warnings.get(fact.name)
 
 
-def _list_waits(observation: Observation) -> tuple[str, ...]:
-    """Return why nodes wait: what stays the same as long as they do, see `AppFacts`."""
-    waiting = [fact for fact in _find_current(observation).values() if fact.phase == "Pending"]
-    missing = count_missing_pods(observation.parents, observation.pods)
-    events = [text.partition(":")[0] for text in _list_creation_warnings(observation)] if missing else []
-    queue = re.sub(r"\d+", "", observation.queue_reason)  # how much is missing changes with other jobs
-    codes = [queue, *(_find_reason(observation, fact)[1] for fact in waiting), *events]
-    return tuple(sorted(set(filter(None, codes))))
-
-
-def _list_creation_warnings(observation: Observation) -> list[str]:
+def _list_creation_warnings(observation: Observation) -> list[Reason]:
     """Return the warnings that are not about a pod that exists."""
     existing = {fact.name for fact in observation.pods}
-    return [text for name, text in observation.warnings.items() if name not in existing]
+    return [event for name, event in observation.warnings.items() if name not in existing]
 
 
 def _repeats(fact: PodFact) -> bool:
     """Return whether a pod that has failed says no more than the job's report: its agent ended because of that."""
     is_told = fact.report is not None or fact.exit_code == ExitCode.WORKERS_FAILED
-    return (
-        is_told and not fact.text and fact.exit_code is not None and fact.reason == describe_exit_code(fact.exit_code)
-    )
-
-
-def _describe_failed(facts: Sequence[PodFact], reason: str) -> str:
-    """Name the pods of a group, and say how they ended: "node 1 (pod NAME) was ended by SIGKILL"."""
-    facts = sorted(facts, key=lambda fact: (fact.role, fact.index))
-    if len(facts) == 1:
-        pod = f"pod {facts[0].name}"
-        who = pod if facts[0].index < 0 else f"node {facts[0].index} ({pod})"
-    elif len({fact.role for fact in facts}) == 1 and facts[0].index >= 0:
-        who = _name_nodes([fact.index for fact in facts])
-    else:
-        who = _name_some("pod", [fact.name for fact in facts])
-    if not reason.startswith(("was ", "exited ")):
-        return f"{who}: {reason}"
-    return f"{who} {reason.replace('was ', 'were ', 1) if len(facts) > 1 else reason}"
+    return is_told and not fact.text and fact.reason is not None and fact.reason.code is Code.EXITED
 
 
 def _count_nodes_of_jobs(observation: Observation) -> int:
@@ -627,27 +574,31 @@ def _find_reports(app: Any, observation: Observation) -> dict[str, Report]:
     return {name: report for name, report in found.items() if report is not None}
 
 
+def _explain_pod(fact: PodFact) -> Reason:
+    if fact.report is not None:
+        return explain_report(fact.report)
+    text = fact.text.splitlines()[-1] if fact.text else ""
+    return Reason(code=Code.POD_ENDED, text=text, causes=() if fact.reason is None else (fact.reason,))
+
+
 def _build_torch_error(report: Report, exit_code: int | None = None) -> dict[str, Any]:
     """Return torch's error format, which TorchX prints, with the whole report."""
     root, line = find_root_cause(report), describe_report(report)
     text = "" if root is None else root.traceback or "\n".join(root.stderr_tail)
     code, time_s = (None, 0.0) if root is None else (root.exit_code, root.time_s)
-    message = {
-        "message": line,
-        "errorCode": code or exit_code or 1,
-        "extraInfo": {"py_callstack": text or line, "timestamp": str(int(time_s))},
-    }
-    return {"message": message, "report": to_data(report)}
+    error = _build_error(line, code or exit_code, text or line, str(int(time_s)))
+    return {**error, "report": to_data(report)}
 
 
-def _build_plain_error(fact: PodFact) -> dict[str, Any]:
-    text = fact.text.splitlines()[-1] if fact.text else ""
-    message = {
-        "message": f"{fact.reason}: {text}" if text else fact.reason,
-        "errorCode": fact.exit_code or 1,
-        "extraInfo": {"py_callstack": fact.text, "timestamp": str(_read_seconds(fact.finished))},
-    }
-    return {"message": message}
+def _build_pod_error(fact: PodFact) -> dict[str, Any]:
+    if fact.report is not None:
+        return _build_torch_error(fact.report, fact.exit_code)
+    return _build_error(word(_explain_pod(fact)), fact.exit_code, fact.text, str(_read_seconds(fact.finished)))
+
+
+def _build_error(line: str, exit_code: int | None, text: str, time: str) -> dict[str, Any]:
+    info = {"py_callstack": text, "timestamp": time}
+    return {"message": {"message": line, "errorCode": exit_code or 1, "extraInfo": info}}
 
 
 def _read_seconds(timestamp: str) -> int:
@@ -687,20 +638,19 @@ def _build_replica(
     role: str, index: int, fact: PodFact | None, app_state: AppState, *, is_removed: bool
 ) -> ReplicaStatus:
     if fact is None and is_removed:
-        return _build_cancelled(role, index, "ended by a resize")
+        return _build_cancelled(role, index, Code.RESIZED_AWAY)
     without_pod = _STATES_WITHOUT_POD.get(app_state, AppState.PENDING)
     if without_pod is AppState.CANCELLED and (fact is None or (fact.terminating and fact.phase != "Failed")):
         # A failed app's controller deletes its other pods.
-        why = "its pod is being deleted, because the job has ended" if fact else _NO_POD
-        return _build_cancelled(role, index, why)
+        return _build_cancelled(role, index, Code.POD_ENDS if fact else Code.HAS_NO_POD)
     if fact is None:
         return ReplicaStatus(id=index, state=without_pod, role=role, hostname="")
-    error = NONE
-    if fact.phase == "Failed":
-        error = json.dumps(_build_torch_error(fact.report, fact.exit_code) if fact.report else _build_plain_error(fact))
     state = _POD_STATES.get(fact.phase, AppState.UNKNOWN)
-    return ReplicaStatus(id=index, state=state, role=role, hostname=fact.name, structured_error_msg=error)
+    known = ExplainedReplica(id=index, state=state, role=role, hostname=fact.name)
+    if fact.phase == "Failed":
+        known.reasons, known.structured_error_msg = (_explain_pod(fact),), json.dumps(_build_pod_error(fact))
+    return known
 
 
-def _build_cancelled(role: str, index: int, why: str) -> ReplicaStatus:
-    return replace_line(ReplicaStatus(id=index, state=AppState.CANCELLED, role=role, hostname=""), why)
+def _build_cancelled(role: str, index: int, code: Code) -> ReplicaStatus:
+    return ExplainedReplica(id=index, state=AppState.CANCELLED, role=role, hostname="", reasons=(Reason(code=code),))

@@ -10,31 +10,34 @@ state, or the reason alone if the app has ended.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from torchx.specs import AppState
 from torchx.specs.api import is_terminal
 
 from muster._shared.contract import show_controls
-from muster.schedulers.adapter.facts import AppFacts
-from muster.schedulers.adapter.records import JobFacts
-from muster.schedulers.failure_report import describe_status, format_clock
+from muster.schedulers.wording.facts import AppFacts
+from muster.schedulers.wording.job_facts import JobFacts
+from muster.schedulers.wording.reasons import Reason, to_data
+from muster.schedulers.wording.words import format_clock, format_duration, word, word_all
 
 if TYPE_CHECKING:  # see `failure_report`
     from muster._shared.job_view import JobStatus
 
 _MOST_NAMED: Final = 8
 _GOES_ON: Final = (AppState.UNSUBMITTED, AppState.SUBMITTED, AppState.PENDING, AppState.RUNNING)
-_DURATIONS: Final = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def format_line(facts: AppFacts, *, shows_progress: bool = True) -> str:
     """Return the one line of a job, with its state. Without `shows_progress`, leave out the progress."""
-    said = facts.state.name.lower()  # "CANCELLED: cancelled" says one thing twice
-    clauses = [each.removeprefix(f"{said}: ") for each in _list_clauses(facts, shows_progress) if each != said]
-    details = "; ".join(clauses)
-    return show_controls(f"{name_state(facts)}: {details}" if details else name_state(facts))
+    details = format_details(facts, shows_progress=shows_progress)
+    return f"{name_state(facts)}: {details}" if details else name_state(facts)
+
+
+def format_details(facts: AppFacts, *, shows_progress: bool = True) -> str:
+    """Return the same line without the state, which is shown apart."""
+    return show_controls("; ".join(_list_clauses(facts, facts.state.name.lower(), shows_progress)))
 
 
 def format_message(facts: AppFacts) -> str:
@@ -60,12 +63,23 @@ def build_data(facts: AppFacts) -> dict[str, object]:
         "state": facts.state.name,
         "line": format_line(facts),
         "reason": show_controls("; ".join(_list_reasons(facts))),
+        "reasons": build_reasons(facts.reasons),
         "restarts": facts.restarts,
         "nodes": nodes,
         "since_s": find_since_s(facts),
         "submitted_s": facts.submitted_s,
         "jobs": {role: _build_job(job) for role, job in facts.jobs.items()},
     }
+
+
+def build_reasons(reasons: Iterable[Reason]) -> list[dict[str, object]]:
+    """Return reasons for programs: code, facts and words."""
+    return [{**to_data(each), "words": show_controls(word(each))} for each in reasons]
+
+
+def describe_status(status: "JobStatus") -> str:
+    """Return how far a job is, in a few words, or since when it is paused. "": not known."""
+    return show_controls(status.describe(f" since {format_clock(status.paused_since_s)}"))
 
 
 def count_nodes(facts: AppFacts) -> dict[str, int]:
@@ -135,45 +149,26 @@ def find_eta_s(status: "JobStatus") -> float | None:
     return (status.total - status.step) / status.rate
 
 
-def format_duration(duration_s: float) -> str:
-    """Return the two largest units: "2 h 5 min", "24 s"."""
-    left, parts = max(0, round(duration_s)), list[str]()
-    for unit_s, unit in _DURATIONS:
-        if left >= unit_s and len(parts) < 2:
-            parts.append(f"{left // unit_s} {unit}")
-            left %= unit_s
-        elif parts:
-            break
-    return " ".join(parts) or "0 s"
-
-
-def _list_clauses(facts: AppFacts, shows_progress: bool = True) -> list[str]:
-    """Return all that is known.
-
-    What the message of an adapter that builds none of its facts says already is not repeated.
-    """
-    reasons = list(_list_reasons(facts))
+def _list_clauses(facts: AppFacts, state: str = "", shows_progress: bool = True) -> list[str]:
+    """Return all that is known. `state`: see `words.word_all`."""
     jobs = _list_live_jobs(facts)
     progress = list(_list_progress(jobs)) if shows_progress else []
     is_paused = any(job.status is not None and job.status.state.value == "paused" for job in jobs.values())
     before, after = (progress, []) if is_paused else ([], progress)  # that it waits for a person comes first
-    clauses = [*_list_attempts(jobs), *_list_nodes(facts), *after]
+    clauses = [*before, *_list_reasons(facts, state), *_list_attempts(jobs), *_list_nodes(facts), *after]
     since_s = find_since_s(facts)
     if since_s is not None:
         has_ended = is_terminal(facts.state)
         clauses.append(f"{'ended at' if has_ended else 'since'} {format_clock(since_s)}")
         if has_ended and facts.submitted_s is not None:
             clauses[-1] += f" after {format_duration(since_s - facts.submitted_s)}"
-    told = {each.partition(", ")[0] for each in "; ".join(reasons).split("; ")}
-    return [*before, *reasons, *(each for each in clauses if each.partition(", ")[0] not in told)]
+    return clauses
 
 
-def _list_reasons(facts: AppFacts) -> list[str]:
+def _list_reasons(facts: AppFacts, state: str = "") -> list[str]:
     """Return why it is in its state. A job that runs and has trouble says so first."""
-    return [
-        *_name_roles({role: job.trouble for role, job in _list_live_jobs(facts).items()}),
-        *filter(None, facts.messages),
-    ]
+    told = _name_roles({role: word_all(job.trouble) for role, job in _list_live_jobs(facts).items()})
+    return [*told, *filter(None, [word_all(facts.reasons, state=state)])]
 
 
 def _list_live_jobs(facts: AppFacts) -> Mapping[str, JobFacts]:
@@ -248,7 +243,7 @@ def _build_job(job: JobFacts) -> dict[str, object]:
     status = JobStatus() if job.status is None else job.status
     return {
         "state": status.state.value,
-        "trouble": job.trouble,
+        "trouble": word_all(job.trouble),
         "attempt": job.attempt,
         "restarts_left": job.restarts_left,
         "step": status.step,

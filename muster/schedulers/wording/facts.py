@@ -1,13 +1,21 @@
-"""What is known of an app. `status` builds TorchX's response from it, and `job_line` the line for people."""
+"""What is known of an app. `adapter.status` builds TorchX's response from it, and `job_line` the line for people."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torchx.specs import AppDef, AppState
 from torchx.specs.api import ReplicaStatus
 
 from muster._shared.reports import Report
-from muster.schedulers.adapter.records import JobFacts
+from muster.schedulers.wording.job_facts import JobFacts
+from muster.schedulers.wording.reasons import Reasons
+
+
+@dataclass
+class ExplainedReplica(ReplicaStatus):  # type: ignore[misc]
+    """A replica of which its adapter knows why it is in its state, or has an error in torch's format."""
+
+    reasons: Reasons = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,15 +30,12 @@ class AppFacts:
     """The replicas of all roles, in order of role and index. None: none has been recorded yet."""
     restarts: int = 0
     """The number of restarts: of replicas and, in place, of workers."""
-    messages: Iterable[str] = ()
-    """Why the app is in this state, the most important reason first. Empty ones are left out."""
-    waits: Sequence[str] = ()
-    """Why nodes wait, without what changes by itself, such as times and numbers: what people are told once. Empty: the
-    messages say."""
+    reasons: Reasons = ()
+    """Why the app is in this state, the most important reason first."""
     jobs: Mapping[str, JobFacts] = field(default_factory=dict)
     """What the agents of each role report, by role. For an app that has ended, it is their last report.
 
-    See `records.RecordReader`.
+    See `adapter.records.RecordReader`.
     """
     error: str | None = None
     """The root cause in torch's format, as JSON. None: there is none."""

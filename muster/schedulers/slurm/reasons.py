@@ -1,0 +1,118 @@
+"""What Slurm's states and reasons mean for an app."""
+
+import time
+from collections.abc import Sequence
+from typing import Final
+
+from torchx.specs import AppState
+
+from muster._shared.records import replace
+from muster.schedulers.adapter import Code, Reason
+from muster.schedulers.slurm.client import NodeSize, Partition, QueueEntry, Wish
+
+STATES: Final = {
+    "PENDING": AppState.PENDING,
+    "CONFIGURING": AppState.PENDING,
+    "REQUEUED": AppState.PENDING,
+    "REQUEUE_HOLD": AppState.PENDING,
+    "REQUEUE_FED": AppState.PENDING,
+    "SPECIAL_EXIT": AppState.PENDING,
+    "RESV_DEL_HOLD": AppState.PENDING,
+    "RUNNING": AppState.RUNNING,
+    "COMPLETING": AppState.RUNNING,
+    "SIGNALING": AppState.RUNNING,
+    "STAGE_OUT": AppState.RUNNING,
+    "RESIZING": AppState.RUNNING,
+    "SUSPENDED": AppState.RUNNING,
+    "STOPPED": AppState.RUNNING,
+    "COMPLETED": AppState.SUCCEEDED,
+    "CANCELLED": AppState.CANCELLED,
+    "BOOT_FAIL": AppState.FAILED,
+    "DEADLINE": AppState.FAILED,
+    "FAILED": AppState.FAILED,
+    "NODE_FAIL": AppState.FAILED,
+    "OUT_OF_MEMORY": AppState.FAILED,
+    "PREEMPTED": AppState.FAILED,
+    "REVOKED": AppState.FAILED,
+    "TIMEOUT": AppState.FAILED,
+}
+"""The states of a job. An app may go on in another job."""
+SIZES: Final = ("Resources", "PartitionNodeLimit", "PartitionConfig")
+"""Reasons that are clearer with what the job asks for."""
+_NOT_KNOWN: Final = Wish()
+_BY_SLURM: Final = (
+    *("BOOT_FAIL", "CANCELLED", "DEADLINE", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"),
+)
+"""States into which Slurm brings a job, or a person who uses its commands."""
+
+
+def explain_size(nodes: int, partitions: Sequence[Partition], *, job: str = "", word: str = "") -> Reason | None:
+    """Return that a job asks for more nodes than each of its partitions has or gives one job. None: it does not.
+
+    Args:
+        nodes: that it asks for.
+        partitions: any of them will do.
+        job: its id, if it waits.
+        word: Slurm's reason, if it waits.
+    """
+    found = []
+    for each in partitions:
+        if nodes > each.nodes:
+            found.append(Reason(code=Code.PARTITION_HAS, what=each.name, count=each.nodes))
+        elif each.most_nodes is not None and nodes > each.most_nodes:
+            found.append(Reason(code=Code.PARTITION_GIVES, what=each.name, count=each.most_nodes))
+        else:
+            return None
+    return Reason(code=Code.TOO_MANY_NODES, job=job, word=word, total=nodes, causes=tuple(found)) if found else None
+
+
+def explain_refusal(error: str, names: str, asked: Sequence[str], sizes: Sequence[NodeSize]) -> str:
+    """Say what of a job this cluster does not have. "": what sbatch says is all that is known.
+
+    Args:
+        error: of sbatch.
+        names: of the partitions, which commas separate. "": the default one.
+        asked: the options that ask for CPUs and memory.
+        sizes: of the nodes.
+    """
+    known = {each.name: f"{each.name} (default)" if each.is_default else each.name for each in sizes}
+    wanted = names.split(",") if names else [each.name for each in sizes if each.is_default]
+    if "invalid partition" in error.lower():
+        missing = " or ".join(repr(each) for each in wanted if each not in known)
+        has = f"; it has {', '.join(known.values())}" if known else ""
+        return f"this cluster has no partition {missing}{has}" if missing else ""
+    found = [each for each in sizes if each.name in wanted]
+    if "Requested node configuration is not available" not in error or not asked or not found:
+        return ""
+    most = f"at most {max(each.cpus for each in found)} CPUs and {max(each.memory_mb for each in found)} MB"
+    where = " and ".join(dict.fromkeys(each.name for each in found))
+    return f"{error}: the job asks for {' '.join(asked)} on each node; the nodes of {where} have {most}"
+
+
+def explain_wait(entry: QueueEntry, wish: Wish = _NOT_KNOWN) -> Reason:
+    """Return why a job waits, and until when.
+
+    Args:
+        entry: the job.
+        wish: what it asks for.
+    """
+    is_known = entry.start_s is not None and entry.start_s >= time.time() and "held" not in entry.reason.lower()
+    job, name, at_s = entry.job_id, entry.reason, entry.start_s if is_known else None
+    too_many = explain_size(wish.nodes, wish.partitions, job=job, word=name)
+    if too_many is not None:
+        return replace(too_many, at_s=at_s)
+    if name == "Resources" and wish.nodes and len(wish.partitions) == 1:
+        (only,) = wish.partitions
+        code = Code.WAITS_FOR_NODES
+        return Reason(code=code, job=job, word=name, count=wish.nodes, total=only.nodes, what=only.name, at_s=at_s)
+    if name == "PartitionConfig" and wish.nodes:
+        names = " and ".join(each.name for each in wish.partitions)
+        code = Code.PARTITION_CANNOT_GIVE
+        return Reason(code=code, job=job, word=name, what=names, count=wish.nodes, lacks=wish.per_node, at_s=at_s)
+    return Reason(code=Code.SLURM_WAITS, job=job, word=name, what=name, at_s=at_s)
+
+
+def explain_end(entry: QueueEntry) -> Reason | None:
+    """Return why Slurm has ended a job. None: its exit code alone says it."""
+    is_by_slurm = entry.state in _BY_SLURM
+    return Reason(code=Code.SLURM_ENDED, job=entry.job_id, word=entry.state) if is_by_slurm else None

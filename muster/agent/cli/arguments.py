@@ -130,7 +130,7 @@ def _build_config(values: FlagValues, environ: Mapping[str, str], program: Progr
         agent_error_file=environ.get("TORCHELASTIC_ERROR_FILE") or None,
         node_name=environ.get(Env.NODE_NAME) or environ.get("SLURMD_NODENAME") or host_name,
         termination_log=termination_log,
-        is_pod=termination_log == _TERMINATION_LOG,
+        is_pod=termination_log == _TERMINATION_LOG or (termination_log is not None and Env.ADAPTER not in environ),
         report_columns=_choose_report_columns(environ, role, rendezvous),
         log_command=_build_log_command(environ),
         stops_together=environ.get(Env.STOPS_TOGETHER) == "1",

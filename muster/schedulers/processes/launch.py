@@ -45,4 +45,4 @@ def spawn(launch: Launch, stdout_fd: int, stderr_fd: int) -> int:
         except OSError as error:
             if error.filename is None:
                 raise
-            raise StartError(f"{error.filename}: {error.strerror}") from error
+            raise StartError(f"{error.filename!r}: {error.strerror}") from error

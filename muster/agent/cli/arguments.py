@@ -130,7 +130,7 @@ def _build_config(values: FlagValues, environ: Mapping[str, str], program: Progr
         agent_error_file=environ.get("TORCHELASTIC_ERROR_FILE") or None,
         node_name=environ.get(Env.NODE_NAME) or environ.get("SLURMD_NODENAME") or host_name,
         termination_log=termination_log,
-        is_pod=termination_log == _TERMINATION_LOG or (termination_log is not None and Env.ADAPTER not in environ),
+        is_pod=_is_pods(termination_log, environ),
         report_columns=_choose_report_columns(environ, role, rendezvous),
         log_command=_build_log_command(environ),
         stops_together=environ.get(Env.STOPS_TOGETHER) == "1",
@@ -354,6 +354,13 @@ def _choose_nproc(values: FlagValues, environ: Mapping[str, str]) -> int:
 
     python = environ.get("PYTHON_EXEC") or sys.executable
     return count_workers(text, origin=values.origin("nproc-per-node"), env=environ, python=python)
+
+
+def _is_pods(termination_log: str | None, environ: Mapping[str, str]) -> bool:
+    """Return whether it is that of a pod. Adapters that have files of their own for the report name them otherwise."""
+    if termination_log is None:
+        return False
+    return Env.ADAPTER not in environ or os.path.basename(termination_log) == os.path.basename(_TERMINATION_LOG)
 
 
 def _find_termination_log(environ: Mapping[str, str]) -> str | None:

@@ -458,7 +458,7 @@ def test_other_variables() -> None:
     assert parse("--log-dir /mine", **{Env.LOG_DIR: "/l"}).logs.base_dir == "/mine"
     assert "TORCH_ELASTIC_SHUTDOWN_TIMEOUT 'x'" in refusal("", TORCH_ELASTIC_SHUTDOWN_TIMEOUT="x")
     assert parse("").node_name
-    assert not config.is_pod
+    assert config.is_pod, "no adapter has submitted it"
     assert parse("", **{Env.TERMINATION_LOG: ""}).termination_log is None
 
 

@@ -68,7 +68,7 @@ def test_a_missing_device_is_an_error_and_a_holder_keeps_its_words(
     monkeypatch.setenv("MUSTER_NVML", nvml)
     monkeypatch.setenv("STAND_IN_GPUS", "0:81604378624:85899345920,0:0:85899345920")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    with subprocess.Popen(["sleep", "600", "601"]) as holder:
+    with subprocess.Popen(["sleep", "600", "0.0625"]) as holder:
         try:
             monkeypatch.setenv("STAND_IN_HOLDER", str(holder.pid))
             while not Path(f"/proc/{holder.pid}/cmdline").read_bytes():
@@ -79,7 +79,7 @@ def test_a_missing_device_is_an_error_and_a_holder_keeps_its_words(
             assert "2 devices answer, expected 3 (--devices)" in text
             assert f"held by process {holder.pid} of " in text
             assert ": sleep)" in text
-            assert "601" not in json.dumps(seen["devices"])
+            assert "0.0625" not in json.dumps(seen["devices"])
             assert "take the node out of service" in seen["devices"]["advice"]
             assert main(["doctor"]) == 0  # a warning
         finally:

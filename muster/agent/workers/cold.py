@@ -37,7 +37,7 @@ class CommandStarter:
         return False
 
     def start_store(self, addr: str, port: int, on_lost: Callable[[str], None]) -> None:
-        """Do nothing: it is not called, because of `can_host_store`."""
+        """Raise NotImplementedError: nothing calls it, because of `can_host_store`."""
         raise NotImplementedError
 
     def end_store(self) -> None:

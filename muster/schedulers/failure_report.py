@@ -71,7 +71,7 @@ def explain_start_failure(error: object, image: str, command: str, *, runs_agent
     """Return why a container could not be started, as its runtime says it. The most common reason has its own code."""
     message = _join(str(error))
     missing = "executable file not found" in message or "no such file or directory" in message.lower()
-    if missing and command in message:
+    if missing and command and command in message:
         return Reason(code=Code.IMAGE_LACKS_COMMAND, image=image, program=command, is_agent=runs_agent)
     return Reason(code=Code.COULD_NOT_START, text=message)
 

@@ -28,6 +28,7 @@ from muster.schedulers.node_program.session import ALIVE_S, WORDS, Order, Sessio
 
 _OPENED_AT_ONCE: Final = 16
 _END_LIMIT_S: Final = 10.0
+_STOP_LIMIT_S: Final = 1.0
 """After SIGINT or SIGTERM: what the command has started is killed then."""
 _CHUNK_BYTES: Final = 1 << 16
 LOOK_S: Final = 1.0
@@ -209,6 +210,9 @@ class Relay:
     def _pass_on(self, signum: int) -> None:
         if signum == signal.SIGTSTP:
             self._tell("STOP")
+            for each in self._runs:
+                if each.session is not None and not each.is_over:
+                    each.session.flush(_STOP_LIMIT_S)  # a node that is not told takes the silence for a loss
             os.kill(os.getpid(), signal.SIGSTOP)
             self._tell("CONT")
             return

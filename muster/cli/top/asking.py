@@ -17,6 +17,7 @@ from muster.cli.top.state import Deed
 from muster.schedulers.adapter.factories import list_properties
 from muster.schedulers.adapter.scheduler import LogRequest
 from muster.schedulers.wording.job_line import format_details, name_state
+from muster.schedulers.wording.reasons import walk
 
 MOST_JOBS: Final = 200
 """The newest of each scheduler."""
@@ -50,7 +51,7 @@ class SchedulerJobs:
             handle=name,
             state=name_state(facts),
             line=format_details(facts, shows_progress=False),
-            trouble=tuple(each for job in facts.jobs.values() for each in job.trouble),
+            reasons=(*walk(facts.reasons), *(each for job in facts.jobs.values() for each in job.trouble)),
             statuses=[(role, job.status) for role, job in facts.jobs.items() if job.status is not None],
             has_ended=is_terminal(facts.state),
             exit_code=STATE_CODES[facts.state],

@@ -46,8 +46,8 @@ class JobPicture:
     handle: str
     state: str
     line: str
-    trouble: Reasons = ()
-    """What the line says of trouble that a job has while it runs."""
+    reasons: Reasons = ()
+    """What the line says of the job."""
     statuses: Sequence[tuple[str, JobStatus]] = ()
     """By role, of the roles that run agents."""
     has_ended: bool = False

@@ -248,7 +248,7 @@ def _list_header(picture: JobPicture, view: View, size: Size) -> Iterator[Text]:
         if picture.state == "RUNNING":
             yield Text("its workers have reported nothing yet", style="dim")
         return
-    if status.reason and status.reason not in {each.text for each in picture.trouble}:
+    if status.reason and not any(status.reason in each.text for each in picture.reasons):
         yield Text(show_controls(status.reason), style="yellow")
     yield from _list_progress(status, bar=24 if size.width >= _WIDE else 12, is_live=not picture.has_ended)
     yield from _list_costs(status)

@@ -61,10 +61,11 @@ def pack(kind: bytes, content: bytes = b"") -> bytes:
 
 
 class FrameReader:
-    """Cuts a stream of bytes into frames."""
+    """Cuts a stream of bytes into frames of at most `limit_bytes`."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit_bytes: int = FRAME_LIMIT_BYTES) -> None:
         self._rest = bytearray()
+        self._limit_bytes = limit_bytes
 
     def feed(self, data: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Yield (kind, content) of the frames that are complete; newlines between them are skipped.
@@ -80,8 +81,8 @@ class FrameReader:
             if len(rest) < FRAME.size:
                 return
             kind, length = FRAME.unpack_from(rest)
-            if length > FRAME_LIMIT_BYTES:
-                raise ConnectionError(f"it sent a frame of {length} bytes: at most {FRAME_LIMIT_BYTES} are allowed")
+            if length > self._limit_bytes:
+                raise ConnectionError(f"it sent a frame of {length} bytes: at most {self._limit_bytes} are allowed")
             end = FRAME.size + length
             if len(rest) < end:
                 return
@@ -97,15 +98,18 @@ class Channel:
         read_fd: frames come from here.
         write_fd: and go there.
         has_noise: `MAGIC` comes before the first frame.
+        limit_bytes: of a frame that is received.
     """
 
-    def __init__(self, read_fd: int, write_fd: int, *, has_noise: bool = False) -> None:
+    def __init__(
+        self, read_fd: int, write_fd: int, *, has_noise: bool = False, limit_bytes: int = FRAME_LIMIT_BYTES
+    ) -> None:
         for fd in (read_fd, write_fd):
             os.set_blocking(fd, False)
         self._read_fd, self._write_fd = read_fd, write_fd
         self._noise = b""
         self.has_begun = not has_noise
-        self._frames = FrameReader()
+        self._frames = FrameReader(limit_bytes)
         self._lock = threading.RLock()
         self.pending = bytearray()
         """What could not be written yet."""

@@ -18,13 +18,15 @@ from typing import Any, Final
 from muster._shared import folders, processes
 from muster._shared.control import ControlError, ExitCode
 from muster._shared.holds import connection
-from muster._shared.processes import wait_events
+from muster._shared.processes import WRITE, wait_events
 from muster.schedulers.node_program import agents, frames, output_pipes, run_files, served
-from muster.schedulers.node_program.frames import LOST_S, Channel, Kind
+from muster.schedulers.node_program.frames import FRAME_LIMIT_BYTES, LOST_S, Channel, Kind
 from muster.schedulers.node_program.pipe import NodePipe
 
 WINDOW_BYTES: Final = 1 << 16
 """How much input may be under way. What comes after it, such as a signal, must not wait behind it."""
+OUTPUT_FRAME_LIMIT_BYTES: Final = 1 << 18
+"""Of a node on which only a command runs: it sends nothing longer than its output."""
 ALIVE_S: Final = 5.0
 _START_LIMIT_S: Final = 60.0
 _CAPTURE_LIMIT_BYTES: Final = 1 << 26
@@ -116,6 +118,7 @@ class Session:
         window_bytes: see `WINDOW_BYTES`.
         lost_s: after this long without a frame the node is lost,
         start_s: and after this long without the first.
+        frame_limit_bytes: a longer frame of the node ends the session.
     """
 
     def __init__(
@@ -127,10 +130,11 @@ class Session:
         window_bytes: int = WINDOW_BYTES,
         lost_s: float = LOST_S,
         start_s: float = _START_LIMIT_S,
+        frame_limit_bytes: int = FRAME_LIMIT_BYTES,
     ) -> None:
         self._pipe = pipe
         self._lock = threading.Lock()
-        self._channel = Channel(pipe.stdout, pipe.stdin, has_noise=True)
+        self._channel = Channel(pipe.stdout, pipe.stdin, has_noise=True, limit_bytes=frame_limit_bytes)
         self._window_bytes, self._lost_s, self._start_s = window_bytes, lost_s, start_s
         self._under_way = 0
         self._is_closed = False
@@ -143,8 +147,12 @@ class Session:
         """Why nothing runs, or not any more. "": it runs, or has ended."""
         self.is_refused = False
         """The node has said so, or has sent something else: another connection would not help."""
-        self._channel.write(build_input(build_program(program).encode()))
-        self.send(Kind.ORDER, json.dumps(order).encode())
+        try:
+            self._channel.write(build_input(build_program(program).encode()))
+            self.send(Kind.ORDER, json.dumps(order).encode())
+        except BaseException:  # such as: muster was removed meanwhile
+            self.close()
+            raise
 
     @property
     def wanted(self) -> Mapping[int, int]:
@@ -231,7 +239,7 @@ class Session:
         """Send what is pending, at most for so long."""
         until_s = time.monotonic() + limit_s
         while self._channel.pending and (left_s := until_s - time.monotonic()) > 0:
-            wait_events(self.wanted, left_s)
+            wait_events({self._pipe.stdin: WRITE}, left_s)  # nothing is read here
             self._channel.flush()
 
     def close(self) -> str:
@@ -256,7 +264,9 @@ class Session:
 
 def start_command(pipe: NodePipe, order: Order, *, window_bytes: int = WINDOW_BYTES) -> Session:
     """Start a command on a node. See `Session`."""
-    return Session(pipe, "command", {**asdict(order), "root": pipe.root}, window_bytes=window_bytes)
+    limit_bytes = FRAME_LIMIT_BYTES if order.takes_over else OUTPUT_FRAME_LIMIT_BYTES
+    data = {**asdict(order), "root": pipe.root}
+    return Session(pipe, "command", data, window_bytes=window_bytes, frame_limit_bytes=limit_bytes)
 
 
 def run_captured(pipe: NodePipe, order: Order, limit_s: float) -> tuple[int, str, str]:
@@ -266,7 +276,7 @@ def run_captured(pipe: NodePipe, order: Order, limit_s: float) -> tuple[int, str
         LostNodeError: it does not run there.
         ControlError: it does not end within the limit, or prints without end.
     """
-    deadline_s = time.monotonic() + limit_s
+    deadline_s, alive_s = time.monotonic() + limit_s, time.monotonic()
     outputs = {1: bytearray(), 2: bytearray()}
     session = start_command(pipe, order)
     try:
@@ -280,9 +290,10 @@ def run_captured(pipe: NodePipe, order: Order, limit_s: float) -> tuple[int, str
                     outputs[stream] += data
                     if len(outputs[stream]) > _CAPTURE_LIMIT_BYTES:
                         raise ControlError("the command prints without end", ExitCode.LOST)
-            else:
+            session.check()
+            if time.monotonic() - alive_s >= ALIVE_S:
                 session.send_alive()
-                session.check()
+                alive_s = time.monotonic()
     finally:
         session.close()
     if session.code is None:

@@ -319,7 +319,8 @@ def _list_reasons(app: App, state: AppState, lost: set[str]) -> Reasons:
     else:
         found += [Reason(code=Code.NODES_LOST, hosts=(name,)) for name in sorted(lost)]
         found += find_killed(app).values()
-        found += [each for known in app.nodes.values() for each in known.record.app.reasons]
+        told = filter(None, (known.record.app.reasons for known in app.nodes.values()))
+        found += [Reason(code=Code.NODE_REPORTS, causes=each) for each in told]
         word = "" if entry.state == "RUNNING" else entry.state.lower()
         found.append(Reason(code=Code.SLURM_JOB, job=entry.job_id, word=word))
     if len(app.runs) > 1 or (app.runs and state is AppState.PENDING):

@@ -36,7 +36,14 @@ from muster.schedulers.processes.driver import ProcessDriver
 from muster.schedulers.processes.launch import Launch
 from muster.schedulers.slurm.hosts import expand_hosts, parse_time
 from muster.schedulers.supervision import events
-from muster.schedulers.supervision.app_folder import AppFolder, AppRecord, AppSpec, StateError, build_role_dir_name
+from muster.schedulers.supervision.app_folder import (
+    AppFolder,
+    AppRecord,
+    AppSpec,
+    StateError,
+    build_role_dir_name,
+    write_text,
+)
 from muster.schedulers.supervision.decisions import LINGER_S
 from muster.schedulers.supervision.driver import EventQueue
 from muster.schedulers.supervision.machine import Machine
@@ -392,8 +399,11 @@ class NodeSupervisor(Supervisor):
 
     def _find_why(self) -> Reason | None:
         """Return why muster itself ends the job. None: it does not, or this node is not told."""
-        with contextlib.suppress(OSError, KeyError, TypeError, ValueError):
-            return Reason(code=Code.JOB_ENDS, causes=parse_reasons(parse_json(read_whole(self._end_file))))
+        with contextlib.suppress(OSError):
+            told = read_whole(self._end_file)
+            with contextlib.suppress(KeyError, TypeError, ValueError):
+                return Reason(code=Code.JOB_ENDS, causes=parse_reasons(parse_json(told)))
+            return Reason(code=Code.JOB_ENDS)
         with contextlib.suppress(OSError):
             code = STOPS.get(self._folder.read_request() or "")
             return None if code is None else Reason(code=code)
@@ -443,7 +453,7 @@ class NodeSupervisor(Supervisor):
 
         def look() -> None:
             if self._end_file.exists():
-                self.leave(self._find_why() or Reason(code=Code.JOB_ENDS), continues=False)
+                self.leave(self._find_why() or Reason(code=Code.JOB_ENDS), continues=False)  # it may be gone again
             else:
                 self.watch_end()
 
@@ -686,7 +696,7 @@ def _end_others(folder: AppFolder, allocation: Allocation, why: Reasons) -> None
     """
     with contextlib.suppress(OSError):
         told = json.dumps([to_data(each) for each in why])
-        (folder.state_dir / RUNS_DIR / allocation.run / END_NAME).write_text(told)
+        write_text(folder.state_dir / RUNS_DIR / allocation.run / END_NAME, told)
     _run("scontrol", "update", f"JobId={allocation.job_id}", "Requeue=0")
     _run("scancel", "--signal=USR1", allocation.job_id)
 

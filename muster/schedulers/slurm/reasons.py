@@ -9,6 +9,7 @@ from torchx.specs import AppState
 from muster._shared.records import replace
 from muster.schedulers.adapter import Code, Reason
 from muster.schedulers.slurm.client import NodeSize, Partition, QueueEntry, Wish
+from muster.schedulers.wording.slurm_names import ENDS
 
 STATES: Final = {
     "PENDING": AppState.PENDING,
@@ -40,10 +41,6 @@ STATES: Final = {
 SIZES: Final = ("Resources", "PartitionNodeLimit", "PartitionConfig")
 """Reasons that are clearer with what the job asks for."""
 _NOT_KNOWN: Final = Wish()
-_BY_SLURM: Final = (
-    *("BOOT_FAIL", "CANCELLED", "DEADLINE", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "TIMEOUT"),
-)
-"""States into which Slurm brings a job, or a person who uses its commands."""
 
 
 def explain_size(nodes: int, partitions: Sequence[Partition], *, job: str = "", word: str = "") -> Reason | None:
@@ -114,5 +111,5 @@ def explain_wait(entry: QueueEntry, wish: Wish = _NOT_KNOWN) -> Reason:
 
 def explain_end(entry: QueueEntry) -> Reason | None:
     """Return why Slurm has ended a job. None: its exit code alone says it."""
-    is_by_slurm = entry.state in _BY_SLURM
+    is_by_slurm = entry.state in ENDS
     return Reason(code=Code.SLURM_ENDED, job=entry.job_id, word=entry.state) if is_by_slurm else None

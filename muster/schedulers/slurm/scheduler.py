@@ -340,7 +340,7 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
         if app is None:
             raise ControlError(f"{self.backend} knows no app {app_id!r}", ExitCode.UNKNOWN)
         if is_terminal(app.state) or app.state is AppState.UNKNOWN or app.entry is None:
-            why = word_all(live.explain_end(app, app.state))
+            why = word_all(live.explain_end(app, app.state)[:1])
             raise ControlError(f"{app_id} has ended already ({app.state.name}{why and ': ' + why})", ExitCode.ENDED)
         if app.is_cancelled:
             raise ControlError(f"{app_id} is being stopped already", ExitCode.REFUSED)

@@ -53,7 +53,7 @@ class SshLink(Link):
         """How many bytes of frames with output were printed."""
         self._has_started = order["verb"] == "attach"
         if self._has_started:
-            with contextlib.suppress(OSError, ValueError):
+            with contextlib.suppress(OSError, LookupError, TypeError, ValueError):
                 known = json.loads(read_whole(Path(order["replica_dir"], STATE_NAME)))
                 self._output, self._files = known["output"], known["files"]
         self._alive_s = min(ALIVE_S, float(order["lost_s"]) / 4)

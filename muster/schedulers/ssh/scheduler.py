@@ -187,7 +187,8 @@ class SshScheduler(ProcessScheduler, WorkspaceMixin[None]):  # type: ignore[misc
             return run_captured(started.open_pipe(explain, limit_s=_END_LIMIT_S), order, limit_s)
         except LostNodeError as error:
             is_reached = error.was_reached or codes != [_NOT_REACHED]
-            return 1 if is_reached else _NOT_REACHED, "", f"{handle['host']}: {error.why}"
+            why = str(error) if error.was_reached else error.why
+            return 1 if is_reached else _NOT_REACHED, "", f"{handle['host']}: {why}"
         except ControlError as error:
             raise subprocess.TimeoutExpired("ssh", limit_s) from error
 

@@ -269,7 +269,7 @@ class AppFolder:
         """
         if self.read_request() != "kill":
             try:
-                _write_text(self.request_file, request)
+                write_text(self.request_file, request)
             except FileNotFoundError:
                 raise
             except OSError as error:
@@ -384,11 +384,15 @@ def _translate_errors(path: Path) -> Iterator[None]:
 
 
 def _write(path: Path, content: object) -> None:
-    _write_text(path, json.dumps(content, indent=1))
+    write_text(path, json.dumps(content, indent=1))
 
 
-def _write_text(path: Path, text: str) -> None:
-    """Write a unique temporary file, then replace. mkstemp makes it readable by the owner only."""
+def write_text(path: Path, text: str) -> None:
+    """Write a unique temporary file, then replace. mkstemp makes it readable by the owner only.
+
+    Raises:
+        OSError: it cannot be written. Nothing is left of it.
+    """
     fd, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(fd, "w") as out:

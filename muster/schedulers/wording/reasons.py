@@ -94,12 +94,12 @@ class Code(Enum):
     STOPPED_BEFORE_START = "stopped before it was started"
     """It was stopped before it was started. Docker."""
     COULD_NOT_START = "could not be started: {text}"
-    """It could not be started; `text` is the system's or the engine's. Supervised adapters."""
+    """It could not be started; `text` is the system's or the engine's. Supervised adapters, Kubernetes."""
     IMAGE_LACKS_COMMAND = (
         "could not be started: image {image!r} has no {program!r}{is_agent:; muster's agent needs Python 3.10 or "
         "newer in the image}"
     )
-    """Its image has no such program. Docker."""
+    """Its image has no such program. Docker, Kubernetes."""
     ENGINE_SAID = "{text}"
     """What the engine has recorded of its end; `text` is quoted. Docker."""
 
@@ -290,8 +290,10 @@ class Code(Enum):
     """A resize has ended this node. Slurm."""
     OTHER_PREEMPTED = "preempted: another node was"
     """Another node was preempted. Slurm."""
-    JOB_ENDS = "the job ends: {causes}"
-    """Another node has ended the job. Slurm."""
+    JOB_ENDS = "the job ends[: {causes}]"
+    """Another node has ended the job, for `causes` if they are known. Slurm."""
+    NODE_REPORTS = "{causes}"
+    """What the supervisor of one node says, which does not count for other nodes. Slurm."""
     SCRIPT_SAID = "{text}"
     """The last line of the job's script or of srun. Slurm."""
     FOLDER_FOREIGN = (
@@ -402,7 +404,7 @@ class Reason:
     text: str = ""
     """What another program has said, in one line. It may have ids and times in it."""
     what: str = ""
-    """What of `word` and `text` stays the same while somebody waits for the same thing."""
+    """What of `word`, `text` and `lacks` stays the same while somebody waits for the same thing."""
     causes: "tuple[Reason, ...]" = ()
     """Why that is, the most important first."""
 
@@ -416,7 +418,10 @@ Reasons: TypeAlias = tuple[Reason, ...]
 """Why an app or a replica is in its state, the most important reason first."""
 
 _CHANGES: Final = frozenset(
-    {"count", "total", "counts", "nodes", "pods", "at_s", "age_s", "began_s", "limit_s", "word", "text", "causes"}
+    {
+        *("count", "total", "counts", "nodes", "pods", "at_s", "age_s", "began_s", "limit_s"),
+        *("lacks", "word", "text", "causes"),
+    }
 )
 """Facts that change while somebody waits for the same thing."""
 

@@ -39,6 +39,7 @@ def word(reason: Reason, *, state: str = "") -> str:
     """Return a reason in words. See `word_all`."""
     facts = _Facts(reason)
     text = facts.format(_OPTIONAL.sub(lambda part: part[1] if facts.knows(part[1]) else "", reason.code.template))
+    text = " ".join(text.split())  # what others say may have several lines
     head = _HEADS.get(reason.code, "")
     return ": ".join(filter(None, ("" if head == state else head, text)))
 

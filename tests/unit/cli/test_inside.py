@@ -19,7 +19,7 @@ from muster.cli.commands import build_parser
 from muster.cli.inside.targets import find_targets
 from muster.schedulers.docker.engine.inside_stream import InsideStream
 from muster.schedulers.errors import UnknownAppError
-from muster.schedulers.node_program import agents
+from muster.schedulers.node_program import agents, session
 from muster.schedulers.node_program.frames import MAGIC, Kind, NodeError, pack
 from muster.schedulers.node_program.pipe import NodePipe, pump_pipe, start_pipe
 from muster.schedulers.node_program.session import WORDS, Order, Session, build_program, run_captured
@@ -208,6 +208,20 @@ def test_a_command_runs_on_a_node_from_a_process_with_many_descriptors(agent: An
     pipe = start_pipe([sys.executable, *WORDS], {**os.environ})
     order = Order(app=APP, index=1, command=["sh", "-c", "echo $MINE; cat >&2; exit 3"])
     assert run_captured(pipe, order, 60.0) == (3, "1\n", "")
+
+
+def test_a_node_whose_command_prints_all_the_time_hears_of_this_side(
+    agent: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was sent while something came, so the node ended a command that printed for 40 s."""
+    agent(**VARIABLES)
+    sent, send_alive = [], Session.send_alive
+    monkeypatch.setattr(session, "ALIVE_S", 0.1)
+    monkeypatch.setattr(Session, "send_alive", lambda self: (sent.append(1), send_alive(self)))
+    prints = "for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do echo; sleep 0.03; done"
+    pipe = start_pipe([sys.executable, *WORDS], {**os.environ})
+    run_captured(pipe, Order(app=APP, index=1, command=["sh", "-c", prints]), 60.0)
+    assert len(sent) > 1
 
 
 @pytest.mark.usefixtures("many_descriptors")

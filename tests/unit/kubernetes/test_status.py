@@ -192,7 +192,8 @@ CANNOT_START = (
 )
 
 
-LACKS = Reason(code=Code.UNSCHEDULABLE, lacks=("Insufficient nvidia.com/gpu",), counts=(3,), total=3)
+GPUS = "Insufficient nvidia.com/gpu"
+LACKS = Reason(code=Code.UNSCHEDULABLE, lacks=(GPUS,), counts=(3,), total=3, what=GPUS)
 EVICTION = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": "by drain"}
 TAINTED = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
 NOT_PULLED = Reason(code=Code.IMAGE_NOT_PULLED, image="img:1")
@@ -209,6 +210,7 @@ NOT_PULLED = Reason(code=Code.IMAGE_NOT_PULLED, image="img:1")
                 lacks=("node(s) had untolerated taint {a: b}", "Insufficient cpu"),
                 counts=(1, 2),
                 total=3,
+                what="Insufficient cpu, node(s) had untolerated taint {a: b}",
             ),
         ),
         (unscheduled("no claim"), Reason(code=Code.NOT_SCHEDULED, text="no claim", what="no claim")),
@@ -323,6 +325,22 @@ def test_a_message_that_names_its_pod_is_the_same_for_all_pods():
         pods.append(pod(index, "Pending", name=name, containerStatuses=states))
     [reason] = find([job()], pods).reasons
     assert (reason.code, reason.count, reason.causes[0].word) == (Code.PODS_WAIT, 2, "CreateContainerConfigError")
+
+
+def test_a_message_of_the_scheduler_is_shown_as_it_is_although_it_names_its_pod():
+    lack = 'persistentvolumeclaim "app-x1-trainer-0-abcde-data" not found'
+    [reason] = find([job()], [pod(0, "Pending", conditions=unscheduled(f"0/3 nodes are available: {lack}."))]).reasons
+    assert reason.causes[0].lacks == (lack,)
+
+
+def test_pods_that_failed_for_different_reasons_are_not_one_group():
+    ends = [("NodeAffinity", "Pod was rejected"), ("UnexpectedAdmissionError", "Allocate failed: no GPU")]
+    pods = [pod(index, "Failed", reason=word, message=text) for index, (word, text) in enumerate(ends)]
+    found = find([job(("Failed", "BackoffLimitExceeded"))], pods).reasons
+    assert sorted(each.causes[0].text for each in found if each.code is Code.PODS_FAILED) == [
+        "Allocate failed: no GPU",
+        "Pod was rejected",
+    ]
 
 
 @pytest.mark.parametrize(

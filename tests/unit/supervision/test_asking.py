@@ -87,7 +87,7 @@ def test_an_app_on_a_full_disk_is_stopped_by_its_supervisor(folder, monkeypatch,
     record = AppRecord(app=SupervisedApp(replicas={}), machine=Machine.here())
     requests = []
     monkeypatch.setattr(asking, "read_running", lambda folder: (folder.read_spec(), record))
-    monkeypatch.setattr(app_folder, "_write_text", refuse_to_write)
+    monkeypatch.setattr(app_folder, "write_text", refuse_to_write)
     monkeypatch.setattr(AppFolder, "send_request", lambda folder, request: requests.append(request) or True)
     monkeypatch.setattr(asking, "_wait_recorded", lambda _: pytest.fail("nothing can be recorded"))
     monkeypatch.setattr(asking, "ask_roles", lambda *_: Answer(outcome=AskOutcome.DONE, line="stopped"))
@@ -100,7 +100,7 @@ def test_an_app_on_a_full_disk_is_stopped_by_its_supervisor(folder, monkeypatch,
 def test_on_a_full_disk_no_supervisor_is_started_that_would_go_on(folder, monkeypatch, stop, refuse_to_write):
     record = AppRecord(app=SupervisedApp(replicas={}), machine=Machine.here())
     monkeypatch.setattr(asking, "read_running", lambda folder: (folder.read_spec(), record))
-    monkeypatch.setattr(app_folder, "_write_text", refuse_to_write)
+    monkeypatch.setattr(app_folder, "write_text", refuse_to_write)
     monkeypatch.setattr(AppFolder, "send_request", lambda folder, request: False)
     told = (
         rf"^no supervisor runs, and the request cannot be kept for a new one: {folder.path}: "

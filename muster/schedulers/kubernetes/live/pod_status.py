@@ -215,7 +215,7 @@ def _explain_wait(pod: Mapping[str, Any], status: Mapping[str, Any], *, terminat
     scheduled = _find_condition(status, "PodScheduled")
     if scheduled.get("status") == "False":
         word, message = str(scheduled.get("reason") or ""), str(scheduled.get("message") or "")
-        return _explain_scheduling(word, _forget_pod(pod["metadata"], message))
+        return _explain_scheduling(word, message, pod["metadata"])
     for container in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
         waiting = (container.get("state") or {}).get("waiting") or {}
         word, message = str(waiting.get("reason") or ""), _format_line(str(waiting.get("message") or ""))
@@ -254,19 +254,21 @@ def _explain_terminating(pod: Mapping[str, Any], status: Mapping[str, Any]) -> R
     return Reason(code=Code.TERMINATING)
 
 
-def _explain_scheduling(word: str, message: str) -> Reason:
+def _explain_scheduling(word: str, message: str, metadata: Mapping[str, Any]) -> Reason:
     """Read what the cluster's scheduler says: "0/3 nodes are available: 3 Insufficient cpu. preemption: ..."."""
     if word == "SchedulingGated":
         return Reason(code=Code.GATED)
     found = re.match(r"\d+/(\d+) nodes are available: (.*)", message)
     if not found:
         text = _format_line(message) or word or "not scheduled yet"
-        return Reason(code=Code.NOT_SCHEDULED, text=text, what=text)
+        return Reason(code=Code.NOT_SCHEDULED, text=text, what=_forget_pod(metadata, text))
     causes = re.split(r"\.(?:\s|$)", found[2])[0].split(", ")
     counted = [re.fullmatch(r"(\d+) (.*)", cause) for cause in causes]
+    lacks = tuple(cause if each is None else each[2] for cause, each in zip(causes, counted, strict=True))
     return Reason(
         code=Code.UNSCHEDULABLE,
-        lacks=tuple(cause if each is None else each[2] for cause, each in zip(causes, counted, strict=True)),
+        lacks=lacks,
+        what=_forget_pod(metadata, ", ".join(sorted(lacks))),
         counts=tuple(-1 if each is None else int(each[1]) for each in counted),
         total=int(found[1]),
     )

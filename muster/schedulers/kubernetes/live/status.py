@@ -515,7 +515,8 @@ def _group_pods(observation: Observation, state: AppState, report: Report | None
         reason = _find_reason(observation, fact)
         repeats = state is AppState.FAILED and (fact.phase == "Pending" or (report is not None and _repeats(fact)))
         if reason is not None and not repeats:
-            groups.setdefault((fact.phase, identify(reason)), []).append((fact, reason))
+            same = (reason,) if fact.phase == "Failed" else identify(reason)
+            groups.setdefault((fact.phase, same), []).append((fact, reason))
     total = max(_count_nodes_of_jobs(observation), len(current))
     for group in sorted(groups.values(), key=lambda group: -len(group)):
         facts = sorted((fact for fact, _ in group), key=lambda fact: (fact.role, fact.index))

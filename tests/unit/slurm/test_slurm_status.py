@@ -23,6 +23,7 @@ from muster.schedulers.supervision.app_folder import AppFolder, AppRecord
 from muster.schedulers.supervision.machine import Machine
 from muster.schedulers.supervision.state import ReplicaId, ReplicaState, ReplicaStatus, SupervisedApp
 from muster.schedulers.wording.reasons import Code, Reason, Reasons
+from muster.schedulers.wording.words import word_all
 
 START_S = 2000.0
 SENT: Reasons = (Reason(code=Code.SLURM_SIGNALLED, signal="SIGTERM"),)
@@ -210,6 +211,18 @@ def test_a_process_of_muster_that_was_killed_is_named(tmp_path: Path, state: str
     (app.folder.state_dir / "slurm.log").write_text(before + log)
     assert list(live.find_killed(app)) == [f"n{index}" for index in is_told]
     assert {each.code for each in live.find_killed(app).values()} <= {Code.NODE_KILLED}
+
+
+def test_nodes_that_were_started_again_say_so_each(tmp_path: Path) -> None:
+    ends = [
+        (
+            Reason(code=Code.AGENT_ENDED, replica=f"w/{index}", exit_code=137),
+            Reason(code=Code.STARTED_AGAIN, count=1, total=2),
+        )
+        for index in range(2)
+    ]
+    app = build_app(tmp_path, QueueEntry(job_id="7", state="RUNNING"), *ends)
+    assert word_all(live._list_reasons(app, AppState.RUNNING, set())).count("started again: 1 of 2 retries used") == 2
 
 
 def test_a_log_on_a_node_that_is_no_file_is_no_log(tmp_path, monkeypatch) -> None:

@@ -40,7 +40,7 @@ def test_a_new_command_is_one_module_and_one_row(monkeypatch, capsys):
         row = next(line for line in build_completion(shell).splitlines() if "where" in line and "--role" in line)
         assert "--json" in row
     with pytest.raises(SystemExit, match="2"):
-        main(["wher"])
+        main(["wheer"])
     assert "did you mean 'where'?" in capsys.readouterr().err
 
 

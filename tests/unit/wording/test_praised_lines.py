@@ -72,7 +72,7 @@ def test_praised_texts_stay(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         "the hang page": format_report(build_hang()),
         "the report of a kill for want of memory": format_report(build_oom()),
         "the line of a container without memory": word(Reason(code=Code.OUT_OF_MEMORY, limit="2Gi")),
-        "did you mean": _refuse_command("stauts"),
+        "did you mean": _refuse_command("statuz"),
         "a foreign muster/": read_foreign_line(monkeypatch, capsys),
     }
     shown = "".join(f"== {name}\n{text.rstrip()}\n" for name, text in told.items())

@@ -2,5 +2,5 @@
 
 Copy this folder to `muster/agent/features/peak_memory`, and add its row to the table of parts there:
 
-    PartRow(name="peak_memory", starts=lambda _: True),
+    PartRow(name="peak_memory", wakes=lambda _: True),
 """

@@ -14,8 +14,12 @@ class PeakMemoryPart(RoundPart):
     def add_to(self, observed: Observed) -> Observed:
         """See `RoundPart`. A worker that ends meanwhile has no value."""
         peaks = {local_rank: read_peak_mib(pid) for local_rank, pid in observed.pids.items()}
-        found = {local_rank: {"peak_memory_mib": peak} for local_rank, peak in peaks.items() if peak is not None}
-        return replace(observed, values=found)
+        found = {
+            local_rank: {**observed.values.get(local_rank, {}), "peak_memory_mib": peak}
+            for local_rank, peak in peaks.items()
+            if peak is not None
+        }
+        return replace(observed, values={**observed.values, **found})
 
 
 def read_peak_mib(pid: int) -> float | None:

@@ -6,15 +6,17 @@ what parsing and starting it need. The rest of the agent is imported while the t
 What happens at a start, in this order:
 
 1. `entry` or `__main__` starts the guard (`_shared.guard`), and below it this module: `_run` unpacks the workspace,
-   reads the flags, has features add variables, starts the template, and lets features begin that look at the machine.
+   reads the flags, has features add variables, starts the template, and calls those whose rows say `begins_early`.
 2. `_run_supervisor` opens logs and the event log, and connects the sinks of features. From here on `node.supervisor`
    passes events to `node.decisions`. It makes the rendezvous, which `rendezvous.selection` chooses.
 3. `AgentStarted` lets the node join, and in the end a round forms (`RoundFormed`). `node.round_workers` opens the
    round's store, if this node hosts it.
-4. With `StartWorkers` a page is made, and those parts of features that are wanted begin the round at once
-   (`node.round_parts`). When none holds the workers back, log files are opened, each worker's variables are built, and
-   `workers.pool` starts them: the template forks them, or they start cold. In a worker, `workers.program` runs what a
-   feature wants run first, and then the user's script.
+   Log files begin to open.
+4. With `StartWorkers`, which waits for the back-off after a failure, a page is made, and those parts of features that
+   are wanted begin the round at once, in the order of their table (`node.round_parts`). When none holds the workers
+   back and the log files are open, each worker's variables are built, and `workers.pool` starts them: the template
+   forks them, or they start cold. In a worker, `workers.program` runs what a feature wants run first, and then the
+   user's script.
 """
 
 import errno

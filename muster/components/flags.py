@@ -94,7 +94,7 @@ FLAGS: Final = (
     Flag(name="preflight", default="quick", check=_build_choice("quick", "full", "off")),
     Flag(name="snapshot_memory", check=_check_snapshot_memory),
     Flag(name="snapshot_copies", check=_check_snapshot_copies),
-    Flag(name="devices", default=0, is_needed=lambda arguments: arguments["preflight"] != "off"),
+    Flag(name="devices", default=0, is_needed=lambda arguments: arguments.get("preflight", "off") != "off"),
     Flag(name="notify", check=_check_notify, is_one_word=True),
     Flag(name="metrics_port", check=_check_metrics_port),
     Flag(name="tracker_run", default=False),

@@ -20,6 +20,8 @@ For what nodes must agree on, a feature has a half at the leader as well, the mo
 `agent.rendezvous.consensus.parts` calls. The two halves exchange JSON of the feature's own records, in a `PartReport`
 (node to leader), a `PartOrder` (leader to node), a `PartOffer` (what a node has for the next round), a `PartShare`
 (what one node must know of a round) and a `PartMemory` (what the job remembers, also with another leader).
+What is meant for a feature that an agent does not have changes nothing there. A leader without the feature forgets what
+was remembered with the next round, since it cannot say whether that still holds.
 
 A *sink* follows events and the status, and never touches a round. The module `sink` of its folder has `connect`, which
 gets a `sink.SinkContext` and returns the agent's configuration, as it is or with more. `agent.launch` calls it when its

@@ -1,7 +1,7 @@
 """Calls the halves that features have at the leader, for what the nodes must agree on. Pure, as they are.
 
 `halves` has their functions. What a half knows is lost with the leader, and a half decides what of it outlives a round.
-What it remembers is in the recovery record, so other leaders have it.
+What it remembers is in the recovery record, so other leaders that have the feature know it.
 
 An exception in a half is the half's: a line says so, and the feature has no half until the next round.
 """

@@ -232,6 +232,10 @@ class Env:
     STATUS_PAGE: Final = "MUSTER_STATUS_PAGE"
     """Set by the agent in its workers: `FILE:ROUND:SLOT`, where the worker finds its slot (see `StatusPageLayout`)."""
 
+    FEATURES: Final = "MUSTER_FEATURES"
+    """Set by the agent in its workers: the features that it has, with commas between them. A worker does not wait for
+    an answer of a feature that is not there."""
+
     SNAPSHOTS: Final = "MUSTER_SNAPSHOTS"
     """Set by the agent in its workers if its job has used snapshots: `FILE:ROUND:LOCAL_RANK`, where they are kept
     (`_shared.snapshot_file`)."""
@@ -364,6 +368,11 @@ class AskOutcome(Enum):
 
 
 _HIGHEST_SIGNAL_CODE: Final = 128 + 64
+
+
+def has_feature(name: str, environ: "Mapping[str, str]") -> bool:
+    """Return whether the agent of a worker with this environment has a feature."""
+    return name in environ.get(Env.FEATURES, name).split(",")
 
 
 def name_signal(signum: int) -> str:

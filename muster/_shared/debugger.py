@@ -15,10 +15,11 @@ from types import FrameType
 from typing import ClassVar, TextIO
 
 from muster._shared.contract import StatusPageLayout as Layout
+from muster._shared.contract import has_feature
 
 _LOOK_S = 0.02
 _ANSWER_S = 30.0
-"""An agent that has not answered by then has no debugger. It looks once a second."""
+"""An agent that has not answered by then hangs."""
 
 
 def debug(frame: FrameType, words: "memoryview | None", terminal: str) -> None:
@@ -34,7 +35,7 @@ def debug(frame: FrameType, words: "memoryview | None", terminal: str) -> None:
         return
     if _Session.current is None:
         _Session.current = _Session(words, terminal)
-    if _Session.current.borrow():
+    if has_feature("debugger", os.environ) and _Session.current.borrow():
         _Session.current.debugger.set_trace(frame)
         return
     sys.stderr.write(

@@ -104,6 +104,8 @@ def _run(args: Sequence[str], environ: Mapping[str, str], lease: GuardLease, hel
     _check_program(config)
     placements = _plan_placements(config)
     with ExitStack() as stack:
+        names = ",".join(row.name for row in PARTS)
+        config = replace(config, base_env={**config.base_env, Env.FEATURES: names})
         for row in PARTS:
             if row.adds_variables(config):
                 config = load_module(row.name, "variables").add_variables(config, stack)

@@ -33,7 +33,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from muster._shared.contract import Env
+from muster._shared.contract import Env, has_feature
 
 if TYPE_CHECKING:
     import torch
@@ -182,6 +182,10 @@ def _open() -> "Saver | None":
     from muster.snapshots.content import say
     from muster.snapshots.saving import Saver
 
+    if not has_feature("snapshots", os.environ):
+        _process.obstacle = "this agent has no snapshots"
+        say(f"{_process.obstacle}: nothing is kept for the next attempt")
+        return None
     try:
         where = find_files(os.environ)
         if not where:

@@ -50,7 +50,7 @@ def test_no_variable_of_torchruns_is_missing_and_seven_are_added(run_once: RunOn
     assert names[TORCHRUN] - names[MUSTER] <= {"TORCHINDUCTOR_CACHE_DIR"}
     # Where `muster.worker` finds its slot, what `breakpoint()` calls, that the agent watches for hangs, and the
     # ids of the job and of the attempt.
-    ours = {"MUSTER_STATUS_PAGE", "MUSTER_WATCHED", "PYTHONBREAKPOINT"}
+    ours = {"MUSTER_FEATURES", "MUSTER_STATUS_PAGE", "MUSTER_WATCHED", "PYTHONBREAKPOINT"}
     ours |= {"MUSTER_JOB_ID", "MUSTER_ATTEMPT_ID"}
     # Of global rank 0 alone: where a Trainer tells its progress.
     trainer = {"KUBEFLOW_TRAINER_SERVER_URL", "KUBEFLOW_TRAINER_SERVER_TOKEN"}

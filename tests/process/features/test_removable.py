@@ -18,11 +18,12 @@ TABLE = "muster/agent/features/__init__.py"
 FEATURES = sorted(path.parent.name for path in (ROOT / TABLE).parent.glob("*/__init__.py"))
 SCRIPT = """
 import os, sys
-from muster import worker
+from muster import snapshots, worker
 if os.environ["RANK"] == os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     sys.exit(3)
 breakpoint()
 worker.step(1)
+snapshots.save(1, {"step": 1})
 print("went on", os.environ["RANK"], flush=True)
 """
 
@@ -50,24 +51,30 @@ def test_the_table_has_a_row_for_each_folder() -> None:
     assert sorted(re.findall(r'Row\(\s*name="(\w+)"', (ROOT / TABLE).read_text())) == FEATURES
 
 
-def test_a_job_of_two_nodes_heals_without_any_feature(tmp_path: Path) -> None:
+@pytest.mark.parametrize("without", [(0, 1), (0,), (1,)], ids=["both", "the leader", "the other"])
+def test_a_job_of_two_nodes_heals_without_any_feature(without: tuple[int, ...], tmp_path: Path) -> None:
     shutil.copytree(ROOT / "muster", tmp_path / "muster", ignore=shutil.ignore_patterns("__pycache__"))
     remove(tmp_path, FEATURES)
     (tmp_path / "main.py").write_text(SCRIPT)
-    limit = tmp_path / "muster/_shared/debugger.py"
-    limit.write_text(limit.read_text().replace("_ANSWER_S = 30.0", "_ANSWER_S = 0.5"))
     flags = ["--nnodes", "2", "--rdzv-endpoint", f"localhost:{find_free_port()}", "--rdzv-id", "job"]
-    flags += ["--max-restarts", "1", "--start", "cold", "--nproc-per-node", "1", "main.py"]
+    flags += ["--max-restarts", "1", "--start", "cold", "--nproc-per-node", "1", "../main.py"]
     commands = [[sys.executable, "-m", "muster.agent", "--node-rank", str(node), *flags] for node in range(2)]
-    env = {**os.environ, **SCALED, "PYTHONPATH": str(tmp_path)}
+    packages = [tmp_path if node in without else ROOT for node in range(2)]
+    envs = [{**os.environ, **SCALED, "PYTHONPATH": str(package)} for package in packages]
+    (tmp_path / "run").mkdir()  # beside the package, which would come first on the path
     with ExitStack() as stack:
-        trees = [stack.enter_context(Tree(command, cwd=tmp_path, env=env)) for command in commands]
+        trees = [
+            stack.enter_context(Tree(command, cwd=tmp_path / "run", env=env))
+            for command, env in zip(commands, envs, strict=True)
+        ]
         outcomes = [tree.wait() for tree in trees]
     explained = "\n".join(outcome.explain() for outcome in outcomes)
     assert [outcome.exit_code for outcome in outcomes] == [0, 0], explained
     for rank, outcome in enumerate(outcomes):
         assert f"went on {rank}" in outcome.stdout, explained
-    assert outcomes[0].stderr.count("this job has no terminal for a debugger") == 1, explained
+        assert ("this agent has no snapshots" in outcome.stderr) == (rank in without), explained
+    if 0 in without:
+        assert outcomes[0].stderr.count("this job has no terminal for a debugger") == 1, explained
 
 
 @pytest.mark.long

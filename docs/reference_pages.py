@@ -9,8 +9,10 @@ import argparse
 import ast
 import importlib
 import inspect
+import json
 import re
 from collections.abc import Iterator
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,6 @@ from muster._shared import contract, preflight
 from muster.agent.cli.flag_table import Flag, list_groups
 from muster.agent.runtime import event_log
 from muster.cli import commands
-from muster.cli.afterwards import event_kinds
 from muster.cli.doctor.expected import EXPECTED
 from muster.components import dist
 from muster.schedulers import adapter
@@ -185,7 +186,7 @@ def read_docstring(component: Any) -> tuple[str, str, str, dict[str, str]]:
 
 
 def build_events() -> str:
-    """Build the records of `events.jsonl`, from the classes that declare them."""
+    """Build the records of `events.jsonl`, from their record and their schema."""
     text = """# Events
 
 Every agent writes `events.jsonl` into the log folder of the job: one JSON object per line and transition.
@@ -203,13 +204,15 @@ fields that it does not know. The fields are the same in every record:
 
 
 def list_events() -> dict[str, str]:
-    """Map each event to its meaning, from the docstring of its record and the texts below the record's fields."""
+    """Map each event to its meaning, from the schema: the descriptions of its detail and of the detail's fields."""
+    schema = json.loads(resources.files("muster.cli.afterwards").joinpath("events.schema.json").read_text("utf-8"))
     found = {}
-    for name, kind in event_kinds.EVENT_KINDS.items():
-        meanings = _list_attributes(event_kinds, kind.__name__)
-        fields = [f"{each} ({meanings[each]})" if meanings.get(each) else each for each in kind.__annotations__]
-        about = " ".join((kind.__doc__ or "").split())
-        found[name] = f"{about} {'; '.join(fields)}".strip()
+    for rule in schema["allOf"]:
+        name = rule["if"]["properties"]["what"]["const"]
+        kind = schema["$defs"][rule["then"]["properties"]["detail"]["$ref"].rpartition("/")[2]]
+        meanings = {field: each.get("description") for field, each in kind["properties"].items()}
+        fields = [f"{field} ({meaning})" if meaning else field for field, meaning in meanings.items()]
+        found[name] = f"{kind['description']} {'; '.join(fields)}".strip()
     return found
 
 

@@ -8,10 +8,10 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from torchx.schedulers.api import ListAppResponse
 from torchx.specs import AppDef, AppState
@@ -31,6 +31,9 @@ from muster.schedulers.wording.facts import AppFacts
 from muster.schedulers.wording.job_line import build_data, build_reasons, format_line
 from muster.schedulers.wording.reasons import Code, Reason
 from muster.schedulers.wording.replica_lines import explain_replicas, find_reason
+
+if TYPE_CHECKING:
+    from muster.cli.afterwards.log_folder import RunFolder
 
 STATE_CODES: Final[Mapping[AppState, int]] = {
     AppState.SUCCEEDED: 0,
@@ -60,17 +63,29 @@ def read_app(word: str) -> tuple[str, AppFacts]:
     Raises:
         ControlError: there is no such app, or its scheduler cannot be asked.
     """
-    if os.path.isdir(word):
-        from muster.cli.afterwards import log_folder
-
-        if log_folder.is_log_folder(word):
-            run = log_folder.find_run(word)
-            return str(run), log_folder.read_run(run)
-    with open_scheduler(word) as (scheduler, app_id):
-        facts = _read_facts(scheduler, app_id)
+    with open_job(word) as (scheduler, app_id):
+        facts = _read_facts(cast("PluginScheduler", scheduler), app_id)  # of a folder no role is a hold
         if facts is None:
             raise UnknownAppError(app_id)
-        return f"{scheduler.backend}://torchx/{app_id}", facts
+        return f"{scheduler.backend}://torchx/{app_id}" if scheduler.backend else app_id, facts
+
+
+@contextlib.contextmanager
+def open_job(word: str) -> "Iterator[tuple[PluginScheduler | RunFolder, str]]":
+    """Yield what answers for the job that a person means, and its name: of an app its scheduler, or its log folder.
+
+    Raises:
+        ControlError: there is no such app, or its scheduler cannot be asked.
+    """
+    if os.path.isdir(word):
+        from muster.cli.afterwards import log_folder, sources
+
+        if sources.is_log_folder(word):
+            run = log_folder.find_run(word)
+            yield log_folder.RunFolder(run), str(run)
+            return
+    with open_scheduler(word) as found:
+        yield found
 
 
 def _read_facts(scheduler: PluginScheduler, app_id: str) -> AppFacts | None:
@@ -86,13 +101,13 @@ def _read_facts(scheduler: PluginScheduler, app_id: str) -> AppFacts | None:
     return replace(facts, reasons=(*told, *facts.reasons))
 
 
-def print_status(word: str, *, as_json: bool) -> int:
+def print_status(handle: str, *, as_json: bool) -> int:
     """Print the line of an app, its roles and its replicas. Return the exit code, which says its state.
 
     Raises:
         ControlError: see `read_app`.
     """
-    handle, facts = read_app(word)
+    handle, facts = read_app(handle)
     code = STATE_CODES[facts.state]
     if as_json:
         print(json.dumps({**build_entry(handle, facts), "roles": _build_roles(facts), "exit_code": code}))
@@ -166,21 +181,22 @@ class Listing:
         return f"{self.scheduler}{' is not reachable' if self.is_configured else ''}: {self.problem}"
 
 
-def print_list(names: Iterable[str], *, limit: int, as_json: bool) -> int:
+def print_list(schedulers: Sequence[str], *, limit: int, as_json: bool) -> int:
     """Print the newest apps of schedulers, one line each, and the schedulers that cannot be reached.
 
     Return the exit code.
 
     Args:
-        names: of schedulers. None given: all that are made with `muster.schedulers.adapter`.
+        schedulers: their names. Empty: all that are made with `muster.schedulers.adapter`.
         limit: how many apps at most.
         as_json: as one line of JSON.
     """
-    wanted = tuple(names)
-    listings = read_listings(wanted or list_properties(), limit, are_named=bool(wanted), counts_others=not as_json)
+    listings = read_listings(
+        schedulers or list_properties(), limit, are_named=bool(schedulers), counts_others=not as_json
+    )
     apps = sort_apps(app for each in listings for app in each.apps)[-limit:]
     problems = {each.scheduler: each.problem for each in listings if each.problem}
-    code = ExitCode.LOST if wanted and problems else ExitCode.DONE
+    code = ExitCode.LOST if schedulers and problems else ExitCode.DONE
     if as_json:
         entries = [build_entry(app.handle, app.facts) for app in reversed(apps)]
         print(json.dumps({"apps": entries, "not_reachable": problems, "exit_code": int(code)}))

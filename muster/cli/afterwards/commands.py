@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 _TEXT_CHARS: Final = 2000
 
 
-def print_events(word: str, *, role: str | None = None, as_json: bool = False) -> int:
+def print_events(handle: str, *, role: str | None = None, as_json: bool = False) -> int:
     """Print the records of all agents of a job in their order, successive records of steps as one line.
 
     Return the exit code.
 
     Args:
-        word: an app, or a folder with logs.
+        handle: names an app, or a folder with logs.
         role: of an app with several.
         as_json: one line of JSON for each record.
 
@@ -40,7 +40,7 @@ def print_events(word: str, *, role: str | None = None, as_json: bool = False) -
         ControlError: see `sources.load`.
     """
     with _without_collector():
-        records = sources.load(word, role)
+        records = sources.load(handle, role)
         placed = place(records.events)
     _print_missing(records)
     start_s = placed[0].at_s
@@ -130,7 +130,7 @@ def _show_value(value: object) -> str:
 
 
 def write_timeline(
-    word: str,
+    handle: str,
     *,
     role: str | None = None,
     output: str | None = None,
@@ -139,7 +139,7 @@ def write_timeline(
     """Write the timeline of a job as one page. Return the exit code.
 
     Args:
-        word: an app, or a folder with logs.
+        handle: names an app, or a folder with logs.
         role: of an app with several.
         output: the page. None: NAME.html in the working directory.
         as_json: print one line of JSON.
@@ -151,7 +151,7 @@ def write_timeline(
     from muster.cli.afterwards.story import tell
 
     with _without_collector():
-        records = sources.load(word, role)
+        records = sources.load(handle, role)
         story = replace(
             tell(records.name, place(records.events), records.tracebacks),
             scheduler_state=records.scheduler_state,

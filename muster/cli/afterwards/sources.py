@@ -9,10 +9,9 @@ from typing import Any, Final, TypeGuard
 
 from torchx.specs import AppState, Role, is_terminal
 
-from muster._shared.contract import FORMAT, FormatError, LogNames, check_format
+from muster._shared.contract import FORMAT, Env, FormatError, LogNames, check_format
 from muster._shared.control import ControlError, ExitCode
 from muster._shared.foreign_files import parse_json, read_regular, walk_files
-from muster.cli.agent_flags import describe_keeping
 from muster.cli.answers import say
 from muster.cli.operations import open_scheduler
 from muster.schedulers.adapter.status import parse_status
@@ -290,6 +289,14 @@ def _name_ended(nodes: Sequence[int]) -> str:
         return ""
     names = ", ".join(map(str, nodes[:_MOST_NAMED])) + (", ..." if len(nodes) > _MOST_NAMED else "")
     return f" (node {names} has ended)" if len(nodes) == 1 else f" (nodes {names} have ended)"
+
+
+def describe_keeping(role: Role) -> str:
+    """Say where the files of a role's agents may still be, or how to keep those of the next job."""
+    folder = role.env.get(Env.LOG_DIR)
+    if folder:
+        return f"if {folder} ({Env.LOG_DIR}) is on a volume, they are still there"
+    return f"to keep them next time, add `--env {Env.LOG_DIR}=FOLDER`, on a volume"
 
 
 def _describe_keeping(role: Role) -> str:

@@ -1,9 +1,9 @@
 """The command line `muster`, also `python -m muster`.
 
 `COMMANDS` has all commands. Each names a module of this folder, which adds the arguments of the command to its parser
-with `add_arguments`, and its function with `set_defaults(run=...)`. `main` calls this function with what was parsed.
-The modules only say what the words mean: the work is done by other modules of `muster.cli`, which a command loads when
-it runs. `parser` has what several commands have in common.
+with `add_arguments`, and its function with `set_defaults(run=...)`: the function, or "MODULE:NAME" of one that is
+loaded when the command runs. `main` calls it with what was parsed. The modules only say what the words mean: other
+modules of `muster.cli` do the work. `parser` has what several commands have in common.
 
 A module is loaded if its command is named on the command line. `muster completion` loads all of them.
 """
@@ -15,7 +15,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Final, NamedTuple
 
@@ -90,10 +90,10 @@ COMMANDS: Final[Mapping[str, Command]] = {
     "resize": Command(_CONTROL, "resize", "change the number of nodes of an elastic job"),
     "recover": Command(
         _CONTROL,
-        "recover",
+        "requests",
         "continue a job (local_cwd, Docker, ssh) whose supervisor was lost, for example by a reboot",
     ),
-    "delete": Command(_CONTROL, "delete", "stop the job if it runs, and remove it with its logs"),
+    "delete": Command(_CONTROL, "requests", "stop the job if it runs, and remove it with its logs"),
     "exec": Command(_NODES, "exec", "run a command on one or all nodes of a running job"),
     "shell": Command(_NODES, "shell", "open a terminal on a node of a running job"),
     "prune": Command(
@@ -146,13 +146,22 @@ def run_words(words: Sequence[str]) -> int:
         return 2
     del options["command"]
     try:
-        return int(options.pop("run")(**options))
+        return int(find_function(options.pop("run"))(**options))
     except argparse.ArgumentError as error:
         parser.error(str(error))
     except ControlError as error:
         from muster.cli.answers import print_error
 
         return print_error(error, as_json=options.get("as_json", False))
+
+
+def find_function(run: "str | Callable[..., int]") -> Callable[..., int]:
+    """Return what a command calls with its options: a function, or that of "MODULE:NAME"."""
+    if not isinstance(run, str):
+        return run
+    module, _, name = run.partition(":")
+    function: Callable[..., int] = getattr(import_module(module), name)
+    return function
 
 
 def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:

@@ -14,10 +14,11 @@ from muster._shared.control import ControlError, describe_answer
 from muster._shared.job_view import JobState
 from muster._shared.reports import Answer
 from muster.cli.answers import format_stacks
+from muster.cli.top.asking import Jobs
 from muster.cli.top.picture import KEPT_LINES, History, JobList, JobPicture
 from muster.cli.top.rendering import Size, draw_job, draw_jobs, draw_text, fold_line, fold_words, get_status, list_rows
 from muster.cli.top.screen import Screen
-from muster.cli.top.source import Jobs, Origin, Reader
+from muster.cli.top.source import Origin, Reader
 from muster.cli.top.state import Deed, Place, Search, View, fit, found, press
 from muster.cli.top.waits import describe_waits
 

@@ -11,7 +11,7 @@ from muster._shared.codec import to_data
 from muster._shared.contract import print_line
 from muster._shared.control import ControlError, ExitCode
 from muster.cli.overview import STATE_CODES, build_entry, print_list, read_app
-from muster.cli.top.asking import MOST_JOBS, SchedulerJobs
+from muster.cli.top.asking import MOST_JOBS, Jobs
 
 _PAGE_COLUMNS = 200
 """The width of a page that goes into a pipe or a file."""
@@ -61,7 +61,7 @@ def _print_page(handle: str) -> int:
     _check_rich()
     from muster.cli.top.rendering import print_once
 
-    picture = SchedulerJobs().read_job(handle)
+    picture = Jobs().read_job(handle)
     is_terminal = sys.stdout.isatty()
     width = shutil.get_terminal_size().columns if is_terminal else _PAGE_COLUMNS
     for row in print_once(picture, width, has_colours=is_terminal and not os.environ.get("NO_COLOR")):
@@ -72,7 +72,7 @@ def _print_page(handle: str) -> int:
 def _follow(handle: str) -> int:
     from muster.cli.top.plain import follow
 
-    return follow(SchedulerJobs(), handle, lambda line: print_line(line, sys.stdout)).exit_code
+    return follow(Jobs(), handle, lambda line: print_line(line, sys.stdout)).exit_code
 
 
 def _run_view(handle: str | None) -> int:
@@ -81,7 +81,7 @@ def _run_view(handle: str | None) -> int:
     from muster.cli.top.screen import ClosedError
 
     try:
-        failure, picture = run(SchedulerJobs(), handle)
+        failure, picture = run(Jobs(), handle)
     except ClosedError as error:
         return error.code
     except KeyboardInterrupt:

@@ -6,8 +6,9 @@ from typing import Final
 
 from muster._shared.contract import show_controls
 from muster._shared.job_view import JobEvent
+from muster.cli.top.asking import Jobs
 from muster.cli.top.picture import JobPicture
-from muster.cli.top.source import EVERY_S, Jobs
+from muster.cli.top.source import EVERY_S
 
 _PROGRESS_S: Final = 60.0
 """How often it is printed how far a job is, if nothing else changes."""

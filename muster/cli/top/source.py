@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from enum import Enum
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 from muster._shared.control import ControlError
 from muster._shared.reports import Answer
@@ -28,36 +28,6 @@ class Origin(Enum):
 
     LOOK = "look"
     LOG = "log"
-
-
-class Jobs(Protocol):
-    """What the view asks. `asking.SchedulerJobs` asks the schedulers. Each call may take long."""
-
-    def list_jobs(self) -> JobList:
-        """Return all jobs of all schedulers that answer."""
-
-    def read_job(self, handle: str) -> JobPicture:
-        """Return one job.
-
-        Raises:
-            ControlError: it cannot be read.
-        """
-
-    def follow_log(self, handle: str, role: str, node_index: int, global_rank: int) -> Iterator[str]:
-        """Return the lines of one rank, and those that come, without their ends.
-
-        `node_index`: of the node that it runs on.
-
-        Raises:
-            ControlError: there is none.
-        """
-
-    def ask(self, deed: Deed, handle: str) -> Answer:
-        """Ask for what a key means.
-
-        Raises:
-            ControlError: it cannot be asked.
-        """
 
 
 class Reader:

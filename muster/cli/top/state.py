@@ -78,6 +78,7 @@ class Search:
 
 Wish: TypeAlias = Deed | Search | None
 
+_STEPS: Final = {"up": -1, "k": -1, "down": 1, "j": 1}
 _ASKED: Final = {
     "s": Deed.STACKS,
     "h": Deed.WAITS,
@@ -110,20 +111,18 @@ def press(view: View, key: str) -> tuple[View, Wish]:
     return _press_in_text(view, key) if view.place is Place.TEXT else _press_in_list(view, key)
 
 
+def _move(key: str, at: int, end: int, page: int) -> int | None:
+    """Return where a key leads from here. None: it is no key that moves."""
+    if key in _STEPS:
+        return min(end, max(0, at + _STEPS[key]))
+    pages = {"page up": at - page, "page down": at + page, " ": at + page, "home": 0, "g": 0, "end": end, "G": end}
+    return min(end, max(0, pages[key])) if key in pages else None
+
+
 def _press_in_list(view: View, key: str) -> tuple[View, Wish]:
-    last = max(0, view.rows - 1)
-    moves = {
-        "up": view.selected - 1,
-        "k": view.selected - 1,
-        "down": view.selected + 1,
-        "j": view.selected + 1,
-        "page up": view.selected - view.page,
-        "page down": view.selected + view.page,
-        "home": 0,
-        "end": last,
-    }
-    if key in moves:
-        return replace(view, selected=min(last, max(0, moves[key]))), None
+    selected = _move(key, view.selected, max(0, view.rows - 1), view.page)
+    if selected is not None:
+        return replace(view, selected=selected), None
     if view.place is Place.JOBS:
         return view, Deed.OPEN_JOB if key == ENTER and view.rows else None
     if key == "\t" and view.roles > 1:
@@ -134,22 +133,8 @@ def _press_in_list(view: View, key: str) -> tuple[View, Wish]:
 
 
 def _press_in_text(view: View, key: str) -> tuple[View, Wish]:
-    end = max(0, view.lines - view.page)
-    moves = {
-        "up": view.top - 1,
-        "k": view.top - 1,
-        "down": view.top + 1,
-        "j": view.top + 1,
-        "page up": view.top - view.page,
-        "page down": view.top + view.page,
-        " ": view.top + view.page,
-        "home": 0,
-        "g": 0,
-        "end": end,
-        "G": end,
-    }
-    if key in moves:
-        top = min(end, max(0, moves[key]))
+    top = _move(key, view.top, max(0, view.lines - view.page), view.page)
+    if top is not None:
         return replace(view, top=top, is_following=key in ("end", "G")), None
     if key == "f":
         return replace(view, is_following=not view.is_following), None

@@ -364,7 +364,7 @@ class TestRendering:
 
 
 class _Jobs:
-    """A `source.Jobs` of one job."""
+    """The `Jobs` of one job."""
 
     def __init__(self, *pictures: JobPicture) -> None:
         self._pictures = list(pictures)

@@ -30,7 +30,7 @@ def test_a_new_command_is_one_module_and_one_row(monkeypatch, capsys):
     module = ModuleType("where")
     module.add_arguments = add_arguments
     monkeypatch.setitem(sys.modules, "muster.cli.commands.places", module)
-    monkeypatch.setitem(COMMANDS, "where", Command("See jobs", "places", "name the machines of a job"))
+    monkeypatch.setitem(COMMANDS, "where", Command("See jobs", "name the machines of a job", "places"))
     assert main(["where", "train", "--json"]) == 4
     assert capsys.readouterr().out == "train None True\n"
     for words in (["--help"], ["where", "--help"]):

@@ -22,7 +22,6 @@ from muster.cli.adapters import create_scheduler, describe_error
 from muster.cli.answers import say
 from muster.cli.handles import list_newest, name_handle
 from muster.cli.operations import open_scheduler
-from muster.cli.prune import format_age
 from muster.schedulers.adapter.factories import list_properties
 from muster.schedulers.adapter.scheduler import ListedApp, PluginScheduler
 from muster.schedulers.errors import EngineError, NotConfiguredError, SchedulerError, UnknownAppError
@@ -233,6 +232,18 @@ def _print_apps(apps: Iterable[Listed]) -> None:
     for handle, age, line in rows:
         text = f"{handle:{widths[0]}}  {age:{widths[1]}}  {line}"
         print_line(f"{text[: columns - 1]}…" if columns and len(text) > columns else text, sys.stdout)
+
+
+def format_age(ended_s: float | None) -> str:
+    """Return how long ago, in the largest unit that fits, for people."""
+    if ended_s is None:
+        return ""
+    age_s = max(0.0, time.time() - ended_s)
+    for unit_s, unit in ((86400, "day"), (3600, "hour"), (60, "minute")):
+        if age_s >= unit_s:
+            count = int(age_s // unit_s)
+            return f"{count} {unit}{'s' if count > 1 else ''} ago"
+    return "just now"
 
 
 def read_listings(names: Iterable[str], limit: int, *, are_named: bool, counts_others: bool = False) -> list[Listing]:

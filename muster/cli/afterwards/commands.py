@@ -42,7 +42,8 @@ def print_events(handle: str, *, role: str | None = None, as_json: bool = False)
     with _without_collector():
         records = sources.load(handle, role)
         placed = place(records.events)
-    _print_missing(records)
+    if records.missing:
+        print_line(records.missing)
     start_s = placed[0].at_s
     if as_json:
         for each in placed:
@@ -90,11 +91,6 @@ def _without_collector() -> Iterator[None]:
     finally:
         if is_on:
             gc.enable()
-
-
-def _print_missing(records: sources.JobRecords) -> None:
-    if records.missing:
-        print_line(records.missing)
 
 
 def _to_json(placed: Placed, start_s: float) -> str:
@@ -166,7 +162,8 @@ def write_timeline(
     path = output or f"{name}.html"
     size = _write(path, build_page(story, records.report).encode(errors="replace"))
     sentences = tell_story(story)
-    _print_missing(records)
+    if records.missing:
+        print_line(records.missing)
     if as_json:
         facts = {**_list_facts(story), "missing": records.missing, "sentences": sentences, "written": [path]}
         print(json.dumps(facts))

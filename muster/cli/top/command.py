@@ -32,24 +32,24 @@ def show(handle: str | None, *, once: bool, as_json: bool) -> int:
     Raises:
         ControlError: the job cannot be read, or rich is not installed.
     """
+    if handle is None and (as_json or once or not _has_terminal()):
+        return print_list((), limit=MOST_JOBS, as_json=as_json)
     if as_json:
-        return _print_json(handle)
-    if handle is None and (once or not _has_terminal()):
-        return print_list((), limit=MOST_JOBS, as_json=False)
+        return _print_json(handle or "")
     if once:
         return _print_page(handle or "")
     if _has_terminal():
         return _run_view(handle)
-    return _follow(handle or "")
+    from muster.cli.top.plain import follow
+
+    return follow(Jobs(), handle or "", lambda line: print_line(line, sys.stdout)).exit_code
 
 
 def _has_terminal() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
 
 
-def _print_json(handle: str | None) -> int:
-    if handle is None:
-        return print_list((), limit=MOST_JOBS, as_json=True)
+def _print_json(handle: str) -> int:
     name, facts = read_app(handle)
     code = STATE_CODES[facts.state]
     statuses = {role: to_data(job.status) for role, job in facts.jobs.items() if job.status is not None}
@@ -67,12 +67,6 @@ def _print_page(handle: str) -> int:
     for row in print_once(picture, width, has_colours=is_terminal and not os.environ.get("NO_COLOR")):
         print(row)
     return picture.exit_code
-
-
-def _follow(handle: str) -> int:
-    from muster.cli.top.plain import follow
-
-    return follow(Jobs(), handle, lambda line: print_line(line, sys.stdout)).exit_code
 
 
 def _run_view(handle: str | None) -> int:

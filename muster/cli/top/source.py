@@ -75,10 +75,7 @@ class Reader:
         def run() -> None:
             while mine is self._looks:
                 began_s = time.monotonic()
-                try:
-                    self._tell(Origin.LOOK, mine, read())
-                except ControlError as error:
-                    self._tell(Origin.LOOK, mine, error)
+                self._report(Origin.LOOK, mine, read)
                 time.sleep(max(EVERY_S, _PAUSE_FACTOR * (time.monotonic() - began_s)))
 
         _start("look", run)
@@ -106,14 +103,14 @@ class Reader:
 
     def run(self, deed: Deed, ask: Callable[[], Answer]) -> None:
         """Pass on the request for a deed."""
+        _start("request", lambda: self._report(deed, None, ask))
 
-        def run() -> None:
-            try:
-                self._tell(deed, None, ask())
-            except ControlError as error:
-                self._tell(deed, None, error)
-
-        _start("request", run)
+    def _report(self, origin: Origin | Deed, call: object, read: "Callable[[], JobList | JobPicture | Answer]") -> None:
+        try:
+            content: Content = read()
+        except ControlError as error:
+            content = error
+        self._tell(origin, call, content)
 
     def _tell(self, origin: Origin | Deed, call: object, content: Content) -> None:
         self._told.put((origin, call, content))

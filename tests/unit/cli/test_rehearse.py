@@ -26,7 +26,6 @@ from muster.cli.afterwards.clocks import place
 from muster.cli.afterwards.sources import Event
 from muster.cli.afterwards.story import Story, tell
 from muster.cli.rehearse import command, journal, live, plan, watch
-from muster.cli.rehearse.advice import ADVICE
 from muster.cli.rehearse.faults import nodes, places, ranks
 from muster.cli.rehearse.faults.catalogue import FAULTS
 from muster.cli.rehearse.faults.fault import Fault, Moment, NotPossibleError, Scene
@@ -34,7 +33,7 @@ from muster.cli.rehearse.journal import Journal, Undo
 from muster.cli.rehearse.outcome import Row, Verdict, judge
 from muster.cli.rehearse.page import build_page
 from muster.cli.rehearse.saves import Kept, Saves, is_close
-from muster.cli.rehearse.table import Report, build_json, build_junit, build_table
+from muster.cli.rehearse.table import ADVICE, Report, build_json, build_junit, build_table
 from muster.cli.rehearse.trial import Case, Limits, Result, Trial
 from muster.cli.rehearse.watch import Slot
 from muster.schedulers.adapter import scheduler

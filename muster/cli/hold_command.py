@@ -109,28 +109,25 @@ def build_hold_app(app: AppDef, *, idle_s: float) -> AppDef:
 
 
 def _print_ready(handle: str, states: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
-    count = len(states)
-    processes = int(states[0].get(HoldKey.NPROC, 0))
-    limit_s = float(states[0].get(HoldKey.IDLE_LIMIT_S, 0.0))
-    import_s = max(float(state.get(HoldKey.IMPORT_S, 0.0)) for state in states)
-    modules = ", ".join(map(str, states[0].get(HoldKey.MODULES, ()))) or "nothing"
+    first, count = states[0], len(states)
+    facts: dict[str, Any] = {
+        "handle": handle,
+        "nodes": count,
+        "processes": int(first.get(HoldKey.NPROC, 0)),
+        "modules": list(first.get(HoldKey.MODULES, ())),
+        "import_s": max(float(state.get(HoldKey.IMPORT_S, 0.0)) for state in states),
+        "idle_limit_s": float(first.get(HoldKey.IDLE_LIMIT_S, 0.0)),
+        "exit_code": 0,
+    }
     if as_json:
-        facts: Mapping[str, Any] = {
-            "handle": handle,
-            "nodes": count,
-            "processes": processes,
-            "modules": list(states[0].get(HoldKey.MODULES, ())),
-            "import_s": import_s,
-            "idle_limit_s": limit_s,
-            "exit_code": 0,
-        }
         print(json.dumps(facts))
         return
+    processes, modules = facts["processes"], ", ".join(map(str, facts["modules"])) or "nothing"
     most = ("1 process" if processes == 1 else f"{processes} processes") + (" each" if count > 1 else "")
     print(
-        f"ready: {count_nodes(count)} with up to {most}; {modules} imported in {import_s:.1f} s; ends after "
-        f"{limit_s / 60:g} min without a run. `muster run -s held dist.ddp -j {count}x{processes} --script "
-        f"main.py` runs on it, `muster release` ends it",
+        f"ready: {count_nodes(count)} with up to {most}; {modules} imported in {facts['import_s']:.1f} s; ends after "
+        f"{facts['idle_limit_s'] / 60:g} min without a run. `muster run -s held dist.ddp -j {count}x{processes} "
+        f"--script main.py` runs on it, `muster release` ends it",
         file=sys.stderr,
     )
 

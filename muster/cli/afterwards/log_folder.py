@@ -70,7 +70,7 @@ def read_run(run: Path) -> AppFacts:
 
     job = RecordReader(read).job
     report = parse_report(_read_end(run / LogNames.REPORT, _REPORT_LIMIT_BYTES))
-    written_s = _find_last_write(run)
+    written_s = sources.find_last_write((run / LogNames.EVENTS, run / LogNames.STATUS))
     silent_s = time.time() - written_s
     reasons: list[Reason] = []
     if story.runs and silent_s < _SILENT_S:
@@ -189,11 +189,6 @@ def _read_end(path: Path, limit_bytes: int) -> bytes:
     with contextlib.suppress(OSError):
         return read_regular(str(path), limit_bytes, -limit_bytes)
     return b""
-
-
-def _find_last_write(run: Path) -> float:
-    paths = (run / LogNames.EVENTS, run / LogNames.STATUS)
-    return max(path.stat().st_mtime for path in paths if path.is_file())
 
 
 def _list_nodes(role: str, status: "JobStatus | None", placed: Sequence[Placed]) -> list[ReplicaStatus] | None:

@@ -50,7 +50,6 @@ class Mark:
     text: str
     node: int | None = None
     """Index of its node. None: of the job."""
-    uncertainty_s: float | None = 0.0
     report: str = ""
     """The traceback of a rank that failed."""
     since_s: float | None = None
@@ -102,8 +101,6 @@ class Story:
     """None: not known, because no step was done or `unknown_s` is not 0."""
     time_to_start_s: float | None
     failures: Mapping[str, int]
-    uncertainty_s: float | None
-    """The largest of all nodes. None: of one it is not known."""
     stops: tuple[str, ...] = ()
     """The signals that ended its incarnations, oldest first, of those that a signal has ended."""
     was_stopped: bool = False
@@ -151,7 +148,6 @@ def tell(
     runs = not ended and not agents <= agents_ended
     detail = ended[0].event.detail if ended else {}
     nodes = _tell_nodes(placed, job, end_s, runs=runs)
-    known = [each.uncertainty_s for each in placed]
     buckets = dict(job.history.read_buckets(end_s))
     unknown_s = _move_unknown(buckets, _sum_unknown(placed, end_s))
     stops = {incarnation: name for incarnation, name in _list_stops(placed) if incarnation < last or not runs}
@@ -175,7 +171,6 @@ def tell(
         goodput=None if unknown_s else job.history.build_goodput(end_s),
         time_to_start_s=None if unknown_s else job.history.time_to_start_s,
         failures=dict(job.history.failures),
-        uncertainty_s=None if any(each is None for each in known) else max(each or 0.0 for each in known),
         stops=tuple(stops.values()),
         was_stopped=last in stops or detail.get("drained") is True,
         unknown_s=unknown_s,
@@ -620,8 +615,7 @@ def _list_marks(
             text = f"{words} {event.detail.get(field_name)}" if field_name else words
         else:
             continue
-        node, error_s = event.node_index, each.uncertainty_s
-        marks.append(Mark(at_s=each.at_s, kind=kind, text=text, node=node, uncertainty_s=error_s, report=report))
+        marks.append(Mark(at_s=each.at_s, kind=kind, text=text, node=event.node_index, report=report))
     return sorted(marks, key=lambda mark: mark.at_s)
 
 

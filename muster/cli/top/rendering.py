@@ -265,30 +265,22 @@ def _name_role(picture: JobPicture, view: View) -> Iterator[str]:
 
 
 def _list_progress(status: JobStatus, bar: int, *, is_live: bool) -> Iterator[Text]:
-    step = status.optimizer_steps if status.step is None else status.step
-    if step is None and status.most_steps_done is None:
+    has_step = status.step is not None or status.optimizer_steps is not None
+    if not has_step and status.most_steps_done is None:
         return
     text = Text()
     if status.step is not None and status.total:
         part = min(1.0, (status.step if is_live else status.steps_done) / status.total)
         text.append("━" * round(part * bar), style="green")
         text.append("─" * (bar - round(part * bar)), style="dim")
-        text.append(f" {part:.0%}".replace("%", " %"))
-        name = f"{show_controls(status.bar)}: " if status.bar else ""
-        text.append(f"  {name}step {status.step} of {status.total}" if is_live else f"  {_describe_done(status)}")
-    elif step is not None and status.step is None:
-        text.append(f"step {step} (by optimizer)")
+        text.append(f" {part:.0%}{_GAP}".replace("%", " %"))
+    if has_step and (is_live or status.step is None):
+        words = status.describe()
     else:
-        text.append(f"step {step}" if is_live else _describe_done(status))
-    if is_live and (still_s := status.still_s) is not None:
-        text.append(f"  no step for {format_duration(still_s)}", style="yellow")
-        is_live = False
-    if is_live and status.rate > 0:
-        text.append(f"  {format_rate(status.rate)} a second")
-    if is_live and status.eta_s is not None:
-        text.append(f"  ETA {format_duration(status.eta_s)}")
-    for name, value in status.values:
-        text.append(f"  {name} {format_value(value)}")
+        words = ", ".join([_describe_done(status), *(f"{name} {format_value(each)}" for name, each in status.values)])
+    text.append(show_controls(words).replace(", ", _GAP))
+    if is_live and status.eta_s is not None and status.still_s is None:
+        text.append(f"{_GAP}ETA {format_duration(status.eta_s)}")
     yield text
 
 

@@ -165,21 +165,15 @@ def found(view: View, line: int | None) -> View:
     return replace(view, top=line, note="")
 
 
-def fit(view: View, *, rows: int | None = None, lines: int | None = None, page: int | None = None) -> View:
+def fit(view: View, **found: int) -> View:
     """Return the view over what is there now.
 
     Args:
         view: before.
-        rows: of the list.
-        lines: of the text.
-        page: how many have room.
+        found: the rows of the list, the lines of the text, or how many have room (`page`).
     """
-    view = replace(
-        view,
-        rows=view.rows if rows is None else rows,
-        lines=view.lines if lines is None else lines,
-        page=max(1, view.page if page is None else page),
-    )
-    end = max(0, view.lines - view.page)
+    view = replace(view, **found)
+    page = max(1, view.page)
+    end = max(0, view.lines - page)
     top = end if view.is_following else min(view.top, end)
-    return replace(view, selected=min(view.selected, max(0, view.rows - 1)), top=top)
+    return replace(view, page=page, selected=min(view.selected, max(0, view.rows - 1)), top=top)

@@ -253,8 +253,8 @@ class TestRendering:
         status = replace(status, values=(("loss", 0.452489),))
         rows = draw(status)
         (at,) = (at for at, row in enumerate(rows) if "step 170 of 100000" in row)
-        assert not rows[at].endswith("loss")
-        assert rows[at + 1].startswith("loss 0.452489")
+        assert rows[at].rstrip().endswith("loss 0.452489")
+        assert rows[at + 1].startswith("ETA 1 h 27 min")
 
     @pytest.mark.parametrize(("ranks", "rows"), [(1, 3), (8, 3), (14, 2)])
     def test_a_reason_has_more_rows_where_all_ranks_have_room(self, ranks: int, rows: int) -> None:

@@ -9,7 +9,7 @@
 
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from muster.cli.top.keys import BACKSPACE, ENTER, ESCAPE
 
@@ -165,7 +165,7 @@ def found(view: View, line: int | None) -> View:
     return replace(view, top=line, note="")
 
 
-def fit(view: View, **found: int) -> View:
+def fit(view: View, **found: Any) -> View:
     """Return the view over what is there now.
 
     Args:

@@ -218,7 +218,7 @@ class _Log:
                 report = self._read_report(role) if self._query.failed else None
                 say(f"rank {rank} printed nothing" + ("" if report is None else f"; {describe_report(report)}"))
             return
-        self._check_known(role, rank, attempt)
+        self._check_known(rank, attempt)
         if not self._scheduler.backend:
             self._print_without_files(role, rank, attempt)
             return
@@ -251,12 +251,18 @@ class _Log:
         report = self._read_report(role) if self._query.failed else None
         raise ControlError(why if report is None else f"{why}; {describe_report(report)}", ExitCode.REFUSED)
 
-    def _check_known(self, role: str, rank: int | None, attempt: int | None) -> None:
-        """Refuse a rank or an attempt that the job's agents have not recorded or reported, if they have any."""
+    def _check_known(self, rank: int | None, attempt: int | None, world_size: int = 0) -> None:
+        """Refuse a rank or an attempt that the job's agents have not recorded, if they have recorded any.
+
+        Args:
+            rank: the rank.
+            attempt: the attempt.
+            world_size: what they have reported. 0: it is not known.
+        """
         all_records = [event for events in self._records.values() for event in events]
         known = list_places(all_records)
         ranks, attempts = ({place.global_rank for place in known}, {place.attempt for place in known})
-        ranks.update(range(find_world_size(all_records) or self._read_world_size(role)))  # some records are elsewhere
+        ranks.update(range(max(find_world_size(all_records), world_size)))  # some records may not be here yet
         if rank is not None and ranks and rank not in ranks:
             raise ControlError(f"there is no rank {rank}; there are {name_ranks(ranks)}", ExitCode.REFUSED)
         if attempt is not None and attempts and attempt not in attempts:
@@ -407,7 +413,7 @@ class _Log:
             attempt: that of its failure. None: the last.
 
         Raises:
-            ControlError: the report knows no line of it.
+            ControlError: there is no such rank, or the report knows no line of it.
         """
         state = self._response.state
         if state in WAITS:
@@ -416,6 +422,7 @@ class _Log:
         why = f"the files and lines of rank {rank} are gone with its {node_word}, or out of reach"
         if self._print_from_report(role, rank, attempt, why):
             return
+        self._check_known(rank, None, self._read_world_size(role))
         printed = self._read_printed_report(role) if self._query.failed and state in _BAD_ENDS else []
         if printed:
             say(f"{why}; this is the job's report, as its agents have printed it")

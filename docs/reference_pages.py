@@ -9,8 +9,10 @@ import argparse
 import ast
 import importlib
 import inspect
+import json
 import re
 from collections.abc import Iterator
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,6 @@ from muster._shared import contract, preflight
 from muster.agent.cli.flag_table import Flag, list_groups
 from muster.agent.runtime import event_log
 from muster.cli import commands
-from muster.cli.afterwards import event_kinds
-from muster.cli.doctor.expected import EXPECTED
 from muster.components import dist
 from muster.schedulers import adapter
 from muster.schedulers.docker.options import DockerOptions
@@ -41,6 +41,26 @@ SCHEDULERS = (
     ("ssh", "One node on each host.", SshOptions),
     ("held, local_held", "Nodes that `muster hold` keeps; `local_held` jobs end with their command.", HeldOptions),
 )
+
+EXPECTED = {
+    "driver": "If the job was submitted with GPUs, a driver of GPUs is loaded, whatever their make.",
+    "devices": "At least as many GPUs answer as the job was submitted with. If CUDA_VISIBLE_DEVICES is set, all "
+    "that it names answer.",
+    "shared-devices": "There are as many GPUs as workers. Not checked if --devices or CUDA_VISIBLE_DEVICES is given.",
+    "device-memory": "Of each of the job's GPUs, at most 512 MiB are in use, or 5 % if that is more.",
+    "folders": "The log folder takes a file, and has 256 MiB and an inode free.",
+    "shared-memory": "/dev/shm has 128 MiB free, and 32 MiB more for each worker.",  # noqa: S108
+    "descriptors": "A process may open 1024 files, or 64 for each worker and for the agent if that is less.",
+    "processes": "For each worker, 64 more processes or threads may be started.",
+    "site": "Each executable file of /etc/muster/preflight.d (or MUSTER_PREFLIGHT_DIR) exits with 0.",
+    "reach": "Each node can connect to MASTER_ADDR.",
+    "code": "The nodes have the same workspace. In jobs without a workspace, the script is the same (else a warning).",
+    "versions": "Python, torch, CUDA, NCCL and the driver have the same version on all nodes.",
+    "clock": "The nodes' clocks differ by at most 3 s.",
+    "unlike-devices": "Nodes with the same number of workers have the same number of GPUs.",
+    "bandwidth": "With `full`: an all-reduce works, and no node is slower than half of the median.",
+}
+"""What each check of the preflight expects. It is not in the preflight's table, because that travels with jobs."""
 
 
 def setup(app: Any) -> dict[str, Any]:
@@ -185,7 +205,7 @@ def read_docstring(component: Any) -> tuple[str, str, str, dict[str, str]]:
 
 
 def build_events() -> str:
-    """Build the records of `events.jsonl`, from the classes that declare them."""
+    """Build the records of `events.jsonl`, from their record and their schema."""
     text = """# Events
 
 Every agent writes `events.jsonl` into the log folder of the job: one JSON object per line and transition.
@@ -203,13 +223,15 @@ fields that it does not know. The fields are the same in every record:
 
 
 def list_events() -> dict[str, str]:
-    """Map each event to its meaning, from the docstring of its record and the texts below the record's fields."""
+    """Map each event to its meaning, from the schema: the descriptions of its detail and of the detail's fields."""
+    schema = json.loads(resources.files("muster.cli.afterwards").joinpath("events.schema.json").read_text("utf-8"))
     found = {}
-    for name, kind in event_kinds.EVENT_KINDS.items():
-        meanings = _list_attributes(event_kinds, kind.__name__)
-        fields = [f"{each} ({meanings[each]})" if meanings.get(each) else each for each in kind.__annotations__]
-        about = " ".join((kind.__doc__ or "").split())
-        found[name] = f"{about} {'; '.join(fields)}".strip()
+    for rule in schema["allOf"]:
+        name = rule["if"]["properties"]["what"]["const"]
+        kind = schema["$defs"][rule["then"]["properties"]["detail"]["$ref"].rpartition("/")[2]]
+        meanings = {field: each.get("description") for field, each in kind["properties"].items()}
+        fields = [f"{field} ({meaning})" if meaning else field for field, meaning in meanings.items()]
+        found[name] = f"{kind['description']} {'; '.join(fields)}".strip()
     return found
 
 

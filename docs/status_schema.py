@@ -1,6 +1,6 @@
-"""Makes the JSON schemas of `status.json` and of the lines of `events.jsonl`, from the records that declare them.
+"""Makes the JSON schema of `status.json` from the records that declare it.
 
-`python docs/status_schema.py` writes each beside its records; tests say when that was forgotten. Descriptions are the
+`python docs/status_schema.py` writes it beside its records; a test says when that was forgotten. Descriptions are the
 strings below the fields.
 """
 
@@ -20,11 +20,8 @@ if __name__ == "__main__":
 
 from muster._shared.fields import AS_OBJECT, Limit, Range  # noqa: E402
 from muster._shared.job_view import JobStatus  # noqa: E402
-from muster.agent.runtime.event_log import EventRecord  # noqa: E402
-from muster.cli.afterwards.event_kinds import EVENT_KINDS  # noqa: E402
 
 PATH = ROOT / "muster/_shared/status.schema.json"
-EVENTS_PATH = ROOT / "muster/cli/afterwards/events.schema.json"
 
 
 def build_schema() -> dict[str, Any]:
@@ -34,44 +31,6 @@ def build_schema() -> dict[str, Any]:
     root = definitions.pop("JobStatus")
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "status.json of a muster job"}
     return {**head, **root, "$defs": definitions}
-
-
-def build_event_schema() -> dict[str, Any]:
-    """Build the schema of one line of `events.jsonl`, of draft 2020-12."""
-    definitions: dict[str, Any] = {}
-    for kind in EVENT_KINDS.values():
-        _describe(kind, definitions)
-    texts = _read_texts(EventRecord)
-    number, count = {"type": "number"}, {"type": "integer", "minimum": 0}
-    fields: dict[str, Any] = {
-        "format": {"const": EventRecord.format},
-        "agent": {"type": "string"},
-        "time_s": number,
-        "monotonic_s": number,
-        "node": {"anyOf": [count, {"type": "null"}]},
-        "node_index": {"anyOf": [count, {"type": "null"}]},
-        "round": count,
-        "attempt": count,
-        "what": {"enum": list(EVENT_KINDS)},
-        "ranks": {"type": "array", "items": count},
-        "duration_s": {"anyOf": [number, {"type": "null"}]},
-        "detail": {"type": "object"},
-    }
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "a line of events.jsonl of a muster job",
-        "type": "object",
-        "properties": {name: {**each, "description": texts.get(name, "")} for name, each in fields.items()},
-        "required": list(fields),
-        "allOf": [
-            {
-                "if": {"properties": {"what": {"const": name}}},
-                "then": {"properties": {"detail": {"$ref": f"#/$defs/{kind.__name__}"}}},
-            }
-            for name, kind in EVENT_KINDS.items()
-        ],
-        "$defs": definitions,
-    }
 
 
 def _describe(annotation: Any, definitions: dict[str, Any]) -> dict[str, Any]:
@@ -140,11 +99,5 @@ def print_schema() -> str:
     return json.dumps(build_schema(), indent=1) + "\n"
 
 
-def print_event_schema() -> str:
-    """Return the schema of the events as the file has it."""
-    return json.dumps(build_event_schema(), indent=1) + "\n"
-
-
 if __name__ == "__main__":
     PATH.write_text(print_schema())
-    EVENTS_PATH.write_text(print_event_schema())

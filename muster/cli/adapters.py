@@ -1,12 +1,21 @@
 """Creates schedulers by their names: ours and those of other packages."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
 
 from muster._shared.contract import show_controls
 from muster._shared.control import ControlError, ExitCode
 from muster.schedulers.adapter.factories import list_entry_points
 from muster.schedulers.adapter.scheduler import PluginScheduler
 from muster.schedulers.errors import EngineError, SchedulerError
+
+if TYPE_CHECKING:
+    from torchx.runner import Runner
+
+SESSION: Final = "torchx"
+"""TorchX's name of the session in the handles that `torchx run` and `muster run` print."""
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +55,35 @@ def create_scheduler(name: str, session: str) -> PluginScheduler:
         )
         raise ControlError(line, ExitCode.USAGE)
     return scheduler
+
+
+@contextmanager
+def open_runner(name: str, scheduler_args: str | None) -> "Iterator[tuple[PluginScheduler, Runner, dict[str, Any]]]":
+    """Create what submits apps to a scheduler. Yield the scheduler, TorchX's runner with it alone, and the options.
+
+    Args:
+        name: of the scheduler.
+        scheduler_args: as of `-cfg`. `.torchxconfig` has more.
+
+    Raises:
+        ControlError: the scheduler cannot be used, or refuses in the block what is submitted.
+    """
+    from torchx.runner import Runner
+    from torchx.specs import InvalidRunConfigException
+
+    from muster.schedulers.runner import config_file
+
+    try:
+        scheduler = create_scheduler(name, SESSION)
+        with Runner(SESSION, {name: lambda *_args, **_more: scheduler}) as runner:
+            cfg = scheduler.run_opts().cfg_from_str(scheduler_args)
+            config_file.apply_section(scheduler.run_opts(), name, cfg)
+            yield scheduler, runner, cfg
+    except (EngineError, SchedulerError) as error:
+        raise ControlError(str(error), ExitCode.REFUSED) from error
+    except InvalidRunConfigException as error:
+        line = f"-cfg {error.cfg_key}: {error}; `torchx runopts {name}` lists the options"
+        raise ControlError(" ".join(line.split()), ExitCode.REFUSED) from error
 
 
 def close_quietly(name: str, scheduler: object) -> None:

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from torchx import specs
-from torchx.runner import Runner
 from torchx.specs import AppDef, AppState, is_terminal, macros
 
 import muster
@@ -21,9 +20,9 @@ from muster._shared.control import ControlError, ExitCode, count_nodes
 from muster._shared.processes import count_usable_cores
 from muster._shared.reports import Answer
 from muster.cli import operations, run_command
-from muster.cli.adapters import create_scheduler
+from muster.cli.adapters import open_runner
 from muster.cli.answers import say
-from muster.schedulers.adapter.factories import find_properties
+from muster.schedulers.adapter.factories import DEFAULT, find_properties
 from muster.schedulers.agent_command import is_agent_role, list_agent_flags
 from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.gpus import list_devices
@@ -32,7 +31,6 @@ from muster.schedulers.held.readiness import wait_ready
 from muster.schedulers.runner import config_file
 from muster.schedulers.supervision.registry import find_state_dir
 
-_SESSION: Final = "torchx"
 _MODULE: Final = "muster.hold"
 """Stands for the program that a component wants."""
 _AGENT_WORDS: Final = 2
@@ -40,50 +38,42 @@ _AGENT_WORDS: Final = 2
 _RELEASE_S: Final = 60.0
 
 
-def hold(words: Sequence[str], name: str, scheduler_args: str | None, *, idle_s: float, as_json: bool) -> int:
+def hold(
+    *, scheduler: str | None, scheduler_args: str | None, idle_s: float, as_json: bool, component: list[str]
+) -> int:
     """Submit a hold, and wait until agents wait on all its nodes. Return the exit code.
 
     Args:
-        words: the component without its program, and its arguments.
-        name: of the scheduler.
+        scheduler: its name. None: the default.
         scheduler_args: its options, as of `-cfg`.
         idle_s: the hold ends after this time without a run.
         as_json: print what is held as one line of JSON.
+        component: its name without its program, and its arguments.
 
     Raises:
         ArgumentError: the words repeat an argument.
         ControlError: it cannot be submitted, or it has ended before it was ready.
     """
     config_file.check_files()
+    name = scheduler or DEFAULT
     properties = find_properties(name)
     if properties.refuses_hold:
         raise ControlError(properties.refuses_hold, ExitCode.USAGE)
-    app = build_hold_app(_build_app(words), idle_s=idle_s)
-    try:
-        scheduler = create_scheduler(name, _SESSION)
-        with Runner(_SESSION, {name: lambda *_args, **_more: scheduler}) as runner:
-            cfg = scheduler.run_opts().cfg_from_str(scheduler_args)
-            config_file.apply_section(scheduler.run_opts(), name, cfg)
-            if "detach" in dict(scheduler.run_opts()) and str(cfg.setdefault("detach", "true")).lower() != "true":
-                raise ControlError(
-                    "a hold always goes on when its command ends: leave detach=false out", ExitCode.USAGE
-                )
-            for option, value in properties.hold_options.items():
-                cfg.setdefault(option, value)
-            if scheduler.shares_folders(cfg):
-                app.roles[0].metadata[SHARED_KEY] = "1"
-            info = runner.dryrun(app, name, cfg=cfg, workspace=None)
-            handle = runner.schedule(info)
-            app_id = specs.parse_app_handle(handle)[2]
-            add_hold(find_state_dir(os.environ), name, app_id)
-            if not as_json:
-                print_line(handle, sys.stdout)
-                sys.stdout.flush()
-            states = wait_ready(scheduler, app_id, lambda line: say(f"{app_id} {line}"))
-    except (EngineError, SchedulerError) as error:
-        raise ControlError(str(error), ExitCode.REFUSED) from error
-    except specs.InvalidRunConfigException as error:
-        raise ControlError(" ".join(f"-cfg {error.cfg_key}: {error}".split()), ExitCode.REFUSED) from error
+    app = build_hold_app(_build_app(component), idle_s=idle_s)
+    with open_runner(name, scheduler_args) as (made, runner, cfg):
+        if "detach" in dict(made.run_opts()) and str(cfg.setdefault("detach", "true")).lower() != "true":
+            raise ControlError("a hold always goes on when its command ends: leave detach=false out", ExitCode.USAGE)
+        for option, value in properties.hold_options.items():
+            cfg.setdefault(option, value)
+        if made.shares_folders(cfg):
+            app.roles[0].metadata[SHARED_KEY] = "1"
+        handle = runner.schedule(runner.dryrun(app, name, cfg=cfg, workspace=None))
+        app_id = specs.parse_app_handle(handle)[2]
+        add_hold(find_state_dir(os.environ), name, app_id)
+        if not as_json:
+            print_line(handle, sys.stdout)
+            sys.stdout.flush()
+        states = wait_ready(made, app_id, lambda line: say(f"{app_id} {line}"))
     _print_ready(handle, states, as_json=as_json)
     return 0
 
@@ -119,28 +109,25 @@ def build_hold_app(app: AppDef, *, idle_s: float) -> AppDef:
 
 
 def _print_ready(handle: str, states: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
-    count = len(states)
-    processes = int(states[0].get(HoldKey.NPROC, 0))
-    limit_s = float(states[0].get(HoldKey.IDLE_LIMIT_S, 0.0))
-    import_s = max(float(state.get(HoldKey.IMPORT_S, 0.0)) for state in states)
-    modules = ", ".join(map(str, states[0].get(HoldKey.MODULES, ()))) or "nothing"
+    first, count = states[0], len(states)
+    facts: dict[str, Any] = {
+        "handle": handle,
+        "nodes": count,
+        "processes": int(first.get(HoldKey.NPROC, 0)),
+        "modules": list(first.get(HoldKey.MODULES, ())),
+        "import_s": max(float(state.get(HoldKey.IMPORT_S, 0.0)) for state in states),
+        "idle_limit_s": float(first.get(HoldKey.IDLE_LIMIT_S, 0.0)),
+        "exit_code": 0,
+    }
     if as_json:
-        facts: Mapping[str, Any] = {
-            "handle": handle,
-            "nodes": count,
-            "processes": processes,
-            "modules": list(states[0].get(HoldKey.MODULES, ())),
-            "import_s": import_s,
-            "idle_limit_s": limit_s,
-            "exit_code": 0,
-        }
         print(json.dumps(facts))
         return
+    processes, modules = facts["processes"], ", ".join(map(str, facts["modules"])) or "nothing"
     most = ("1 process" if processes == 1 else f"{processes} processes") + (" each" if count > 1 else "")
     print(
-        f"ready: {count_nodes(count)} with up to {most}; {modules} imported in {import_s:.1f} s; ends after "
-        f"{limit_s / 60:g} min without a run. `muster run -s held dist.ddp -j {count}x{processes} --script "
-        f"main.py` runs on it, `muster release` ends it",
+        f"ready: {count_nodes(count)} with up to {most}; {modules} imported in {facts['import_s']:.1f} s; ends after "
+        f"{facts['idle_limit_s'] / 60:g} min without a run. `muster run -s held dist.ddp -j {count}x{processes} "
+        f"--script main.py` runs on it, `muster release` ends it",
         file=sys.stderr,
     )
 

@@ -22,7 +22,7 @@ from muster._shared.control import ANSWER_LIMIT_S, ControlError, ExitCode
 from muster._shared.records import replace
 from muster._shared.reports import Answer
 from muster.cli.adapters import create_scheduler
-from muster.cli.handles import LAST, AppName, find_app, list_newest, name_handle
+from muster.cli.handles import LAST, AppName, find_app, name_handle
 from muster.schedulers.adapter.scheduler import PluginScheduler
 from muster.schedulers.errors import (
     EndedAppError,
@@ -176,18 +176,5 @@ def open_scheduler(handle: str) -> Iterator[tuple[PluginScheduler, str]]:
 
 
 def _explain_last(handle: str, app: AppName | None, why: str) -> str:
-    """Say why an app cannot be asked. If it is `last`, also say which app that is, and which one can be asked."""
-    if handle != LAST or app is None:
-        return why
-    others = (each for each in list_newest(os.environ) if each.scheduler != app.scheduler)
-    found = next(filter(_is_reachable, others), None)
-    newest = "" if found is None else f"; the newest reachable job of another scheduler: {name_handle(found)}"
-    return f"last is {name_handle(app)}, and {why}{newest}"
-
-
-def _is_reachable(app: AppName) -> bool:
-    try:
-        with closing(create_scheduler(app.scheduler, app.session)) as scheduler:
-            return scheduler.describe_app(app.app_id) is not None
-    except (ControlError, EngineError, SchedulerError, OSError):
-        return False
+    """Say why an app cannot be asked. If it is `last`, also say which app that is."""
+    return why if handle != LAST or app is None else f"last is {name_handle(app)}, and {why}"

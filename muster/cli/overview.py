@@ -8,10 +8,10 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from torchx.schedulers.api import ListAppResponse
 from torchx.specs import AppDef, AppState
@@ -22,7 +22,6 @@ from muster.cli.adapters import create_scheduler, describe_error
 from muster.cli.answers import say
 from muster.cli.handles import list_newest, name_handle
 from muster.cli.operations import open_scheduler
-from muster.cli.prune import format_age
 from muster.schedulers.adapter.factories import list_properties
 from muster.schedulers.adapter.scheduler import ListedApp, PluginScheduler
 from muster.schedulers.errors import EngineError, NotConfiguredError, SchedulerError, UnknownAppError
@@ -31,6 +30,9 @@ from muster.schedulers.wording.facts import AppFacts
 from muster.schedulers.wording.job_line import build_data, build_reasons, format_line
 from muster.schedulers.wording.reasons import Code, Reason
 from muster.schedulers.wording.replica_lines import explain_replicas, find_reason
+
+if TYPE_CHECKING:
+    from muster.cli.afterwards.log_folder import RunFolder
 
 STATE_CODES: Final[Mapping[AppState, int]] = {
     AppState.SUCCEEDED: 0,
@@ -60,17 +62,29 @@ def read_app(word: str) -> tuple[str, AppFacts]:
     Raises:
         ControlError: there is no such app, or its scheduler cannot be asked.
     """
-    if os.path.isdir(word):
-        from muster.cli.afterwards import log_folder
-
-        if log_folder.is_log_folder(word):
-            run = log_folder.find_run(word)
-            return str(run), log_folder.read_run(run)
-    with open_scheduler(word) as (scheduler, app_id):
-        facts = _read_facts(scheduler, app_id)
+    with open_job(word) as (scheduler, app_id):
+        facts = _read_facts(cast("PluginScheduler", scheduler), app_id)  # of a folder no role is a hold
         if facts is None:
             raise UnknownAppError(app_id)
-        return f"{scheduler.backend}://torchx/{app_id}", facts
+        return f"{scheduler.backend}://torchx/{app_id}" if scheduler.backend else app_id, facts
+
+
+@contextlib.contextmanager
+def open_job(word: str) -> "Iterator[tuple[PluginScheduler | RunFolder, str]]":
+    """Yield what answers for the job that a person means, and its name: of an app its scheduler, or its log folder.
+
+    Raises:
+        ControlError: there is no such app, or its scheduler cannot be asked.
+    """
+    if os.path.isdir(word):
+        from muster.cli.afterwards import log_folder, sources
+
+        if sources.is_log_folder(word):
+            run = log_folder.find_run(word)
+            yield log_folder.RunFolder(run), str(run)
+            return
+    with open_scheduler(word) as found:
+        yield found
 
 
 def _read_facts(scheduler: PluginScheduler, app_id: str) -> AppFacts | None:
@@ -86,13 +100,13 @@ def _read_facts(scheduler: PluginScheduler, app_id: str) -> AppFacts | None:
     return replace(facts, reasons=(*told, *facts.reasons))
 
 
-def print_status(word: str, *, as_json: bool) -> int:
+def print_status(handle: str, *, as_json: bool) -> int:
     """Print the line of an app, its roles and its replicas. Return the exit code, which says its state.
 
     Raises:
         ControlError: see `read_app`.
     """
-    handle, facts = read_app(word)
+    handle, facts = read_app(handle)
     code = STATE_CODES[facts.state]
     if as_json:
         print(json.dumps({**build_entry(handle, facts), "roles": _build_roles(facts), "exit_code": code}))
@@ -166,21 +180,22 @@ class Listing:
         return f"{self.scheduler}{' is not reachable' if self.is_configured else ''}: {self.problem}"
 
 
-def print_list(names: Iterable[str], *, limit: int, as_json: bool) -> int:
+def print_list(schedulers: Sequence[str], *, limit: int, as_json: bool) -> int:
     """Print the newest apps of schedulers, one line each, and the schedulers that cannot be reached.
 
     Return the exit code.
 
     Args:
-        names: of schedulers. None given: all that are made with `muster.schedulers.adapter`.
+        schedulers: their names. Empty: all that are made with `muster.schedulers.adapter`.
         limit: how many apps at most.
         as_json: as one line of JSON.
     """
-    wanted = tuple(names)
-    listings = read_listings(wanted or list_properties(), limit, are_named=bool(wanted), counts_others=not as_json)
+    listings = read_listings(
+        schedulers or list_properties(), limit, are_named=bool(schedulers), counts_others=not as_json
+    )
     apps = sort_apps(app for each in listings for app in each.apps)[-limit:]
     problems = {each.scheduler: each.problem for each in listings if each.problem}
-    code = ExitCode.LOST if wanted and problems else ExitCode.DONE
+    code = ExitCode.LOST if schedulers and problems else ExitCode.DONE
     if as_json:
         entries = [build_entry(app.handle, app.facts) for app in reversed(apps)]
         print(json.dumps({"apps": entries, "not_reachable": problems, "exit_code": int(code)}))
@@ -217,6 +232,18 @@ def _print_apps(apps: Iterable[Listed]) -> None:
     for handle, age, line in rows:
         text = f"{handle:{widths[0]}}  {age:{widths[1]}}  {line}"
         print_line(f"{text[: columns - 1]}…" if columns and len(text) > columns else text, sys.stdout)
+
+
+def format_age(ended_s: float | None) -> str:
+    """Return how long ago, in the largest unit that fits, for people."""
+    if ended_s is None:
+        return ""
+    age_s = max(0.0, time.time() - ended_s)
+    for unit_s, unit in ((86400, "day"), (3600, "hour"), (60, "minute")):
+        if age_s >= unit_s:
+            count = int(age_s // unit_s)
+            return f"{count} {unit}{'s' if count > 1 else ''} ago"
+    return "just now"
 
 
 def read_listings(names: Iterable[str], limit: int, *, are_named: bool, counts_others: bool = False) -> list[Listing]:

@@ -1,18 +1,41 @@
-"""`python -m muster prune`: shows what jobs that have ended left behind, asks, and removes it."""
+"""`muster prune`: shows what jobs that have ended left behind, asks, and removes it.
 
+Each scheduler, also one of another package, finds what its apps have left (`PluginScheduler.find_leftovers`). Unpacked
+agents, and logs of agents that were started by hand, are found here.
+
+TorchX 0.7 has no command that removes them, and the nightly's removes one job at a time. Jobs that run, and jobs of
+other users and other homes, are never listed here.
+"""
+
+import fcntl
+import logging
 import os
+import re
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Final
 
 from muster._shared.contract import print_line
-from muster.cli.adapters import describe_error
+from muster._shared.control import ControlError, ExitCode
+from muster._shared.folders import remove_folder
+from muster._shared.foreign_files import walk_files
+from muster._shared.ownership import check_folder
+from muster.cli.adapters import close_quietly, create_scheduler, describe_error
 from muster.cli.answers import confirm, say
-from muster.cli.leftovers import find_leftovers
-from muster.schedulers.adapter.scheduler import Leftover
+from muster.cli.overview import format_age
+from muster.schedulers import bundle_start
+from muster.schedulers.adapter.factories import list_properties
+from muster.schedulers.adapter.scheduler import Leftover, measure_folder
 from muster.schedulers.errors import EngineError
+from muster.schedulers.supervision.registry import find_state_dir
 
+_AGENT_LOGS: Final = re.compile(r"muster_[a-z0-9_]{8}")
+"""As `tempfile.mkdtemp` names the folder of an agent without `--log-dir`."""
+logger = logging.getLogger(__name__)
 _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
@@ -68,18 +91,6 @@ def format_size(size_bytes: float) -> str:
     return f"{size_bytes:.0f} B" if unit == 0 else f"{size_bytes:.1f} {_UNITS[unit]}"
 
 
-def format_age(ended_s: float | None) -> str:
-    """Return how long ago, in the largest unit that fits, for people."""
-    if ended_s is None:
-        return ""
-    age_s = max(0.0, time.time() - ended_s)
-    for unit_s, unit in ((86400, "day"), (3600, "hour"), (60, "minute")):
-        if age_s >= unit_s:
-            count = int(age_s // unit_s)
-            return f"{count} {unit}{'s' if count > 1 else ''} ago"
-    return "just now"
-
-
 def _remove(leftover: Leftover) -> bool:
     try:
         leftover.remove()
@@ -91,3 +102,92 @@ def _remove(leftover: Leftover) -> bool:
         print_line(f"{leftover.name} is not removed: {describe_error(error)}")
         return False
     return True
+
+
+def find_leftovers(env: Mapping[str, str], *, ended_before_s: float, opened: ExitStack) -> list[Leftover]:
+    """Find what can be removed, oldest first.
+
+    Args:
+        env: the environment, for the state folder and the folder of temporary files.
+        ended_before_s: wall-clock seconds. Jobs that ended later are left alone.
+        opened: closes the schedulers with which what was found is removed.
+    """
+    find_state_dir(env)  # once for all schedulers: it may be another user's
+    found = [*_find_of_schedulers(opened), *_find_unpacked_agents()]
+    found += _find_logs_of_agents(Path(env.get("TMPDIR") or tempfile.gettempdir()))
+    old = [each for each in found if each.ended_s is None or each.ended_s <= ended_before_s]
+    return sorted(old, key=lambda each: (each.ended_s or 0.0, each.name))
+
+
+def _find_of_schedulers(opened: ExitStack) -> Iterator[Leftover]:
+    """Ask all schedulers. One that fails is named in a line, and one that cannot be asked here is left out."""
+    for name in list_properties():
+        try:
+            scheduler = create_scheduler(name, "prune")
+            opened.callback(close_quietly, name, scheduler)
+            yield from scheduler.find_leftovers()
+        except ControlError as error:  # noqa: PERF203  # the others' are removed all the same
+            logger.log(logging.INFO if error.exit_code is ExitCode.USAGE else logging.WARNING, "%s", error)
+        except Exception as error:  # noqa: BLE001  # another package's
+            logger.warning("%s: %s", name, describe_error(error))
+
+
+def _find_unpacked_agents() -> Iterator[Leftover]:
+    """Return the agents that jobs of this machine have unpacked, and that no process runs from."""
+    for base in bundle_start.find_bases():
+        for used_s, folder in bundle_start.list_unpacked(base):
+            try:
+                if bundle_start.is_used(folder):
+                    continue
+            except OSError:
+                continue
+            yield Leftover(
+                name=folder,
+                what="an unpacked agent that no job uses",
+                size_bytes=measure_folder(Path(folder)),
+                ended_s=used_s,
+                remove=lambda folder=folder: bundle_start.remove_unused(folder),  # type: ignore[misc]
+            )
+
+
+def _find_logs_of_agents(folder: Path) -> Iterator[Leftover]:
+    """Log folders of agents that were started by hand, without `--log-dir`, and have ended with something to read."""
+    for path in folder.glob("muster_*"):
+        try:
+            is_ours = _AGENT_LOGS.fullmatch(path.name) and path.lstat().st_uid == os.geteuid() and not path.is_symlink()
+            if not is_ours or not any(path.glob("*/attempt_*")):
+                continue
+            check_folder(path, "")
+            with _lock_ended(path):
+                has_failed = any(path.glob("*/report.json"))
+                times = (each.stat(follow_symlinks=False).st_mtime for each in walk_files(path))
+                ended_s = max(times, default=path.stat().st_mtime)
+        except OSError:  # it runs, is being removed, or another user could have put it there
+            continue
+        yield Leftover(
+            name=str(path),
+            what=f"{'failed: ' if has_failed else ''}logs of a job started by hand",
+            size_bytes=measure_folder(path),
+            ended_s=ended_s,
+            remove=lambda path=path: _remove_ended(path),  # type: ignore[misc]
+        )
+
+
+@contextmanager
+def _lock_ended(path: Path) -> Iterator[None]:
+    """Hold the locks that an agent has while it lives: of the folder, and of its node's folder in it.
+
+    Raises:
+        OSError: an agent has one, or the file system has no locks.
+    """
+    with ExitStack() as stack:
+        for each in (path, *path.glob("**/.lock")):
+            fd = os.open(each, os.O_RDONLY | os.O_NOFOLLOW)
+            stack.callback(os.close, fd)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+
+
+def _remove_ended(path: Path) -> None:
+    with _lock_ended(path):
+        remove_folder(path)

@@ -25,14 +25,14 @@ from pprint import pformat
 from typing import Any, Final
 
 from torchx import specs
-from torchx.runner import Runner, config
+from torchx.runner import config
 from torchx.schedulers.api import DescribeAppResponse
 from torchx.specs import AppDef, AppDryRunInfo, AppState, is_terminal
 from torchx.specs.builders import materialize_appdef, parse_args
 
 from muster._shared.contract import print_line
 from muster._shared.control import ControlError, ExitCode
-from muster.cli.adapters import create_scheduler
+from muster.cli.adapters import open_runner
 from muster.cli.answers import say
 from muster.cli.output.reported import list_stderr, parse_error
 from muster.cli.output.streaming import LinePrinter
@@ -41,14 +41,12 @@ from muster.schedulers.adapter.scheduler import LogRequest, PluginScheduler
 from muster.schedulers.adapter.status import count_replicas, parse_status
 from muster.schedulers.adapter.waiting_line import WaitingLine
 from muster.schedulers.agent_command import is_agent_role
-from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.failure_report import find_root_cause
 from muster.schedulers.runner import config_file
 from muster.schedulers.runner.command_line import is_interrupted
 from muster.schedulers.runner.option_parsing import FALSE_WORDS
 from muster.schedulers.wording.job_line import format_line
 
-_SESSION: Final = "torchx"
 _WAIT_S: Final = 60.0
 _INTERRUPTED: Final = 128 + signal.SIGINT
 _CLOSE_S: Final = 1.0
@@ -89,37 +87,28 @@ def run(given: Given) -> int:
     workspace = defaults.get("workspace") if given.workspace is None else given.workspace
     component, words = split_component(given.component, defaults.get("component"))
     os.environ.setdefault("TORCHX_CONTEXT_NAME", "cli_run")
-    try:
-        scheduler = create_scheduler(name, _SESSION)
-        with Runner(_SESSION, {name: lambda *_args, **_more: scheduler}) as runner:
-            cfg = scheduler.run_opts().cfg_from_str(given.scheduler_args)
-            config_file.apply_section(scheduler.run_opts(), name, cfg)
-            for option, value in scheduler.properties.run_options.items():
-                cfg.setdefault(option, value)
-            info = runner.dryrun(
-                build_app(component, words),
-                name,
-                cfg=cfg,
-                workspace=_find_default_workspace() if workspace is None else workspace,
-                parent_run_id=given.parent_run_id,
-            )
-            if given.dryrun:
-                _print_dry_run(info)
-                return 0
-            handle = runner.schedule(info)
-            print_line(handle, sys.stdout)
-            sys.stdout.flush()
-            app_id = specs.parse_app_handle(handle)[2]
-            is_attached = scheduler.properties.waits or str(cfg.get("detach")).lower() in FALSE_WORDS
-            if not (is_attached or given.wait or given.log):
-                _print_state(scheduler, app_id)
-                return 0
-            return _follow(scheduler, app_id, is_attached=is_attached, shows_lines=is_attached or given.log)
-    except (EngineError, SchedulerError) as error:
-        raise ControlError(str(error), ExitCode.REFUSED) from error
-    except specs.InvalidRunConfigException as error:
-        line = f"-cfg {error.cfg_key}: {error}; `torchx runopts {name}` lists the options"
-        raise ControlError(" ".join(line.split()), ExitCode.REFUSED) from error
+    with open_runner(name, given.scheduler_args) as (scheduler, runner, cfg):
+        for option, value in scheduler.properties.run_options.items():
+            cfg.setdefault(option, value)
+        info = runner.dryrun(
+            build_app(component, words),
+            name,
+            cfg=cfg,
+            workspace=_find_default_workspace() if workspace is None else workspace,
+            parent_run_id=given.parent_run_id,
+        )
+        if given.dryrun:
+            _print_dry_run(info)
+            return 0
+        handle = runner.schedule(info)
+        print_line(handle, sys.stdout)
+        sys.stdout.flush()
+        app_id = specs.parse_app_handle(handle)[2]
+        is_attached = scheduler.properties.waits or str(cfg.get("detach")).lower() in FALSE_WORDS
+        if not (is_attached or given.wait or given.log):
+            _print_state(scheduler, app_id)
+            return 0
+        return _follow(scheduler, app_id, is_attached=is_attached, shows_lines=is_attached or given.log)
 
 
 def split_component(words: Sequence[str], default: str | None) -> tuple[str, list[str]]:

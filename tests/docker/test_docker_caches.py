@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import pytest
 from torchx.specs import AppState
 
-from muster.cli.leftovers import find_leftovers
+from muster.cli.prune import find_leftovers
 
 pytestmark = pytest.mark.docker
 

@@ -20,7 +20,7 @@ from muster.cli.top.state import Deed
 
 
 class SampleJobs:
-    """A `source.Jobs`."""
+    """A `Jobs`."""
 
     def __init__(self, sample: str, ranks: int, nodes: int) -> None:
         self._status = getattr(job_samples, f"make_{sample}")(*((ranks, nodes) if sample != "waiting" else (nodes,)))

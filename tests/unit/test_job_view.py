@@ -36,7 +36,6 @@ def test_the_schema_in_the_package_is_that_of_the_records() -> None:
     module: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     assert SCHEMA.read_text() == module.print_schema(), "run `python docs/status_schema.py`"
-    assert module.EVENTS_PATH.read_text() == module.print_event_schema(), "run `python docs/status_schema.py`"
 
 
 def test_what_is_written_fits_the_schema_and_is_read_again() -> None:

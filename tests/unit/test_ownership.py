@@ -248,7 +248,7 @@ def test_a_folder_that_cannot_exist_is_one_line(path: str) -> None:
 
 
 SHARED_PLACES = {
-    "`check_folder`": "schedulers/supervision/registry cli/leftovers",
+    "`check_folder`": "schedulers/supervision/registry cli/prune",
     "its own check, which imports little": "schedulers/bundle_start",
     "how much room there is, and no more": "agent/features/preflight/node cli/doctor/machine",
     "a socket whose name is removed at once": "agent/workers/hooks/groups",

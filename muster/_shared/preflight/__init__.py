@@ -143,7 +143,7 @@ class Check:
     """One row of the table."""
 
     name: str
-    """What it expects is in the documentation, by this name (`muster.cli.doctor.expected`)."""
+    """What it expects is in the documentation, by this name (`docs/reference_pages.py`)."""
     advice: str
     find: Callable[[Machine, Need], Iterable[Problem]] | None = None
     """None: it takes more than this machine, see `NODES`."""

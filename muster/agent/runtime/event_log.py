@@ -1,8 +1,8 @@
 """Every transition of an agent as one frozen record, and the sinks that write the records.
 
-`muster.cli.afterwards.event_kinds` declares what a record can report and what its detail has. A test of every file that
-an agent writes fails on anything that is not declared there. The records of one node show a recovery: `worker_failed`
-(detected), `round_broken`, `workers_stopped`, `round_formed`, `workers_started`.
+`muster/cli/afterwards/events.schema.json` declares what a record can report and what its detail has. A test of every
+file that an agent writes fails on anything that is not declared there. The records of one node show a recovery:
+`worker_failed` (detected), `round_broken`, `workers_stopped`, `round_formed`, `workers_started`.
 """
 
 import contextlib
@@ -54,7 +54,7 @@ class EventRecord:
     attempt: int
     """How often workers were restarted because one failed."""
     what: str
-    """The name of the transition, one of `event_kinds.EVENT_KINDS`."""
+    """The name of the transition."""
     ranks: tuple[int, ...] = ()
     """The global ranks that the transition concerns."""
     duration_s: float | None = None

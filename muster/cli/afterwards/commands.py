@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 _TEXT_CHARS: Final = 2000
 
 
-def print_events(word: str, *, role: str | None = None, as_json: bool = False) -> int:
+def print_events(handle: str, *, role: str | None = None, as_json: bool = False) -> int:
     """Print the records of all agents of a job in their order, successive records of steps as one line.
 
     Return the exit code.
 
     Args:
-        word: an app, or a folder with logs.
+        handle: names an app, or a folder with logs.
         role: of an app with several.
         as_json: one line of JSON for each record.
 
@@ -40,9 +40,10 @@ def print_events(word: str, *, role: str | None = None, as_json: bool = False) -
         ControlError: see `sources.load`.
     """
     with _without_collector():
-        records = sources.load(word, role)
+        records = sources.load(handle, role)
         placed = place(records.events)
-    _print_missing(records)
+    if records.missing:
+        print_line(records.missing)
     start_s = placed[0].at_s
     if as_json:
         for each in placed:
@@ -92,11 +93,6 @@ def _without_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _print_missing(records: sources.JobRecords) -> None:
-    if records.missing:
-        print_line(records.missing)
-
-
 def _to_json(placed: Placed, start_s: float) -> str:
     uncertainty_s = None if placed.uncertainty_s is None else round(placed.uncertainty_s, 6)
     data = {
@@ -130,7 +126,7 @@ def _show_value(value: object) -> str:
 
 
 def write_timeline(
-    word: str,
+    handle: str,
     *,
     role: str | None = None,
     output: str | None = None,
@@ -139,7 +135,7 @@ def write_timeline(
     """Write the timeline of a job as one page. Return the exit code.
 
     Args:
-        word: an app, or a folder with logs.
+        handle: names an app, or a folder with logs.
         role: of an app with several.
         output: the page. None: NAME.html in the working directory.
         as_json: print one line of JSON.
@@ -151,7 +147,7 @@ def write_timeline(
     from muster.cli.afterwards.story import tell
 
     with _without_collector():
-        records = sources.load(word, role)
+        records = sources.load(handle, role)
         story = replace(
             tell(records.name, place(records.events), records.tracebacks),
             scheduler_state=records.scheduler_state,
@@ -166,7 +162,8 @@ def write_timeline(
     path = output or f"{name}.html"
     size = _write(path, build_page(story, records.report).encode(errors="replace"))
     sentences = tell_story(story)
-    _print_missing(records)
+    if records.missing:
+        print_line(records.missing)
     if as_json:
         facts = {**_list_facts(story), "missing": records.missing, "sentences": sentences, "written": [path]}
         print(json.dumps(facts))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from torchx.schedulers.api import DescribeAppResponse
 from torchx.specs import AppDef, AppState, Role
 from torchx.specs.api import ReplicaStatus
 
@@ -15,9 +16,11 @@ from muster._shared.control import ControlError, ExitCode
 from muster._shared.foreign_files import read_regular
 from muster.cli.afterwards import sources
 from muster.cli.afterwards.clocks import Placed, place
-from muster.cli.afterwards.sources import is_log_folder
 from muster.cli.afterwards.story import find_lost, tell
+from muster.schedulers.adapter.properties import Properties
 from muster.schedulers.adapter.records import RecordReader
+from muster.schedulers.adapter.scheduler import LogRequest, read_run_file
+from muster.schedulers.adapter.status import build_status
 from muster.schedulers.errors import EngineError
 from muster.schedulers.failure_report import explain_report, parse_report
 from muster.schedulers.processes.agent_files import find_newest_run
@@ -26,8 +29,6 @@ from muster.schedulers.wording.reasons import Code, Reason, Reasons
 
 if TYPE_CHECKING:
     from muster._shared.job_view import JobStatus
-
-__all__ = ["find_run", "is_log_folder", "read_run"]
 
 _SILENT_S: Final = 15.0
 """An agent writes its status every 5 s at least."""
@@ -69,7 +70,7 @@ def read_run(run: Path) -> AppFacts:
 
     job = RecordReader(read).job
     report = parse_report(_read_end(run / LogNames.REPORT, _REPORT_LIMIT_BYTES))
-    written_s = _find_last_write(run)
+    written_s = sources.find_last_write((run / LogNames.EVENTS, run / LogNames.STATUS))
     silent_s = time.time() - written_s
     reasons: list[Reason] = []
     if story.runs and silent_s < _SILENT_S:
@@ -99,6 +100,40 @@ def read_run(run: Path) -> AppFacts:
         submitted_s=story.start_s,
         since_s=story.start_s if state is AppState.RUNNING else story.end_s if not story.runs else written_s,
     )
+
+
+class RunFolder:
+    """Answers as a scheduler does. The output of its nodes is on their consoles."""
+
+    backend = ""
+    properties = Properties()
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def read_facts(self, app_id: str) -> AppFacts:  # noqa: ARG002
+        """See `PluginScheduler`."""
+        return read_run(self.folder)
+
+    def describe_app(self, app_id: str) -> DescribeAppResponse:
+        """See `PluginScheduler`."""
+        return build_status(self.read_facts(app_id))
+
+    def find_run_dir(self, app_id: str, role: str) -> Path:  # noqa: ARG002
+        """Return the folder."""
+        return self.folder
+
+    def read_run_file(self, app_id: str, role: str, index: int, name: str, limit_bytes: int) -> bytes | None:  # noqa: ARG002
+        """See `PluginScheduler`."""
+        return read_run_file(self.folder, name, limit_bytes)
+
+    def read_log(self, app_id: str, request: LogRequest) -> Sequence[str]:  # noqa: ARG002
+        """Return no lines."""
+        return ()
+
+    def count_merged_ranks(self, app_id: str, role: str) -> int:  # noqa: ARG002
+        """Return 0: no line is merged."""
+        return 0
 
 
 def _build_role(name: str) -> Role:
@@ -154,11 +189,6 @@ def _read_end(path: Path, limit_bytes: int) -> bytes:
     with contextlib.suppress(OSError):
         return read_regular(str(path), limit_bytes, -limit_bytes)
     return b""
-
-
-def _find_last_write(run: Path) -> float:
-    paths = (run / LogNames.EVENTS, run / LogNames.STATUS)
-    return max(path.stat().st_mtime for path in paths if path.is_file())
 
 
 def _list_nodes(role: str, status: "JobStatus | None", placed: Sequence[Placed]) -> list[ReplicaStatus] | None:

@@ -43,7 +43,7 @@ def build_page(story: Story, report: Mapping[str, Any] | None = None) -> str:
     files = resources.files(__package__)
     style, script = (files.joinpath(name).read_text("utf-8") for name in ("page.css", "page.js"))
     policy = (
-        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; base-uri 'none'; "
+        f"default-src 'none'; script-src '{hash_source(script)}'; style-src '{hash_source(style)}'; base-uri 'none'; "
         "form-action 'none'"
     )
     sentences = "".join(
@@ -74,7 +74,8 @@ def escape_json(text: str) -> str:
     return text
 
 
-def _hash(text: str) -> str:
+def hash_source(text: str) -> str:
+    """Return how a Content-Security-Policy names a script or a style that it allows."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 

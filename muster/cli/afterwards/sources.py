@@ -9,10 +9,9 @@ from typing import Any, Final, TypeGuard
 
 from torchx.specs import AppState, Role, is_terminal
 
-from muster._shared.contract import FORMAT, FormatError, LogNames, check_format
+from muster._shared.contract import FORMAT, Env, FormatError, LogNames, check_format
 from muster._shared.control import ControlError, ExitCode
 from muster._shared.foreign_files import parse_json, read_regular, walk_files
-from muster.cli.agent_flags import describe_keeping
 from muster.cli.answers import say
 from muster.cli.operations import open_scheduler
 from muster.schedulers.adapter.status import parse_status
@@ -138,7 +137,7 @@ def _load_folder(folder: Path) -> JobRecords:
             runs.setdefault(path.resolve().parent.name, []).append(path)
         if not runs:
             raise ControlError(f"{folder} has no {LogNames.EVENTS}", ExitCode.REFUSED)
-        name, *others = sorted(runs, key=lambda name: _find_last_write(runs[name]), reverse=True)
+        name, *others = sorted(runs, key=lambda name: find_last_write(runs[name]), reverse=True)
         paths = runs[name]
         if others:
             more = ", ".join(str(runs[each][0].parent) for each in others[:_MOST_NAMED])
@@ -169,8 +168,9 @@ def read_events(path: Path) -> bytes:
     return read_regular(path, _LIMIT_BYTES, -_LIMIT_BYTES)
 
 
-def _find_last_write(paths: Iterable[Path]) -> float:
-    return max(path.stat().st_mtime for path in paths)
+def find_last_write(paths: Iterable[Path]) -> float:
+    """Return when one of the files was written last, of those that are there."""
+    return max(path.stat().st_mtime for path in paths if path.is_file())
 
 
 def _describe_missing(events: Iterable[Event], replaced: int = 0) -> tuple[str, bool]:
@@ -267,11 +267,7 @@ def _load_app(word: str, role: str | None) -> JobRecords:
     has_all = is_here or len(response.roles) > 1  # the restarts may be another role's
     missing, begins_late = _describe_missing(events, 0 if has_all else restarts - known)
     if missing and not is_here and not failed:
-        states = (each for status in response.roles_statuses if status.role == role for each in status.replicas)
-        ended = [each.id for each in states if is_terminal(each.state) and each.id not in indices]
-        missing += (
-            f" They were lost with their pods or containers{_name_ended(ended)}. {_describe_keeping(roles[role])}"
-        )
+        missing += f" They were lost with their pods or containers. {_describe_keeping(roles[role])}"
     return JobRecords(
         name=name,
         events=events,
@@ -285,11 +281,12 @@ def _load_app(word: str, role: str | None) -> JobRecords:
     )
 
 
-def _name_ended(nodes: Sequence[int]) -> str:
-    if not nodes:
-        return ""
-    names = ", ".join(map(str, nodes[:_MOST_NAMED])) + (", ..." if len(nodes) > _MOST_NAMED else "")
-    return f" (node {names} has ended)" if len(nodes) == 1 else f" (nodes {names} have ended)"
+def describe_keeping(role: Role) -> str:
+    """Say where the files of a role's agents may still be, or how to keep those of the next job."""
+    folder = role.env.get(Env.LOG_DIR)
+    if folder:
+        return f"if {folder} ({Env.LOG_DIR}) is on a volume, they are still there"
+    return f"to keep them next time, add `--env {Env.LOG_DIR}=FOLDER`, on a volume"
 
 
 def _describe_keeping(role: Role) -> str:

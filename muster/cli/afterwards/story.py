@@ -50,7 +50,6 @@ class Mark:
     text: str
     node: int | None = None
     """Index of its node. None: of the job."""
-    uncertainty_s: float | None = 0.0
     report: str = ""
     """The traceback of a rank that failed."""
     since_s: float | None = None
@@ -102,8 +101,6 @@ class Story:
     """None: not known, because no step was done or `unknown_s` is not 0."""
     time_to_start_s: float | None
     failures: Mapping[str, int]
-    uncertainty_s: float | None
-    """The largest of all nodes. None: of one it is not known."""
     stops: tuple[str, ...] = ()
     """The signals that ended its incarnations, oldest first, of those that a signal has ended."""
     was_stopped: bool = False
@@ -151,7 +148,6 @@ def tell(
     runs = not ended and not agents <= agents_ended
     detail = ended[0].event.detail if ended else {}
     nodes = _tell_nodes(placed, job, end_s, runs=runs)
-    known = [each.uncertainty_s for each in placed]
     buckets = dict(job.history.read_buckets(end_s))
     unknown_s = _move_unknown(buckets, _sum_unknown(placed, end_s))
     stops = {incarnation: name for incarnation, name in _list_stops(placed) if incarnation < last or not runs}
@@ -175,7 +171,6 @@ def tell(
         goodput=None if unknown_s else job.history.build_goodput(end_s),
         time_to_start_s=None if unknown_s else job.history.time_to_start_s,
         failures=dict(job.history.failures),
-        uncertainty_s=None if any(each is None for each in known) else max(each or 0.0 for each in known),
         stops=tuple(stops.values()),
         was_stopped=last in stops or detail.get("drained") is True,
         unknown_s=unknown_s,
@@ -283,41 +278,9 @@ def _find_ending(events: Sequence[Event], number: int, ended: Mapping[str, Any],
 # -- the job as its leader followed it --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Replayed:
-    """One record for `JobHistory`, on the leader's clock."""
-
-    event: Event
-    at_s: float
-
-    @property
-    def time_s(self) -> float:
-        return self.at_s
-
-    @property
-    def monotonic_s(self) -> float:
-        return self.at_s
-
-    @property
-    def round(self) -> int:
-        return self.event.round
-
-    @property
-    def attempt(self) -> int:
-        return self.event.attempt
-
-    @property
-    def what(self) -> str:
-        return self.event.what
-
-    @property
-    def detail(self) -> Mapping[str, object]:
-        return self.event.detail
-
-
-def _replay(placed: Sequence[Placed]) -> list[_Replayed]:
-    """Return the records of the agents that speak for the job, each for its rounds, in order."""
-    found: list[_Replayed] = []
+def _replay(placed: Sequence[Placed]) -> list[Event]:
+    """Return the records of the agents that speak for the job, each for its rounds, in order, by the leader's clock."""
+    found: list[Event] = []
     for number in sorted({each.incarnation for each in placed}):
         own = [each for each in placed if each.incarnation == number]
         by_round: dict[int, dict[str, list[Placed]]] = defaultdict(lambda: defaultdict(list))
@@ -335,11 +298,15 @@ def _replay(placed: Sequence[Placed]) -> list[_Replayed]:
                 told = {other.event.what for other in kept} | {"agent_started", "fenced"}
                 kept += [other for other in agents.get(name, ()) if other.event.what not in told]
             records += kept
-        replayed = [_Replayed(event=each.event, at_s=_find_time(each)) for each in records]
-        replayed.sort(key=lambda each: each.at_s)
+        replayed = [_move(each.event, _find_time(each)) for each in records]
+        replayed.sort(key=lambda each: each.time_s)
         is_last = number == max(each.incarnation for each in placed)
         found += _end(replayed, own) if not is_last else replayed
     return found
+
+
+def _move(event: Event, at_s: float) -> Event:
+    return replace(event, time_s=at_s, monotonic_s=at_s)
 
 
 _ENDS: Final = ("round_broken", "fenced", "job_ended", "rendezvous_lost", "signal", "agent_ended")
@@ -389,7 +356,7 @@ def _lose(last: Placed, at_s: float, own: Sequence[Placed]) -> Placed:
     return replace(last, at_s=at_s, event=replace(last.event, what="round_broken", detail=detail))
 
 
-def _end(replayed: list[_Replayed], own: Sequence[Placed]) -> list[_Replayed]:
+def _end(replayed: list[Event], own: Sequence[Placed]) -> list[Event]:
     """Return the records of an incarnation with an end: one that was killed has none.
 
     Args:
@@ -399,12 +366,11 @@ def _end(replayed: list[_Replayed], own: Sequence[Placed]) -> list[_Replayed]:
     if not replayed or any(each.what == "job_ended" for each in replayed):
         return replayed
     at_s = max(each.at_s for each in own)
-    last = replayed[-1].event
+    last = replayed[-1]
     if last.round and not any(each.event.what in _ENDS for each in own if each.event.round == last.round):
         lost = next(each for each in reversed(own) if each.event.agent == last.agent)
-        return [*replayed, _Replayed(event=_lose(lost, at_s, own).event, at_s=at_s)]
-    event = replace(last, what="job_ended", detail={"succeeded": False, "reason": ""})
-    return [*replayed, _Replayed(event=event, at_s=at_s)]
+        return [*replayed, _move(_lose(lost, at_s, own).event, at_s)]
+    return [*replayed, _move(replace(last, what="job_ended", detail={"succeeded": False, "reason": ""}), at_s)]
 
 
 def _find_time(placed: Placed) -> float:
@@ -426,7 +392,7 @@ def _choose_speaker(agents: Mapping[str, Sequence[Placed]]) -> str:
 class _Job:
     """Follows the records of the speakers."""
 
-    def __init__(self, replayed: Sequence[_Replayed]) -> None:
+    def __init__(self, replayed: Sequence[Event]) -> None:
         self.history = JobHistory(most_recoveries=_MOST_RECOVERIES)
         self.rounds: list[tuple[float, int, int, int, int]] = []
         self.steps: list[tuple[float, int]] = []
@@ -441,12 +407,12 @@ class _Job:
             self._follow(each)
         self.span_ends = [math.inf if end_s is None else end_s for _, end_s, _ in self.spans]
 
-    def _follow(self, record: _Replayed) -> None:
-        event, at_s = record.event, record.at_s
+    def _follow(self, event: Event) -> None:
+        at_s = event.time_s
         if event.what == "steps_done":
             self._record_steps(event, at_s)
             return
-        self.history.write(record)
+        self.history.write(event)
         if event.what == "round_formed":
             self._last_step_s = None
             size = _read_count(event.detail.get("nodes")), _read_count(event.detail.get("world_size"))
@@ -620,51 +586,52 @@ def _split(bar: Bar, job: _Job) -> list[Bar]:
 
 
 def _list_marks(
-    placed: Sequence[Placed], replayed: Sequence[_Replayed], job: _Job, tracebacks: Mapping[tuple[int, int], str]
+    placed: Sequence[Placed], replayed: Sequence[Event], job: _Job, tracebacks: Mapping[tuple[int, int], str]
 ) -> list[Mark]:
-    begun = (each.event for each in replayed if each.event.what == "drain_begun")
-    drains = {(event.round, event.detail.get("drain")): str(event.detail.get("kind")) for event in begun}
+    begun = (each for each in replayed if each.what == "drain_begun")
+    drains = {(each.round, each.detail.get("drain")): str(each.detail.get("kind")) for each in begun}
     marks: list[Mark] = []
     hung = 0
     """The round of the last hang."""
-    for record in replayed:
-        mark = _mark_job(record, drains)
+    for event in replayed:
+        mark = _mark_job(event, drains)
         if mark is None:
             continue
         if mark.kind == "hang":
             mark = replace(mark, since_s=job.find_hang(mark.at_s))
-            last, hung = hung, record.round
-            if marks and marks[-1].kind == "hang" and record.round == last and record.what in _MORE_ON_A_HANG:
+            last, hung = hung, event.round
+            if marks and marks[-1].kind == "hang" and event.round == last and event.what in _MORE_ON_A_HANG:
                 marks[-1] = replace(marks[-1], text=f"{marks[-1].text}; {mark.text}")
                 continue
         marks.append(mark)
     for each in placed:
-        event = each.event
-        index = event.node_index
+        event, report = each.event, ""
         if event.what == "worker_failed":
-            ranks = ", ".join(map(str, event.ranks))
-            reason = event.detail.get("reason")
-            text = f"rank {ranks} failed" + (f": {reason}" if reason else "")
+            kind, reason = "failure", event.detail.get("reason")
+            text = f"rank {', '.join(map(str, event.ranks))} failed" + (f": {reason}" if reason else "")
             report = "\n".join(filter(None, (tracebacks.get((event.attempt, rank)) for rank in event.ranks)))
-            mark = Mark(at_s=each.at_s, kind="failure", text=text, node=index, uncertainty_s=each.uncertainty_s)
-            marks.append(replace(mark, report=report))
-        elif event.what in ("signal", "fenced"):
-            text = f"the agent received {event.detail.get('name')}" if event.what == "signal" else "fenced"
-            marks.append(Mark(at_s=each.at_s, kind="signal", text=text, node=index, uncertainty_s=each.uncertainty_s))
-        elif event.what == "requested":
-            text = f"a person asked for it: muster {event.detail.get('kind')}"
-            marks.append(Mark(at_s=each.at_s, kind="signal", text=text, node=index, uncertainty_s=each.uncertainty_s))
+        elif event.what in _SIGNALS:
+            kind, (words, field_name) = "signal", _SIGNALS[event.what]
+            text = f"{words} {event.detail.get(field_name)}" if field_name else words
+        else:
+            continue
+        marks.append(Mark(at_s=each.at_s, kind=kind, text=text, node=event.node_index, report=report))
     return sorted(marks, key=lambda mark: mark.at_s)
 
 
+_SIGNALS: Final = {
+    "signal": ("the agent received", "name"),
+    "fenced": ("fenced", ""),
+    "requested": ("a person asked for it: muster", "kind"),
+}
+"""What is said of what an agent got, and the field of its detail that follows."""
 _MORE_ON_A_HANG: Final = ("hang_named", "hang_explained")
 """Lines that follow on the one that says that the job hangs."""
 _DRAINS: Final = {"pause": "to pause at", "checkpoint": "to save at", "stop": "to save and stop at"}
 
 
-def _mark_job(record: _Replayed, drains: Mapping[tuple[int, Any], str]) -> Mark | None:
-    event, at_s = record.event, record.at_s
-    detail: Mapping[str, Any] = event.detail
+def _mark_job(event: Event, drains: Mapping[tuple[int, Any], str]) -> Mark | None:
+    at_s, detail = event.time_s, event.detail
     reason = str(detail.get("reason", detail.get("text", "")))
     if event.what == "round_broken":
         kind = {"membership": "node", "drained": "drain"}.get(str(detail.get("kind")), "failure")

@@ -1,9 +1,9 @@
 """The command line `muster`, also `python -m muster`.
 
 `COMMANDS` has all commands. Each names a module of this folder, which adds the arguments of the command to its parser
-with `add_arguments`, and its function with `set_defaults(run=...)`. `main` calls this function with what was parsed.
-The modules only say what the words mean: the work is done by other modules of `muster.cli`, which a command loads when
-it runs. `parser` has what several commands have in common.
+with `add_arguments`, and its function with `set_defaults(run=...)`: the function, or "MODULE:NAME" of one that is
+loaded when the command runs. `main` calls it with what was parsed. The modules only say what the words mean: other
+modules of `muster.cli` do the work. `parser` has what several commands have in common.
 
 A module is loaded if its command is named on the command line. `muster completion` loads all of them.
 """
@@ -15,7 +15,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Final, NamedTuple
 
@@ -32,10 +32,10 @@ class Command(NamedTuple):
 
     group: str
     """The heading under which the reference has it."""
-    module: str
-    """The module of this folder."""
     text: str
     """Its help, in one line."""
+    module: str = ""
+    """The module of this folder. "": it has the name of the command."""
 
 
 _START: Final = "Start jobs"
@@ -49,62 +49,49 @@ _AFTERWARDS: Final = "while the job runs or afterwards; APP_HANDLE may be a fold
 COMMANDS: Final[Mapping[str, Command]] = {
     "run": Command(
         _START,
-        "run",
         "submit a job, as `torchx run` does, with live progress bars; the last thing on the screen is its report",
     ),
     "hold": Command(
         _START,
-        "hold",
         "hold nodes: keep agents there that have imported torch, for runs with -s held; prints the hold's handle",
     ),
-    "release": Command(_START, "release", "end a hold"),
-    "rerun": Command(_START, "rerun", "run the last `muster run` of this folder again"),
+    "release": Command(_START, "end a hold"),
+    "rerun": Command(_START, "run the last `muster run` of this folder again"),
     "rehearse": Command(
-        _START,
-        "rehearse",
-        "run a job on this machine, undisturbed first, then once for each fault, and say whether it survives",
+        _START, "run a job on this machine, undisturbed first, then once for each fault, and say whether it survives"
     ),
-    "status": Command(_SEE, "status", f"print how a job is doing, in one line, and its replicas; {_FOLDER_TOO}"),
-    "log": Command(_SEE, "log", "print the output of a job, of one of its nodes or of a rank"),
+    "status": Command(_SEE, f"print how a job is doing, in one line, and its replicas; {_FOLDER_TOO}"),
+    "log": Command(_SEE, "print the output of a job, of one of its nodes or of a rank"),
     "top": Command(
         _SEE,
-        "top",
         f"show a job on one screen while it runs: its ranks, logs, stacks; without APP_HANDLE all jobs; {_FOLDER_TOO}",
     ),
     "events": Command(
-        _SEE,
-        "events",
-        f"print what a job's agents have recorded on all nodes, by the leader's clock, {_AFTERWARDS}",
+        _SEE, f"print what a job's agents have recorded on all nodes, by the leader's clock, {_AFTERWARDS}"
     ),
     "timeline": Command(
-        _SEE,
-        "timeline",
-        f"write a page that shows what happened to a job, and how much time that cost, {_AFTERWARDS}",
+        _SEE, f"write a page that shows what happened to a job, and how much time that cost, {_AFTERWARDS}"
     ),
-    "list": Command(_SEE, "list", "list the newest jobs of all schedulers, one line each"),
-    "stop": Command(_CONTROL, "stop", "let all ranks save and stop at one step, and end the job"),
-    "checkpoint": Command(_CONTROL, "requests", "let all ranks save at one step"),
-    "pause": Command(_CONTROL, "requests", "let all ranks wait at one step"),
-    "resume": Command(_CONTROL, "requests", "end a pause"),
-    "stacks": Command(_CONTROL, "requests", "print the Python stacks of all ranks, which keep running"),
-    "resize": Command(_CONTROL, "resize", "change the number of nodes of an elastic job"),
+    "list": Command(_SEE, "list the newest jobs of all schedulers, one line each"),
+    "stop": Command(_CONTROL, "let all ranks save and stop at one step, and end the job"),
+    "checkpoint": Command(_CONTROL, "let all ranks save at one step", "requests"),
+    "pause": Command(_CONTROL, "let all ranks wait at one step", "requests"),
+    "resume": Command(_CONTROL, "end a pause", "requests"),
+    "stacks": Command(_CONTROL, "print the Python stacks of all ranks, which keep running", "requests"),
+    "resize": Command(_CONTROL, "change the number of nodes of an elastic job"),
     "recover": Command(
         _CONTROL,
-        "recover",
         "continue a job (local_cwd, Docker, ssh) whose supervisor was lost, for example by a reboot",
+        "requests",
     ),
-    "delete": Command(_CONTROL, "delete", "stop the job if it runs, and remove it with its logs"),
-    "exec": Command(_NODES, "exec", "run a command on one or all nodes of a running job"),
-    "shell": Command(_NODES, "shell", "open a terminal on a node of a running job"),
+    "delete": Command(_CONTROL, "stop the job if it runs, and remove it with its logs", "requests"),
+    "exec": Command(_NODES, "run a command on one or all nodes of a running job"),
+    "shell": Command(_NODES, "open a terminal on a node of a running job"),
     "prune": Command(
-        _MACHINE,
-        "prune",
-        "remove what jobs that have ended left behind (this machine, its Docker engine, ssh, Slurm)",
+        _MACHINE, "remove what jobs that have ended left behind (this machine, its Docker engine, ssh, Slurm)"
     ),
-    "doctor": Command(
-        _MACHINE, "doctor", "print what muster sees of this machine, each with a verdict and the next step"
-    ),
-    "completion": Command(_MACHINE, "completion", "print the shell's completion of this command"),
+    "doctor": Command(_MACHINE, "print what muster sees of this machine, each with a verdict and the next step"),
+    "completion": Command(_MACHINE, "print the shell's completion of this command"),
 }
 
 
@@ -146,13 +133,22 @@ def run_words(words: Sequence[str]) -> int:
         return 2
     del options["command"]
     try:
-        return int(options.pop("run")(**options))
+        return int(find_function(options.pop("run"))(**options))
     except argparse.ArgumentError as error:
         parser.error(str(error))
     except ControlError as error:
         from muster.cli.answers import print_error
 
         return print_error(error, as_json=options.get("as_json", False))
+
+
+def find_function(run: "str | Callable[..., int]") -> Callable[..., int]:
+    """Return what a command calls with its options: a function, or that of "MODULE:NAME"."""
+    if not isinstance(run, str):
+        return run
+    module, _, name = run.partition(":")
+    function: Callable[..., int] = getattr(import_module(module), name)
+    return function
 
 
 def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
@@ -169,10 +165,10 @@ def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"muster {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, parser_class=CommandParser)
-    for name, (_, module, text) in COMMANDS.items():
+    for name, (_, text, module) in COMMANDS.items():
         command = commands.add_parser(name, command=name, line=tuple(words or ()), about=text, help=text)
         if words is None or name in words:
-            import_module(f"{__name__}.{module}").add_arguments(command)
+            import_module(f"{__name__}.{module or name}").add_arguments(command)
     return parser
 
 

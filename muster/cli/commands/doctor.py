@@ -14,10 +14,4 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_argument("--devices", type=parse_count, metavar="N", help="how many GPUs there must be")
     parser.add_argument("--log-dir", metavar="DIR", help="where jobs write their logs")
     parser.add_json("one line of JSON for a bug report; it holds no secret")
-    parser.set_defaults(run=_run)
-
-
-def _run(*, nproc: int | None, devices: int | None, log_dir: str | None, as_json: bool) -> int:
-    from muster.cli.doctor.command import diagnose
-
-    return diagnose(nproc=nproc, devices=devices, log_dir=log_dir, as_json=as_json)
+    parser.set_defaults(run="muster.cli.doctor.command:diagnose")

@@ -9,10 +9,4 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_handle("?", "last")
     parser.add_role()
     parser.add_json("print each record as one line of JSON")
-    parser.set_defaults(run=_run)
-
-
-def _run(*, handle: str, role: str | None, as_json: bool) -> int:
-    from muster.cli.afterwards.commands import print_events
-
-    return print_events(handle, role=role, as_json=as_json)
+    parser.set_defaults(run="muster.cli.afterwards.commands:print_events")

@@ -31,16 +31,7 @@ def add_arguments(parser: CommandParser) -> None:
         "a component without its program, as dist.ddp -j 2x4 (one node with a process for each GPU, or without "
         "GPUs for each core)"
     )
-    parser.set_defaults(run=_run)
-
-
-def _run(
-    *, scheduler: str | None, scheduler_args: str | None, idle_s: float, as_json: bool, component: list[str]
-) -> int:
-    from muster.cli.hold_command import hold
-    from muster.schedulers.adapter.factories import DEFAULT
-
-    return hold(component, scheduler or DEFAULT, scheduler_args, idle_s=idle_s, as_json=as_json)
+    parser.set_defaults(run="muster.cli.hold_command:hold")
 
 
 def _parse_minutes(text: str) -> float:

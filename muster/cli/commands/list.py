@@ -24,10 +24,4 @@ def add_arguments(parser: CommandParser) -> None:
     )
     parser.add_argument("-n", "--limit", type=parse_count, default=20, metavar="COUNT", help="how many at most (20)")
     parser.add_json("print the list as one line of JSON")
-    parser.set_defaults(run=_run)
-
-
-def _run(*, schedulers: list[str], limit: int, as_json: bool) -> int:
-    from muster.cli.overview import print_list
-
-    return print_list(schedulers, limit=limit, as_json=as_json)
+    parser.set_defaults(run="muster.cli.overview:print_list")

@@ -1,9 +1,7 @@
 """`muster log`."""
 
 import argparse
-import os
 import re
-from typing import Any
 
 from muster.cli.commands.parser import RECORDS_EPILOG, CommandParser, parse_index
 
@@ -22,20 +20,7 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_argument(
         "--stream", choices=("stdout", "stderr", "combined"), default="combined", help="only this stream (combined)"
     )
-    parser.set_defaults(run=_run)
-
-
-def _run(*, handle: str, **wanted: Any) -> int:
-    from muster.cli.output import log_command
-
-    query = log_command.LogQuery(**wanted)
-    if os.path.isdir(handle):
-        from muster.cli.afterwards import log_folder
-        from muster.cli.output.run_folder import RunFolder
-
-        if log_folder.is_log_folder(handle):
-            return log_command.print_folder(RunFolder(log_folder.find_run(handle), log_folder.read_run), query)
-    return log_command.print_log(handle, query)
+    parser.set_defaults(run="muster.cli.output.log_command:print_log")
 
 
 def _parse_regex(text: str) -> "re.Pattern[str]":

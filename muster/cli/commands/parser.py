@@ -1,6 +1,7 @@
 """The parser of one command: options that several commands have, and what their values may be."""
 
 import argparse
+from functools import partial
 from typing import Any, Final
 
 from muster._shared.contract import parse_digits, parse_seconds
@@ -66,6 +67,11 @@ class CommandParser(argparse.ArgumentParser):
         """Add `--json`. An error is printed as JSON, too."""
         self.add_argument("--json", dest="as_json", action="store_true", help=text)
 
+    def add_request(self) -> None:
+        """Let the command call the function of `operations` that has its name, and print the answer. Add `--json`."""
+        self.add_json()
+        self.set_defaults(run=partial(_request, self.command))
+
     def add_limit(self) -> None:
         """Add `--limit`."""
         self.add_argument(
@@ -95,6 +101,12 @@ class CommandParser(argparse.ArgumentParser):
         """
         self.description = f"{self.about[0].upper()}{self.about[1:]}.{more}"
         self.add_argument("component", nargs=argparse.REMAINDER, metavar="COMPONENT ...", help=text)
+
+
+def _request(name: str, *, as_json: bool, **options: Any) -> int:
+    from muster.cli import answers, operations
+
+    return answers.print_request(partial(getattr(operations, name), **options), as_json=as_json)
 
 
 class Once(argparse.Action):

@@ -25,13 +25,7 @@ def add_arguments(parser: CommandParser) -> None:
     )
     parser.add_argument("--dry-run", action="store_true", help="print what would be removed and remove nothing")
     parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
-    parser.set_defaults(run=_run)
-
-
-def _run(*, older_than_s: float, dry_run: bool, yes: bool) -> int:
-    from muster.cli.prune import prune
-
-    return prune(older_than_s=older_than_s, dry_run=dry_run, yes=yes)
+    parser.set_defaults(run="muster.cli.prune:prune")
 
 
 def _parse_age(text: str) -> float:

@@ -1,20 +1,16 @@
-"""`muster checkpoint`, `pause`, `resume` and `stacks`: what is asked of the agents of a running job."""
+"""`muster checkpoint`, `pause`, `resume`, `stacks`, `delete` and `recover`: what needs only the name of a job."""
 
-from functools import partial
+from typing import Final
 
-from muster._shared.contract import AskKind
 from muster.cli.commands.parser import CommandParser
+
+_WITHOUT_LIMIT: Final = ("delete", "recover")
+"""No rank has to do anything."""
 
 
 def add_arguments(parser: CommandParser) -> None:
-    """Add the options, which they all have. The name of the command is that of the question."""
+    """Add the options. The name of the command is that of the function of `operations`."""
     parser.add_handle()
-    parser.add_json()
-    parser.add_limit()
-    parser.set_defaults(run=partial(_run, AskKind(parser.command)))
-
-
-def _run(kind: AskKind, *, handle: str, limit_s: float, as_json: bool) -> int:
-    from muster.cli import answers, operations
-
-    return answers.print_request(lambda: operations.ask(handle, kind, limit_s=limit_s), as_json=as_json)
+    parser.add_request()
+    if parser.command not in _WITHOUT_LIMIT:
+        parser.add_limit()

@@ -1,5 +1,7 @@
 """`muster rerun`."""
 
+import shlex
+
 from muster.cli.commands import build_parser, parse, run_words
 from muster.cli.commands.parser import CommandParser
 
@@ -16,10 +18,11 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def _run(*, watch: bool) -> int:
+    from muster.cli.answers import say
     from muster.cli.rerun import command
 
     words = command.read_line()
-    command.show_line(words)
+    say(f"muster {shlex.join(words)}")
     if not watch:
         return run_words(words)
     from muster.cli.run_command import find_workspace_folder

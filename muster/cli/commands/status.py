@@ -8,10 +8,4 @@ def add_arguments(parser: CommandParser) -> None:
     parser.epilog = STATES_EPILOG
     parser.add_handle("?", "last")
     parser.add_json()
-    parser.set_defaults(run=_run)
-
-
-def _run(*, handle: str, as_json: bool) -> int:
-    from muster.cli.overview import print_status
-
-    return print_status(handle, as_json=as_json)
+    parser.set_defaults(run="muster.cli.overview:print_status")

@@ -10,10 +10,4 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_role()
     parser.add_argument("-o", "--output", metavar="FILE", help="the page (NAME.html in this folder)")
     parser.add_json("print the facts as one line of JSON")
-    parser.set_defaults(run=_run)
-
-
-def _run(*, handle: str, role: str | None, output: str | None, as_json: bool) -> int:
-    from muster.cli.afterwards.commands import write_timeline
-
-    return write_timeline(handle, role=role, output=output, as_json=as_json)
+    parser.set_defaults(run="muster.cli.afterwards.commands:write_timeline")

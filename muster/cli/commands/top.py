@@ -9,10 +9,4 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_handle("?")
     parser.add_json()
     parser.add_argument("--once", action="store_true", help="print one page and exit")
-    parser.set_defaults(run=_run)
-
-
-def _run(*, handle: str | None, once: bool, as_json: bool) -> int:
-    from muster.cli.top.command import show
-
-    return show(handle, once=once, as_json=as_json)
+    parser.set_defaults(run="muster.cli.top.command:show")

@@ -2,7 +2,6 @@
 
 `command` prints it. `machine` looks at the machine itself, by the same table of checks as `--preflight`. `services`
 looks at what jobs can be submitted to: a Docker engine, a cluster, Slurm. `observations` is what both return.
-`expected` has the documentation's words for the table.
 
 What nodes compare is not here: that takes a job.
 """

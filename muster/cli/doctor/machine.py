@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from muster import __version__
 from muster._shared import preflight
@@ -65,17 +65,31 @@ def _shorten_commands(machine: preflight.Machine) -> preflight.Machine:
     return replace(machine, devices=replace(machine.devices, answering=answering))
 
 
-def _judge(findings: tuple[Finding, ...], *checks: str) -> tuple[Verdict, str, str, list[dict[str, str]]]:
-    """Return the worst verdict of these checks, what was found, what to do, and all of it for a bug report."""
+def _judge(
+    name: str, findings: tuple[Finding, ...], *checks: str, seen: str = "", instead: str = "", facts: Mapping[str, Any]
+) -> Observation:
+    """Return the worst verdict of these checks, with what was found and what to do.
+
+    Args:
+        name: of the observation.
+        findings: of all checks.
+        checks: those that count.
+        seen: what is said before what was found.
+        instead: what is said if nothing was found.
+        facts: for a bug report. The findings are added.
+    """
     own = [finding for finding in findings if finding.check in checks]
     levels = {finding.level for finding in own}
-    verdict = Verdict.ERROR if Level.ERROR in levels else Verdict.WARNING if own else Verdict.OK
-    text = "; ".join(replace(finding, advice="").describe() for finding in own)
-    advice = "; ".join(dict.fromkeys(finding.advice for finding in own if finding.advice))
     shown = [
         {"check": each.check, "level": each.level.value, "text": replace(each, advice="").describe()} for each in own
     ]
-    return verdict, text, advice, shown
+    return Observation(
+        name=name,
+        verdict=Verdict.ERROR if Level.ERROR in levels else Verdict.WARNING if own else Verdict.OK,
+        text="; ".join(filter(None, [seen, *(each["text"] for each in shown)])) or instead,
+        advice="; ".join(dict.fromkeys(finding.advice for finding in own if finding.advice)),
+        facts={**facts, "findings": shown},
+    )
 
 
 def _describe_versions() -> Observation:
@@ -95,12 +109,10 @@ def _describe_devices(machine: preflight.Machine, findings: tuple[Finding, ...])
         text = "AMD's driver is loaded: jobs use its GPUs, which the preflight does not check"
         return Observation(name="devices", verdict=Verdict.OK, text=text)
     if any(finding.check == "driver" for finding in findings):
-        verdict, text, advice, shown = _judge(findings, "driver")
-        return Observation(name="devices", verdict=verdict, text=text, advice=advice, facts={"findings": shown})
+        return _judge("devices", findings, "driver", facts={})
     if devices is None:
         text = "no NVIDIA driver is loaded here: jobs use the CPU and gloo"
         return Observation(name="devices", verdict=Verdict.ABSENT, text=text)
-    verdict, text, advice, shown = _judge(findings, "devices", "shared-devices", "device-memory")
     sizes = [format_size(device.total_bytes) for device in devices.answering]
     count = "1 GPU" if len(sizes) == 1 else f"{len(sizes)} GPUs"
     seen = f"{count} ({', '.join(dict.fromkeys(sizes))}), driver {devices.driver}"
@@ -116,20 +128,15 @@ def _describe_devices(machine: preflight.Machine, findings: tuple[Finding, ...])
             }
             for device in devices.answering
         ],
-        "findings": shown,
     }
-    full = f"{seen}; {text}" if text else seen
-    return Observation(name="devices", verdict=verdict, text=full, advice=advice, facts=facts)
+    return _judge("devices", findings, "devices", "shared-devices", "device-memory", seen=seen, facts=facts)
 
 
 def _describe_limits(machine: preflight.Machine, findings: tuple[Finding, ...]) -> Observation:
-    verdict, text, advice, shown = _judge(findings, "shared-memory", "descriptors", "processes")
     locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    has_fabric = _FABRIC.is_dir() and any(_FABRIC.iterdir())
-    if has_fabric and locked != resource.RLIM_INFINITY:
-        more = f"{format_size(locked)} of memory may be locked, and RDMA needs more"
-        text, advice = "; ".join(filter(None, (text, more))), "; ".join(filter(None, (advice, "raise `ulimit -l`")))
-        verdict = Verdict.WARNING if verdict is Verdict.OK else verdict
+    if _FABRIC.is_dir() and any(_FABRIC.iterdir()) and locked != resource.RLIM_INFINITY:
+        found = f"{format_size(locked)} of memory may be locked, and RDMA needs more"
+        findings += (Finding(check="locked", level=Level.WARNING, found=found, advice="raise `ulimit -l`"),)
     cores = count_usable_cores()
     free = "?" if machine.shared_bytes is None else format_size(machine.shared_bytes)
     seen = f"{cores} cores, /dev/shm {free} free, {machine.descriptors or 'unlimited'} open files"
@@ -139,21 +146,18 @@ def _describe_limits(machine: preflight.Machine, findings: tuple[Finding, ...]) 
         "descriptors": machine.descriptors,
         "processes": machine.processes,
         "locked_bytes": None if locked == resource.RLIM_INFINITY else locked,
-        "findings": shown,
     }
-    return Observation(
-        name="limits", verdict=verdict, text=f"{seen}; {text}" if text else seen, advice=advice, facts=facts
-    )
+    checks = ("shared-memory", "descriptors", "processes", "locked")
+    return _judge("limits", findings, *checks, seen=seen, facts=facts)
 
 
 def _describe_folders(machine: preflight.Machine, findings: tuple[Finding, ...]) -> Observation:
-    verdict, text, advice, shown = _judge(findings, "folders")
     seen = ", ".join(
         f"{each.label} {each.path}: {'?' if each.free_bytes is None else format_size(each.free_bytes)} free"
         for each in machine.folders
     )
-    facts = {"folders": [vars(each) for each in machine.folders], "findings": shown}
-    return Observation(name="folders", verdict=verdict, text=text or seen, advice=advice, facts=facts)
+    facts = {"folders": [vars(each) for each in machine.folders]}
+    return _judge("folders", findings, "folders", instead=seen, facts=facts)
 
 
 def _describe_interfaces() -> Observation:
@@ -188,13 +192,12 @@ def _read(path: Path) -> str:
 def _describe_site(environ: Mapping[str, str], findings: tuple[Finding, ...]) -> Observation:
     folder = environ.get(Env.PREFLIGHT_DIR) or preflight.SITE_FOLDER
     paths = preflight.find_site_checks(folder)
-    verdict, text, _, shown = _judge(findings, "site")
-    if not paths and not shown:
+    names = [os.path.basename(path) for path in paths]
+    site = _judge("site checks", findings, "site", instead=", ".join(names), facts={"names": names})
+    if not paths and site.verdict is Verdict.OK:
         text = f"there are no checks of this site in {folder}"
         return Observation(name="site checks", verdict=Verdict.ABSENT, text=text)
-    names = [os.path.basename(path) for path in paths]
-    facts = {"names": names, "findings": shown}
-    return Observation(name="site checks", verdict=verdict, text=text or ", ".join(names), facts=facts)
+    return site
 
 
 def _find_site_problems(environ: Mapping[str, str]) -> Iterator[Finding]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from torchx.schedulers.api import DescribeAppResponse, Stream
 from torchx.specs import AppState, Role, is_terminal
@@ -22,11 +22,9 @@ from muster._shared.contract import LogNames, show_controls
 from muster._shared.control import ControlError, ExitCode
 from muster._shared.foreign_files import read_regular
 from muster._shared.reports import Report, name_ranks
-from muster.cli.afterwards.sources import Event, RankPlace, list_places, parse_files
-from muster.cli.agent_flags import count_ranks, describe_keeping, has_tee
+from muster.cli.afterwards.log_folder import RunFolder
+from muster.cli.afterwards.sources import Event, RankPlace, describe_keeping, list_places, parse_files
 from muster.cli.answers import say
-from muster.cli.operations import open_scheduler
-from muster.cli.output import rank_logs
 from muster.cli.output.reported import (
     find_failure,
     find_printed_rank,
@@ -34,8 +32,8 @@ from muster.cli.output.reported import (
     list_stderr,
     parse_error,
 )
-from muster.cli.output.run_folder import RunFolder
 from muster.cli.output.streaming import LinePrinter
+from muster.cli.overview import open_job
 from muster.schedulers.adapter.scheduler import LogRequest, PluginScheduler
 from muster.schedulers.adapter.status import count_replicas
 from muster.schedulers.adapter.waiting_line import WAITS
@@ -53,9 +51,9 @@ _LOOK_S: Final = 0.5
 _BAD_ENDS: Final = (AppState.FAILED, AppState.CANCELLED, AppState.UNKNOWN)
 _PIECE_BYTES: Final = 16 << 20
 _EVENTS_LIMIT_BYTES: Final = 256 << 20
-_NO_LOG: Final = re.compile(r"\[muster\] \S+/\d+ has no log")
-"""How the line begins in which Kubernetes' adapter says that a node's log is gone."""
-_MOST_RANKS: Final = 1 << 16
+_FAILURES: Final = ("worker_failed", "hang_explained")
+_WAITS: Final = ("hang_named", "stood_still")
+_GOES_ON: Final = ("hang_ended", "moved_again", "round_formed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,22 +87,25 @@ class LogQuery:
         return LogRequest(role=role, index=index, pattern=pattern, follow=self.follow, stream=Stream(self.stream))
 
 
-def print_log(word: str, query: LogQuery) -> int:
+def print_log(handle: str, **wanted: Any) -> int:
     """Print it, and return the exit code.
 
     Args:
-        word: names an app, see `handles.find_app`.
-        query: which lines.
+        handle: names an app, see `handles.find_app`, or a folder with logs.
+        wanted: which lines, see `LogQuery`.
 
     Raises:
         ControlError: there is no such app, role, node, rank or attempt, or its lines cannot be read.
     """
-    with open_scheduler(word) as (scheduler, app_id):
+    query = LogQuery(**wanted)
+    with open_job(handle) as (scheduler, app_id):
         response = scheduler.describe_app(app_id)
         if response is None:
             raise UnknownAppError(app_id)
         log = _Log(scheduler, app_id, response, query)
-        if query.follow and response.state in WAITS:
+        if not scheduler.backend:
+            _check_folder(query)
+        elif query.follow and response.state in WAITS:
             say(log.describe_state())
         if query.wants_ranks:
             log.print_ranks()
@@ -113,8 +114,8 @@ def print_log(word: str, query: LogQuery) -> int:
     return ExitCode.DONE
 
 
-def print_folder(folder: RunFolder, query: LogQuery) -> int:
-    """Print the output of ranks of a job that was started by hand. See `print_log`."""
+def _check_folder(query: LogQuery) -> None:
+    """Refuse what the folder of a job that was started by hand does not have."""
     if query.role is not None or query.node is not None:
         raise ControlError(
             "--role and --node are for an app, not for a folder; use --failed, --rank N or --attempt N", ExitCode.USAGE
@@ -123,9 +124,6 @@ def print_folder(folder: RunFolder, query: LogQuery) -> int:
         where = "the agents' own output is on the console on which they were started"
         line = f"{where}; `--failed`, `--rank N` and `--attempt N` print the output of ranks"
         raise ControlError(line, ExitCode.USAGE)
-    name = str(folder.folder)
-    _Log(folder, name, folder.describe_app(name), query).print_ranks()
-    return ExitCode.DONE
 
 
 class _Log:
@@ -224,15 +222,14 @@ class _Log:
         if not self._scheduler.backend:
             self._print_without_files(role, rank, attempt)
             return
-        if rank is None:
-            raise ControlError(self._describe_lost_attempt(role, attempt), ExitCode.REFUSED)
-        if attempt is not None and not self._query.failed:
-            if not self._print_from_report(role, rank, attempt, f"the files of attempt {attempt} cannot be read"):
-                raise ControlError(self._describe_lost_attempt(role, attempt), ExitCode.REFUSED)
-            return
-        prefixes = self._print_from_console(role, rank)
-        if prefixes is not None:
-            self._print_what_is_left(role, rank, attempt, prefixes)
+        if rank is None or (attempt is not None and not self._query.failed):
+            why = f"the files of attempt {attempt} cannot be read"
+            if rank is None or not self._print_from_report(role, rank, attempt, why):
+                keeping = f"; {describe_keeping(self._find_role(role))}" if self._loses_files else ""
+                line = f"{why}: they are not on this machine, and no node has them{keeping}"
+                raise ControlError(line, ExitCode.REFUSED)
+        elif not self._print_from_console(role, rank):
+            self._print_what_is_left(role, rank, attempt)
 
     def _print_without_files(self, role: str, rank: int | None, attempt: int | None) -> None:
         """Say why the folder of a job that was started by hand lacks a rank's files. Print what its report knows.
@@ -254,17 +251,32 @@ class _Log:
         report = self._read_report(role) if self._query.failed else None
         raise ControlError(why if report is None else f"{why}; {describe_report(report)}", ExitCode.REFUSED)
 
-    def _check_known(self, rank: int | None, attempt: int | None) -> None:
-        """Refuse a rank or an attempt that the job's agents have not recorded, if they have recorded any."""
+    def _check_known(self, rank: int | None, attempt: int | None, world_size: int = 0) -> None:
+        """Refuse a rank or an attempt that the job's agents have not recorded, if they have recorded any.
+
+        Args:
+            rank: the rank.
+            attempt: the attempt.
+            world_size: what they have reported. 0: it is not known.
+        """
         all_records = [event for events in self._records.values() for event in events]
         known = list_places(all_records)
         ranks, attempts = ({place.global_rank for place in known}, {place.attempt for place in known})
-        ranks.update(range(rank_logs.find_world_size(all_records)))  # some records may not be here yet
+        ranks.update(range(max(find_world_size(all_records), world_size)))  # some records may not be here yet
         if rank is not None and ranks and rank not in ranks:
             raise ControlError(f"there is no rank {rank}; there are {name_ranks(ranks)}", ExitCode.REFUSED)
         if attempt is not None and attempts and attempt not in attempts:
             there = ", ".join(map(str, sorted(attempts)))
             raise ControlError(f"there is no attempt {attempt}; there are: {there}", ExitCode.REFUSED)
+
+    def _read_world_size(self, role: str) -> int:
+        """Return it as the agents of a role have reported it last. 0: it is not known."""
+        try:
+            facts = self._scheduler.read_facts(self._app_id)
+        except (EngineError, SchedulerError):  # the rest is known without them
+            return 0
+        job = None if facts is None else facts.jobs.get(role)
+        return 0 if job is None or job.status is None else int(job.status.world_size)
 
     def _list_agent_roles(self) -> dict[str, int]:
         wanted = [role for role in self._response.roles if self._query.role in (None, role.name)]
@@ -287,8 +299,8 @@ class _Log:
                 return role, root.global_rank, root.attempt
         for role, count in roles.items():
             all_records = [self._read_records(role, index) for index in range(count)]
-            failures = [found for each in all_records if (found := rank_logs.find_first_failure(each)) is not None]
-            failures += [found for each in all_records if (found := rank_logs.find_waited_for(each)) is not None]
+            failures = [found for each in all_records if (found := find_first_failure(each)) is not None]
+            failures += [found for each in all_records if (found := find_waited_for(each)) is not None]
             if failures:
                 rank, attempt = max(failures, key=lambda failure: failure[1])  # of the same attempt the first
                 return role, rank, attempt
@@ -315,24 +327,15 @@ class _Log:
         return self._scheduler.read_log(self._app_id, self._query.build_request(role, index))
 
     def _describe_rest(self, role: str) -> str:
-        """Say which command prints what is left of the output, or that nothing is left and how to keep it."""
+        """Say which command prints what is left of the output, and how to keep what ends with its node."""
         if not self._scheduler.backend:
             return f"`muster log {self._app_id} --attempt N` prints the output of all ranks in attempt N"
-        replicas = self._list_replicas()
-        if any(_NO_LOG.match(line) is None for replica in replicas for line in self._list_lines(*replica)):
-            return f"`muster log {self._app_id}` prints its output"
-        return f"the output and the files of its nodes are gone{self._describe_keeping(role)}"
+        keeping = f"; {describe_keeping(self._find_role(role))}" if self._loses_files else ""
+        return f"`muster log {self._app_id}` prints what is left of the job's output{keeping}"
 
-    def _describe_lost_attempt(self, role: str, attempt: int | None) -> str:
-        line = f"the files of attempt {attempt} cannot be read: they are not on this machine, and no node has them"
-        advice = describe_keeping(self._find_role(role))
-        return f"{line}; {advice}" if self._scheduler.properties.loses_files else line
-
-    def _describe_keeping(self, role: str) -> str:
-        """Say how to keep what ends with a pod or a container. "": elsewhere files stay."""
-        properties = self._scheduler.properties
-        gone = f" with its {properties.node_word}s; {describe_keeping(self._find_role(role))}"
-        return gone if properties.loses_files else ""
+    @property
+    def _loses_files(self) -> bool:
+        return self._scheduler.properties.loses_files
 
     def _read_report(self, role: str) -> Report | None:
         if role not in self._reports:
@@ -389,43 +392,37 @@ class _Log:
         if self._query.grep is None or self._query.grep.search(line):
             sys.stdout.write(line if line.endswith("\n") else f"{line}\n")
 
-    def _print_from_console(self, role: str, rank: int) -> set[str] | None:
-        """Print the lines of a rank in the output of its node. If there are none, return the prefixes of all lines."""
+    def _print_from_console(self, role: str, rank: int) -> bool:
+        """Print the lines of a rank in the output of its node. Return whether there are any."""
         is_found = False
-        prefixes: set[str] = set()
         for replica in self._list_replicas():
-            if replica[0] != role:
-                continue
-            for line in select_rank(self._read_replica(*replica), role, rank, prefixes):
+            for line in select_rank(self._read_replica(*replica), rank) if replica[0] == role else ():
                 if not is_found:
                     is_found = True
                     where = "these are its lines in the output of its node"
                     say(f"the files of rank {rank} are gone or out of reach; {where}")
                 self._print_line(line)
-        return None if is_found else prefixes
+        return is_found
 
-    def _print_what_is_left(self, role: str, rank: int, attempt: int | None, prefixes: set[str]) -> None:
+    def _print_what_is_left(self, role: str, rank: int, attempt: int | None) -> None:
         """Print what the job's report knows of a rank that has no file and no line.
 
         Args:
             role: the rank's role.
             rank: the rank.
             attempt: that of its failure. None: the last.
-            prefixes: those of all lines of the role.
 
         Raises:
             ControlError: there is no such rank, or the report knows no line of it.
         """
-        is_unmarked = not prefixes and not has_tee(self._find_role(role))
+        state = self._response.state
+        if state in WAITS:
+            raise ControlError(self.describe_state(), ExitCode.REFUSED)
         node_word = self._scheduler.properties.node_word
-        if is_unmarked:
-            why = f"no line is marked as rank {rank}'s, and it has no file"
-        else:
-            why = f"the files and lines of rank {rank} are gone with its {node_word}, or out of reach"
+        why = f"the files and lines of rank {rank} are gone with its {node_word}, or out of reach"
         if self._print_from_report(role, rank, attempt, why):
             return
-        self._check_rank(role, rank, prefixes)
-        state = self._response.state
+        self._check_known(rank, None, self._read_world_size(role))
         printed = self._read_printed_report(role) if self._query.failed and state in _BAD_ENDS else []
         if printed:
             say(f"{why}; this is the job's report, as its agents have printed it")
@@ -433,45 +430,11 @@ class _Log:
                 self._print_line(each)
             return
         report = self._read_report(role) if self._query.failed else None
-        if state in WAITS:
-            line = self.describe_state()
-        elif report is not None:
-            known = f"this is known of the failure: {describe_report(report)}"
-            gone = f"the output and the files of its node are gone{self._describe_keeping(role)}"
-            line = f"{why}; {known}; {gone}"
-        elif is_unmarked:
-            line = f"{why}: its agents run without --tee 3, which the components give them"
-        elif not is_terminal(state) and state is not AppState.UNKNOWN:
-            line = f"rank {rank} has no line in the output of its node, and its files cannot be read from here"
-        else:
-            left = "has the job's report" if state is AppState.FAILED else "prints what is left of the job's output"
-            line = (
-                f"there is no file and no line of rank {rank} any more: its output ended with its {node_word}, "
-                f"or it wrote nothing; `muster log {self._app_id}` {left}"
-            )
-        raise ControlError(line, ExitCode.REFUSED)
+        known = "" if report is None else f"this is known of the failure: {describe_report(report)}; "
+        raise ControlError(f"{why}; {known}{self._describe_rest(role)}", ExitCode.REFUSED)
 
     def _find_role(self, name: str) -> Role:
         return next(role for role in self._response.roles if role.name == name)
-
-    def _check_rank(self, role: str, rank: int, prefixes: set[str]) -> None:
-        """Refuse a rank that the job does not have, by its status, or else by its size as it was submitted."""
-        count = self._read_world_size(role) or count_ranks(self._find_role(role))
-        ranks = list_ranks(prefixes) | set(range(min(count or 0, _MOST_RANKS)))
-        if count is not None and rank not in ranks:
-            raise ControlError(f"there is no rank {rank}; there are {name_ranks(ranks)}", ExitCode.REFUSED)
-        if rank > max(ranks, default=rank):  # how many there are is not known
-            line = f"no line is marked as rank {rank}'s; there are lines of {name_ranks(ranks)}"
-            raise ControlError(line, ExitCode.REFUSED)
-
-    def _read_world_size(self, role: str) -> int:
-        """Return it as the agents of a role have reported it last. 0: it is not known."""
-        try:
-            facts = self._scheduler.read_facts(self._app_id)
-        except (EngineError, SchedulerError):  # the rest is known without them
-            return 0
-        job = None if facts is None else facts.jobs.get(role)
-        return 0 if job is None or job.status is None else int(job.status.world_size)
 
     def _print_from_report(self, role: str, rank: int, attempt: int | None, why: str) -> bool:
         """Print `why` the report is asked, and the lines of a rank that it has. Return False if it has none."""
@@ -490,9 +453,7 @@ class _Log:
         folder = self._scheduler.find_run_dir(self._app_id, role)
         if folder is None:
             replicas = [replica for replica in self._list_replicas() if replica[0] == role]
-            self._print_lines(
-                replicas, lambda *replica: self._filter(select_rank(self._read_replica(*replica), role, rank))
-            )
+            self._print_lines(replicas, lambda *replica: self._filter(select_rank(self._read_replica(*replica), rank)))
             return
         for line in follow_files(folder, rank, attempt, self._query.files, self._has_ended):
             self._print_line(line)
@@ -502,8 +463,13 @@ class _Log:
         return (line for line in lines if self._query.grep is None or self._query.grep.search(line))
 
     def _has_ended(self) -> bool:
-        response = self._scheduler.describe_app(self._app_id)
-        return response is None or is_terminal(response.state) or response.state is AppState.UNKNOWN
+        return has_ended(self._scheduler, self._app_id)
+
+
+def has_ended(scheduler: PluginScheduler | RunFolder, app_id: str) -> bool:
+    """Return whether no more lines come of a job."""
+    response = scheduler.describe_app(app_id)
+    return response is None or is_terminal(response.state) or response.state is AppState.UNKNOWN
 
 
 def follow_files(
@@ -511,7 +477,7 @@ def follow_files(
     rank: int,
     attempt: int | None,
     files: Sequence[str],
-    has_ended: Callable[[], bool],
+    is_over: Callable[[], bool],
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[str]:
     """Return the lines of a rank as its files grow, over all its attempts from the newest on.
@@ -523,16 +489,16 @@ def follow_files(
         rank: the rank.
         attempt: only this one. None: the newest, and those that follow.
         files: which of each attempt, see `FILES`.
-        has_ended: whether the job has, and its files are complete.
+        is_over: whether the job has ended, and its files are complete.
         sleep: waits between two looks.
     """
     offsets: dict[str, int] = {}
     splitters: dict[str, LineSplitter] = {}
     places: list[RankPlace] = []
     while True:
-        is_last = has_ended()
+        is_last = is_over()
         content = _read_from(folder / LogNames.EVENTS, -_EVENTS_LIMIT_BYTES)
-        newest = rank_logs.find_rank(parse_files(iter([(str(folder), content)])), rank, attempt)
+        newest = find_rank(parse_files(iter([(str(folder), content)])), rank, attempt)
         if newest is not None and newest not in places:
             places.append(newest)  # its last lines may still come
         for path in (path for place in places for name in files for path in place.list_paths(name)):
@@ -556,31 +522,53 @@ def _read_from(path: Path, offset: int) -> bytes:
         return b""
 
 
-def select_rank(lines: Iterable[str], role: str, rank: int, prefixes: set[str] | None = None) -> Iterator[str]:
-    """Return the lines of one rank in the output of a node, without their prefix. `prefixes` gets those of all."""
+def select_rank(lines: Iterable[str], rank: int) -> Iterator[str]:
+    """Return the lines of one rank in the output of a node, without their prefix."""
     for line in lines:
         found = PREFIX.match(line)
-        if found is None:
-            continue
-        if prefixes is not None and line.startswith(f"[{role}"):
-            prefixes.add(found[0])
-        if names_rank(found["rank"] or found["local"], rank):
+        if found is not None and names_rank(found["rank"] or found["local"], rank):
             yield line[found.end() :]
-
-
-def list_ranks(prefixes: Iterable[str]) -> set[int]:
-    """Return the ranks that prefixes of lines name."""
-    ranks: set[int] = set()
-    for prefix in prefixes:
-        found = PREFIX.match(prefix)
-        if found is not None:
-            for part in (found["rank"] or found["local"]).split(","):
-                first, _, last = part.partition("-")
-                ranks.update(range(int(first), min(int(last or first) + 1, _MOST_RANKS)))  # a script may write it
-    return ranks
 
 
 def names_rank(text: str, rank: int) -> bool:
     """Return whether a prefix is of this rank: "3", or "0-2,5" of several that have said the same."""
     spans = (part.partition("-") for part in text.split(","))
     return any(int(first) <= rank <= int(last or first) for first, _, last in spans)
+
+
+def find_rank(events: Iterable[Event], rank: int, attempt: int | None = None) -> RankPlace | None:
+    """Return the last process of a rank, of this attempt if one is given. None: the records have none."""
+    found = [place for place in list_places(events) if place.global_rank == rank and attempt in (None, place.attempt)]
+    return found[-1] if found else None
+
+
+def find_first_failure(events: Iterable[Event]) -> tuple[int, int] | None:
+    """Return the rank that failed first in the last attempt that a rank has failed in, and the attempt. None: none has.
+
+    In a hang it is the first of the ranks that have kept the others waiting.
+    """
+    failed = [(each.attempt, -each.time_s, each.ranks[0]) for each in events if each.what in _FAILURES and each.ranks]
+    if not failed:
+        return None
+    attempt, _, rank = max(failed)
+    return rank, attempt
+
+
+def find_waited_for(events: Iterable[Event]) -> tuple[int, int] | None:
+    """Return the first of the ranks that keep the others waiting in a job that stands still or hangs, and the attempt.
+
+    None: it went on since, or nothing is known. Such a job may be stopped by a person before any rank has failed.
+    """
+    found = None
+    for event in events:
+        if event.what in _GOES_ON:
+            found = None
+        elif event.what in _WAITS and event.ranks:
+            found = event.ranks[0], event.attempt
+    return found
+
+
+def find_world_size(events: Iterable[Event]) -> int:
+    """Return the size of the largest round that any node has recorded. 0: the records have none."""
+    sizes = (event.detail.get("world_size") for event in events if event.what == "round_formed")
+    return max((size for size in sizes if isinstance(size, int)), default=0)

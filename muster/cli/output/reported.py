@@ -7,7 +7,7 @@ from typing import Final
 
 from muster._shared.foreign_files import parse_json
 from muster._shared.reports import Failure, Report
-from muster.cli.output.streaming import HEADLINE, RULE
+from muster.cli.output.streaming import hold_report
 from muster.schedulers.failure_report import parse_report
 
 _RANK: Final = re.compile(r"  rank +: (\d+) \(local rank ")
@@ -40,17 +40,10 @@ def list_stderr(failure: Failure) -> Iterator[str]:
 
 
 def find_printed_report(lines: Iterable[str]) -> list[str]:
-    """Return the last report of a failed job in the output of a node. []: it has none."""
+    """Return the last report of a failed job in the output of a node, and what follows it. []: it has none."""
     report: list[str] = []
-    before, is_inside = "", False
-    for line in lines:
-        is_rule = RULE.fullmatch(line) is not None
-        if is_inside:
-            report.append(line)
-            is_inside = not is_rule
-        elif line.startswith(HEADLINE) and RULE.fullmatch(before):
-            report, is_inside = [before, line], True
-        before = line
+    for _ in hold_report(lines, report):
+        pass
     return report
 
 

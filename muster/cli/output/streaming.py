@@ -10,6 +10,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Final, TextIO
 
 from muster.cli.answers import say
@@ -112,11 +113,10 @@ class LinePrinter:
     def print_reports(self) -> bool:
         """Print the reports that were held back, and return whether there was one."""
         reports, self._reports = self._reports, {}
-        for report in reports.values():
-            for line in report:
-                self._file.write(paint_line(line) if self._has_colour else line)
+        for line in chain(*reports.values()):
+            self._file.write(paint_line(line) if self._has_colour else line)
         self._file.flush()
-        return bool(reports)
+        return any(reports.values())
 
     def _print_lines(
         self,
@@ -132,7 +132,7 @@ class LinePrinter:
             if order is not None:
                 lines = order.take_turns(number, lines)
             if self._holds_reports:
-                lines = self._hold_report((role, index), lines)
+                lines = hold_report(lines, self._reports.setdefault((role, index), []))
             if not self._shows_lines:
                 for _ in lines:
                     pass
@@ -154,29 +154,31 @@ class LinePrinter:
             if order is not None:
                 order.end()
 
-    def _hold_report(self, replica: Replica, lines: Iterable[str]) -> Iterator[str]:
-        """Return the lines without the report.
 
-        If the replica's workers write again, it was not the last: it is printed.
-        """
-        rule = ""
-        for line in lines:
-            held = self._reports.get(replica)
-            if held is not None and PREFIX.match(line) is None:
-                held.append(line)
-            elif held is not None:
-                yield from self._reports.pop(replica)
+def hold_report(lines: Iterable[str], held: list[str]) -> Iterator[str]:
+    """Return the lines of a replica without the report of its failed job, which `held` gets, and what follows it.
+
+    If the replica's workers write again, it was not the last: it is returned.
+    """
+    rule = ""
+    for line in lines:
+        if held and PREFIX.match(line) is None:
+            held.append(line)
+        elif held:
+            yield from held
+            held.clear()
+            yield line
+        elif rule and line.startswith(HEADLINE):
+            held += [rule, line]
+            rule = ""
+        else:
+            if rule:
+                yield rule
+            rule = line if RULE.fullmatch(line) else ""
+            if not rule:
                 yield line
-            elif rule and line.startswith(HEADLINE):
-                self._reports[replica], rule = [rule, line], ""
-            else:
-                if rule:
-                    yield rule
-                rule = line if RULE.fullmatch(line) else ""
-                if not rule:
-                    yield line
-        if rule:
-            yield rule
+    if rule:
+        yield rule
 
 
 class TimeOrder:

@@ -26,7 +26,7 @@ from muster.cli.rehearse.journal import Journal, undo_dead
 from muster.cli.rehearse.outcome import Row, compare, judge
 from muster.cli.rehearse.plan import choose_cases, find_obstacles, parse_faults
 from muster.cli.rehearse.saves import Kept
-from muster.cli.rehearse.table import Report, build_json, build_junit, build_table, dump_json
+from muster.cli.rehearse.table import Report, build_json, build_junit, build_table
 from muster.cli.rehearse.trial import Case, Limits, Result, Trial, enter_folder
 from muster.cli.rehearse.world import make_world
 from muster.schedulers.adapter.factories import DEFAULT
@@ -159,7 +159,7 @@ def _disturb(app: str, request: Request) -> int:
         if rows and request.junit is not None:
             Path(request.junit).write_text(build_junit(report), encoding="utf-8")
         if rows:
-            print(dump_json(report) + "\n" if request.as_json else build_table(report), end="")
+            _print(request, report)
     return ExitCode.DONE if report.is_good and any(row.is_tried for row in rows) else ExitCode.REFUSED
 
 
@@ -186,10 +186,8 @@ def _rehearse(request: Request) -> int:
 
 
 def _print(request: Request, report: Report) -> None:
-    if request.as_json:
-        print(dump_json(report))
-    else:
-        print(build_table(report), end="")
+    print(json.dumps(build_json(report)) + "\n" if request.as_json else build_table(report), end="")
+    if request.app is None and not request.as_json:
         say(f"written: {request.folder / 'index.html'}")
 
 

@@ -18,11 +18,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from muster._shared import processes
-from muster._shared.folders import remove_folder
 from muster._shared.foreign_files import parse_json, read_regular
 from muster.schedulers.supervision.app_folder import ProcessId
 
@@ -125,23 +125,6 @@ def _continue(pid: str, start_ticks: str) -> None:
         processes.send_signal([int(pid)], signal.SIGCONT)
 
 
-def _remove_folder(path: str) -> None:
-    with contextlib.suppress(OSError):
-        remove_folder(path)
-
-
-def _remove_namespace(name: str) -> None:
-    _run("ip", "netns", "del", name)
-
-
-def _unmount(path: str) -> None:
-    _run("umount", "--lazy", path)
-
-
-def _thaw(path: str) -> None:
-    _run("fsfreeze", "--unfreeze", path)
-
-
 def _remove_cgroup(path: str) -> None:
     """Move its processes to the group above it, and remove it: one with processes, also dying ones, is busy."""
     folder = Path(path)
@@ -166,9 +149,8 @@ def _run(*command: str) -> None:
 
 UNDO: Final[Mapping[str, Callable[..., None]]] = {
     "continue": _continue,
-    "folder": _remove_folder,
-    "namespace": _remove_namespace,
-    "unmount": _unmount,
-    "thaw": _thaw,
+    "namespace": partial(_run, "ip", "netns", "del"),
+    "unmount": partial(_run, "umount", "--lazy"),
+    "thaw": partial(_run, "fsfreeze", "--unfreeze"),
     "cgroup": _remove_cgroup,
 }

@@ -10,16 +10,17 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from torchx.specs import AppState, is_terminal
+from torchx.specs import AppState, Role, is_terminal
 
 from muster._shared.contract import LogNames
 from muster._shared.control import ControlError, ExitCode
-from muster.cli.afterwards.sources import Event, parse_files
+from muster.cli.afterwards.sources import parse_files
 from muster.cli.operations import open_scheduler
 from muster.cli.rehearse.faults.catalogue import FAULTS
 from muster.cli.rehearse.outcome import Row, Verdict
+from muster.cli.rehearse.watch import find_processes
 from muster.schedulers.adapter.scheduler import PluginScheduler
 from muster.schedulers.agent_command import is_agent_role
 from muster.schedulers.errors import UnknownAppError
@@ -68,11 +69,20 @@ except OSError as error:
 
 @dataclass(frozen=True, kw_only=True)
 class _Target:
+    name: str
+    """Of the fault."""
     node: int
     rank: int | None
     agent_pid: int
     pid: int
     """0: the parent of the agent."""
+
+    def __str__(self) -> str:
+        return f"node {self.node}" if self.rank is None else f"rank {self.rank} on node {self.node}"
+
+    def build_row(self, verdict: Verdict, **known: Any) -> Row:
+        """Return what became of it."""
+        return Row(name=self.name, title=FAULTS[self.name].title, at=str(self), verdict=verdict, **known)
 
 
 def disturb(
@@ -93,24 +103,22 @@ def disturb(
         ControlError: no such app, it does not run, or its scheduler does not let this user do it.
     """
     with open_scheduler(handle) as (scheduler, app_id):
-        role, nodes = _find_role(scheduler, app_id)
+        job = _Job(scheduler, app_id, _find_role(scheduler, app_id))
         for name in names:
-            target = _choose(scheduler, app_id, role, nodes, name, random.Random(f"{seed} {name}"))  # noqa: S311
-            what = f"{FAULTS[name].title}: {_describe(target)} of {app_id}"
-            if not confirm(what):
-                reason = "it was not confirmed"
-                yield _build_row(name, target, Verdict.NOT_TRIED, reason=reason)
+            target = job.choose(name, random.Random(f"{seed} {name}"))  # noqa: S311
+            if not confirm(f"{FAULTS[name].title}: {target} of {app_id}"):
+                yield target.build_row(Verdict.NOT_TRIED, reason="it was not confirmed")
                 continue
-            before = _read_status(scheduler, app_id, role)
+            before = job.read_status()
             began_s = time.monotonic()
-            _cause(scheduler, app_id, role, name, target)
-            row = _follow(scheduler, app_id, role, name, target, before, began_s, limit_s)
+            job.cause(target)
+            row = job.follow(target, before, began_s, limit_s)
             yield row
             if row.verdict is not Verdict.SURVIVED:
                 return
 
 
-def _find_role(scheduler: PluginScheduler, app_id: str) -> tuple[str, int]:
+def _find_role(scheduler: PluginScheduler, app_id: str) -> Role:
     response = scheduler.describe_app(app_id)
     if response is None:
         raise UnknownAppError(app_id)
@@ -120,114 +128,65 @@ def _find_role(scheduler: PluginScheduler, app_id: str) -> tuple[str, int]:
     roles = [role for role in response.roles if is_agent_role(role)]
     if len(roles) != 1:
         raise ControlError(f"{app_id} has {len(roles)} roles that run agents; it must be one", ExitCode.REFUSED)
-    return roles[0].name, roles[0].num_replicas
+    return roles[0]
 
 
-def _choose(scheduler: PluginScheduler, app_id: str, role: str, nodes: int, name: str, rng: random.Random) -> _Target:
-    node = rng.randrange(nodes)
-    until_s = time.monotonic() + _RECORDS_S
-    while True:
-        content = scheduler.read_run_file(app_id, role, node, LogNames.EVENTS, _LIMIT_BYTES)
-        agent, workers = find_processes(parse_files(iter([(app_id, content or b"")])), node)
-        if agent and workers:
-            break
-        if time.monotonic() > until_s:
-            raise ControlError(f"node {node} of {app_id} has reported no running worker", ExitCode.LOST)
-        time.sleep(_LOOK_S)
-    kind = _SIGNALS[name][0]
-    rank = rng.choice(sorted(workers)) if kind == "rank" else None
-    pid = agent if kind == "agent" else 0 if rank is None else workers[rank]
-    return _Target(node=node, rank=rank, agent_pid=agent, pid=pid)
+class _Job:
+    def __init__(self, scheduler: PluginScheduler, app_id: str, role: Role) -> None:
+        self._scheduler, self._app_id, self._role = scheduler, app_id, role
 
+    def choose(self, name: str, rng: random.Random) -> _Target:
+        node = rng.randrange(self._role.num_replicas)
+        until_s = time.monotonic() + _RECORDS_S
+        while True:
+            content = self._scheduler.read_run_file(self._app_id, self._role.name, node, LogNames.EVENTS, _LIMIT_BYTES)
+            agent, workers = find_processes(parse_files(iter([(self._app_id, content or b"")])), node)
+            if agent and workers:
+                break
+            if time.monotonic() > until_s:
+                raise ControlError(f"node {node} of {self._app_id} has reported no running worker", ExitCode.LOST)
+            time.sleep(_LOOK_S)
+        kind = _SIGNALS[name][0]
+        rank = rng.choice(sorted(workers)) if kind == "rank" else None
+        pid = agent if kind == "agent" else 0 if rank is None else workers[rank]
+        return _Target(name=name, node=node, rank=rank, agent_pid=agent, pid=pid)
 
-def find_processes(events: Sequence[Event], node: int) -> tuple[int, dict[int, int]]:
-    """Find the newest agent's process of a node, and those of its workers by global rank. 0: there is none."""
-    agent, offset = 0, 0
-    workers: dict[int, int] = {}
-    for event in events:
-        if event.node_index != node:
-            continue
-        if event.what == "agent_started":
-            agent, workers = event.detail.get("pid", 0), {}
-        elif event.what == "round_formed":
-            offset, workers = event.detail.get("rank_offset", 0), {}
-        elif event.what == "worker_released":
-            workers[offset + event.detail.get("local_rank", 0)] = event.detail.get("pid", 0)
-        elif event.what in ("workers_stopped", "agent_ended"):
-            workers = {}
-    return agent, workers
+    def cause(self, target: _Target) -> None:
+        kind, signum = _SIGNALS[target.name]
+        place = (self._app_id, self._role.name, target.node)
+        if kind == "node" and self._scheduler.end_node(*place):
+            return
+        own_name = self._app_id.rpartition(":")[2]  # NAMESPACE:NAME on Kubernetes
+        words = [own_name, *map(str, (target.agent_pid, target.pid, int(signum)))]
+        code, _, errors = self._scheduler.run_in_node(*place, ["python3", "-c", _SEND, *words], _COMMAND_S)
+        if code != 0:
+            line = " ".join(errors.split()) or f"the command ended with {code}"
+            raise ControlError(f"{target.name} could not be caused: {line}", ExitCode.REFUSED)
 
+    def follow(self, target: _Target, before: "JobStatus | None", began_s: float, limit_s: float) -> Row:
+        done = None if before is None else before.step
+        while time.monotonic() - began_s < limit_s:
+            time.sleep(_LOOK_S)
+            response = self._scheduler.describe_app(self._app_id)
+            if response is None or is_terminal(response.state):
+                if response is not None and response.state is AppState.SUCCEEDED:
+                    return target.build_row(Verdict.SURVIVED, result="the job had succeeded by then")
+                how = "it is gone" if response is None else response.state.name
+                return target.build_row(Verdict.LOST, reason=f"{how}; `muster status {self._app_id}` says more")
+            now = self.read_status()
+            if now is None or _name_run(now) == _name_run(before) or now.step is None or now.step <= (done or 0):
+                continue
+            cost_s = now.recoveries[-1].cost_s if now.recoveries else None
+            took_s = time.monotonic() - began_s if cost_s is None else cost_s
+            return target.build_row(Verdict.SURVIVED, recovery_s=took_s, result="not comparable: it runs on")
+        return target.build_row(Verdict.LOST, reason=f"it had not caught up after {limit_s:.0f} s")
 
-def _cause(scheduler: PluginScheduler, app_id: str, role: str, name: str, target: _Target) -> None:
-    kind, signum = _SIGNALS[name]
-    if kind == "node" and scheduler.end_node(app_id, role, target.node):
-        return
-    own_name = app_id.rpartition(":")[2]  # NAMESPACE:NAME on Kubernetes
-    words = [own_name, *map(str, (target.agent_pid, target.pid, int(signum)))]
-    code, _, errors = scheduler.run_in_node(app_id, role, target.node, ["python3", "-c", _SEND, *words], _COMMAND_S)
-    if code != 0:
-        line = " ".join(errors.split()) or f"the command ended with {code}"
-        raise ControlError(f"{name} could not be caused: {line}", ExitCode.REFUSED)
-
-
-def _follow(
-    scheduler: PluginScheduler,
-    app_id: str,
-    role: str,
-    name: str,
-    target: _Target,
-    before: "JobStatus | None",
-    began_s: float,
-    limit_s: float,
-) -> Row:
-    done = None if before is None else before.step
-    while time.monotonic() - began_s < limit_s:
-        time.sleep(_LOOK_S)
-        response = scheduler.describe_app(app_id)
-        if response is None or is_terminal(response.state):
-            if response is not None and response.state is AppState.SUCCEEDED:
-                return _build_row(name, target, Verdict.SURVIVED, result="the job had succeeded by then")
-            how = "it is gone" if response is None else response.state.name
-            return _build_row(name, target, Verdict.LOST, reason=f"{how}; `muster status {app_id}` says more")
-        now = _read_status(scheduler, app_id, role)
-        if now is None or _name_run(now) == _name_run(before) or now.step is None or now.step <= (done or 0):
-            continue
-        cost_s = now.recoveries[-1].cost_s if now.recoveries else None
-        took_s = time.monotonic() - began_s if cost_s is None else cost_s
-        return _build_row(name, target, Verdict.SURVIVED, recovery_s=took_s, result="not comparable: it runs on")
-    return _build_row(name, target, Verdict.LOST, reason=f"it had not caught up after {limit_s:.0f} s")
+    def read_status(self) -> "JobStatus | None":
+        facts = self._scheduler.read_facts(self._app_id)
+        job = None if facts is None else facts.jobs.get(self._role.name)
+        return None if job is None else job.status
 
 
 def _name_run(status: "JobStatus | None") -> object:
     """Name the run of the workers, which differs once they were started again."""
     return None if status is None else (status.started_s, status.round, status.attempt)
-
-
-def _read_status(scheduler: PluginScheduler, app_id: str, role: str) -> "JobStatus | None":
-    facts = scheduler.read_facts(app_id)
-    job = None if facts is None else facts.jobs.get(role)
-    return None if job is None else job.status
-
-
-def _describe(target: _Target) -> str:
-    return f"node {target.node}" if target.rank is None else f"rank {target.rank} on node {target.node}"
-
-
-def _build_row(
-    name: str,
-    target: _Target,
-    verdict: Verdict,
-    *,
-    recovery_s: float | None = None,
-    result: str = "",
-    reason: str = "",
-) -> Row:
-    return Row(
-        name=name,
-        title=FAULTS[name].title,
-        at=_describe(target),
-        verdict=verdict,
-        recovery_s=recovery_s,
-        result=result,
-        reason=reason,
-    )

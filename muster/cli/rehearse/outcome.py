@@ -51,7 +51,7 @@ class Row:
     reason: str = ""
     """Why it was not tried, or not survived."""
     advice: tuple[str, ...] = ()
-    """Names of `advice.ADVICE`."""
+    """Names of `table.ADVICE`."""
     logs: str = ""
 
     @property

@@ -3,14 +3,13 @@
 Its Content-Security-Policy allows its own style, by its hash, and nothing else. There is no script in it.
 """
 
-import base64
-import hashlib
 import html
 from collections.abc import Iterator, Sequence
 from importlib import resources
 from typing import Final
 
 from muster._shared.contract import show_controls
+from muster.cli.afterwards.page import hash_source
 from muster.cli.afterwards.story import PHASES, Story
 from muster.cli.rehearse.outcome import Row, Verdict
 from muster.cli.rehearse.table import HEAD, Report, list_cells
@@ -39,8 +38,7 @@ def build_page(report: Report, runs: Sequence[tuple[str, Story, float | None]]) 
     css = resources.files("muster.cli.afterwards").joinpath("page.css").read_text("utf-8")
     style = css + _STYLE + "".join(f".p{at} {{ fill: var(--{name}); }}\n" for at, name in enumerate(_COLOURS))
     style += "".join(f"i.p{at} {{ background: var(--{name}); }}\n" for at, name in enumerate(_COLOURS))
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    policy = f"default-src 'none'; style-src '{hash_source(style)}'; base-uri 'none'; form-action 'none'"
     parts = [
         "<!doctype html>",
         f'<html lang="en"><head><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{policy}">',

@@ -1,7 +1,7 @@
 """Chooses what is tried, and when: pure, and the same again with the same seed."""
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from muster._shared.control import ControlError, ExitCode
@@ -27,20 +27,13 @@ def parse_faults(text: str | None, *, quick: bool) -> list[tuple[Fault, Moment]]
     Raises:
         ControlError: there is no such fault or moment, or none is named.
     """
+    if text is None and quick:
+        return [(FAULTS[name], Moment.BETWEEN) for name in QUICK]
     if text is None:
-        chosen = [(FAULTS[name], FAULTS[name].moments[:1]) for name in QUICK] if quick else _list_all()
-        return [(fault, moment) for fault, moments in chosen for moment in _prefer_between(fault, moments, quick=quick)]
+        return [(fault, moment) for fault in FAULTS.values() for moment in fault.moments]
     if not (words := [word.strip() for word in text.split(",") if word.strip()]):
         raise ControlError(f"--faults {text!r} names no fault; there are: {', '.join(FAULTS)}", ExitCode.USAGE)
     return [_parse_fault(word) for word in words]
-
-
-def _list_all() -> Iterable[tuple[Fault, Sequence[Moment]]]:
-    return ((fault, fault.moments) for fault in FAULTS.values())
-
-
-def _prefer_between(fault: Fault, moments: Sequence[Moment], *, quick: bool) -> Sequence[Moment]:
-    return (Moment.BETWEEN,) if quick and Moment.BETWEEN in fault.moments else moments
 
 
 def _parse_fault(word: str) -> tuple[Fault, Moment]:

@@ -10,7 +10,7 @@ import os
 import struct
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -87,7 +87,8 @@ class Watch:
                 slots = range(len(agent.page) // Layout.BLOCK_BYTES - 1)
                 found |= {agent.offset + each: _read_slot(agent.page, each) for each in slots}
         for event in self._read_events():
-            self._follow(event)
+            self.has_checkpoint = self.has_checkpoint or event.what == "checkpoint_completed"
+            follow(self._agents, event)
         for agent in self._agents.values():
             if not _is_alive(agent.pid):
                 _forget(agent)  # it recorded no end
@@ -147,25 +148,39 @@ class Watch:
                 self._read_bytes[path] = begin + len(whole)
                 yield from parse_files(iter([(str(path), whole)]))
 
-    def _follow(self, event: Event) -> None:
-        agent = self._agents.setdefault(event.agent, _Agent())
-        agent.node = agent.node if event.node_index is None else event.node_index
-        detail = event.detail
-        if event.what == "agent_started":
-            agent.pid = detail.get("pid", 0)
-        elif event.what == "round_formed":
-            _forget(agent)
-            agent.over = event.round - 1
-            agent.offset, agent.search_s = detail.get("rank_offset", 0), 0.0
-        elif event.what == "worker_released":
-            agent.workers[agent.offset + detail.get("local_rank", 0)] = detail.get("pid", 0)
-        elif event.what == "workers_started":
-            agent.runs = True
-        elif event.what == "checkpoint_completed":
-            self.has_checkpoint = True
-        elif event.what in ("workers_stopped", "agent_ended", "job_ended"):
-            _forget(agent)
-            agent.over = event.round
+
+def follow(agents: dict[str, _Agent], event: Event) -> None:
+    """Take in a record: which processes run.
+
+    Args:
+        agents: by their names.
+        event: the next record of one of them.
+    """
+    agent = agents.setdefault(event.agent, _Agent())
+    agent.node = agent.node if event.node_index is None else event.node_index
+    detail = event.detail
+    if event.what == "agent_started":
+        agent.pid = detail.get("pid", 0)
+    elif event.what == "round_formed":
+        _forget(agent)
+        agent.over = event.round - 1
+        agent.offset, agent.search_s = detail.get("rank_offset", 0), 0.0
+    elif event.what == "worker_released":
+        agent.workers[agent.offset + detail.get("local_rank", 0)] = detail.get("pid", 0)
+    elif event.what == "workers_started":
+        agent.runs = True
+    elif event.what in ("workers_stopped", "agent_ended", "job_ended"):
+        _forget(agent)
+        agent.over = event.round
+
+
+def find_processes(events: Iterable[Event], node: int) -> tuple[int, dict[int, int]]:
+    """Find the newest agent's process of a node, and those of its workers by global rank. 0: there is none."""
+    agents: dict[str, _Agent] = {}
+    for event in events:
+        follow(agents, event)
+    found = [each for each in agents.values() if each.node == node]
+    return (found[-1].pid, found[-1].workers) if found else (0, {})
 
 
 def _forget(agent: _Agent) -> None:

@@ -9,7 +9,6 @@ import contextlib
 import hashlib
 import json
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -80,11 +79,6 @@ def _find_path() -> Path:
         raise ControlError(str(error), ExitCode.REFUSED) from error
 
 
-def show_line(words: Sequence[str]) -> None:
-    """Say what is run."""
-    say(f"muster {shlex.join(words)}")
-
-
 def watch(words: Sequence[str], workspace: str) -> int:
     """Run a line, and again whenever a file of the workspace has changed, until Ctrl-C. The exit code.
 
@@ -101,9 +95,9 @@ def watch(words: Sequence[str], workspace: str) -> int:
             changes, signum = _wait(run, files)
             if changes:
                 say(f"{describe_changes(changes)}: the run starts again")
-            signum = run.stop() or signum
+            signum = run.stop(signum)
             if signum is not None:
-                return 128 + signum
+                return 128 + abs(signum)
             dropped = files.end_run(changes[0])
             if dropped:
                 line = f"{dropped} changes in each run, at the same time: it is no longer watched"
@@ -162,21 +156,18 @@ class _Run:
         code = self._process.poll()
         return None if code is None else code if code >= 0 else 128 - code
 
-    def send(self, signum: int) -> None:
-        """Send it a signal."""
-        self._process.send_signal(signum)
+    def stop(self, signum: int | None) -> int | None:
+        """Stop it as Ctrl-C does, if it runs, and its job with it. Return the first signal that has come by then.
 
-    def stop(self) -> int | None:
-        """Stop it as Ctrl-C does, if it runs, and its job with it. Return the signal that has come by then."""
-        came = None
-        if self.poll() is None:
-            self.send(signal.SIGINT)
+        Args:
+            signum: one that has come, see `wait_signal`. None: a file has changed.
+        """
+        next_signum: int | None = signal.SIGINT if signum is None else signum
         while self.poll() is None:
-            signum = wait_signal(_LOOK_S)
-            if signum is not None:
-                came = came or abs(signum)
-                if signum > 0:
-                    self.send(signum)
+            if next_signum is not None and next_signum > 0:
+                self._process.send_signal(next_signum)
+            next_signum = wait_signal(_LOOK_S)
+            signum = signum or next_signum
         self._copier.join(1.0)
         if may_outlive_command(self.handle):
             with contextlib.suppress(ControlError):  # it has ended
@@ -184,19 +175,16 @@ class _Run:
                 say(describe_answer(answer))
                 if answer.outcome is AskOutcome.UNREACHED:
                     say(describe_answer(operations.stop(self.handle, now=True)))
-        return came
+        return signum
 
 
 def _wait(run: _Run, files: "WorkspaceWatch") -> tuple[list[str], int | None]:
-    """Wait for a change or a signal. Returns the files that have changed, or the signal, which the run has got."""
+    """Wait for a change or a signal. Returns the files that have changed, or the signal."""
     has_ended = told = False
     while True:
         signum = wait_signal(0.0)
         if signum is not None:
-            if signum > 0 and run.poll() is None:
-                run.send(signum)
-            _wait_ended(run)
-            return [], abs(signum)
+            return [], signum
         code = run.poll()
         if code is not None and not has_ended:
             has_ended = not run.outlives_command or code != 0
@@ -215,13 +203,6 @@ def _settle(files: "WorkspaceWatch", *, is_running: bool) -> list[str]:
     while files.wait(_QUIET_S) and time.monotonic() < until_s:
         pass
     return files.find_changes(is_running=is_running)
-
-
-def _wait_ended(run: _Run) -> None:
-    while run.poll() is None:
-        signum = wait_signal(_LOOK_S)
-        if signum is not None and signum > 0:
-            run.send(signum)
 
 
 def wait_signal(limit_s: float) -> int | None:

@@ -2,15 +2,13 @@
 
 | module      | what                                                                                  |
 |---          |---                                                                                    |
-| `command`   | the command: which form it has, its exit code                                         |
-| `app`       | the loop of keys and frames, on a terminal                                            |
+| `command`   | the command: which form it has, its exit code; a line per change without a terminal   |
+| `app`       | the loop of keys and frames, on a terminal; the page of who waits for whom            |
 | `state`     | which key does what; pure                                                             |
 | `rendering` | from a picture to rows, with rich; pure                                               |
-| `waits`     | the page of who waits for whom; pure                                                  |
 | `picture`   | what is shown, as it was read, and in which order                                     |
 | `source`    | reads and asks in threads                                                             |
 | `asking`    | what is read and asked, of the schedulers                                             |
-| `plain`     | a line per change, where there is no terminal                                         |
 | `screen`    | the terminal: alternate screen, size, Ctrl-Z, the end                                 |
 | `keys`      | from bytes to keys; pure                                                              |
 

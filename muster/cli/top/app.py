@@ -6,20 +6,20 @@ Reading and asking happen in threads (`source`), so that the view answers at onc
 import os
 import sys
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
 from muster._shared.control import ControlError, describe_answer
-from muster._shared.job_view import JobState
-from muster._shared.reports import Answer
+from muster._shared.job_view import JobState, JobStatus, RankStatus
+from muster._shared.reports import Answer, name_ranks
 from muster.cli.answers import format_stacks
+from muster.cli.top.asking import Jobs
 from muster.cli.top.picture import KEPT_LINES, History, JobList, JobPicture
 from muster.cli.top.rendering import Size, draw_job, draw_jobs, draw_text, fold_line, fold_words, get_status, list_rows
 from muster.cli.top.screen import Screen
-from muster.cli.top.source import Jobs, Origin, Reader
+from muster.cli.top.source import Origin, Reader
 from muster.cli.top.state import Deed, Place, Search, View, fit, found, press
-from muster.cli.top.waits import describe_waits
 
 FRAME_S: Final = 0.25
 _WORKS: Final = {
@@ -50,7 +50,8 @@ class TopView:
         self._handle = handle or ""
         self._view = View(place=Place.JOBS if handle is None else Place.JOB, has_list=handle is None)
         self._list: JobList | None = None
-        self._picture: JobPicture | None = None
+        self.picture: JobPicture | None = None
+        """The job as it was seen last. None: not yet, or the list is shown."""
         self._history = History()
         self._rows: list[tuple[str, int | str]] = []
         """What each row of the list is, by which the selected one is found again."""
@@ -61,22 +62,12 @@ class TopView:
         """The view to which Escape leads from a text."""
         self._asked: dict[Deed, str] = {}
         """What was asked for and has no answer yet, in words."""
-        self._failure: ControlError | None = None
+        self.failure: ControlError | None = None
         """Why nothing can be shown. The command ends with it."""
 
     @property
-    def failure(self) -> ControlError | None:
-        """Why the job cannot be shown at all."""
-        return self._failure
-
-    @property
-    def picture(self) -> JobPicture | None:
-        """The job as it was seen last. None: not yet, or the list is shown."""
-        return self._picture
-
-    @property
     def _name(self) -> str:
-        return self._handle if self._picture is None else self._picture.handle
+        return self._handle if self.picture is None else self.picture.handle
 
     def start(self) -> None:
         """Begin to look."""
@@ -91,7 +82,7 @@ class TopView:
             if isinstance(content, JobList):
                 self._list = content
             elif isinstance(content, JobPicture):
-                self._picture = _keep_last(self._picture, content)
+                self.picture = _keep_last(self.picture, content)
                 for _, status in content.statuses[self._view.role : self._view.role + 1]:
                     self._history.add(status.ranks)
             elif isinstance(content, Answer):
@@ -138,11 +129,11 @@ class TopView:
             if self._list is None:
                 return ["asks all schedulers for their jobs ..."]
             return draw_jobs(self._list, self._view, size)
-        if self._picture is None:
+        if self.picture is None:
             return [f"looks at {self._handle} ..."]
-        self._view = replace(self._view, roles=max(1, len(self._picture.statuses)))
-        self._keep_selection(list_rows(self._picture, self._view, size), size)
-        return draw_job(self._picture, self._view, self._history, size)
+        self._view = replace(self._view, roles=max(1, len(self.picture.statuses)))
+        self._keep_selection(list_rows(self.picture, self._view, size), size)
+        return draw_job(self.picture, self._view, self._history, size)
 
     def _keep_selection(self, rows: Sequence[tuple[str, int | str]], size: Size) -> None:
         """Select what was selected, wherever it is now.
@@ -156,24 +147,24 @@ class TopView:
         self._view = fit(self._view, rows=len(rows), page=max(1, size.height // 2))
 
     def _open_job(self, handle: str) -> None:
-        self._handle, self._picture, self._history, self._rows = handle, None, History(), []
+        self._handle, self.picture, self._history, self._rows = handle, None, History(), []
         self._view = View(place=Place.JOB, has_list=True)
         self.start()
 
     def _open_log(self) -> None:
         place = self._find_rank()
-        if self._picture is None or place is None:
+        if self.picture is None or place is None:
             self._view = replace(self._view, note="no rank is known yet")
             return
         node_index, rank = place
-        role = self._picture.statuses[self._view.role % len(self._picture.statuses)][0]
+        role = self.picture.statuses[self._view.role % len(self.picture.statuses)][0]
         handle = self._handle
         self._reader.follow(lambda: self._jobs.follow_log(handle, role, node_index, rank))
         self._open_text(f"rank {rank} of {self._name}", [], is_following=True)
 
     def _find_rank(self) -> tuple[int, int] | None:
         """Return the index of the node and the global rank of the selected row."""
-        status = None if self._picture is None else get_status(self._picture, self._view)
+        status = None if self.picture is None else get_status(self.picture, self._view)
         if status is None or self._view.selected >= len(self._rows):
             return None
         kind, number = self._rows[self._view.selected]
@@ -199,7 +190,7 @@ class TopView:
             return True
         if self._view.place is Place.JOB and self._view.has_list:
             self._view = View(place=Place.JOBS, has_list=True)
-            self._picture, self._rows = None, []
+            self.picture, self._rows = None, []
             self.start()
         return True
 
@@ -208,7 +199,7 @@ class TopView:
         if before is not None:
             self._view = replace(self._view, note=f"{before}; wait for that")
             return
-        status = None if self._picture is None else get_status(self._picture, self._view)
+        status = None if self.picture is None else get_status(self.picture, self._view)
         is_paused = status is not None and status.state is JobState.PAUSED
         self._asked[deed] = _GOES_ON if deed is Deed.PAUSE and is_paused else _WORKS[deed]
         self._view = replace(self._view, note=f"{self._asked[deed]} ...")
@@ -220,8 +211,8 @@ class TopView:
             self._asked.pop(asked, None)
         if asked is Deed.STACKS and answer.stacks and self._view.place is Place.JOB:
             self._open_text(f"stacks of {self._name}", [answer.line, *format_stacks(answer.stacks)], is_following=False)
-        elif asked is Deed.WAITS and self._view.place is Place.JOB and self._picture is not None:
-            lines = describe_waits(answer, get_status(self._picture, self._view))
+        elif asked is Deed.WAITS and self._view.place is Place.JOB and self.picture is not None:
+            lines = describe_waits(answer, get_status(self.picture, self._view))
             self._open_text(f"who waits for whom in {self._name}", lines, is_following=False)
         else:
             self._view = replace(self._view, note=describe_answer(answer))
@@ -232,11 +223,11 @@ class TopView:
             return
         if isinstance(origin, Deed):
             self._asked.pop(origin, None)
-        elif self._picture is not None:
-            self._picture = replace(self._picture, error=str(error))
+        elif self.picture is not None:
+            self.picture = replace(self.picture, error=str(error))
             return
         elif self._view.place is Place.JOB and not self._view.has_list:
-            self._failure = error
+            self.failure = error
         self._view = replace(self._view, note=str(error))
 
     def _search(self, search: Search) -> int | None:
@@ -282,6 +273,46 @@ class Folds:
     def find_line(self, row: int, *, is_backward: bool) -> int:
         """Return the line that begins at this row, or the next one in this direction."""
         return bisect_right(self.starts, row) - 1 if is_backward else bisect_left(self.starts, row)
+
+
+def describe_waits(answer: Answer, status: JobStatus | None) -> list[str]:
+    """Build the page.
+
+    Args:
+        answer: of `muster stacks`: its line is the verdict.
+        status: of the job. None: its agents have reported nothing.
+    """
+    return [answer.line, "", *_list_collectives(status)]
+
+
+def _list_collectives(status: JobStatus | None) -> Iterator[str]:
+    ranks = () if status is None else status.ranks
+    waiting: dict[str, list[RankStatus]] = {}
+    for rank in ranks:
+        waiting.setdefault(rank.collective, []).append(rank)
+    for collective, group in sorted(waiting.items(), key=lambda each: -len(each[1])):
+        names = name_ranks(rank.global_rank for rank in group)
+        if collective:
+            age_s = max((rank.collective_s or 0.0 for rank in group), default=0.0)
+            yield f"{names}: in {collective}, since {age_s:.0f} s"
+        elif len(waiting) > 1:
+            yield f"{names}: in none of these"
+    if not any(waiting):
+        yield "no rank waits in a collective that is known"
+    yield from ("", *(f"rank {rank.global_rank}: {text}" for rank in ranks if (text := _describe(rank))))
+
+
+def _describe(rank: RankStatus) -> str:
+    step = rank.optimizer_steps if rank.step is None else rank.step
+    parts = (
+        "" if step is None else f"step {step}",
+        f"{rank.lag_steps} behind the first" if rank.lag_steps else "",
+        f"phase {rank.phase}" if rank.phase else "",
+        "" if rank.still_s is None else f"its last step was {rank.still_s:.0f} s ago",
+        "" if rank.cpu is None else f"CPU {rank.cpu:.0%}".replace("%", " %"),
+        f"last line: {rank.last_line}" if rank.last_line else "",
+    )
+    return ", ".join(filter(None, parts))
 
 
 def _keep_last(before: JobPicture | None, now: JobPicture) -> JobPicture:

@@ -1,6 +1,5 @@
-"""What the view asks, of the schedulers: each call finds the job's scheduler anew, and closes it."""
+"""What the view asks, of the schedulers: each call finds the job's scheduler anew, and closes it. It may take long."""
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
@@ -9,9 +8,8 @@ from torchx.specs import is_terminal
 from muster._shared.job_view import JobState
 from muster._shared.reports import Answer
 from muster.cli import operations
-from muster.cli.afterwards import log_folder
-from muster.cli.output.log_command import FILES, follow_files, select_rank
-from muster.cli.overview import STATE_CODES, read_app, read_listings, sort_apps
+from muster.cli.output.log_command import FILES, follow_files, has_ended, select_rank
+from muster.cli.overview import STATE_CODES, open_job, read_app, read_listings, sort_apps
 from muster.cli.top.picture import JobList, JobPicture, JobRow
 from muster.cli.top.state import Deed
 from muster.schedulers.adapter.factories import list_properties
@@ -29,11 +27,11 @@ _ASKED: Final[Mapping[Deed, Callable[[str], Answer]]] = {
 }
 
 
-class SchedulerJobs:
-    """A `source.Jobs`."""
+class Jobs:
+    """All jobs, of all schedulers."""
 
     def list_jobs(self) -> JobList:
-        """See `source.Jobs`."""
+        """Return all jobs of all schedulers that answer."""
         listings = read_listings(list_properties(), MOST_JOBS, are_named=False)
         apps = sort_apps(app for each in listings for app in each.apps)
         return JobList(
@@ -45,7 +43,11 @@ class SchedulerJobs:
         )
 
     def read_job(self, handle: str) -> JobPicture:
-        """See `source.Jobs`."""
+        """Return one job.
+
+        Raises:
+            ControlError: it cannot be read.
+        """
         name, facts = read_app(handle)
         return JobPicture(
             handle=name,
@@ -58,30 +60,35 @@ class SchedulerJobs:
         )
 
     def ask(self, deed: Deed, handle: str) -> Answer:
-        """See `source.Jobs`. A pause of a job that is paused ends it."""
+        """Ask for what a key means. A pause of a job that is paused ends it.
+
+        Raises:
+            ControlError: it cannot be asked.
+        """
         if deed is not Deed.PAUSE:
             return _ASKED[deed](handle)
         is_paused = any(status.state is JobState.PAUSED for _, status in self.read_job(handle).statuses)
         return operations.resume(handle) if is_paused else operations.pause(handle)
 
     def follow_log(self, handle: str, role: str, node_index: int, global_rank: int) -> Iterator[str]:
-        """See `source.Jobs`: the rank's files where they are on this machine, else its lines in its node's output."""
-        if os.path.isdir(handle):
-            run = log_folder.find_run(handle)
-            yield from follow_files(
-                run, global_rank, None, tuple(FILES.values()), lambda: is_terminal(log_folder.read_run(run).state)
-            )
-            return
-        with operations.open_scheduler(handle) as (scheduler, app_id):
+        """Return the lines of one rank, and those that come, without their ends.
 
-            def has_ended() -> bool:
-                facts = scheduler.read_facts(app_id)
-                return facts is None or is_terminal(facts.state)
+        They are those of its files where these are on this machine, or else those in the output of its node.
 
+        Args:
+            handle: of the job.
+            role: of the rank.
+            node_index: of the node that it runs on.
+            global_rank: its number.
+
+        Raises:
+            ControlError: there is none.
+        """
+        with open_job(handle) as (scheduler, app_id):
             folder = scheduler.find_run_dir(app_id, role)
             if folder is not None:
-                yield from follow_files(folder, global_rank, None, tuple(FILES.values()), has_ended)
+                files = tuple(FILES.values())
+                yield from follow_files(folder, global_rank, None, files, lambda: has_ended(scheduler, app_id))
                 return
-            request = LogRequest(role=role, index=node_index, follow=True)
-            lines = select_rank(scheduler.read_log(app_id, request), role, global_rank)
-            yield from (line.rstrip("\r\n") for line in lines)
+            lines = scheduler.read_log(app_id, LogRequest(role=role, index=node_index, follow=True))
+            yield from (line.rstrip("\r\n") for line in select_rank(lines, global_rank))

@@ -6,10 +6,11 @@ differ come first.
 
 import textwrap
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
-from typing import Final, TypeVar
+from types import MappingProxyType
+from typing import Final, Literal, TypeVar
 
 from rich.cells import chop_cells
 from rich.console import Console, RenderableType
@@ -32,7 +33,7 @@ from muster._shared.job_view import (
 )
 from muster._shared.records import replace
 from muster._shared.reports import format_size
-from muster.cli.top.picture import History, JobList, JobPicture, find_lag, is_stale, sort_nodes, sort_ranks
+from muster.cli.top.picture import History, JobList, JobPicture, JobRow, find_lag, is_stale, sort_nodes, sort_ranks
 from muster.cli.top.state import Place, View
 from muster.schedulers.wording.words import format_duration
 
@@ -43,6 +44,8 @@ _KEYS_OF_JOB: Final = "↑↓ Enter log  s stacks  h waits  c checkpoint  p paus
 _KEYS_OF_ENDED: Final = "↑↓ Enter log  q quit"
 _KEYS_OF_JOBS: Final = "↑↓ Enter open  q quit"
 _KEYS_OF_TEXT: Final = "↑↓ PgUp PgDn  / search  n N next  f follow  Esc back  q quit"
+_LEFT: Final = ("JOB", "HOST", "STATE", "PHASE", "DEVICE", "COLLECTIVE", "LAST LINE", "SLOWEST RANK", "")
+"""Columns of texts."""
 _GAP: Final = "  "
 """Between parts of a line of the header."""
 _WIDE: Final = 110
@@ -103,16 +106,12 @@ def draw_jobs(jobs: JobList, view: View, size: Size) -> list[str]:
     ]
     foot = [*missing, *_list_foot(view, _KEYS_OF_JOBS, size)]
     room = max(1, size.height - len(foot) - 1)
-    table = _make_table()
-    for name in ("JOB", "STATE", ""):
-        table.add_column(name, ratio=1 if not name else None, no_wrap=True)
-    for at, row in _cut(jobs.rows, view.selected, room - 1):
-        table.add_row(
-            row.handle,
-            Text(row.state, style=_STATE_STYLES.get(row.state.partition(" ")[0], "")),
-            show_controls(row.line),
-            style="reverse" if at == view.selected else "",
-        )
+    columns: dict[str, Callable[[JobRow], RenderableType]] = {
+        "JOB": lambda row: row.handle,
+        "STATE": lambda row: Text(row.state, style=_STATE_STYLES.get(row.state.partition(" ")[0], "")),
+        "": lambda row: show_controls(row.line),
+    }
+    table = _build_table(columns, jobs.rows, view.selected, room - 1, title="")
     return _fill(_print([head, *([table] if jobs.rows else [])], size), _print(foot, size), size)
 
 
@@ -266,30 +265,22 @@ def _name_role(picture: JobPicture, view: View) -> Iterator[str]:
 
 
 def _list_progress(status: JobStatus, bar: int, *, is_live: bool) -> Iterator[Text]:
-    step = status.optimizer_steps if status.step is None else status.step
-    if step is None and status.most_steps_done is None:
+    has_step = status.step is not None or status.optimizer_steps is not None
+    if not has_step and status.most_steps_done is None:
         return
     text = Text()
     if status.step is not None and status.total:
         part = min(1.0, (status.step if is_live else status.steps_done) / status.total)
         text.append("━" * round(part * bar), style="green")
         text.append("─" * (bar - round(part * bar)), style="dim")
-        text.append(f" {part:.0%}".replace("%", " %"))
-        name = f"{show_controls(status.bar)}: " if status.bar else ""
-        text.append(f"  {name}step {status.step} of {status.total}" if is_live else f"  {_describe_done(status)}")
-    elif step is not None and status.step is None:
-        text.append(f"step {step} (by optimizer)")
+        text.append(f" {part:.0%}{_GAP}".replace("%", " %"))
+    if has_step and (is_live or status.step is None):
+        words = status.describe()
     else:
-        text.append(f"step {step}" if is_live else _describe_done(status))
-    if is_live and (still_s := status.still_s) is not None:
-        text.append(f"  no step for {format_duration(still_s)}", style="yellow")
-        is_live = False
-    if is_live and status.rate > 0:
-        text.append(f"  {format_rate(status.rate)} a second")
-    if is_live and status.eta_s is not None:
-        text.append(f"  ETA {format_duration(status.eta_s)}")
-    for name, value in status.values:
-        text.append(f"  {name} {format_value(value)}")
+        words = ", ".join([_describe_done(status), *(f"{name} {format_value(each)}" for name, each in status.values)])
+    text.append(show_controls(words).replace(", ", _GAP))
+    if is_live and status.eta_s is not None and status.still_s is None:
+        text.append(f"{_GAP}ETA {format_duration(status.eta_s)}")
     yield text
 
 
@@ -326,32 +317,28 @@ def _has_node_table(status: JobStatus) -> bool:
 def _build_node_table(status: JobStatus, view: View, most: int, size: Size, *, has_ended: bool) -> Table:
     is_selected = not status.ranks
     rows = sort_nodes(status, most)
-    has_gpus = any(node.gpu is not None for node in rows)
-    table = _make_table()
-    names = ["NODE", "HOST", "STATE", "RANKS", "STEP", "CPU", "MEMORY", *(["GPU"] if has_gpus else [])]
-    for name in names:
-        table.add_column(name, justify="left" if name in ("HOST", "STATE") else "right", no_wrap=True)
+    columns: dict[str, Callable[[NodeStatus], str]] = {
+        "NODE": lambda node: f"{node.node_index}",
+        "HOST": lambda node: show_controls(node.host),
+        "STATE": lambda node: _describe_node(node, has_ended=has_ended),
+        "RANKS": _describe_ranks,
+        "STEP": lambda node: _format_number(node.step),
+        "CPU": lambda node: "" if node.cpu is None else f"{node.cpu:.1f}",
+        "MEMORY": lambda node: "" if node.memory_bytes is None else format_size(node.memory_bytes),
+        "GPU": lambda node: _format_part(node.gpu),
+        "SLOWEST RANK": lambda node: _describe_slowest(node) if is_selected else "",
+    }
+    if all(node.gpu is None for node in rows):
+        del columns["GPU"]
+
+    def find_style(node: NodeStatus) -> str:
+        is_silent = is_stale(node) and not has_ended
+        return "red" if node.state is NodeState.LOST else "yellow" if is_silent else ""
+
     title = "SLOWEST RANK" if is_selected else ""
     if len(rows) > most:
         title = f"{title}   {_describe_cut(most, len(rows), 'nodes', size)}".lstrip()
-    table.add_column(title, ratio=1, no_wrap=True)
-    for at, node in _cut(rows, view.selected if is_selected else 0, most):
-        cells = [
-            f"{node.node_index}",
-            show_controls(node.host),
-            _describe_node(node, has_ended=has_ended),
-            _describe_ranks(node),
-            "" if node.step is None else f"{node.step}",
-            "" if node.cpu is None else f"{node.cpu:.1f}",
-            "" if node.memory_bytes is None else format_size(node.memory_bytes),
-            *([_format_part(node.gpu)] if has_gpus else []),
-        ]
-        slowest = node.slowest if is_selected else None
-        cells.append("" if slowest is None else f"rank {slowest.global_rank}: {_describe_rank(slowest)}")
-        is_silent = is_stale(node) and not has_ended
-        style = "red" if node.state is NodeState.LOST else "yellow" if is_silent else ""
-        table.add_row(*cells, style="reverse" if is_selected and at == view.selected else style)
-    return table
+    return _build_table(columns, rows, view.selected if is_selected else -1, most, find_style, title=title)
 
 
 def _describe_cut(most: int, count: int, what: str, size: Size) -> str:
@@ -382,61 +369,50 @@ def _build_rank_table(
     is_wide = size.width >= _WIDE
     hosts = {node.node: node.host for node in status.nodes if node.host and node.node is not None}
     names_hosts = is_wide and len(set(hosts.values())) == len(hosts)  # nodes of one machine have numbers
-    numbers = {node.node: node.node_index for node in status.nodes}
-    has_gpus = any(rank.gpu is not None for rank in rows)
-    columns = {
-        "RANK": True,
+    names = {node.node: f"{node.node_index}" for node in status.nodes}
+    names |= {node: show_controls(host) for node, host in hosts.items()} if names_hosts else {}
+    columns: dict[str, Callable[[RankStatus], str]] = {
+        "RANK": lambda rank: f"{rank.global_rank}",
+        "NODE": lambda rank: names.get(rank.node, f"{rank.node}"),
+        "STATE": lambda rank: rank.state.value,
+        "STEP": lambda rank: _format_number(rank.optimizer_steps if rank.step is None else rank.step),
+        "LAG": lambda rank: f"{rank.lag_steps}" if rank.lag_steps else "",
+        "RATE": lambda rank: format_rate(rank.rate) if rank.rate else "",
+        "PHASE": lambda rank: show_controls(rank.phase),
+        "CPU": lambda rank: "" if rank.cpu is None else f"{rank.cpu:.0%}",
+        "MEMORY": lambda rank: "" if rank.memory_bytes is None else format_size(rank.memory_bytes),
+        "GPU": lambda rank: _format_part(rank.gpu),
+        "": lambda rank: _draw_spark(history.get(rank.global_rank)),
+        "DEVICE": lambda rank: _describe_device(rank.device, is_wide=is_wide),
+        "COLLECTIVE": _describe_collective,
+        "LAST LINE": lambda rank: show_controls(rank.last_line),
+    }
+    has_room = {
         "NODE": len(status.nodes) > 1 or is_wide,
         "STATE": any(rank.state is not RankState.RUNNING for rank in rows),
-        "STEP": any(rank.step is not None or rank.optimizer_steps is not None for rank in rows),
-        "LAG": not has_ended and history.keep_column("LAG", has_something=any(rank.lag_steps for rank in rows)),
-        "RATE": is_wide and any(rank.rate for rank in rows),
-        "PHASE": history.keep_column("PHASE", has_something=any(rank.phase for rank in rows)),
-        "CPU": any(rank.cpu is not None for rank in rows),
-        "MEMORY": any(rank.memory_bytes is not None for rank in rows),
-        "GPU": has_gpus,
-        "": has_gpus and (is_wide or len(status.ranks) <= 8),
-        "DEVICE": any(_describe_device(rank.device, is_wide=is_wide) for rank in rows),
-        "COLLECTIVE": not has_ended
-        and history.keep_column("COLLECTIVE", has_something=any(rank.collective for rank in rows)),
-        "LAST LINE": True,
+        "LAG": not has_ended,
+        "RATE": is_wide,
+        "": is_wide or len(status.ranks) <= 8,
+        "COLLECTIVE": not has_ended,
     }
-    table = _make_table()
-    for name in (name for name, is_shown in columns.items() if is_shown):
-        is_text = name in ("STATE", "PHASE", "DEVICE", "COLLECTIVE", "LAST LINE", "")
-        width = None if is_wide else {"COLLECTIVE": 26, "DEVICE": 16}.get(name)
-        ratio = 1 if name == "LAST LINE" else None
-        title = name
-        if name == "LAST LINE" and len(rows) > most:
-            cut = _describe_cut(most, len(rows), "ranks", size)
-            title = f"{title}   {cut}" if is_wide else cut
-        table.add_column(title, justify="left" if is_text else "right", ratio=ratio, max_width=width, no_wrap=True)
+    shown = {
+        name: show
+        for name, show in columns.items()
+        if has_room.get(name, True) and history.keep_column(name, has_something=any(map(show, rows)))
+    }
+    shown["LAST LINE"] = columns["LAST LINE"]
     slow = {each.global_rank for each in status.slow_ranks}
-    for at, rank in _cut(rows, view.selected, most):
-        number = numbers.get(rank.node, rank.node)
-        cells = {
-            "RANK": f"{rank.global_rank}",
-            "NODE": show_controls(hosts[rank.node]) if names_hosts and rank.node in hosts else f"{number}",
-            "STATE": rank.state.value,
-            "STEP": _format_number(rank.optimizer_steps if rank.step is None else rank.step),
-            "LAG": f"{rank.lag_steps}" if rank.lag_steps else "",
-            "RATE": format_rate(rank.rate) if rank.rate else "",
-            "PHASE": show_controls(rank.phase),
-            "CPU": "" if rank.cpu is None else f"{rank.cpu:.0%}",
-            "MEMORY": "" if rank.memory_bytes is None else format_size(rank.memory_bytes),
-            "GPU": _format_part(rank.gpu),
-            "": _draw_spark(history.get(rank.global_rank)),
-            "DEVICE": _describe_device(rank.device, is_wide=is_wide),
-            "COLLECTIVE": _describe_collective(rank),
-            "LAST LINE": show_controls(rank.last_line),
-        }
+
+    def find_style(rank: RankStatus) -> str:
         is_behind = rank.global_rank in slow or find_lag(rank) > 0
-        style = "red" if rank.state is RankState.FAILED else "yellow" if is_behind and not has_ended else ""
-        table.add_row(
-            *(cells[name] for name, is_shown in columns.items() if is_shown),
-            style="reverse" if at == view.selected else style,
-        )
-    return table
+        return "red" if rank.state is RankState.FAILED else "yellow" if is_behind and not has_ended else ""
+
+    title = "LAST LINE"
+    if len(rows) > most:
+        cut = _describe_cut(most, len(rows), "ranks", size)
+        title = f"{title}   {cut}" if is_wide else cut
+    widths = {} if is_wide else {"COLLECTIVE": 26, "DEVICE": 16}
+    return _build_table(shown, rows, view.selected, most, find_style, title=title, widths=widths)
 
 
 def _describe_device(device: DeviceStatus | None, *, is_wide: bool) -> str:
@@ -467,6 +443,10 @@ def _describe_rank(rank: RankStatus) -> str:
         rank.last_line,
     )
     return show_controls(", ".join(filter(None, parts)))
+
+
+def _describe_slowest(node: NodeStatus) -> str:
+    return "" if node.slowest is None else f"rank {node.slowest.global_rank}: {_describe_rank(node.slowest)}"
 
 
 def _describe_collective(rank: RankStatus) -> str:
@@ -514,8 +494,37 @@ def _fill(rows: Sequence[str], foot: Sequence[str], size: Size) -> list[str]:
     return [*rows[:room], *[""] * (room - len(rows)), *foot]
 
 
-def _make_table() -> Table:
-    return Table(box=None, pad_edge=False, padding=(0, 1), header_style="dim", expand=True)
+def _build_table(
+    columns: Mapping[str, Callable[[T], RenderableType]],
+    rows: Sequence[T],
+    selected: int,
+    most: int,
+    find_style: Callable[[T], str] = lambda _: "",
+    *,
+    title: str,
+    widths: Mapping[str, int] = MappingProxyType({}),
+) -> Table:
+    """Build a table of the rows around the selected one.
+
+    Args:
+        columns: what each shows of a row. The last one has the rest of the width.
+        rows: all of them.
+        selected: the place of one. -1: none is.
+        most: how many have room.
+        find_style: finds the colour of a row.
+        title: of the last column.
+        widths: what columns have at most.
+    """
+    table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="dim", expand=True)
+    *_, last = columns
+    for name in columns:
+        justify: Literal["left", "right"] = "left" if name in _LEFT else "right"
+        ratio, head = (1, title) if name == last else (None, name)
+        table.add_column(head, justify=justify, ratio=ratio, max_width=widths.get(name), no_wrap=True)
+    for at, row in _cut(rows, selected, most):
+        cells = (show(row) for show in columns.values())
+        table.add_row(*cells, style="reverse" if at == selected else find_style(row))
+    return table
 
 
 def _print(parts: Iterable[RenderableType], size: Size) -> list[str]:

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from enum import Enum
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 from muster._shared.control import ControlError
 from muster._shared.reports import Answer
@@ -28,36 +28,6 @@ class Origin(Enum):
 
     LOOK = "look"
     LOG = "log"
-
-
-class Jobs(Protocol):
-    """What the view asks. `asking.SchedulerJobs` asks the schedulers. Each call may take long."""
-
-    def list_jobs(self) -> JobList:
-        """Return all jobs of all schedulers that answer."""
-
-    def read_job(self, handle: str) -> JobPicture:
-        """Return one job.
-
-        Raises:
-            ControlError: it cannot be read.
-        """
-
-    def follow_log(self, handle: str, role: str, node_index: int, global_rank: int) -> Iterator[str]:
-        """Return the lines of one rank, and those that come, without their ends.
-
-        `node_index`: of the node that it runs on.
-
-        Raises:
-            ControlError: there is none.
-        """
-
-    def ask(self, deed: Deed, handle: str) -> Answer:
-        """Ask for what a key means.
-
-        Raises:
-            ControlError: it cannot be asked.
-        """
 
 
 class Reader:
@@ -105,10 +75,7 @@ class Reader:
         def run() -> None:
             while mine is self._looks:
                 began_s = time.monotonic()
-                try:
-                    self._tell(Origin.LOOK, mine, read())
-                except ControlError as error:
-                    self._tell(Origin.LOOK, mine, error)
+                self._report(Origin.LOOK, mine, read)
                 time.sleep(max(EVERY_S, _PAUSE_FACTOR * (time.monotonic() - began_s)))
 
         _start("look", run)
@@ -136,14 +103,14 @@ class Reader:
 
     def run(self, deed: Deed, ask: Callable[[], Answer]) -> None:
         """Pass on the request for a deed."""
+        _start("request", lambda: self._report(deed, None, ask))
 
-        def run() -> None:
-            try:
-                self._tell(deed, None, ask())
-            except ControlError as error:
-                self._tell(deed, None, error)
-
-        _start("request", run)
+    def _report(self, origin: Origin | Deed, call: object, read: "Callable[[], JobList | JobPicture | Answer]") -> None:
+        try:
+            content: Content = read()
+        except ControlError as error:
+            content = error
+        self._tell(origin, call, content)
 
     def _tell(self, origin: Origin | Deed, call: object, content: Content) -> None:
         self._told.put((origin, call, content))

@@ -9,7 +9,7 @@
 
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from muster.cli.top.keys import BACKSPACE, ENTER, ESCAPE
 
@@ -78,6 +78,7 @@ class Search:
 
 Wish: TypeAlias = Deed | Search | None
 
+_STEPS: Final = {"up": -1, "k": -1, "down": 1, "j": 1}
 _ASKED: Final = {
     "s": Deed.STACKS,
     "h": Deed.WAITS,
@@ -110,20 +111,18 @@ def press(view: View, key: str) -> tuple[View, Wish]:
     return _press_in_text(view, key) if view.place is Place.TEXT else _press_in_list(view, key)
 
 
+def _move(key: str, at: int, end: int, page: int) -> int | None:
+    """Return where a key leads from here. None: it is no key that moves."""
+    if key in _STEPS:
+        return min(end, max(0, at + _STEPS[key]))
+    pages = {"page up": at - page, "page down": at + page, " ": at + page, "home": 0, "g": 0, "end": end, "G": end}
+    return min(end, max(0, pages[key])) if key in pages else None
+
+
 def _press_in_list(view: View, key: str) -> tuple[View, Wish]:
-    last = max(0, view.rows - 1)
-    moves = {
-        "up": view.selected - 1,
-        "k": view.selected - 1,
-        "down": view.selected + 1,
-        "j": view.selected + 1,
-        "page up": view.selected - view.page,
-        "page down": view.selected + view.page,
-        "home": 0,
-        "end": last,
-    }
-    if key in moves:
-        return replace(view, selected=min(last, max(0, moves[key]))), None
+    selected = _move(key, view.selected, max(0, view.rows - 1), view.page)
+    if selected is not None:
+        return replace(view, selected=selected), None
     if view.place is Place.JOBS:
         return view, Deed.OPEN_JOB if key == ENTER and view.rows else None
     if key == "\t" and view.roles > 1:
@@ -134,22 +133,8 @@ def _press_in_list(view: View, key: str) -> tuple[View, Wish]:
 
 
 def _press_in_text(view: View, key: str) -> tuple[View, Wish]:
-    end = max(0, view.lines - view.page)
-    moves = {
-        "up": view.top - 1,
-        "k": view.top - 1,
-        "down": view.top + 1,
-        "j": view.top + 1,
-        "page up": view.top - view.page,
-        "page down": view.top + view.page,
-        " ": view.top + view.page,
-        "home": 0,
-        "g": 0,
-        "end": end,
-        "G": end,
-    }
-    if key in moves:
-        top = min(end, max(0, moves[key]))
+    top = _move(key, view.top, max(0, view.lines - view.page), view.page)
+    if top is not None:
         return replace(view, top=top, is_following=key in ("end", "G")), None
     if key == "f":
         return replace(view, is_following=not view.is_following), None
@@ -180,21 +165,15 @@ def found(view: View, line: int | None) -> View:
     return replace(view, top=line, note="")
 
 
-def fit(view: View, *, rows: int | None = None, lines: int | None = None, page: int | None = None) -> View:
+def fit(view: View, **found: Any) -> View:
     """Return the view over what is there now.
 
     Args:
         view: before.
-        rows: of the list.
-        lines: of the text.
-        page: how many have room.
+        found: the rows of the list, the lines of the text, or how many have room (`page`).
     """
-    view = replace(
-        view,
-        rows=view.rows if rows is None else rows,
-        lines=view.lines if lines is None else lines,
-        page=max(1, view.page if page is None else page),
-    )
-    end = max(0, view.lines - view.page)
+    view = replace(view, **found)
+    page = max(1, view.page)
+    end = max(0, view.lines - page)
     top = end if view.is_following else min(view.top, end)
-    return replace(view, selected=min(view.selected, max(0, view.rows - 1)), top=top)
+    return replace(view, page=page, selected=min(view.selected, max(0, view.rows - 1)), top=top)

@@ -9,7 +9,8 @@ import pytest
 from muster._shared.contract import AskOutcome
 from muster._shared.control import ControlError, ExitCode
 from muster._shared.reports import Answer
-from muster.cli import adapters, leftovers
+from muster.cli import adapters
+from muster.cli import prune as prune_module
 from muster.cli.commands import main
 from muster.schedulers.adapter.scheduler import Leftover, PluginScheduler
 from muster.schedulers.errors import EngineError
@@ -155,7 +156,7 @@ def prune(tmp_path, monkeypatch, capsys, caplog):
     """Run `muster prune` with an empty home; return its code, output and errors, and what it warns of."""
     for name in ("XDG_STATE_HOME", "TMPDIR"):
         monkeypatch.setenv(name, str(tmp_path))
-    monkeypatch.setattr(leftovers, "_find_unpacked_agents", list)
+    monkeypatch.setattr(prune_module, "_find_unpacked_agents", list)
 
     def run():
         caplog.clear()

@@ -4,13 +4,14 @@ import argparse
 import inspect
 import sys
 from collections.abc import Sequence
+from functools import partial
 from types import ModuleType
 from typing import get_type_hints
 
 import pytest
 
-from muster.cli import commands, run_command
-from muster.cli.commands import COMMANDS, Command, build_parser, list_parsers, main
+from muster.cli import commands, operations, run_command
+from muster.cli.commands import COMMANDS, Command, build_parser, find_function, list_parsers, main
 from muster.cli.commands.completion import build_completion
 from muster.cli.output.log_command import LogQuery
 from muster.cli.rehearse.command import Request
@@ -29,7 +30,7 @@ def test_a_new_command_is_one_module_and_one_row(monkeypatch, capsys):
     module = ModuleType("where")
     module.add_arguments = add_arguments
     monkeypatch.setitem(sys.modules, "muster.cli.commands.places", module)
-    monkeypatch.setitem(COMMANDS, "where", Command("See jobs", "places", "name the machines of a job"))
+    monkeypatch.setitem(COMMANDS, "where", Command("See jobs", "name the machines of a job", "places"))
     assert main(["where", "train", "--json"]) == 4
     assert capsys.readouterr().out == "train None True\n"
     for words in (["--help"], ["where", "--help"]):
@@ -58,11 +59,13 @@ def test_only_the_module_of_the_command_is_loaded(monkeypatch):
 def test_what_is_parsed_has_a_place_and_a_type(name):
     """The function of a command is called with what was parsed, which mypy cannot see."""
     parser = list_parsers(build_parser())[name]
-    run = parser.get_default("run")
+    run = find_function(parser.get_default("run"))
     types = get_type_hints(RECORDS[name]) if name in RECORDS else {}
-    hints = get_type_hints(getattr(run, "func", run))
-    taken = inspect.signature(run).parameters.values()
-    types |= {each.name: hints[each.name] for each in taken if each.kind is each.KEYWORD_ONLY}
+    bound = run.args if isinstance(run, partial) else ()
+    for function in (run, getattr(operations, bound[0]) if bound == (name,) else run):
+        hints = get_type_hints(getattr(function, "func", function))
+        taken = [each for each in inspect.signature(function).parameters.values() if each.kind is not each.VAR_KEYWORD]
+        types |= {each.name: hints[each.name] for each in taken}
     parsed = {action.dest: action for action in parser._actions if action.dest != "help"}
     assert set(types) == set(parsed)
     for dest, action in parsed.items():

@@ -75,56 +75,43 @@ def test_last_is_the_newest_also_in_a_cluster(env, tmp_path):
     assert str(find_app("last", env)) == "kubernetes://muster/team:train-9"
 
 
-def refuse_all_but(reachable, monkeypatch):
-    """Make schedulers of which only this one can be asked."""
+def refuse_all(monkeypatch):
+    """Make schedulers of which none can be asked."""
 
     class Scheduler:
-        def __init__(self, backend):
-            self.backend = backend
+        backend = "kubernetes"
 
         def describe_app(self, app_id):
-            if self.backend == "kubernetes":
-                raise NotConfiguredError("no cluster is configured")
-            if self.backend != reachable:
-                raise EngineError("it does not answer")
-            return app_id
+            raise NotConfiguredError("no cluster is configured")
 
-        def read_facts(self, app_id):
-            return self.describe_app(app_id)
+        read_facts = describe_app
 
         def close(self):
             pass
 
-    monkeypatch.setattr(operations, "create_scheduler", lambda name, session: Scheduler(name))
+    monkeypatch.setattr(operations, "create_scheduler", lambda name, session: Scheduler())
 
 
 @pytest.mark.parametrize("words", [["status", "last"], ["status"], ["log"], ["events", "last"], ["delete", "last"]])
-def test_a_last_job_that_cannot_be_reached_is_named_with_the_newest_that_can(words, env, tmp_path, monkeypatch, capsys):
-    """The line named neither the job nor a way out: "no cluster is configured"."""
+def test_a_last_job_that_cannot_be_reached_is_named(words, env, tmp_path, monkeypatch, capsys):
+    """The line did not name the job: "no cluster is configured"."""
     record_last_remote(tmp_path / "muster", "kubernetes", "team:train-9")
+    refuse_all(monkeypatch)
+    assert commands.main(words) == ExitCode.LOST
     last = "muster: last is kubernetes://torchx/team:train-9, and no cluster is configured"
-    refuse_all_but("local_cwd", monkeypatch)
-    assert commands.main(words) == ExitCode.LOST
-    newest = "the newest reachable job of another scheduler: local_cwd://torchx/main-a1"
-    assert capsys.readouterr().err == f"{last}; {newest}\n"
-    refuse_all_but(None, monkeypatch)
-    assert commands.main(words) == ExitCode.LOST
     assert capsys.readouterr().err == f"{last}\n"
     assert commands.main(["status", "kubernetes://torchx/team:train-9"]) == ExitCode.LOST
     assert capsys.readouterr().err == "muster: no cluster is configured\n", "a job that is named needs no explanation"
 
 
-def test_a_last_job_that_was_deleted_leaves_the_newest_that_can_be_reached(env, tmp_path, monkeypatch, capsys):
+def test_a_last_job_that_was_deleted_is_named(env, tmp_path, monkeypatch, capsys):
     record_last_remote(tmp_path / "muster", "kubernetes", "team:train-9")
-    cluster, local = Cluster(), Cluster(["eval-b2"])
-    cluster.read_facts, cluster.close, local.close = cluster.describe_app, lambda: None, lambda: None
-    found = {"kubernetes": cluster, "docker": local}
-    monkeypatch.setattr(operations, "create_scheduler", lambda name, session: found[name])
+    cluster = Cluster()
+    cluster.read_facts, cluster.close = cluster.describe_app, lambda: None
+    monkeypatch.setattr(operations, "create_scheduler", lambda name, session: cluster)
     assert commands.main(["status"]) == ExitCode.UNKNOWN
     last = "muster: last is kubernetes://torchx/team:train-9, and team:train-9 is gone"
-    assert (
-        capsys.readouterr().err == f"{last}; the newest reachable job of another scheduler: docker://torchx/eval-b2\n"
-    )
+    assert capsys.readouterr().err == f"{last}\n"
 
 
 def test_a_job_id_of_slurm_names_its_app(env, tmp_path):

@@ -9,7 +9,7 @@ from other_user import needs_two_users, shared_dir
 
 from muster._shared.contract import LogNames
 from muster.agent.logs.files import RunFolder
-from muster.cli import leftovers
+from muster.cli import prune
 
 __all__ = ["shared_dir"]
 
@@ -20,8 +20,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def find(folder: Path) -> list[leftovers.Leftover]:
-    return list(leftovers._find_logs_of_agents(folder))
+def find(folder: Path) -> list[prune.Leftover]:
+    return list(prune._find_logs_of_agents(folder))
 
 
 def make_run(*, fails: bool = True) -> tuple[RunFolder, Path]:
@@ -99,13 +99,13 @@ def test_unpacked_agents_are_found_in_folders_that_only_this_user_can_have_made(
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     base = temporary / f"muster-{os.geteuid()}"
     base.symlink_to(runs)
-    assert list(leftovers._find_unpacked_agents()) == []
+    assert list(prune._find_unpacked_agents()) == []
     base.unlink()
     (base / "0123456789abcdef0123456789abcdef").mkdir(parents=True)
     base.chmod(0o777)
-    assert list(leftovers._find_unpacked_agents()) == []
+    assert list(prune._find_unpacked_agents()) == []
     base.chmod(0o700)
-    [found] = leftovers._find_unpacked_agents()
+    [found] = prune._find_unpacked_agents()
     found.remove()
     assert list(base.iterdir()) == []
     assert len(list(runs.iterdir())) == 1

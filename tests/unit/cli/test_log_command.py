@@ -282,7 +282,12 @@ def test_a_read_that_failed_is_a_line_with_its_reason(log):
     [
         (FILES, ["--rank", "9"], ExitCode.REFUSED, "there is no rank 9; there are ranks 0-3"),
         (FILES, ["--rank", "1", "--attempt", "7"], ExitCode.REFUSED, "there is no attempt 7; there are: 0, 1"),
-        ({}, ["--rank", "9"], ExitCode.REFUSED, "there is no rank 9; there are ranks 0-3"),
+        (
+            {},
+            ["--rank", "9"],
+            ExitCode.REFUSED,
+            "the files and lines of rank 9 are gone with its node, or out of reach",
+        ),
         (
             {},
             ["--attempt", "0", "--rank", "1"],
@@ -355,44 +360,24 @@ def test_the_report_of_a_file_and_agents_without_tee(log):
     scheduler = Apps({(0, "report.json"): json.dumps(report).encode()}, state=AppState.FAILED, lines=GONE)
     code, out, err = log(scheduler, "--failed")
     assert (code, out) == (0, f"{TRACEBACK}\n")
-    assert err.splitlines()[-1] == f"muster: no line is marked as rank 1's, and it has no file; {REPORTED}"
+    gone = "the files and lines of rank 1 are gone with its node, or out of reach"
+    assert err.splitlines()[-1] == f"muster: {gone}; {REPORTED}"
 
 
-GONE_TEXT = "there is no file and no line of rank 1 any more: its output ended with its node, or it wrote nothing"
-UNMARKED_TEXT = "no line is marked as rank 1's, and it has no file"
+@pytest.mark.parametrize("state", [AppState.FAILED, AppState.SUCCEEDED, AppState.RUNNING])
+def test_why_nothing_is_known_of_a_rank(log, state):
+    code, out, err = log(Apps(error=write_error(), state=state, flags=TEE, lines=GONE), "--rank", "1")
+    gone = "the files and lines of rank 1 are gone with its node, or out of reach"
+    line = f"muster: {gone}; {REST}"
+    assert (code, out, err.splitlines()) == (ExitCode.REFUSED, "", [line])
 
 
-@pytest.mark.parametrize(
-    ("state", "flags", "line"),
-    [
-        (AppState.FAILED, TEE, f"{GONE_TEXT}; `muster log a` has the job's report"),
-        (AppState.SUCCEEDED, ["-t3"], f"{GONE_TEXT}; `muster log a` prints what is left of the job's output"),
-        (AppState.RUNNING, TEE, "rank 1 has no line in the output of its node, and its files cannot be read from here"),
-        (
-            AppState.FAILED,
-            ["--nproc-per-node", "1", "--tee", "0"],
-            f"{UNMARKED_TEXT}: its agents run without --tee 3, which the components give them",
-        ),
-    ],
-)
-def test_why_nothing_is_known_of_a_rank(log, state, flags, line):
-    code, out, err = log(Apps(error=write_error(), state=state, flags=flags, lines=GONE), "--rank", "1")
-    assert (code, out, err.splitlines()) == (ExitCode.REFUSED, "", [f"muster: {line}"])
+def test_the_ranks_that_there_are_where_no_records_can_be_read(log):
+    code, out, err = log(Apps(world_size=4, lines=GONE), "--role", "t", "--rank", "7")
+    assert (code, out, err) == (ExitCode.REFUSED, "", "muster: there is no rank 7; there are ranks 0-3\n")
 
 
-@pytest.mark.parametrize(
-    ("flags", "world_size", "lines", "line"),
-    [
-        (TEE, 0, GONE, "there is no rank 7; there are ranks 0-1"),
-        (TEE, 4, GONE, "there is no rank 7; there are ranks 0-3"),
-        (["--nproc-per-node", "2", "--nnodes", "1:3"], 0, GONE, "there is no rank 7; there are ranks 0-5"),
-        (["--nproc-per-node", "gpu"], 0, LINES, "no line is marked as rank 7's; there are lines of ranks 0-3"),
-    ],
-)
-def test_the_ranks_that_there_are_where_no_records_can_be_read(log, flags, world_size, lines, line):
-    """It blamed --tee 3."""
-    code, out, err = log(Apps(flags=flags, world_size=world_size, lines=lines), "--role", "t", "--rank", "7")
-    assert (code, out, err) == (ExitCode.REFUSED, "", f"muster: {line}\n")
+REST = "`muster log a` prints what is left of the job's output"
 
 
 def test_where_no_rank_has_failed_the_cause_of_the_jobs_end_is_said(log):
@@ -400,7 +385,7 @@ def test_where_no_rank_has_failed_the_cause_of_the_jobs_end_is_said(log):
     code, _, err = log(Apps(state=AppState.FAILED), "--failed")
     assert (code, err) == (
         ExitCode.REFUSED,
-        "muster: no rank of a is known to have failed; it is FAILED: why; `muster log a` prints its output\n",
+        f"muster: no rank of a is known to have failed; it is FAILED: why; {REST}\n",
     )
 
 
@@ -438,13 +423,13 @@ def test_what_is_known_of_a_hang_whose_pod_is_gone(log, is_printed):
     code, out, err = log(scheduler, "--failed", "--role", "t")
     gone = "muster: the files and lines of rank 1 are gone with its pod, or out of reach"
     if is_printed:
-        assert (code, out) == (0, "".join(PRINTED))
+        assert (code, out) == (0, "".join(lines["t", 0]))
         told = f"{gone}; this is the job's report, as its agents have printed it"
     else:
         assert (code, out) == (ExitCode.REFUSED, "")
         told = (
-            f"{gone}; this is known of the failure: why; cause: hang; the output and the files of its node are gone "
-            "with its pods; to keep them next time, add `--env MUSTER_LOG_DIR=FOLDER`, on a volume"
+            f"{gone}; this is known of the failure: why; cause: hang; {REST}; "
+            "to keep them next time, add `--env MUSTER_LOG_DIR=FOLDER`, on a volume"
         )
     assert err.splitlines()[-1] == told
 
@@ -461,10 +446,7 @@ def test_if_all_pods_are_gone_the_line_says_what_is_known_and_how_to_keep_logs(l
     assert (code, out) == (ExitCode.REFUSED, "")
     keeps = "to keep them next time, add `--env MUSTER_LOG_DIR=FOLDER`, on a volume"
     keeps = f"if {folder} (MUSTER_LOG_DIR) is on a volume, they are still there" if folder else keeps
-    assert err == (
-        "muster: no rank of a is known to have failed; it is FAILED: why; the output and the files of its nodes are "
-        f"gone with its pods; {keeps}\n"
-    )
+    assert err == (f"muster: no rank of a is known to have failed; it is FAILED: why; {REST}; {keeps}\n")
     err = log(scheduler, "--attempt", "0")[2]
     lost = "the files of attempt 0 cannot be read: they are not on this machine, and no node has them"
     assert err == f"muster: {lost}; {keeps}\n"

@@ -365,7 +365,7 @@ def test_top_names_lost_nodes_as_the_status_does(monkeypatch):
         app_id="a", app=app, state=AppState.RUNNING, replicas=replicas, jobs={"t": JobFacts(status=status)}
     )
     monkeypatch.setattr(asking, "read_app", lambda handle: (handle, facts))
-    assert asking.SchedulerJobs().read_job("a").line == "2 of 2 nodes run, 1 is lost (node 1)"
+    assert asking.Jobs().read_job("a").line == "2 of 2 nodes run, 1 is lost (node 1)"
 
 
 def test_a_node_by_hand_is_lost_also_after_the_others_went_on():

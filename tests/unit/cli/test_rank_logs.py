@@ -9,8 +9,16 @@ from muster._shared.contract import FORMAT
 from muster.agent.runtime.event_log import ConsoleSink, EventLog
 from muster.agent.runtime.loop import SystemClock
 from muster.cli.afterwards.sources import RankPlace, list_places, parse_files
-from muster.cli.output.log_command import FILES, follow_files, names_rank, select_rank
-from muster.cli.output.rank_logs import find_first_failure, find_rank, find_waited_for, find_world_size
+from muster.cli.output.log_command import (
+    FILES,
+    find_first_failure,
+    find_rank,
+    find_waited_for,
+    find_world_size,
+    follow_files,
+    names_rank,
+    select_rank,
+)
 
 USUAL = {"format": FORMAT, "time_s": 1.0, "monotonic_s": 1.0, "node_index": 0, "round": 1, "attempt": 0}
 
@@ -94,18 +102,16 @@ def test_damaged_records_are_left_out(damage):
 
 def test_lines_of_a_rank_in_the_output_of_a_node():
     lines = ["[t1|n1.r3]:a\n", "[t0|n1.r2]:b\n", "plain\n", "[t1|n1.r3]:c\n"]
-    assert list(select_rank(lines, "main", 3)) == ["a\n", "c\n"]
-    assert list(select_rank(["[main0]:a\n", "[main1]:b\n"], "main", 1)) == ["b\n"]
-    assert list(select_rank(["[main0-2|n1.r4-6]:a\n", "[main3|n1.r7]:b\n"], "main", 5)) == ["a\n"], (
-        "collapsed by the agent"
-    )
+    assert list(select_rank(lines, 3)) == ["a\n", "c\n"]
+    assert list(select_rank(["[main0]:a\n", "[main1]:b\n"], 1)) == ["b\n"]
+    assert list(select_rank(["[main0-2|n1.r4-6]:a\n", "[main3|n1.r7]:b\n"], 5)) == ["a\n"], "collapsed by the agent"
 
 
 @pytest.mark.parametrize("role", ["llama3", "llama3-8", "v2,1", "8"])
 def test_a_rank_of_a_role_whose_name_ends_in_digits(role: str) -> None:
     lines = [f"[{role}:{local}]:from {local}\n" for local in range(12)]
-    assert [list(select_rank(lines, role, rank)) for rank in (1, 11)] == [["from 1\n"], ["from 11\n"]]
-    assert list(select_rank([f"[{role}:0-2,5]:a\n", f"[{role}:3]:b\n"], role, 5)) == ["a\n"]
+    assert [list(select_rank(lines, rank)) for rank in (1, 11)] == [["from 1\n"], ["from 11\n"]]
+    assert list(select_rank([f"[{role}:0-2,5]:a\n", f"[{role}:3]:b\n"], 5)) == ["a\n"]
 
 
 def test_a_line_that_several_ranks_have_said_is_each_ones():

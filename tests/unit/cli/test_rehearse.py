@@ -20,12 +20,12 @@ from torchx.specs import AppDef, AppState
 
 from muster._shared.contract import StatusPageLayout
 from muster._shared.control import ControlError, ExitCode
+from muster._shared.folders import remove_folder
 from muster.cli import commands
 from muster.cli.afterwards.clocks import place
 from muster.cli.afterwards.sources import Event
 from muster.cli.afterwards.story import Story, tell
 from muster.cli.rehearse import command, journal, live, plan, watch
-from muster.cli.rehearse.advice import ADVICE
 from muster.cli.rehearse.faults import nodes, places, ranks
 from muster.cli.rehearse.faults.catalogue import FAULTS
 from muster.cli.rehearse.faults.fault import Fault, Moment, NotPossibleError, Scene
@@ -33,7 +33,7 @@ from muster.cli.rehearse.journal import Journal, Undo
 from muster.cli.rehearse.outcome import Row, Verdict, judge
 from muster.cli.rehearse.page import build_page
 from muster.cli.rehearse.saves import Kept, Saves, is_close
-from muster.cli.rehearse.table import Report, build_json, build_junit, build_table
+from muster.cli.rehearse.table import ADVICE, Report, build_json, build_junit, build_table
 from muster.cli.rehearse.trial import Case, Limits, Result, Trial
 from muster.cli.rehearse.watch import Slot
 from muster.schedulers.adapter import scheduler
@@ -374,6 +374,14 @@ def test_each_verdict_is_written_when_it_is_known(
 # -- what is undone ----------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def folders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders can be undone."""
+    undo = {**journal.UNDO, "folder": lambda path: remove_folder(path, ignores_errors=True)}
+    monkeypatch.setattr(journal, "UNDO", undo)
+
+
+@pytest.mark.usefixtures("folders")
 def test_the_journal_is_on_disk_before_and_gone_afterwards(tmp_path: Path) -> None:
     left = tmp_path / "left"
     with Journal(tmp_path / "journals") as kept:
@@ -386,6 +394,7 @@ def test_the_journal_is_on_disk_before_and_gone_afterwards(tmp_path: Path) -> No
     assert list((tmp_path / "journals").iterdir()) == []
 
 
+@pytest.mark.usefixtures("folders")
 def test_what_a_killed_rehearsal_left_is_undone_by_the_next(tmp_path: Path) -> None:
     folder, left = tmp_path / "journals", tmp_path / "left"
     folder.mkdir()
@@ -428,7 +437,7 @@ def test_a_workspace_of_any_depth_is_watched_and_removed(tmp_path: Path) -> None
     try:
         (bottom / "last.pt").write_bytes(b"1")
         assert saves.look()
-        journal.UNDO["folder"](str(tmp_path / "work"))
+        remove_folder(tmp_path / "work")
     finally:
         sys.setrecursionlimit(before)
         saves.close()
@@ -578,22 +587,30 @@ def test_no_rank_is_stopped_in_a_collective_before_its_first_step() -> None:
 
 
 def test_the_processes_of_a_node_are_those_of_its_newest_agent_and_round() -> None:
-    def build(what: str, node: int = 1, **detail: object) -> Event:
+    def build(what: str, agent: str = "a", node: int = 1, **detail: object) -> Event:
         return Event(
-            agent="a", time_s=0, monotonic_s=0, node=node, node_index=node, round=1, attempt=0, what=what, detail=detail
+            agent=agent,
+            time_s=0,
+            monotonic_s=0,
+            node=node,
+            node_index=node,
+            round=1,
+            attempt=0,
+            what=what,
+            detail=detail,
         )
 
     events = [
         build("agent_started", pid=10),
         build("round_formed", rank_offset=2),
         build("worker_released", local_rank=0, pid=11),
-        build("worker_released", node=0, local_rank=0, pid=99),
+        build("worker_released", "b", node=0, local_rank=0, pid=99),
         build("round_formed", rank_offset=4),
         build("worker_released", local_rank=1, pid=12),
     ]
-    assert live.find_processes(events, 1) == (10, {5: 12})
-    assert live.find_processes([*events, build("agent_started", pid=20)], 1) == (20, {})
-    assert live.find_processes(events, 2) == (0, {})
+    assert watch.find_processes(events, 1) == (10, {5: 12})
+    assert watch.find_processes([*events, build("agent_started", "c", pid=20)], 1) == (20, {})
+    assert watch.find_processes(events, 2) == (0, {})
 
 
 @pytest.mark.parametrize(

@@ -15,14 +15,13 @@ from muster._shared.control import ControlError, ExitCode
 from muster._shared.job_view import DeviceStatus, Goodput, JobEvent, JobState, JobStatus, NodeState, NodeStatus
 from muster._shared.records import replace
 from muster._shared.reports import Answer
-from muster.cli.top.app import Folds, TopView
+from muster.cli.top.app import Folds, TopView, describe_waits
+from muster.cli.top.command import Changes, follow
 from muster.cli.top.keys import KeyParser
 from muster.cli.top.picture import History, JobList, JobPicture, JobRow, sort_nodes, sort_ranks
-from muster.cli.top.plain import Changes, follow
 from muster.cli.top.rendering import Size, draw_job, draw_jobs, draw_text, list_rows, print_once
 from muster.cli.top.source import Origin, Reader
 from muster.cli.top.state import Deed, Place, Search, View, fit, found, press
-from muster.cli.top.waits import describe_waits
 
 _KEYS = {
     b"\x1b[A": "up", b"\x1bOB": "down", b"\x1b[5~": "page up", b"\x1b[6~": "page down", b"\x1b[H": "home",
@@ -253,8 +252,8 @@ class TestRendering:
         status = replace(status, values=(("loss", 0.452489),))
         rows = draw(status)
         (at,) = (at for at, row in enumerate(rows) if "step 170 of 100000" in row)
-        assert not rows[at].endswith("loss")
-        assert rows[at + 1].startswith("loss 0.452489")
+        assert rows[at].rstrip().endswith("loss 0.452489")
+        assert rows[at + 1].startswith("ETA 1 h 27 min")
 
     @pytest.mark.parametrize(("ranks", "rows"), [(1, 3), (8, 3), (14, 2)])
     def test_a_reason_has_more_rows_where_all_ranks_have_room(self, ranks: int, rows: int) -> None:
@@ -364,7 +363,7 @@ class TestRendering:
 
 
 class _Jobs:
-    """A `source.Jobs` of one job."""
+    """The `Jobs` of one job."""
 
     def __init__(self, *pictures: JobPicture) -> None:
         self._pictures = list(pictures)

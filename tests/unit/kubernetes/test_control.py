@@ -511,7 +511,7 @@ def test_the_timeline_has_what_pods_that_run_have_and_says_whose_records_are_mis
     told = capsys.readouterr()
     missing = (
         "Records are missing of 1 of 2 nodes in round 1: what happened there is not shown. They were lost with their "
-        "pods or containers (node 1 has ended). To keep them next time, add `--env MUSTER_LOG_DIR=FOLDER`, on a "
+        "pods or containers. To keep them next time, add `--env MUSTER_LOG_DIR=FOLDER`, on a "
         "volume: `muster timeline` and `muster events` take the folder of the job there."
     )
     facts = json.loads(told.out)

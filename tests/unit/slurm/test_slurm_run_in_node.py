@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from torchx.specs import AppState
+from torchx.specs import AppState, Role
 
 from muster._shared.contract import AskKind
 from muster._shared.control import ControlError
@@ -70,9 +70,10 @@ def test_a_node_that_does_not_run_is_one_line(scheduler: Any) -> None:
 
 def test_a_fault_of_a_process_that_is_none_of_the_apps_is_refused_there(scheduler: Any, words: Path) -> None:
     """The end of a node is a signal to the parent of its agent: Slurm has no other."""
-    target = live._Target(node=1, rank=None, agent_pid=os.getpid(), pid=0)
+    target = live._Target(name="preempted", node=1, rank=None, agent_pid=os.getpid(), pid=0)
+    job = live._Job(scheduler, "app", Role(name="trainer", image=""))
     with pytest.raises(ControlError, match=r"preempted could not be caused: process .* is no agent of app"):
-        live._cause(scheduler, "app", "trainer", "preempted", target)
+        job.cause(target)
     assert str(int(signal.SIGTERM)) in words.read_text()
 
 

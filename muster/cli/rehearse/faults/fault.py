@@ -1,5 +1,6 @@
 """What a fault is, and what it finds in the job that it disturbs."""
 
+import os
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -108,3 +109,25 @@ class Fault:
     needs_hang_watch: bool = False
     """The job ends its attempt only if it has a hang timeout."""
     place: Place = Place.ORDINARY
+
+
+def at_once(act: Callable[[Scene], None]) -> Callable[[Scene], Course]:
+    """Return the course of a fault that is over when it has been caused."""
+
+    def cause(scene: Scene) -> Course:
+        act(scene)
+        yield from ()
+
+    return cause
+
+
+def send(pid: int, signum: int) -> None:
+    """Send a signal.
+
+    Raises:
+        NotPossibleError: the process has ended.
+    """
+    try:
+        os.kill(pid, signum)
+    except ProcessLookupError as error:
+        raise NotPossibleError(f"process {pid} had ended before") from error

@@ -6,17 +6,12 @@ import signal
 from collections.abc import Callable, Iterator
 
 from muster._shared import processes
-from muster.cli.rehearse.faults.fault import FOR_EVER, Course, Fault, Moment, NotPossibleError, Scene
-from muster.cli.rehearse.faults.signals import send
+from muster.cli.rehearse.faults.fault import FOR_EVER, Course, Fault, Moment, NotPossibleError, Scene, at_once, send
 from muster.cli.rehearse.journal import stopped
 
 
 def _signal_rank(signum: int) -> Callable[[Scene], Course]:
-    def cause(scene: Scene) -> Course:
-        send(scene.find_worker(scene.rank), signum)
-        yield from ()
-
-    return cause
+    return at_once(lambda scene: send(scene.find_worker(scene.rank), signum))
 
 
 KILLED = Fault(
@@ -121,13 +116,12 @@ SLOW = Fault(
 )
 
 
-def _kill_loader(scene: Scene) -> Course:
+def _kill_loader(scene: Scene) -> None:
     """Kill one of the loaders of a rank, or of another one if it has none."""
     for worker in _list_workers(scene):
         loaders = [pid for pid in processes.list_descendants(worker) if _is_loader(pid, worker)]
         if loaders:
             send(loaders[-1], signal.SIGKILL)
-            yield from ()
             return
     raise NotPossibleError("no rank has a process that loads its data (a DataLoader with num_workers)")
 
@@ -162,5 +156,5 @@ LOADER_KILLED = Fault(
     name="loader-killed",
     title="a DataLoader worker is killed (SIGKILL)",
     holds="The rank fails or starts the worker again, and the job goes on from the last checkpoint.",
-    cause=_kill_loader,
+    cause=at_once(_kill_loader),
 )

@@ -131,7 +131,7 @@ def test_out_of_memory_is_named(apps, app_of):
     status = apps.wait(app_id)
     assert status.state == AppState.FAILED
     assert "w/0 was ended by SIGKILL" in status.msg
-    assert "OOMKilled: out of memory, limit 64 MiB" in status.msg
+    assert "OOMKilled: out of memory, limit 64Mi" in status.msg
 
 
 def test_objects_of_others_are_not_touched(apps, app_of, monkeypatch):

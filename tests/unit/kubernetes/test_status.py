@@ -580,12 +580,6 @@ def test_a_pod_that_was_drained_does_not_stand_for_its_node():
     assert {each.state for each in replicas} == {AppState.CANCELLED}
 
 
-def test_a_deadline_of_the_users_own_is_told_as_such():
-    """It was said that another role had failed, of which there was none."""
-    [reason] = find([job(("Failed", "DeadlineExceeded"))], []).reasons
-    assert (reason.code, reason.word) == (Code.SCHEDULER_SAID, "DeadlineExceeded")
-
-
 @pytest.mark.parametrize("prefix", ["", "trainer."])
 def test_if_the_pods_are_gone_the_annotation_of_the_job_says_why_it_failed(prefix):
     """The job was submitted with `-cfg events=true`. The status did not use what its agents had left in the cluster."""
@@ -610,16 +604,6 @@ def test_other_kinds():
     jobset = {**job(), "apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet"}
     jobset["status"] = {"conditions": [{"type": "Completed", "status": "True"}]}
     assert describe([jobset], []).state is AppState.SUCCEEDED
-
-
-@pytest.mark.parametrize(
-    ("mark", "code"),
-    [("torchx cancel", Code.CANCELLED_BY), ("muster stop", Code.STOPPED)],
-)
-def test_a_cancelled_app_names_the_command_that_ended_it(mark, code):
-    """It gave no reason."""
-    cancelled = job(("Failed", "DeadlineExceeded"), annotations={CANCEL_ANNOTATION: mark})
-    assert find([cancelled], []).reasons == (Reason(code=code, by=mark),)
 
 
 def test_an_app_that_is_suspended_without_a_queue_names_the_command_that_resumes_it():

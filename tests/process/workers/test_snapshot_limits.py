@@ -56,7 +56,7 @@ def test_the_second_job_of_a_machine_gets_what_the_first_has_left(tmp_path: Path
         assert second.exit_code == 0, second.explain()
         refused, continued = list_lines(second)
         assert re.fullmatch(REFUSED, refused), second.explain()
-        assert continued.endswith("continues from step 15, from memory")
+        assert "from step 15, from memory" in continued
 
 
 @pytest.mark.skipif(MEMFD_CREATE is None, reason="the number of memfd_create is not known for this machine")

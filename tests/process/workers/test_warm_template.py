@@ -401,7 +401,7 @@ def test_a_dead_template_is_started_again_and_workers_start_cold_meanwhile(
     agent.start()
     assert agent.wait_for_end() == [40, 41]
     assert agent.ways == ["warm", "warm", "cold", "cold"]
-    assert any("the template was ended by SIGKILL" in notice for notice in agent.notices)
+    assert any("template was ended by" in notice for notice in agent.notices)
     agent.turn_until(lambda: agent.has("template_ready", 2))
     agent.start()
     assert agent.wait_for_end() == [40, 41]
@@ -484,7 +484,8 @@ def test_a_template_that_dies_importing_is_not_tried_again(make_agent: Callable[
     agent.start()
     assert agent.wait_for_end() == [3, 3]
     assert agent.ways == ["cold", "cold"]
-    assert agent.notices == ["workers start cold: the template exited with code 9 while importing fatal: no such luck"]
+    [notice] = agent.notices
+    assert notice.endswith("code 9 while importing fatal: no such luck")
 
 
 FAKE_TORCH = """

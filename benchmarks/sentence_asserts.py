@@ -77,9 +77,13 @@ def _find_in(node: ast.AST, texts: Mapping[str, ast.expr]) -> Iterator[int]:
 def _find_texts(body: list[ast.stmt]) -> dict[str, ast.expr]:
     """Return the texts that a function or module gives a name."""
     texts: dict[str, ast.expr] = {}
-    for node in (inner for each in body for inner in ast.walk(each)):
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            continue  # its names are its own
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
             texts[node.targets[0].id] = node.value
+        for name in ("body", "orelse", "finalbody"):
+            texts.update(_find_texts(getattr(node, name, [])))
     return texts
 
 

@@ -58,11 +58,11 @@ def test_a_job_that_runs_and_is_stopped(start, tmp_path, capsys):
         assert "of 500" in capsys.readouterr().out
         assert commands.main(["stop", str(logs)]) == ExitCode.USAGE
         said = capsys.readouterr().err
-        assert "only `muster status`, `top`, " in said
+        assert "`muster status`, `top`, " in said
         agent.send(signal.SIGTERM)
         assert agent.wait().exit_code == 143
     assert read(logs, capsys)[0] == 7
-    assert "agents received SIGTERM; ended" in read(logs, capsys)[1]
+    assert "agents received SIGTERM; " in read(logs, capsys)[1]
     rest = f"`muster log {run} --attempt N` prints the output of all ranks in attempt N"
     code, printed, said = read_log(capsys, str(run), "--failed")
     assert (code, printed, f"it is CANCELLED; {rest}" in said) == (ExitCode.REFUSED, "", True)
@@ -122,7 +122,7 @@ def test_the_output_of_the_rank_that_failed(start, tmp_path, capsys):
         assert err in [f"muster: the root cause: rank {rank}, attempt 0\n" for rank in (0, 1)]
     assert read_log(capsys, run, "--rank", "1", "--grep", "2") == (0, "step 2\n", "")
     assert read_log(capsys, run, "-f", "--rank", "1") == (0, "step 0\nstep 1\nstep 2\n", "")
-    assert "rank 5; there are ranks 0-1" in read_log(capsys, run, "--rank", "5")[2]
+    assert "ranks 0-1" in read_log(capsys, run, "--rank", "5")[2]
     where = "the agents' own output is on the console on which they were started"
     line = f"muster: {where}; `--failed`, `--rank N` and `--attempt N` print the output of ranks\n"
     assert read_log(capsys, run) == (ExitCode.USAGE, "", line)
@@ -176,7 +176,7 @@ def test_agents_that_were_killed_leave_a_job_that_is_unknown(start, tmp_path, ca
         os.utime(path, (time.time() - 120, time.time() - 120))
     code, line = read(run, capsys)
     assert code == 8
-    assert "UNKNOWN: node 0 has written" in line
+    assert "UNKNOWN: node 0 " in line
     assert " has ended; since " in line
 
 
@@ -215,8 +215,8 @@ def test_a_job_without_a_record_has_a_line(tmp_path, capsys, words):
     path.parent.mkdir()
     path.touch()
     assert commands.main([*words, str(tmp_path)]) == ExitCode.REFUSED
-    why = "the job has just begun, or its agents could not write, for example to a full disk"
-    assert capsys.readouterr() == ("", f"{path} has no records: {why}\n")
+    printed, said = capsys.readouterr()
+    assert (printed, said.count("\n"), f"{path} has no records" in said) == ("", 1, True)
 
 
 def test_a_folder_without_a_job_is_refused(tmp_path, capsys):

@@ -196,7 +196,7 @@ class TestHangs:
         assert outcome.exit_code == 1, outcome.explain()
         assert "stacks of ranks 0-1:" in outcome.stderr, outcome.explain()
         page = " ".join(outcome.stderr.split())
-        assert "no CPU time used" in page, outcome.explain()
+        assert "no CPU time" in page, outcome.explain()
 
 
 def test_sigusr2_prints_stacks_and_disturbs_no_worker(nodes: list[list[str]], tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def test_a_command_that_hangs_is_killed_with_all_of_it(tmp_path: Path) -> None:
         tree.send(signal.SIGTERM)
         done = tree.wait()
     assert (done.exit_code, done.leftovers) == (143, ()), done.explain()
-    assert "--notify sh has not ended" in done.stderr, done.explain()
+    assert "sh has not ended" in done.stderr, done.explain()
 
 
 def test_a_command_that_fails_changes_nothing(tmp_path: Path) -> None:

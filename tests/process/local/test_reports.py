@@ -58,7 +58,7 @@ def test_the_status_of_a_job_without_torch_tells_of_its_hang(scheduler, tmp_path
     app = dist.ddp(script="train.py", j="1x2", start="cold", hang_timeout=3, hang_action="report")
     app.roles[0].env["TORCHX_JOB_ID"] = f"local_cwd://torchx/{macros.app_id}"  # as TorchX's runner does
     app_id = scheduler.submit(app, {})
-    text = "no CPU time used"
+    text = "no CPU time"
     wait_until(lambda: text in scheduler.describe(app_id).msg, timeout_s=180, what="the hang in the status")
     assert text in show_status(app_id)
     line = f": muster stop local_cwd://torchx/{app_id}\n"

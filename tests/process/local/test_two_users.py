@@ -100,7 +100,7 @@ def test_looking_at_jobs_starts_nothing_of_another_user(shared_dir, other_dir, h
     make_app(home / "logs/torchx/mine", Path(sys.executable), "mine")()
     registry.add("mine", home / "logs/torchx/mine")
 
-    refusal = f"{other_dir} belongs to user {OTHER}, not"
+    refusal = f"{other_dir} belongs to user {OTHER}"
     _, listed, errors = torchx("list", "-s", "detached")
     assert ("mine" in listed, refusal in errors) == (True, True), errors
     forged = "detached://torchx/forged"

@@ -182,7 +182,7 @@ def test_wrong_token_and_wrong_run_never_join(start) -> None:
     assert "MUSTER_TOKEN" in other_token.find(RendezvousFailed).reason
     other_run = start(1, token="right", run_id="other")
     wait_for(lambda: other_run.find(RendezvousFailed), one, other_run)
-    assert "is 'run', not 'other'" in other_run.find(RendezvousFailed).reason
+    assert "'run', not 'other'" in other_run.find(RendezvousFailed).reason
     assert one.find(RoundFormed) is None
 
 
@@ -230,7 +230,7 @@ def test_node_0_says_once_who_was_refused_and_why(start, tokens, run_id, line) -
     one = start(0, token=tokens[0])
     other = start(1, token=tokens[1], run_id=run_id, join_timeout_s=1.5)
     wait_for(lambda: other.find(RendezvousFailed), one, other)
-    assert one.list_notices() == [f"refused a node at 127.0.0.1: {line}"]
+    assert [f"127.0.0.1: {line}" in each for each in one.list_notices()] == [True]
     assert not any(token and token in str(one.events) for token in tokens)
 
 

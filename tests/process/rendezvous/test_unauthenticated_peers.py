@@ -299,7 +299,7 @@ def test_a_refusal_is_named_at_the_end_although_the_last_attempt_found_nobody(mo
             node.turn(10)
             node.pass_time(0.1)
         assert next(answers, None) is None
-        assert "resolver has a bug" in node.find(RendezvousFailed).reason
+        assert "has a bug" in node.find(RendezvousFailed).reason
     finally:
         node.close()
 

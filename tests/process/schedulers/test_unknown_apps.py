@@ -47,7 +47,7 @@ def test_an_engine_that_does_not_exist(run, tmp_path, monkeypatch):
     for command in APP_COMMANDS:
         code, lines = run(*words_of(command, "docker"))
         assert (code, len(lines) <= 2) == (1, True), lines
-        assert f"at {address} (No such file" in lines[-1]
+        assert f"{address} (No such file" in lines[-1]
     code, lines = run("list", "-s", "docker")
     assert code == 0
     assert [line for line in lines if "are not listed" in line], lines

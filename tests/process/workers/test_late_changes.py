@@ -46,7 +46,7 @@ def test_a_change_that_comes_too_late_is_said_once(package: Path) -> None:
     (package / "pkg" / "__init__.py").write_text(HIDDEN)
     outcome = run(package, "-m", "pkg.main")
     assert outcome.exit_code == 0, outcome.explain()
-    line = "muster: the program sets OMP_NUM_THREADS,"
+    line = "program sets OMP_NUM_THREADS,"
     assert outcome.stderr.count(line) == 1, outcome.explain()
     assert "--start cold" in outcome.stderr
 

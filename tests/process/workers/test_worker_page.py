@@ -178,5 +178,5 @@ def test_a_foreign_package_of_that_name_is_the_programs(tmp_path: Path, bundle: 
     command = build_command(*program, str(script), python=("-S",), agent=bundle)
     outcome = run_tree(command, env={**os.environ, "PYTHONPATH": str(site) if reach == "installed" else ""})
     assert outcome.stdout.count("foreign yes of it") == 2, outcome.explain()
-    line = f"of that name, in {site}, "
+    line = f"that name, in {site}, "
     assert " ".join(outcome.stderr.split()).count(line) == (reach == "installed"), outcome.explain()

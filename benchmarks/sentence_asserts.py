@@ -29,6 +29,8 @@ TABLES = {
     "unit/diagnosis/test_failures.py": "evidence and advice of one failure: `diagnosis.failures`",
     "unit/features/hangs/test_collectives.py": "which rank the others wait for: `hangs.collectives`",
     "unit/features/hangs/test_causes.py": "the same in the first line of a report",
+    "unit/features/hangs/test_nccl_monitor.py": "the same from what NCCL's monitor says: `hangs.launches`",
+    "unit/cli/test_afterwards.py": "the story that `muster timeline` tells: `afterwards.story`",
     "unit/node/test_summary.py": "the lines at the end of a job: `node.summary`",
     "unit/rendezvous/test_asking.py": "the answers to requests of people: `control.answers`",
     "unit/snapshots/test_snapshot_words.py": "what is said of snapshots in the status",
@@ -49,6 +51,8 @@ def has_sentence(text: str, *, is_pattern: bool = False) -> bool:
     """Return whether a line of a text has four words."""
     if is_pattern:
         text = re.sub(r"\\([^\w\s]| )", r"\1", re.sub(r"\.[*+]\??|\\[A-Za-z][*+]?|[\^$]", " - ", text))
+    for said in _OTHERS_SAY:
+        text = text.replace(said, "-")
     return any(
         len([word for word in line.split() if _WORD.fullmatch(word)]) >= _LEAST_WORDS for line in text.split("\n")
     )

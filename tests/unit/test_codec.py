@@ -61,7 +61,7 @@ def test_what_is_invalid_is_left_out_of_what_anything_may_have_written() -> None
         "rare": {},
         "new": 1,
     }
-    with pytest.raises(MalformedMessageError, match=r"'text': longer than 8 bytes"):
+    with pytest.raises(MalformedMessageError, match=r"'text': .* 8 bytes"):
         decode(Sample, found)
     kept = salvage(Sample, found)
     assert kept == Sample(text="01234567", parts=(Part(number=3),), shown=(("b", 2.0),))

@@ -50,9 +50,9 @@ def test_a_large_one_is_read_to_its_limit_and_from_its_end(tmp_path: Path) -> No
 
 def test_a_named_pipe_is_none(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OSError, match="not a regular file"):
+    with pytest.raises(OSError, match="a regular file"):
         read_regular(str(tmp_path / "pipe"), 10)
-    with pytest.raises(OSError, match="that no process has written and closed"):
+    with pytest.raises(OSError, match="written and closed"):
         read_whole(tmp_path / "pipe", pipe_limit_s=0.01)
 
 

@@ -71,7 +71,7 @@ def test_every_class_is_a_condition(name: str) -> None:
 
 def test_no_rule_is_about_a_rank_that_gives_up() -> None:
     """The job stops then, whatever the rules are."""
-    with pytest.raises(PolicyError, match="'gave-up' must be one of"):
+    with pytest.raises(PolicyError, match=r"'gave-up' .* one of"):
         parse_policy("gave-up: restart")
 
 
@@ -127,5 +127,5 @@ def test_any_other_text_is_refused_in_one_line(text: str) -> None:
 def test_components_check_the_rules_and_pass_them_on(component) -> None:
     app = component(script="main.py", on=EXAMPLE)
     assert f"--on={EXAMPLE}" in app.roles[0].args
-    with pytest.raises(ComponentError, match=r"--on 'any: retry': what follows must be restart, elsewhere or stop"):
+    with pytest.raises(ComponentError, match=r"--on 'any: retry': .* elsewhere or stop"):
         component(script="main.py", on="any: retry")

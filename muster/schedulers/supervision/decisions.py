@@ -179,7 +179,7 @@ def _handle_failure(role: SupervisedRole, state: SupervisedApp, event: ReplicaEn
     if event.final or _is_final(role, event.exit_code):
         state = _set_status(state, event.replica, ReplicaStatus.FAILED, event.exit_code)
         lingers = role.runs_agent and not event.final and event.exit_code == ExitCode.WORKERS_FAILED
-        return _end(state, Outcome.FAILED, _explain_final(role, event), lingering_role=role.name if lingers else "")
+        return _end(state, Outcome.FAILED, _explain_final(event), lingering_role=role.name if lingers else "")
     if role.runs_agent and event.exit_code == ExitCode.TERMINATED:
         state = _set_status(state, event.replica, ReplicaStatus.WAITING, event.exit_code)
         state = replace(state, reasons=(Reason(code=Code.PREEMPTED_AGAIN, replica=str(event.replica)),))
@@ -214,11 +214,9 @@ def _is_final(role: SupervisedRole, exit_code: int | None) -> bool:
     return exit_code in NEVER_RETRY or (exit_code != ExitCode.RENDEZVOUS and exit_code <= 128)
 
 
-def _explain_final(role: SupervisedRole, event: ReplicaEnded) -> Reasons:
-    if event.final and event.exit_code is None:
-        return (_explain_end(event, Code.NEVER_STARTED),)
-    if not role.runs_agent or event.final:
-        return (_explain_end(event, Code.REPLICA_ENDED),)
+def _explain_final(event: ReplicaEnded) -> Reasons:
+    if event.final:
+        return (Reason(code=Code.NEVER_STARTED, replica=str(event.replica), causes=event.reasons),)
     if event.reasons and event.exit_code == ExitCode.WORKERS_FAILED:
         return event.reasons  # they name the node whose worker failed, which may be another one
     is_refused = event.reasons and event.exit_code in NEVER_RETRY

@@ -26,8 +26,6 @@ class Code(Enum):
     # -- requests of people, and what a supervisor does ---------------------------------------------------------------
     CANCELLED = ""
     """A person or a program has cancelled it. All adapters."""
-    CANCELLED_BY = "cancelled ({by})"
-    """The command `by` has cancelled it. Kubernetes."""
     STOPPED = "stopped (muster stop)"
     """`muster stop` has stopped it. All adapters."""
     KILLED = "killed"

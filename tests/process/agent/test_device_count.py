@@ -43,13 +43,13 @@ def test_auto_without_an_accelerator_counts_cores(fake_python: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["gpu", "auto", "banana"])
 def test_a_count_that_fails_gives_the_reason(fake_python: Path, kind: str) -> None:
-    with pytest.raises(UsageError, match=rf"--nproc-per-node '{kind}': must be a number, .*\(no such device\)"):
+    with pytest.raises(UsageError, match=rf"--nproc-per-node '{kind}': .*\(no such device\)"):
         count(kind, make(fake_python, "echo Traceback >&2; echo no such device >&2; exit 1"))
     with pytest.raises(UsageError, match="was ended by SIGKILL"):
         count(kind, make(fake_python, "kill -9 $$"))
     with pytest.raises(UsageError, match="exited with code 3"):
         count(kind, make(fake_python, "exit 3"))
-    with pytest.raises(UsageError, match="cannot count the devices"):
+    with pytest.raises(UsageError, match="count the devices"):
         count(kind)
 
 

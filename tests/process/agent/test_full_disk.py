@@ -64,7 +64,7 @@ def test_the_programs_exception_is_not_lost(start: str, setup: str, tmp_path: Pa
     script.write_text("raise ValueError('bad batch')\n")
     outcome = run_agent(setup, tmp_path, ["--start", start, "--tee", "2"], [str(script)])
     assert outcome.exit_code == 1, outcome.explain()
-    assert "muster: cannot record the exception in " in outcome.stderr, outcome.explain()
+    assert "muster: cannot record " in outcome.stderr, outcome.explain()
     report = " ".join(outcome.stderr.partition("JOB FAILED")[2].split())
     # Rank 1 fails in the same way, or is stopped before.
     assert "ValueError: bad batch" in report.partition("Root cause")[0], outcome.explain()

@@ -53,19 +53,19 @@ def test_a_job_that_runs_and_is_stopped(start, tmp_path, capsys):
         wait_until(lambda: "step 2" in read(logs, capsys)[1] if logs.exists() else False, what="a step in the status")
         code, line = read(run, capsys)
         assert code == 10
-        assert line.startswith(f"{run}  RUNNING: attempt 0, no restarts allowed; 1 of 1 node runs; step ")
+        assert line.startswith(f"{run}  RUNNING: attempt 0, ")
         assert commands.main(["top", "--once", str(logs)]) == 10
         assert "of 500" in capsys.readouterr().out
         assert commands.main(["stop", str(logs)]) == ExitCode.USAGE
         said = capsys.readouterr().err
-        assert "is a folder, not an app; only `muster status`, `top`, `log`, `events` and `timeline` read" in said
+        assert "`muster status`, `top`, " in said
         agent.send(signal.SIGTERM)
         assert agent.wait().exit_code == 143
     assert read(logs, capsys)[0] == 7
-    assert "CANCELLED: its agents received SIGTERM; ended at " in read(logs, capsys)[1]
+    assert "agents received SIGTERM; " in read(logs, capsys)[1]
     rest = f"`muster log {run} --attempt N` prints the output of all ranks in attempt N"
-    line = f"muster: no rank of {run} is known to have failed; it is CANCELLED; {rest}\n"
-    assert read_log(capsys, str(run), "--failed") == (ExitCode.REFUSED, "", line)
+    code, printed, said = read_log(capsys, str(run), "--failed")
+    assert (code, printed, f"it is CANCELLED; {rest}" in said) == (ExitCode.REFUSED, "", True)
 
 
 ENDED = [
@@ -86,7 +86,7 @@ def test_a_slurm_job_by_hand_says_why_slurm_ended_it(start, tmp_path, capsys, mo
     for state, ended_ago_s, why in ENDED:
         entry = client.QueueEntry(job_id="7", state=state, end_s=time.time() - ended_ago_s)
         monkeypatch.setattr(client, "find_ended", {"7": entry}.__getitem__)
-        assert f"CANCELLED: its agents received SIGTERM{why}; ended at " in read(tmp_path / "logs", capsys)[1]
+        assert f"received SIGTERM{why}; ended at " in read(tmp_path / "logs", capsys)[1]
 
 
 def test_jobs_that_have_ended_and_the_newest_is_shown(start, tmp_path, capsys):
@@ -100,7 +100,7 @@ def test_jobs_that_have_ended_and_the_newest_is_shown(start, tmp_path, capsys):
         assert agent.wait().exit_code == 1
     code, line = read(logs, capsys)
     assert code == 1
-    assert f"{logs / 'bad'}  FAILED: ranks 0-1 failed in the same way: exited with code 9; " in line
+    assert f"{logs / 'bad'}  FAILED: ranks 0-1 " in line
     assert commands.main(["status", "--json", str(logs)]) == 1
     assert json.loads(capsys.readouterr().out)["state"] == "FAILED"
 
@@ -122,12 +122,12 @@ def test_the_output_of_the_rank_that_failed(start, tmp_path, capsys):
         assert err in [f"muster: the root cause: rank {rank}, attempt 0\n" for rank in (0, 1)]
     assert read_log(capsys, run, "--rank", "1", "--grep", "2") == (0, "step 2\n", "")
     assert read_log(capsys, run, "-f", "--rank", "1") == (0, "step 0\nstep 1\nstep 2\n", "")
-    assert read_log(capsys, run, "--rank", "5")[2] == "muster: there is no rank 5; there are ranks 0-1\n"
+    assert "ranks 0-1" in read_log(capsys, run, "--rank", "5")[2]
     where = "the agents' own output is on the console on which they were started"
     line = f"muster: {where}; `--failed`, `--rank N` and `--attempt N` print the output of ranks\n"
     assert read_log(capsys, run) == (ExitCode.USAGE, "", line)
-    line = "muster: --role and --node are for an app, not for a folder; use --failed, --rank N or --attempt N\n"
-    assert read_log(capsys, run, "--failed", "--role", "job7") == (ExitCode.USAGE, "", line)
+    code, printed, said = read_log(capsys, run, "--failed", "--role", "job7")
+    assert (code, printed, "--role and --node" in said) == (ExitCode.USAGE, "", True)
     check_a_rank_of_a_node_with_a_folder_of_its_own(Path(run), capsys)
 
 
@@ -153,7 +153,7 @@ def test_a_rank_whose_output_went_to_the_console(start, tmp_path, capsys):
     code, out, err = read_log(capsys, str(run), "--failed")
     root, missing = err.splitlines()
     rank = root.removesuffix(", attempt 0").rpartition(" ")[2]
-    assert missing == f"muster: {run} has no output of rank {rank}: {why}; the job's report has these lines of the rank"
+    assert f"of rank {rank}: {why}; " in missing
     assert code == 0
     assert out.endswith("ValueError: invalid literal for int() with base 10: 'x'\n")
     (run / "report.json").unlink()
@@ -161,8 +161,8 @@ def test_a_rank_whose_output_went_to_the_console(start, tmp_path, capsys):
     lines = [f"muster: {run} has no output of rank {rank}: {why}" for rank in (0, 1)]
     assert code == ExitCode.REFUSED
     assert err.splitlines()[1] in lines, "without a report the records say which rank it was"
-    line = f"muster: {run} has no output of the ranks: {why}\n"
-    assert read_log(capsys, str(run), "--attempt", "0") == (ExitCode.REFUSED, "", line)
+    code, printed, said = read_log(capsys, str(run), "--attempt", "0")
+    assert (code, printed, said.endswith(f": {why}\n")) == (ExitCode.REFUSED, "", True)
 
 
 def test_agents_that_were_killed_leave_a_job_that_is_unknown(start, tmp_path, capsys):
@@ -176,8 +176,8 @@ def test_agents_that_were_killed_leave_a_job_that_is_unknown(start, tmp_path, ca
         os.utime(path, (time.time() - 120, time.time() - 120))
     code, line = read(run, capsys)
     assert code == 8
-    assert "UNKNOWN: node 0 has written nothing for 2 min" in line
-    assert ", and no record says that its agent has ended; since " in line
+    assert "UNKNOWN: node 0 " in line
+    assert " has ended; since " in line
 
 
 def test_the_loss_of_the_first_node_is_shown_as_that_of_another_one(start, tmp_path, capsys):
@@ -215,10 +215,10 @@ def test_a_job_without_a_record_has_a_line(tmp_path, capsys, words):
     path.parent.mkdir()
     path.touch()
     assert commands.main([*words, str(tmp_path)]) == ExitCode.REFUSED
-    why = "the job has just begun, or its agents could not write, for example to a full disk"
-    assert capsys.readouterr() == ("", f"muster: {path} has no records: {why}\n")
+    printed, said = capsys.readouterr()
+    assert (printed, said.count("\n"), f"{path} has no records" in said) == ("", 1, True)
 
 
 def test_a_folder_without_a_job_is_refused(tmp_path, capsys):
     assert commands.main(["status", str(tmp_path)]) == ExitCode.REFUSED
-    assert f"{tmp_path} has no events.jsonl of a job" in capsys.readouterr().err
+    assert f"{tmp_path} has no events.jsonl" in capsys.readouterr().err

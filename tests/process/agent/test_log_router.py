@@ -321,7 +321,7 @@ def test_an_agent_whose_log_thread_failed_ends_instead_of_letting_its_workers_ha
     node.start(["true"])
     assert node.router._thread is not None
     node.router._thread.submit(lambda: int("no number"))
-    with pytest.raises(InternalError, match="log thread has failed"):
+    with pytest.raises(InternalError, match="log thread"):
         node.turn_until(lambda: False)
     for child in node.children:
         child.wait(timeout=LIMIT_S)
@@ -333,7 +333,7 @@ def test_an_agent_whose_log_thread_failed_ends_instead_of_letting_its_workers_ha
 def test_an_unknown_logs_spec_is_the_callers_fault(tmp_path: Path) -> None:
     loop = Loop()
     config = LogConfig(base_dir=str(tmp_path), logs_specs="nothing")
-    with pytest.raises(UsageError, match=r"no 'nothing' among the torchrun\.logs_specs entry points"):
+    with pytest.raises(UsageError, match=r"'nothing' among the torchrun\.logs_specs"):
         LogRouter(config=config, loop=loop, run_id="job", role="w", nproc=1)
     loop.close()
 

@@ -69,8 +69,7 @@ def test_programs_that_are_not_python_and_wait_with_the_cpu(version: tuple[int, 
     with Server(World(folder, version).read) as server:
         outcome = run(folder, server, "sh", str(script), flags=("--no-python",))
     assert (outcome.exit_code, outcome.leftovers) == (1, ()), outcome.explain()
-    expected = f"rank 1 did not launch AllReduce #6 of {WORLD}; rank 0 has launched it"
-    assert read_reason(folder, outcome).startswith(expected), outcome.explain()
+    assert f"AllReduce #6 of {WORLD}; rank 0" in read_reason(folder, outcome), outcome.explain()
 
 
 @pytest.mark.parametrize("given", ["", "localhost:28028"])

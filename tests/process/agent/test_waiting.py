@@ -45,7 +45,7 @@ def test_it_says_why_it_finds_no_leader(endpoint: str, other_program: int) -> No
         threading.Event().wait(1)
         tree.send(signal.SIGTERM)
         outcome = tree.wait()
-    assert outcome.stderr.count("no leader found yet") == 1, outcome.explain()
+    assert outcome.stderr.count("no leader found") == 1, outcome.explain()
 
 
 def test_the_first_node_names_a_port_that_another_program_has(other_program: int) -> None:

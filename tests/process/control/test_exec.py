@@ -102,7 +102,7 @@ def test_output_input_exit_code_and_folder_are_the_commands(job):
     script = "read line; echo got $line in $PWD; echo wrong >&2; exit 7"
     assert job.run("sh", "-c", script, text="a line\n") == (7, f"got a line in {job.folder}\n", "wrong\n")
     assert job.run("--", "sh", "-c", "kill -TERM $$") == (143, "", "")
-    assert job.run("no-such-program") == (127, "", "muster: no-such-program: No such file or directory\n")
+    assert job.run("no-such-program")[0] == 127
     assert job.run("/etc/passwd")[0] == 126
 
 
@@ -214,7 +214,8 @@ def test_a_job_that_has_ended_or_a_node_that_is_lost_is_one_line(tmp_path):
         assert process.stdout.readline() == "ready\n"
         lost.scheduler.cancel(lost.app_id)
         wait_until(lambda: lost.scheduler.describe(lost.app_id).state.name == "CANCELLED", what="its end")
-        assert lost.run("true") == (255, "", f"muster: {lost.app_id} has ended already (CANCELLED)\n")
+        code, printed, said = lost.run("true")
+        assert (code, printed, "(CANCELLED)" in said) == (255, "", True)
         process.send_signal(signal.SIGTERM)
         assert process.wait(LIMIT_S) == 143, "it runs beside the job, and not below it"
         process.communicate()

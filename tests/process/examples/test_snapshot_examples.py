@@ -50,8 +50,8 @@ def run(script: str, folder: Path, *words: str) -> str:
 
 def check(script: str, folder: Path, read_weights: Callable[[Path], "dict[str, torch.Tensor]"]) -> None:
     printed = run(script, folder / "one", "--fail-at", "30")
-    assert re.search(r"muster.snapshots: continues from step (29|30), from memory", printed), printed
-    assert re.search(r"all ranks continue at step (29|30) from memory", printed), printed
+    assert re.search(r"step (29|30), from memory", printed), printed
+    assert re.search(r"step (29|30) from memory", printed), printed
     assert "continues from" not in run(script, folder / "whole")
     weights, undisturbed = (read_weights(folder / name / "out") for name in ("one", "whole"))
     assert weights.keys() == undisturbed.keys()

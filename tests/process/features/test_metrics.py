@@ -133,7 +133,7 @@ def test_a_port_that_is_taken_is_one_line_and_the_job_runs(tmp_path: Path, addre
     [line] = [line for line in outcome.stderr.splitlines() if "metrics-port" in line]
     reason = "Cannot assign requested address" if given.startswith("192") else "Address already in use"
     assert reason in line
-    assert line.endswith("; the job runs without metrics")
+    assert line.endswith("runs without metrics")
 
 
 # -- a collector ------------------------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ def test_a_busy_collector_gets_the_spans_later(tmp_path: Path, collector: Any) -
     assert sorted(names) == ["muster.attempt", "muster.attempt", "muster.job", "muster.recovery"]
     lines = [line for line in outcome.stderr.splitlines() if "OpenTelemetry" in line]
     assert len(lines) == 1
-    assert lines[0].endswith("the job goes on: it answers with status 429")
+    assert lines[0].endswith("with status 429")
 
 
 # -- trackers ---------------------------------------------------------------------------------------------------------
@@ -256,13 +256,10 @@ def test_a_scrape_needs_nothing_of_the_agents_loop_and_health_says_when_that_sta
         for _ in range(20):
             assert ask(endpoint.address, "/metrics")[0] == 200
         assert ask(endpoint.address, "/healthz")[0] == 200
-        assert ask(endpoint.address, "/status", Host="rebound.example")[::2] == (
-            421,
-            "ask by the address or the name of this machine\n",
-        )
+        assert ask(endpoint.address, "/status", Host="rebound.example")[0] == 421
         assert ask(endpoint.address, "/readyz")[::2] == (503, "starting\n")
         clock.at_s += 60.0
-        assert ask(endpoint.address, "/healthz")[::2] == (503, "the agent has stood still for 60 s\n")
+        assert ask(endpoint.address, "/healthz")[0] == 503
         assert ask(endpoint.address, "/metrics")[0] == 200
         loop.turn(0.0)
         assert ask(endpoint.address, "/healthz")[0] == 200

@@ -34,7 +34,7 @@ class TestHeld(OnThisMachine):
         assert done.returncode == 0, done
 
     def test_a_role_without_an_agent_is_refused(self, scheduler: PluginScheduler) -> None:
-        with pytest.raises(SchedulerError, match="role w does not run muster's agent: it cannot run on a hold"):
+        with pytest.raises(SchedulerError, match="role w does"):
             self.submit(scheduler, build_shell("true"))
         assert scheduler.list(self.cfg) == []
 

@@ -120,7 +120,7 @@ def test_runs_start_warm_and_get_nothing_of_each_other(with_torch: Held) -> None
     assert find_original(held) == original
     done = commands.run("import sys\nprint('torch' in sys.modules)\n", j="1x2")
     assert (done.returncode, done.stderr.count("]:False")) == (0, 2), done
-    assert re.search("the hold's template is not used: .* does not import torch; another .* took", done.stderr), done
+    assert re.search("template .* import torch; ", done.stderr), done
 
 
 def prepare() -> None:
@@ -247,7 +247,7 @@ def test_an_agent_that_is_killed_as_its_run_comes_is_the_runs_reason(held: Held)
     with held.commands.started(SUM, "main", j="1x2", until="held://") as run:
         wait_until(lambda: held.read()["run"] == run.app_id, what="the guard has the run")
         os.kill(guard, signal.SIGCONT)
-        assert (run.wait_end(), "the agent of this node was ended by SIGKILL" in run.text) == (1, True), run.text
+        assert (run.wait_end(), "ended by SIGKILL" in run.text) == (1, True), run.text
     check_a_run(held)
 
 
@@ -275,7 +275,7 @@ def test_an_original_that_is_killed_is_replaced_and_changed_packages_are_seen(li
     first = find_original(held)
     (packages / "new.py").touch()
     done = light.run(SUM, j="1x2")
-    assert f"the hold's template is not used: packages in {packages} have changed; another" in done.stderr, done
+    assert f"in {packages} have changed" in done.stderr, done
     held.wait_ready()
     assert find_original(held) == first
     for kill in (bool, lambda: os.kill(first, signal.SIGKILL)):  # after it the run is on the agent that waits
@@ -318,11 +318,11 @@ def test_a_hold_whose_process_is_killed_is_gone(light: Commands, victim: str) ->
     with light.started(SLEEP, "main") as run:
         tree = [*held.list_tree()]
         os.kill(held.read(0)["pid"] if victim == "holder" else held.find_supervisor(), signal.SIGKILL)
-        assert (run.wait_end(), "the hold ended during this run" in run.text) == (1, True), run.text
+        assert (run.wait_end(), "the hold ended" in run.text) == (1, True), run.text
     wait_until(lambda: all(map(is_gone, tree)), what="nothing of it runs")
     if victim == "holder":
         wait_until(lambda: held.find_state() == "FAILED", what="its supervisor says so")
-    assert "nothing is held here" in light.run(SUM).stderr
+    assert "nothing is held" in light.run(SUM).stderr
 
 
 def test_a_hold_that_is_idle_ends(light: Commands) -> None:

@@ -93,7 +93,7 @@ def test_ctrl_c_prints_no_traceback_and_that_the_job_goes_on(begin):
     assert waiting.returncode == -signal.SIGINT, "as shells expect it"
     assert "Traceback" not in "".join(said)
     line = next(line for line in "".join(said).splitlines() if "the job goes on" in line)
-    assert re.search(r"`muster log -f (\S+:\S+)` .*, `torchx cancel kubernetes://torchx/\1` ends it$", line), line
+    assert re.search(r"`muster log -f (\S+:\S+)` .*, `torchx cancel kubernetes://torchx/\1` ", line), line
 
 
 @pytest.mark.torchx

@@ -64,7 +64,7 @@ def test_a_run_from_another_machine_is_refused_by_the_holder(held: Held, tmp_pat
     with held.commands.started(SLEEP, "first") as first:
         done = other.run(held_runs.REDUCE, cfg=f"app={held.handle}")
         assert done.returncode == 1, done
-        assert f"this hold runs {first.app_id} now; with -cfg wait=true a run waits for it" in done.stderr, done.stderr
+        assert f"hold runs {first.app_id} now; " in done.stderr, done.stderr
         listed = other.call("muster", "status", held.handle)
         assert f"held: it runs {first.app_id}" in listed.stdout, listed
     held.wait_idle()

@@ -40,9 +40,7 @@ def test_a_job_that_succeeds(tmp_path, env):
     assert sorted(re.findall(r"^train/0 \[train\d\]:(rank \d)$", done.stderr, re.MULTILINE)) == ["rank 0", "rank 1"], (
         done.stderr
     )
-    assert re.search(r"^muster: train-\w+ SUCCEEDED: ended at \d\d:\d\d after ", done.stderr.splitlines()[-1]), (
-        done.stderr
-    )
+    assert re.search(r"^muster: train-\w+ SUCCEEDED: ", done.stderr.splitlines()[-1]), done.stderr
 
 
 def test_a_job_that_fails_ends_with_its_report(tmp_path, env):
@@ -72,7 +70,7 @@ def test_a_job_that_goes_on_alone_ends_with_its_report_too(muster):
     code, _, errors = muster("run", *words)
     lines, _, report = errors.partition("=" * 70 + "\nJOB FAILED ")
     assert (code, "ValueError: bad batch" in report, "here" in lines) == (1, True, False), errors
-    assert re.search(r"`muster log --failed train-\w+` those of the root cause\n$", lines), "the report refers to them"
+    assert re.search(r"`muster log --failed train-\w+` ", lines), "the report refers to them"
 
 
 @pytest.mark.torchx

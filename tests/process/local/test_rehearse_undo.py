@@ -97,7 +97,7 @@ def test_the_next_rehearsal_undoes_what_a_killed_one_has_made(place: str, tmp_pa
         process.wait()
     assert list_leftovers(folder, process.pid)
     (line,) = undo_dead(folder / "journals")
-    assert line.startswith("an earlier rehearsal was killed; undone: "), line
+    assert "was killed; undone: " in line, line
     assert list_leftovers(folder, process.pid) == []
     assert list((folder / "journals").iterdir()) == []
     assert undo_dead(folder / "journals") == []

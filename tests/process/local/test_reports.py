@@ -48,7 +48,7 @@ def test_the_status_says_what_an_agent_refuses(scheduler, tmp_path) -> None:
     app_id = scheduler.submit(dist.ddp(script="train.py", j="1x1", rdzv_backend="foo"), {})
     wait_until(lambda: scheduler.describe(app_id).state.name == "FAILED", what="the end")
     msg = scheduler.describe(app_id).msg
-    assert msg.startswith("--rdzv-backend 'foo': must be one of muster, "), msg
+    assert msg.startswith("--rdzv-backend 'foo': "), msg
     assert msg.endswith(" (train/0 exited with code 2)"), msg
 
 
@@ -58,10 +58,10 @@ def test_the_status_of_a_job_without_torch_tells_of_its_hang(scheduler, tmp_path
     app = dist.ddp(script="train.py", j="1x2", start="cold", hang_timeout=3, hang_action="report")
     app.roles[0].env["TORCHX_JOB_ID"] = f"local_cwd://torchx/{macros.app_id}"  # as TorchX's runner does
     app_id = scheduler.submit(app, {})
-    text = "the job hangs: no CPU time used and nothing written for "
+    text = "no CPU time"
     wait_until(lambda: text in scheduler.describe(app_id).msg, timeout_s=180, what="the hang in the status")
     assert text in show_status(app_id)
-    line = f"; to end the job: muster stop local_cwd://torchx/{app_id}\n"
+    line = f": muster stop local_cwd://torchx/{app_id}\n"
     assert read_stderr(find_folder(app_id), 1).count(line) == 1
 
 
@@ -92,7 +92,7 @@ def test_a_cancelled_job_says_so_once(scheduler, tmp_path) -> None:
     wait_until(lambda: scheduler.describe(app_id).state.name == "CANCELLED", what="the end")
     lines = [line for line in read_stderr(folder, 3).splitlines() if line.startswith("[muster]")]
     senders = "`torchx cancel`, the end of `torchx run`, or `kill`"
-    assert lines[0] == f"[muster] received SIGTERM: stopping, up to 30 s (usually sent by {senders})"
+    assert f"(usually sent by {senders})" in lines[0]
     assert len(lines) == 2, lines
     assert lines[1].startswith("[muster] stopped after ")
 

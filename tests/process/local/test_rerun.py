@@ -65,7 +65,7 @@ def test_a_change_stops_the_run_politely_and_starts_the_next_and_ctrl_c_ends_all
         terminal.type("\x03")
         terminal.expect("version 3 saves")
         assert terminal.wait() == 130
-        assert terminal.text.count("the run starts again") == 1
+        assert terminal.text.count("run starts again") == 1
     assert find_processes(f"MUSTER_LOG_DIR={tmp_path}") == []
 
 

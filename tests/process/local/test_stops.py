@@ -31,5 +31,5 @@ def test_workers_get_the_signal_and_the_last_line_is_printed(tmp_path: Path) -> 
         program.wait()
     records = [path.read_text() for path in sorted(tmp_path.rglob("events.jsonl"))]
     assert [rank for rank in RANKS if f"{rank}KeyboardInterrupt" in text] == RANKS, "\n".join([text, *records[:1]])
-    last = r"\[muster\] stopped after \S+ s; no restarts; peak memory of a worker \d+ MiB; logs: /"
+    last = r"\[muster\] stopped .* \d+ MiB; logs: /"
     assert len(re.findall(last, text)) == 1, text

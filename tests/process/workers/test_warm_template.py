@@ -351,7 +351,7 @@ def test_the_end_of_the_store_is_reported(make_user: Callable[..., StoreUser]) -
     user.agent.turn_until(lambda: len(user.agent.started) == 2)
     os.kill(user.pid, signal.SIGKILL)
     user.agent.turn_until(lambda: user.lost)
-    assert user.lost == ["lost its store: the store's process was ended by SIGKILL"]
+    assert ["process was ended" in each for each in user.lost] == [True]
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", user.port))
     processes.send_signal(list(user.agent.started.values()), signal.SIGKILL)  # one that came too late tries for minutes
@@ -363,7 +363,7 @@ def test_a_port_that_is_taken_is_reported(make_user: Callable[..., StoreUser]) -
     with socket.create_server(("", 0)) as taken:
         user.port = taken.getsockname()[1]
         user.agent.starter.start_store("127.0.0.1", user.port, user.lost.append)
-    assert user.lost == [f"has no store: cannot listen on MASTER_PORT {user.port}: Address already in use"]
+    assert [f"MASTER_PORT {user.port}: Address already in use" in each for each in user.lost] == [True]
 
 
 @pytest.mark.parametrize("source", ["import torch\n", "import json\n"])
@@ -401,7 +401,7 @@ def test_a_dead_template_is_started_again_and_workers_start_cold_meanwhile(
     agent.start()
     assert agent.wait_for_end() == [40, 41]
     assert agent.ways == ["warm", "warm", "cold", "cold"]
-    assert any("the template was ended by SIGKILL" in notice for notice in agent.notices)
+    assert any("template was ended" in notice for notice in agent.notices)
     agent.turn_until(lambda: agent.has("template_ready", 2))
     agent.start()
     assert agent.wait_for_end() == [40, 41]
@@ -450,7 +450,7 @@ def test_a_module_that_blocks_the_template_for_ever(
     agent = make_agent(script, preload="odd")
     agent.start()
     assert agent.wait_for_end() == [40, 41]
-    assert agent.notices == [f"workers start cold: the template stood still for 1 s {where}, and was killed"]
+    assert [f"still for 1 s {where}, " in each for each in agent.notices] == [True]
     wait_until(lambda: agent.children.reap() or not list_children(), what="the end of everything")
 
 
@@ -484,7 +484,8 @@ def test_a_template_that_dies_importing_is_not_tried_again(make_agent: Callable[
     agent.start()
     assert agent.wait_for_end() == [3, 3]
     assert agent.ways == ["cold", "cold"]
-    assert agent.notices == ["workers start cold: the template exited with code 9 while importing fatal: no such luck"]
+    [notice] = agent.notices
+    assert notice.endswith("importing fatal: no such luck")
 
 
 FAKE_TORCH = """
@@ -531,9 +532,7 @@ def test_a_module_that_does_not_exist_is_reported_and_left_to_the_workers(
     agent.start()
     assert agent.wait_for_end() == [40, 41]
     assert agent.ways == ["warm", "warm"]
-    assert agent.notices == [
-        "cannot preload no_such_module: ModuleNotFoundError: No module named 'no_such_module'; left to the workers"
-    ]
+    assert ["preload no_such_module: ModuleNotFoundError: " in each for each in agent.notices] == [True]
 
 
 def test_what_imports_print_is_printed_by_every_worker(tmp_path: Path) -> None:

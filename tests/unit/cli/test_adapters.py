@@ -147,7 +147,7 @@ def test_ours_are_found_without_installed_metadata(points, monkeypatch):
     scheduler = adapters.create_scheduler("local_cwd", "muster")
     scheduler.close()
     assert scheduler.backend == "local_cwd"
-    with pytest.raises(ControlError, match="there are: local_cwd, detached, local_docker, docker, kubernetes, "):
+    with pytest.raises(ControlError, match="local_cwd, detached, local_docker, docker, kubernetes, "):
         adapters.create_scheduler("nothing", "muster")
 
 

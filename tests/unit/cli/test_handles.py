@@ -147,7 +147,7 @@ def test_what_names_no_app(word, line, code, env):
 
 
 def test_no_last_job(tmp_path):
-    with pytest.raises(ControlError, match="there is no last job"):
+    with pytest.raises(ControlError, match="no last job"):
         find_app("last", {"XDG_STATE_HOME": str(tmp_path), "HOME": str(tmp_path)})
 
 
@@ -227,7 +227,7 @@ def test_the_last_job_of_another_namespace_has_its_name(env, tmp_path, serve, mo
     serve("other:train-9")
     assert str(find_app("train", env)) == "kubernetes://muster/other:train-9"
     monkeypatch.delenv("KUBECONFIG")
-    with pytest.raises(ControlError, match="no job is named 'train'"):
+    with pytest.raises(ControlError, match="is named 'train'"):
         find_app("train", env)  # without a cluster nothing is known of it
 
 
@@ -238,7 +238,7 @@ def test_a_cluster_that_does_not_answer_for_the_last_job(env, tmp_path, serve, m
     record_last_remote(tmp_path / "muster", "kubernetes", "other:train-9")
     serve()
     monkeypatch.setattr(KubernetesScheduler, "describe_app", fail)
-    with pytest.raises(ControlError, match="no job of this machine is named 'train'; it does not answer"):
+    with pytest.raises(ControlError, match=r"'train'; .* not answer"):
         find_app("train", env)
 
 

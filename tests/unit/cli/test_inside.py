@@ -164,16 +164,16 @@ def test_an_agent_is_found_by_its_app_and_its_node(agent: Any) -> None:
     assert not agents.build_environment(process.pid).keys() & {"MUSTER_TOKEN", "MUSTER_WATCHED"}
     other = agent()
     for app, index, root in ((APP, 0, 0), ("other", 1, 0), (APP, 1, other.pid)):
-        with pytest.raises(NodeError, match="no agent of it runs"):
+        with pytest.raises(NodeError, match="no agent of"):
             agents.find_agent(app, index, root)
 
 
 @needs_two_users
 def test_an_agent_of_another_user_is_refused(agent: Any) -> None:
     process = agent(user=OTHER, **VARIABLES)
-    with pytest.raises(NodeError, match=f"the job belongs to uid {OTHER}, and this is uid 0"):
+    with pytest.raises(NodeError, match=f"uid {OTHER}, .* uid 0"):
         agents.find_agent(APP, 1, process.pid)
-    with pytest.raises(NodeError, match="no agent of it runs"):
+    with pytest.raises(NodeError, match="no agent of"):
         agents.find_agent(APP, 1, 0)
 
 

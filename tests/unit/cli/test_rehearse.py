@@ -134,7 +134,7 @@ def test_what_cannot_be_tried_has_a_reason() -> None:
     never = replace(UNDISTURBED, saved_at=[])
     cases = plan.choose_cases(plan.parse_faults(words, quick=False), never, nodes=1, nproc=2, seed=1)
     obstacles = plan.find_obstacles(cases, never)
-    assert obstacles["node-lost"] == "it needs 2 nodes, and the job has 1"
+    assert "the job has 1" in obstacles["node-lost"]
     assert "no file" in obstacles["rank-killed@checkpoint"]
     assert set(obstacles) == {"node-lost", "rank-killed@checkpoint"}
 
@@ -221,13 +221,12 @@ def test_only_a_script_that_could_have_resumed_has_started_over(
 def test_a_script_that_reports_no_numbers_is_told_how_it_could() -> None:
     nothing = replace(UNDISTURBED, values={}, digests={})
     row = judge(build_result(values={}), nothing, is_repeatable=True)
-    said = "not compared: the script reports no numbers (worker.step(i, loss=x)), --compare no file"
-    assert (row.verdict, row.result) == (Verdict.SURVIVED, said)
+    assert (row.verdict, "(worker.step(i, loss=x))" in row.result) == (Verdict.SURVIVED, True)
 
 
 def test_a_script_that_never_computes_the_same_twice_is_not_comparable() -> None:
     row = judge(build_result(values={"loss": 2.0}), UNDISTURBED, is_repeatable=False)
-    assert (row.verdict, row.result) == (Verdict.SURVIVED, "not comparable: two undisturbed runs differ, too")
+    assert (row.verdict, "two undisturbed runs" in row.result) == (Verdict.SURVIVED, True)
 
 
 def test_steps_of_the_optimizer_count_from_each_start_and_say_nothing_of_the_end() -> None:
@@ -236,7 +235,7 @@ def test_steps_of_the_optimizer_count_from_each_start_and_say_nothing_of_the_end
     resumed = build_result(done=40, is_counted=False, digests={"last.pt": "1"})
     assert judge(resumed, undisturbed, is_repeatable=None).result == "equal"
     ended = judge(build_result(done=40), UNDISTURBED, is_repeatable=None)
-    assert ended.result == "not comparable: the run was ended at step 40"
+    assert "ended at step 40" in ended.result
 
 
 @pytest.mark.parametrize(
@@ -288,11 +287,11 @@ def build_report() -> Report:
 
 def test_the_table() -> None:
     lines = build_table(build_report()).splitlines()
-    assert lines[0] == "dist.ddp --script train.py: 100 steps in 12.0 s undisturbed; seed 7"
+    assert "100 steps in 12.0 s undisturbed; seed 7" in lines[0]
     assert lines[3].split() == ["fault", "at", "verdict", "recovery", "repeated", "result"]
     assert "survived" in lines[4]
     assert "1.5 s" in lines[4]
-    assert "loader-killed: not tried: no <child>" in lines
+    assert any(each.startswith("loader-killed: not tried: ") for each in lines)
     assert lines[-1].endswith("(docs/preemption.md#how-to-resume)")
 
 
@@ -367,8 +366,8 @@ def test_each_verdict_is_written_when_it_is_known(
     words = ["--seed", "1", "--faults", "node-lost,rank-killed,preempted", "dist.ddp", "-j", "1x4", "--script", "x.py"]
     assert commands.main(["rehearse", *words]) == 130
     shown = capsys.readouterr()
-    assert "seed 1; 2 of 3 faults done\n" in shown.out
-    assert "muster: fault 2 of 3: a rank is killed (SIGKILL); about 3 min 0 s left\n" in shown.err
+    assert "2 of 3 faults" in shown.out
+    assert "fault 2 of 3: a " in shown.err
 
 
 # -- what is undone ----------------------------------------------------------------------------------------------------
@@ -574,7 +573,7 @@ def test_a_run_is_late_when_no_step_is_done_for_so_long_not_when_it_is_slow(
     assert not run._is_far_enough(159.0)
     clock[0] = 160.0
     assert run._is_far_enough(160.0)
-    assert (run._result.state, run._result.reason) == ("late", "no step was done for 60 s, since step 1")
+    assert (run._result.state, "for 60 s, since step 1" in run._result.reason) == ("late", True)
 
 
 def test_no_rank_is_stopped_in_a_collective_before_its_first_step() -> None:
@@ -618,7 +617,7 @@ def test_the_processes_of_a_node_are_those_of_its_newest_agent_and_round() -> No
 )
 def test_only_a_job_that_is_over_has_ended(state: AppState, code: ExitCode) -> None:
     scheduler = SimpleNamespace(describe_app=lambda _: SimpleNamespace(state=state, roles=[]))
-    with pytest.raises(ControlError, match=f"x is {state.name}: nothing was done") as raised:
+    with pytest.raises(ControlError, match=f"x is {state.name}: ") as raised:
         live._find_role(cast("PluginScheduler", scheduler), "x")
     assert raised.value.exit_code is code
 

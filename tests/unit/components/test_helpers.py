@@ -31,7 +31,7 @@ def test_get_role_name_is_torchxs(names: tuple[str | None, str | None]) -> None:
 @pytest.mark.parametrize("names", [(None, None), ("", "")])
 def test_get_role_name_needs_a_program(names: Any) -> None:
     for function in (ours.get_role_name, theirs.get_role_name):
-        with pytest.raises(ValueError, match=r"give exactly one of --script and -m|failed to compute role_name"):
+        with pytest.raises(ValueError, match=r"--script and -m|compute role_name"):
             function(*names)
 
 

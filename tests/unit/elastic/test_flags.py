@@ -53,7 +53,7 @@ def test_events_go_to_torchs_handlers_in_this_process(monkeypatch: pytest.Monkey
     from torch.distributed.elastic.events import handlers
 
     assert configure(event_log_handler="console").event_log_handler == "null"
-    with pytest.raises(UsageError, match="--event-log-handler 'mine': must be one of null, console"):
+    with pytest.raises(UsageError, match=r"--event-log-handler 'mine': .* null, console"):
         configure(event_log_handler="mine")
     monkeypatch.setitem(handlers._log_handlers, "mine", handlers.get_logging_handler("console"))
     assert configure(event_log_handler="mine").event_log_handler == "null"
@@ -80,7 +80,7 @@ def test_fields_of_older_torch() -> None:
 
     logs = configure(log_dir="/tmp", redirects=TorchStd.OUT, tee={0: TorchStd.ERR}).logs
     assert (logs.base_dir, logs.redirects.of(5), logs.tee.of(0), logs.tee.of(1)) == ("/tmp", Std.OUT, Std.ERR, Std.NONE)
-    with pytest.raises(ValueError, match="log_dir and logs_specs say the same"):
+    with pytest.raises(ValueError, match="log_dir and logs_specs"):
         configure(log_dir="/tmp", logs_specs=DefaultLogsSpecs())
 
 
@@ -91,7 +91,7 @@ def test_a_layout_of_its_own_is_refused() -> None:
         def reify(self, envs: Any) -> Any:
             return None
 
-    with pytest.raises(UsageError, match=r"register Layout as a torchrun\.logs_specs entry point"):
+    with pytest.raises(UsageError, match=r"Layout as a torchrun\.logs_specs"):
         configure(logs_specs=Layout("/dev/null"))
 
 
@@ -118,7 +118,7 @@ def test_the_fields_are_torchs_in_torchs_order() -> None:
 def test_a_negative_shutdown_timeout_is_torchs_error() -> None:
     from muster.elastic import LaunchConfig
 
-    with pytest.raises(ValueError, match="shutdown_timeout must be non-negative, got -1"):
+    with pytest.raises(ValueError, match=r"shutdown_timeout .* -1"):
         LaunchConfig(1, 1, 1, shutdown_timeout=-1)
 
 
@@ -129,7 +129,7 @@ def test_a_handler_of_the_caller_needs_a_caller() -> None:
     config = parse_args(["--rdzv-backend", "caller", "main.py"], {}).rendezvous
     loop = Loop()
     try:
-        with pytest.raises(UsageError, match="--rdzv-backend caller: only a program that starts the agent"):
+        with pytest.raises(UsageError, match="--rdzv-backend caller: "):
             create_rendezvous(config, 1, "role", loop, None, "node", lambda _event: None)
     finally:
         loop.close()

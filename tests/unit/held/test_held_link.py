@@ -31,4 +31,4 @@ def test_a_node_whose_link_finds_no_free_thread_is_lost_and_no_failure(
     finally:
         os.close(made._wake)
     reason = json.loads((tmp_path / STATE_NAME).read_text())["reason"]
-    assert reason == "node 0 of local_docker://s/lab: can't start new thread"
+    assert "local_docker://s/lab: " in reason

@@ -92,7 +92,7 @@ def test_a_run_gets_the_workspace_and_only_what_has_changed_travels(sent: Sent, 
 
 
 def test_a_file_that_changes_while_it_is_sent_is_named(sent: Sent, hold: Path, workspace: Path) -> None:
-    with pytest.raises(NodeError, match=r"sub/tool changed while it was sent: run again"):
+    with pytest.raises(NodeError, match=r"sub/tool changed while"):
         sent.make(hold, "one", workspace, change="sub/tool")
     assert "sub/tool" in sent.make(hold, "two", workspace), "it was not kept"
 

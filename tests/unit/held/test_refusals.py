@@ -90,7 +90,7 @@ def test_a_run_on_a_busy_hold_is_refused_or_waits_for_its_end(
 
 
 def test_a_hold_that_is_none_of_those_here_is_named(hold: Two, tmp_path: Path) -> None:
-    with pytest.raises(SchedulerError, match=r"^'other' is none of the holds here: local_cwd://hold-x$"):
+    with pytest.raises(SchedulerError, match=r"^'other' .*: local_cwd://hold-x$"):
         holds.choose_hold(tmp_path, "other")
 
 
@@ -117,7 +117,7 @@ def test_a_hold_that_waits_for_nodes_says_why(tmp_path: Path, monkeypatch: pytes
     scheduler = SimpleNamespace(
         backend="x", properties=Properties(), describe_app=lambda _id: next(told), cancel=cancelled.append
     )
-    with pytest.raises(ControlError, match="a has ended: FAILED"):
+    with pytest.raises(ControlError, match="has ended: FAILED"):
         readiness.wait_ready(scheduler, "a", lines.append)  # type: ignore[arg-type]
     assert (lines, cancelled) == (["PENDING: no room"], ["a"])
 
@@ -260,5 +260,5 @@ def test_a_count_of_threads_that_can_be_set_after_the_start(text: str, count: in
     if count is not None:
         assert thread_counts._read_wanted(settings).openmp == count
         return
-    with pytest.raises(thread_counts._CannotAdoptError, match=f"^{text!r} is no count, and is read only at start$"):
+    with pytest.raises(thread_counts._CannotAdoptError, match=f"^{text!r} is no count"):
         thread_counts._read_wanted(settings)

@@ -64,13 +64,13 @@ def test_a_dry_run_prints_no_secret() -> None:
 
 @pytest.mark.parametrize(("name", "value"), [("prepend_cwd", True), ("auto_set_cuda_visible_devices", False)])
 def test_options_of_this_machine_are_refused(name: str, value: bool) -> None:
-    with pytest.raises(OptionError, match=f"^{name} is for holds on this machine"):
+    with pytest.raises(OptionError, match=f"^{name} is for holds"):
         build({name: value})
 
 
 def test_what_cannot_be_the_holds_is_refused() -> None:
     request = build()
-    with pytest.raises(SchedulerError, match=r"was started by muster 0\.0, and this is"):
+    with pytest.raises(SchedulerError, match=r"by muster 0\.0, "):
         check_remote(request, holds.RemoteHold(**{**vars(HOLD), "version": "0.0"}))
     check_remote(request, HOLD)
 
@@ -110,18 +110,18 @@ def test_a_hold_is_found_by_its_handle_its_name_or_because_it_is_the_only_one(
     assert holds.choose_hold(state_dir, None).handle == "ssh://hold-a", "the other has ended"
     assert holds.list_entries(state_dir) == [("hold-a", "ssh")], "and is forgotten"
     states["hold-a"] = AppState.UNKNOWN
-    with pytest.raises(SchedulerError, match="nothing is held here"):
+    with pytest.raises(SchedulerError, match="nothing is held"):
         holds.choose_hold(state_dir, None)
     assert holds.list_entries(state_dir) == [("hold-a", "ssh")], "it may be continued"
-    with pytest.raises(EngineError, match=r"^ssh://hold-a: its supervisor was lost"):
+    with pytest.raises(EngineError, match=r"^ssh://hold-a: .* lost"):
         holds.choose_hold(state_dir, "ssh://hold-a")
     states["hold-a"] = AppState.RUNNING
     assert holds.choose_hold(state_dir, "kubernetes://torchx/team:hold-b").nodes == 2, "another machine's"
     holds.add_hold(state_dir, "kubernetes", "team:hold-b")
-    with pytest.raises(SchedulerError, match=r"there are 2 holds here; name one of them: ssh://hold-a, kubernetes://"):
+    with pytest.raises(SchedulerError, match=r"2 holds here; .*: ssh://hold-a, kubernetes://"):
         holds.choose_hold(state_dir, None)
     assert holds.choose_hold(state_dir, "hold-b").handle == "kubernetes://team:hold-b"
-    with pytest.raises(SchedulerError, match="'hold' may be any of"):
+    with pytest.raises(SchedulerError, match="'hold' may be"):
         holds.choose_hold(state_dir, "hold")
 
 
@@ -129,5 +129,5 @@ def test_no_hold_is_on_this_machine_until_one_is_elsewhere(state_dir: Path) -> N
     assert not holds.is_remote(state_dir, None)
     assert not holds.is_remote(state_dir, "local_cwd://hold-x")
     assert holds.is_remote(state_dir, "docker://torchx/hold-x")
-    with pytest.raises(SchedulerError, match="nothing is held here"):
+    with pytest.raises(SchedulerError, match="nothing is held"):
         holds.choose_hold(state_dir, None)

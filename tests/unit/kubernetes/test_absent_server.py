@@ -29,7 +29,7 @@ def test_a_server_that_does_not_come_back_is_given_up_after_more_than_two_minute
         cluster.server.stop()
     else:
         cluster.faults.append(Fault("", "", fault, "starts", times=10**6))
-    with pytest.raises(EngineError, match=r"Connection refused|500 starts|is not allowed to list jobs"):
+    with pytest.raises(EngineError, match=r"Connection refused|500 starts|to list jobs"):
         scheduler.describe(app)
     assert RETRY_BUDGET_S - 15 < clock.now_s() - began_s <= RETRY_BUDGET_S
     assert RETRY_BUDGET_S - 15 >= 120
@@ -40,7 +40,7 @@ def test_a_right_that_an_account_never_had_is_no_reason_to_wait(cluster, app, cl
     cluster.allowed = {}
     other = KubernetesScheduler("kubernetes", "other", clock=clock)
     began_s = clock.now_s()
-    with pytest.raises(EngineError, match="is not allowed to list jobs"):
+    with pytest.raises(EngineError, match="to list jobs"):
         other.describe(app)
     assert clock.now_s() == began_s
     other.close()

@@ -24,7 +24,7 @@ def test_a_page_in_place_of_an_object_is_one_line(body, shown):
     client = Client(Access(), connect=lambda _access: connection)
     with pytest.raises(Unreachable) as error:
         client.request("GET", "/apis/batch/v1/jobs", what="jobs", verb="list")
-    assert str(error.value) == f"https://web (context c) is no API server of Kubernetes: it sent {shown}"
+    assert f": it sent {shown}" in str(error.value)
 
 
 def test_a_node_that_does_not_answer_is_not_told_as_the_server():

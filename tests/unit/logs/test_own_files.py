@@ -47,10 +47,10 @@ def test_where_new_files_get_the_folders_group_it_can_read_them(public_dir: Path
 @needs_two_users
 def test_a_folder_of_another_user_is_named_and_not_used(public_dir: Path) -> None:
     call_as_other(lambda: os.mkdir(public_dir / "job"))
-    with pytest.raises(PermissionError, match=rf"it belongs to another user \({OTHER}\): '{public_dir}/job'"):
+    with pytest.raises(PermissionError, match=rf"another user \({OTHER}\): '{public_dir}/job'"):
         RunFolder(str(public_dir), "job")
     call_as_other(lambda: os.mkdir(public_dir / "logs"))
-    with pytest.raises(PermissionError, match=rf"it belongs to another user \({OTHER}\): '{public_dir}/logs'"):
+    with pytest.raises(PermissionError, match=rf"another user \({OTHER}\): '{public_dir}/logs'"):
         RunFolder(str(public_dir / "logs"), "job")
 
 
@@ -61,7 +61,7 @@ def test_nor_is_one_below_a_folder_that_all_can_write(public_dir: Path, name: st
     (public_dir / "job").chmod(0o777)
     call_as_other(lambda: os.makedirs(public_dir / "job" / name))
     folder = RunFolder(str(public_dir), "job")
-    with pytest.raises(PermissionError, match="it belongs to another user"):
+    with pytest.raises(PermissionError, match="another user"):
         folder.open_attempt(make_round(group_world_size=2 if name == "node_0" else 1, number=2), 2)
 
 
@@ -71,7 +71,7 @@ def test_a_link_is_not_followed(public_dir: Path) -> None:
     public_dir.chmod(0o777)  # in a folder with the sticky bit the kernel does not follow it either
     mine, path = public_dir / "mine", public_dir / "events.jsonl"
     call_as_other(lambda: os.symlink(mine, path))
-    with pytest.raises(OSError, match="it is a link"):
+    with pytest.raises(OSError, match="a link"):
         open_own(str(path), APPEND)
     troubles: list[str] = []
     sink = JsonlSink(str(path), lambda call: call(), open_own, troubles.append)
@@ -95,7 +95,7 @@ def test_nor_by_the_file_that_says_how_far_the_job_is(tmp_path: Path) -> None:
 @needs_two_users
 def test_a_file_of_another_user_is_not_written(public_dir: Path) -> None:
     call_as_other(lambda: (public_dir / "events.jsonl").write_text(""))
-    with pytest.raises(PermissionError, match="it belongs to another user"):
+    with pytest.raises(PermissionError, match="another user"):
         open_own(str(public_dir / "events.jsonl"), APPEND)
 
 
@@ -105,7 +105,7 @@ def test_a_planted_checkpoint_is_refused_and_named(public_dir: Path) -> None:
     (public_dir / "job").chmod(0o777)
     planted = json.dumps({"number": 9, "step": 5, "path": "/tmp/evil.pt"})
     call_as_other(lambda: (public_dir / "job/checkpoint.json").write_text(planted))
-    refusal = rf"^does not continue from {public_dir}/job/checkpoint.json: it belongs to another user"
+    refusal = rf"{public_dir}/job/checkpoint.json: .* another user"
     with pytest.raises(EnvironmentFault, match=refusal):
         checkpoint_file.find(str(public_dir / "job"), "")
 

@@ -103,7 +103,7 @@ def test_every_request_is_answered_when_the_leader_is_lost():
     actions = node.send(RoundBroken(round_number=3, kind=BreakKind.FENCED, reason="the leader was lost"))
     [lost] = [each for each in actions if isinstance(each, AnswerPerson)]
     assert (lost.requests, lost.answer.outcome) == ((1,), AskOutcome.LOST)
-    assert lost.answer.line == "the round ended: the leader was lost"
+    assert "leader was lost" in lost.answer.line
     assert node.send(RequestAnswered(request=1, answer=DONE)) == [], "it has its answer"
 
 
@@ -112,7 +112,7 @@ def test_every_request_is_answered_when_another_leader_has_formed_a_round():
     node.send(ASKED)
     actions = node.send(RoundFormed(round=replace(ROUND, number=4)))
     [lost] = [each for each in actions if isinstance(each, AnswerPerson)]
-    assert (lost.requests, lost.answer.outcome, lost.answer.line) == ((1,), AskOutcome.LOST, "the leader was lost")
+    assert (lost.requests, lost.answer.outcome, "leader was lost" in lost.answer.line) == ((1,), AskOutcome.LOST, True)
 
 
 def test_a_pause_is_reported_when_all_ranks_wait():

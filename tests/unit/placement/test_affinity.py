@@ -74,7 +74,7 @@ def test_exclusive_gives_the_odd_core_to_the_first(sys_root: Path) -> None:
 
 
 def test_exclusive_with_too_few_cores(sys_root: Path) -> None:
-    with pytest.raises(UsageError, match="1 physical cores for 2 workers or GPUs"):
+    with pytest.raises(UsageError, match="1 physical cores for 2 workers"):
         plan(sys_root, "exclusive", 2, allowed=range(1))
 
 
@@ -108,13 +108,13 @@ def test_more_workers_than_gpus(sys_root: Path) -> None:
 
 
 def test_a_gpu_whose_cpus_are_not_allowed(sys_root: Path) -> None:
-    with pytest.raises(EnvironmentFault, match="not use any CPU of NUMA node 3"):
+    with pytest.raises(EnvironmentFault, match="CPU of NUMA node 3"):
         plan(sys_root, "node", 3, allowed=range(4))
 
 
 @pytest.mark.parametrize("kind", ["node", "socket", "exclusive", "core-complex"])
 def test_a_topology_that_cannot_be_read(tmp_path: Path, kind: str) -> None:
-    with pytest.raises(EnvironmentFault, match=r"cannot read this machine's topology: .*/online: No such file"):
+    with pytest.raises(EnvironmentFault, match=r"topology: .*/online: No such file"):
         plan(tmp_path, kind, 1, gpus=())
 
 

@@ -113,7 +113,7 @@ def test_the_addresses_have_their_time_however_long_the_name_took(race: Race) ->
 
 def test_a_name_that_is_never_resolved(race: Race) -> None:
     race.wait(RESOLVE_LIMIT_S + 0.1)
-    assert [end.reason for end in race.failed] == ["the host name was not resolved within 30 s"]
+    assert ["within 30 s" in each for each in [end.reason for end in race.failed]] == [True]
     race.resolve(1)  # later: nobody waits for it
     assert not race.attempts
 

@@ -98,8 +98,8 @@ def test_without_a_spare_a_device_s_failure_restarts_where_it_is() -> None:
     broken = job.fail(1, cause="device")
     assert (broken.kind, broken.leaves) == (BreakKind.FAILURE, False)
     assert job.ranks == ["m0", "m1", "m2"]
-    assert any("node 1 (h1) is suspected: it failed first (device or link)" in each for each in job.notices)
-    assert list_suspected_nodes(job.state.restarts) == ("node 1 (h1): it failed first (device or link)",)
+    assert any("(h1) is suspected: it " in each for each in job.notices)
+    assert ["node 1 (h1): " in each for each in list_suspected_nodes(job.state.restarts)] == [True]
 
 
 def test_on_kubernetes_the_line_says_which_node_to_cordon() -> None:
@@ -107,8 +107,7 @@ def test_on_kubernetes_the_line_says_which_node_to_cordon() -> None:
     for number in range(3):
         job.join(replace(build_member(number), machine_name=f"gpu-{number}"))
     job.fail(1, cause="device")
-    line = "node 1 (h1) is suspected: it failed first (device or link); other nodes go before it for 10 min 0 s"
-    assert f"{line}; kubectl cordon gpu-1 keeps new pods off it" in job.notices
+    assert any("; kubectl cordon gpu-1 " in each for each in job.notices)
     assert list_suspected_nodes(job.state.restarts) == ("node 1 (gpu-1): it failed first (device or link)",)
 
 
@@ -133,7 +132,7 @@ def test_no_node_leaves_where_no_restart_is_left() -> None:
     job = Job(replace(build_rules(policy="exit 77: elsewhere", is_managed=True), max_restarts=0), nodes=4)
     broken = job.fail(1, exit_code=77)
     assert broken.kind is BreakKind.FINAL
-    assert broken.reason == "rank 1 on node 1 (h1) exited with code 77; no restarts are allowed (--max-restarts 0)"
+    assert "77; no restarts are" in broken.reason
 
 
 def test_elsewhere_then_what_the_scheduler_gives() -> None:
@@ -170,9 +169,7 @@ def test_a_node_whose_preflight_fails_leaves_to_a_spare(is_late: bool) -> None:
     assert list_suspected(job.state) == {"m1"}
     broken = job.fail(1, **FINDING)  # the next one has no spare any more
     assert broken.kind is BreakKind.FINAL
-    assert broken.reason.endswith(
-        "the same nodes would find it again: not retried (--preflight off starts the job anyway)"
-    )
+    assert "not retried (--preflight off " in broken.reason
 
 
 @pytest.mark.parametrize("min_nodes", [2, 3])
@@ -292,10 +289,10 @@ def test_what_was_reported_first_may_be_a_consequence() -> None:
     assert job.ranks == ["m0", "m2", "m3"]
     assert (job.state.attempt, job.state.restarts.repeats) == (1, 1)
     first, told = job.breaks  # the second to m1, which leaves, and to the others
-    assert (first.is_provisional, first.reason.endswith("(RuntimeError: Connection closed by peer)")) == (True, True)
+    assert (first.is_provisional, first.reason.endswith("closed by peer)")) == (True, True)
     assert (told.ids, told.explains, told.kind) == (("m1", "m0", "m2"), True, BreakKind.FAILURE)
     assert told.cause == "unknown"
-    assert told.reason.startswith("rank 1 on node 1 (h1) exited with code 77; node 1 (h1) leaves: a spare")
+    assert "(h1) leaves: a spare" in told.reason
     assert job.notices == [each for each in job.notices if "leaves" not in each]  # the nodes print it
 
 
@@ -313,7 +310,7 @@ def test_no_node_leaves_and_no_job_ends_because_of_a_consequence(max_restarts: i
         (BreakKind.FAILURE, True, False),
         (BreakKind.FAILURE, False, True),
     ]
-    assert job.breaks[1].reason == "rank 1 on node 1 (h1) exited with code 33"
+    assert "(h1) exited with code 33" in job.breaks[1].reason
     assert job.breaks[1].is_free
 
 
@@ -332,7 +329,7 @@ def test_a_consequence_of_a_lost_node_is_told_as_that() -> None:
     job.feed(MemberLost(id="m1", reason="connection closed"), after_s=0.1)
     told = job.breaks[-1]
     assert (told.ids, told.explains, told.kind) == (("m0", "m2"), True, BreakKind.MEMBERSHIP)
-    assert told.reason == "node 1 (h1) was lost: connection closed"
+    assert "(h1) was lost: " in told.reason
     job.stop()
     assert (job.ranks, job.state.attempt) == (["m0", "m2"], 0)
 
@@ -350,7 +347,7 @@ def test_nor_does_a_consequence_hide_what_ends_the_job() -> None:
     job.report(2, **VICTIM)
     job.stop(m1=(failure(1, round=1, cause="unknown", exit_code=77),))
     [end] = [each for each in show_sent(job.actions) if isinstance(each, JobEnd)] or [job.state.phase.job_end]
-    assert "exited with code 77; --on 'exit 77: stop'" in end.report.value.reason
+    assert "77; --on 'exit 77: stop'" in end.report.value.reason
 
 
 def test_a_report_says_which_nodes_are_suspected() -> None:
@@ -358,7 +355,7 @@ def test_a_report_says_which_nodes_are_suspected() -> None:
     job.fail(1, cause="device")
     job.fail(1, cause="device")
     end = job.state.phase.job_end
-    assert end.report.value.suspected == ("node 1 (h1): it failed first in 2 attempts (device or link)",)
+    assert ["2 attempts (device or link)" in each for each in end.report.value.suspected] == [True]
 
 
 # -- storms ------------------------------------------------------------------------------------------------------------

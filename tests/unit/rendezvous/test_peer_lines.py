@@ -84,4 +84,4 @@ def test_strangers_print_no_more_lines_than_the_limit() -> None:
     for number in range(3 * LIMIT):
         lines.print_once(f"refused a node at 10.0.0.{number}: another token")
     assert len(printed) == LIMIT + 1
-    assert printed[-1] == "no further lines about nodes that try to join are printed"
+    assert "no further lines" in printed[-1]

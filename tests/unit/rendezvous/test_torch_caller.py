@@ -110,7 +110,7 @@ def test_one_line_says_that_the_program_does_not_read(program: Program) -> None:
     program.loop.turn(0)
     (notice,) = program.found
     assert isinstance(notice, Notice)
-    assert notice.text == "the program that started this job has read nothing for 10 s: the job goes on when it does"
+    assert "nothing for 10 s" in notice.text
 
 
 def test_no_line_when_it_reads_in_time(program: Program) -> None:

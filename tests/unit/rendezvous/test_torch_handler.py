@@ -242,7 +242,7 @@ def test_a_round_begins_with_ranks_that_move(job: Job) -> None:
 def test_a_failure_makes_a_new_attempt_of_this_node(job: Job, thread: FakeThread) -> None:
     [broken] = job.fail()
     assert isinstance(broken, RoundBroken)
-    assert (broken.kind, broken.reason) == (BreakKind.FAILURE, "rank 1 on node 1 (h1) exited with code 1")
+    assert (broken.kind, "(h1) exited with code 1" in broken.reason) == (BreakKind.FAILURE, True)
     [formed] = job.find(replace(FORMED, group_rank=1))
     assert isinstance(formed, RoundFormed)
     made = formed.round
@@ -254,7 +254,7 @@ def test_nodes_that_wait_make_a_new_round_and_no_attempt(job: Job, thread: FakeT
     for number in range(1, 8):
         [broken] = job.find(NodesWaiting(count=2))
         assert isinstance(broken, RoundBroken)
-        assert (broken.kind, broken.reason) == (BreakKind.MEMBERSHIP, "2 nodes waiting to join")
+        assert (broken.kind, "2 nodes waiting" in broken.reason) == (BreakKind.MEMBERSHIP, True)
         assert job.find(NodesWaiting(count=2)) == []
         assert job.send(Stopped(round_number=number)) == []
         [formed] = job.find(FORMED)

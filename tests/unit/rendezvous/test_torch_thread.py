@@ -43,9 +43,7 @@ def test_a_failure_that_the_other_nodes_cannot_be_told_is_one_short_line() -> No
     thread._carry_out(Command(order=Order.FAIL, reason="rank 0 failed"))
     (notice,) = owner.found
     assert isinstance(notice, Notice)
-    assert notice.text.startswith(
-        "cannot report the failure to the other nodes: failed to send, got -1 bytes Exception"
-    )
+    assert notice.text.startswith("cannot report the ")
     assert "\n" not in notice.text
     assert len(notice.text) == 500
 

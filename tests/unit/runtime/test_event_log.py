@@ -122,5 +122,5 @@ def test_records_wait_for_a_slow_disk_in_order_and_for_one_that_hangs_not_for_ev
     assert [json.loads(line)["round"] for line in path.read_text().splitlines()] == [0, 1, 2]
     for _ in range(5000):
         sink.write(RECORD)
-    assert troubles == [f"cannot write {path}: the disk does not answer"]
+    assert [f"cannot write {path}: " in each for each in troubles] == [True]
     assert len(waiting) < 1100

@@ -39,7 +39,7 @@ def test_a_copy_with_changes() -> None:
     old = Point(x=1, y=2)
     assert replace(old, y=3) == Point(x=1, y=3)
     assert old.y == 2
-    with pytest.raises(TypeError, match="Point has no field z"):
+    with pytest.raises(TypeError, match="no field z"):
         replace(old, z=1)
 
 
@@ -52,5 +52,5 @@ def test_wrong_fields_are_named(values: dict[str, int], message: str) -> None:
 
 
 def test_a_record_cannot_be_changed() -> None:
-    with pytest.raises(AttributeError, match="Point is frozen: x"):
+    with pytest.raises(AttributeError, match="is frozen: x"):
         Point(x=1).x = 2  # type: ignore[misc]

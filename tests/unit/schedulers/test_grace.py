@@ -53,13 +53,12 @@ def test_a_limit_that_the_agent_cannot_keep_is_refused():
     assert decide_grace_s(plain(), 0) == 0
     with pytest.raises(
         SchedulerError,
-        match=r"grace_s=30 must be greater than the agent's --shutdown-timeout.* 30 s in.*"
-        r"; a variable of the job sets it, such as dist\.ddp --env PET_SHUTDOWN_TIMEOUT=SECONDS$",
+        match=r"grace_s=30 .* --shutdown-timeout.* 30 s .*--env PET_SHUTDOWN_TIMEOUT=SECONDS$",
     ):
         decide_grace_s(agent(), 30)
-    with pytest.raises(SchedulerError, match=r"while it stops its workers$"):
+    with pytest.raises(SchedulerError, match=r"stops its workers$"):
         decide_grace_s(agent("--shutdown-timeout", "40"), 30)
-    with pytest.raises(SchedulerError, match="60 s in role 't'"):
+    with pytest.raises(SchedulerError, match="60 s in role"):
         decide_grace_s(agent(), 45, {"PET_SHUTDOWN_TIMEOUT": "60"})
 
 

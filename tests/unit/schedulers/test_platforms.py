@@ -17,7 +17,7 @@ from muster.schedulers.errors import EngineError
 )
 def test_what_needs_linux_says_so_in_one_line(monkeypatch, factory, name):
     monkeypatch.setattr(processes, "LINUX", False)
-    with pytest.raises(EngineError, match=f"the scheduler {name} needs Linux, this is linux: run torchx in") as raised:
+    with pytest.raises(EngineError, match=f"{name} needs Linux, ") as raised:
         factory("test")
     assert isinstance(raised.value, ModuleNotFoundError)  # what `torchx runopts` prints as a line
     assert "\n" not in str(raised.value)

@@ -114,7 +114,7 @@ def test_a_host_with_too_few_slots_is_refused() -> None:
     app = build_agents("pass")
     app = AppDef("x", roles=app.roles)
     app.roles[0].args[app.roles[0].args.index("--nproc-per-node") + 1] = "4"
-    with pytest.raises(SchedulerError, match="runs 4 processes on each node, and b has 2 slots"):
+    with pytest.raises(SchedulerError, match=r"4 processes .* 2 slots"):
         build([Host("a", 4), Host("b", 2)], app)
 
 
@@ -142,7 +142,7 @@ def test_why_a_connection_ended_is_one_line() -> None:
     assert explain_failure(warning + refused, 255, "python3") == "connect to host a port 22: Connection refused"
     assert explain_failure(b"sh: 1: exec: python9: not found", 127, "python9").startswith("no python9 there")
     assert explain_failure(b"", None, "python3") == "the connection ended"
-    assert explain_failure(b"", 255, "python3") == "ssh ended with 255 and said nothing"
+    assert "with 255 and said" in explain_failure(b"", 255, "python3")
 
 
 def test_the_supervisor_loads_no_torchx() -> None:

@@ -222,7 +222,7 @@ def test_nodes_that_were_started_again_say_so_each(tmp_path: Path) -> None:
         for index in range(2)
     ]
     app = build_app(tmp_path, QueueEntry(job_id="7", state="RUNNING"), *ends)
-    assert word_all(live._list_reasons(app, AppState.RUNNING, set())).count("started again: 1 of 2 retries used") == 2
+    assert word_all(live._list_reasons(app, AppState.RUNNING, set())).count("1 of 2 retries") == 2
 
 
 def test_a_log_on_a_node_that_is_no_file_is_no_log(tmp_path, monkeypatch) -> None:

@@ -76,8 +76,8 @@ def test_the_first_step_has_the_buckets_of_all_others_and_nothing_else_changes(o
 
 def test_what_is_not_to_be_rebuilt_is_refused() -> None:
     model = wrap()
-    with pytest.raises(TypeError, match="Sequential is not a DistributedDataParallel"):
+    with pytest.raises(TypeError, match=r"Sequential .* DistributedDataParallel"):
         snapshots.rebuild_buckets(model.module, lambda: torch.zeros(()))
     model(torch.ones(4, 8)).sum().backward()
-    with pytest.raises(ValueError, match="before the first backward"):
+    with pytest.raises(ValueError, match="the first backward"):
         snapshots.rebuild_buckets(model, lambda: torch.zeros(()))

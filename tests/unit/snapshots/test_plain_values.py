@@ -180,7 +180,7 @@ def test_loading_finds_nothing_else_by_name(call: bytes) -> None:
 def test_an_enum_is_not_imported_and_its_value_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     skeleton = encode(Color.RED).skeleton
     monkeypatch.setitem(globals(), "Color", enum.Enum("Color", {"RED": "rot"}))
-    with pytest.raises(LookupError, match="value 'red' any more"):
+    with pytest.raises(LookupError, match="'red' any more"):
         decode(skeleton, int, lambda local, _: local)
     monkeypatch.delitem(sys.modules, __name__)
     with pytest.raises(LookupError, match="before load"):

@@ -44,7 +44,7 @@ def test_a_replica_whose_link_finds_no_free_process_is_lost_and_no_failure(
         os.close(made._wake)
     assert len(tries) == 3
     reason = json.loads((tmp_path / STATE_NAME).read_text())["reason"]
-    assert reason == "host-a: [Errno 11] Resource temporarily unavailable"
+    assert "host-a: [Errno 11]" in reason
 
 
 @pytest.mark.usefixtures("quiet")

@@ -145,7 +145,7 @@ class TestAgentExitCodes:
 
     def test_what_cannot_be_started_is_final(self):
         app = begin(agents(max_retries=3))
-        app.end("trainer/0", None, reasons=(SAID,), final=True)
+        app.end("trainer/0", 127, reasons=(SAID,), final=True)
         assert app.end("trainer/1", 143) == ["finish FAILED"]
         assert app.state.reasons == (Reason(code=Code.NEVER_STARTED, replica="trainer/0", causes=(SAID,)),)
 

@@ -29,7 +29,6 @@ def of_pods(code: Code, count: int, cause: Reason, **facts: Any) -> Reason:
 TABLE: dict[str, tuple[Reason, ...]] = {
     # requests of people, and what a supervisor does
     "cancelled": (R(code=C.CANCELLED),),
-    "cancelled (torchx cancel)": (R(code=C.CANCELLED_BY, by="torchx cancel"),),
     "stopped (muster stop)": (R(code=C.STOPPED),),
     "killed": (R(code=C.KILLED),),
     "cancelled: its supervisor got SIGTERM": (R(code=C.SUPERVISOR_SIGNALLED, signal="SIGTERM"),),

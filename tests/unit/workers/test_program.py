@@ -299,7 +299,7 @@ def test_an_exception_is_recorded_although_a_signal_handler_raises(
         assert message == "EOFError; then RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed."
         assert capsys.readouterr().err == ""
     else:
-        assert capsys.readouterr().err == f"muster: cannot record the exception in {error_file}: RuntimeError\n"
+        assert f"in {error_file}: RuntimeError" in capsys.readouterr().err
 
 
 def test_an_exception_is_recorded_although_the_program_hides_what_writes_it(

@@ -145,9 +145,7 @@ def test_an_import_that_stands_still_is_ended_and_workers_start_cold(world: Worl
     assert (world.killed, agent.notices, agent.started, agent.prepared) == ([], [], {}, [])
     world.turn_for(4)
     assert world.killed == [TEMPLATE, INTERMEDIATE]
-    assert agent.notices == [
-        "workers start cold: the template stood still for 60 s while importing slow_module, and was killed"
-    ]
+    assert ["60 s while importing slow_module" in each for each in agent.notices] == [True]
     assert (sorted(agent.started), agent.prepared) == ([0, 1], [True])
 
 
@@ -178,9 +176,7 @@ def test_a_template_that_stands_still_when_asked_to_fork_is_ended(world: World, 
     assert world.killed == [TEMPLATE, INTERMEDIATE]
     agent.start()  # no template follows
     assert set(agent.started.values()) == {1000, 1001}
-    assert agent.notices == [
-        "workers start cold: the template stood still for 10 s when it was to fork workers, and was killed"
-    ]
+    assert ["still for 10 s when" in each for each in agent.notices] == [True]
 
 
 def test_successors_that_are_forked_early_are_watched_too(world: World, agent: Agent) -> None:

@@ -165,9 +165,9 @@ def test_what_is_no_number_is_refused(managed, call, message):
 
 def test_a_tensor_is_refused_because_reading_it_waits_for_the_device(managed):
     torch = pytest.importorskip("torch")
-    with pytest.raises(TypeError, match=r"not Tensor: it would make the script wait for the device; pass \.item\(\)"):
+    with pytest.raises(TypeError, match=r"not Tensor: .* pass \.item\(\)"):
         managed.step(1, loss=torch.tensor(0.5))
-    with pytest.raises(TypeError, match="must be an int, not Tensor"):
+    with pytest.raises(TypeError, match="int, not Tensor"):
         managed.step(torch.tensor(3))
 
 
@@ -233,9 +233,7 @@ def test_falling_steps_make_a_rank_one_that_does_not_ask(page, managed, agent_ac
     managed.should_stop(10)
     assert managed.should_stop(3) is False
     assert page.read_slot(1).is_asking == (False, True, True)
-    assert capfd.readouterr().err == (
-        "muster.worker: asked about step 3 after step 10: this rank takes part in no drain in this attempt\n"
-    )
+    assert "step 3 after step 10" in capfd.readouterr().err
     page.write_command(command(Layout.STOP, 0, committed=True))
     assert managed.should_stop(4) is False
     assert capfd.readouterr().err == ""
@@ -303,7 +301,7 @@ def test_a_page_of_another_format_or_attempt_is_not_used(page, managed, monkeypa
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     page._words[Layout.MAGIC_WORD] += 1
     assert importlib.reload(worker).is_managed() is False
-    assert "it has format 2, and format 1 is needed" in capfd.readouterr().err
+    assert "has format 2, " in capfd.readouterr().err
 
 
 def test_a_second_process_of_the_rank_stays_silent_while_the_first_lives(page, managed):
@@ -369,7 +367,7 @@ def test_a_command_holds_what_belongs_together():
         (1, 0, Layout.MAX_STEP + 1),
         (Layout.MAX_DRAIN + 1, 0, 0),
     ]:
-        with pytest.raises(ValueError, match="no command can hold"):
+        with pytest.raises(ValueError, match="can hold"):
             Layout.pack_command(drain=drain, kind=kind, step=step, is_committed=False)
 
 
@@ -403,7 +401,7 @@ class TestAskOnce:
         page._words[Layout.WORDS + Layout.WORDS + Layout.OWNER] = 1  # lives as long as this test
         assert not ask(5)
         assert page.read_slot(1).asked[0] is None
-        assert "process 1 speaks for this rank: it has to ask" in capfd.readouterr().err
+        assert "process 1 speaks for" in capfd.readouterr().err
 
 
 def write_optimizer_steps(page: StatusPage, local_rank: int, steps: int) -> None:

@@ -49,7 +49,7 @@ def build_handle(control: socket.socket) -> TemplateHandle:
 @pytest.mark.usefixtures("sending_fails")
 def test_a_request_that_cannot_be_sent_is_not_waited_for(pair: tuple[socket.socket, socket.socket]) -> None:
     handle = build_handle(pair[0])
-    assert handle.request_forks(2) == f"cannot send sockets for 2 workers: {TOO_MANY}"
+    assert f"for 2 workers: {TOO_MANY}" in handle.request_forks(2)
     assert handle.pending_sockets == []
 
 

@@ -38,7 +38,7 @@ def explain_state(facts: ContainerFacts, message: bytes | None) -> Reasons:
     """
     found: list[Reason | None] = []
     if facts.oom_killed:
-        limit = f"{facts.memory_bytes // _MIB} MiB" if facts.memory_bytes else ""
+        limit = f"{facts.memory_bytes // _MIB}Mi" if facts.memory_bytes else ""
         found.append(Reason(code=Code.OUT_OF_MEMORY, limit=limit))
     if facts.error:
         found.append(Reason(code=Code.ENGINE_SAID, text=one_line(facts.error)))

@@ -249,7 +249,7 @@ def explain_app(observation: Observation, state: AppState, report: Report | None
         return ()
     if state is AppState.CANCELLED:
         by = find_canceller(observation.parents)
-        return (Reason(code=Code.STOPPED if by == BY_STOP else Code.CANCELLED_BY, by=by),) if by else ()
+        return (Reason(code=Code.STOPPED if by == BY_STOP else Code.CANCELLED),) if by else ()
     if state is AppState.FAILED:
         return tuple(dict.fromkeys(_explain_failure(observation, report)))
     unknown = Code.ROLE_UNKNOWN if state is AppState.UNKNOWN else Code.ROLE_DELETED

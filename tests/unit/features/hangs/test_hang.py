@@ -109,7 +109,7 @@ def test_captured_output_is_activity_where_the_kernel_does_not_count_writes() ->
         world.captured[1] += 1
     assert world.reports == []
     world.pass_s(12)
-    assert world.reports == ["hung: no output captured for 10 s (--hang-timeout)"]
+    assert ["no output captured" in each for each in world.reports] == [True]
 
 
 def test_children_that_start_work_and_end_are_activity() -> None:
@@ -189,11 +189,11 @@ def test_activity_after_idleness_is_reported() -> None:
 def test_the_report_names_what_was_measured() -> None:
     world = World()
     world.pass_s(12)
-    assert world.reports == ["hung: no CPU time used and nothing written for 10 s (--hang-timeout)"]
+    assert ["and nothing written" in each for each in world.reports] == [True]
     hidden = World()
     hidden.processes[1][22, 1] = Reading(cpu_s=1.0, written_bytes=None)
     hidden.pass_s(12)
-    assert hidden.reports == ["hung: no CPU time used and no output captured for 10 s (--hang-timeout)"]
+    assert ["and no output" in each for each in hidden.reports] == [True]
 
 
 def test_processes_with_unreadable_writes_are_judged_by_the_rest() -> None:
@@ -253,7 +253,7 @@ def test_a_rank_that_has_done_steps_is_not_active_by_output_and_cpu_time() -> No
     for _ in range(13):
         world.pass_s(1)
         world.act((20, 1), cpu_s=1.0, written_bytes=100)
-    assert world.reports == ["hung: no step for 10 s (--hang-timeout)"]
+    assert [": no step for 10 s" in each for each in world.reports] == [True]
     world.progress_ns[0] = 2
     world.pass_s(2)
     assert world.reports[1:] == [None]
@@ -268,7 +268,7 @@ def test_each_rank_is_judged_by_the_strongest_sign_of_its_own() -> None:
     assert world.reports == []
     world.progress_ns[1] = 1
     world.pass_s(13)
-    assert world.reports == ["hung: no collective and no step for 10 s (--hang-timeout)"]
+    assert ["no collective and" in each for each in world.reports] == [True]
 
 
 def test_ranks_that_wait_for_nccl_with_the_cpu_are_idle_by_what_its_monitor_says() -> None:

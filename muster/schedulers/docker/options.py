@@ -8,15 +8,10 @@ from typing import Any, Final
 from muster.schedulers.docker.option_values import (
     PublishedPort,
     parse_addresses,
-    parse_capabilities,
-    parse_extra_hosts,
     parse_labels,
-    parse_log_driver,
     parse_ports,
-    parse_security_opts,
     parse_size,
     parse_tmpfs,
-    parse_user,
 )
 from muster.schedulers.errors import OptionError
 from muster.schedulers.runner.option_records import (
@@ -25,6 +20,7 @@ from muster.schedulers.runner.option_records import (
     GRACE_S,
     QUIET,
     build_choice_parser,
+    build_pattern_parser,
     option,
     parse_words,
 )
@@ -33,9 +29,9 @@ DEFAULT_ULIMITS: Final = ("memlock:-1", "stack:67108864", "nofile:1048576")
 """For RDMA, deep stacks and DataLoaders with many files. The engine's own defaults are too low for all three."""
 
 _ULIMIT = re.compile(r"([a-z]+):(-1|\d+)(?::(-1|\d+))?", re.ASCII)
-
-
-_CACHE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
+_CACHE_NAME = re.compile(r"(?:[A-Za-z0-9][A-Za-z0-9_.-]{0,63})?", re.ASCII)
+_USER = re.compile(r"[\w][\w.-]*(?::[\w][\w.-]*)?", re.ASCII)
+_LOG_DRIVER = re.compile(r"[\w][\w./:-]*", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,12 +50,6 @@ class Ulimit:
 def _parse_network(name: str, value: str) -> str | None:
     if value == "none" or value.startswith("container:"):
         raise OptionError(f"{name}={value!r} cannot connect replicas; name an existing network or host", name)
-    return value or None
-
-
-def _parse_cache(name: str, value: str) -> str | None:
-    if value and _CACHE_NAME.fullmatch(value) is None:
-        raise OptionError(f"{name}={value!r} is not a name of up to 64 letters, digits, '_', '.' and '-'", name)
     return value or None
 
 
@@ -109,12 +99,13 @@ class DockerOptions:
     tmpfs: Mapping[str, str] = option(
         list[str], "PATH[:SIZE];... in memory, e.g. /scratch:8g", parse=parse_tmpfs, absent={}
     )
-    compile_cache: str | None = option(
+    compile_cache: str = option(
         str,
         "NAME of a volume of this user for the caches of TorchInductor, Triton and CUDA, which then outlive the "
         "containers; "
         "`muster prune` removes it (default: they end with the container)",
-        parse=_parse_cache,
+        parse=build_pattern_parser(_CACHE_NAME, "a name of up to 64 letters, digits, '_', '.' and '-'"),
+        absent="",
     )
     publish: tuple[PublishedPort, ...] = option(
         list[str],
@@ -124,14 +115,19 @@ class DockerOptions:
         parse=parse_ports,
         absent=(),
     )
-    user: str = option(str, "USER[:GROUP], names or numbers (default: the image's)", parse=parse_user, absent="")
+    user: str = option(
+        str,
+        "USER[:GROUP], names or numbers (default: the image's)",
+        parse=build_pattern_parser(_USER, "USER or USER:GROUP, such as 1000:1000 or nobody"),
+        absent="",
+    )
     labels: Mapping[str, str] = option(
         dict[str, str], "labels of the containers, NAME:value;...", parse=parse_labels, absent={}
     )
     log_driver: str = option(
         str,
         "the containers' log driver (default: the engine's); with the driver `none`, `torchx log` shows nothing",
-        parse=parse_log_driver,
+        parse=build_pattern_parser(_LOG_DRIVER, "the name of a log driver such as json-file, local or journald"),
         absent="",
     )
     log_opts: Mapping[str, str] = option(
@@ -143,15 +139,15 @@ class DockerOptions:
     security_opt: tuple[str, ...] = option(
         list[str],
         "no-new-privileges, seccomp:unconfined, apparmor:PROFILE, label:LABEL;...",
-        parse=parse_security_opts,
+        parse=parse_words,
         absent=(),
     )
     cap_add: tuple[str, ...] = option(
-        list[str], "capabilities to add, e.g. SYS_PTRACE;IPC_LOCK", parse=parse_capabilities, absent=()
+        list[str], "capabilities to add, e.g. SYS_PTRACE;IPC_LOCK", parse=parse_words, absent=()
     )
     dns: tuple[str, ...] = option(list[str], "addresses of name servers", parse=parse_addresses, absent=())
     extra_hosts: tuple[str, ...] = option(
-        list[str], "NAME:ADDRESS;... for /etc/hosts; host-gateway is the host", parse=parse_extra_hosts, absent=()
+        list[str], "NAME:ADDRESS;... for /etc/hosts; host-gateway is the host", parse=parse_words, absent=()
     )
     pull: str = option(
         str,

@@ -2,6 +2,7 @@
 
 import fnmatch
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -14,7 +15,6 @@ from muster.schedulers.adapter.agent_role import AgentPlace, ReplicaCommand, ass
 from muster.schedulers.agent_command import is_agent_role
 from muster.schedulers.docker.option_values import LAST_PORT, PublishedPort
 from muster.schedulers.docker.options import DockerOptions
-from muster.schedulers.docker.shared_network import share_network
 from muster.schedulers.docker.spec import (
     AGENT_DIR,
     CACHE_DIR,
@@ -97,7 +97,20 @@ def build_request(
             builder.build_container(role, replica) for role in roles for replica in range(role.num_replicas)
         ),
     )
-    return request if options.network in (None, HOST_NETWORK) else share_network(request, request.network)
+    return request if options.network in (None, HOST_NETWORK) else _prefix_aliases(request)
+
+
+def _prefix_aliases(request: AppRequest) -> AppRequest:
+    """Return the same app with its name before every alias: other apps may use the network, too."""
+    prefix = f"{request.app_id}-"
+    known = {alias for container in request.containers for alias in container.aliases}
+
+    def add_prefix(container: ContainerRequest) -> ContainerRequest:
+        host = container.env[Env.RANK0_HOST]
+        env = {**container.env, Env.RANK0_HOST: prefix + host if host in known else host}
+        return replace(container, aliases=tuple(prefix + alias for alias in container.aliases), env=env)
+
+    return replace(request, containers=tuple(map(add_prefix, request.containers)))
 
 
 def _check_ports(app: AppDef, options: DockerOptions) -> None:
@@ -132,7 +145,7 @@ class _Builder:
 
     app: AppDef
     user: str
-    """See `users.build_user_id`."""
+    """See `spec.build_user_id`."""
     options: DockerOptions
     name: str
     token: str
@@ -150,8 +163,6 @@ class _Builder:
         runs_agent = is_agent_role(role)
         bundled = runs_agent and self.options.agent == "bundled"
         hostname = f"{self.labels[role.name]}-{replica}"
-        resource = role.resource
-        memory_bytes = _find_memory_limit(role)
         on_host = runs_agent and self.options.network == HOST_NETWORK
         host_port = _pick_host_port(self.name, role.name) if on_host else None
         made = self._translate(applied, hostname, host_port)
@@ -176,14 +187,8 @@ class _Builder:
                 *(_build_mount(role, mount) for mount in role.mounts if not isinstance(mount, DeviceMount)),
                 *self._build_cache_mounts(),
             ),
-            devices=_build_devices(role),
-            memory_bytes=memory_bytes,
             cpus=count_cpus(role) if count_cpus(role) > 0 else None,
-            gpus=max(0, int(resource.gpu)),
-            shm_size_bytes=self._choose_shm_bytes(memory_bytes),
-            ipc=self.options.ipc,
-            ulimits=tuple(limit.to_engine() for limit in self.options.ulimits),
-            privileged=self.options.privileged,
+            gpus=max(0, int(role.resource.gpu)),
             read_only=self.options.read_only,
             user=self.options.user,
             labels=self.options.labels,
@@ -191,13 +196,21 @@ class _Builder:
         )
 
     def _build_host_config(self, role: Role, replica: int) -> dict[str, Any]:
-        options = self.options
+        options, memory_bytes = self.options, _find_memory_limit(role)
         log_config = {"Type": options.log_driver, "Config": dict(options.log_opts)}  # "": the engine's default
         config = {
+            "Memory": memory_bytes,
+            "MemorySwap": memory_bytes,  # equal limits: no swap, as on a cluster
+            "ShmSize": self._choose_shm_bytes(memory_bytes),
+            "IpcMode": options.ipc,
+            "Ulimits": [limit.to_engine() for limit in options.ulimits],
+            "Privileged": options.privileged,
+            "Devices": _build_devices(role),
             "Tmpfs": dict(options.tmpfs),
             "PortBindings": self._build_port_bindings(role, replica),
             "LogConfig": log_config if options.log_driver or options.log_opts else {},
-            "SecurityOpt": list(options.security_opt),
+            # A colon is the older form.
+            "SecurityOpt": [re.sub("[:=]", "=", text, count=1) for text in options.security_opt],
             "CapAdd": list(options.cap_add),
             "Dns": list(options.dns),
             "ExtraHosts": list(options.extra_hosts),
@@ -241,14 +254,14 @@ class _Builder:
         env = {**made.env, Env.NODE_NAME: hostname, Env.ADAPTER: self.adapter, Env.APP_ID: self.name}
         if made.runs_agent:
             env.setdefault("TORCHELASTIC_ERROR_FILE", ERROR_FILE)
-        if self.options.compile_cache is not None:
+        if self.options.compile_cache:
             env = {**build_cache_env(CACHE_DIR), **env}
         return replace(made, env=env)
 
     def _build_cache_mounts(self) -> tuple[dict[str, Any], ...]:
         """Return a volume that the engine makes with the first container that has it."""
         name = self.options.compile_cache
-        if name is None:
+        if not name:
             return ()
         labels = {Label.CACHE: name, Label.USER: self.user}
         mount = _build_mount_entry("volume", build_cache_name(self.user, name), CACHE_DIR, read_only=False)
@@ -313,7 +326,7 @@ def _build_mount_entry(kind: str, source: str, target: str, read_only: bool) -> 
     return {"Type": kind, "Source": source, "Target": target, "ReadOnly": read_only}
 
 
-def _build_devices(role: Role) -> tuple[dict[str, str], ...]:
+def _build_devices(role: Role) -> list[dict[str, str]]:
     from torchx.schedulers.devices import DEVICES, get_device_mounts
 
     unknown = sorted(set(role.resource.devices) - set(DEVICES))
@@ -323,6 +336,6 @@ def _build_devices(role: Role) -> tuple[dict[str, str], ...]:
         )
     mounts = [mount for mount in role.mounts if isinstance(mount, DeviceMount)]
     mounts += get_device_mounts(role.resource.devices)
-    return tuple(
+    return [
         {"PathOnHost": m.src_path, "PathInContainer": m.dst_path, "CgroupPermissions": m.permissions} for m in mounts
-    )
+    ]

@@ -4,8 +4,9 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
 from torchx.schedulers.api import ListAppResponse, Stream
@@ -30,8 +31,7 @@ from muster.schedulers.docker.live.logs import ContainerLogQuery, LogReader
 from muster.schedulers.docker.live.payload import PackedWorkspaces, Payload, build_payload
 from muster.schedulers.docker.options import DockerOptions
 from muster.schedulers.docker.request import WORKSPACE_KEY, build_request
-from muster.schedulers.docker.spec import AppRequest, Label
-from muster.schedulers.docker.users import build_user_id
+from muster.schedulers.docker.spec import AppRequest, Label, build_user_id
 from muster.schedulers.errors import (
     EngineError,
     NotConfiguredError,
@@ -112,8 +112,6 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         self._workspaces = PackedWorkspaces()
         self._with_dockerfile: set[str] = set()
         self._described: set[str] = set()
-        self._unreadable: set[str] = set()
-        """Apps whose output cannot be shown: said once."""
 
     def close(self) -> None:
         """See `SupervisedScheduler`, and release the engine, too."""
@@ -133,7 +131,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
     def build_workspace_and_update_role(self, role: Role, workspace: str, cfg: Mapping[str, Any]) -> None:  # noqa: ARG002
         """Pack the workspace. The submission copies it into the containers or builds it into an image."""
         path = get_workspace_path(workspace)
-        with _translate_errors():
+        with self.translate_errors():
             key = self._workspaces.pack(path, find_state_dir(os.environ))
             left_out = describe_left_out(path)
             self._print_once(describe_missing_script(role, path, has_image=True))
@@ -188,7 +186,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         submission: Submission = dryrun_info.request
         report_progress = _discard_progress if submission.quiet else _print_progress
         state_dir, address, asked = find_state_dir(os.environ), pick_address(os.environ), submission.request
-        with _translate_errors():
+        with self.translate_errors():
             if self.find_registry().find(asked.app_id) is not None:
                 raise SchedulerError(f"app {asked.app_id!r} exists already; give this one another name")
             with raise_dropped_interrupts():
@@ -196,7 +194,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
                 # Before an image is pulled for nothing.
                 request, gpus = self._find_gpus(asked)
                 creation.ensure_images(self._engine, request, report_progress)
-            with submissions.mark_submission(state_dir, asked.app_id, address, asked.labels) as mark:
+            with submissions.mark_submission(state_dir, asked.app_id, address) as mark:
                 folder = AppFolder(state_dir / submissions.APPS / asked.app_id)
                 with self.keep_attached(asked.app_id, folder, detach=submission.detach):
                     self._submit(submission, request, gpus, mark, report_progress)
@@ -207,12 +205,12 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         submission: Submission,
         request: AppRequest,
         gpus: Sequence[str],
-        mark: submissions.Mark,
+        mark: Path,
         report_progress: Callable[[str], None],
     ) -> None:
         """Create everything of an app and start it. If one step fails, remove all of it."""
         with ExitStack() as undo:
-            undo.callback(self._remove_created, mark)
+            undo.callback(self._remove_created, mark, request.labels)
             with raise_dropped_interrupts():
                 creation.build_images(self._engine, request, self._workspaces.files, report_progress)
                 request = check_images(self._engine, request, find_state_dir(os.environ) / "docker-images")
@@ -224,12 +222,12 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
             with raise_dropped_interrupts():
                 self._wait_started(spec, request)
             undo.pop_all()
-        mark.remove()
+        mark.unlink()
 
-    def _remove_created(self, mark: submissions.Mark) -> None:
+    def _remove_created(self, mark: Path, labels: Mapping[str, str]) -> None:
         """Remove what carries the app's labels: also what an interrupted call has created."""
-        creation.remove_app(self._engine, mark.labels)
-        mark.remove()
+        creation.remove_app(self._engine, labels)
+        mark.unlink()
 
     def _find_gpus(self, request: AppRequest) -> tuple[AppRequest, list[str]]:
         """Return the ids of the GPUs that the app may use.
@@ -324,7 +322,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
     def read_run_file(self, app_id: str, role: str, index: int, name: str, limit_bytes: int) -> bytes | None:
         """See `PluginScheduler`. Also from containers that have ended, until the app is deleted."""
         folder = self.find_folder(app_id)
-        with _translate_errors():
+        with self.translate_errors():
             engine = self._engine if folder is None else self._open_engine(folder)
             return restarts.read_run_file(engine, app_id, (role, index), name, limit_bytes)
 
@@ -338,7 +336,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
     def list_apps(self, cfg: Mapping[str, Any]) -> list[ListAppResponse]:  # noqa: ARG002
         """See `PluginScheduler`: apps with a state folder, and apps that only the engine knows."""
         others: set[str] = set()
-        with _translate_errors():
+        with self.translate_errors():
             states = self.read_states()
             try:
                 found = unregistered.list_apps(self._engine)
@@ -372,25 +370,27 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
             until_s=request.until_s,
         )
         folder = self.find_folder(app_id)
-        with _translate_errors():
+        with self.translate_errors():
             self._check_replica(app_id, folder, request)
         engine = self._open_engine(folder)
         lines = LogReader(engine, query).lines()
         if folder is not None and request.follow:
             lines = self._follow_or_explain(app_id, _follow(engine, query, folder, keeps=app_id in self._submitted))
-        return self._readers.count_reader(filter(request.matches, _translate_each(lines)))
+        return self._readers.count_reader(filter(request.matches, self._translate_each(lines)))
+
+    def _translate_each(self, lines: Iterator[str]) -> Iterator[str]:
+        with self.translate_errors():
+            yield from lines
 
     def _follow_or_explain(self, app_id: str, lines: Iterator[str]) -> Iterator[str]:
         """Let what follows a job's output, as `torchx run` does, show an error as if there were no output."""
         try:
             yield from lines
         except UnreadableLogs:
-            if app_id not in self._unreadable:
-                self._unreadable.add(app_id)
-                _print_progress(
-                    f"the output of {app_id} cannot be shown: the log driver of its containers keeps no output that "
-                    "can be read; --log-dir and --tee 3 keep it in files"
-                )
+            self._print_once(
+                f"the output of {app_id} cannot be shown: the log driver of its containers keeps no output that "
+                "can be read; --log-dir and --tee 3 keep it in files"
+            )
 
     def _check_replica(self, app_id: str, folder: AppFolder | None, request: LogRequest) -> None:
         if folder is not None:
@@ -409,7 +409,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
 
     def _cancel_existing(self, app_id: str) -> None:
         folder = self.find_folder(app_id)
-        with _translate_errors():
+        with self.translate_errors():
             if folder is None:
                 containers = unregistered.find_app(self._engine, app_id)
                 unregistered.stop_app(self._engine, containers, DEFAULT_SHUTDOWN_TIMEOUT_S + GRACE_MARGIN_S)
@@ -447,18 +447,18 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
     def delete_app(self, app_id: str) -> None:
         """See `PluginScheduler`: nothing labelled with the app is left on the engine."""
         folder = self.find_folder(app_id)
-        with _translate_errors():
+        with self.translate_errors():
             engine = self._open_engine(folder)
             if folder is not None:
                 client.delete(folder, self.find_registry(), app_id)
             creation.remove_app(engine, {Label.APP: app_id, Label.USER: build_user_id()})
-            submissions.remove_killed_app(find_state_dir(os.environ), app_id)
+            submissions.remove_killed(find_state_dir(os.environ), app_id)
 
     def delete_unfinished(self, app_id: str) -> bool:
         """See `PluginScheduler`: what `muster prune` lists of an app that has no container of a replica."""
         state_dir = find_state_dir(os.environ)
-        with _translate_errors():
-            if submissions.remove_killed_app(state_dir, app_id):
+        with self.translate_errors():
+            if submissions.remove_killed(state_dir, app_id):
                 return True
             remains = unregistered.list_remains(self._engine)
         # Submissions register first, then unmark.
@@ -475,9 +475,19 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
             return self._engine
         return self._others.setdefault(str(address), Engine(address))
 
-    def translate_errors(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def translate_errors(self) -> Iterator[None]:
         """See `SupervisedScheduler`."""
-        return _translate_errors()
+        try:
+            yield
+        except (DockerError, GpuError, StateError, client.SupervisorError) as error:
+            raise EngineError(str(error)) from error
+        except FileExistsError as error:
+            raise SchedulerError(f"an app of this name exists already: {error.filename}") from error
+        except BundleError as error:
+            raise SchedulerError(str(error)) from error
+        except OSError as error:
+            raise EngineError(describe_os_error(error, str(find_state_dir(os.environ)))) from error
 
 
 def _print_progress(line: str) -> None:
@@ -488,21 +498,6 @@ def _discard_progress(line: str) -> None:  # noqa: ARG001
     return
 
 
-@contextmanager
-def _translate_errors() -> Iterator[None]:
-    """Turn our own errors into those that TorchX prints as one line."""
-    try:
-        yield
-    except (DockerError, GpuError, StateError, client.SupervisorError) as error:
-        raise EngineError(str(error)) from error
-    except FileExistsError as error:
-        raise SchedulerError(f"an app of this name exists already: {error.filename}") from error
-    except BundleError as error:
-        raise SchedulerError(str(error)) from error
-    except OSError as error:
-        raise EngineError(describe_os_error(error, str(find_state_dir(os.environ)))) from error
-
-
 def _follow(engine: Engine, query: ContainerLogQuery, folder: AppFolder, *, keeps: bool) -> Iterator[str]:
     """Follow a container's log.
 
@@ -511,8 +506,3 @@ def _follow(engine: Engine, query: ContainerLogQuery, folder: AppFolder, *, keep
     with Watch(folder.state_dir) as watch:
         has_ended = client.EndCheck(folder, keeps=keeps)
         yield from LogReader(engine, query, wait=watch.wait, has_ended=has_ended).lines()
-
-
-def _translate_each(lines: Iterator[str]) -> Iterator[str]:
-    with _translate_errors():
-        yield from lines

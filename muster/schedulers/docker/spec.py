@@ -4,6 +4,7 @@ An `AppRequest` holds one `ContainerRequest` per replica. The supervisor keeps i
 again from it, so all of it is plain data.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
@@ -11,6 +12,7 @@ from typing import Any, Final
 from muster._shared.contract import Env
 from muster.schedulers.agent_command import find_run_file
 from muster.schedulers.secret_variables import mask_args, mask_env
+from muster.schedulers.supervision.machine import read_machine_id
 
 AGENT_DIR: Final = "/opt/muster"
 """The folder of the agent's bundle in a container."""
@@ -37,6 +39,14 @@ CACHE_DIR: Final = "/var/opt/muster-cache"
 """Compile caches, on a volume of `-cfg compile_cache`."""
 
 
+def build_user_id() -> str:
+    """Name the submitting user on an engine, which may serve several users and machines.
+
+    A host name may change, and a user id means something on one machine only.
+    """
+    return f"{os.geteuid()}@{read_machine_id()}"
+
+
 class Label:
     """Labels of all objects that this adapter creates. Later commands find the objects by them."""
 
@@ -54,8 +64,6 @@ class Label:
     """On a volume with compile caches: its name in `-cfg compile_cache`. It belongs to no app."""
     RUN_DIR: Final = "io.muster.run_dir"
     """On containers that run an agent: the folder of its run's files there, which can be read after the end, too."""
-    SHARED: Final = "io.muster.shared"
-    """On the network of apps that have no network of their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,23 +95,17 @@ class ContainerRequest:
     """Key of the packed folder that is copied into the working directory."""
     mounts: tuple[Mapping[str, Any], ...] = ()
     """In the engine's form: Type, Source, Target, ReadOnly."""
-    devices: tuple[Mapping[str, str], ...] = ()
-    memory_bytes: int | None = None
     cpus: float | None = None
     gpus: int = 0
     gpu_ids: tuple[str, ...] = ()
     """Assigned when the app is submitted, not in a dry run."""
-    shm_size_bytes: int | None = None
-    ipc: str | None = None
-    ulimits: tuple[Mapping[str, Any], ...] = ()
-    privileged: bool = False
     read_only: bool = False
     user: str = ""
     """"" is the image's."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """The user's own."""
     host_config: Mapping[str, Any] = field(default_factory=dict)
-    """What the user asked of the engine, as it stands in the engine's `HostConfig`."""
+    """What is asked of the engine, as it stands in the engine's `HostConfig`."""
 
     @property
     def key(self) -> tuple[str, int]:
@@ -128,7 +130,7 @@ class AppRequest:
     grace_s: float
     keep: str
     user: str
-    """See `users.build_user_id`."""
+    """See `build_user_id`."""
     containers: tuple[ContainerRequest, ...]
     init: bool = True
     """A tiny init runs each command and reaps orphans."""

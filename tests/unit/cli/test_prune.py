@@ -97,19 +97,6 @@ def test_it_asks(ended, monkeypatch, answer, goes):
     assert ended.exists() is not goes
 
 
-def test_what_a_killed_command_had_packed_goes():
-    ours, killed = (find_state_dir(os.environ) / f".packed-{name}" for name in ("ours", "killed"))
-    for folder in (ours, killed):
-        folder.mkdir()
-        (folder / "workspace-1.tar.gz").write_bytes(b"x" * 1000)
-        (folder / ".lock").touch()
-    with (ours / ".lock").open() as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        assert main(["prune", "--yes"]) == 0
-    assert ours.exists()
-    assert not killed.exists()
-
-
 def test_unpacked_agents_that_no_job_uses_go(tmp_path, capsys):
     base = tmp_path / f"muster-{os.geteuid()}"
     used, unused = base / ("a" * 32), base / ("b" * 32)

@@ -48,7 +48,7 @@ class ScriptedEngine:
         return build_facts(id=str(number), labels=labels, status=status, exit_code=code)
 
     def list_containers(self, _labels):
-        return [self.facts(number) for number in sorted(self.containers, reverse=True)]
+        return [self.facts(number) for number in sorted(self.containers)]
 
     def inspect_container(self, container):
         return self.facts(int(container))

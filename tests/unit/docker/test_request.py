@@ -11,7 +11,6 @@ from torchx.specs import AppDef, BindMount, DeviceMount, Resource, Role, VolumeM
 from muster._shared.contract import Env, RoleKey
 from muster.schedulers.docker import spec
 from muster.schedulers.docker.container_body import (
-    EngineFacts,
     ImageFacts,
     build_body,
     build_container_name,
@@ -21,7 +20,6 @@ from muster.schedulers.docker.request import WORKSPACE_KEY, build_request
 from muster.schedulers.errors import OptionError, SchedulerError
 
 IMAGE = ImageFacts(id="sha256:abc", working_dir="/app", user="")
-ENGINE = EngineFacts(cpus=4)
 AGENT_ARGS = ["-m", "muster.agent", "--node-rank", "${replica_id}", "--rdzv-id", "${app_id}", "main.py"]
 
 
@@ -37,7 +35,7 @@ def request_of(*roles, words="", environ=None):
 
 
 def body_of(request, index=0, **how):
-    facts = {"incarnation": 0, "image": IMAGE, "engine": ENGINE, **how}
+    facts = {"incarnation": 0, "image": IMAGE, "cpus": 4, **how}
     return build_body(request, request.containers[index], **facts)
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torchx.specs import AppDef, Resource, Role
 
 from muster._shared.contract import Env
-from muster.schedulers.docker.container_body import EngineFacts, ImageFacts
+from muster.schedulers.docker.container_body import ImageFacts
 from muster.schedulers.docker.engine.errors import DockerError
 from muster.schedulers.docker.live import creation, reservations
 from muster.schedulers.docker.live.payload import Payload
@@ -44,8 +44,8 @@ class ScriptedEngine:
     def list_containers(self, labels, *, running_only):
         return [build_facts(id=gpu, gpu_ids=(gpu,), status="running", exit_code=None) for gpu in self.busy_gpus]
 
-    def facts(self):
-        return EngineFacts(cpus=2)
+    def count_cpus(self):
+        return 2
 
     def inspect_image(self, image):
         return ImageFacts(id=image, working_dir="/app", user="")

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from muster._shared.foreign_files import read_whole
-from muster.schedulers.docker.container_body import EngineFacts, ImageFacts, choose_working_dir
+from muster.schedulers.docker.container_body import ImageFacts, choose_working_dir
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.errors import CannotStart, DockerError, one_line
-from muster.schedulers.docker.engine.probe import build_probe_body, find_words, run_probe
+from muster.schedulers.docker.engine.probe import build_probe_body, find_words, run_probe, select_probed
 from muster.schedulers.docker.spec import AppRequest, ContainerRequest
 from muster.schedulers.failure_report import explain_start_failure
 from muster.schedulers.wording.words import word
@@ -77,7 +77,7 @@ def check_images(engine: Engine, app: AppRequest, cache_dir: Path) -> AppRequest
         file = cache_dir / f"{_build_cache_key(info, app, container, image)}.json"
         found = _read_cache(file)
         if found is None:
-            found = _Probe(engine, app, container, image, EngineFacts(cpus=int(info["NCPU"]))).run()
+            found = _Probe(engine, app, container, image, int(info["NCPU"])).run()
             _write_cache(file, found)
         findings = Findings(
             init=findings.init and found.init, default_ulimits=findings.default_ulimits and found.default_ulimits
@@ -106,7 +106,8 @@ def _use_interpreter(container: ContainerRequest, image: ImageFacts) -> Containe
 def _apply(app: AppRequest, findings: Findings) -> AppRequest:
     if findings.default_ulimits:
         return replace(app, init=findings.init)
-    containers = tuple(replace(container, ulimits=app.given_ulimits) for container in app.containers)
+    limits = [dict(limit) for limit in app.given_ulimits]
+    containers = tuple(replace(each, host_config={**each.host_config, "Ulimits": limits}) for each in app.containers)
     return replace(app, init=findings.init, containers=containers)
 
 
@@ -114,13 +115,13 @@ class _Probe:
     """One temporary container, tried with fewer features until it starts."""
 
     def __init__(
-        self, engine: Engine, app: AppRequest, container: ContainerRequest, image: ImageFacts, facts: EngineFacts
+        self, engine: Engine, app: AppRequest, container: ContainerRequest, image: ImageFacts, cpus: int
     ) -> None:
         self._engine = engine
         self._app = app
         self._container = container
         self._image = image
-        self._facts = facts
+        self._cpus = cpus
 
     def run(self) -> Findings:
         """Find what the engine supports, and raise DockerError if the container does not start at all."""
@@ -156,7 +157,7 @@ class _Probe:
         runs_agent = self._container.runs_agent
         command = (self._container.command[0], "-c", _PROBE) if runs_agent else (_NO_COMMAND,)
         app = _apply(replace(self._app, containers=(self._container,)), findings)
-        return build_probe_body(app, app.containers[0], command, image=self._image, engine=self._facts)
+        return build_probe_body(app, app.containers[0], command, image=self._image, cpus=self._cpus)
 
     def _explain(self, output: str) -> str:
         container = self._container
@@ -199,11 +200,9 @@ def _build_cache_key(info: Mapping[str, Any], app: AppRequest, container: Contai
         container.bundled,
         env,
         [dict(mount) for mount in container.mounts],
-        [dict(limit) for limit in container.ulimits],
         [dict(limit) for limit in app.given_ulimits],
-        container.privileged,
         container.user,
-        dict(container.host_config),
+        select_probed(container),
     ]
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:32]
 

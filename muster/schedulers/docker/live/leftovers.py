@@ -1,19 +1,16 @@
-"""Finds what has no app any more: packed workspaces, containers, reservations, networks, volumes."""
+"""Finds what has no app any more: containers, reservations, networks, volumes."""
 
 import logging
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from muster._shared.folders import remove_folder
 from muster.schedulers.adapter.scheduler import Leftover, measure_folder
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.errors import DockerError
 from muster.schedulers.docker.live import creation, submissions, unregistered
-from muster.schedulers.docker.live.payload import find_left_folders
 from muster.schedulers.docker.live.submissions import REGISTRY
-from muster.schedulers.docker.spec import Label
-from muster.schedulers.docker.users import build_user_id
+from muster.schedulers.docker.spec import Label, build_user_id
 from muster.schedulers.supervision.registry import AppRegistry
 
 logger = logging.getLogger(__name__)
@@ -26,24 +23,8 @@ def find_without_app(engine: Engine, state_dir: Path) -> Iterator[Leftover]:
         engine: the environment's.
         state_dir: the user's. What was submitted with another one is left out.
     """
-    yield from _find_packed(state_dir)
     yield from _find_killed_submissions(state_dir)
     yield from _find_lost_containers(engine, state_dir)
-
-
-def _find_packed(state_dir: Path) -> Iterator[Leftover]:
-    for folder in find_left_folders(state_dir):
-        try:
-            changed_s = folder.stat().st_mtime
-        except OSError:
-            continue
-        yield Leftover(
-            name=folder.name,
-            what="a workspace that a killed command had packed",
-            size_bytes=measure_folder(folder),
-            ended_s=changed_s,
-            remove=partial(remove_folder, folder),
-        )
 
 
 def _find_killed_submissions(state_dir: Path) -> Iterator[Leftover]:
@@ -54,7 +35,7 @@ def _find_killed_submissions(state_dir: Path) -> Iterator[Leftover]:
             what="its submission was killed: containers, network, reservations",
             size_bytes=measure_folder(state_dir / submissions.APPS / mark.app_id),
             ended_s=mark.made_s,
-            remove=partial(submissions.remove_killed, state_dir, mark),
+            remove=partial(submissions.remove_killed, state_dir, mark.app_id),
         )
 
 

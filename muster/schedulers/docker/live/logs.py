@@ -69,7 +69,7 @@ class LogReader:
         while True:
             ended = self._app_has_ended is None or self._app_has_ended()
             for container in self._containers(after=done):
-                done = int(container.labels[Label.INCARNATION])
+                done = container.incarnation
                 yield from join_lines(self._frames(container.id))
             if ended:
                 break
@@ -85,12 +85,8 @@ class LogReader:
             if self._app_has_ended is None:
                 raise
             return []
-        newer = []
-        for facts in found:
-            incarnation = int(facts.labels[Label.INCARNATION])
-            if incarnation > after or (incarnation == after and facts.running):  # a person has restarted it
-                newer.append(facts)
-        return sorted(newer, key=lambda facts: int(facts.labels[Label.INCARNATION]))
+        # A person has restarted one that runs again.
+        return [each for each in found if each.incarnation > after or (each.incarnation == after and each.running)]
 
     def _frames(self, container: str) -> Iterator[Frame]:
         if self._app_has_ended is None:

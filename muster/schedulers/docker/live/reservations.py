@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import Final
 
 from muster.schedulers.docker import devices
-from muster.schedulers.docker.container_body import EngineFacts, ImageFacts
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.errors import Conflict, DockerError
 from muster.schedulers.docker.engine.probe import build_probe_body, find_words, run_probe
@@ -155,10 +154,9 @@ def _list_ports_from(first: int) -> Iterable[int]:
 
 def _find_free_ports(engine: Engine, app: AppRequest, first_node: ContainerRequest, ports: Sequence[int]) -> list[int]:
     """Find the ports that can be bound on the engine's host, which may be another machine: a container there tries."""
-    image: ImageFacts = engine.inspect_image(first_node.image)
-    facts: EngineFacts = engine.facts()
+    image, cpus = engine.inspect_image(first_node.image), engine.count_cpus()
     command = (first_node.command[0], "-c", _FREE_PORTS, *map(str, ports))
-    body = build_probe_body(app, first_node, command, image=image, engine=facts, network=HOST_NETWORK)
+    body = build_probe_body(app, first_node, command, image=image, cpus=cpus, network=HOST_NETWORK)
     exit_code, output = run_probe(engine, f"{first_node.name}-ports", body)
     words = find_words(output)
     if exit_code != 0 or words is None:

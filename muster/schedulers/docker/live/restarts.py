@@ -1,6 +1,6 @@
 """What the agents write in their containers: how often they have restarted workers, a hang, the last checkpoint."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -12,8 +12,7 @@ from muster.schedulers.adapter.records import RecordReader
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.container_state import ContainerFacts
 from muster.schedulers.docker.engine.errors import DockerError
-from muster.schedulers.docker.spec import AppRequest, ContainerRequest, Label
-from muster.schedulers.docker.users import build_user_id
+from muster.schedulers.docker.spec import AppRequest, ContainerRequest, Label, build_user_id
 from muster.schedulers.failure_report import parse_attempt
 from muster.schedulers.wording.job_facts import JobFacts
 
@@ -100,7 +99,7 @@ def read_run_file(engine: Engine, app_id: str, key: tuple[str, int], name: str, 
     """
     labels = {Label.APP: app_id, Label.ROLE: key[0], Label.REPLICA: str(key[1]), Label.USER: build_user_id()}
     found: list[bytes] = []
-    for facts in _sort_newest_first(engine.list_containers(labels)):
+    for facts in reversed(engine.list_containers(labels)):
         folder = facts.labels.get(Label.RUN_DIR)
         content = None if folder is None else engine.copy_out(facts.id, folder + name, limit_bytes)
         if content is not None:
@@ -108,10 +107,6 @@ def read_run_file(engine: Engine, app_id: str, key: tuple[str, int], name: str, 
             if name != LogNames.EVENTS:
                 break
     return b"\n".join(reversed(found)) if found else None
-
-
-def _sort_newest_first(containers: Iterable[ContainerFacts]) -> list[ContainerFacts]:
-    return sorted(containers, key=lambda facts: int(facts.labels[Label.INCARNATION]), reverse=True)
 
 
 def _build_name(role: str) -> str:
@@ -141,10 +136,9 @@ def _build_reader(engine: Engine, app: AppRequest, request: ContainerRequest) ->
 
 def _find_newest(engine: Engine, app: AppRequest, request: ContainerRequest) -> ContainerFacts | None:
     labels = {**app.labels, Label.ROLE: request.role, Label.REPLICA: str(request.replica)}
-    found: list[ContainerFacts] = []
     with suppress(DockerError):
-        found = engine.list_containers(labels)
-    return next(iter(_sort_newest_first(found)), None)
+        return next(reversed(engine.list_containers(labels)), None)
+    return None
 
 
 def _read_file(engine: Engine, request: ContainerRequest, container: str, name: str) -> bytes | None:

@@ -9,8 +9,7 @@ from torchx.specs.api import ReplicaStatus
 
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.container_state import ContainerFacts
-from muster.schedulers.docker.spec import Label
-from muster.schedulers.docker.users import build_user_id
+from muster.schedulers.docker.spec import Label, build_user_id
 from muster.schedulers.timestamps import parse_seconds
 from muster.schedulers.wording.facts import AppFacts
 from muster.schedulers.wording.reasons import Code, Reason
@@ -122,6 +121,6 @@ def _statuses(role: str, found: Sequence[ContainerFacts]) -> list[ReplicaStatus]
 def _list_newest(containers: Sequence[ContainerFacts]) -> list[ContainerFacts]:
     """Return the newest container of each replica, in order."""
     newest: dict[tuple[str, int], ContainerFacts] = {}
-    for facts in sorted(containers, key=lambda each: int(each.labels[Label.INCARNATION])):
+    for facts in containers:
         newest[facts.labels[Label.ROLE], int(facts.labels[Label.REPLICA])] = facts
     return [newest[key] for key in sorted(newest)]

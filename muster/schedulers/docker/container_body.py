@@ -66,11 +66,6 @@ def choose_command(container: ContainerRequest, image: ImageFacts) -> list[str]:
     return list(container.command[1:] if is_given else container.command)
 
 
-def _name_run_dir(container: ContainerRequest) -> dict[str, str]:
-    path = container.find_run_file("")
-    return {} if path is None else {Label.RUN_DIR: path}
-
-
 def needs_workspace_copy(container: ContainerRequest) -> bool:
     """Return whether the user's code is copied into the container, not built into the image."""
     return container.workspace is not None and container.base_image is None
@@ -104,6 +99,7 @@ def build_body(
     if container.runs_agent and incarnation:
         name, number = (Env.JOB_INCARNATION, incarnation + 1) if is_alone else (Env.INCARNATION, incarnation)
         env[name] = str(number)
+    run_dir = container.find_run_file("")
     body: dict[str, Any] = {
         "Image": image.id,
         "Cmd": choose_command(container, image),
@@ -115,7 +111,7 @@ def build_body(
             Label.ROLE: container.role,
             Label.REPLICA: str(container.replica),
             Label.INCARNATION: str(incarnation),
-            **_name_run_dir(container),
+            **({} if run_dir is None else {Label.RUN_DIR: run_dir}),
         },
         "StopSignal": "SIGTERM",
         "StopTimeout": max(1, round(app.grace_s)),

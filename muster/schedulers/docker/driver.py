@@ -98,7 +98,7 @@ class DockerDriver:
         self._folder = folder
         self._evidence = ExitEvidence(engine, folder / LogNames.ERROR, has_init=app.init)
         self._lock = threading.RLock()
-        self._replicas = {ReplicaId(*c.key): _Replica(request=c) for c in app.containers}
+        self._replicas = {ReplicaId(c.role, c.replica): _Replica(request=c) for c in app.containers}
         self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="docker")
         self._closing = threading.Event()
         self._is_suspended = False
@@ -126,7 +126,7 @@ class DockerDriver:
         """
         known = self._replicas[replica]
         try:
-            newest = self._find_newest(replica)
+            newest = next(reversed(self._list_containers(replica)), None)
         except DockerError:
             newest = None
         else:
@@ -265,7 +265,7 @@ class DockerDriver:
         for facts in found:
             if facts.running:  # a person has restarted it
                 self._end_container(facts.id)
-        newest = found[-1] if found else None
+        newest = next(reversed(found), None)
         if newest is not None and newest.status == "created" and not newest.error:
             return newest.id
         request = self._replicas[replica].request
@@ -432,7 +432,7 @@ class DockerDriver:
         """Start a replica whose start or adoption the engine's stop interrupted, unless its container runs."""
         known = self._replicas[replica]
         try:
-            newest = self._find_newest(replica)
+            newest = next(reversed(self._list_containers(replica)), None)
         except Exception:
             with self._lock:
                 known.starting = False
@@ -476,8 +476,8 @@ class DockerDriver:
             self._submit(self._wait_settled, replica, container, by_engine)
             return
         record_restarts(self._engine, self._folder, known.request, container)
-        ending = self._evidence.explain(facts, known.request)
-        self._report_end(replica, container, facts.exit_code, *ending.reasons, final=ending.final)
+        reasons, final = self._evidence.explain(facts, known.request)
+        self._report_end(replica, container, facts.exit_code, *reasons, final=final)
 
     def _restart(self, replica: ReplicaId, container: str) -> None:
         """Start a replica again that the engine or a person ended. This does not count as a lost replica."""
@@ -497,10 +497,6 @@ class DockerDriver:
                 return
             known.end_reported, known.starting = True, False
         self._event_queue.post(ReplicaEnded(replica=replica, exit_code=exit_code, reasons=reasons, final=final))
-
-    def _find_newest(self, replica: ReplicaId) -> ContainerFacts | None:
-        found = self._list_containers(replica)
-        return found[-1] if found else None
 
     def _list_containers(self, replica: ReplicaId) -> list[ContainerFacts]:
         """Return all containers of a replica, the newest last."""

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from muster.schedulers.docker.option_values import (
     PublishedPort,
@@ -13,6 +13,7 @@ from muster.schedulers.docker.option_values import (
     parse_size,
     parse_tmpfs,
 )
+from muster.schedulers.docker.spec import DEFAULT_ULIMITS
 from muster.schedulers.errors import OptionError
 from muster.schedulers.runner.option_records import (
     DETACH,
@@ -25,26 +26,10 @@ from muster.schedulers.runner.option_records import (
     parse_words,
 )
 
-DEFAULT_ULIMITS: Final = ("memlock:-1", "stack:67108864", "nofile:1048576")
-"""For RDMA, deep stacks and DataLoaders with many files. The engine's own defaults are too low for all three."""
-
 _ULIMIT = re.compile(r"([a-z]+):(-1|\d+)(?::(-1|\d+))?", re.ASCII)
 _CACHE_NAME = re.compile(r"(?:[A-Za-z0-9][A-Za-z0-9_.-]{0,63})?", re.ASCII)
 _USER = re.compile(r"[\w][\w.-]*(?::[\w][\w.-]*)?", re.ASCII)
 _LOG_DRIVER = re.compile(r"[\w][\w./:-]*", re.ASCII)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ulimit:
-    """One resource limit. -1 is unlimited."""
-
-    name: str
-    soft: int
-    hard: int
-
-    def to_engine(self) -> dict[str, Any]:
-        """Return the option in the engine's form."""
-        return {"Name": self.name, "Soft": self.soft, "Hard": self.hard}
 
 
 def _parse_network(name: str, value: str) -> str | None:
@@ -53,15 +38,14 @@ def _parse_network(name: str, value: str) -> str | None:
     return value or None
 
 
-def _parse_ulimits(name: str, given: Any) -> tuple[Ulimit, ...]:
-    limits: dict[str, Ulimit] = {}
+def _parse_ulimits(name: str, given: Any) -> dict[str, tuple[int, int]]:
+    limits = dict(DEFAULT_ULIMITS)
     for text in given:
         match = _ULIMIT.fullmatch(text)
         if match is None:
             raise OptionError(f"{name}: {text!r} is not NAME:SOFT or NAME:SOFT:HARD, such as nofile:65536", name)
-        soft = int(match[2])
-        limits[match[1]] = Ulimit(name=match[1], soft=soft, hard=int(match[3]) if match[3] else soft)
-    return tuple(limits.values())
+        limits[match[1]] = (int(match[2]), int(match[3] or match[2]))
+    return limits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,12 +73,12 @@ class DockerOptions:
         "IPC mode: private, shareable, host or none (default: the engine's)",
         parse=build_choice_parser("private", "shareable", "host", "none"),
     )
-    given_ulimits: tuple[Ulimit, ...] = option(
+    ulimits: Mapping[str, tuple[int, int]] = option(
         list[str],
-        f"NAME:SOFT[:HARD];... in addition to {';'.join(DEFAULT_ULIMITS)}; -1 is unlimited",
-        name="ulimits",
+        "NAME:SOFT[:HARD];... in addition to "
+        f"{';'.join(f'{name}:{soft}' for name, (soft, _) in DEFAULT_ULIMITS.items())}; -1 is unlimited",
         parse=_parse_ulimits,
-        absent=(),
+        absent=DEFAULT_ULIMITS,
     )
     tmpfs: Mapping[str, str] = option(
         list[str], "PATH[:SIZE];... in memory, e.g. /scratch:8g", parse=parse_tmpfs, absent={}
@@ -169,9 +153,3 @@ class DockerOptions:
         parse=build_choice_parser("all", "failed", "none"),
     )
     detach: bool = DETACH.as_field()
-
-    @property
-    def ulimits(self) -> tuple[Ulimit, ...]:
-        """The given limits, and the defaults for all others."""
-        defaults = {limit.name: limit for limit in _parse_ulimits("ulimits", DEFAULT_ULIMITS)}
-        return tuple({**defaults, **{limit.name: limit for limit in self.given_ulimits}}.values())

@@ -92,7 +92,6 @@ def build_request(
         keep=options.keep,
         user=user,
         state_dir=state_dir,
-        given_ulimits=tuple(limit.to_engine() for limit in options.given_ulimits),
         containers=tuple(
             builder.build_container(role, replica) for role in roles for replica in range(role.num_replicas)
         ),
@@ -203,7 +202,7 @@ class _Builder:
             "MemorySwap": memory_bytes,  # equal limits: no swap, as on a cluster
             "ShmSize": self._choose_shm_bytes(memory_bytes),
             "IpcMode": options.ipc,
-            "Ulimits": [limit.to_engine() for limit in options.ulimits],
+            "Ulimits": [{"Name": name, "Soft": soft, "Hard": hard} for name, (soft, hard) in options.ulimits.items()],
             "Privileged": options.privileged,
             "Devices": _build_devices(role),
             "Tmpfs": dict(options.tmpfs),

@@ -3,13 +3,14 @@
 import json
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from torchx.schedulers.api import ListAppResponse, Stream
+from torchx.schedulers.api import ListAppResponse
 from torchx.specs import AppDef, AppDryRunInfo, Role
 from torchx.workspace.api import WorkspaceMixin
 
@@ -17,6 +18,7 @@ from muster._shared.contract import LogNames, print_line
 from muster._shared.control import ControlError, ExitCode
 from muster.schedulers import naming
 from muster.schedulers.adapter.scheduler import Leftover, LogRequest
+from muster.schedulers.adapter.status import check_replica
 from muster.schedulers.adapter.supervised import AgentWords, SupervisedScheduler
 from muster.schedulers.bundle import build_agent_bundle
 from muster.schedulers.docker import devices
@@ -27,7 +29,7 @@ from muster.schedulers.docker.engine.sdk import is_configured, pick_address
 from muster.schedulers.docker.live import creation, reservations, restarts, submissions, unregistered
 from muster.schedulers.docker.live.asking import NodeAsker
 from muster.schedulers.docker.live.image_check import check_images
-from muster.schedulers.docker.live.logs import ContainerLogQuery, LogReader
+from muster.schedulers.docker.live.logs import LogReader
 from muster.schedulers.docker.live.payload import PackedWorkspaces, Payload, build_payload
 from muster.schedulers.docker.options import DockerOptions
 from muster.schedulers.docker.request import WORKSPACE_KEY, build_request
@@ -138,12 +140,11 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         role.metadata[WORKSPACE_KEY] = key
         if os.path.exists(os.path.join(path, DOCKERFILE)):
             self._with_dockerfile.add(key)
-        if key not in self._described:  # TorchX packs a folder once per role
-            self._described.add(key)
-            for line in left_out:
-                _print_progress(line)
+        for line in left_out:
+            self._print_once(line)
 
     def _print_once(self, text: str) -> None:
+        """Print a line, unless it was: TorchX packs a folder once per role."""
         if text and text not in self._described:
             self._described.add(text)
             _print_progress(text)
@@ -184,7 +185,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
             SchedulerError: the app exists already.
         """
         submission: Submission = dryrun_info.request
-        report_progress = _discard_progress if submission.quiet else _print_progress
+        report_progress = (lambda _: None) if submission.quiet else _print_progress
         state_dir, address, asked = find_state_dir(os.environ), pick_address(os.environ), submission.request
         with self.translate_errors():
             if self.find_registry().find(asked.app_id) is not None:
@@ -328,10 +329,8 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
 
     def find_leftovers(self) -> Iterator[Leftover]:
         """See `PluginScheduler`: also what has no app any more."""
-        from muster.schedulers.docker.live.leftovers import find_without_app
-
         yield from super().find_leftovers()
-        yield from find_without_app(self._engine, find_state_dir(os.environ))
+        yield from unregistered.find_without_app(self._engine, find_state_dir(os.environ))
 
     def list_apps(self, cfg: Mapping[str, Any]) -> list[ListAppResponse]:  # noqa: ARG002
         """See `PluginScheduler`: apps with a state folder, and apps that only the engine knows."""
@@ -358,29 +357,27 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
 
         See `PluginScheduler`.
         """
-        query = ContainerLogQuery(
-            labels={
-                Label.APP: app_id,
-                Label.ROLE: request.role,
-                Label.REPLICA: str(request.index),
-            },
-            stdout=request.stream != Stream.STDERR,
-            stderr=request.stream != Stream.STDOUT,
-            since_s=request.since_s,
-            until_s=request.until_s,
-        )
         folder = self.find_folder(app_id)
         with self.translate_errors():
             self._check_replica(app_id, folder, request)
         engine = self._open_engine(folder)
-        lines = LogReader(engine, query).lines()
+        lines = LogReader(engine, app_id, request).lines()
         if folder is not None and request.follow:
-            lines = self._follow_or_explain(app_id, _follow(engine, query, folder, keeps=app_id in self._submitted))
+            lines = self._follow_or_explain(app_id, self._follow(engine, app_id, request, folder))
         return self._readers.count_reader(filter(request.matches, self._translate_each(lines)))
 
     def _translate_each(self, lines: Iterator[str]) -> Iterator[str]:
         with self.translate_errors():
             yield from lines
+
+    def _follow(self, engine: Engine, app_id: str, request: LogRequest, folder: AppFolder) -> Iterator[str]:
+        """Follow a replica's log.
+
+        The supervisor follows the engine's events, and writes the app's state when it has started the next container.
+        """
+        with Watch(folder.state_dir) as watch:
+            has_ended = client.EndCheck(folder, keeps=app_id in self._submitted)
+            yield from LogReader(engine, app_id, request, wait=watch.wait, has_ended=has_ended).lines()
 
     def _follow_or_explain(self, app_id: str, lines: Iterator[str]) -> Iterator[str]:
         """Let what follows a job's output, as `torchx run` does, show an error as if there were no output."""
@@ -399,11 +396,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         containers = unregistered.find_app(self._engine, app_id)
         if not containers:
             raise self._build_unknown(app_id)
-        replicas = sorted({f"{facts.labels[Label.ROLE]}/{facts.labels[Label.REPLICA]}" for facts in containers})
-        if f"{request.role}/{request.index}" not in replicas:
-            raise SchedulerError(
-                f"{app_id} has no replica {request.role}/{request.index}; it has: {', '.join(replicas)}"
-            )
+        check_replica(app_id, Counter(facts.labels[Label.ROLE] for facts in containers), request.role, request.index)
 
     # -- ending -------------------------------------------------------------------------------------------------------
 
@@ -416,7 +409,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
             else:
                 client.request_stop(folder)
 
-    def build_asker(self, folder: AppFolder) -> asking.AskNode:
+    def build_asker(self, folder: AppFolder) -> NodeAsker:
         """See `SupervisedScheduler`."""
         return NodeAsker(self._open_engine(folder))
 
@@ -425,23 +418,22 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
     ) -> tuple[int, str, str]:
         """See `PluginScheduler`."""
         with self._open_app(app_id) as folder:
-            asker = NodeAsker(self._open_engine(folder))
-            return asker.run(folder.read_spec(), ReplicaId(role, index), command, limit_s)
+            return self.build_asker(folder).run(folder.read_spec(), ReplicaId(role, index), command, limit_s)
 
     def open_in_node(self, app_id: str, role: str, index: int, words: Sequence[str]) -> NodePipe:
         """See `PluginScheduler`: `docker exec`."""
         with self._open_app(app_id) as folder:
             spec, _ = asking.read_running(folder)
-            return NodeAsker(self._open_engine(folder)).open(spec, ReplicaId(role, index), words)
+            return self.build_asker(folder).open(spec, ReplicaId(role, index), words)
 
     def end_node(self, app_id: str, role: str, index: int) -> bool:
         """See `PluginScheduler`. It stops the container, with the app's grace."""
         with self._open_app(app_id) as folder:
-            engine, spec = self._open_engine(folder), folder.read_spec()
-            container = NodeAsker(engine).find_container(spec, ReplicaId(role, index))
+            spec = folder.read_spec()
+            container = self.build_asker(folder).find_container(spec, ReplicaId(role, index))
             if container is None:
                 raise ControlError(f"the container of {role}/{index} does not run", ExitCode.ENDED)
-            engine.stop_container(container, spec.grace_s)
+            self._open_engine(folder).stop_container(container, spec.grace_s)
         return True
 
     def delete_app(self, app_id: str) -> None:
@@ -492,17 +484,3 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
 
 def _print_progress(line: str) -> None:
     print_line(f"docker: {line}")
-
-
-def _discard_progress(line: str) -> None:  # noqa: ARG001
-    return
-
-
-def _follow(engine: Engine, query: ContainerLogQuery, folder: AppFolder, *, keeps: bool) -> Iterator[str]:
-    """Follow a container's log.
-
-    The supervisor follows the engine's events, and writes the app's state when it has started the next container.
-    """
-    with Watch(folder.state_dir) as watch:
-        has_ended = client.EndCheck(folder, keeps=keeps)
-        yield from LogReader(engine, query, wait=watch.wait, has_ended=has_ended).lines()

@@ -4,6 +4,7 @@ An `AppRequest` holds one `ContainerRequest` per replica. The supervisor keeps i
 again from it, so all of it is plain data.
 """
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -27,6 +28,16 @@ ERROR_FILE: Final = f"{STATE_DIR}/error.json"
 LOG_DIR: Final = f"{STATE_DIR}/logs"
 DEFAULT_SHM_BYTES: Final = 16 << 30
 """A tmpfs uses no memory until it is filled. The engine's default of 64 MiB stops DataLoader workers."""
+
+DEFAULT_ULIMITS: Final[Mapping[str, tuple[int, int]]] = {
+    "memlock": (-1, -1),
+    "stack": (64 << 20, 64 << 20),
+    "nofile": (1 << 20, 1 << 20),
+}
+"""Soft and hard limits, for RDMA, deep stacks and DataLoaders with many files.
+
+The engine's own defaults are too low for all three.
+"""
 
 HOST_NETWORK: Final = "host"
 """The engine's name of the host's own network, which containers can share."""
@@ -107,11 +118,6 @@ class ContainerRequest:
     host_config: Mapping[str, Any] = field(default_factory=dict)
     """What is asked of the engine, as it stands in the engine's `HostConfig`."""
 
-    @property
-    def key(self) -> tuple[str, int]:
-        """Identifies the replica in its app."""
-        return self.role, self.replica
-
     def find_run_file(self, name: str) -> str | None:
         """Return the absolute path of a file of its agent's run, one of `LogNames`. None: its command does not say."""
         log_dir = self.env.get(Env.LOG_DIR, LOG_DIR)
@@ -134,8 +140,6 @@ class AppRequest:
     containers: tuple[ContainerRequest, ...]
     init: bool = True
     """A tiny init runs each command and reaps orphans."""
-    given_ulimits: tuple[Mapping[str, Any], ...] = ()
-    """The limits from the user. They are the only ones on an engine that cannot raise limits."""
     state_dir: str = ""
     """See `Label.STATE_DIR`."""
 
@@ -151,16 +155,15 @@ class AppRequest:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "AppRequest":
         """Read what `to_json` returns."""
-        containers = tuple(_container_from_json(item) for item in data["containers"])
-        return cls(**{**data, "containers": containers, "given_ulimits": tuple(data["given_ulimits"])})
+        return cls(**{**data, "containers": tuple(_container_from_json(item) for item in data["containers"])})
 
     def show(self) -> str:
         """Return the YAML that `--dryrun` prints, without secrets."""
         import yaml
 
-        data = self.to_json()
-        data["containers"] = [_show_container(container) for container in self.containers]
-        return str(yaml.safe_dump(_plain(data), sort_keys=False, width=120))
+        data = {**self.to_json(), "containers": [_show_container(container) for container in self.containers]}
+        # Without tuples, for which YAML needs tags.
+        return str(yaml.safe_dump(json.loads(json.dumps(data)), sort_keys=False, width=120))
 
 
 def set_host_port(request: AppRequest, role: str, port: int) -> AppRequest:
@@ -190,12 +193,3 @@ def _show_container(container: ContainerRequest) -> dict[str, Any]:
         shown["host_config"] = {**container.host_config, "LogConfig": {**log, "Config": mask_env(log["Config"])}}
     shown["command"] = mask_args(container.command)
     return shown
-
-
-def _plain(value: Any) -> Any:
-    """Return the tuples as lists, so that YAML needs no tags."""
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return value

@@ -6,9 +6,8 @@ from docker_samples import parse_words
 from torchx.specs import AppDef, Resource, Role
 
 from muster.schedulers.docker.container_body import ImageFacts, build_body
-from muster.schedulers.docker.options import DockerOptions
 from muster.schedulers.docker.request import build_request
-from muster.schedulers.docker.spec import DEFAULT_SHM_BYTES, AppRequest
+from muster.schedulers.docker.spec import DEFAULT_SHM_BYTES, DEFAULT_ULIMITS, AppRequest
 from muster.schedulers.errors import OptionError
 
 
@@ -112,7 +111,7 @@ def test_the_dry_run_shows_them_and_no_secret():
     shown = yaml.safe_load(request.show())["containers"][0]
     assert shown["host_config"] == {
         "ShmSize": DEFAULT_SHM_BYTES,
-        "Ulimits": [limit.to_engine() for limit in DockerOptions().ulimits],
+        "Ulimits": [{"Name": name, "Soft": soft, "Hard": hard} for name, (soft, hard) in DEFAULT_ULIMITS.items()],
         "Tmpfs": {"/scratch": "exec,size=1073741824"},
         "LogConfig": {"Type": "splunk", "Config": {"splunk-token": "***", "tag": "x"}},
         "Dns": ["10.0.0.1"],

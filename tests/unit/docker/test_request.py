@@ -112,7 +112,7 @@ def test_a_plain_role_before_the_agents_is_not_their_rank0():
     containers = request_of(role(name="ps", entrypoint="sh", args=[]), role(name="b")).containers
     assert {each.role: each.env[Env.RANK0_HOST] for each in containers} == {"ps": "rank0", "b": "b-0"}
     assert {each.role for each in containers if "rank0" in each.aliases} == {"ps"}
-    assert "b-0" in next(each for each in containers if each.key == ("b", 0)).aliases
+    assert "b-0" in next(each for each in containers if (each.role, each.replica) == ("b", 0)).aliases
 
 
 def test_environment_precedence():

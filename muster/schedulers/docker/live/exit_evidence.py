@@ -1,7 +1,6 @@
 """Explains from the engine's state, and from a container's files and output, why it ended."""
 
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -26,16 +25,6 @@ _MESSAGE_LIMIT_BYTES: Final = 1 << 20
 _MIB: Final = 1 << 20
 
 
-@dataclass(frozen=True, kw_only=True)
-class ContainerExit:
-    """Why a container ended."""
-
-    reasons: Reasons
-    """Empty: the exit code says everything."""
-    final: bool = False
-    """Starting it again is useless."""
-
-
 class ExitEvidence:
     """Explains why containers ended.
 
@@ -50,16 +39,16 @@ class ExitEvidence:
         self._error_file = error_file
         self._has_init = has_init
 
-    def explain(self, facts: ContainerFacts, request: ContainerRequest) -> ContainerExit:
-        """Return why this container ended."""
+    def explain(self, facts: ContainerFacts, request: ContainerRequest) -> tuple[Reasons, bool]:
+        """Return why this container ended (empty: the exit code says it), and whether another start is useless."""
         missing = self._find_missing_command(facts, request)
         if missing is not None:
-            return ContainerExit(reasons=(missing,), final=True)
+            return (missing,), True
         message = self._read_last_message(facts) if request.runs_agent and facts.exit_code != 0 else None
         reasons = explain_state(facts, message)
         if not message and request.runs_agent and facts.exit_code == ExitCode.USAGE:
             reasons += find_usage_line(self._read_stderr(facts))
-        return ContainerExit(reasons=reasons)
+        return reasons, False
 
     def _find_missing_command(self, facts: ContainerFacts, request: ContainerRequest) -> Reason | None:
         """Return why the container could not be started, if the init reported that the command does not exist."""

@@ -57,7 +57,7 @@ def check_gpus(engine: Engine, app: AppRequest, visible: Sequence[str]) -> list[
     reserved = _reserved_gpus(engine)
     in_use = {gpu for facts in running for gpu in facts.gpu_ids} | reserved.keys()
     try:
-        devices.assign_gpus(_count_gpus(app), visible, in_use)
+        devices.assign_gpus([container.gpus for container in app.containers], visible, in_use)
     except DockerError as error:
         # A dead supervisor's app may hold them; any command restarts it.
         holders = ", ".join(sorted({reserved[gpu] for gpu in visible if gpu in reserved}))
@@ -77,7 +77,7 @@ def reserve_gpus(engine: Engine, app: AppRequest, free: Sequence[str], undo: Exi
     Raises:
         DockerError: there are too few.
     """
-    wanted = _count_gpus(app)
+    wanted = [container.gpus for container in app.containers]
     got: list[str] = []
     for gpu in free:
         if len(got) < sum(wanted) and _reserve(engine, app, _GPU, gpu, undo):
@@ -131,10 +131,6 @@ def _reserve(engine: Engine, app: AppRequest, kind: str, thing: str, undo: ExitS
         return False
     undo.callback(engine.remove_volume, name)
     return True
-
-
-def _count_gpus(app: AppRequest) -> list[int]:
-    return [container.gpus for container in app.containers]
 
 
 def _reserved_gpus(engine: Engine) -> dict[str, str]:

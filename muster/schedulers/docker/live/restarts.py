@@ -34,14 +34,8 @@ def read_checkpoint(engine: Engine, request: ContainerRequest, container: str) -
         request: the container's.
         container: its id.
     """
-    path = request.find_run_file(LogNames.CHECKPOINT)
-    if path is None:
-        return ""
-    try:
-        content = engine.copy_out(container, path, CHECKPOINT_LIMIT_BYTES)
-    except DockerError:
-        return ""
-    return "" if content is None else content.decode(errors="replace")
+    content = _read_file(engine, request, container, LogNames.CHECKPOINT, CHECKPOINT_LIMIT_BYTES)
+    return (content or b"").decode(errors="replace")
 
 
 def record_restarts(engine: Engine, folder: Path, request: ContainerRequest, container: str) -> None:
@@ -70,11 +64,13 @@ def read_events(engine: Engine, folder: Path, details: Mapping[str, Any]) -> tup
         details: of the app's spec. They are empty after its end.
     """
     counts = {path.name: _read_number(path) for path in folder.glob(f"{_FILE_PREFIX}*")}
-    app = AppRequest.from_json(details["request"]) if details else None
+    if not details:
+        return sum(counts.values()), {}
+    app = AppRequest.from_json(details["request"])
     readers = {
         request.role: _build_reader(engine, app, request)
-        for request in (() if app is None else app.containers)
-        if app is not None and request.runs_agent and request.replica == 0
+        for request in app.containers
+        if request.runs_agent and request.replica == 0
     }
     for role, reader in readers.items():
         counts[_build_name(role)] = max(counts.get(_build_name(role), 0), reader.restarts)
@@ -141,12 +137,14 @@ def _find_newest(engine: Engine, app: AppRequest, request: ContainerRequest) -> 
     return None
 
 
-def _read_file(engine: Engine, request: ContainerRequest, container: str, name: str) -> bytes | None:
+def _read_file(
+    engine: Engine, request: ContainerRequest, container: str, name: str, limit_bytes: int = RECORDS_LIMIT_BYTES
+) -> bytes | None:
     path = request.find_run_file(name)
     if path is None:
         return None
     try:
-        return engine.copy_out(container, path, RECORDS_LIMIT_BYTES)
+        return engine.copy_out(container, path, limit_bytes)
     except DockerError:
         return None
 

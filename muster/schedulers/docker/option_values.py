@@ -43,6 +43,10 @@ class PublishedPort:
     None: the engine picks them.
     """
 
+    def find_number(self, port_map: Mapping[str, int]) -> int | None:
+        """Return its number in containers of a role with this `port_map`. None: they do not publish it."""
+        return int(self.port) if self.port.isdigit() else port_map.get(self.port)
+
     def overlaps(self, containers: int, other: "PublishedPort", other_containers: int) -> bool:
         """Return whether two entries need the same port of the host.
 

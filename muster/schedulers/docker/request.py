@@ -3,8 +3,9 @@
 import fnmatch
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Final
 
 from torchx.specs import AppDef, BindMount, DeviceMount, Role, VolumeMount
@@ -40,65 +41,6 @@ WORKSPACE_KEY: Final = "muster.docker_workspace"
 """In `Role.metadata`: the key of the role's packed workspace."""
 
 
-def build_request(
-    app: AppDef,
-    options: DockerOptions,
-    *,
-    name: str,
-    token: str,
-    user: str,
-    adapter: str = "local_docker",
-    state_dir: str = "",
-    environ: Mapping[str, str] | None = None,
-    draws_bars: bool = False,
-) -> AppRequest:
-    """Build the request to the engine.
-
-    Args:
-        app: what to run. It is not changed.
-        options: of `-cfg`.
-        name: the app's id, unique on this engine.
-        token: the app's secret. The agents of each role get a token derived from it.
-        user: id of the submitting user. Later commands see only apps of their own user.
-        adapter: the scheduler's name, for reports.
-        state_dir: the user's folder for muster's state. It becomes a label.
-        environ: the environment from which `copy_env` copies.
-        draws_bars: the caller draws progress bars, see `Env.LIVE_BARS`.
-
-    Raises:
-        SchedulerError: one line that names the role, the value and what is allowed.
-    """
-    labels = naming.build_role_labels([role.name for role in app.roles])
-    roles = assign_arguments(app, labels, name)
-    _check_ports(app, options)
-    base_env = _select_env(options.copy_env, environ or {}) | dict(options.env)
-    builder = _Builder(
-        app=app,
-        user=user,
-        options=options,
-        name=name,
-        token=token,
-        adapter=adapter,
-        draws_bars=draws_bars,
-        env=base_env,
-        labels=labels,
-    )
-    request = AppRequest(
-        app_id=name,
-        network=options.network or name,
-        owns_network=options.network is None,
-        pull=options.pull,
-        grace_s=decide_app_grace_s(app.roles, options.grace_s, base_env),
-        keep=options.keep,
-        user=user,
-        state_dir=state_dir,
-        containers=tuple(
-            builder.build_container(role, replica) for role in roles for replica in range(role.num_replicas)
-        ),
-    )
-    return request if options.network in (None, HOST_NETWORK) else _prefix_aliases(request)
-
-
 def _prefix_aliases(request: AppRequest) -> AppRequest:
     """Return the same app with its name before every alias: other apps may use the network, too."""
     prefix = f"{request.app_id}-"
@@ -114,18 +56,17 @@ def _prefix_aliases(request: AppRequest) -> AppRequest:
 
 def _check_ports(app: AppDef, options: DockerOptions) -> None:
     """Raise OptionError: nothing would be published, the numbers on the host end, or two entries need the same one."""
-    known = {name for role in app.roles for name in role.port_map}
     checked: list[tuple[PublishedPort, int]] = []
     for port in options.publish:
         if options.network == HOST_NETWORK:
             text = "publish: with network=host every port of a container is one of the host already; leave publish out"
             raise OptionError(text, "publish")
-        if not port.port.isdigit() and port.port not in known:
-            names = ", ".join(sorted(known)) or "none"
+        replicas = _count_replicas(app.roles, port)
+        if not replicas:
+            names = ", ".join(sorted({name for role in app.roles for name in role.port_map})) or "none"
             raise OptionError(
                 f"publish: no role has a port {port.port!r} in its port_map; there are: {names}", "publish"
             )
-        replicas = sum(role.num_replicas for role in app.roles if port.port.isdigit() or port.port in role.port_map)
         if port.host_port is not None and port.host_port + replicas - 1 > LAST_PORT:
             text = f"publish: {replicas} replicas need {replicas} ports from {port.host_port}; the last is {LAST_PORT}"
             raise OptionError(text, "publish")
@@ -139,29 +80,69 @@ def _check_ports(app: AppDef, options: DockerOptions) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Builder:
-    """Builds the containers of one app. Its fields are common to all of them."""
+class RequestBuilder:
+    """Builds the request to the engine."""
 
     app: AppDef
-    user: str
-    """See `spec.build_user_id`."""
+    """What to run. It is not changed."""
     options: DockerOptions
     name: str
+    """The app's id, unique on this engine."""
     token: str
-    adapter: str
-    draws_bars: bool
-    env: Mapping[str, str]
-    labels: Mapping[str, str]
-    """Role name -> its label in names."""
+    """The app's secret. The agents of each role get a token derived from it."""
+    user: str
+    """The submitting user, see `spec.build_user_id`. Later commands see only apps of their own user."""
+    adapter: str = "local_docker"
+    """The scheduler's name, for reports."""
+    state_dir: str = ""
+    """The user's folder for muster's state. It becomes a label."""
+    environ: Mapping[str, str] = field(default_factory=dict)
+    """The environment from which `copy_env` copies."""
+    draws_bars: bool = False
+    """The caller draws progress bars, see `Env.LIVE_BARS`."""
 
-    def build_container(self, role: Role, replica: int) -> ContainerRequest:
+    def build(self) -> AppRequest:
+        """Return the request.
+
+        Raises:
+            SchedulerError: one line that names the role, the value and what is allowed.
+        """
+        options = self.options
+        roles = assign_arguments(self.app, self._labels, self.name)
+        _check_ports(self.app, options)
+        request = AppRequest(
+            app_id=self.name,
+            network=options.network or self.name,
+            owns_network=options.network is None,
+            pull=options.pull,
+            grace_s=decide_app_grace_s(self.app.roles, options.grace_s, self._env),
+            keep=options.keep,
+            user=self.user,
+            state_dir=self.state_dir,
+            containers=tuple(
+                self._build_container(role, replica) for role in roles for replica in range(role.num_replicas)
+            ),
+        )
+        return request if options.network in (None, HOST_NETWORK) else _prefix_aliases(request)
+
+    @cached_property
+    def _labels(self) -> Mapping[str, str]:
+        """Role name -> its label in names."""
+        return naming.build_role_labels([role.name for role in self.app.roles])
+
+    @cached_property
+    def _env(self) -> Mapping[str, str]:
+        """The variables of all containers."""
+        return _select_env(self.options.copy_env, self.environ) | dict(self.options.env)
+
+    def _build_container(self, role: Role, replica: int) -> ContainerRequest:
         """Return the container of one replica of a role."""
         if not role.image:
             raise SchedulerError(f"role {role.name!r} has no image; give one, for example --image pytorch/pytorch")
         applied = apply_macros(role, app_id=self.name, replica_id=replica)
         runs_agent = is_agent_role(role)
         bundled = runs_agent and self.options.agent == "bundled"
-        hostname = f"{self.labels[role.name]}-{replica}"
+        hostname = f"{self._labels[role.name]}-{replica}"
         on_host = runs_agent and self.options.network == HOST_NETWORK
         host_port = _pick_host_port(self.name, role.name) if on_host else None
         made = self._translate(applied, hostname, host_port)
@@ -172,7 +153,7 @@ class _Builder:
             replica=replica,
             image=self._build_image_name(role) if builds else role.image,
             base_image=role.image if builds else None,
-            name=naming.build_replica_name(self.name, self.labels[role.name], replica),
+            name=naming.build_replica_name(self.name, self._labels[role.name], replica),
             command=made.command,
             env=made.env,
             secret_env=made.secret_env,
@@ -220,12 +201,11 @@ class _Builder:
         """Return the ports of one replica. If several publish the same port, each has its own on the host."""
         bindings: dict[str, list[dict[str, str]]] = {}
         for port in self.options.publish:
-            if not port.port.isdigit() and port.port not in role.port_map:
+            number = port.find_number(role.port_map)
+            if number is None:
                 continue
-            earlier = self.app.roles[: list(self.labels).index(role.name)]
-            before = sum(each.num_replicas for each in earlier if port.port.isdigit() or port.port in each.port_map)
-            number = int(port.port) if port.port.isdigit() else role.port_map[port.port]
-            name, binding = port.to_engine(number, before + replica)
+            earlier = self.app.roles[: list(self._labels).index(role.name)]
+            name, binding = port.to_engine(number, _count_replicas(earlier, port) + replica)
             bindings.setdefault(name, []).extend(binding)
         return bindings
 
@@ -234,12 +214,12 @@ class _Builder:
         place = AgentPlace(
             adapter=self.adapter,
             app_id=self.name,
-            log_dir={**self.env, **role.env}.get(Env.LOG_DIR, LOG_DIR),
+            log_dir={**self._env, **role.env}.get(Env.LOG_DIR, LOG_DIR),
             termination_log=REPORT_FILE,
             token=naming.derive_token(self.token, role.name),
             port=host_port,
             grace_s=self.options.grace_s,
-            env=self.env,
+            env=self._env,
             stops_together=True,
             draws_bars=self.draws_bars,
         )
@@ -248,7 +228,7 @@ class _Builder:
             place,
             rank0_host=self._find_rank0_host(role, is_agent_role(role)),
             bundle_dir=AGENT_DIR if self.options.agent == "bundled" else None,
-            env=self.env,
+            env=self._env,
         )
         env = {**made.env, Env.NODE_NAME: hostname, Env.ADAPTER: self.adapter, Env.APP_ID: self.name}
         if made.runs_agent:
@@ -271,7 +251,7 @@ class _Builder:
         if self.options.network == HOST_NETWORK:
             return _HOST_RANK0
         if runs_agent and role.name != self.app.roles[0].name:
-            return f"{self.labels[role.name]}-0"
+            return f"{self._labels[role.name]}-0"
         return "rank0"
 
     def _build_aliases(self, role: Role, replica: int, hostname: str) -> tuple[str, ...]:
@@ -280,12 +260,17 @@ class _Builder:
         return (hostname, "rank0") if replica == 0 and role.name == self.app.roles[0].name else (hostname,)
 
     def _build_image_name(self, role: Role) -> str:
-        return f"{self.options.image_repo}:{self.name}-{self.labels[role.name]}"
+        return f"{self.options.image_repo}:{self.name}-{self._labels[role.name]}"
 
     def _choose_shm_bytes(self, memory_bytes: int | None) -> int | None:
         if self.options.ipc in ("host", "none"):
             return None
         return self.options.shm_size_bytes or memory_bytes or DEFAULT_SHM_BYTES
+
+
+def _count_replicas(roles: Iterable[Role], port: PublishedPort) -> int:
+    """Return how many containers publish a port."""
+    return sum(role.num_replicas for role in roles if port.find_number(role.port_map) is not None)
 
 
 def _select_env(patterns: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:

@@ -32,7 +32,7 @@ from muster.schedulers.docker.live.image_check import check_images
 from muster.schedulers.docker.live.logs import LogReader
 from muster.schedulers.docker.live.payload import PackedWorkspaces, Payload, build_payload
 from muster.schedulers.docker.options import DockerOptions
-from muster.schedulers.docker.request import WORKSPACE_KEY, build_request
+from muster.schedulers.docker.request import WORKSPACE_KEY, RequestBuilder
 from muster.schedulers.docker.spec import AppRequest, Label, build_user_id
 from muster.schedulers.errors import (
     EngineError,
@@ -157,9 +157,9 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         builds = any(role.metadata.get(WORKSPACE_KEY) in self._with_dockerfile for role in app.roles)
         if builds and options.image_repo is None:
             options = replace(options, image_repo=_LOCAL_IMAGES)
-        request = build_request(
-            app,
-            options,
+        builder = RequestBuilder(
+            app=app,
+            options=options,
             name=naming.build_app_name(app.name, naming.make_suffix(), reserve=_ROLE_AND_INDEX),
             token=naming.make_secret(),
             user=build_user_id(),
@@ -168,6 +168,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
             environ=os.environ,
             draws_bars=not options.detach and draws_bars(os.environ),
         )
+        request = builder.build()
         submission = Submission(
             request=request,
             roles=tuple(build_role_plan(role) for role in app.roles),

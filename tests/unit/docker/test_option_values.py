@@ -6,7 +6,7 @@ from docker_samples import parse_words
 from torchx.specs import AppDef, Resource, Role
 
 from muster.schedulers.docker.container_body import ImageFacts, build_body
-from muster.schedulers.docker.request import build_request
+from muster.schedulers.docker.request import RequestBuilder
 from muster.schedulers.docker.spec import DEFAULT_SHM_BYTES, DEFAULT_ULIMITS, AppRequest
 from muster.schedulers.errors import OptionError
 
@@ -14,7 +14,7 @@ from muster.schedulers.errors import OptionError
 def request_of(words="", *roles):
     made = roles or (role("train", 2, board=6006),)
     app = AppDef(name="job", roles=list(made))
-    return build_request(app, parse_words(words), name="job-x", token="s3cret", user="0@here")
+    return RequestBuilder(app=app, options=parse_words(words), name="job-x", token="s3cret", user="0@here").build()
 
 
 def role(name, replicas, **port_map):

@@ -10,7 +10,7 @@ from torchx.specs import AppDef, Resource, Role, macros
 from muster._shared.contract import RoleKey
 from muster.schedulers.agent_command import AGENT_ENTRY
 from muster.schedulers.docker.options import DockerOptions
-from muster.schedulers.docker.request import build_request as build_docker_request
+from muster.schedulers.docker.request import RequestBuilder
 from muster.schedulers.local.options import LocalOptions
 from muster.schedulers.local.request import Host
 from muster.schedulers.local.request import build_request as build_local_request
@@ -62,10 +62,9 @@ def build_all():
             built[f"local {how} {name}"] = made
         for how, given in docker.items():
             draws_bars = how == "set"
-            made = build_docker_request(
-                app, DockerOptions(**given), name="app-x", token="t0ken", user="0@here", draws_bars=draws_bars
-            )
-            built[f"docker {how} {name}"] = made.to_json()
+            names = {"name": "app-x", "token": "t0ken", "user": "0@here"}
+            builder = RequestBuilder(app=app, options=DockerOptions(**given), **names, draws_bars=draws_bars)
+            built[f"docker {how} {name}"] = builder.build().to_json()
     return json.dumps(built, indent=1, sort_keys=True).replace(AGENT_ENTRY, "AGENT_ENTRY") + "\n"
 
 

@@ -26,7 +26,7 @@ from muster.schedulers.docker.engine.errors import DockerError, EngineUnavailabl
 from muster.schedulers.docker.engine.outside_stops import OutsideStops
 from muster.schedulers.docker.live import reservations
 from muster.schedulers.docker.live.creation import Creator, remove_app
-from muster.schedulers.docker.live.exit_evidence import COMMAND_NOT_FOUND, ExitEvidence, ended_by_engine
+from muster.schedulers.docker.live.exit_evidence import COMMAND_NOT_FOUND, ended_by_engine, explain_end
 from muster.schedulers.docker.live.payload import read_payload, remove_payload
 from muster.schedulers.docker.live.restarts import read_checkpoint, record_restarts
 from muster.schedulers.docker.spec import AppRequest, ContainerRequest, Label
@@ -96,7 +96,6 @@ class DockerDriver:
         self._event_queue = event_queue
         self._creator = Creator(engine, app, read_payload(folder, app))
         self._folder = folder
-        self._evidence = ExitEvidence(engine, folder / LogNames.ERROR, has_init=app.init)
         self._lock = threading.RLock()
         self._replicas = {ReplicaId(c.role, c.replica): _Replica(request=c) for c in app.containers}
         self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="docker")
@@ -476,7 +475,8 @@ class DockerDriver:
             self._submit(self._wait_settled, replica, container, by_engine)
             return
         record_restarts(self._engine, self._folder, known.request, container)
-        reasons, final = self._evidence.explain(facts, known.request)
+        error_file = self._folder / LogNames.ERROR
+        reasons, final = explain_end(self._engine, facts, known.request, error_file, has_init=self._app.init)
         self._report_end(replica, container, facts.exit_code, *reasons, final=final)
 
     def _restart(self, replica: ReplicaId, container: str) -> None:

@@ -176,7 +176,8 @@ def ensure_images(engine: Engine, app: AppRequest, report_progress: Callable[[st
     """
     for image in dict.fromkeys(container.base_image or container.image for container in app.containers):
         if image.startswith("sha256:") or app.pull == "never":
-            _require_image(engine, image)
+            if not _has_image(engine, image):
+                raise DockerError(f"the engine has no image {image!r}, and pull=never forbids pulling it")
         elif app.pull == "always" or not _has_image(engine, image):
             report_progress(f"pulling image {image}")
             engine.pull_image(image, report_progress)
@@ -228,11 +229,6 @@ def _has_image(engine: Engine, image: str) -> bool:
     except NotFound:
         return False
     return True
-
-
-def _require_image(engine: Engine, image: str) -> None:
-    if not _has_image(engine, image):
-        raise DockerError(f"the engine has no image {image!r}, and pull=never forbids pulling it")
 
 
 def remove_app(engine: Engine, labels: Mapping[str, str]) -> None:

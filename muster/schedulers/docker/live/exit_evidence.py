@@ -25,65 +25,58 @@ _MESSAGE_LIMIT_BYTES: Final = 1 << 20
 _MIB: Final = 1 << 20
 
 
-class ExitEvidence:
-    """Explains why containers ended.
+def explain_end(
+    engine: Engine, facts: ContainerFacts, request: ContainerRequest, error_file: Path, *, has_init: bool
+) -> tuple[Reasons, bool]:
+    """Explain why a container ended.
 
     Args:
-        engine: the one with the containers.
+        engine: the one with the container.
+        facts: of the container.
+        request: of it.
         error_file: `describe` reads it. It gets the error file of the first agent that left one.
-        has_init: a tiny init runs the commands and reports those that do not exist.
+        has_init: a tiny init runs the command and reports one that does not exist.
+
+    Returns:
+        Why it ended (empty: the exit code says it), and whether another start is useless.
     """
-
-    def __init__(self, engine: Engine, error_file: Path, *, has_init: bool) -> None:
-        self._engine = engine
-        self._error_file = error_file
-        self._has_init = has_init
-
-    def explain(self, facts: ContainerFacts, request: ContainerRequest) -> tuple[Reasons, bool]:
-        """Return why this container ended (empty: the exit code says it), and whether another start is useless."""
-        missing = self._find_missing_command(facts, request)
-        if missing is not None:
-            return (missing,), True
-        message = self._read_last_message(facts) if request.runs_agent and facts.exit_code != 0 else None
-        reasons = explain_state(facts, message)
-        if not message and request.runs_agent and facts.exit_code == ExitCode.USAGE:
-            reasons += find_usage_line(self._read_stderr(facts))
-        return reasons, False
-
-    def _find_missing_command(self, facts: ContainerFacts, request: ContainerRequest) -> Reason | None:
-        """Return why the container could not be started, if the init reported that the command does not exist."""
-        if facts.exit_code not in (_CANNOT_EXECUTE, COMMAND_NOT_FOUND) or not self._has_init:
-            return None
-        output = self._read_stderr(facts)
-        if not output.startswith(_INIT_ERROR_PREFIX):
-            return None
-        text = output.decode(errors="replace")
-        return explain_start_failure(text, request.image, request.command[0], runs_agent=request.runs_agent)
-
-    def _read_last_message(self, facts: ContainerFacts) -> bytes | None:
-        error = self._copy_out(facts, ERROR_FILE)
-        if error and not self._error_file.exists():  # each has the whole report
+    if has_init and facts.exit_code in (_CANNOT_EXECUTE, COMMAND_NOT_FOUND):
+        output = _read_stderr(engine, facts)
+        if output.startswith(_INIT_ERROR_PREFIX):
+            text = output.decode(errors="replace")
+            why = explain_start_failure(text, request.image, request.command[0], runs_agent=request.runs_agent)
+            return (why,), True
+    message = None
+    if request.runs_agent and facts.exit_code != 0:
+        error = _copy_out(engine, facts, ERROR_FILE)
+        if error and not error_file.exists():  # each has the whole report
             with suppress(OSError):  # a full disk: still report the end
-                self._error_file.write_bytes(error)
-        return self._copy_out(facts, REPORT_FILE)
+                error_file.write_bytes(error)
+        message = _copy_out(engine, facts, REPORT_FILE)
+    reasons = explain_state(facts, message)
+    if not message and request.runs_agent and facts.exit_code == ExitCode.USAGE:
+        reasons += find_usage_line(_read_stderr(engine, facts))
+    return reasons, False
 
-    def _read_stderr(self, facts: ContainerFacts) -> bytes:
-        """Return its first lines. They are empty if the log driver gives none: the end must be reported in any case."""
-        try:
-            return b"".join(record for _, record in islice(self._engine.logs(facts.id, stdout=False), _MOST_RECORDS))
-        except EngineUnavailable:
-            raise
-        except DockerError:
-            return b""
 
-    def _copy_out(self, facts: ContainerFacts, path: str) -> bytes | None:
-        """Return a file of the container. It is None if not available: the end must be reported in any case."""
-        try:
-            return self._engine.copy_out(facts.id, path, _MESSAGE_LIMIT_BYTES)
-        except EngineUnavailable:
-            raise
-        except DockerError:
-            return None
+def _read_stderr(engine: Engine, facts: ContainerFacts) -> bytes:
+    """Return its first lines. They are empty if the log driver gives none: the end must be reported in any case."""
+    try:
+        return b"".join(record for _, record in islice(engine.logs(facts.id, stdout=False), _MOST_RECORDS))
+    except EngineUnavailable:
+        raise
+    except DockerError:
+        return b""
+
+
+def _copy_out(engine: Engine, facts: ContainerFacts, path: str) -> bytes | None:
+    """Return a file of the container. It is None if not available: the end must be reported in any case."""
+    try:
+        return engine.copy_out(facts.id, path, _MESSAGE_LIMIT_BYTES)
+    except EngineUnavailable:
+        raise
+    except DockerError:
+        return None
 
 
 def ended_by_engine(facts: ContainerFacts, *, runs_agent: bool) -> bool:

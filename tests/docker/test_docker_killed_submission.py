@@ -166,8 +166,11 @@ def test_a_submission_that_fails_leaves_no_mark(apps, app_of, monkeypatch, state
 def list_all(apps_of_own_engine):
     """A function: names of all images, and ids of all containers of the engine."""
     api = apps_of_own_engine.client.api
-    tags = lambda: {tag for image in api.images() for tag in image["RepoTags"] or ()}  # noqa: E731
-    return lambda: (tags(), {each["Id"] for each in api.containers(all=True)})
+    named = {"dangling": False}
+    return lambda: (
+        {tag for image in api.images(filters=named) for tag in image["RepoTags"]},
+        {each["Id"] for each in api.containers(all=True)},
+    )
 
 
 IMAGE_REPO = {"image_repo": "127.0.0.1:1/x", "quiet": True}

@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -397,7 +396,9 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         containers = unregistered.find_app(self._engine, app_id)
         if not containers:
             raise self._build_unknown(app_id)
-        check_replica(app_id, Counter(facts.labels[Label.ROLE] for facts in containers), request.role, request.index)
+        # In order: the last of each role counts.
+        known = {facts.labels[Label.ROLE]: int(facts.labels[Label.REPLICA]) + 1 for facts in containers}
+        check_replica(app_id, known, request.role, request.index)
 
     # -- ending -------------------------------------------------------------------------------------------------------
 

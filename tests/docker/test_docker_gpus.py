@@ -80,7 +80,8 @@ def test_nodes_share_the_gpus_that_all_of_them_would_see(apps_with_gpus, app_of,
 
     def without_python(engine, app, folder):
         """What the check finds on this engine, which has no init and raises no limits; the image has no Python."""
-        return replace(app, init=False, containers=tuple(replace(each, ulimits=()) for each in app.containers))
+        containers = (replace(each, host_config={**each.host_config, "Ulimits": []}) for each in app.containers)
+        return replace(app, init=False, containers=tuple(containers))
 
     monkeypatch.setattr(scheduler, "check_images", without_python)
     app_id = apps.run(app_of(SAYS, image="tiny", replicas=2), agent="image")

@@ -87,17 +87,15 @@ def test_the_next_submission_removes_what_a_killed_one_has_left(killed, apps_wit
     assert apps_with_gpus.left(killed) == []
     assert not (state_home / "muster" / "docker-apps" / killed).exists()
     assert list((state_home / "muster" / "docker-submissions").iterdir()) == []
-    assert len(list((state_home / "muster").glob(".packed-*"))) == 1  # of this process
     assert [item.app_id for item in apps_with_gpus.scheduler.list()] == [app_id]
 
 
 @at("registered")
 def test_prune_removes_what_a_killed_submission_has_left(killed, apps_with_gpus, state_home, shell):
     done = shell("prune", "--yes")
-    assert (done.code, f"docker://{killed}" in done.out, ".packed-" in done.out) == (0, True, True), done
+    assert (done.code, f"docker://{killed}" in done.out) == (0, True), done
     assert list_left(apps_with_gpus) == []
     assert sorted(path.name for path in (state_home / "muster").rglob(f"*{killed}*")) == []
-    assert list((state_home / "muster").glob(".packed-*")) == []
 
 
 @at("reserved")
@@ -129,7 +127,7 @@ def test_prune_leaves_an_app_alone_that_is_being_submitted(apps, app_of, monkeyp
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_a_command_that_a_signal_ends_leaves_nothing(apps, state_home, tmp_path, wait_until, signum):
-    """Its packed workspace stayed in the state folder, its containers and network on the engine."""
+    """Its containers and network stayed on the engine."""
     code = tmp_path / "code"
     code.mkdir()
     (code / "weights").write_bytes(os.urandom(40 << 20))
@@ -151,7 +149,6 @@ def test_a_command_that_a_signal_ends_leaves_nothing(apps, state_home, tmp_path,
     assert "Traceback" not in err, err
     assert process.returncode == -signum
     wait_until(lambda: not apps.left(mark.name), "end of all of it")  # the engine may still be removing a probe
-    assert list(state.glob(".packed-*")) == []
     assert [*(state / "docker-submissions").iterdir(), *(state / "docker-apps").glob("*")] == []
 
 
@@ -167,9 +164,13 @@ def test_a_submission_that_fails_leaves_no_mark(apps, app_of, monkeypatch, state
 
 @pytest.fixture
 def list_all(apps_of_own_engine):
-    """A function: ids of all images and containers of the engine."""
+    """A function: names of all images, and ids of all containers of the engine."""
     api = apps_of_own_engine.client.api
-    return lambda: ({image["Id"] for image in api.images(all=True)}, {each["Id"] for each in api.containers(all=True)})
+    named = {"dangling": False}
+    return lambda: (
+        {tag for image in api.images(filters=named) for tag in image["RepoTags"]},
+        {each["Id"] for each in api.containers(all=True)},
+    )
 
 
 IMAGE_REPO = {"image_repo": "127.0.0.1:1/x", "quiet": True}
@@ -182,10 +183,8 @@ def code(tmp_path):
     return tmp_path / "code"
 
 
-def test_a_build_that_fails_is_one_line_and_leaves_no_container_and_no_image(
-    apps_of_own_engine, app_of, code, list_all
-):
-    """Also for a cluster: TorchX's builder left both, and its error was a traceback."""
+def test_a_build_that_fails_is_one_line_and_leaves_no_container_and_no_name(apps_of_own_engine, app_of, code, list_all):
+    """Also for a cluster: TorchX's builder left a container, and its error was a traceback."""
     before = list_all()
     (code / "Dockerfile.torchx").write_text("ARG IMAGE\nFROM $IMAGE\nRUN echo a >/a\nRUN echo b >/b\nRUN exit 3\n")
     why = "The command '/bin/sh -c exit 3' returned a non-zero code: 3"

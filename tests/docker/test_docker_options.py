@@ -147,7 +147,7 @@ def test_options_reach_the_engine(apps, app_of, monkeypatch):
         assert config["Labels"]["io.muster.app"] == app_id
         assert host["LogConfig"] == {"Type": "json-file", "Config": {"max-size": "1m", "max-file": "2"}}
         assert host["SecurityOpt"] == ["no-new-privileges", "seccomp=unconfined"]
-        assert [name.removeprefix("CAP_") for name in host["CapAdd"]] == ["SYS_PTRACE", "IPC_LOCK"]
+        assert [name.upper().removeprefix("CAP_") for name in host["CapAdd"]] == ["SYS_PTRACE", "IPC_LOCK"]
         assert host["Dns"] == ["10.9.8.7"]
         assert host["ExtraHosts"] == ["data.example:10.0.0.7", "me:host-gateway"]
         ports = container.attrs["NetworkSettings"]["Ports"]
@@ -188,6 +188,9 @@ def test_a_job_runs_with_a_log_driver_that_keeps_nothing(apps, workspace):
         pytest.param({"log_opts": {"max-size": "huge"}}, "huge", marks=pytest.mark.long),
         ({"publish": ["203.0.113.1:28801:80"]}, r"could not be started: .*203\.0\.113\.1"),
         ({"user": "no-such-user"}, "no-such-user"),
+        ({"cap_add": ["ROOT"]}, "ROOT"),
+        ({"extra_hosts": ["data"]}, "data"),
+        ({"security_opt": ["seccomp:/profile.json"]}, "seccomp"),
         ({"network": "no-such-net"}, "network 'no-such-net' does not exist"),
     ],
 )

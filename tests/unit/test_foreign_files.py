@@ -89,7 +89,7 @@ READ_OTHERWISE = {
     "_shared/processes _shared/snapshot_file agent/control/address agent/placement/machine "
     "agent/features/preflight/facts agent/features/preflight/measure agent/workers/memory cli/doctor/machine "
     "cli/rehearse/journal cli/rehearse/watch "
-    "elastic/fork/worker elastic/jobs/results schedulers/node_program/pipe schedulers/processes/launch "
+    "elastic/fork/worker elastic/jobs/results schedulers/node_program/pipe schedulers/processes/driver "
     "schedulers/supervision/client "
     "schedulers/supervision/machine schedulers/supervision/app_folder",
     "sources and pages of a package": "_shared/preflight/versions _shared/programs agent/hold/difference "

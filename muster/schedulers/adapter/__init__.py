@@ -61,8 +61,7 @@ _NAMES: Final = {
     "schedulers.supervision.app_folder": "AppSpec AppFolder AppRecord StateError",
     "schedulers.supervision.registry": "AppRegistry find_state_dir",
     "schedulers.supervision.asking": "AskNode",
-    "schedulers.processes.driver": "ProcessDriver",
-    "schedulers.processes.launch": "Launch",
+    "schedulers.processes.driver": "ProcessDriver Launch",
     "schedulers.processes.plan": "LOOPBACK ReplicaPlan build_details",
     # what `torchx status` shows
     "schedulers.wording.facts": "AppFacts ExplainedReplica",

@@ -84,9 +84,9 @@ from muster.schedulers.node_program.pipe import pump_pipe as pump_pipe
 from muster.schedulers.node_program.pipe import start_pipe as start_pipe
 from muster.schedulers.processes.agent_files import find_newest_run as find_newest_run
 from muster.schedulers.processes.agent_files import read_report as read_report
+from muster.schedulers.processes.driver import Launch as Launch
 from muster.schedulers.processes.driver import ProcessDriver as ProcessDriver
 from muster.schedulers.processes.file_logs import FileSource as FileSource
-from muster.schedulers.processes.launch import Launch as Launch
 from muster.schedulers.processes.plan import LOOPBACK as LOOPBACK
 from muster.schedulers.processes.plan import ReplicaPlan as ReplicaPlan
 from muster.schedulers.processes.plan import build_details as build_details

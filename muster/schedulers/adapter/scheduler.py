@@ -89,7 +89,7 @@ class Leftover:
     """The app's handle without a session, as people read it."""
     what: str
     """In words: the outcome, and what there is."""
-    remove: Callable[[], None]
+    remove: Callable[[], object]
     size_bytes: int = 0
     """The size of its files on this machine."""
     ended_s: float | None = None

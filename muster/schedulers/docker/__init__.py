@@ -2,10 +2,9 @@
 
 TorchX calls `scheduler`. `request` turns an AppDef into the request to the engine (pure, the dry run). `options`
 declares its `-cfg` options, and `option_values` checks those that go to the engine as they are. `spec` holds the
-request as records and prints it for the dry run. `shared_network` puts an app on a network of several apps, `devices`
-assigns GPUs, and `users` names the submitting user. `container_body` builds the body of the engine's API call for a
-container. `driver` runs the replicas for the supervisor. It stays here because state files name this module. The
-package `engine` is our interface to the Docker engine, and `live` handles an app on it.
+request as records and prints it for the dry run. `devices` assigns GPUs. `container_body` builds the body of the
+engine's API call for a container. `driver` runs the replicas for the supervisor. It stays here because state files name
+this module. The package `engine` is our interface to the Docker engine, and `live` handles an app on it.
 
 This module imports next to nothing: a supervisor loads single modules of this package and needs no TorchX.
 """

@@ -48,13 +48,6 @@ class ImageFacts:
         return words[-1] if words and is_python(words[-1]) else ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class EngineFacts:
-    """Facts about the engine."""
-
-    cpus: int
-
-
 def build_container_name(container: ContainerRequest, incarnation: int) -> str:
     """Return a text such as `APP-ROLE-REPLICA`, and `-rN` for the N-th replacement: names are unique on an engine."""
     return f"{container.name}-r{incarnation}" if incarnation else container.name
@@ -73,11 +66,6 @@ def choose_command(container: ContainerRequest, image: ImageFacts) -> list[str]:
     return list(container.command[1:] if is_given else container.command)
 
 
-def _name_run_dir(container: ContainerRequest) -> dict[str, str]:
-    path = container.find_run_file("")
-    return {} if path is None else {Label.RUN_DIR: path}
-
-
 def needs_workspace_copy(container: ContainerRequest) -> bool:
     """Return whether the user's code is copied into the container, not built into the image."""
     return container.workspace is not None and container.base_image is None
@@ -94,7 +82,7 @@ def build_body(
     *,
     incarnation: int,
     image: ImageFacts,
-    engine: EngineFacts,
+    cpus: int,
     is_alone: bool = False,
 ) -> dict[str, Any]:
     """Return the body of `POST /containers/create`.
@@ -104,13 +92,14 @@ def build_body(
         container: one of it.
         incarnation: how often its replica was started before.
         image: its image.
-        engine: the engine.
+        cpus: how many the engine has.
         is_alone: no other container of its role runs, so none remembers the last round: its agent may form one.
     """
     env = dict(container.env)
     if container.runs_agent and incarnation:
         name, number = (Env.JOB_INCARNATION, incarnation + 1) if is_alone else (Env.INCARNATION, incarnation)
         env[name] = str(number)
+    run_dir = container.find_run_file("")
     body: dict[str, Any] = {
         "Image": image.id,
         "Cmd": choose_command(container, image),
@@ -122,11 +111,11 @@ def build_body(
             Label.ROLE: container.role,
             Label.REPLICA: str(container.replica),
             Label.INCARNATION: str(incarnation),
-            **_name_run_dir(container),
+            **({} if run_dir is None else {Label.RUN_DIR: run_dir}),
         },
         "StopSignal": "SIGTERM",
         "StopTimeout": max(1, round(app.grace_s)),
-        "HostConfig": _build_host_config(app, container, image, engine),
+        "HostConfig": _build_host_config(app, container, image, cpus),
     }
     if container.user:
         body["User"] = container.user
@@ -139,26 +128,14 @@ def build_body(
     return body
 
 
-def build_loader_body(app: AppRequest, image: ImageFacts) -> dict[str, Any]:
-    """Return a container that never runs: through it the agent is copied onto its volume."""
-    mount = {"Type": "volume", "Source": build_agent_volume_name(app), "Target": AGENT_DIR}
-    return {
-        "Image": image.id,
-        "Cmd": ["true"],
-        "Labels": dict(app.labels),
-        "HostConfig": {"NetworkMode": "none", "Mounts": [mount]},
-    }
-
-
-def build_idle_body(app: AppRequest, image: ImageFacts) -> dict[str, Any]:
-    """Return a container that never runs: through it files of an image are read."""
-    config = {"NetworkMode": "none"}
+def build_idle_body(app: AppRequest, image: ImageFacts, volume: str = "") -> dict[str, Any]:
+    """Return a container that never runs: through it files of an image are read, or the agent is put on its volume."""
+    mounts = [{"Type": "volume", "Source": volume, "Target": AGENT_DIR}] if volume else []
+    config = {"NetworkMode": "none", "Mounts": mounts}
     return {"Image": image.id, "Cmd": ["true"], "Labels": dict(app.labels), "HostConfig": config}
 
 
-def _build_host_config(
-    app: AppRequest, container: ContainerRequest, image: ImageFacts, engine: EngineFacts
-) -> dict[str, Any]:
+def _build_host_config(app: AppRequest, container: ContainerRequest, image: ImageFacts, cpus: int) -> dict[str, Any]:
     config: dict[str, Any] = {
         # Engine policies retry what must not be retried.
         "RestartPolicy": {"Name": "no"},
@@ -166,24 +143,14 @@ def _build_host_config(
         "NetworkMode": app.network,
         "Init": app.init,
         "Mounts": [*container.mounts, *(_build_read_only_mounts(app, container, image) if container.read_only else ())],
-        "Devices": list(container.devices),
-        "Ulimits": list(container.ulimits),
-        "Privileged": container.privileged,
         "ReadonlyRootfs": container.read_only,
     }
     config |= container.host_config
     if container.read_only:
         config["Tmpfs"] = {"/tmp": "exec", **config.get("Tmpfs", {})}  # noqa: S108  # inside the container
-    if container.memory_bytes is not None:
-        # Equal limits: no swap, as on a cluster.
-        config["Memory"] = config["MemorySwap"] = container.memory_bytes
     if container.cpus is not None:
         # The engine refuses more than its CPUs.
-        config["NanoCpus"] = int(min(container.cpus, engine.cpus) * 1e9)
-    if container.shm_size_bytes is not None:
-        config["ShmSize"] = container.shm_size_bytes
-    if container.ipc is not None:
-        config["IpcMode"] = container.ipc
+        config["NanoCpus"] = int(min(container.cpus, cpus) * 1e9)
     if container.gpu_ids:
         ids = list(container.gpu_ids)
         config["DeviceRequests"] = [{"DeviceIDs": ids, "Capabilities": [["gpu", "compute", "utility"]]}]
@@ -238,36 +205,32 @@ def lies_on_mount(container: ContainerRequest, folder: str) -> bool:
     return any(f"{folder}/".startswith(f"{target}/") for target in targets)
 
 
-def pack_folder(path: str, uid: int, gid: int, mode: int) -> bytes:
+def pack_folder(path: str, owner: tuple[int, int], mode: int) -> bytes:
     """Return a tar for the root of a container with one folder, which may exist already."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        entry = tarfile.TarInfo(path.lstrip("/"))
-        entry.type, entry.mode, entry.uid, entry.gid = tarfile.DIRTYPE, mode, uid, gid
-        archive.addfile(entry)
-    return buffer.getvalue()
+    return _pack({path: None}, mode, owner)
 
 
-def _pack(entries: Mapping[str, bytes | None], mode: int = 0o755) -> bytes:
+def _pack(entries: Mapping[str, bytes | None], mode: int = 0o755, owner: tuple[int, int] = (0, 0)) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for path, content in entries.items():
             entry = tarfile.TarInfo(path.lstrip("/"))
             entry.mode = mode if content is None else 0o644
+            entry.uid, entry.gid = owner
             entry.type = tarfile.DIRTYPE if content is None else tarfile.REGTYPE
             entry.size = len(content or b"")
             archive.addfile(entry, io.BytesIO(content or b""))
     return buffer.getvalue()
 
 
-def stream_with_owner(workspace: Path, uid: int, gid: int) -> Iterator[bytes]:
+def stream_with_owner(workspace: Path, owner: tuple[int, int]) -> Iterator[bytes]:
     """Yield a tar of a packed workspace whose entries the image's user owns, which must be able to read and write it.
 
     Piece by piece: a workspace need not fit into memory.
     """
     with tarfile.open(workspace) as source:
         for entry in source:
-            entry.uid, entry.gid, entry.uname, entry.gname = uid, gid, "", ""
+            (entry.uid, entry.gid), entry.uname, entry.gname = owner, "", ""
             yield from _stream_entry(source, entry)
     yield bytes(2 * tarfile.BLOCKSIZE)
 

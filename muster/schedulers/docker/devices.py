@@ -4,7 +4,7 @@ import logging
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from muster.schedulers.docker.engine.errors import DockerError
@@ -115,7 +115,7 @@ def check_host(address: str) -> None:
         )
 
 
-def check_runtime(info: Mapping[str, object]) -> None:
+def check_runtime(info: Mapping[str, Any]) -> None:
     """Refuse an engine that cannot give GPUs to containers.
 
     Args:
@@ -127,11 +127,9 @@ def check_runtime(info: Mapping[str, object]) -> None:
     Source: moby, daemon/nvidia_linux.go: with the hook on its PATH the engine serves DeviceRequests, even when its
     configuration does not name the runtime.
     """
-    runtimes = info.get("Runtimes")
-    names: Collection[str] = runtimes if isinstance(runtimes, Mapping) else ()
-    discovered = info.get("DiscoveredDevices")
-    cdi = isinstance(discovered, list) and any("nvidia" in str(device) for device in discovered)
-    if not cdi and not any("nvidia" in name for name in names) and shutil.which(_HOOK) is None:
+    names = info.get("Runtimes") or {}
+    known = [*names, *(info.get("DiscoveredDevices") or ())]
+    if not any("nvidia" in str(each) for each in known) and shutil.which(_HOOK) is None:
         raise DockerError(
             f"the app needs GPUs, but the engine has no NVIDIA runtime (it has {', '.join(sorted(names)) or 'none'}); "
             "install the NVIDIA Container Toolkit on its host"

@@ -24,11 +24,9 @@ from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.container_state import ContainerFacts
 from muster.schedulers.docker.engine.errors import DockerError, EngineUnavailable, NotFound
 from muster.schedulers.docker.engine.outside_stops import OutsideStops
-from muster.schedulers.docker.engine.shutdown import EngineShutdown
 from muster.schedulers.docker.live import reservations
 from muster.schedulers.docker.live.creation import Creator, remove_app
-from muster.schedulers.docker.live.exit_evidence import ExitEvidence
-from muster.schedulers.docker.live.exit_reason import COMMAND_NOT_FOUND, ended_by_engine
+from muster.schedulers.docker.live.exit_evidence import COMMAND_NOT_FOUND, ended_by_engine, explain_end
 from muster.schedulers.docker.live.payload import read_payload, remove_payload
 from muster.schedulers.docker.live.restarts import read_checkpoint, record_restarts
 from muster.schedulers.docker.spec import AppRequest, ContainerRequest, Label
@@ -98,14 +96,12 @@ class DockerDriver:
         self._event_queue = event_queue
         self._creator = Creator(engine, app, read_payload(folder, app))
         self._folder = folder
-        self._evidence = ExitEvidence(engine, folder / LogNames.ERROR, has_init=app.init)
         self._lock = threading.RLock()
-        self._replicas = {ReplicaId(*c.key): _Replica(request=c) for c in app.containers}
+        self._replicas = {ReplicaId(c.role, c.replica): _Replica(request=c) for c in app.containers}
         self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="docker")
         self._closing = threading.Event()
         self._is_suspended = False
-        self._shutdown = EngineShutdown(engine)
-        self._outside_stops = OutsideStops()
+        self._outside_stops = OutsideStops(engine)
         self._watcher: threading.Thread | None = None
         self._printed: set[str] = set()
 
@@ -129,7 +125,7 @@ class DockerDriver:
         """
         known = self._replicas[replica]
         try:
-            newest = self._find_newest(replica)
+            newest = next(reversed(self._list_containers(replica)), None)
         except DockerError:
             newest = None
         else:
@@ -268,7 +264,7 @@ class DockerDriver:
         for facts in found:
             if facts.running:  # a person has restarted it
                 self._end_container(facts.id)
-        newest = found[-1] if found else None
+        newest = next(reversed(found), None)
         if newest is not None and newest.status == "created" and not newest.error:
             return newest.id
         request = self._replicas[replica].request
@@ -276,8 +272,7 @@ class DockerDriver:
             return self._creator.create(request, 0)
         checkpoint = read_checkpoint(self._engine, request, newest.id)
         others = self._engine.list_container_ids({**self._app.labels, Label.ROLE: replica.role}, running_only=True)
-        incarnation = int(newest.labels[Label.INCARNATION]) + 1
-        return self._creator.create(request, incarnation, checkpoint, is_alone=not others)
+        return self._creator.create(request, newest.incarnation + 1, checkpoint, is_alone=not others)
 
     def _end_container(self, container: str) -> None:
         """Kill a container and wait for its end: of two that run for one replica, the second agent is refused."""
@@ -364,15 +359,13 @@ class DockerDriver:
         container, attributes, action = event["Actor"]["ID"], event["Actor"]["Attributes"], event["Action"]
         replica = self._find_replica(attributes)
         if action == "kill":
-            self._shutdown.record_signal(container, attributes.get("signal"))
-            if replica is not None and not self._replicas[replica].asked and self._shutdown.was_signalled(container):
-                self._outside_stops.record_signal()
+            is_ours = replica is not None and not self._replicas[replica].asked
+            self._outside_stops.record_signal(container, attributes.get("signal"), is_ours=is_ours)
             return
         if replica is None:
             return
         known = self._replicas[replica]
         if self._outside_stops.record(action, container):
-            self._shutdown.forget(container)
             self._submit(self._follow_restart, replica, container)
         elif action in ("die", "destroy") and known.container == container and not known.starting:
             code = attributes.get("exitCode")
@@ -408,7 +401,7 @@ class DockerDriver:
         while not self._closing.wait(SETTLE_S):
             if known.end_reported or known.container != container:
                 return
-            is_stopping = by_engine and self._shutdown.is_in_progress()
+            is_stopping = by_engine and self._outside_stops.is_engine_stopping()
             if not is_stopping and not self._outside_stops.may_restart(container):
                 self._check_end(replica, settled=True)
                 return
@@ -438,7 +431,7 @@ class DockerDriver:
         """Start a replica whose start or adoption the engine's stop interrupted, unless its container runs."""
         known = self._replicas[replica]
         try:
-            newest = self._find_newest(replica)
+            newest = next(reversed(self._list_containers(replica)), None)
         except Exception:
             with self._lock:
                 known.starting = False
@@ -478,12 +471,13 @@ class DockerDriver:
         if was_away and by_engine and not known.asked:
             self._restart(replica, container)
             return
-        if not settled and not known.asked and self._shutdown.was_signalled(container):
+        if not settled and not known.asked and self._outside_stops.was_signalled(container):
             self._submit(self._wait_settled, replica, container, by_engine)
             return
         record_restarts(self._engine, self._folder, known.request, container)
-        ending = self._evidence.explain(facts, known.request)
-        self._report_end(replica, container, facts.exit_code, *ending.reasons, final=ending.final)
+        error_file = self._folder / LogNames.ERROR
+        reasons, final = explain_end(self._engine, facts, known.request, error_file, has_init=self._app.init)
+        self._report_end(replica, container, facts.exit_code, *reasons, final=final)
 
     def _restart(self, replica: ReplicaId, container: str) -> None:
         """Start a replica again that the engine or a person ended. This does not count as a lost replica."""
@@ -504,14 +498,10 @@ class DockerDriver:
             known.end_reported, known.starting = True, False
         self._event_queue.post(ReplicaEnded(replica=replica, exit_code=exit_code, reasons=reasons, final=final))
 
-    def _find_newest(self, replica: ReplicaId) -> ContainerFacts | None:
-        found = self._list_containers(replica)
-        return found[-1] if found else None
-
     def _list_containers(self, replica: ReplicaId) -> list[ContainerFacts]:
         """Return all containers of a replica, the newest last."""
         labels = {**self._app.labels, Label.ROLE: replica.role, Label.REPLICA: str(replica.index)}
-        return sorted(self._engine.list_containers(labels), key=lambda facts: int(facts.labels[Label.INCARNATION]))
+        return self._engine.list_containers(labels)
 
 
 def create_driver(*, spec: AppSpec, event_queue: EventQueue) -> DockerDriver:

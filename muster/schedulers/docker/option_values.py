@@ -1,4 +1,7 @@
-"""Parses the values of the options that go to the engine as they are: ports, tmpfs, logs, security, names. Pure."""
+"""Parses the values of options that go to the engine: ports, tmpfs, labels, addresses. Pure.
+
+Capabilities, security options and extra hosts are not checked here: the engine does it, before anything is created.
+"""
 
 import ipaddress
 import posixpath
@@ -18,23 +21,9 @@ _PORT = re.compile(
     re.ASCII | re.IGNORECASE,
 )
 _TMPFS = re.compile(r"(?P<path>/[^:]*)(?::(?P<size>[^:]*))?", re.ASCII)
-_USER = re.compile(r"[\w][\w.-]*(?::[\w][\w.-]*)?", re.ASCII)
-_DRIVER = re.compile(r"[\w][\w./:-]*", re.ASCII)
-_HOST_NAME = re.compile(r"[\w]([\w.-]*\w)?", re.ASCII)
 LAST_PORT: Final = 65535
 _LOCALHOST: Final = "127.0.0.1"
 _RESERVED: Final = "io.muster."
-
-CAPABILITIES: Final = frozenset(
-    {"ALL", "AUDIT_CONTROL", "AUDIT_READ", "AUDIT_WRITE", "BLOCK_SUSPEND", "BPF"}
-    | {"CHECKPOINT_RESTORE", "CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID"}
-    | {"IPC_LOCK", "IPC_OWNER", "KILL", "LEASE", "LINUX_IMMUTABLE", "MAC_ADMIN"}
-    | {"MAC_OVERRIDE", "MKNOD", "NET_ADMIN", "NET_BIND_SERVICE", "NET_BROADCAST", "NET_RAW"}
-    | {"PERFMON", "SETFCAP", "SETGID", "SETPCAP", "SETUID", "SYSLOG"}
-    | {"SYS_ADMIN", "SYS_BOOT", "SYS_CHROOT", "SYS_MODULE", "SYS_NICE", "SYS_PACCT"}
-    | {"SYS_PTRACE", "SYS_RAWIO", "SYS_RESOURCE", "SYS_TIME", "SYS_TTY_CONFIG", "WAKE_ALARM"}
-)
-"""The capabilities of Linux, without `CAP_`. See capabilities(7)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +42,10 @@ class PublishedPort:
 
     None: the engine picks them.
     """
+
+    def find_number(self, port_map: Mapping[str, int]) -> int | None:
+        """Return its number in containers of a role with this `port_map`. None: they do not publish it."""
+        return int(self.port) if self.port.isdigit() else port_map.get(self.port)
 
     def overlaps(self, containers: int, other: "PublishedPort", other_containers: int) -> bool:
         """Return whether two entries need the same port of the host.
@@ -121,15 +114,6 @@ def parse_ports(name: str, given: Any) -> tuple[PublishedPort, ...]:
     return tuple(ports)
 
 
-def parse_log_driver(name: str, value: str) -> str:
-    """Accept the name of a driver or a plug-in. The engine says which it has."""
-    if _DRIVER.fullmatch(value) is None:
-        raise OptionError(
-            f"{name}={value!r} is not the name of a log driver such as json-file, local or journald", name
-        )
-    return value
-
-
 def parse_labels(name: str, given: Mapping[str, str]) -> dict[str, str]:
     """Accept labels of the user's."""
     for label in given:
@@ -140,42 +124,6 @@ def parse_labels(name: str, given: Mapping[str, str]) -> dict[str, str]:
     return dict(given)
 
 
-def parse_security_opts(name: str, given: Any) -> tuple[str, ...]:
-    """Accept what the engine understands by itself: a seccomp profile in a file would have to be read here."""
-    opts = []
-    for text in given:
-        word, _, value = text.replace("=", ":", 1).partition(":")
-        allowed = {
-            "no-new-privileges": value in ("", "true", "false"),
-            "seccomp": value in ("unconfined", "builtin"),
-            "apparmor": bool(value),
-            "label": bool(value),
-        }
-        if not allowed.get(word, False):
-            forms = "no-new-privileges, seccomp:unconfined, seccomp:builtin, apparmor:PROFILE or label:LABEL"
-            raise OptionError(f"{name}: {text!r} is not one of {forms}", name)
-        opts.append(f"{word}={value}" if value else word)
-    return tuple(opts)
-
-
-def parse_capabilities(name: str, given: Any) -> tuple[str, ...]:
-    """Accept names of capabilities, with or without `CAP_`."""
-    names = []
-    for text in given:
-        capability = text.upper().removeprefix("CAP_")
-        if capability not in CAPABILITIES:
-            raise OptionError(f"{name}: {text!r} is not a capability of Linux such as SYS_PTRACE or IPC_LOCK", name)
-        names.append(capability)
-    return tuple(dict.fromkeys(names))
-
-
-def parse_user(name: str, value: str) -> str:
-    """Accept USER or USER:GROUP, names or numbers."""
-    if _USER.fullmatch(value) is None:
-        raise OptionError(f"{name}={value!r} is not USER or USER:GROUP, such as 1000:1000 or nobody", name)
-    return value
-
-
 def parse_addresses(name: str, given: Any) -> tuple[str, ...]:
     """Accept IP addresses."""
     for text in given:
@@ -183,20 +131,9 @@ def parse_addresses(name: str, given: Any) -> tuple[str, ...]:
     return tuple(given)
 
 
-def parse_extra_hosts(name: str, given: Any) -> tuple[str, ...]:
-    """Accept `NAME:ADDRESS`."""
-    for text in given:
-        host, _, address = text.partition(":")
-        if _HOST_NAME.fullmatch(host) is None or not address:
-            raise OptionError(f"{name}: {text!r} is not NAME:ADDRESS, such as data.example:10.0.0.7", name)
-        if address != "host-gateway":
-            _check_address(name, text, address, "an IP address or host-gateway")
-    return tuple(given)
-
-
-def _check_address(name: str, text: str, address: str, expected: str = "an IP address") -> None:
+def _check_address(name: str, text: str, address: str) -> None:
     try:
         ipaddress.ip_address(address)
     except ValueError as error:
         where = f"{text!r}: {address!r}" if address != text else repr(text)
-        raise OptionError(f"{name}: {where} is not {expected}", name) from error
+        raise OptionError(f"{name}: {where} is not an IP address", name) from error

@@ -3,21 +3,17 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from muster.schedulers.docker.option_values import (
     PublishedPort,
     parse_addresses,
-    parse_capabilities,
-    parse_extra_hosts,
     parse_labels,
-    parse_log_driver,
     parse_ports,
-    parse_security_opts,
     parse_size,
     parse_tmpfs,
-    parse_user,
 )
+from muster.schedulers.docker.spec import DEFAULT_ULIMITS
 from muster.schedulers.errors import OptionError
 from muster.schedulers.runner.option_records import (
     DETACH,
@@ -25,30 +21,15 @@ from muster.schedulers.runner.option_records import (
     GRACE_S,
     QUIET,
     build_choice_parser,
+    build_pattern_parser,
     option,
     parse_words,
 )
 
-DEFAULT_ULIMITS: Final = ("memlock:-1", "stack:67108864", "nofile:1048576")
-"""For RDMA, deep stacks and DataLoaders with many files. The engine's own defaults are too low for all three."""
-
 _ULIMIT = re.compile(r"([a-z]+):(-1|\d+)(?::(-1|\d+))?", re.ASCII)
-
-
-_CACHE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ulimit:
-    """One resource limit. -1 is unlimited."""
-
-    name: str
-    soft: int
-    hard: int
-
-    def to_engine(self) -> dict[str, Any]:
-        """Return the option in the engine's form."""
-        return {"Name": self.name, "Soft": self.soft, "Hard": self.hard}
+_CACHE_NAME = re.compile(r"(?:[A-Za-z0-9][A-Za-z0-9_.-]{0,63})?", re.ASCII)
+_USER = re.compile(r"[\w][\w.-]*(?::[\w][\w.-]*)?", re.ASCII)
+_LOG_DRIVER = re.compile(r"[\w][\w./:-]*", re.ASCII)
 
 
 def _parse_network(name: str, value: str) -> str | None:
@@ -57,21 +38,14 @@ def _parse_network(name: str, value: str) -> str | None:
     return value or None
 
 
-def _parse_cache(name: str, value: str) -> str | None:
-    if value and _CACHE_NAME.fullmatch(value) is None:
-        raise OptionError(f"{name}={value!r} is not a name of up to 64 letters, digits, '_', '.' and '-'", name)
-    return value or None
-
-
-def _parse_ulimits(name: str, given: Any) -> tuple[Ulimit, ...]:
-    limits: dict[str, Ulimit] = {}
+def _parse_ulimits(name: str, given: Any) -> dict[str, tuple[int, int]]:
+    limits = dict(DEFAULT_ULIMITS)
     for text in given:
         match = _ULIMIT.fullmatch(text)
         if match is None:
             raise OptionError(f"{name}: {text!r} is not NAME:SOFT or NAME:SOFT:HARD, such as nofile:65536", name)
-        soft = int(match[2])
-        limits[match[1]] = Ulimit(name=match[1], soft=soft, hard=int(match[3]) if match[3] else soft)
-    return tuple(limits.values())
+        limits[match[1]] = (int(match[2]), int(match[3] or match[2]))
+    return limits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,22 +73,23 @@ class DockerOptions:
         "IPC mode: private, shareable, host or none (default: the engine's)",
         parse=build_choice_parser("private", "shareable", "host", "none"),
     )
-    given_ulimits: tuple[Ulimit, ...] = option(
+    ulimits: Mapping[str, tuple[int, int]] = option(
         list[str],
-        f"NAME:SOFT[:HARD];... in addition to {';'.join(DEFAULT_ULIMITS)}; -1 is unlimited",
-        name="ulimits",
+        "NAME:SOFT[:HARD];... in addition to "
+        f"{';'.join(f'{name}:{soft}' for name, (soft, _) in DEFAULT_ULIMITS.items())}; -1 is unlimited",
         parse=_parse_ulimits,
-        absent=(),
+        absent=DEFAULT_ULIMITS,
     )
     tmpfs: Mapping[str, str] = option(
         list[str], "PATH[:SIZE];... in memory, e.g. /scratch:8g", parse=parse_tmpfs, absent={}
     )
-    compile_cache: str | None = option(
+    compile_cache: str = option(
         str,
         "NAME of a volume of this user for the caches of TorchInductor, Triton and CUDA, which then outlive the "
         "containers; "
         "`muster prune` removes it (default: they end with the container)",
-        parse=_parse_cache,
+        parse=build_pattern_parser(_CACHE_NAME, "a name of up to 64 letters, digits, '_', '.' and '-'"),
+        absent="",
     )
     publish: tuple[PublishedPort, ...] = option(
         list[str],
@@ -124,14 +99,19 @@ class DockerOptions:
         parse=parse_ports,
         absent=(),
     )
-    user: str = option(str, "USER[:GROUP], names or numbers (default: the image's)", parse=parse_user, absent="")
+    user: str = option(
+        str,
+        "USER[:GROUP], names or numbers (default: the image's)",
+        parse=build_pattern_parser(_USER, "USER or USER:GROUP, such as 1000:1000 or nobody"),
+        absent="",
+    )
     labels: Mapping[str, str] = option(
         dict[str, str], "labels of the containers, NAME:value;...", parse=parse_labels, absent={}
     )
     log_driver: str = option(
         str,
         "the containers' log driver (default: the engine's); with the driver `none`, `torchx log` shows nothing",
-        parse=parse_log_driver,
+        parse=build_pattern_parser(_LOG_DRIVER, "the name of a log driver such as json-file, local or journald"),
         absent="",
     )
     log_opts: Mapping[str, str] = option(
@@ -143,15 +123,15 @@ class DockerOptions:
     security_opt: tuple[str, ...] = option(
         list[str],
         "no-new-privileges, seccomp:unconfined, apparmor:PROFILE, label:LABEL;...",
-        parse=parse_security_opts,
+        parse=parse_words,
         absent=(),
     )
     cap_add: tuple[str, ...] = option(
-        list[str], "capabilities to add, e.g. SYS_PTRACE;IPC_LOCK", parse=parse_capabilities, absent=()
+        list[str], "capabilities to add, e.g. SYS_PTRACE;IPC_LOCK", parse=parse_words, absent=()
     )
     dns: tuple[str, ...] = option(list[str], "addresses of name servers", parse=parse_addresses, absent=())
     extra_hosts: tuple[str, ...] = option(
-        list[str], "NAME:ADDRESS;... for /etc/hosts; host-gateway is the host", parse=parse_extra_hosts, absent=()
+        list[str], "NAME:ADDRESS;... for /etc/hosts; host-gateway is the host", parse=parse_words, absent=()
     )
     pull: str = option(
         str,
@@ -173,9 +153,3 @@ class DockerOptions:
         parse=build_choice_parser("all", "failed", "none"),
     )
     detach: bool = DETACH.as_field()
-
-    @property
-    def ulimits(self) -> tuple[Ulimit, ...]:
-        """The given limits, and the defaults for all others."""
-        defaults = {limit.name: limit for limit in _parse_ulimits("ulimits", DEFAULT_ULIMITS)}
-        return tuple({**defaults, **{limit.name: limit for limit in self.given_ulimits}}.values())

@@ -2,8 +2,10 @@
 
 import fnmatch
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Final
 
 from torchx.specs import AppDef, BindMount, DeviceMount, Role, VolumeMount
@@ -14,7 +16,6 @@ from muster.schedulers.adapter.agent_role import AgentPlace, ReplicaCommand, ass
 from muster.schedulers.agent_command import is_agent_role
 from muster.schedulers.docker.option_values import LAST_PORT, PublishedPort
 from muster.schedulers.docker.options import DockerOptions
-from muster.schedulers.docker.shared_network import share_network
 from muster.schedulers.docker.spec import (
     AGENT_DIR,
     CACHE_DIR,
@@ -40,80 +41,32 @@ WORKSPACE_KEY: Final = "muster.docker_workspace"
 """In `Role.metadata`: the key of the role's packed workspace."""
 
 
-def build_request(
-    app: AppDef,
-    options: DockerOptions,
-    *,
-    name: str,
-    token: str,
-    user: str,
-    adapter: str = "local_docker",
-    state_dir: str = "",
-    environ: Mapping[str, str] | None = None,
-    draws_bars: bool = False,
-) -> AppRequest:
-    """Build the request to the engine.
+def _prefix_aliases(request: AppRequest) -> AppRequest:
+    """Return the same app with its name before every alias: other apps may use the network, too."""
+    prefix = f"{request.app_id}-"
+    known = {alias for container in request.containers for alias in container.aliases}
 
-    Args:
-        app: what to run. It is not changed.
-        options: of `-cfg`.
-        name: the app's id, unique on this engine.
-        token: the app's secret. The agents of each role get a token derived from it.
-        user: id of the submitting user. Later commands see only apps of their own user.
-        adapter: the scheduler's name, for reports.
-        state_dir: the user's folder for muster's state. It becomes a label.
-        environ: the environment from which `copy_env` copies.
-        draws_bars: the caller draws progress bars, see `Env.LIVE_BARS`.
+    def add_prefix(container: ContainerRequest) -> ContainerRequest:
+        host = container.env[Env.RANK0_HOST]
+        env = {**container.env, Env.RANK0_HOST: prefix + host if host in known else host}
+        return replace(container, aliases=tuple(prefix + alias for alias in container.aliases), env=env)
 
-    Raises:
-        SchedulerError: one line that names the role, the value and what is allowed.
-    """
-    labels = naming.build_role_labels([role.name for role in app.roles])
-    roles = assign_arguments(app, labels, name)
-    _check_ports(app, options)
-    base_env = _select_env(options.copy_env, environ or {}) | dict(options.env)
-    builder = _Builder(
-        app=app,
-        user=user,
-        options=options,
-        name=name,
-        token=token,
-        adapter=adapter,
-        draws_bars=draws_bars,
-        env=base_env,
-        labels=labels,
-    )
-    request = AppRequest(
-        app_id=name,
-        network=options.network or name,
-        owns_network=options.network is None,
-        pull=options.pull,
-        grace_s=decide_app_grace_s(app.roles, options.grace_s, base_env),
-        keep=options.keep,
-        user=user,
-        state_dir=state_dir,
-        given_ulimits=tuple(limit.to_engine() for limit in options.given_ulimits),
-        containers=tuple(
-            builder.build_container(role, replica) for role in roles for replica in range(role.num_replicas)
-        ),
-    )
-    return request if options.network in (None, HOST_NETWORK) else share_network(request, request.network)
+    return replace(request, containers=tuple(map(add_prefix, request.containers)))
 
 
 def _check_ports(app: AppDef, options: DockerOptions) -> None:
     """Raise OptionError: nothing would be published, the numbers on the host end, or two entries need the same one."""
-    known = {name for role in app.roles for name in role.port_map}
     checked: list[tuple[PublishedPort, int]] = []
     for port in options.publish:
         if options.network == HOST_NETWORK:
             text = "publish: with network=host every port of a container is one of the host already; leave publish out"
             raise OptionError(text, "publish")
-        if not port.port.isdigit() and port.port not in known:
-            names = ", ".join(sorted(known)) or "none"
+        replicas = _count_replicas(app.roles, port)
+        if not replicas:
+            names = ", ".join(sorted({name for role in app.roles for name in role.port_map})) or "none"
             raise OptionError(
                 f"publish: no role has a port {port.port!r} in its port_map; there are: {names}", "publish"
             )
-        replicas = sum(role.num_replicas for role in app.roles if port.port.isdigit() or port.port in role.port_map)
         if port.host_port is not None and port.host_port + replicas - 1 > LAST_PORT:
             text = f"publish: {replicas} replicas need {replicas} ports from {port.host_port}; the last is {LAST_PORT}"
             raise OptionError(text, "publish")
@@ -127,31 +80,69 @@ def _check_ports(app: AppDef, options: DockerOptions) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Builder:
-    """Builds the containers of one app. Its fields are common to all of them."""
+class RequestBuilder:
+    """Builds the request to the engine."""
 
     app: AppDef
-    user: str
-    """See `users.build_user_id`."""
+    """What to run. It is not changed."""
     options: DockerOptions
     name: str
+    """The app's id, unique on this engine."""
     token: str
-    adapter: str
-    draws_bars: bool
-    env: Mapping[str, str]
-    labels: Mapping[str, str]
-    """Role name -> its label in names."""
+    """The app's secret. The agents of each role get a token derived from it."""
+    user: str
+    """The submitting user, see `spec.build_user_id`. Later commands see only apps of their own user."""
+    adapter: str = "local_docker"
+    """The scheduler's name, for reports."""
+    state_dir: str = ""
+    """The user's folder for muster's state. It becomes a label."""
+    environ: Mapping[str, str] = field(default_factory=dict)
+    """The environment from which `copy_env` copies."""
+    draws_bars: bool = False
+    """The caller draws progress bars, see `Env.LIVE_BARS`."""
 
-    def build_container(self, role: Role, replica: int) -> ContainerRequest:
+    def build(self) -> AppRequest:
+        """Return the request.
+
+        Raises:
+            SchedulerError: one line that names the role, the value and what is allowed.
+        """
+        options = self.options
+        roles = assign_arguments(self.app, self._labels, self.name)
+        _check_ports(self.app, options)
+        request = AppRequest(
+            app_id=self.name,
+            network=options.network or self.name,
+            owns_network=options.network is None,
+            pull=options.pull,
+            grace_s=decide_app_grace_s(self.app.roles, options.grace_s, self._env),
+            keep=options.keep,
+            user=self.user,
+            state_dir=self.state_dir,
+            containers=tuple(
+                self._build_container(role, replica) for role in roles for replica in range(role.num_replicas)
+            ),
+        )
+        return request if options.network in (None, HOST_NETWORK) else _prefix_aliases(request)
+
+    @cached_property
+    def _labels(self) -> Mapping[str, str]:
+        """Role name -> its label in names."""
+        return naming.build_role_labels([role.name for role in self.app.roles])
+
+    @cached_property
+    def _env(self) -> Mapping[str, str]:
+        """The variables of all containers."""
+        return _select_env(self.options.copy_env, self.environ) | dict(self.options.env)
+
+    def _build_container(self, role: Role, replica: int) -> ContainerRequest:
         """Return the container of one replica of a role."""
         if not role.image:
             raise SchedulerError(f"role {role.name!r} has no image; give one, for example --image pytorch/pytorch")
         applied = apply_macros(role, app_id=self.name, replica_id=replica)
         runs_agent = is_agent_role(role)
         bundled = runs_agent and self.options.agent == "bundled"
-        hostname = f"{self.labels[role.name]}-{replica}"
-        resource = role.resource
-        memory_bytes = _find_memory_limit(role)
+        hostname = f"{self._labels[role.name]}-{replica}"
         on_host = runs_agent and self.options.network == HOST_NETWORK
         host_port = _pick_host_port(self.name, role.name) if on_host else None
         made = self._translate(applied, hostname, host_port)
@@ -162,7 +153,7 @@ class _Builder:
             replica=replica,
             image=self._build_image_name(role) if builds else role.image,
             base_image=role.image if builds else None,
-            name=naming.build_replica_name(self.name, self.labels[role.name], replica),
+            name=naming.build_replica_name(self.name, self._labels[role.name], replica),
             command=made.command,
             env=made.env,
             secret_env=made.secret_env,
@@ -176,14 +167,8 @@ class _Builder:
                 *(_build_mount(role, mount) for mount in role.mounts if not isinstance(mount, DeviceMount)),
                 *self._build_cache_mounts(),
             ),
-            devices=_build_devices(role),
-            memory_bytes=memory_bytes,
             cpus=count_cpus(role) if count_cpus(role) > 0 else None,
-            gpus=max(0, int(resource.gpu)),
-            shm_size_bytes=self._choose_shm_bytes(memory_bytes),
-            ipc=self.options.ipc,
-            ulimits=tuple(limit.to_engine() for limit in self.options.ulimits),
-            privileged=self.options.privileged,
+            gpus=max(0, int(role.resource.gpu)),
             read_only=self.options.read_only,
             user=self.options.user,
             labels=self.options.labels,
@@ -191,13 +176,21 @@ class _Builder:
         )
 
     def _build_host_config(self, role: Role, replica: int) -> dict[str, Any]:
-        options = self.options
+        options, memory_bytes = self.options, _find_memory_limit(role)
         log_config = {"Type": options.log_driver, "Config": dict(options.log_opts)}  # "": the engine's default
         config = {
+            "Memory": memory_bytes,
+            "MemorySwap": memory_bytes,  # equal limits: no swap, as on a cluster
+            "ShmSize": self._choose_shm_bytes(memory_bytes),
+            "IpcMode": options.ipc,
+            "Ulimits": [{"Name": name, "Soft": soft, "Hard": hard} for name, (soft, hard) in options.ulimits.items()],
+            "Privileged": options.privileged,
+            "Devices": _build_devices(role),
             "Tmpfs": dict(options.tmpfs),
             "PortBindings": self._build_port_bindings(role, replica),
             "LogConfig": log_config if options.log_driver or options.log_opts else {},
-            "SecurityOpt": list(options.security_opt),
+            # A colon is the older form.
+            "SecurityOpt": [re.sub("[:=]", "=", text, count=1) for text in options.security_opt],
             "CapAdd": list(options.cap_add),
             "Dns": list(options.dns),
             "ExtraHosts": list(options.extra_hosts),
@@ -208,12 +201,11 @@ class _Builder:
         """Return the ports of one replica. If several publish the same port, each has its own on the host."""
         bindings: dict[str, list[dict[str, str]]] = {}
         for port in self.options.publish:
-            if not port.port.isdigit() and port.port not in role.port_map:
+            number = port.find_number(role.port_map)
+            if number is None:
                 continue
-            earlier = self.app.roles[: list(self.labels).index(role.name)]
-            before = sum(each.num_replicas for each in earlier if port.port.isdigit() or port.port in each.port_map)
-            number = int(port.port) if port.port.isdigit() else role.port_map[port.port]
-            name, binding = port.to_engine(number, before + replica)
+            earlier = self.app.roles[: list(self._labels).index(role.name)]
+            name, binding = port.to_engine(number, _count_replicas(earlier, port) + replica)
             bindings.setdefault(name, []).extend(binding)
         return bindings
 
@@ -222,12 +214,12 @@ class _Builder:
         place = AgentPlace(
             adapter=self.adapter,
             app_id=self.name,
-            log_dir={**self.env, **role.env}.get(Env.LOG_DIR, LOG_DIR),
+            log_dir={**self._env, **role.env}.get(Env.LOG_DIR, LOG_DIR),
             termination_log=REPORT_FILE,
             token=naming.derive_token(self.token, role.name),
             port=host_port,
             grace_s=self.options.grace_s,
-            env=self.env,
+            env=self._env,
             stops_together=True,
             draws_bars=self.draws_bars,
         )
@@ -236,19 +228,19 @@ class _Builder:
             place,
             rank0_host=self._find_rank0_host(role, is_agent_role(role)),
             bundle_dir=AGENT_DIR if self.options.agent == "bundled" else None,
-            env=self.env,
+            env=self._env,
         )
         env = {**made.env, Env.NODE_NAME: hostname, Env.ADAPTER: self.adapter, Env.APP_ID: self.name}
         if made.runs_agent:
             env.setdefault("TORCHELASTIC_ERROR_FILE", ERROR_FILE)
-        if self.options.compile_cache is not None:
+        if self.options.compile_cache:
             env = {**build_cache_env(CACHE_DIR), **env}
         return replace(made, env=env)
 
     def _build_cache_mounts(self) -> tuple[dict[str, Any], ...]:
         """Return a volume that the engine makes with the first container that has it."""
         name = self.options.compile_cache
-        if name is None:
+        if not name:
             return ()
         labels = {Label.CACHE: name, Label.USER: self.user}
         mount = _build_mount_entry("volume", build_cache_name(self.user, name), CACHE_DIR, read_only=False)
@@ -259,7 +251,7 @@ class _Builder:
         if self.options.network == HOST_NETWORK:
             return _HOST_RANK0
         if runs_agent and role.name != self.app.roles[0].name:
-            return f"{self.labels[role.name]}-0"
+            return f"{self._labels[role.name]}-0"
         return "rank0"
 
     def _build_aliases(self, role: Role, replica: int, hostname: str) -> tuple[str, ...]:
@@ -268,12 +260,17 @@ class _Builder:
         return (hostname, "rank0") if replica == 0 and role.name == self.app.roles[0].name else (hostname,)
 
     def _build_image_name(self, role: Role) -> str:
-        return f"{self.options.image_repo}:{self.name}-{self.labels[role.name]}"
+        return f"{self.options.image_repo}:{self.name}-{self._labels[role.name]}"
 
     def _choose_shm_bytes(self, memory_bytes: int | None) -> int | None:
         if self.options.ipc in ("host", "none"):
             return None
         return self.options.shm_size_bytes or memory_bytes or DEFAULT_SHM_BYTES
+
+
+def _count_replicas(roles: Iterable[Role], port: PublishedPort) -> int:
+    """Return how many containers publish a port."""
+    return sum(role.num_replicas for role in roles if port.find_number(role.port_map) is not None)
 
 
 def _select_env(patterns: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
@@ -313,7 +310,7 @@ def _build_mount_entry(kind: str, source: str, target: str, read_only: bool) -> 
     return {"Type": kind, "Source": source, "Target": target, "ReadOnly": read_only}
 
 
-def _build_devices(role: Role) -> tuple[dict[str, str], ...]:
+def _build_devices(role: Role) -> list[dict[str, str]]:
     from torchx.schedulers.devices import DEVICES, get_device_mounts
 
     unknown = sorted(set(role.resource.devices) - set(DEVICES))
@@ -323,6 +320,6 @@ def _build_devices(role: Role) -> tuple[dict[str, str], ...]:
         )
     mounts = [mount for mount in role.mounts if isinstance(mount, DeviceMount)]
     mounts += get_device_mounts(role.resource.devices)
-    return tuple(
+    return [
         {"PathOnHost": m.src_path, "PathInContainer": m.dst_path, "CgroupPermissions": m.permissions} for m in mounts
-    )
+    ]

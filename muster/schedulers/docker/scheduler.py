@@ -4,11 +4,12 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
-from torchx.schedulers.api import ListAppResponse, Stream
+from torchx.schedulers.api import ListAppResponse
 from torchx.specs import AppDef, AppDryRunInfo, Role
 from torchx.workspace.api import WorkspaceMixin
 
@@ -16,6 +17,7 @@ from muster._shared.contract import LogNames, print_line
 from muster._shared.control import ControlError, ExitCode
 from muster.schedulers import naming
 from muster.schedulers.adapter.scheduler import Leftover, LogRequest
+from muster.schedulers.adapter.status import check_replica
 from muster.schedulers.adapter.supervised import AgentWords, SupervisedScheduler
 from muster.schedulers.bundle import build_agent_bundle
 from muster.schedulers.docker import devices
@@ -26,12 +28,11 @@ from muster.schedulers.docker.engine.sdk import is_configured, pick_address
 from muster.schedulers.docker.live import creation, reservations, restarts, submissions, unregistered
 from muster.schedulers.docker.live.asking import NodeAsker
 from muster.schedulers.docker.live.image_check import check_images
-from muster.schedulers.docker.live.logs import ContainerLogQuery, LogReader
+from muster.schedulers.docker.live.logs import LogReader
 from muster.schedulers.docker.live.payload import PackedWorkspaces, Payload, build_payload
 from muster.schedulers.docker.options import DockerOptions
-from muster.schedulers.docker.request import WORKSPACE_KEY, build_request
-from muster.schedulers.docker.spec import AppRequest, Label
-from muster.schedulers.docker.users import build_user_id
+from muster.schedulers.docker.request import WORKSPACE_KEY, RequestBuilder
+from muster.schedulers.docker.spec import AppRequest, Label, build_user_id
 from muster.schedulers.errors import (
     EngineError,
     NotConfiguredError,
@@ -112,8 +113,6 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         self._workspaces = PackedWorkspaces()
         self._with_dockerfile: set[str] = set()
         self._described: set[str] = set()
-        self._unreadable: set[str] = set()
-        """Apps whose output cannot be shown: said once."""
 
     def close(self) -> None:
         """See `SupervisedScheduler`, and release the engine, too."""
@@ -133,19 +132,18 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
     def build_workspace_and_update_role(self, role: Role, workspace: str, cfg: Mapping[str, Any]) -> None:  # noqa: ARG002
         """Pack the workspace. The submission copies it into the containers or builds it into an image."""
         path = get_workspace_path(workspace)
-        with _translate_errors():
+        with self.translate_errors():
             key = self._workspaces.pack(path, find_state_dir(os.environ))
             left_out = describe_left_out(path)
             self._print_once(describe_missing_script(role, path, has_image=True))
         role.metadata[WORKSPACE_KEY] = key
         if os.path.exists(os.path.join(path, DOCKERFILE)):
             self._with_dockerfile.add(key)
-        if key not in self._described:  # TorchX packs a folder once per role
-            self._described.add(key)
-            for line in left_out:
-                _print_progress(line)
+        for line in left_out:
+            self._print_once(line)
 
     def _print_once(self, text: str) -> None:
+        """Print a line, unless it was: TorchX packs a folder once per role."""
         if text and text not in self._described:
             self._described.add(text)
             _print_progress(text)
@@ -158,9 +156,9 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         builds = any(role.metadata.get(WORKSPACE_KEY) in self._with_dockerfile for role in app.roles)
         if builds and options.image_repo is None:
             options = replace(options, image_repo=_LOCAL_IMAGES)
-        request = build_request(
-            app,
-            options,
+        builder = RequestBuilder(
+            app=app,
+            options=options,
             name=naming.build_app_name(app.name, naming.make_suffix(), reserve=_ROLE_AND_INDEX),
             token=naming.make_secret(),
             user=build_user_id(),
@@ -169,6 +167,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
             environ=os.environ,
             draws_bars=not options.detach and draws_bars(os.environ),
         )
+        request = builder.build()
         submission = Submission(
             request=request,
             roles=tuple(build_role_plan(role) for role in app.roles),
@@ -186,9 +185,9 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
             SchedulerError: the app exists already.
         """
         submission: Submission = dryrun_info.request
-        report_progress = _discard_progress if submission.quiet else _print_progress
+        report_progress = (lambda _: None) if submission.quiet else _print_progress
         state_dir, address, asked = find_state_dir(os.environ), pick_address(os.environ), submission.request
-        with _translate_errors():
+        with self.translate_errors():
             if self.find_registry().find(asked.app_id) is not None:
                 raise SchedulerError(f"app {asked.app_id!r} exists already; give this one another name")
             with raise_dropped_interrupts():
@@ -196,7 +195,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
                 # Before an image is pulled for nothing.
                 request, gpus = self._find_gpus(asked)
                 creation.ensure_images(self._engine, request, report_progress)
-            with submissions.mark_submission(state_dir, asked.app_id, address, asked.labels) as mark:
+            with submissions.mark_submission(state_dir, asked.app_id, address) as mark:
                 folder = AppFolder(state_dir / submissions.APPS / asked.app_id)
                 with self.keep_attached(asked.app_id, folder, detach=submission.detach):
                     self._submit(submission, request, gpus, mark, report_progress)
@@ -207,12 +206,12 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         submission: Submission,
         request: AppRequest,
         gpus: Sequence[str],
-        mark: submissions.Mark,
+        mark: Path,
         report_progress: Callable[[str], None],
     ) -> None:
         """Create everything of an app and start it. If one step fails, remove all of it."""
         with ExitStack() as undo:
-            undo.callback(self._remove_created, mark)
+            undo.callback(self._remove_created, mark, request.labels)
             with raise_dropped_interrupts():
                 creation.build_images(self._engine, request, self._workspaces.files, report_progress)
                 request = check_images(self._engine, request, find_state_dir(os.environ) / "docker-images")
@@ -224,12 +223,12 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
             with raise_dropped_interrupts():
                 self._wait_started(spec, request)
             undo.pop_all()
-        mark.remove()
+        mark.unlink()
 
-    def _remove_created(self, mark: submissions.Mark) -> None:
+    def _remove_created(self, mark: Path, labels: Mapping[str, str]) -> None:
         """Remove what carries the app's labels: also what an interrupted call has created."""
-        creation.remove_app(self._engine, mark.labels)
-        mark.remove()
+        creation.remove_app(self._engine, labels)
+        mark.unlink()
 
     def _find_gpus(self, request: AppRequest) -> tuple[AppRequest, list[str]]:
         """Return the ids of the GPUs that the app may use.
@@ -324,21 +323,19 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
     def read_run_file(self, app_id: str, role: str, index: int, name: str, limit_bytes: int) -> bytes | None:
         """See `PluginScheduler`. Also from containers that have ended, until the app is deleted."""
         folder = self.find_folder(app_id)
-        with _translate_errors():
+        with self.translate_errors():
             engine = self._engine if folder is None else self._open_engine(folder)
             return restarts.read_run_file(engine, app_id, (role, index), name, limit_bytes)
 
     def find_leftovers(self) -> Iterator[Leftover]:
         """See `PluginScheduler`: also what has no app any more."""
-        from muster.schedulers.docker.live.leftovers import find_without_app
-
         yield from super().find_leftovers()
-        yield from find_without_app(self._engine, find_state_dir(os.environ))
+        yield from unregistered.find_without_app(self._engine, find_state_dir(os.environ))
 
     def list_apps(self, cfg: Mapping[str, Any]) -> list[ListAppResponse]:  # noqa: ARG002
         """See `PluginScheduler`: apps with a state folder, and apps that only the engine knows."""
         others: set[str] = set()
-        with _translate_errors():
+        with self.translate_errors():
             states = self.read_states()
             try:
                 found = unregistered.list_apps(self._engine)
@@ -360,37 +357,37 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
 
         See `PluginScheduler`.
         """
-        query = ContainerLogQuery(
-            labels={
-                Label.APP: app_id,
-                Label.ROLE: request.role,
-                Label.REPLICA: str(request.index),
-            },
-            stdout=request.stream != Stream.STDERR,
-            stderr=request.stream != Stream.STDOUT,
-            since_s=request.since_s,
-            until_s=request.until_s,
-        )
         folder = self.find_folder(app_id)
-        with _translate_errors():
+        with self.translate_errors():
             self._check_replica(app_id, folder, request)
         engine = self._open_engine(folder)
-        lines = LogReader(engine, query).lines()
+        lines = LogReader(engine, app_id, request).lines()
         if folder is not None and request.follow:
-            lines = self._follow_or_explain(app_id, _follow(engine, query, folder, keeps=app_id in self._submitted))
-        return self._readers.count_reader(filter(request.matches, _translate_each(lines)))
+            lines = self._follow_or_explain(app_id, self._follow(engine, app_id, request, folder))
+        return self._readers.count_reader(filter(request.matches, self._translate_each(lines)))
+
+    def _translate_each(self, lines: Iterator[str]) -> Iterator[str]:
+        with self.translate_errors():
+            yield from lines
+
+    def _follow(self, engine: Engine, app_id: str, request: LogRequest, folder: AppFolder) -> Iterator[str]:
+        """Follow a replica's log.
+
+        The supervisor follows the engine's events, and writes the app's state when it has started the next container.
+        """
+        with Watch(folder.state_dir) as watch:
+            has_ended = client.EndCheck(folder, keeps=app_id in self._submitted)
+            yield from LogReader(engine, app_id, request, wait=watch.wait, has_ended=has_ended).lines()
 
     def _follow_or_explain(self, app_id: str, lines: Iterator[str]) -> Iterator[str]:
         """Let what follows a job's output, as `torchx run` does, show an error as if there were no output."""
         try:
             yield from lines
         except UnreadableLogs:
-            if app_id not in self._unreadable:
-                self._unreadable.add(app_id)
-                _print_progress(
-                    f"the output of {app_id} cannot be shown: the log driver of its containers keeps no output that "
-                    "can be read; --log-dir and --tee 3 keep it in files"
-                )
+            self._print_once(
+                f"the output of {app_id} cannot be shown: the log driver of its containers keeps no output that "
+                "can be read; --log-dir and --tee 3 keep it in files"
+            )
 
     def _check_replica(self, app_id: str, folder: AppFolder | None, request: LogRequest) -> None:
         if folder is not None:
@@ -399,24 +396,22 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         containers = unregistered.find_app(self._engine, app_id)
         if not containers:
             raise self._build_unknown(app_id)
-        replicas = sorted({f"{facts.labels[Label.ROLE]}/{facts.labels[Label.REPLICA]}" for facts in containers})
-        if f"{request.role}/{request.index}" not in replicas:
-            raise SchedulerError(
-                f"{app_id} has no replica {request.role}/{request.index}; it has: {', '.join(replicas)}"
-            )
+        # In order: the last of each role counts.
+        known = {facts.labels[Label.ROLE]: int(facts.labels[Label.REPLICA]) + 1 for facts in containers}
+        check_replica(app_id, known, request.role, request.index)
 
     # -- ending -------------------------------------------------------------------------------------------------------
 
     def _cancel_existing(self, app_id: str) -> None:
         folder = self.find_folder(app_id)
-        with _translate_errors():
+        with self.translate_errors():
             if folder is None:
                 containers = unregistered.find_app(self._engine, app_id)
                 unregistered.stop_app(self._engine, containers, DEFAULT_SHUTDOWN_TIMEOUT_S + GRACE_MARGIN_S)
             else:
                 client.request_stop(folder)
 
-    def build_asker(self, folder: AppFolder) -> asking.AskNode:
+    def build_asker(self, folder: AppFolder) -> NodeAsker:
         """See `SupervisedScheduler`."""
         return NodeAsker(self._open_engine(folder))
 
@@ -425,40 +420,39 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
     ) -> tuple[int, str, str]:
         """See `PluginScheduler`."""
         with self._open_app(app_id) as folder:
-            asker = NodeAsker(self._open_engine(folder))
-            return asker.run(folder.read_spec(), ReplicaId(role, index), command, limit_s)
+            return self.build_asker(folder).run(folder.read_spec(), ReplicaId(role, index), command, limit_s)
 
     def open_in_node(self, app_id: str, role: str, index: int, words: Sequence[str]) -> NodePipe:
         """See `PluginScheduler`: `docker exec`."""
         with self._open_app(app_id) as folder:
             spec, _ = asking.read_running(folder)
-            return NodeAsker(self._open_engine(folder)).open(spec, ReplicaId(role, index), words)
+            return self.build_asker(folder).open(spec, ReplicaId(role, index), words)
 
     def end_node(self, app_id: str, role: str, index: int) -> bool:
         """See `PluginScheduler`. It stops the container, with the app's grace."""
         with self._open_app(app_id) as folder:
-            engine, spec = self._open_engine(folder), folder.read_spec()
-            container = NodeAsker(engine).find_container(spec, ReplicaId(role, index))
+            spec = folder.read_spec()
+            container = self.build_asker(folder).find_container(spec, ReplicaId(role, index))
             if container is None:
                 raise ControlError(f"the container of {role}/{index} does not run", ExitCode.ENDED)
-            engine.stop_container(container, spec.grace_s)
+            self._open_engine(folder).stop_container(container, spec.grace_s)
         return True
 
     def delete_app(self, app_id: str) -> None:
         """See `PluginScheduler`: nothing labelled with the app is left on the engine."""
         folder = self.find_folder(app_id)
-        with _translate_errors():
+        with self.translate_errors():
             engine = self._open_engine(folder)
             if folder is not None:
                 client.delete(folder, self.find_registry(), app_id)
             creation.remove_app(engine, {Label.APP: app_id, Label.USER: build_user_id()})
-            submissions.remove_killed_app(find_state_dir(os.environ), app_id)
+            submissions.remove_killed(find_state_dir(os.environ), app_id)
 
     def delete_unfinished(self, app_id: str) -> bool:
         """See `PluginScheduler`: what `muster prune` lists of an app that has no container of a replica."""
         state_dir = find_state_dir(os.environ)
-        with _translate_errors():
-            if submissions.remove_killed_app(state_dir, app_id):
+        with self.translate_errors():
+            if submissions.remove_killed(state_dir, app_id):
                 return True
             remains = unregistered.list_remains(self._engine)
         # Submissions register first, then unmark.
@@ -475,44 +469,20 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
             return self._engine
         return self._others.setdefault(str(address), Engine(address))
 
-    def translate_errors(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def translate_errors(self) -> Iterator[None]:
         """See `SupervisedScheduler`."""
-        return _translate_errors()
+        try:
+            yield
+        except (DockerError, GpuError, StateError, client.SupervisorError) as error:
+            raise EngineError(str(error)) from error
+        except FileExistsError as error:
+            raise SchedulerError(f"an app of this name exists already: {error.filename}") from error
+        except BundleError as error:
+            raise SchedulerError(str(error)) from error
+        except OSError as error:
+            raise EngineError(describe_os_error(error, str(find_state_dir(os.environ)))) from error
 
 
 def _print_progress(line: str) -> None:
     print_line(f"docker: {line}")
-
-
-def _discard_progress(line: str) -> None:  # noqa: ARG001
-    return
-
-
-@contextmanager
-def _translate_errors() -> Iterator[None]:
-    """Turn our own errors into those that TorchX prints as one line."""
-    try:
-        yield
-    except (DockerError, GpuError, StateError, client.SupervisorError) as error:
-        raise EngineError(str(error)) from error
-    except FileExistsError as error:
-        raise SchedulerError(f"an app of this name exists already: {error.filename}") from error
-    except BundleError as error:
-        raise SchedulerError(str(error)) from error
-    except OSError as error:
-        raise EngineError(describe_os_error(error, str(find_state_dir(os.environ)))) from error
-
-
-def _follow(engine: Engine, query: ContainerLogQuery, folder: AppFolder, *, keeps: bool) -> Iterator[str]:
-    """Follow a container's log.
-
-    The supervisor follows the engine's events, and writes the app's state when it has started the next container.
-    """
-    with Watch(folder.state_dir) as watch:
-        has_ended = client.EndCheck(folder, keeps=keeps)
-        yield from LogReader(engine, query, wait=watch.wait, has_ended=has_ended).lines()
-
-
-def _translate_each(lines: Iterator[str]) -> Iterator[str]:
-    with _translate_errors():
-        yield from lines

@@ -4,6 +4,8 @@ An `AppRequest` holds one `ContainerRequest` per replica. The supervisor keeps i
 again from it, so all of it is plain data.
 """
 
+import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
@@ -11,6 +13,7 @@ from typing import Any, Final
 from muster._shared.contract import Env
 from muster.schedulers.agent_command import find_run_file
 from muster.schedulers.secret_variables import mask_args, mask_env
+from muster.schedulers.supervision.machine import read_machine_id
 
 AGENT_DIR: Final = "/opt/muster"
 """The folder of the agent's bundle in a container."""
@@ -26,6 +29,16 @@ LOG_DIR: Final = f"{STATE_DIR}/logs"
 DEFAULT_SHM_BYTES: Final = 16 << 30
 """A tmpfs uses no memory until it is filled. The engine's default of 64 MiB stops DataLoader workers."""
 
+DEFAULT_ULIMITS: Final[Mapping[str, tuple[int, int]]] = {
+    "memlock": (-1, -1),
+    "stack": (64 << 20, 64 << 20),
+    "nofile": (1 << 20, 1 << 20),
+}
+"""Soft and hard limits, for RDMA, deep stacks and DataLoaders with many files.
+
+The engine's own defaults are too low for all three.
+"""
+
 HOST_NETWORK: Final = "host"
 """The engine's name of the host's own network, which containers can share."""
 
@@ -35,6 +48,14 @@ HOST_PORTS: Final = range(20_000, 32_000)
 
 CACHE_DIR: Final = "/var/opt/muster-cache"
 """Compile caches, on a volume of `-cfg compile_cache`."""
+
+
+def build_user_id() -> str:
+    """Name the submitting user on an engine, which may serve several users and machines.
+
+    A host name may change, and a user id means something on one machine only.
+    """
+    return f"{os.geteuid()}@{read_machine_id()}"
 
 
 class Label:
@@ -54,8 +75,6 @@ class Label:
     """On a volume with compile caches: its name in `-cfg compile_cache`. It belongs to no app."""
     RUN_DIR: Final = "io.muster.run_dir"
     """On containers that run an agent: the folder of its run's files there, which can be read after the end, too."""
-    SHARED: Final = "io.muster.shared"
-    """On the network of apps that have no network of their own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,28 +106,17 @@ class ContainerRequest:
     """Key of the packed folder that is copied into the working directory."""
     mounts: tuple[Mapping[str, Any], ...] = ()
     """In the engine's form: Type, Source, Target, ReadOnly."""
-    devices: tuple[Mapping[str, str], ...] = ()
-    memory_bytes: int | None = None
     cpus: float | None = None
     gpus: int = 0
     gpu_ids: tuple[str, ...] = ()
     """Assigned when the app is submitted, not in a dry run."""
-    shm_size_bytes: int | None = None
-    ipc: str | None = None
-    ulimits: tuple[Mapping[str, Any], ...] = ()
-    privileged: bool = False
     read_only: bool = False
     user: str = ""
     """"" is the image's."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """The user's own."""
     host_config: Mapping[str, Any] = field(default_factory=dict)
-    """What the user asked of the engine, as it stands in the engine's `HostConfig`."""
-
-    @property
-    def key(self) -> tuple[str, int]:
-        """Identifies the replica in its app."""
-        return self.role, self.replica
+    """What is asked of the engine, as it stands in the engine's `HostConfig`."""
 
     def find_run_file(self, name: str) -> str | None:
         """Return the absolute path of a file of its agent's run, one of `LogNames`. None: its command does not say."""
@@ -128,12 +136,10 @@ class AppRequest:
     grace_s: float
     keep: str
     user: str
-    """See `users.build_user_id`."""
+    """See `build_user_id`."""
     containers: tuple[ContainerRequest, ...]
     init: bool = True
     """A tiny init runs each command and reaps orphans."""
-    given_ulimits: tuple[Mapping[str, Any], ...] = ()
-    """The limits from the user. They are the only ones on an engine that cannot raise limits."""
     state_dir: str = ""
     """See `Label.STATE_DIR`."""
 
@@ -149,16 +155,15 @@ class AppRequest:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "AppRequest":
         """Read what `to_json` returns."""
-        containers = tuple(_container_from_json(item) for item in data["containers"])
-        return cls(**{**data, "containers": containers, "given_ulimits": tuple(data["given_ulimits"])})
+        return cls(**{**data, "containers": tuple(_container_from_json(item) for item in data["containers"])})
 
     def show(self) -> str:
         """Return the YAML that `--dryrun` prints, without secrets."""
         import yaml
 
-        data = self.to_json()
-        data["containers"] = [_show_container(container) for container in self.containers]
-        return str(yaml.safe_dump(_plain(data), sort_keys=False, width=120))
+        data = {**self.to_json(), "containers": [_show_container(container) for container in self.containers]}
+        # Without tuples, for which YAML needs tags.
+        return str(yaml.safe_dump(json.loads(json.dumps(data)), sort_keys=False, width=120))
 
 
 def set_host_port(request: AppRequest, role: str, port: int) -> AppRequest:
@@ -188,12 +193,3 @@ def _show_container(container: ContainerRequest) -> dict[str, Any]:
         shown["host_config"] = {**container.host_config, "LogConfig": {**log, "Config": mask_env(log["Config"])}}
     shown["command"] = mask_args(container.command)
     return shown
-
-
-def _plain(value: Any) -> Any:
-    """Return the tuples as lists, so that YAML needs no tags."""
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return value

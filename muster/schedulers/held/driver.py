@@ -18,7 +18,7 @@ from muster.schedulers.agent_command import build_ask_command
 from muster.schedulers.held.link_names import GATE_NAME, LOCK, WORKSPACE_NAME
 from muster.schedulers.local.hold_lock import lock_hold
 from muster.schedulers.node_program.link_names import STATE_NAME
-from muster.schedulers.processes.launch import Launch
+from muster.schedulers.processes.driver import Launch
 from muster.schedulers.processes.link_driver import LinkDriver
 from muster.schedulers.supervision.driver import StartError, take_lent_fds
 from muster.schedulers.supervision.state import ReplicaId

@@ -1,7 +1,7 @@
 """Images with the workspace in them, for `image_repo`. They need a Docker engine, so nothing else loads this.
 
-The names in the registry and the push are TorchX's. Its build is not used: if it fails, it leaves a container and
-layers, and it cannot pack a link to a folder.
+The names in the registry and the push are TorchX's. Its build is not used: if it fails, it leaves a container, and it
+cannot pack a link to a folder.
 """
 
 import os
@@ -39,7 +39,7 @@ def build_image(image: str, path: str, report: Callable[[str], None]) -> str:
 
     Raises:
         BundleError: see `packing`.
-        EngineError: the build failed, and nothing of it is left. It is one line.
+        EngineError: the build failed. It is one line.
     """
     builder = _load_builder()
     with ExitStack() as undo:

@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Final
 
 from torchx.specs import AppDef, Role
 
@@ -16,11 +16,14 @@ from muster.schedulers.gpus import VISIBLE, DeviceRequest, assign_devices, share
 from muster.schedulers.grace import decide_app_grace_s
 from muster.schedulers.local.options import LocalOptions
 from muster.schedulers.naming import build_role_labels
-from muster.schedulers.processes.plan import LOOPBACK, ReplicaPlan
+from muster.schedulers.processes.plan import LOOPBACK, ReplicaPlan, build_details
 from muster.schedulers.runner.app_codec import dump_app
 from muster.schedulers.runner.roles import apply_macros, build_role_plan
-from muster.schedulers.supervision.app_folder import STATE_DIR_NAME, build_role_dir_name
-from muster.schedulers.supervision.state import SupervisedRole
+from muster.schedulers.supervision.app_folder import STATE_DIR_NAME, AppSpec, build_role_dir_name
+
+_ADAPTER: Final = "local_cwd"
+_DRIVER: Final = "muster.schedulers.processes.driver:create_driver"
+_OWN_VARIABLES: Final = "MUSTER_"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,14 +31,10 @@ class Host:
     """Facts about this machine and the caller on which a request depends."""
 
     cwd: str
-    path: str
-    """The caller's PATH."""
     python: str
     """Interpreter for agents."""
     has_muster: bool
     """Whether that interpreter finds this version of muster."""
-    sets_unbuffered: bool = True
-    """Whether the request sets PYTHONUNBUFFERED: the caller has not set it."""
     draws_bars: bool = False
     """Whether the caller draws progress bars, see `Env.LIVE_BARS`."""
     devices: tuple[str, ...] = ()
@@ -46,25 +45,25 @@ class Host:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalRequest:
-    """A whole app. Replace parts of it with `dataclasses.replace`."""
+    """A whole app."""
 
-    app_id: str
-    folder: str
-    grace_s: float
+    spec: AppSpec = field(repr=False)
+    """What its supervisor starts from. A submission adds the scheduler's name."""
     detach: bool
-    plans: tuple[SupervisedRole, ...]
-    replicas: Mapping[str, tuple[ReplicaPlan, ...]]
-    """By role, in order of index."""
-    needs_bundle: bool
-    """The agents' interpreter has no muster, or another version: they run from a zip in the app's folder."""
-    token: str = field(repr=False)
-    description: Mapping[str, Any] = field(repr=False)
 
     def __str__(self) -> str:
         """Return the text of the dry run, without secrets."""
-        content = asdict(self)
-        del content["token"], content["description"]
-        return json.dumps({**content, "replicas": mask_plans(content["replicas"])}, indent=2)
+        spec = self.spec
+        shown = {
+            "app_id": spec.app_id,
+            "folder": spec.folder,
+            "grace_s": spec.grace_s,
+            "detach": self.detach,
+            "plans": [asdict(role) for role in spec.roles],
+            "replicas": mask_plans(spec.details["replicas"]),
+            "needs_bundle": spec.details["needs_bundle"],
+        }
+        return json.dumps(shown, indent=2)
 
 
 def build_request(
@@ -92,17 +91,22 @@ def build_request(
         )
         for role in roles
     }
-    return LocalRequest(
+    spec = AppSpec(
         app_id=name,
+        scheduler=_ADAPTER,
         folder=folder,
+        driver=_DRIVER,
+        roles=tuple(build_role_plan(role) for role in app.roles),
         grace_s=decide_app_grace_s(app.roles, options.grace_s, {**host.env, **options.env}),
-        detach=options.detach,
-        plans=tuple(build_role_plan(role) for role in app.roles),
-        replicas=replicas,
-        needs_bundle=not host.has_muster and any(is_agent_role(role) for role in app.roles),
-        token=token,
         description=dump_app(app),
+        details=build_details(
+            replicas,
+            token=token,
+            base_env={key: value for key, value in host.env.items() if not key.startswith(_OWN_VARIABLES)},
+            needs_bundle=not host.has_muster and any(is_agent_role(role) for role in app.roles),
+        ),
     )
+    return LocalRequest(spec=spec, detach=options.detach)
 
 
 def list_device_requests(app: AppDef, options: LocalOptions) -> list[DeviceRequest]:
@@ -139,7 +143,7 @@ def _build_launch(
     applied = apply_macros(role, app_id=app_id, replica_id=index, img_root=host.cwd)
     role_dir = os.path.join(folder, build_role_dir_name(role.name))
     place = AgentPlace(
-        adapter="local_cwd",
+        adapter=_ADAPTER,
         app_id=app_id,
         log_dir=role_dir,
         grace_s=options.grace_s,
@@ -154,9 +158,11 @@ def _build_launch(
         applied, place, rank0_host=LOOPBACK, bundle_dir=bundle_dir, python=host.python, env=options.env
     )
     env = dict(made.env)
-    env["PATH"] = _join_path(env.get("PATH"), host.path, host.cwd, prepend_cwd=options.prepend_cwd)
+    env["PATH"] = _join_path(
+        env.get("PATH"), host.env.get("PATH", os.defpath), host.cwd, prepend_cwd=options.prepend_cwd
+    )
     env.setdefault("TORCHELASTIC_ERROR_FILE", os.path.join(role_dir, str(index), ERROR_FILE))
-    if host.sets_unbuffered:
+    if "PYTHONUNBUFFERED" not in host.env:
         env.setdefault("PYTHONUNBUFFERED", "1")
     if devices is not None:
         env[VISIBLE] = devices[index]

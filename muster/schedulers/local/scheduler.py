@@ -68,4 +68,4 @@ class LocalScheduler(ProcessScheduler):
 
         request: LocalRequest = dryrun_info.request
         self.start_app(build_spec(request, self.backend), detach=request.detach)
-        return request.app_id
+        return request.spec.app_id

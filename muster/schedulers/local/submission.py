@@ -1,4 +1,4 @@
-"""What a submission to `local_cwd` and `detached` needs: the facts of this machine, and the request's programs.
+"""What a submission to `local_cwd` and `detached` needs: the facts of this machine, and a check of the programs.
 
 Only a submission loads it: `torchx list`, `status` and `log` start without it.
 """
@@ -18,12 +18,8 @@ from muster.schedulers.local.interpreter import find_interpreter, has_same_muste
 from muster.schedulers.local.options import LocalOptions
 from muster.schedulers.local.request import Host, LocalRequest, build_request, list_device_requests
 from muster.schedulers.naming import make_secret
-from muster.schedulers.processes.plan import build_details
 from muster.schedulers.runner.shown.live_lines import draws_bars
 from muster.schedulers.supervision.app_folder import AppSpec
-
-DRIVER = "muster.schedulers.processes.driver:create_driver"
-_OWN_VARIABLES = "MUSTER_"
 
 
 def prepare_request(app: AppDef, options: LocalOptions, *, name: str, folder: str) -> LocalRequest:
@@ -38,7 +34,7 @@ def prepare_request(app: AppDef, options: LocalOptions, *, name: str, folder: st
     Raises:
         SchedulerError: the request cannot be built. It is one line.
     """
-    host = replace(_read_host(app, options), draws_bars=not options.detach and draws_bars(os.environ))
+    host = _read_host(app, options)
     return build_request(app, options, name=name, token=make_secret(), folder=folder, host=host)
 
 
@@ -53,33 +49,20 @@ def build_spec(request: LocalRequest, scheduler: str) -> AppSpec:
         SchedulerError: a script or module does not exist.
     """
     _check_programs(request)
-    return AppSpec(
-        app_id=request.app_id,
-        scheduler=scheduler,
-        folder=request.folder,
-        driver=DRIVER,
-        roles=request.plans,
-        grace_s=request.grace_s,
-        description=request.description,
-        details=build_details(
-            request.replicas,
-            token=request.token,
-            base_env={name: value for name, value in os.environ.items() if not name.startswith(_OWN_VARIABLES)},
-            needs_bundle=request.needs_bundle,
-        ),
-    )
+    return replace(request.spec, scheduler=scheduler)
 
 
 def _check_programs(request: LocalRequest) -> None:
     """Refuse a script or module that does not exist: each worker of each node would say so otherwise."""
-    for role, (launch, *_) in request.replicas.items():
-        program = find_program(["-m", AGENT_MODULE, *launch.command[2:]]) if launch.runs_agent else None
-        if program is None or "PYTHON_EXEC" in launch.env or not os.path.exists(launch.command[0]):
+    for role, (plan, *_) in request.spec.details["replicas"].items():
+        python, *words = plan["command"]
+        program = find_program(["-m", AGENT_MODULE, *words[1:]]) if plan["runs_agent"] else None
+        if program is None or "PYTHON_EXEC" in plan["env"] or not os.path.exists(python):
             continue  # no program, or another message is due
         # Others may import other modules.
-        if program[0] == "module" and (launch.command[0] != sys.executable or "PYTHONPATH" in launch.env):
+        if program[0] == "module" and (python != sys.executable or "PYTHONPATH" in plan["env"]):
             continue
-        problem = explain_missing(*program, launch.cwd)
+        problem = explain_missing(*program, plan["cwd"])
         if problem is not None:
             raise SchedulerError(f"role {role}: {problem}")
 
@@ -96,10 +79,9 @@ def _read_host(app: AppDef, options: LocalOptions) -> Host:
     python = find_interpreter(os.environ, sys.executable) if runs_agents else sys.executable
     return Host(
         cwd=os.getcwd(),
-        path=os.environ.get("PATH", os.defpath),
         python=python,
         has_muster=not runs_agents or has_same_muster(python),
-        sets_unbuffered="PYTHONUNBUFFERED" not in os.environ,
+        draws_bars=not options.detach and draws_bars(os.environ),
         devices=list_devices(os.environ) if divides else (),
         env=dict(os.environ),
     )

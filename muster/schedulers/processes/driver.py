@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from muster.schedulers.failure_report import USAGE_LINE_LIMIT_BYTES, explain_rep
 from muster.schedulers.naming import derive_token
 from muster.schedulers.processes.agent_files import read_report
 from muster.schedulers.processes.capture import Capture, log_path
-from muster.schedulers.processes.launch import Launch, spawn
 from muster.schedulers.processes.plan import LOOPBACK
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec, ProcessId
 from muster.schedulers.supervision.driver import EventQueue, Handle, StartError
@@ -33,6 +32,18 @@ from muster.schedulers.wording.reasons import Code, Reason, Reasons
 ADOPTED_LIMIT_S = 5.0
 """How long replicas of a dead supervisor may take to end. They got their death signal."""
 ORPHAN_LIMIT_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """A process to start."""
+
+    command: Sequence[str]
+    """Program (absolute path) and arguments."""
+    env: Mapping[str, str]
+    cwd: str
+    keep_fds: Sequence[int] = ()
+    """Descriptors that it inherits under the same numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,6 +272,33 @@ class ProcessDriver:
             self.send_signal(replica, signal.SIGKILL)
 
 
+def spawn(launch: Launch, stdout_fd: int, stderr_fd: int) -> int:
+    """Start a process that leads its own session and gets SIGTERM when the calling thread ends.
+
+    Args:
+        launch: what to start.
+        stdout_fd: becomes its standard output.
+        stderr_fd: becomes its standard error.
+
+    Returns:
+        Its pid. The caller waits for it.
+
+    Raises:
+        StartError: the folder or the program is not there.
+        OSError: no process or descriptor is left.
+    """
+    with open(os.devnull, "rb") as null:
+        streams = (null.fileno(), stdout_fd, stderr_fd)
+        try:
+            return processes.spawn_program(
+                launch.command, launch.env, launch.cwd, streams, launch.keep_fds, death_signal=signal.SIGTERM
+            )
+        except OSError as error:
+            if error.filename is None:
+                raise
+            raise StartError(f"{error.filename!r}: {error.strerror}") from error
+
+
 def _catches_sigterm(pid: int) -> bool:
     """Return whether a guard handles signals already.
 
@@ -285,7 +323,7 @@ def kill_orphans(guards: set[int]) -> None:
     """Kill and reap the children of this process that are not live guards, and all their descendants.
 
     Commands that a thread of this process has started, and waits for, are no orphans. They are in this process's
-    session, which nothing below a guard can be in: see `launch.spawn`.
+    session, which nothing below a guard can be in: see `spawn`.
     """
     session = str(os.getsid(0))
     deadline_s = time.monotonic() + ORPHAN_LIMIT_S

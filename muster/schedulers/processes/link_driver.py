@@ -10,8 +10,7 @@ from typing import Any, Final
 
 from muster._shared.foreign_files import read_whole
 from muster.schedulers.node_program.link_names import LOST, STATE_NAME
-from muster.schedulers.processes.driver import ProcessDriver
-from muster.schedulers.processes.launch import Launch
+from muster.schedulers.processes.driver import Launch, ProcessDriver
 from muster.schedulers.supervision.driver import Handle
 from muster.schedulers.supervision.state import ReplicaId
 

@@ -32,8 +32,7 @@ from muster._shared import processes
 from muster._shared.contract import HOLD_FLAG, NEVER_RETRY, STATUS_LIMIT_BYTES, Env, ExitCode, LogNames, print_line
 from muster._shared.foreign_files import parse_json, read_regular, read_whole
 from muster._shared.records import replace as replace_fields
-from muster.schedulers.processes.driver import ProcessDriver
-from muster.schedulers.processes.launch import Launch
+from muster.schedulers.processes.driver import Launch, ProcessDriver
 from muster.schedulers.slurm.hosts import expand_hosts, parse_time
 from muster.schedulers.supervision import events
 from muster.schedulers.supervision.app_folder import (

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from muster._shared.contract import AGENT_BUNDLE_NAME, Env, ExitCode
 from muster.schedulers.naming import build_role_labels
-from muster.schedulers.processes.launch import Launch
+from muster.schedulers.processes.driver import Launch
 from muster.schedulers.processes.link_driver import LinkDriver
 from muster.schedulers.ssh.discovery import Discovery
 from muster.schedulers.supervision.app_folder import AppSpec

@@ -92,7 +92,8 @@ def _put_file(path: Path, content: bytes | Path) -> None:
         path.write_bytes(content)
         return
     try:
-        os.link(content, path)  # a packed workspace may be large
+        # A packed workspace may be large. With any descriptor, `link` follows a path of /proc to a file without a name.
+        os.link(content, path, src_dir_fd=0)
     except OSError:
         shutil.copyfile(content, path)
 

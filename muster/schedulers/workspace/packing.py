@@ -17,7 +17,7 @@ import posixpath
 import shutil
 import stat
 import tarfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -74,14 +74,62 @@ def write_workspace_bundle(path: str, out: BinaryIO | gzip.GzipFile) -> str:
     Raises:
         BundleError: the folder does not exist or something in it cannot be read.
     """
+    hashed = _HashedFile(out)
+    with tarfile.open(fileobj=hashed, mode="w", format=tarfile.PAX_FORMAT) as bundle:
+
+        def add(source: Path, entry: tarfile.TarInfo) -> None:
+            if not entry.isreg():
+                bundle.addfile(entry)
+                return
+            with open(source, "rb") as content:
+                # Growing files are cut, or break the archive.
+                entry.size = os.fstat(content.fileno()).st_size
+                bundle.addfile(entry, content)
+
+        _visit("pack", path, add)
+    return hashed.hexdigest()
+
+
+def _visit(
+    verb: str, path: str, handle: Callable[[Path, tarfile.TarInfo], None], without: Collection[str] = ()
+) -> None:
+    """Handle each file, folder and link of a folder that travels.
+
+    Args:
+        verb: what is done with them, for errors.
+        path: the folder.
+        handle: gets each path, and its entry of a tar, which does not have the size.
+        without: see `walk_workspace`.
+
+    Raises:
+        BundleError: the folder does not exist, or something in it cannot be read.
+    """
     root = Path(path)
     if not root.is_dir():
         raise BundleError(f"workspace {path!r} is not a folder")
-    hashed = _HashedFile(out)
-    with tarfile.open(fileobj=hashed, mode="w", format=tarfile.PAX_FORMAT) as bundle:
-        for relative in walk_workspace(root):
-            _add(bundle, root, relative)
-    return hashed.hexdigest()
+    for relative in walk_workspace(root, without):
+        source = root / relative
+        try:
+            entry = _build_entry(root, relative)
+            if entry is not None:
+                handle(source, entry)
+        except OSError as error:
+            why = error.strerror or f"it became shorter while it was read ({error})"
+            raise BundleError(f"cannot {verb} {str(source)!r}: {why}; name it in {IGNORE_FILE}") from error
+
+
+def _build_entry(root: Path, relative: str) -> tarfile.TarInfo | None:
+    """Return an entry without its size. None: a socket, a pipe or a device, or a link that leaves the folder."""
+    status = (root / relative).lstat()
+    entry = tarfile.TarInfo(relative)
+    entry.mode, entry.mtime = stat.S_IMODE(status.st_mode) & 0o777, int(status.st_mtime)
+    if stat.S_ISLNK(status.st_mode):
+        entry.type, entry.linkname, entry.mode = tarfile.SYMTYPE, _read_link(root, relative), 0o777
+        return None if _leaves_workspace(relative, entry.linkname) else entry
+    if stat.S_ISDIR(status.st_mode):
+        entry.type = tarfile.DIRTYPE
+        return entry
+    return entry if stat.S_ISREG(status.st_mode) else None
 
 
 def _read_link(root: Path, relative: str) -> str:
@@ -137,20 +185,17 @@ def copy_workspace(path: str, into: str, without: Collection[str] = ()) -> None:
     Raises:
         BundleError: see `build_workspace_bundle`.
     """
-    for relative in walk_workspace(Path(path), without):
-        source, target = Path(path) / relative, Path(into) / relative
-        try:
-            status = source.lstat()
-            if stat.S_ISLNK(status.st_mode):
-                link = _read_link(Path(path), relative)
-                if not _leaves_workspace(relative, link):
-                    target.symlink_to(link)
-            elif stat.S_ISDIR(status.st_mode):
-                target.mkdir()
-            elif stat.S_ISREG(status.st_mode):
-                shutil.copy2(source, target)
-        except OSError as error:
-            raise BundleError(f"cannot copy {str(source)!r}: {error.strerror}; name it in {IGNORE_FILE}") from error
+
+    def copy(source: Path, entry: tarfile.TarInfo) -> None:
+        target = Path(into) / entry.name
+        if entry.issym():
+            target.symlink_to(entry.linkname)
+        elif entry.isdir():
+            target.mkdir()
+        else:
+            shutil.copy2(source, target)
+
+    _visit("copy", path, copy, without)
 
 
 def list_workspace(path: str) -> list[dict[str, Any]]:
@@ -167,57 +212,26 @@ def list_workspace(path: str) -> list[dict[str, Any]]:
     Raises:
         BundleError: see `build_workspace_bundle`.
     """
-    root = Path(path)
-    if not root.is_dir():
-        raise BundleError(f"workspace {path!r} is not a folder")
-    entries = []
-    for relative in walk_workspace(root):
-        source = root / relative
-        try:
-            status = source.lstat()
-            entry: dict[str, Any] = {"name": relative, "mode": stat.S_IMODE(status.st_mode) & 0o777}
-            if stat.S_ISLNK(status.st_mode):
-                target = _read_link(root, relative)
-                if not _leaves_workspace(relative, target):
-                    entries.append({"name": relative, "kind": "link", "target": target})
-            elif stat.S_ISDIR(status.st_mode):
-                entries.append({**entry, "kind": "folder"})
-            elif stat.S_ISREG(status.st_mode):
-                with open(source, "rb") as content:
-                    hashed, size = hashlib.sha256(), 0
-                    left = os.fstat(content.fileno()).st_size  # what travels of a growing file
-                    while left and (piece := content.read(min(left, _PIECE_BYTES))):
-                        hashed.update(piece)
-                        left, size = left - len(piece), size + len(piece)
-                known: dict[str, Any] = {"time_s": int(status.st_mtime), "digest": hashed.hexdigest(), "size": size}
-                entries.append({**entry, "kind": "file", **known})
-        except OSError as error:
-            raise BundleError(f"cannot read {str(source)!r}: {error.strerror}; name it in {IGNORE_FILE}") from error
-    return entries
+    entries: list[dict[str, Any]] = []
 
-
-def _add(bundle: tarfile.TarFile, root: Path, relative: str) -> None:
-    source = root / relative
-    try:
-        status = source.lstat()
-        entry = tarfile.TarInfo(relative)
-        entry.mode = stat.S_IMODE(status.st_mode) & 0o777
-        entry.mtime = int(status.st_mtime)
-        if stat.S_ISLNK(status.st_mode):
-            entry.type, entry.linkname, entry.mode = tarfile.SYMTYPE, _read_link(root, relative), 0o777
-            if not _leaves_workspace(relative, entry.linkname):
-                bundle.addfile(entry)
-        elif stat.S_ISDIR(status.st_mode):
-            entry.type = tarfile.DIRTYPE
-            bundle.addfile(entry)
-        elif stat.S_ISREG(status.st_mode):
+    def add(source: Path, entry: tarfile.TarInfo) -> None:
+        known: dict[str, Any] = {"name": entry.name, "mode": entry.mode}
+        if entry.issym():
+            known = {"name": entry.name, "kind": "link", "target": entry.linkname}
+        elif entry.isdir():
+            known["kind"] = "folder"
+        else:
+            hashed, size = hashlib.sha256(), 0
             with open(source, "rb") as content:
-                # Growing files are cut, or break the archive.
-                entry.size = os.fstat(content.fileno()).st_size
-                bundle.addfile(entry, content)
-    except OSError as error:
-        why = error.strerror or f"it became shorter while it was read ({error})"
-        raise BundleError(f"cannot pack {str(source)!r}: {why}; name it in {IGNORE_FILE}") from error
+                left = os.fstat(content.fileno()).st_size  # what travels of a growing file
+                while left and (piece := content.read(min(left, _PIECE_BYTES))):
+                    hashed.update(piece)
+                    left, size = left - len(piece), size + len(piece)
+            known |= {"kind": "file", "time_s": entry.mtime, "digest": hashed.hexdigest(), "size": size}
+        entries.append(known)
+
+    _visit("read", path, add)
+    return entries
 
 
 def walk_workspace(root: Path, without: Collection[str] = ()) -> Iterator[str]:

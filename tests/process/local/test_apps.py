@@ -234,7 +234,7 @@ def test_devices_are_those_of_the_caller_or_of_the_machine(scheduler, tmp_path, 
         if named is not None:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
         info = scheduler.submit_dryrun(AppDef("app", roles=[role]), {"auto_set_cuda_visible_devices": True})
-        assert [each.env["CUDA_VISIBLE_DEVICES"] for each in info.request.replicas["r"]] == devices
+        assert [each["env"]["CUDA_VISIBLE_DEVICES"] for each in info.request.spec.details["replicas"]["r"]] == devices
 
 
 def test_a_supervisor_without_a_log_says_why(tmp_path, capfd):

@@ -26,7 +26,7 @@ def home(tmp_path, monkeypatch):
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     # Docker's SDK leaves its socket open when no engine answers; tests/docker has an engine.
-    monkeypatch.setattr("muster.schedulers.docker.live.leftovers._find_lost_containers", lambda *_: iter(()))
+    monkeypatch.setattr("muster.schedulers.docker.live.unregistered._find_lost_containers", lambda *_: iter(()))
 
 
 def make_app(app_id, phase, **ends):
@@ -95,19 +95,6 @@ def test_it_asks(ended, monkeypatch, answer, goes):
     monkeypatch.setattr("builtins.input", lambda _: answer)
     assert main(["prune"]) == (0 if goes else 1)
     assert ended.exists() is not goes
-
-
-def test_what_a_killed_command_had_packed_goes():
-    ours, killed = (find_state_dir(os.environ) / f".packed-{name}" for name in ("ours", "killed"))
-    for folder in (ours, killed):
-        folder.mkdir()
-        (folder / "workspace-1.tar.gz").write_bytes(b"x" * 1000)
-        (folder / ".lock").touch()
-    with (ours / ".lock").open() as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        assert main(["prune", "--yes"]) == 0
-    assert ours.exists()
-    assert not killed.exists()
 
 
 def test_unpacked_agents_that_no_job_uses_go(tmp_path, capsys):

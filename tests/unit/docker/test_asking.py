@@ -11,29 +11,28 @@ from muster.schedulers.supervision.state import ReplicaId
 REPLICA = ReplicaId("r", 0)
 
 
-def ask(monkeypatch, run_inside, limit_s=60.0):
-    container = SimpleNamespace(key=("r", 0), command=["python3", "agent.zip", "--nnodes", "1"])
-    request = SimpleNamespace(containers=[container], labels={})
-    monkeypatch.setattr(asking, "AppRequest", SimpleNamespace(from_json=lambda content: request))
+def ask(run_inside, limit_s=60.0):
+    container = {"role": "r", "replica": 0, "command": ["python3", "agent.zip", "--nnodes", "1"]}
+    spec = SimpleNamespace(app_id="a", details={"request": {"containers": [container]}})
     engine = SimpleNamespace(list_container_ids=lambda labels, running_only: ["c0"], run_inside=run_inside)
-    return asking.NodeAsker(engine)(SimpleNamespace(details={"request": {}}), REPLICA, ["ask", "job", "stop"], limit_s)
+    return asking.NodeAsker(engine)(spec, REPLICA, ["ask", "job", "stop"], limit_s)
 
 
-def test_the_command_runs_in_the_container(monkeypatch):
+def test_the_command_runs_in_the_container():
     asked = []
-    answer = ask(monkeypatch, lambda container, command: asked.append((container, command)) or (0, "{}", ""))
+    answer = ask(lambda container, command: asked.append((container, command)) or (0, "{}", ""))
     assert (answer, asked) == ((0, "{}", ""), [("c0", ["python3", "agent.zip", "ask", "job", "stop"])])
 
 
-def test_an_engine_that_hangs_is_given_up(monkeypatch):
+def test_an_engine_that_hangs_is_given_up():
     """As when the container is paused while the command runs in it."""
     never = threading.Event()
-    assert ask(monkeypatch, lambda container, command: never.wait(60), 0.05) == (1, "", "no response in 0.05 s")
+    assert ask(lambda container, command: never.wait(60), 0.05) == (1, "", "no response in 0.05 s")
     never.set()
 
 
-def test_a_container_that_has_ended_is_no_agent(monkeypatch):
+def test_a_container_that_has_ended_is_no_agent():
     def refuse(container, command):
         raise Conflict("container c0 is not running")
 
-    assert ask(monkeypatch, refuse) == (NO_AGENT, "", "container c0 is not running")
+    assert ask(refuse) == (NO_AGENT, "", "container c0 is not running")

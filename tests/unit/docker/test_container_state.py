@@ -1,8 +1,12 @@
 """What a real engine has said of containers is read."""
 
+from types import SimpleNamespace
+
 import pytest
 
+from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.container_state import parse_container
+from muster.schedulers.docker.spec import Label
 
 pytestmark = pytest.mark.torchx
 
@@ -28,3 +32,16 @@ def test_what_an_engine_says_of_a_container_is_read(status, is_running, code, fi
     found = parse_container({**RECORDED, "State": {**state, "StartedAt": STARTED, "FinishedAt": finished}})
     assert (found.name, found.labels["io.muster.role"], found.gpu_ids) == ("job-trainer-0", "trainer", ())
     assert (found.running, found.exit_code, found.finished_at) == (is_running, expected, finished)
+
+
+def test_the_newest_container_of_a_replica_comes_last():
+    numbers = {"c": "2", "a": "0", "b": "1"}
+    state = {"Status": "running", "ExitCode": 0}
+
+    def inspect(name):
+        return {**RECORDED, "Id": name, "Config": {"Labels": {Label.INCARNATION: numbers[name]}}, "State": state}
+
+    engine = Engine({})
+    listed = [{"Id": name} for name in numbers]
+    engine._client = SimpleNamespace(api=SimpleNamespace(containers=lambda **_: listed, inspect_container=inspect))
+    assert [facts.id for facts in engine.list_containers({})] == ["a", "b", "c"]

@@ -57,7 +57,7 @@ def test_of_a_replica_that_was_started_again_the_newest_container_counts():
         labels = {Label.ROLE: "w", Label.REPLICA: "0", Label.INCARNATION: str(incarnation)}
         return build_facts(exit_code=exit_code, labels=labels)
 
-    assert unregistered.find_app_state([make(1, 0), make(0, 1)]).name == "SUCCEEDED"
+    assert unregistered.find_app_state([make(0, 1), make(1, 0)]).name == "SUCCEEDED"
     assert unregistered.find_app_state([make(0, 0), make(1, 1)]).name == "FAILED"
 
 

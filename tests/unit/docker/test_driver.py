@@ -154,7 +154,7 @@ def next_end(event_queue):
 
 
 def test_end_is_reported_once(driver, engine, event_queue):
-    driver.start(REPLICA, 1)
+    start(driver)
     engine.end(3)
     assert next_end(event_queue) == ReplicaEnded(replica=REPLICA, exit_code=3)
     assert event_queue.pop() is None
@@ -164,7 +164,7 @@ def test_end_is_reported_once(driver, engine, event_queue):
 def test_end_is_reported_after_an_error_in_the_watcher(driver, engine, event_queue, capfd, error):
     """The thread had ended after a bug, and the supervisor waited for the end of its app for ever."""
     engine.fail("now_s", error, error)
-    driver.start(REPLICA, 1)
+    start(driver)
     engine.end(3)
     assert next_end(event_queue).exit_code == 3
     assert capfd.readouterr().err.count(str(error)) == 1
@@ -218,7 +218,7 @@ def test_a_broken_archive_is_an_error_of_the_engine(size):
 def test_end_is_reported_when_the_containers_files_cannot_be_read(driver, engine, event_queue, errors):
     """At all, or until a stopped engine is back."""
     engine.fail("copy_out", *errors)
-    driver.start(REPLICA, 1)
+    start(driver)
     engine.end(1)
     assert next_end(event_queue).exit_code == 1
 
@@ -235,7 +235,7 @@ def test_end_is_reported_when_the_containers_files_cannot_be_read(driver, engine
 def test_end_is_reported_when_the_engine_keeps_no_logs(driver, engine, event_queue, errors, is_told, code):
     """Those of an agent that refuses its arguments, and of an init that finds no command, are read for the reason."""
     engine.fail("logs", *errors)
-    driver.start(REPLICA, 1)
+    start(driver)
     engine.end(code)
     end = next_end(event_queue)
     said = Reason(code=Code.AGENT_SAID, text="--nproc-per-node 0: must be 1 or more")
@@ -273,7 +273,7 @@ def test_end_is_reported_on_a_disk_that_cannot_be_written(driver, engine, event_
     (tmp_path / name).mkdir()
     monkeypatch.setattr(Path, "exists", lambda path: False)
     engine.copy_out = lambda container, path, limit_bytes: b'{"attempt": 2}\n'
-    driver.start(REPLICA, 1)
+    start(driver)
     engine.end(1)
     assert next_end(event_queue).exit_code == 1
 
@@ -430,7 +430,7 @@ def test_a_container_that_is_stopped_and_not_restarted_is_lost(driver, engine, e
 
 @pytest.mark.parametrize("runs_agent", [False])
 def test_a_container_that_is_started_again_after_its_end_was_reported_is_killed(driver, engine, event_queue):
-    driver.start(REPLICA, 1)
+    start(driver)
     engine.end(3)
     assert next_end(event_queue).exit_code == 3
     engine.start_container("c")
@@ -442,7 +442,7 @@ def test_a_container_that_is_restarted_while_the_app_is_closed_is_killed(driver,
     """The engine tells of the stop after the end, and the app was closed in between: the container ran on."""
     start(driver)
     engine.post("kill", signal="15")
-    while not driver._shutdown.was_signalled("c"):
+    while not driver._outside_stops.was_signalled("c"):
         driver._closing.wait(0.001)
     driver._closing.wait(0.05)
     driver.kill(REPLICA)
@@ -499,7 +499,7 @@ def test_while_node_0_does_not_run_the_next_nodes_files_are_read(driver, engine,
 
     def list_containers(labels):
         replica = labels[Label.REPLICA]
-        facts = {"labels": {Label.INCARNATION: "1"}, "id": f"c{replica}", "running": states[replica] == "running"}
+        facts = {"id": f"c{replica}", "running": states[replica] == "running"}
         facts["started_at"] = "2027-01-15T08:00:00.5Z"
         return [SimpleNamespace(**facts)]
 

@@ -7,7 +7,7 @@ from muster.schedulers.docker.container_body import ImageFacts
 from muster.schedulers.docker.engine.errors import DockerError
 from muster.schedulers.docker.live.image_check import check_images
 from muster.schedulers.docker.options import DockerOptions
-from muster.schedulers.docker.request import WORKSPACE_KEY, build_request
+from muster.schedulers.docker.request import WORKSPACE_KEY, RequestBuilder
 
 
 class _Engine:
@@ -35,7 +35,8 @@ def test_a_tmpfs_over_the_workspace_of_any_role_is_refused(tmp_path, image_repo,
         for name, has_workspace in zip("ab", with_workspace, strict=True)
     ]
     options = DockerOptions(image_repo=image_repo, tmpfs={"/work": "exec"})
-    app = build_request(AppDef(name="job", roles=roles), options, name="job-x", token="s3cret", user="0@here")
+    app = AppDef(name="job", roles=roles)
+    app = RequestBuilder(app=app, options=options, name="job-x", token="s3cret", user="0@here").build()
     line = "^tmpfs: '/work' .* '/work/code'$"
     with pytest.raises(DockerError, match=line):
         check_images(_Engine(), app, tmp_path)

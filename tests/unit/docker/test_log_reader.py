@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from datetime import datetime, timezone
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,11 +13,12 @@ from docker_samples import build_facts
 from hypothesis import given
 from hypothesis import strategies as st
 
+from muster.schedulers.adapter.scheduler import LogRequest
 from muster.schedulers.docker.driver import ENGINE_KEY
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.errors import EngineUnavailable
 from muster.schedulers.docker.engine.sdk import translate_errors
-from muster.schedulers.docker.live.logs import ContainerLogQuery, LogReader, join_lines
+from muster.schedulers.docker.live.logs import LogReader, join_lines
 from muster.schedulers.docker.scheduler import DockerScheduler
 from muster.schedulers.docker.spec import Label
 from muster.schedulers.timestamps import parse_seconds
@@ -48,7 +50,7 @@ class ScriptedEngine:
         return build_facts(id=str(number), labels=labels, status=status, exit_code=code)
 
     def list_containers(self, _labels):
-        return [self.facts(number) for number in sorted(self.containers, reverse=True)]
+        return [self.facts(number) for number in sorted(self.containers)]
 
     def inspect_container(self, container):
         return self.facts(int(container))
@@ -72,8 +74,7 @@ def record(second, text, stream=OUT, nanos=0):
 
 
 def read(engine, over):
-    query = ContainerLogQuery(labels={})
-    return list(LogReader(engine, query, wait=engine.wait, has_ended=over).lines())
+    return list(LogReader(engine, "a", LogRequest(role="w", index=0), wait=engine.wait, has_ended=over).lines())
 
 
 def test_containers_are_read_in_order():
@@ -155,8 +156,8 @@ def test_nothing_from_before_the_given_time_comes_after_a_break():
     engine = ScriptedEngine(lambda _: None)
     engine.containers = {0: ("exited", records)}
     engine.breaks = [1]
-    query = ContainerLogQuery(labels={}, since_s=parse_seconds(records[1][0]))
-    lines = list(LogReader(engine, query, wait=engine.wait, has_ended=lambda: not engine.steps).lines())
+    query = LogRequest(role="w", index=0, since=datetime.fromtimestamp(parse_seconds(records[1][0]), timezone.utc))
+    lines = list(LogReader(engine, "a", query, wait=engine.wait, has_ended=lambda: not engine.steps).lines())
     assert lines == ["e1\n", "o2\n"]
 
 

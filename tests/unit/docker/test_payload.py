@@ -1,9 +1,6 @@
 """What is copied into containers: streamed, owned by the image's user, gone at the app's end."""
 
 import io
-import os
-import subprocess
-import sys
 import tarfile
 import tracemalloc
 
@@ -18,6 +15,7 @@ from muster.schedulers.docker.live.payload import (
     read_payload,
     remove_payload,
 )
+from muster.schedulers.supervision.client import _put_file
 
 LONG = "d" * 120 + "/" + "é" * 90
 
@@ -42,7 +40,7 @@ def read_tar(pieces):
 
 
 def test_entries_belong_to_the_images_user(packed):
-    entries = read_tar(stream_with_owner(packed, 1000, 1001))
+    entries = read_tar(stream_with_owner(packed, (1000, 1001)))
     assert {(entry.uid, entry.gid, entry.uname, entry.gname) for entry, _ in entries.values()} == {(1000, 1001, "", "")}
     contents = {name: content for name, (_, content) in entries.items()}
     assert contents == {
@@ -75,7 +73,7 @@ def test_a_large_workspace_is_streamed(tmp_path):
     tracemalloc.start()
     key = workspaces.pack(str(source), tmp_path)
     assert workspaces.files[key].stat().st_size > 64 << 20, "not compressed: to a local engine that is lost time"
-    sent_bytes = sum(len(piece) for piece in stream_with_owner(workspaces.files[key], 0, 0))
+    sent_bytes = sum(len(piece) for piece in stream_with_owner(workspaces.files[key], (0, 0)))
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert sent_bytes > 64 << 20
@@ -90,7 +88,7 @@ def test_a_payload_is_kept_beside_the_state_and_removed_with_the_app(tmp_path, p
     folder = tmp_path / "state"
     folder.mkdir()
     (folder / "muster-agent.zip").write_bytes(b"zip")
-    os.link(packed, folder / "w.tar.gz")
+    _put_file(folder / "w.tar.gz", packed)
     assert read_payload(folder, app) == Payload(agent=b"zip", workspaces={"w.tar.gz": folder / "w.tar.gz"})
     remove_payload(folder, app)
     remove_payload(folder, app)
@@ -98,33 +96,18 @@ def test_a_payload_is_kept_beside_the_state_and_removed_with_the_app(tmp_path, p
     assert read_payload(folder, app).agent == b""  # a supervisor that was killed just then
 
 
-def test_packed_workspaces_go_with_the_scheduler(tmp_path):
-    source = tmp_path / "source"
+def test_packed_workspaces_have_no_name_until_they_are_linked(tmp_path):
+    """What a killed command has packed needs no removal, and a large workspace is not copied for its app."""
+    source, home = tmp_path / "source", tmp_path / "home"
     source.mkdir()
+    home.mkdir()
     workspaces = PackedWorkspaces()
-    keys = {workspaces.pack(str(source), tmp_path) for _ in range(2)}
-    assert len(keys) == 1
-    assert len(list(tmp_path.glob(".packed-*/w*"))) == 1
+    keys = {workspaces.pack(str(source), home) for _ in range(2)}
+    assert len(keys) == len(workspaces.files) == 1
+    assert list(home.iterdir()) == []
+    (file,) = workspaces.files.values()
+    _put_file(home / "linked", file)
+    assert file.stat().st_ino == (home / "linked").stat().st_ino
     del workspaces
-    assert list(tmp_path.iterdir()) == [source]
-
-
-def test_what_a_killed_command_has_packed_goes_with_the_next(tmp_path):
-    source = tmp_path / "source"
-    source.mkdir()
-    running = PackedWorkspaces()
-    running.pack(str(source), tmp_path)
-    program = (
-        "import os, pathlib, signal, sys; from muster.schedulers.docker.live.payload import PackedWorkspaces\n"
-        "packed = PackedWorkspaces(); packed.pack(sys.argv[1], pathlib.Path(sys.argv[2]))\n"
-        "os.kill(os.getpid(), signal.SIGKILL)"
-    )
-    subprocess.run([sys.executable, "-c", program, source, tmp_path], check=False)
-    assert len(list(tmp_path.glob(".packed-*"))) == 2
-    other = PackedWorkspaces()
-    other.pack(str(source), tmp_path)
-    assert {file.parent for files in (running.files, other.files) for file in files.values()} == set(
-        tmp_path.glob(".packed-*")
-    )
-    running.remove()
-    other.remove()
+    assert not file.exists()
+    assert (home / "linked").stat().st_size > 0

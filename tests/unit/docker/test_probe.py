@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from docker_samples import build_app, build_container
 
-from muster.schedulers.docker.container_body import EngineFacts, ImageFacts
+from muster.schedulers.docker.container_body import ImageFacts
 from muster.schedulers.docker.engine.errors import DockerError
 from muster.schedulers.docker.engine.probe import MARK, find_words
 from muster.schedulers.docker.live import image_check, reservations
@@ -23,8 +23,8 @@ class Engine:
     def info(self):
         return {"NCPU": 4}
 
-    def facts(self):
-        return EngineFacts(cpus=4)
+    def count_cpus(self):
+        return 4
 
     def inspect_image(self, _name):
         return ImageFacts(id="sha256:1", working_dir="/", user="")

@@ -11,17 +11,15 @@ from torchx.specs import AppDef, BindMount, DeviceMount, Resource, Role, VolumeM
 from muster._shared.contract import Env, RoleKey
 from muster.schedulers.docker import spec
 from muster.schedulers.docker.container_body import (
-    EngineFacts,
     ImageFacts,
     build_body,
     build_container_name,
     parse_user,
 )
-from muster.schedulers.docker.request import WORKSPACE_KEY, build_request
+from muster.schedulers.docker.request import WORKSPACE_KEY, RequestBuilder
 from muster.schedulers.errors import OptionError, SchedulerError
 
 IMAGE = ImageFacts(id="sha256:abc", working_dir="/app", user="")
-ENGINE = EngineFacts(cpus=4)
 AGENT_ARGS = ["-m", "muster.agent", "--node-rank", "${replica_id}", "--rdzv-id", "${app_id}", "main.py"]
 
 
@@ -33,11 +31,12 @@ def role(**how):
 
 def request_of(*roles, words="", environ=None):
     app = AppDef(name="job", roles=list(roles or (role(),)))
-    return build_request(app, parse_words(words), name="job-x", token="s3cret", user="0@here", environ=environ or {})
+    how = {"name": "job-x", "token": "s3cret", "user": "0@here", "environ": environ or {}}
+    return RequestBuilder(app=app, options=parse_words(words), **how).build()
 
 
 def body_of(request, index=0, **how):
-    facts = {"incarnation": 0, "image": IMAGE, "engine": ENGINE, **how}
+    facts = {"incarnation": 0, "image": IMAGE, "cpus": 4, **how}
     return build_body(request, request.containers[index], **facts)
 
 
@@ -48,7 +47,8 @@ def test_input_is_not_changed_and_output_is_the_same_twice(monkeypatch):
     monkeypatch.setattr(socket, "socket", refuse)
     app = AppDef(name="job", roles=[role(mounts=[BindMount(src_path="/a", dst_path="/b")])])
     before = copy.deepcopy(app)
-    made = [build_request(app, parse_words(), name="job-x", token="t", user="u") for _ in range(2)]
+    how = {"name": "job-x", "token": "t", "user": "u"}
+    made = [RequestBuilder(app=app, options=parse_words(), **how).build() for _ in range(2)]
     assert app == before
     assert made[0] == made[1]
 
@@ -114,7 +114,7 @@ def test_a_plain_role_before_the_agents_is_not_their_rank0():
     containers = request_of(role(name="ps", entrypoint="sh", args=[]), role(name="b")).containers
     assert {each.role: each.env[Env.RANK0_HOST] for each in containers} == {"ps": "rank0", "b": "b-0"}
     assert {each.role for each in containers if "rank0" in each.aliases} == {"ps"}
-    assert "b-0" in next(each for each in containers if each.key == ("b", 0)).aliases
+    assert "b-0" in next(each for each in containers if (each.role, each.replica) == ("b", 0)).aliases
 
 
 def test_environment_precedence():
@@ -288,9 +288,9 @@ def test_compile_caches_are_on_a_volume_of_the_user():
     assert mount["Source"].startswith("muster-cache-")
     assert mount["Source"].endswith("-llama")
     assert mount["VolumeOptions"] == {"Labels": {"io.muster.cache": "llama", "io.muster.user": "0@here"}}
-    other = build_request(
-        AppDef(name="job", roles=[role()]), parse_words("compile_cache=llama"), name="j", token="t", user="1@here"
-    )
+    app = AppDef(name="job", roles=[role()])
+    options = parse_words("compile_cache=llama")
+    other = RequestBuilder(app=app, options=options, name="j", token="t", user="1@here").build()
     assert other.containers[0].mounts[0]["Source"] != mount["Source"]
     assert spec.AppRequest.from_json(json.loads(json.dumps(request.to_json()))) == request
     assert not request_of().containers[0].mounts

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from torchx.specs import AppDef, Resource, Role
 
 from muster._shared.contract import Env
-from muster.schedulers.docker.container_body import EngineFacts, ImageFacts
+from muster.schedulers.docker.container_body import ImageFacts
 from muster.schedulers.docker.engine.errors import DockerError
 from muster.schedulers.docker.live import creation, reservations
 from muster.schedulers.docker.live.payload import Payload
 from muster.schedulers.docker.options import DockerOptions
-from muster.schedulers.docker.request import build_request
+from muster.schedulers.docker.request import RequestBuilder
 from muster.schedulers.docker.spec import HOST_PORTS
 
 
@@ -44,8 +44,8 @@ class ScriptedEngine:
     def list_containers(self, labels, *, running_only):
         return [build_facts(id=gpu, gpu_ids=(gpu,), status="running", exit_code=None) for gpu in self.busy_gpus]
 
-    def facts(self):
-        return EngineFacts(cpus=2)
+    def count_cpus(self):
+        return 2
 
     def inspect_image(self, image):
         return ImageFacts(id=image, working_dir="/app", user="")
@@ -88,7 +88,8 @@ def request_of(name, *gpus, network=None, roles=("w",)):
     else:
         made = [Role(name=role, resource=Resource(cpu=1, gpu=0, memMB=1), **agent) for role in roles]
     options = DockerOptions(network=network)
-    return build_request(AppDef(name=name, roles=made), options, name=name, token="t", user="0@here")
+    app = AppDef(name=name, roles=made)
+    return RequestBuilder(app=app, options=options, name=name, token="t", user="0@here").build()
 
 
 def submit(engine, request, visible=()):

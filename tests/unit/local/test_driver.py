@@ -8,8 +8,7 @@ from unittest.mock import Mock
 import pytest
 
 from muster._shared.contract import Env
-from muster.schedulers.processes.driver import ProcessDriver
-from muster.schedulers.processes.launch import Launch
+from muster.schedulers.processes.driver import Launch, ProcessDriver
 from muster.schedulers.supervision.app_folder import AppSpec
 from muster.schedulers.supervision.driver import StartError
 from muster.schedulers.supervision.state import ReplicaId, SupervisedRole

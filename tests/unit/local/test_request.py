@@ -20,7 +20,7 @@ from muster.schedulers.local.options import LocalOptions
 from muster.schedulers.local.request import Host, build_request
 
 TINY = Resource(cpu=1, gpu=0, memMB=1)
-HOST = Host(cwd="/work", path="/bin:/usr/bin", python="/venv/bin/python3", has_muster=True)
+HOST = Host(cwd="/work", python="/venv/bin/python3", has_muster=True, env={"PATH": "/bin:/usr/bin"})
 
 
 def make_app(**role):
@@ -40,6 +40,11 @@ def build(app, host=HOST, **options):
     return build_request(app, LocalOptions(**options), name="app-x", token="t0ken", folder="/logs/app-x", host=host)
 
 
+def plan(*args, **options):
+    """The plans of the replicas of role `trainer`."""
+    return build(*args, **options).spec.details["replicas"]["trainer"]
+
+
 def test_the_appdef_is_not_changed_and_the_result_is_always_the_same():
     app = make_app(env={"A": macros.app_id})
     before = copy.deepcopy(app)
@@ -48,13 +53,13 @@ def test_the_appdef_is_not_changed_and_the_result_is_always_the_same():
 
 
 def test_an_agent_gets_its_index_its_interpreter_and_its_variables():
-    launch = build(make_app()).replicas["trainer"][1]
-    assert launch.command == (
+    launch = plan(make_app())[1]
+    assert launch["command"] == (
         "/venv/bin/python3", AGENT_ENTRY, "--node-rank", "1", "--rdzv-id", "app-x", "main.py",
     )  # fmt: skip
-    assert launch.runs_agent
-    assert launch.cwd == "/work"
-    assert dict(launch.env) == {
+    assert launch["runs_agent"]
+    assert launch["cwd"] == "/work"
+    assert dict(launch["env"]) == {
         "PATH": "/bin:/usr/bin:/work",
         "TORCHX_RANK0_HOST": "127.0.0.1",
         "TORCHELASTIC_ERROR_FILE": "/logs/app-x/trainer/1/error.json",
@@ -72,7 +77,7 @@ def test_an_agent_gets_its_index_its_interpreter_and_its_variables():
 def test_each_agent_role_has_a_run_id_of_its_own():
     app = AppDef("app", roles=[role for name in ("actor", "critic") for role in make_app(name=name).roles])
     before = copy.deepcopy(app)
-    commands = {name: launches[1].command for name, launches in build(app).replicas.items()}
+    commands = {name: launches[1]["command"] for name, launches in build(app).spec.details["replicas"].items()}
     assert {name: command[-3:] for name, command in commands.items()} == {
         "actor": ("--rdzv-id", "app-x-actor", "main.py"),
         "critic": ("--rdzv-id", "app-x-critic", "main.py"),
@@ -81,24 +86,25 @@ def test_each_agent_role_has_a_run_id_of_its_own():
 
 
 def test_the_bundle_where_the_interpreter_has_no_muster():
-    request = build(make_app(), host=replace(HOST, has_muster=False))
-    assert request.needs_bundle
-    assert request.replicas["trainer"][0].command[:3] == (
+    details = build(make_app(), host=replace(HOST, has_muster=False)).spec.details
+    assert details["needs_bundle"]
+    assert details["replicas"]["trainer"][0]["command"][:3] == (
         "/venv/bin/python3", "/logs/app-x/.muster/muster-agent.zip", "--node-rank",
     )  # fmt: skip
-    assert not build(make_app(entrypoint="sh", args=[]), host=replace(HOST, has_muster=False)).needs_bundle
+    plain = build(make_app(entrypoint="sh", args=[]), host=replace(HOST, has_muster=False))
+    assert not plain.spec.details["needs_bundle"]
 
 
 def test_an_interpreter_given_by_path_is_exactly_that_one():
-    assert build(make_app(entrypoint="/opt/py/bin/python3")).replicas["trainer"][0].command[0] == "/opt/py/bin/python3"
+    assert plan(make_app(entrypoint="/opt/py/bin/python3"))[0]["command"][0] == "/opt/py/bin/python3"
 
 
 def test_other_roles_run_as_written_and_keep_torchruns_variables():
-    launch = build(make_app(entrypoint="python3", args=["main.py"])).replicas["trainer"][0]
-    assert launch.command == ("python3", "main.py")
-    assert not launch.runs_agent
-    assert launch.env["PET_LOG_DIR"] == "/logs/app-x/trainer/torchelastic"
-    assert not [name for name in launch.env if name.startswith("MUSTER_")]
+    launch = plan(make_app(entrypoint="python3", args=["main.py"]))[0]
+    assert launch["command"] == ("python3", "main.py")
+    assert not launch["runs_agent"]
+    assert launch["env"]["PET_LOG_DIR"] == "/logs/app-x/trainer/torchelastic"
+    assert not [name for name in launch["env"] if name.startswith("MUSTER_")]
 
 
 @pytest.mark.parametrize(
@@ -111,17 +117,14 @@ def test_other_roles_run_as_written_and_keep_torchruns_variables():
 )
 def test_path(prepend, role_path, path):
     env = {} if role_path is None else {"PATH": role_path}
-    assert build(make_app(env=env), prepend_cwd=prepend).replicas["trainer"][0].env["PATH"] == path
+    assert plan(make_app(env=env), prepend_cwd=prepend)[0]["env"]["PATH"] == path
 
 
 def test_variables_of_the_role_take_precedence():
     env = {"TORCHELASTIC_ERROR_FILE": "/e", "PYTHONUNBUFFERED": "0"}
-    launch = build(make_app(env=env)).replicas["trainer"][0]
-    assert (launch.env["TORCHELASTIC_ERROR_FILE"], launch.env["PYTHONUNBUFFERED"]) == ("/e", "0")
-    assert (
-        "PYTHONUNBUFFERED"
-        not in build(make_app(), host=replace(HOST, sets_unbuffered=False)).replicas["trainer"][0].env
-    )
+    launch = plan(make_app(env=env))[0]
+    assert (launch["env"]["TORCHELASTIC_ERROR_FILE"], launch["env"]["PYTHONUNBUFFERED"]) == ("/e", "0")
+    assert "PYTHONUNBUFFERED" not in plan(make_app(), host=replace(HOST, env={"PYTHONUNBUFFERED": ""}))[0]["env"]
 
 
 def test_nothing_printed_is_secret():
@@ -162,12 +165,12 @@ def test_several_nodes_share_the_devices_of_one_machine(wanted, devices, shares)
 
 def test_nodes_get_their_share_without_being_asked():
     host = replace(HOST, devices=tuple(eight()))
-    seen = [launch.env.get("CUDA_VISIBLE_DEVICES") for launch in build(make_app(), host).replicas["trainer"]]
+    seen = [launch["env"].get("CUDA_VISIBLE_DEVICES") for launch in plan(make_app(), host)]
     assert seen == ["0,1,2,3", "4,5,6,7"]
-    plain = build(make_app(), host, auto_set_cuda_visible_devices=False).replicas["trainer"]
-    assert [launch.env.get("CUDA_VISIBLE_DEVICES") for launch in plain] == [None, None]
-    own = build(make_app(env={"CUDA_VISIBLE_DEVICES": "7"}), host).replicas["trainer"]
-    assert [launch.env["CUDA_VISIBLE_DEVICES"] for launch in own] == ["7", "7"]
+    plain = plan(make_app(), host, auto_set_cuda_visible_devices=False)
+    assert [launch["env"].get("CUDA_VISIBLE_DEVICES") for launch in plain] == [None, None]
+    own = plan(make_app(env={"CUDA_VISIBLE_DEVICES": "7"}), host)
+    assert [launch["env"]["CUDA_VISIBLE_DEVICES"] for launch in own] == ["7", "7"]
 
 
 def test_slices_of_a_gpu_are_named_by_their_uuid(monkeypatch):
@@ -180,8 +183,8 @@ def test_slices_of_a_gpu_are_named_by_their_uuid(monkeypatch):
 @pytest.mark.parametrize("text", ["-cfg env", "role"])
 def test_variables_of_the_options_reach_all_replicas_and_a_role_overrides_them(text):
     role_env = {"A": "role"} if text == "role" else {}
-    launch = build(make_app(env=role_env), env={"A": "-cfg env", "B": "2"}).replicas["trainer"][0]
-    assert (launch.env["A"], launch.env["B"]) == (text, "2")
+    launch = plan(make_app(env=role_env), env={"A": "-cfg env", "B": "2"})[0]
+    assert (launch["env"]["A"], launch["env"]["B"]) == (text, "2")
 
 
 def test_devices_in_slices_in_order():

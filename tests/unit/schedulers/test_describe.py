@@ -83,11 +83,11 @@ def apps(draw):
     )
 
 
-def describe_supervised(scheduler, request, tmp_path, description):
+def describe_supervised(scheduler, roles, tmp_path, description):
     """Through the files that `describe` of another shell reads."""
     folder = tmp_path / f"app-{os.urandom(4).hex()}"
     spec = AppSpec(
-        app_id="app", scheduler=scheduler, folder=str(folder), driver="x:y", roles=getattr(request, "plans", ()),
+        app_id="app", scheduler=scheduler, folder=str(folder), driver="x:y", roles=roles,
         grace_s=1.0, owner=None, description=description, details={},
     )  # fmt: skip
     AppFolder(folder).create(spec)
@@ -95,13 +95,13 @@ def describe_supervised(scheduler, request, tmp_path, description):
 
 
 def describe_local(app, tmp_path):
-    request = create_local("test").submit_dryrun(app, {}).request
-    return describe_supervised("detached", request, tmp_path, request.description)
+    spec = create_local("test").submit_dryrun(app, {}).request.spec
+    return describe_supervised("detached", spec.roles, tmp_path, spec.description)
 
 
 def describe_docker(app, tmp_path):
     submission = create_docker("test").submit_dryrun(app, {}).request
-    return describe_supervised("docker", submission, tmp_path, submission.description)
+    return describe_supervised("docker", submission.roles, tmp_path, submission.description)
 
 
 def describe_kubernetes(app, tmp_path):

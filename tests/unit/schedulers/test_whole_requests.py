@@ -1,7 +1,7 @@
 """All that local_cwd and Docker would run, as a file has it: no change of an agent's environment goes unseen."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,7 @@ from torchx.specs import AppDef, Resource, Role, macros
 from muster._shared.contract import RoleKey
 from muster.schedulers.agent_command import AGENT_ENTRY
 from muster.schedulers.docker.options import DockerOptions
-from muster.schedulers.docker.request import build_request as build_docker_request
+from muster.schedulers.docker.request import RequestBuilder
 from muster.schedulers.local.options import LocalOptions
 from muster.schedulers.local.request import Host
 from muster.schedulers.local.request import build_request as build_local_request
@@ -18,8 +18,9 @@ from muster.schedulers.local.request import build_request as build_local_request
 pytestmark = pytest.mark.torchx
 
 WHOLE = Path(__file__).with_name("whole_requests.json")
-HOST = Host(cwd="/work", path="/bin:/usr/bin", python="/venv/bin/python3", has_muster=True, env={"HOME": "/home/u"})
-BUNDLED = Host(cwd="/work", path="/bin", python="/py", has_muster=False, draws_bars=True, devices=("0", "1", "2", "3"))
+ENV = {"HOME": "/home/u", "PATH": "/bin:/usr/bin"}
+HOST = Host(cwd="/work", python="/venv/bin/python3", has_muster=True, env=ENV)
+BUNDLED = replace(HOST, python="/py", has_muster=False, draws_bars=True, devices=("0", "1", "2", "3"))
 
 
 def agent(name="trainer", **changes):
@@ -56,14 +57,14 @@ def build_all():
             host = BUNDLED if how == "bundled" else HOST
             names = {"name": "app-x", "token": "t0ken", "folder": "/logs/app-x"}
             made = asdict(build_local_request(app, LocalOptions(**given), **names, host=host))
-            del made["description"]
+            for known in ("description", "python", "import_root"):
+                del made["spec"][known]
             built[f"local {how} {name}"] = made
         for how, given in docker.items():
             draws_bars = how == "set"
-            made = build_docker_request(
-                app, DockerOptions(**given), name="app-x", token="t0ken", user="0@here", draws_bars=draws_bars
-            )
-            built[f"docker {how} {name}"] = made.to_json()
+            names = {"name": "app-x", "token": "t0ken", "user": "0@here"}
+            builder = RequestBuilder(app=app, options=DockerOptions(**given), **names, draws_bars=draws_bars)
+            built[f"docker {how} {name}"] = builder.build().to_json()
     return json.dumps(built, indent=1, sort_keys=True).replace(AGENT_ENTRY, "AGENT_ENTRY") + "\n"
 
 

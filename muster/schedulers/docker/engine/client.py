@@ -5,11 +5,10 @@ import stat
 import tarfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from typing import Any, Final
 
-from muster.schedulers.docker.container_body import EngineFacts, ImageFacts
-from muster.schedulers.docker.engine.build_layers import BuildLayers
+from muster.schedulers.docker.container_body import ImageFacts
 from muster.schedulers.docker.engine.container_state import ContainerFacts, parse_container
 from muster.schedulers.docker.engine.errors import Conflict, DockerError, NotFound, one_line
 from muster.schedulers.docker.engine.inside_stream import InsideStream
@@ -74,9 +73,9 @@ class Engine:
         with self._translate_errors("read the Docker engine's info"):
             return dict(self._api.info())
 
-    def facts(self) -> EngineFacts:
-        """Return the facts that building containers needs."""
-        return EngineFacts(cpus=int(self.info()["NCPU"]))
+    def count_cpus(self) -> int:
+        """Return how many CPUs the engine has."""
+        return int(self.info()["NCPU"])
 
     def now_s(self) -> float:
         """Return the engine's own clock, in seconds since the epoch. Its events carry this time."""
@@ -106,10 +105,9 @@ class Engine:
 
     def pull_image(self, image: str, on_progress: Callable[[str], None]) -> None:
         """Pull one tag (`latest` when none is named), and report each layer's state once."""
-        repository, tag = _split_tag(image)
         seen: set[str] = set()
         with self._translate_errors(f"pull image {image!r}"):
-            for event in self._api.pull(repository, tag=tag, stream=True, decode=True):
+            for event in self._api.pull(image, stream=True, decode=True):
                 if "error" in event:
                     raise DockerError(f"cannot pull image {image!r}: {one_line(event['error'])}")
                 line = f"{event.get('id', '')} {event.get('status', '')}".strip()
@@ -125,12 +123,16 @@ class Engine:
         labels: Mapping[str, str],
         dockerfile: str,
         on_progress: Callable[[str], None],
+        tag: str | None = None,
     ) -> str:
-        """Build from a tar, and return the image's id. A build that fails leaves no container and no layer."""
-        image_id, layers = "", BuildLayers()
-        with self._translate_errors("build the workspace's image"), ExitStack() as undo:
-            undo.callback(self._remove_layers, layers)
+        """Build from a tar, and return the image's id. A build that fails leaves no container.
+
+        The layers that it has made stay: the next build begins with them.
+        """
+        image_id = ""
+        with self._translate_errors("build the workspace's image"):
             events = self._api.build(
+                tag=tag,
                 fileobj=context,
                 custom_context=True,
                 dockerfile=dockerfile,
@@ -145,32 +147,16 @@ class Engine:
                 if "error" in event:
                     raise DockerError(f"cannot build the workspace's image: {one_line(event['error'])}")
                 if said := event.get("stream", "").strip():
-                    layers.read(said)
                     on_progress(said)
                 image_id = (event.get("aux") or {}).get("ID", image_id)
-            undo.pop_all()
         if not image_id:
             raise DockerError("cannot build the workspace's image: the engine returned no image id")
         return image_id
 
-    def _remove_layers(self, layers: BuildLayers) -> None:
-        """Remove what a build has made, and none of the layers below: those were there before."""
-        for layer in reversed(layers.new):
-            with suppress(DockerError), self._translate_errors(f"remove layer {layer!r}"):
-                self._api.remove_image(layer, noprune=True)
-
-    def tag_image(self, image_id: str, repository: str, tag: str) -> None:
-        """Tag an image."""
-        with self._translate_errors(f"tag image {repository}:{tag}"):
-            self._api.tag(image_id, repository, tag=tag, force=True)
-
     def remove_image(self, image: str) -> None:
         """Remove a name, and the image when it was its last name. It is no error if it is missing or in use."""
-        try:
-            with self._translate_errors(f"remove image {image!r}"):
-                self._api.remove_image(image)
-        except (NotFound, Conflict):
-            return
+        with suppress(NotFound, Conflict), self._translate_errors(f"remove image {image!r}"):
+            self._api.remove_image(image)
 
     def list_images(self, labels: Mapping[str, str]) -> list[str]:
         """Return the ids of the images that carry all these labels."""
@@ -201,11 +187,8 @@ class Engine:
 
     def remove_network(self, network: str) -> None:
         """Remove a network if it exists."""
-        try:
-            with self._translate_errors(f"remove network {network!r}"):
-                self._api.remove_network(network)
-        except NotFound:
-            return
+        with suppress(NotFound), self._translate_errors(f"remove network {network!r}"):
+            self._api.remove_network(network)
 
     def create_volume(self, name: str, labels: Mapping[str, str]) -> Mapping[str, str]:
         """Create a volume. If one of that name exists, it is the same volume and keeps its labels.
@@ -231,11 +214,8 @@ class Engine:
 
     def remove_volume(self, name: str) -> None:
         """Remove a volume if it exists."""
-        try:
-            with self._translate_errors(f"remove volume {name!r}"):
-                self._api.remove_volume(name)
-        except NotFound:
-            return
+        with suppress(NotFound), self._translate_errors(f"remove volume {name!r}"):
+            self._api.remove_volume(name)
 
     # -- containers ---------------------------------------------------------------------------------------------------
 
@@ -251,35 +231,23 @@ class Engine:
 
     def signal_container(self, container: str, signal: str) -> None:
         """Send a signal to a container's first process if it runs."""
-        try:
-            with self._translate_errors(f"send {signal} to container {container[:12]!r}"):
-                self._api.kill(container, signal)
-        except (NotFound, Conflict):
-            return
+        with suppress(NotFound, Conflict), self._translate_errors(f"send {signal} to container {container[:12]!r}"):
+            self._api.kill(container, signal)
 
     def pause_container(self, container: str) -> None:
         """Freeze all processes of a container if it runs."""
-        try:
-            with self._translate_errors(f"pause container {container[:12]!r}"):
-                self._api.pause(container)
-        except (NotFound, Conflict):
-            return
+        with suppress(NotFound, Conflict), self._translate_errors(f"pause container {container[:12]!r}"):
+            self._api.pause(container)
 
     def unpause_container(self, container: str) -> None:
         """Let the processes of a frozen container go on. Nothing happens to another container."""
-        try:
-            with self._translate_errors(f"unpause container {container[:12]!r}"):
-                self._api.unpause(container)
-        except (NotFound, Conflict):
-            return
+        with suppress(NotFound, Conflict), self._translate_errors(f"unpause container {container[:12]!r}"):
+            self._api.unpause(container)
 
     def stop_container(self, container: str, grace_s: float) -> None:
         """Send the polite signal, wait up to `grace_s`, then send SIGKILL. Returns when the container has ended."""
-        try:
-            with self._translate_errors(f"stop container {container[:12]!r}"):
-                self._api.stop(container, timeout=max(0, round(grace_s)))
-        except NotFound:
-            return
+        with suppress(NotFound), self._translate_errors(f"stop container {container[:12]!r}"):
+            self._api.stop(container, timeout=max(0, round(grace_s)))
 
     def wait_container(self, container: str, timeout_s: float | None = None) -> int:
         """Wait until a container has ended, and return its exit code."""
@@ -304,26 +272,26 @@ class Engine:
 
     def list_states(self, labels: Mapping[str, str | None]) -> list[str]:
         """Return the engine's word for the state of each container with these labels: `created`, `running`, ..."""
-        with self._translate_errors("list containers"):
-            found = self._api.containers(all=True, filters={"label": _label_filter(labels)})
-        return [container["State"] for container in found]
+        return [container["State"] for container in self._list_raw(labels)]
 
     def list_container_ids(self, labels: Mapping[str, str | None], *, running_only: bool = False) -> list[str]:
         """Return the ids of the containers that carry all these labels (None: any value)."""
-        with self._translate_errors("list containers"):
-            found = self._api.containers(all=not running_only, filters={"label": _label_filter(labels)})
-        return [container["Id"] for container in found]
+        return [container["Id"] for container in self._list_raw(labels, running_only=running_only)]
 
     def list_containers(self, labels: Mapping[str, str | None], *, running_only: bool = False) -> list[ContainerFacts]:
-        """Return the containers that carry all these labels (None: any value), without any that vanishes."""
-        ids = self.list_container_ids(labels, running_only=running_only)
-        return [facts for facts in map(self._inspect_or_none, ids) if facts is not None]
+        """Return the containers that carry all these labels (None: any value), without any that vanishes.
 
-    def _inspect_or_none(self, container: str) -> ContainerFacts | None:
-        try:
-            return self.inspect_container(container)
-        except NotFound:
-            return None
+        The newest of a replica comes last.
+        """
+        found = []
+        for container in self.list_container_ids(labels, running_only=running_only):
+            with suppress(NotFound):
+                found.append(self.inspect_container(container))
+        return sorted(found, key=lambda facts: facts.incarnation)
+
+    def _list_raw(self, labels: Mapping[str, str | None], *, running_only: bool = False) -> list[dict[str, Any]]:
+        with self._translate_errors("list containers"):
+            return list(self._api.containers(all=not running_only, filters={"label": _label_filter(labels)}))
 
     def run_inside(self, container: str, command: Sequence[str]) -> tuple[int, str, str]:
         """Run a command in a running container, and wait for its end.
@@ -457,12 +425,3 @@ class Engine:
 
 def _label_filter(labels: Mapping[str, str | None]) -> list[str]:
     return [name if value is None else f"{name}={value}" for name, value in labels.items()]
-
-
-def _split_tag(image: str) -> tuple[str, str]:
-    """Split `host:5000/a/b:tag` into (`host:5000/a/b`, `tag`). A digest counts as a tag, as in the SDK."""
-    if "@" in image:
-        repository, _, digest = image.partition("@")
-        return repository, digest
-    head, colon, tag = image.rpartition(":")
-    return (head, tag) if colon and "/" not in tag else (image, "latest")

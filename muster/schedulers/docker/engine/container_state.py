@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from muster.schedulers.docker.spec import Label
+
 
 @dataclass(frozen=True, kw_only=True)
 class ContainerFacts:
@@ -24,6 +26,11 @@ class ContainerFacts:
     """RFC 3339, from the engine. It is "0001-..." if it has not happened."""
     gpu_ids: tuple[str, ...] = ()
     memory_bytes: int = 0
+
+    @property
+    def incarnation(self) -> int:
+        """How often its replica was started before. 0 also for a container of no replica."""
+        return int(self.labels.get(Label.INCARNATION, "0"))
 
     @property
     def running(self) -> bool:

@@ -7,7 +7,7 @@ import contextlib
 import struct
 from typing import Any, Final
 
-from muster.schedulers.node_program.pipe import NodePipe, pump_pipe
+from muster.schedulers.node_program.pipe import NodePipe, find_last_line, pump_pipe
 
 _HEADER: Final = struct.Struct(">BxxxL")
 """Number of the stream, three bytes of padding, length of what follows."""
@@ -82,5 +82,4 @@ class InsideStream:
 
     def explain(self) -> str:
         """Return the last line of the standard error."""
-        lines = [line.strip() for line in self.read_errors().splitlines()]
-        return ([line for line in lines if line] or [""])[-1]
+        return find_last_line(self._errors)

@@ -4,12 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from muster.schedulers.docker.container_body import EngineFacts, ImageFacts, build_body
+from muster.schedulers.docker.container_body import ImageFacts, build_body
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.errors import CannotStart, DockerError, EngineUnavailable
 from muster.schedulers.docker.spec import AppRequest, ContainerRequest
 
 _LIMIT_S: Final = 60.0
+_NOT_PROBED: Final = frozenset({"Memory", "MemorySwap", "ShmSize", "LogConfig", "PortBindings"})
+"""A probe needs no memory, its output must be readable, and its ports free."""
 
 MARK: Final = "muster-probe:"
 """Begins what a probe's own program prints: the image's entrypoint, which runs it, may print a banner before."""
@@ -27,19 +29,22 @@ def build_probe_body(
     command: Sequence[str],
     *,
     image: ImageFacts,
-    engine: EngineFacts,
+    cpus: int,
     network: str = "none",
 ) -> dict[str, Any]:
     """Return the body of `POST /containers/create` for a container like a replica's, which runs once and is removed."""
+    config = {**select_probed(container), "LogConfig": {"Type": "json-file"}}
     # Its volume is empty, and devices take time.
-    like = replace(container, command=tuple(command), read_only=False, gpu_ids=(), memory_bytes=None)
-    # It must be readable, and its ports free.
-    unlike = {"LogConfig": {"Type": "json-file"}, "PortBindings": {}}
-    like = replace(like, host_config={**container.host_config, **unlike})
-    body = build_body(replace(app, network=network), like, incarnation=0, image=image, engine=engine)
+    like = replace(container, command=tuple(command), read_only=False, gpu_ids=(), host_config=config)
+    body = build_body(replace(app, network=network), like, incarnation=0, image=image, cpus=cpus)
     body.pop("NetworkingConfig", None)
     body["Labels"] = dict(app.labels)  # without a replica's
     return body
+
+
+def select_probed(container: ContainerRequest) -> dict[str, Any]:
+    """Return what a probe shares of the `HostConfig` of a replica."""
+    return {name: value for name, value in container.host_config.items() if name not in _NOT_PROBED}
 
 
 def run_probe(engine: Engine, name: str, body: Mapping[str, Any]) -> tuple[int, str]:

@@ -143,9 +143,10 @@ def translate_errors(what: str, host: str) -> Iterator[None]:
     except docker.errors.APIError as error:
         message = one_line(error.explanation or error)
         raise _error_class(error.status_code, message)(f"cannot {what}: {message}") from error
-    except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError, ConnectionError) as error:
-        raise EngineUnavailable(f"cannot {what}: no Docker engine answers at {host} ({_root_cause(error)})") from error
-    except docker.errors.DockerException as error:  # raised if the first connection fails
+    except (
+        *(requests.exceptions.RequestException, urllib3.exceptions.HTTPError, ConnectionError),
+        docker.errors.DockerException,  # raised if the first connection fails
+    ) as error:
         raise EngineUnavailable(f"cannot {what}: no Docker engine answers at {host} ({_root_cause(error)})") from error
 
 

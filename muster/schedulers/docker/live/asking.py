@@ -6,7 +6,7 @@ from muster._shared.control import NO_AGENT, ControlError, ExitCode, call_limite
 from muster.schedulers.agent_command import build_ask_command
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.errors import Conflict, NotFound
-from muster.schedulers.docker.spec import AppRequest, Label
+from muster.schedulers.docker.spec import Label, build_user_id
 from muster.schedulers.node_program.pipe import NodePipe
 from muster.schedulers.supervision.app_folder import AppSpec
 from muster.schedulers.supervision.state import ReplicaId
@@ -24,14 +24,12 @@ class NodeAsker:
 
     def __call__(self, spec: AppSpec, replica: ReplicaId, words: Sequence[str], limit_s: float) -> tuple[int, str, str]:
         """Run the words in the replica's container."""
-        request = AppRequest.from_json(spec.details["request"])
-        command = next(each.command for each in request.containers if each.key == (replica.role, replica.index))
-        return self.run(spec, replica, build_ask_command(command, words), limit_s)
+        return self.run(spec, replica, build_ask_command(_find_command(spec, replica), words), limit_s)
 
     def find_container(self, spec: AppSpec, replica: ReplicaId) -> str | None:
         """Return the id of a replica's container, if it runs."""
-        request = AppRequest.from_json(spec.details["request"])
-        labels = {**request.labels, Label.ROLE: replica.role, Label.REPLICA: str(replica.index)}
+        labels = {Label.APP: spec.app_id, Label.USER: build_user_id()}
+        labels |= {Label.ROLE: replica.role, Label.REPLICA: str(replica.index)}
         return next(iter(self._engine.list_container_ids(labels, running_only=True)), None)
 
     def open(self, spec: AppSpec, replica: ReplicaId, words: Sequence[str]) -> NodePipe:
@@ -40,13 +38,11 @@ class NodeAsker:
         Raises:
             ControlError: it does not run, or has ended.
         """
-        request = AppRequest.from_json(spec.details["request"])
-        command = next((each.command for each in request.containers if each.key == (replica.role, replica.index)), None)
-        running = self.find_container(spec, replica) if command is not None else None
-        if command is None or running is None:
+        running = self.find_container(spec, replica)
+        if running is None:
             raise ControlError(f"the container of {replica} does not run", ExitCode.ENDED)
         try:
-            return self._engine.open_inside(running, [command[0], *words]).pump()
+            return self._engine.open_inside(running, [_find_command(spec, replica)[0], *words]).pump()
         except (NotFound, Conflict) as error:
             raise ControlError(str(error), ExitCode.ENDED) from error
 
@@ -61,3 +57,9 @@ class NodeAsker:
             return NO_AGENT, "", str(error)
         except TimeoutError as error:  # it was paused, or the engine hangs
             return 1, "", str(error)
+
+
+def _find_command(spec: AppSpec, replica: ReplicaId) -> Sequence[str]:
+    commands = {(each["role"], each["replica"]): each["command"] for each in spec.details["request"]["containers"]}
+    command: Sequence[str] = commands[replica.role, replica.index]
+    return command

@@ -7,23 +7,17 @@ creates single containers again.
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
 
 from muster._shared.contract import Env
 from muster.schedulers.docker import container_body as bodies
-from muster.schedulers.docker.container_body import EngineFacts, ImageFacts
+from muster.schedulers.docker.container_body import ImageFacts
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.errors import Conflict, DockerError, NoAddressPool, NotFound
 from muster.schedulers.docker.live import reservations
 from muster.schedulers.docker.live.payload import Payload
-from muster.schedulers.docker.shared_network import SHARED_NETWORK, share_network
-from muster.schedulers.docker.spec import (
-    CACHE_DIR,
-    HOST_NETWORK,
-    AppRequest,
-    ContainerRequest,
-    Label,
-)
+from muster.schedulers.docker.spec import CACHE_DIR, HOST_NETWORK, AppRequest, ContainerRequest
 
 _PASSWD_LIMIT_BYTES = 1 << 20
 _REMOVERS = 8
@@ -37,7 +31,6 @@ class Creator:
         self._engine = engine
         self._app = app
         self._payload = payload
-        self._facts: EngineFacts | None = None
         self._images: dict[str, ImageFacts] = {}
         self._owners: dict[str, tuple[int, int]] = {}
 
@@ -60,9 +53,8 @@ class Creator:
             DockerError: the engine refused. Nothing of the container is left.
         """
         image = self._inspect_image(container.image)
-        engine = self._read_facts()
         body = bodies.build_body(
-            self._app, container, incarnation=incarnation, image=image, engine=engine, is_alone=is_alone
+            self._app, container, incarnation=incarnation, image=image, cpus=self._cpus, is_alone=is_alone
         )
         if checkpoint:
             body["Env"].append(f"{Env.CHECKPOINT}={checkpoint}")
@@ -84,16 +76,16 @@ class Creator:
         if container.workspace is None:
             return
         folder = bodies.choose_working_dir(container, image)
-        uid, gid = self._find_owner(created, container, image)
+        owner = self._find_owner(created, container, image)
         is_changeable = folder != "/" and not container.read_only and not bodies.lies_on_mount(container, folder)
-        if uid != 0 and is_changeable:
+        if owner[0] != 0 and is_changeable:
             # WORKDIR's folder is root's.
             mode = self._engine.read_folder_mode(created, folder)
             if mode is not None:
-                self._engine.copy_in(created, "/", bodies.pack_folder(folder, uid, gid, mode))
+                self._engine.copy_in(created, "/", bodies.pack_folder(folder, owner, mode))
         if bodies.needs_workspace_copy(container):
             workspace = self._payload.workspaces[container.workspace]
-            self._engine.copy_in(created, folder, bodies.stream_with_owner(workspace, uid, gid))
+            self._engine.copy_in(created, folder, bodies.stream_with_owner(workspace, owner))
 
     def _find_owner(self, created: str, container: ContainerRequest, image: ImageFacts) -> tuple[int, int]:
         user = container.user or image.user
@@ -108,10 +100,9 @@ class Creator:
             self._images[name] = self._engine.inspect_image(name)
         return self._images[name]
 
-    def _read_facts(self) -> EngineFacts:
-        if self._facts is None:
-            self._facts = self._engine.facts()
-        return self._facts
+    @cached_property
+    def _cpus(self) -> int:
+        return self._engine.count_cpus()
 
 
 def create_app(engine: Engine, app: AppRequest, payload: Payload, gpus: Sequence[str] = ()) -> AppRequest:
@@ -124,8 +115,7 @@ def create_app(engine: Engine, app: AppRequest, payload: Payload, gpus: Sequence
         gpus: what `reservations.check_gpus` found free.
 
     Returns:
-        The request as it was carried out: with the ids of its GPUs and its ports, and on the shared network if there
-        was no address pool for another.
+        The request as it was carried out: with the ids of its GPUs and its ports.
 
     Raises:
         DockerError: it is one line. Nothing that was created for the app is left.
@@ -133,7 +123,7 @@ def create_app(engine: Engine, app: AppRequest, payload: Payload, gpus: Sequence
     with ExitStack() as undo:
         app = reservations.reserve_gpus(engine, app, gpus, undo)
         app = reservations.reserve_ports(engine, app, undo)
-        app = _join_network(engine, app, undo)
+        _join_network(engine, app, undo)
         if any(container.bundled and container.read_only for container in app.containers):
             _fill_agent_volume(engine, app, payload, undo)
         creator = Creator(engine, app, payload)
@@ -147,38 +137,22 @@ def create_app(engine: Engine, app: AppRequest, payload: Payload, gpus: Sequence
     return app
 
 
-def _join_network(engine: Engine, app: AppRequest, undo: ExitStack) -> AppRequest:
+def _join_network(engine: Engine, app: AppRequest, undo: ExitStack) -> None:
     if not app.owns_network:
         if app.network != HOST_NETWORK and not engine.has_network(app.network):
             raise DockerError(
                 f"network {app.network!r} does not exist; create it with: docker network create {app.network}"
             )
-        return app
+        return
     try:
         engine.create_network(app.network, app.labels)
-    except NoAddressPool:
-        # The engine's pools hold about 31 networks.
-        _ensure_shared_network(engine)
-        return share_network(app)
+    except NoAddressPool as error:
+        raise DockerError(
+            f"{error}: remove unused networks (docker network prune) or name an existing one with -cfg network=NAME"
+        ) from error
     except Conflict as error:
         raise DockerError(f"{error}; give the app another name") from error
     undo.callback(engine.remove_network, app.network)
-    return app
-
-
-def _ensure_shared_network(engine: Engine) -> None:
-    """Create the shared network if it does not exist. Two submissions may do this at once."""
-    if engine.has_network(SHARED_NETWORK):
-        return
-    try:
-        engine.create_network(SHARED_NETWORK, {Label.SHARED: "1"})
-    except Conflict:
-        return
-    except NoAddressPool as error:
-        raise DockerError(
-            f"{error}; no network {SHARED_NETWORK!r} exists either: remove unused networks (docker network prune) "
-            "or name an existing one with -cfg network=NAME"
-        ) from error
 
 
 def _fill_agent_volume(engine: Engine, app: AppRequest, payload: Payload, undo: ExitStack) -> None:
@@ -186,8 +160,7 @@ def _fill_agent_volume(engine: Engine, app: AppRequest, payload: Payload, undo: 
     name = bodies.build_agent_volume_name(app)
     engine.create_volume(name, app.labels)
     undo.callback(engine.remove_volume, name)
-    image = engine.inspect_image(app.containers[0].image)
-    body = bodies.build_loader_body(app, image)
+    body = bodies.build_idle_body(app, engine.inspect_image(app.containers[0].image), name)
     loader = engine.create_container(f"{name}-loader", body)
     try:
         engine.copy_in(loader, "/", bodies.pack_agent(payload.agent))
@@ -203,7 +176,8 @@ def ensure_images(engine: Engine, app: AppRequest, report_progress: Callable[[st
     """
     for image in dict.fromkeys(container.base_image or container.image for container in app.containers):
         if image.startswith("sha256:") or app.pull == "never":
-            _require_image(engine, image)
+            if not _has_image(engine, image):
+                raise DockerError(f"the engine has no image {image!r}, and pull=never forbids pulling it")
         elif app.pull == "always" or not _has_image(engine, image):
             report_progress(f"pulling image {image}")
             engine.pull_image(image, report_progress)
@@ -221,17 +195,14 @@ def build_images(
     """
     wanted = {container.image: container for container in app.containers if container.base_image is not None}
     for name, container in wanted.items():
-        repository, _, tag = name.rpartition(":")
-        base = container.base_image or ""
-        owner = _read_image_owner(engine, app, container)
-        built = engine.build_image(
-            bodies.stream_context(workspaces[container.workspace or ""], owner),
-            args={"IMAGE": base, "WORKSPACE": "."},
+        engine.build_image(
+            bodies.stream_context(workspaces[container.workspace or ""], _read_image_owner(engine, app, container)),
+            args={"IMAGE": container.base_image or "", "WORKSPACE": "."},
             labels=app.labels,
             dockerfile=bodies.DOCKERFILE,
             on_progress=report_progress,
+            tag=name,
         )
-        engine.tag_image(built, repository, tag)
 
 
 def _read_image_owner(engine: Engine, app: AppRequest, container: ContainerRequest) -> tuple[int, int]:
@@ -258,11 +229,6 @@ def _has_image(engine: Engine, image: str) -> bool:
     except NotFound:
         return False
     return True
-
-
-def _require_image(engine: Engine, image: str) -> None:
-    if not _has_image(engine, image):
-        raise DockerError(f"the engine has no image {image!r}, and pull=never forbids pulling it")
 
 
 def remove_app(engine: Engine, labels: Mapping[str, str]) -> None:

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from muster._shared.foreign_files import read_whole
-from muster.schedulers.docker.container_body import EngineFacts, ImageFacts, choose_working_dir
+from muster.schedulers.docker.container_body import ImageFacts, choose_working_dir
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.errors import CannotStart, DockerError, one_line
-from muster.schedulers.docker.engine.probe import build_probe_body, find_words, run_probe
-from muster.schedulers.docker.spec import AppRequest, ContainerRequest
+from muster.schedulers.docker.engine.probe import build_probe_body, find_words, run_probe, select_probed
+from muster.schedulers.docker.spec import DEFAULT_ULIMITS, AppRequest, ContainerRequest
 from muster.schedulers.failure_report import explain_start_failure
 from muster.schedulers.wording.words import word
 
@@ -74,10 +74,10 @@ def check_images(engine: Engine, app: AppRequest, cache_dir: Path) -> AppRequest
             continue
         seen.add((container.image, container.runs_agent))
         image = images[container.image]
-        file = cache_dir / f"{_build_cache_key(info, app, container, image)}.json"
+        file = cache_dir / f"{_build_cache_key(info, container, image)}.json"
         found = _read_cache(file)
         if found is None:
-            found = _Probe(engine, app, container, image, EngineFacts(cpus=int(info["NCPU"]))).run()
+            found = _Probe(engine=engine, app=app, container=container, image=image, cpus=int(info["NCPU"])).run()
             _write_cache(file, found)
         findings = Findings(
             init=findings.init and found.init, default_ulimits=findings.default_ulimits and found.default_ulimits
@@ -106,21 +106,25 @@ def _use_interpreter(container: ContainerRequest, image: ImageFacts) -> Containe
 def _apply(app: AppRequest, findings: Findings) -> AppRequest:
     if findings.default_ulimits:
         return replace(app, init=findings.init)
-    containers = tuple(replace(container, ulimits=app.given_ulimits) for container in app.containers)
-    return replace(app, init=findings.init, containers=containers)
+    return replace(app, init=findings.init, containers=tuple(map(_lower_limits, app.containers)))
 
 
+def _lower_limits(container: ContainerRequest) -> ContainerRequest:
+    """Return the same container with the user's limits only."""
+    limits = container.host_config["Ulimits"]
+    given = [each for each in limits if (each["Soft"], each["Hard"]) != DEFAULT_ULIMITS.get(each["Name"])]
+    return replace(container, host_config={**container.host_config, "Ulimits": given})
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Probe:
     """One temporary container, tried with fewer features until it starts."""
 
-    def __init__(
-        self, engine: Engine, app: AppRequest, container: ContainerRequest, image: ImageFacts, facts: EngineFacts
-    ) -> None:
-        self._engine = engine
-        self._app = app
-        self._container = container
-        self._image = image
-        self._facts = facts
+    engine: Engine
+    app: AppRequest
+    container: ContainerRequest
+    image: ImageFacts
+    cpus: int
 
     def run(self) -> Findings:
         """Find what the engine supports, and raise DockerError if the container does not start at all."""
@@ -131,7 +135,7 @@ class _Probe:
                 findings = replace(findings, default_ulimits=False)
             elif "docker-init" in output and findings.init:
                 findings = replace(findings, init=False)
-            elif output and not (_NO_COMMAND in output and not self._container.runs_agent):
+            elif output and not (_NO_COMMAND in output and not self.container.runs_agent):
                 raise DockerError(self._explain(output))
             else:
                 return findings
@@ -139,37 +143,35 @@ class _Probe:
     def _try_start(self, findings: Findings) -> str:
         """Start it once, and return the error, empty if it ran well."""
         try:
-            exit_code, output = run_probe(
-                self._engine, f"{self._container.name}-image-check", self._build_body(findings)
-            )
+            exit_code, output = run_probe(self.engine, f"{self.container.name}-image-check", self._build_body(findings))
         except CannotStart as error:
             return str(error)
         if exit_code != 0:
-            if self._image.entrypoint and self._container.runs_agent and find_words(output) is None:
+            if self.image.entrypoint and self.container.runs_agent and find_words(output) is None:
                 raise DockerError(self._explain_entrypoint(output))
             return output.strip() or f"exit code {exit_code}"
-        if self._container.runs_agent:
+        if self.container.runs_agent:
             self._check_output(output)
         return ""
 
     def _build_body(self, findings: Findings) -> dict[str, Any]:
-        runs_agent = self._container.runs_agent
-        command = (self._container.command[0], "-c", _PROBE) if runs_agent else (_NO_COMMAND,)
-        app = _apply(replace(self._app, containers=(self._container,)), findings)
-        return build_probe_body(app, app.containers[0], command, image=self._image, engine=self._facts)
+        runs_agent = self.container.runs_agent
+        command = (self.container.command[0], "-c", _PROBE) if runs_agent else (_NO_COMMAND,)
+        app = _apply(replace(self.app, containers=(self.container,)), findings)
+        return build_probe_body(app, app.containers[0], command, image=self.image, cpus=self.cpus)
 
     def _explain(self, output: str) -> str:
-        container = self._container
+        container = self.container
         why = word(explain_start_failure(output, self._name, container.command[0], runs_agent=container.runs_agent))
         return f"role {container.role!r} {why}"
 
     @property
     def _name(self) -> str:
-        return self._container.base_image or self._container.image
+        return self.container.base_image or self.container.image
 
     def _explain_entrypoint(self, output: str) -> str:
         shown = f"; it printed {one_line(output)[:200]!r}" if output.strip() else ""
-        words = f" {list(self._image.entrypoint)}" if self._image.entrypoint else ""
+        words = f" {list(self.image.entrypoint)}" if self.image.entrypoint else ""
         return f"image {self._name!r} does not run the command that it is given: see its entrypoint{words}{shown}"
 
     def _check_output(self, output: str) -> None:
@@ -183,11 +185,11 @@ class _Probe:
             raise DockerError(f"image {name!r} has Python {version}; muster's agent needs Python 3.10 or newer")
         if "torch" not in found:
             raise DockerError(f"image {name!r} has Python {version} but no torch; use --image to name one with both")
-        if "muster" not in found and not self._container.bundled:
+        if "muster" not in found and not self.container.bundled:
             raise DockerError(f"image {name!r} has no muster; leave out -cfg agent=image to have the agent copied in")
 
 
-def _build_cache_key(info: Mapping[str, Any], app: AppRequest, container: ContainerRequest, image: ImageFacts) -> str:
+def _build_cache_key(info: Mapping[str, Any], container: ContainerRequest, image: ImageFacts) -> str:
     """Return a hash of everything on which the result depends."""
     env = {name: value for name, value in container.env.items() if name.startswith(("PYTHON", "PATH", "LD_"))}
     known = [
@@ -199,11 +201,8 @@ def _build_cache_key(info: Mapping[str, Any], app: AppRequest, container: Contai
         container.bundled,
         env,
         [dict(mount) for mount in container.mounts],
-        [dict(limit) for limit in container.ulimits],
-        [dict(limit) for limit in app.given_ulimits],
-        container.privileged,
         container.user,
-        dict(container.host_config),
+        select_probed(container),
     ]
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:32]
 

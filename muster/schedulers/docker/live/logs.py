@@ -2,10 +2,12 @@
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from torchx.schedulers.api import Stream
+
 from muster.schedulers.adapter.log_position import LogBroken, Position, follow_records
+from muster.schedulers.adapter.scheduler import LogRequest
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.container_state import ContainerFacts
 from muster.schedulers.docker.engine.errors import EngineUnavailable, NotFound
@@ -21,25 +23,13 @@ Frame: TypeAlias = tuple[int, Timestamp | None, bytes]
 """The number of a stream, the time of a record if it is known, and the record."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ContainerLogQuery:
-    """Selects a part of a replica's output."""
-
-    labels: dict[str, str | None]
-    """The labels of the replica's containers."""
-    stdout: bool = True
-    stderr: bool = True
-    since_s: float | None = None
-    """Seconds since the epoch, by the engine's clock."""
-    until_s: float | None = None
-
-
 class LogReader:
     """Reads one replica's output once.
 
     Args:
         engine: the one that has the containers.
-        query: what to read.
+        app_id: of the replica's app.
+        request: what to read. Times are those of the engine's clock.
         wait: returns once the app's state has changed, which follows from the engine's events, or at the latest after
             the given seconds. Output itself is pushed.
         has_ended: whether the app has ended, so that there is no further container. None: do not follow.
@@ -48,13 +38,15 @@ class LogReader:
     def __init__(
         self,
         engine: Engine,
-        query: ContainerLogQuery,
+        app_id: str,
+        request: LogRequest,
         *,
         wait: Callable[[float], None] = time.sleep,
         has_ended: Callable[[], bool] | None = None,
     ) -> None:
         self._engine = engine
-        self._query = query
+        self._request = request
+        self._labels = {Label.APP: app_id, Label.ROLE: request.role, Label.REPLICA: str(request.index)}
         self._wait = wait
         self._app_has_ended = has_ended
         self._positions: dict[str, Position] = {}
@@ -69,32 +61,28 @@ class LogReader:
         while True:
             ended = self._app_has_ended is None or self._app_has_ended()
             for container in self._containers(after=done):
-                done = int(container.labels[Label.INCARNATION])
+                done = container.incarnation
                 yield from join_lines(self._frames(container.id))
             if ended:
                 break
             self._wait(CHECK_S)
         if done < 0:
-            replica = f"{self._query.labels[Label.ROLE]}/{self._query.labels[Label.REPLICA]}"
+            replica = f"{self._request.role}/{self._request.index}"
             yield f"[muster] {replica} has no log: its containers were removed, and their output with them\n"
 
     def _containers(self, after: int) -> list[ContainerFacts]:
         try:
-            found = self._engine.list_containers(self._query.labels)
+            found = self._engine.list_containers(self._labels)
         except EngineUnavailable:
             if self._app_has_ended is None:
                 raise
             return []
-        newer = []
-        for facts in found:
-            incarnation = int(facts.labels[Label.INCARNATION])
-            if incarnation > after or (incarnation == after and facts.running):  # a person has restarted it
-                newer.append(facts)
-        return sorted(newer, key=lambda facts: int(facts.labels[Label.INCARNATION]))
+        # A person has restarted one that runs again.
+        return [each for each in found if each.incarnation > after or (each.incarnation == after and each.running)]
 
     def _frames(self, container: str) -> Iterator[Frame]:
         if self._app_has_ended is None:
-            for stream, frame in self._open(container, since_s=self._query.since_s):
+            for stream, frame in self._open(container, since_s=self._request.since_s):
                 yield stream, *split_date(frame)
         else:
             for stream, record in self._follow(container):
@@ -102,7 +90,7 @@ class LogReader:
 
     def _follow(self, container: str) -> Iterator[tuple[int, bytes]]:
         """Yield each record once, until the container has ended, through restarts of the engine."""
-        since_s = self._query.since_s
+        since_s = self._request.since_s
         since = None if since_s is None else (int(since_s), int(since_s % 1 * 1e9))
         position = self._positions.setdefault(container, Position(since))
 
@@ -119,7 +107,7 @@ class LogReader:
 
         def has_ended() -> bool:
             # One only created ends at once.
-            is_past = self._query.until_s is not None and self._app_has_ended is not None and self._app_has_ended()
+            is_past = self._request.until_s is not None and self._app_has_ended is not None and self._app_has_ended()
             return is_past or self._has_ended(container)
 
         for record in follow_records(read, has_ended, lambda: self._wait(CHECK_S), position):
@@ -138,12 +126,12 @@ class LogReader:
     def _open(self, container: str, *, since_s: float | None, follow: bool = False) -> Iterator[tuple[int, bytes]]:
         return self._engine.logs(
             container,
-            stdout=self._query.stdout,
-            stderr=self._query.stderr,
+            stdout=self._request.stream != Stream.STDERR,
+            stderr=self._request.stream != Stream.STDOUT,
             follow=follow,
             timestamps=True,
             since_s=since_s,
-            until_s=self._query.until_s,
+            until_s=self._request.until_s,
         )
 
 

@@ -4,23 +4,18 @@ The app's state keeps them for containers created later. They lie beside the app
 A workspace may be large, so it is never held in memory.
 """
 
-import fcntl
 import os
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO
 
 from muster._shared.contract import AGENT_BUNDLE_NAME
-from muster._shared.folders import remove_folder
 from muster.schedulers.docker.spec import AppRequest
 from muster.schedulers.workspace.packing import write_workspace_bundle
-
-_PACKED: Final = ".packed-"
-LOCK: Final = ".lock"
-"""In a folder of packed workspaces: locked by its process."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,14 +50,19 @@ def _list_workspaces(folder: Path, app: AppRequest) -> dict[str, Path]:
 
 
 class PackedWorkspaces:
-    """The folders that this process has packed, as files beside the state of the apps: /tmp may be in memory.
+    """The folders that this process has packed, as files without a name beside the state of the apps.
 
-    They are removed with the scheduler. A submitted app has its own. What a killed process has left goes with the next.
+    /tmp may be in memory. The kernel removes the files when the process ends, however it ends. A submitted app has its
+    own, which has a name.
     """
 
     def __init__(self) -> None:
-        self.files: dict[str, Path] = {}
-        self._folder: Path | None = None
+        self._open: dict[str, BinaryIO] = {}
+
+    @property
+    def files(self) -> Mapping[str, Path]:
+        """Key -> a path that leads to the file as long as it is open."""
+        return {key: Path(f"/proc/self/fd/{file.fileno()}") for key, file in self._open.items()}
 
     def pack(self, path: str, state_dir: Path) -> str:
         """Pack a folder and return its key, which follows from its content.
@@ -74,50 +74,27 @@ class PackedWorkspaces:
         Raises:
             BundleError: see `write_workspace_bundle`.
         """
-        if self._folder is None:
-            for left in find_left_folders(state_dir):
-                remove_folder(left, ignores_errors=True)
-            self._folder = Path(tempfile.mkdtemp(prefix=_PACKED, dir=state_dir))
-            weakref.finalize(self, _remove_folder, self._folder, _lock(self._folder / LOCK))
-        fd, name = tempfile.mkstemp(dir=self._folder)
-        with open(fd, "wb") as out:
-            digest = write_workspace_bundle(path, out)
-        key = f"workspace-{digest[:12]}.tar"
-        self.files[key] = Path(name).replace(self._folder / key)
+        with ExitStack() as undo:
+            out = undo.enter_context(_open_unnamed(state_dir))
+            key = f"workspace-{write_workspace_bundle(path, out)[:12]}.tar"
+            out.flush()
+            if key not in self._open:
+                self._open[key] = out
+                weakref.finalize(self, out.close)
+                undo.pop_all()
         return key
 
     def remove(self) -> None:
         """Remove all of them. Idempotent."""
-        if self._folder is not None:
-            remove_folder(self._folder, ignores_errors=True)
-        self.files.clear()
-        self._folder = None
+        while self._open:
+            self._open.popitem()[1].close()
 
 
-def find_left_folders(state_dir: Path) -> Iterator[Path]:
-    """Return the folders of packed workspaces whose process was killed."""
-    for folder in state_dir.glob(f"{_PACKED}*"):
-        try:
-            fd = os.open(folder / LOCK, os.O_RDWR | os.O_NOFOLLOW)
-        except OSError:
-            continue
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            continue
-        finally:
-            os.close(fd)
-        yield folder
-
-
-def _lock(path: Path) -> int:
-    """Make a file and lock it. The lock ends with the process, however it ends."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        os.replace(file.name, path)  # others find it only with its lock
-        return os.dup(file.fileno())
-
-
-def _remove_folder(folder: Path, lock: int) -> None:
-    remove_folder(folder, ignores_errors=True)
-    os.close(lock)
+def _open_unnamed(folder: Path) -> BinaryIO:
+    """Open a file without a name in a folder. It can get one, unlike `tempfile.TemporaryFile`."""
+    try:
+        fd = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError:  # not every file system can
+        fd, name = tempfile.mkstemp(dir=folder)
+        os.unlink(name)
+    return open(fd, "w+b")

@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import Final
 
 from muster.schedulers.docker import devices
-from muster.schedulers.docker.container_body import EngineFacts, ImageFacts
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.errors import Conflict, DockerError
 from muster.schedulers.docker.engine.probe import build_probe_body, find_words, run_probe
@@ -58,7 +57,7 @@ def check_gpus(engine: Engine, app: AppRequest, visible: Sequence[str]) -> list[
     reserved = _reserved_gpus(engine)
     in_use = {gpu for facts in running for gpu in facts.gpu_ids} | reserved.keys()
     try:
-        devices.assign_gpus(_count_gpus(app), visible, in_use)
+        devices.assign_gpus([container.gpus for container in app.containers], visible, in_use)
     except DockerError as error:
         # A dead supervisor's app may hold them; any command restarts it.
         holders = ", ".join(sorted({reserved[gpu] for gpu in visible if gpu in reserved}))
@@ -78,7 +77,7 @@ def reserve_gpus(engine: Engine, app: AppRequest, free: Sequence[str], undo: Exi
     Raises:
         DockerError: there are too few.
     """
-    wanted = _count_gpus(app)
+    wanted = [container.gpus for container in app.containers]
     got: list[str] = []
     for gpu in free:
         if len(got) < sum(wanted) and _reserve(engine, app, _GPU, gpu, undo):
@@ -134,10 +133,6 @@ def _reserve(engine: Engine, app: AppRequest, kind: str, thing: str, undo: ExitS
     return True
 
 
-def _count_gpus(app: AppRequest) -> list[int]:
-    return [container.gpus for container in app.containers]
-
-
 def _reserved_gpus(engine: Engine) -> dict[str, str]:
     """Return the id of a GPU -> the app that reserved it."""
     reserved = {}
@@ -155,10 +150,9 @@ def _list_ports_from(first: int) -> Iterable[int]:
 
 def _find_free_ports(engine: Engine, app: AppRequest, first_node: ContainerRequest, ports: Sequence[int]) -> list[int]:
     """Find the ports that can be bound on the engine's host, which may be another machine: a container there tries."""
-    image: ImageFacts = engine.inspect_image(first_node.image)
-    facts: EngineFacts = engine.facts()
+    image, cpus = engine.inspect_image(first_node.image), engine.count_cpus()
     command = (first_node.command[0], "-c", _FREE_PORTS, *map(str, ports))
-    body = build_probe_body(app, first_node, command, image=image, engine=facts, network=HOST_NETWORK)
+    body = build_probe_body(app, first_node, command, image=image, cpus=cpus, network=HOST_NETWORK)
     exit_code, output = run_probe(engine, f"{first_node.name}-ports", body)
     words = find_words(output)
     if exit_code != 0 or words is None:

@@ -1,6 +1,6 @@
 """What the agents write in their containers: how often they have restarted workers, a hang, the last checkpoint."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -12,8 +12,7 @@ from muster.schedulers.adapter.records import RecordReader
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.container_state import ContainerFacts
 from muster.schedulers.docker.engine.errors import DockerError
-from muster.schedulers.docker.spec import AppRequest, ContainerRequest, Label
-from muster.schedulers.docker.users import build_user_id
+from muster.schedulers.docker.spec import AppRequest, ContainerRequest, Label, build_user_id
 from muster.schedulers.failure_report import parse_attempt
 from muster.schedulers.wording.job_facts import JobFacts
 
@@ -35,14 +34,8 @@ def read_checkpoint(engine: Engine, request: ContainerRequest, container: str) -
         request: the container's.
         container: its id.
     """
-    path = request.find_run_file(LogNames.CHECKPOINT)
-    if path is None:
-        return ""
-    try:
-        content = engine.copy_out(container, path, CHECKPOINT_LIMIT_BYTES)
-    except DockerError:
-        return ""
-    return "" if content is None else content.decode(errors="replace")
+    content = _read_file(engine, request, container, LogNames.CHECKPOINT, CHECKPOINT_LIMIT_BYTES)
+    return (content or b"").decode(errors="replace")
 
 
 def record_restarts(engine: Engine, folder: Path, request: ContainerRequest, container: str) -> None:
@@ -71,11 +64,13 @@ def read_events(engine: Engine, folder: Path, details: Mapping[str, Any]) -> tup
         details: of the app's spec. They are empty after its end.
     """
     counts = {path.name: _read_number(path) for path in folder.glob(f"{_FILE_PREFIX}*")}
-    app = AppRequest.from_json(details["request"]) if details else None
+    if not details:
+        return sum(counts.values()), {}
+    app = AppRequest.from_json(details["request"])
     readers = {
         request.role: _build_reader(engine, app, request)
-        for request in (() if app is None else app.containers)
-        if app is not None and request.runs_agent and request.replica == 0
+        for request in app.containers
+        if request.runs_agent and request.replica == 0
     }
     for role, reader in readers.items():
         counts[_build_name(role)] = max(counts.get(_build_name(role), 0), reader.restarts)
@@ -100,7 +95,7 @@ def read_run_file(engine: Engine, app_id: str, key: tuple[str, int], name: str, 
     """
     labels = {Label.APP: app_id, Label.ROLE: key[0], Label.REPLICA: str(key[1]), Label.USER: build_user_id()}
     found: list[bytes] = []
-    for facts in _sort_newest_first(engine.list_containers(labels)):
+    for facts in reversed(engine.list_containers(labels)):
         folder = facts.labels.get(Label.RUN_DIR)
         content = None if folder is None else engine.copy_out(facts.id, folder + name, limit_bytes)
         if content is not None:
@@ -108,10 +103,6 @@ def read_run_file(engine: Engine, app_id: str, key: tuple[str, int], name: str, 
             if name != LogNames.EVENTS:
                 break
     return b"\n".join(reversed(found)) if found else None
-
-
-def _sort_newest_first(containers: Iterable[ContainerFacts]) -> list[ContainerFacts]:
-    return sorted(containers, key=lambda facts: int(facts.labels[Label.INCARNATION]), reverse=True)
 
 
 def _build_name(role: str) -> str:
@@ -141,18 +132,19 @@ def _build_reader(engine: Engine, app: AppRequest, request: ContainerRequest) ->
 
 def _find_newest(engine: Engine, app: AppRequest, request: ContainerRequest) -> ContainerFacts | None:
     labels = {**app.labels, Label.ROLE: request.role, Label.REPLICA: str(request.replica)}
-    found: list[ContainerFacts] = []
     with suppress(DockerError):
-        found = engine.list_containers(labels)
-    return next(iter(_sort_newest_first(found)), None)
+        return next(reversed(engine.list_containers(labels)), None)
+    return None
 
 
-def _read_file(engine: Engine, request: ContainerRequest, container: str, name: str) -> bytes | None:
+def _read_file(
+    engine: Engine, request: ContainerRequest, container: str, name: str, limit_bytes: int = RECORDS_LIMIT_BYTES
+) -> bytes | None:
     path = request.find_run_file(name)
     if path is None:
         return None
     try:
-        return engine.copy_out(container, path, RECORDS_LIMIT_BYTES)
+        return engine.copy_out(container, path, limit_bytes)
     except DockerError:
         return None
 

@@ -1,22 +1,34 @@
-"""Apps that only the engine knows: their state folder is gone (another HOME, removed by hand)."""
+"""Apps that only the engine knows, and what is left of apps.
 
-from collections.abc import Mapping, Sequence
+Their state folder is gone (another HOME, removed by hand), or their submission was killed.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
 from typing import Final
 
 from torchx.specs import AppDef, AppState, Role
 from torchx.specs.api import ReplicaStatus
 
+from muster.schedulers.adapter.scheduler import Leftover, measure_folder
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.container_state import ContainerFacts
-from muster.schedulers.docker.spec import Label
-from muster.schedulers.docker.users import build_user_id
+from muster.schedulers.docker.engine.errors import DockerError
+from muster.schedulers.docker.live import creation, submissions
+from muster.schedulers.docker.live.submissions import REGISTRY
+from muster.schedulers.docker.spec import Label, build_user_id
+from muster.schedulers.supervision.registry import AppRegistry
 from muster.schedulers.timestamps import parse_seconds
 from muster.schedulers.wording.facts import AppFacts
 from muster.schedulers.wording.reasons import Code, Reason
 
 _STOPPERS: Final = 32
-_WAITING: Final = ("created",)
+
+logger = logging.getLogger(__name__)
 
 
 def find_app(engine: Engine, app_id: str) -> list[ContainerFacts]:
@@ -74,18 +86,9 @@ def find_state(facts: ContainerFacts) -> AppState:
     """Return the state of one container."""
     if facts.running:
         return AppState.RUNNING
-    if facts.status in _WAITING:
+    if facts.status == "created":
         return AppState.PENDING
     return AppState.SUCCEEDED if facts.exit_code == 0 else AppState.FAILED
-
-
-def find_end_s(containers: Sequence[ContainerFacts]) -> float | None:
-    """Return when the last container ended, by the engine's clock in seconds since the epoch.
-
-    None if none has ended.
-    """
-    ended = (facts for facts in containers if facts.exit_code is not None and facts.finished_at)
-    return max((parse_seconds(facts.finished_at) for facts in ended), default=None)
 
 
 def build_facts(app_id: str, containers: Sequence[ContainerFacts], state_dir: str) -> AppFacts:
@@ -98,11 +101,17 @@ def build_facts(app_id: str, containers: Sequence[ContainerFacts], state_dir: st
     """
     other = find_other_state_dir(containers, state_dir)
     why = Reason(code=Code.STATE_GONE if other is None else Code.OTHER_HOME, text=other or "")
-    roles: dict[str, list[ContainerFacts]] = {}
-    for facts in containers:
-        roles.setdefault(facts.labels[Label.ROLE], []).append(facts)
-    app = AppDef(name="", roles=[Role(name=name, image="", num_replicas=len(found)) for name, found in roles.items()])
-    replicas = [each for name, found in roles.items() for each in _statuses(name, found)]
+    roles = Counter(facts.labels[Label.ROLE] for facts in containers)
+    app = AppDef(name="", roles=[Role(name=name, image="", num_replicas=count) for name, count in roles.items()])
+    replicas = [
+        ReplicaStatus(
+            id=int(facts.labels[Label.REPLICA]),
+            state=find_state(facts),
+            role=facts.labels[Label.ROLE],
+            hostname=facts.name,
+        )
+        for facts in containers
+    ]
     return AppFacts(app_id=app_id, app=app, state=find_app_state(containers), replicas=replicas, reasons=(why,))
 
 
@@ -112,16 +121,64 @@ def stop_app(engine: Engine, containers: Sequence[ContainerFacts], grace_s: floa
         list(pool.map(lambda facts: engine.stop_container(facts.id, grace_s), containers))
 
 
-def _statuses(role: str, found: Sequence[ContainerFacts]) -> list[ReplicaStatus]:
-    return [
-        ReplicaStatus(id=int(facts.labels[Label.REPLICA]), state=find_state(facts), role=role, hostname=facts.name)
-        for facts in found
-    ]
-
-
 def _list_newest(containers: Sequence[ContainerFacts]) -> list[ContainerFacts]:
     """Return the newest container of each replica, in order."""
-    newest: dict[tuple[str, int], ContainerFacts] = {}
-    for facts in sorted(containers, key=lambda each: int(each.labels[Label.INCARNATION])):
-        newest[facts.labels[Label.ROLE], int(facts.labels[Label.REPLICA])] = facts
+    newest = {(facts.labels[Label.ROLE], int(facts.labels[Label.REPLICA])): facts for facts in containers}
     return [newest[key] for key in sorted(newest)]
+
+
+def find_without_app(engine: Engine, state_dir: Path) -> Iterator[Leftover]:
+    """Find what can be removed.
+
+    Args:
+        engine: the environment's.
+        state_dir: the user's. What was submitted with another one is left out.
+    """
+    yield from _find_killed_submissions(state_dir)
+    yield from _find_lost_containers(engine, state_dir)
+
+
+def _find_killed_submissions(state_dir: Path) -> Iterator[Leftover]:
+    """Return what a command on the way to an engine has left: no supervisor knows of it."""
+    for mark in submissions.find_killed(state_dir):
+        yield Leftover(
+            name=f"{REGISTRY}://{mark.app_id}",
+            what="its submission was killed: containers, network, reservations",
+            size_bytes=measure_folder(state_dir / submissions.APPS / mark.app_id),
+            ended_s=mark.made_s,
+            remove=partial(submissions.remove_killed, state_dir, mark.app_id),
+        )
+
+
+def _find_lost_containers(engine: Engine, state_dir: Path) -> Iterator[Leftover]:
+    """Return the containers of this home's apps whose state folder is gone, and reservations without an app."""
+    try:
+        apps, remains = list_apps(engine), list_remains(engine)
+        caches = list_caches(engine)
+    except DockerError as error:
+        logger.info("%s", error)
+        return
+    # Submissions register first, then unmark.
+    known = submissions.list_submitting(state_dir) | set(AppRegistry(state_dir, REGISTRY))
+    mine = {Label.USER: build_user_id(), Label.STATE_DIR: str(state_dir)}
+
+    def build(app_id: str, what: str, ended_s: float | None = None) -> Leftover:
+        remove = partial(creation.remove_app, engine, {**mine, Label.APP: app_id})
+        return Leftover(name=f"{REGISTRY}://{app_id}", what=what, ended_s=ended_s, remove=remove)
+
+    for app_id, containers in apps.items():
+        is_other_homes = find_other_state_dir(containers, str(state_dir)) is not None
+        if not (is_other_homes or app_id in known or any(facts.running for facts in containers)):
+            ended = (facts for facts in containers if facts.exit_code is not None and facts.finished_at)
+            ended_s = max((parse_seconds(facts.finished_at) for facts in ended), default=None)
+            yield build(app_id, f"its state folder is gone: {len(containers)} containers", ended_s)
+    for app_id, labels in remains.items():
+        if app_id not in known and labels[0][Label.STATE_DIR] == str(state_dir):
+            yield build(app_id, "reservations, networks or volumes of a job that is gone")
+    for volume, created_s in caches.items():
+        yield Leftover(
+            name=f"{REGISTRY} volume {volume}",
+            what="compile caches that no container has",
+            ended_s=created_s,
+            remove=partial(engine.remove_volume, volume),
+        )

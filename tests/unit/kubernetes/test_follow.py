@@ -231,7 +231,7 @@ def test_following_begins_before_the_pod_runs(cluster, scheduler, app):
 
 def test_many_replicas_share_few_connections(cluster, scheduler, app):
     nodes = 12
-    scheduler._session._limits = ConnectionLimits(streams=4, reads=3)
+    scheduler._limits = ConnectionLimits(streams=4, reads=3)
     app_id = app(nodes=nodes)
     followers = [Follower(scheduler, app_id, k) for k in range(nodes)]
     for index in range(nodes):

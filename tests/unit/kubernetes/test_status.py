@@ -11,8 +11,8 @@ from muster._shared.records import replace
 from muster.schedulers.adapter.status import build_status
 from muster.schedulers.kubernetes.app_id import AppRef
 from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION, CANCEL_ANNOTATION
+from muster.schedulers.kubernetes.live.app import describe_stopper
 from muster.schedulers.kubernetes.live.cancelling import _build_record
-from muster.schedulers.kubernetes.live.operations import describe_stopper
 from muster.schedulers.kubernetes.live.pod_status import explain_event, find_latest_pods, read_pod
 from muster.schedulers.kubernetes.live.status import Observation, build_facts, find_submitted_s
 from muster.schedulers.kubernetes.manifests.app_annotation import encode_app
@@ -440,7 +440,7 @@ def test_of_pods_that_are_missing_the_status_says_how_long(is_refused):
     for pods, seen, age_s, began_s in (
         ([pod(0)], {}, None, 40.0),  # it may have been deleted since
         ([pod(0), pod(1, "Failed", containerStatuses=terminated(143))], {}, 33.0, None),
-        ([pod(0)], {"missing_end": "2026-01-01T00:00:35Z"}, 7.0, None),
+        ([pod(0)], {"last_end": "2026-01-01T00:00:35Z"}, 7.0, None),
         ([pod(0, created="2026-01-01T00:00:20Z"), pod(0, "Failed")], {}, None, None),  # not known
     ):
         reasons = find([some], pods, now_s=begins_s + 42, **why, **seen).reasons

@@ -928,7 +928,7 @@ def test_a_role_that_nobody_saw_end_is_not_said_to_have_succeeded(cluster, sched
     assert str(caught.value) == f"{app_id} has ended as UNKNOWN: {why}; the roles that are left have succeeded"
     assert runner.status(handle).state is AppState.UNKNOWN, "who only looks is told"
     waits.delete(app_id)
-    assert waits._session._ends == {}
+    assert waits._observer._ends == {}
     waits.close()
 
 

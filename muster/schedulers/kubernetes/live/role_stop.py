@@ -13,14 +13,11 @@ from collections.abc import Callable
 from typing import Final
 
 from muster.schedulers.errors import EngineError, SchedulerError
-from muster.schedulers.kubernetes.api.objects import Objects
-from muster.schedulers.kubernetes.app_id import AppRef
-from muster.schedulers.kubernetes.kinds import JOB
 from muster.schedulers.kubernetes.labels import read_role
-from muster.schedulers.kubernetes.live import kept_logs
+from muster.schedulers.kubernetes.live.app import App, is_cancelled, read_job_end
 from muster.schedulers.kubernetes.live.cancelling import stop_job
-from muster.schedulers.kubernetes.live.observation import list_pods
-from muster.schedulers.kubernetes.live.operations import is_cancelled, read_job_end
+from muster.schedulers.kubernetes.live.kept_logs import stop_and_keep_logs
+from muster.schedulers.kubernetes.live.pod_status import PodFact
 
 _LOOK_S: Final = 2.0
 """Between two looks at the Jobs. Each look takes one request. A watch would need a further right."""
@@ -35,20 +32,18 @@ class RoleStop:
     """Follows one app in a thread until all its Jobs have ended. Close it before the process ends.
 
     Args:
-        resources: of the cluster.
-        ref: the app, which has several Jobs.
+        app: it has several Jobs.
         notify: called with the line for the user.
     """
 
-    def __init__(self, resources: Objects, ref: AppRef, *, notify: Callable[[str], None]) -> None:
-        self._resources = resources
-        self._ref = ref
+    def __init__(self, app: App, *, notify: Callable[[str], None]) -> None:
+        self._app = app
         self._notify = notify
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self._is_over = False
         self._is_reachable = True
-        threading.Thread(target=self._follow, name=f"muster-role-stop-{ref.name}", daemon=True).start()
+        threading.Thread(target=self._follow, name=f"muster-role-stop-{app.ref.name}", daemon=True).start()
 
     def close(self) -> None:
         """Look a last time: a command that ends because a role has failed must not leave the others. Idempotent."""
@@ -71,14 +66,14 @@ class RoleStop:
         if self._is_over:
             return
         try:
-            self._is_over = stop_other_roles(self._resources, self._ref, self._notify)
+            self._is_over = _stop_other_roles(self._app, self._notify)
             self._is_reachable = True
         except (EngineError, SchedulerError) as error:
             self._is_reachable = False
-            logger.debug("%s: %s", self._ref.name, error)
+            logger.debug("%s: %s", self._app.ref.name, error)
 
 
-def stop_other_roles(resources: Objects, ref: AppRef, notify: Callable[[str], None]) -> bool:
+def _stop_other_roles(app: App, notify: Callable[[str], None]) -> bool:
     """Stop the Jobs that run if one has failed, and keep what their pods have written.
 
     Returns:
@@ -87,7 +82,7 @@ def stop_other_roles(resources: Objects, ref: AppRef, notify: Callable[[str], No
     Raises:
         EngineError, SchedulerError: the server does not answer, or refuses.
     """
-    jobs = resources.list_app(JOB, ref.namespace, ref.name)
+    jobs = app.find_parents()
     running = [job for job in jobs if read_job_end(job) is None]
     failed = [job for job in jobs if read_job_end(job) == "Failed"]
     if not running or any(map(is_cancelled, jobs)):
@@ -98,14 +93,13 @@ def stop_other_roles(resources: Objects, ref: AppRef, notify: Callable[[str], No
 
     def stop() -> None:
         for job in running:
-            stop_job(resources, ref, job)
+            stop_job(app, job)
 
-    kept_logs.stop_and_keep_logs(
-        resources.client,
-        ref,
-        lambda: [fact for fact in list_pods(resources, ref) if fact.role in roles],
-        stop,
-        notify,
+    def list_pods() -> list[PodFact]:
+        return [fact for fact in app.list_pods() if fact.role in roles]
+
+    stop_and_keep_logs(app.resources.client, app.ref, list_pods, stop, notify)
+    notify(
+        f"{app.ref.name}: role {', '.join(sorted(map(read_role, failed)))} has failed: stopped role {', '.join(roles)}"
     )
-    notify(f"{ref.name}: role {', '.join(sorted(map(read_role, failed)))} has failed: stopped role {', '.join(roles)}")
     return True

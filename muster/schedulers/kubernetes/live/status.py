@@ -22,7 +22,7 @@ from muster.schedulers.kubernetes.labels import (
     SUBMITTED_ANNOTATION,
     read_role,
 )
-from muster.schedulers.kubernetes.live.operations import (
+from muster.schedulers.kubernetes.live.app import (
     find_canceller,
     is_cancelled,
     is_suspended,
@@ -80,9 +80,8 @@ class Observation:
     lost_pod: Reason | None = None
     """The app has failed, and no pod that exists shows why: the one that is gone, and what is known of its end."""
     last_end: str = ""
-    """No pod runs: when the last one that did was deleted or evicted, as RFC 3339. It is "" if no event says it."""
-    missing_end: str = ""
-    """Some pods run, and others do not exist: when the last of those was deleted or evicted. As `last_end`."""
+    """Some pods do not exist: when the last of these, or of all if none runs, was deleted or evicted, as RFC 3339. It
+    is "" if no event says it."""
     now_s: float | None = None
     """When this was read, by this machine's clock. None: the status does not say how long pods have been missing."""
     ends: Mapping[str, str] = field(default_factory=dict)
@@ -352,7 +351,7 @@ def _find_missing_time(observation: Observation) -> tuple[float | None, float | 
     if observation.now_s is None:
         return None, None
     drained = [fact.finished for fact in find_latest_pods(observation.pods).values() if fact.is_drained]
-    since = list(filter(None, map(_parse_time, (*drained, observation.missing_end))))
+    since = list(filter(None, map(_parse_time, (*drained, observation.last_end))))
     if since:
         return observation.now_s - max(since), None
     jobs = _list_jobs(observation.parents, running=True)

@@ -1,6 +1,7 @@
-"""Operations on an existing app: find, delete, resize."""
+"""One app in a cluster: its objects, what they say of its state, and how it is deleted and resized."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -10,8 +11,10 @@ from muster.schedulers.kubernetes.api.objects import Objects
 from muster.schedulers.kubernetes.app_id import AppRef
 from muster.schedulers.kubernetes.kinds import (
     CONFIG_MAP,
+    EVENT,
     JOB,
     JOBSET,
+    POD,
     POD_GROUP_VERSIONS,
     SECRET,
     SERVICE,
@@ -27,13 +30,9 @@ from muster.schedulers.kubernetes.labels import (
     MANAGED_BY,
     read_role,
 )
-from muster.schedulers.kubernetes.live.pod_status import PodFact
+from muster.schedulers.kubernetes.live.pod_status import PodFact, read_pod
 from muster.schedulers.kubernetes.manifests.app_annotation import decode_roles
-from muster.schedulers.kubernetes.names import (
-    build_config_map_name,
-    build_secret_name,
-    build_workspace_name,
-)
+from muster.schedulers.kubernetes.names import build_config_map_name, build_secret_name, build_workspace_name
 from muster.schedulers.runner.roles import build_role_plan, find_elastic_role
 
 _POD_GROUPS: Final = tuple(
@@ -47,19 +46,51 @@ _ENDS: Final = {
 """Condition of a Job or a JobSet that has ended -> how."""
 
 
-def _list_prerequisites(app: str) -> tuple[tuple[Kind, str], ...]:
-    workspace = (SECRET, build_workspace_name(app))
-    return (SERVICE, app), (CONFIG_MAP, build_config_map_name(app)), (SECRET, build_secret_name(app)), workspace
+@dataclass(frozen=True, kw_only=True)
+class App:
+    """An app, which may not exist, and the cluster it is in."""
+
+    resources: Objects
+    ref: AppRef
+
+    def find_parents(self) -> list[dict[str, Any]]:
+        """Return the app's Jobs, or its JobSet. Return [] if it does not exist. Each of them has the AppDef."""
+        jobs = [job for job in self.resources.list_app(JOB, self.ref.namespace, self.ref.name) if not is_inner(job)]
+        if jobs:
+            return jobs
+        # Flavour `job` needs rights to Jobs only.
+        jobset = read_if_allowed(partial(self.resources.read, JOBSET, self.ref.namespace, self.ref.name), None)
+        return [] if jobset is None else [jobset]
+
+    def need_parents(self) -> list[dict[str, Any]]:
+        """Return what `find_parents` does.
+
+        Raises:
+            UnknownAppError: the app does not exist.
+        """
+        parents = self.find_parents()
+        if not parents:
+            raise UnknownAppError(f"there is no app {self.ref.name!r} in namespace {self.ref.namespace!r}")
+        return parents
+
+    def list_pods(self) -> list[PodFact]:
+        """Return all its pods, also those that have ended."""
+        return [read_pod(item) for item in self.resources.list_app(POD, self.ref.namespace, self.ref.name)]
+
+    def list_events(self, fields: str) -> list[dict[str, Any]]:
+        """Return the events of the app's namespace that match. They are kept for 1 h."""
+        return self.resources.list_all(EVENT, self.ref.namespace, fields=fields)[0]
+
+    def patch(self, parent: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+        """Apply a merge patch to one of its parents, and return that as it is then."""
+        return self.resources.patch(parse_kind(parent), self.ref.namespace, parent["metadata"]["name"], change)
+
+    def delete(self, parent: Mapping[str, Any]) -> None:
+        """Delete one of its parents, with the pods."""
+        self.resources.delete(parse_kind(parent), self.ref.namespace, parent["metadata"]["name"])
 
 
-def find_parents(resources: Objects, ref: AppRef) -> list[dict[str, Any]]:
-    """Return the app's Jobs, or its JobSet. Return [] if it does not exist. Each of them has the AppDef."""
-    ours = [job for job in resources.list_app(JOB, ref.namespace, ref.name) if not is_inner(job)]
-    if not all(map(_is_record, ours)):
-        return ours
-    # An interrupted cancel leaves both. Flavour `job` needs rights to Jobs only.
-    parent = read_if_allowed(partial(resources.read, JOBSET, ref.namespace, ref.name), None)
-    return ours if parent is None else [parent, *ours]
+# -- what a parent says -----------------------------------------------------------------------------------------------
 
 
 def is_inner(job: Mapping[str, Any]) -> bool:
@@ -93,18 +124,13 @@ def describe_stopper(parents: Sequence[Mapping[str, Any]]) -> str:
     return "its Job was suspended" if any(map(is_suspended, parents)) else ""
 
 
-def _is_record(job: Mapping[str, Any]) -> bool:
-    """Return whether this Job is the record of an app that was cancelled in its queue."""
-    return is_cancelled(job) and (job.get("spec") or {}).get("completions") == 0
-
-
 def read_job_end(job: Mapping[str, Any]) -> str | None:
     """Return how a Job ended: "Complete", "Failed" (also while its last pods still end), or None while it runs.
 
     JobSets count in the same way. The record of an app that was cancelled in its queue has no pods to complete: it
     counts as failed.
     """
-    if _is_record(job):
+    if is_cancelled(job) and (job.get("spec") or {}).get("completions") == 0:
         return "Failed"
     kinds = [condition["type"] for condition in list_conditions(job) if condition["status"] == "True"]
     return next((_ENDS[kind] for kind in kinds if kind in _ENDS), None)
@@ -115,25 +141,34 @@ def list_conditions(item: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return (item.get("status") or {}).get("conditions") or []
 
 
-def delete(resources: Objects, ref: AppRef) -> bool:
+# -- delete -----------------------------------------------------------------------------------------------------------
+
+
+def delete(app: App) -> bool:
     """Delete an app and all it owns, also what an interrupted submission left. False: nothing existed.
 
     Raises:
         RightError: the account may not delete it. Nothing was changed.
         EngineError: only a part is deleted. The line names both.
     """
-    deletion = _Deletion(resources, ref)
-    parents = find_parents(resources, ref)
+    deletion, name = _Deletion(app), app.ref.name
+    parents = app.find_parents()
     for parent in reversed(parents):
         deletion.delete(parse_kind(parent), parent["metadata"]["name"])
         deletion.check()  # a Job that stays needs what follows
     # Few accounts may list Secrets.
-    for kind, name in _list_prerequisites(ref.name):
-        if parents or _is_ours(resources, kind, ref, name):
-            deletion.delete(kind, name)
+    prerequisites = (
+        (SERVICE, name),
+        (CONFIG_MAP, build_config_map_name(name)),
+        (SECRET, build_secret_name(name)),
+        (SECRET, build_workspace_name(name)),
+    )
+    for kind, each in prerequisites:
+        if parents or _is_ours(app, kind, each):
+            deletion.delete(kind, each)
     for kind in _POD_GROUPS:  # without the right, the submission created none
-        if _is_ours(resources, kind, ref, ref.name):
-            deletion.delete(kind, ref.name)
+        if _is_ours(app, kind, name):
+            deletion.delete(kind, name)
     deletion.check(is_owned=bool(parents))
     return bool(deletion.deleted)
 
@@ -141,16 +176,15 @@ def delete(resources: Objects, ref: AppRef) -> bool:
 class _Deletion:
     """What of an app is deleted, and what is refused."""
 
-    def __init__(self, resources: Objects, ref: AppRef) -> None:
-        self._resources = resources
-        self._ref = ref
+    def __init__(self, app: App) -> None:
+        self._app = app
         self.deleted: list[str] = []
         self._refused: dict[str, ForbiddenError] = {}
 
     def delete(self, kind: Kind, name: str) -> None:
         what = f"{kind.kind.lower()}/{name}"
         try:
-            if self._resources.delete(kind, self._ref.namespace, name):
+            if self._app.resources.delete(kind, self._app.ref.namespace, name):
                 self.deleted.append(what)
         except ForbiddenError as error:
             self._refused[what] = error
@@ -170,27 +204,28 @@ class _Deletion:
         raise EngineError(f"deleted: {deleted}; {line} ({first})") from first
 
 
-def _is_ours(resources: Objects, kind: Kind, ref: AppRef, name: str) -> bool:
+def _is_ours(app: App, kind: Kind, name: str) -> bool:
     """Return whether an object that nothing else is known of belongs to the app.
 
     An empty patch changes nothing and returns the object: few accounts may read Secrets, which they may create.
     """
     try:
-        labels = resources.patch(kind, ref.namespace, name, {})["metadata"].get("labels") or {}
+        labels = app.resources.patch(kind, app.ref.namespace, name, {})["metadata"].get("labels") or {}
     except ApiError as error:
         if error.refusal.status in (403, 404):
             return False
         raise
-    return (labels.get(LABEL_MANAGED_BY), labels.get(LABEL_INSTANCE)) == (MANAGED_BY, ref.name)
+    return (labels.get(LABEL_MANAGED_BY), labels.get(LABEL_INSTANCE)) == (MANAGED_BY, app.ref.name)
 
 
-def resize(resources: Objects, ref: AppRef, pods: Iterable[PodFact], nodes: int, role_name: str | None = None) -> None:
+# -- resize -----------------------------------------------------------------------------------------------------------
+
+
+def resize(app: App, nodes: int, role_name: str | None = None) -> None:
     """Change the number of nodes of an elastic role, within the MIN:MAX of its submission.
 
     Args:
-        resources: of the cluster.
-        ref: the app.
-        pods: those it has.
+        app: of the role.
         nodes: new number.
         role_name: the role. None: the app's only elastic one.
 
@@ -198,41 +233,28 @@ def resize(resources: Objects, ref: AppRef, pods: Iterable[PodFact], nodes: int,
         SchedulerError: no such app or role, several elastic roles, not elastic, out of bounds, it has ended, or nodes
             that run would be ended before others that do not.
     """
-    parents = find_parents(resources, ref)
-    if not parents:
-        raise UnknownAppError(f"there is no app {ref.name!r} in namespace {ref.namespace!r}")
+    parents, name = app.need_parents(), app.ref.name
     roles = {label: build_role_plan(role) for label, role in decode_roles(parents[0]).items()}
-    role = find_elastic_role(ref.name, list(roles.values()), role_name, nodes)
+    role = find_elastic_role(name, list(roles.values()), role_name, nodes)
     label = next(label for label, each in roles.items() if each is role)
-    # A JobSet has all roles.
-    parent = next((parent for parent in parents if read_role(parent) == label), parents[0])
-    kind = parse_kind(parent)
-    if kind == JOB and read_role(parent) != label:
-        raise EndedAppError(f"the Job of role {role.name!r} of {ref.name!r} is gone: nothing was changed")
-    if kind == JOBSET:
-        raise SchedulerError(f"app {ref.name!r} is a {parent['kind']}, which cannot be resized; use flavor=job")
-    if kind == JOB and read_job_end(parent) is not None:
-        raise EndedAppError(f"role {role.name!r} of {ref.name!r} has ended already: nothing was changed")
-    if KUEUE_MINIMUM in (parent["metadata"].get("annotations") or {}) and not parent["spec"].get("suspend"):
+    if parse_kind(parents[0]) == JOBSET:
+        raise SchedulerError(f"app {name!r} is a JobSet, which cannot be resized; use flavor=job")
+    job = next((parent for parent in parents if read_role(parent) == label), None)
+    if job is None:
+        raise EndedAppError(f"the Job of role {role.name!r} of {name!r} is gone: nothing was changed")
+    if read_job_end(job) is not None:
+        raise EndedAppError(f"role {role.name!r} of {name!r} has ended already: nothing was changed")
+    if KUEUE_MINIMUM in (job["metadata"].get("annotations") or {}) and not is_suspended(job):
         raise SchedulerError(
-            f"role {role.name!r} of {ref.name!r} cannot be resized: Kueue admitted a part of its nodes and keeps their "
+            f"role {role.name!r} of {name!r} cannot be resized: Kueue admitted a part of its nodes and keeps their "
             "number; submit it with -cfg kueue_elastic=resize"
         )
-    _check_who_stays({fact.index for fact in pods if fact.role == label and fact.phase == "Running"}, nodes)
-    # Kubernetes changes completions only with the parallelism.
-    change = {"parallelism": nodes, "completions": nodes}
-    resources.patch(kind, ref.namespace, parent["metadata"]["name"], {"spec": change})
-
-
-def _check_who_stays(running: set[int], nodes: int) -> None:
-    """Refuse to end nodes that run while some of those that would stay do not: the job could lose all its state.
-
-    Raises:
-        SchedulerError: it would.
-    """
+    running = {fact.index for fact in app.list_pods() if fact.role == label and fact.phase == "Running"}
     absent, ended = sorted(set(range(nodes)) - running), sorted(index for index in running if index >= nodes)
-    if absent and ended:
+    if absent and ended:  # the job could lose all its state
         raise SchedulerError(
             f"a resize to {nodes} would end node {', '.join(map(str, ended))}, which runs, and keep node "
             f"{', '.join(map(str, absent))}, which does not: wait until all of these run (`muster status`)"
         )
+    # Kubernetes changes completions only with the parallelism.
+    app.patch(job, {"spec": {"parallelism": nodes, "completions": nodes}})

@@ -43,6 +43,11 @@ def build_token_key(label: str) -> str:
     return f"token-{label}"
 
 
+def build_variable_key(label: str, name: str) -> str:
+    """Return the key of a role's variable in the Secret."""
+    return f"{label}.{name}"
+
+
 def build_config_map_name(app: str) -> str:
     """Return the ConfigMap with the agent."""
     return f"{app}-bundle"

@@ -182,15 +182,16 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
         request: Request = dryrun_info.request
         if request.images_to_push:
             _load_images().push_images(request.images_to_push)
-        resources, access, namespace = self._open_place(request.options)
-        submit(resources, request, namespace=namespace, notify=_print_line)
-        ref = AppRef(namespace=namespace, name=request.name, access=access)
+        resources, access, namespace = self._open_place(request.inputs.options)
+        app = App(resources=resources, ref=AppRef(namespace=namespace, name=request.inputs.name, access=access))
+        submit(app, request, _print_line)
         if request.has_several_jobs:
-            self._role_stops.append(RoleStop(App(resources=resources, ref=ref), notify=_print_line))
-        self._submitted.add(str(ref))
+            self._role_stops.append(RoleStop(app, notify=_print_line))
+        app_id = str(app.ref)
+        self._submitted.add(app_id)
         with contextlib.suppress(OSError):  # `last` then finds no app
-            record_last_remote(find_state_dir(os.environ), self.backend, str(ref))
-        return str(ref)
+            record_last_remote(find_state_dir(os.environ), self.backend, app_id)
+        return app_id
 
     def describe_app(self, app_id: str) -> DescribeAppResponse | None:
         """Return the app's state, with reasons. Return None if it does not exist.

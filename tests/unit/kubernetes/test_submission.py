@@ -157,7 +157,7 @@ def test_what_a_killed_submission_left_is_deleted(cluster, scheduler, monkeypatc
     cluster.allowed = read_rights("pods start together")
     offer_gangs(cluster, gang)
     info = scheduler.submit_dryrun(build_app(), {})
-    name = info.request.name
+    name = info.request.inputs.name
     create = submission._create
 
     def create_until_killed(resources, attempt, document, **more):

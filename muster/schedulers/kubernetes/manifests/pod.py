@@ -38,6 +38,7 @@ from muster.schedulers.kubernetes.names import (
     NAMESPACE_VARIABLE,
     build_secret_name,
     build_token_key,
+    build_variable_key,
 )
 from muster.schedulers.naming import build_label
 from muster.schedulers.runner.roles import count_cpus
@@ -227,7 +228,7 @@ def _build_env(inputs: AppInputs, role: RoleInputs) -> list[dict[str, Any]]:
     for key, text in {**ours, **role.env}.items():
         if key not in role.secret_env:
             env.append({"name": key, "value": _insert_index(text)})
-    env += [_build_secret_variable(inputs, name, secret.key) for name, secret in role.secret_env.items()]
+    env += [_build_secret_variable(inputs, name, build_variable_key(role.label, name)) for name in role.secret_env]
     return env
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from muster.schedulers.kubernetes.kinds import NATIVE_GROUP, POD_GROUP_VERSIONS, Kind, build_document
 from muster.schedulers.kubernetes.labels import LABEL_COMPONENT, LABEL_INSTANCE
-from muster.schedulers.kubernetes.options import Options
+from muster.schedulers.kubernetes.manifests.inputs import AppInputs
 
 _VOLCANO_ANNOTATION: Final = "scheduling.k8s.io/group-name"
 
@@ -25,16 +25,13 @@ def find_native_version(kube_version: tuple[int, int]) -> str | None:
     return oldest if kube_version >= (1, 36) else None
 
 
-def add_pod_group(
-    documents: Sequence[Mapping[str, Any]], version: str, *, minimum: int, options: Options
-) -> list[dict[str, Any]]:
+def add_pod_group(documents: Sequence[Mapping[str, Any]], version: str, inputs: AppInputs) -> list[dict[str, Any]]:
     """Copy of the documents, with a PodGroup before the first Job and all Jobs' pods in it.
 
     Args:
         documents: of flavour `job`.
         version: one of `POD_GROUP_VERSIONS`.
-        minimum: pods that start together or not at all.
-        options: Volcano's PodGroup has a queue and a priority class.
+        inputs: of the app. Volcano's PodGroup has the queue and the priority class of the options.
     """
     changed = [copy.deepcopy(dict(document)) for document in documents]
     jobs = [document for document in changed if document["kind"] == "Job"]
@@ -43,10 +40,10 @@ def add_pod_group(
     native = version.startswith(NATIVE_GROUP)
     for job in jobs:
         _add_to_group(job["spec"]["template"], name, native=native)
-    spec: dict[str, Any] = {"schedulingPolicy": {"gang": {"minCount": minimum}}}
+    spec: dict[str, Any] = {"schedulingPolicy": {"gang": {"minCount": inputs.minimum}}}
     if not native:
-        given = {"queue": options.queue, "priorityClassName": options.priority_class}
-        spec = {"minMember": minimum, **{key: value for key, value in given.items() if value}}
+        given = {"queue": inputs.options.queue, "priorityClassName": inputs.options.priority_class}
+        spec = {"minMember": inputs.minimum, **{key: value for key, value in given.items() if value}}
     metadata = {"name": name, "namespace": jobs[0]["metadata"].get("namespace"), "labels": labels}
     group = build_document(Kind(api_version=version, kind="PodGroup"), metadata, spec=spec)
     first = changed.index(jobs[0])

@@ -1,8 +1,12 @@
-"""Flavour `job`: one batch/v1 Indexed Job per role and a headless Service. The cluster needs nothing installed."""
+"""The flavours: what runs the pods.
+
+`job` has one batch/v1 Indexed Job per role and a headless Service. The cluster needs nothing installed. `jobset`
+(jobset.x-k8s.io/v1alpha2) has one object for all roles. If one fails, the others are stopped.
+"""
 
 from typing import Any
 
-from muster.schedulers.kubernetes.kinds import JOB, SERVICE, build_document
+from muster.schedulers.kubernetes.kinds import JOB, JOBSET, SERVICE, build_document
 from muster.schedulers.kubernetes.labels import (
     KUEUE_ELASTIC,
     KUEUE_EQUAL,
@@ -28,21 +32,16 @@ def build_jobs(inputs: AppInputs) -> list[dict[str, Any]]:
 
 
 def _build_job(inputs: AppInputs, role: RoleInputs) -> dict[str, Any]:
-    options = inputs.options
-    spec = build_job_spec(inputs, role)
-    if options.ttl_s is not None:
-        spec["ttlSecondsAfterFinished"] = options.ttl_s
-    if options.suspend:
-        spec["suspend"] = True
+    spec = {**_build_job_spec(inputs, role), **_build_life(inputs)}
     metadata = {
         "name": build_job_name(inputs.name, role.label, "job"),
-        "labels": {**build_labels(inputs, role), **build_queue_labels(inputs)},
+        "labels": {**build_labels(inputs, role), **_build_queue_labels(inputs)},
         "annotations": _build_kueue_annotations(inputs, role),
     }
     return build_document(JOB, metadata, spec=spec)
 
 
-def build_job_spec(inputs: AppInputs, role: RoleInputs) -> dict[str, Any]:
+def _build_job_spec(inputs: AppInputs, role: RoleInputs) -> dict[str, Any]:
     """Return the spec of a role's Job, also inside a JobSet.
 
     A job of a fixed number of nodes counts failures per index as well, so that a pod can read from its annotation how
@@ -57,7 +56,7 @@ def build_job_spec(inputs: AppInputs, role: RoleInputs) -> dict[str, Any]:
         "completions": role.max_nodes,
         "parallelism": role.max_nodes,
         "podReplacementPolicy": "Failed",
-        "backoffLimit": _compute_backoff_limit(role),
+        "backoffLimit": role.role.max_retries + (role.max_nodes - role.min_nodes if role.elastic else 0),
     }
     if inputs.options.deadline_s is not None:
         spec["activeDeadlineSeconds"] = inputs.options.deadline_s  # a JobSet has none of its own
@@ -72,9 +71,38 @@ def build_job_spec(inputs: AppInputs, role: RoleInputs) -> dict[str, Any]:
     return spec
 
 
-def _compute_backoff_limit(role: RoleInputs) -> int:
-    retries: int = role.role.max_retries
-    return retries + role.max_nodes - role.min_nodes if role.elastic else retries
+def _build_life(inputs: AppInputs) -> dict[str, Any]:
+    """Return when an object begins, and when it is deleted."""
+    options = inputs.options
+    ttl = {} if options.ttl_s is None else {"ttlSecondsAfterFinished": options.ttl_s}
+    return {**ttl, "suspend": True} if options.suspend else ttl
+
+
+def build_jobset(inputs: AppInputs) -> dict[str, Any]:
+    """Return the JobSet. Our pods set restartPolicy Never: its webhook's default is OnFailure."""
+    restarts = max((role.role.max_retries for role in inputs.roles if _restarts_app(role)), default=0)
+    spec: dict[str, Any] = {
+        "network": {"enableDNSHostnames": True, "subdomain": inputs.name, "publishNotReadyAddresses": True},
+        "successPolicy": {"operator": "All"},
+        "failurePolicy": {"maxRestarts": restarts},
+        "replicatedJobs": [_build_replicated_job(inputs, role) for role in inputs.roles],
+        **_build_life(inputs),
+    }
+    metadata = {"name": inputs.name, "labels": {**build_labels(inputs), **_build_queue_labels(inputs)}}
+    return build_document(JOBSET, metadata, spec=spec)
+
+
+def _build_replicated_job(inputs: AppInputs, role: RoleInputs) -> dict[str, Any]:
+    spec = _build_job_spec(inputs, role)
+    if _restarts_app(role):
+        spec["backoffLimit"] = 0  # the JobSet restarts the app
+    template = {"metadata": {"labels": build_labels(inputs, role)}, "spec": spec}
+    return {"name": role.label, "replicas": 1, "template": template}
+
+
+def _restarts_app(role: RoleInputs) -> bool:
+    """Return whether a role without our agent, which restarts its own workers, has RetryPolicy.APPLICATION."""
+    return not role.runs_agent and str(role.role.retry_policy.value) == "APPLICATION"
 
 
 def build_service(inputs: AppInputs) -> dict[str, Any]:
@@ -83,7 +111,7 @@ def build_service(inputs: AppInputs) -> dict[str, Any]:
     return build_document(SERVICE, {"name": inputs.name, "labels": build_labels(inputs)}, spec=spec)
 
 
-def build_queue_labels(inputs: AppInputs) -> dict[str, str]:
+def _build_queue_labels(inputs: AppInputs) -> dict[str, str]:
     """Build Kueue's labels, if Kueue admits the app."""
     options = inputs.options
     if options.resolved_gang != "kueue":

@@ -7,22 +7,19 @@ layers, and it cannot pack a link to a folder.
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from torchx.specs import AppDef
-from torchx.workspace.api import walk_workspace
 
-from muster._shared.folders import remove_folder
 from muster.schedulers.docker.container_body import stream_context
 from muster.schedulers.docker.engine.client import CALL_TIMEOUT_S, Engine
 from muster.schedulers.docker.engine.errors import DockerError, one_line
 from muster.schedulers.docker.engine.sdk import DEFAULT_HOST, connect, pick_address, translate_errors
 from muster.schedulers.errors import EngineError
-from muster.schedulers.workspace.packing import DOCKERFILE, copy_workspace, write_workspace_bundle
+from muster.schedulers.workspace.packing import DOCKERFILE, write_workspace_bundle
 
-_DOCKERIGNORE: Final = ".dockerignore"
 _ROOT: Final = (0, 0)
 
 
@@ -31,7 +28,7 @@ def build_image(image: str, path: str, report: Callable[[str], None]) -> str:
 
     Args:
         image: the other image, the registry's or else the engine's own.
-        path: the folder. What its `.dockerignore` names is left out, as TorchX does.
+        path: the folder.
         report: called with each line of progress.
 
     Returns:
@@ -42,15 +39,10 @@ def build_image(image: str, path: str, report: Callable[[str], None]) -> str:
         EngineError: the build failed, and nothing of it is left. It is one line.
     """
     builder = _load_builder()
-    with ExitStack() as undo:
-        folder = tempfile.mkdtemp(prefix="muster-workspace-")
-        undo.callback(remove_folder, folder, ignores_errors=True)
-        copied, packed = Path(folder, "copied"), Path(folder, "packed")
-        copied.mkdir()
-        copy_workspace(path, str(copied))
-        _remove_ignored(copied)
+    with tempfile.TemporaryDirectory(prefix="muster-workspace-") as folder:
+        packed = Path(folder, "packed")
         with packed.open("wb") as out:
-            write_workspace_bundle(str(copied), out)
+            write_workspace_bundle(path, out)
         with _translate_errors(), closing(Engine(os.environ)) as engine:
             if not engine.is_available():
                 raise EngineError(f"image_repo needs a Docker engine, and none answers at {engine.host}")
@@ -88,23 +80,6 @@ def push_images(images: Mapping[str, Any]) -> None:
         translate_errors("push the image with the workspace", host),
     ):
         builder(docker_client=client).push_images(images)
-
-
-def _remove_ignored(folder: Path) -> None:
-    """Remove what its `.dockerignore` names, and folders without content, as TorchX does."""
-    if not (folder / _DOCKERIGNORE).exists():
-        return
-    from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]  # TorchX's own need
-
-    walked = walk_workspace(LocalFileSystem(), str(folder), _DOCKERIGNORE)
-    kept = {info["name"] for _, _, files in walked for info in files.values()}
-    for base, folders, names in os.walk(folder, topdown=False):
-        for path in (os.path.join(base, name) for name in (*names, *folders)):
-            if os.path.islink(path) or not os.path.isdir(path):
-                if path not in kept:
-                    os.unlink(path)
-            elif not os.listdir(path):
-                os.rmdir(path)
 
 
 def _load_builder() -> Any:

@@ -24,28 +24,25 @@ from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.kubernetes.api.client import Client, Clock, SystemClock
 from muster.schedulers.kubernetes.api.connection import Access
 from muster.schedulers.kubernetes.api.objects import Objects
-from muster.schedulers.kubernetes.app_id import AppRef, parse_app_id
 from muster.schedulers.kubernetes.labels import BY_CANCEL, BY_STOP, WORKSPACE_KEY, find_submitter
 from muster.schedulers.kubernetes.live import asking
-from muster.schedulers.kubernetes.live.app import App, delete, resize
-from muster.schedulers.kubernetes.live.cancelling import cancel
+from muster.schedulers.kubernetes.live.app import App, AppRef, delete, parse_app_id, resize
+from muster.schedulers.kubernetes.live.cancelling import RoleStop, cancel
 from muster.schedulers.kubernetes.live.kept_logs import forget_logs
-from muster.schedulers.kubernetes.live.logs import ConnectionLimits, NodeLog, convert_to_stamp
+from muster.schedulers.kubernetes.live.logs import ConnectionLimits, NodeLog, PodSnapshot, PodWatch
 from muster.schedulers.kubernetes.live.observation import END_STATES, Observer
-from muster.schedulers.kubernetes.live.role_stop import RoleStop
 from muster.schedulers.kubernetes.live.status import build_facts
 from muster.schedulers.kubernetes.live.submit import submit
-from muster.schedulers.kubernetes.live.watch import PodSnapshot, PodWatch
-from muster.schedulers.kubernetes.manifests.app_annotation import decode_roles
 from muster.schedulers.kubernetes.manifests.bundles import pack_workspace
+from muster.schedulers.kubernetes.manifests.pod import is_claim
 from muster.schedulers.kubernetes.manifests.request import Request, build_request
-from muster.schedulers.kubernetes.manifests.volumes import is_claim
 from muster.schedulers.kubernetes.names import NAME_LIMIT, compute_app_limit, label_roles
-from muster.schedulers.kubernetes.options import Options, declare_options, parse_options
+from muster.schedulers.kubernetes.options import Options, parse_options
 from muster.schedulers.naming import build_app_name, make_suffix
 from muster.schedulers.node_program.pipe import NodePipe
 from muster.schedulers.runner import callers
 from muster.schedulers.runner.option_parsing import StrictOpts
+from muster.schedulers.runner.option_records import declare_options
 from muster.schedulers.runner.roles import (
     BASE_IMAGE_KEY,
     describe_missing_script,
@@ -54,6 +51,7 @@ from muster.schedulers.runner.roles import (
     share_workspace,
 )
 from muster.schedulers.supervision.registry import find_last_remote, find_state_dir, record_last_remote
+from muster.schedulers.timestamps import build_timestamp
 from muster.schedulers.wording.facts import AppFacts
 from muster.schedulers.workspace.packing import DOCKERFILE, BundleError, describe_left_out
 
@@ -95,14 +93,11 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
 
     def add_options(self, opts: StrictOpts) -> None:
         """See `options.py`."""
-        declare_options(opts)
+        declare_options(opts, Options)
 
     def workspace_opts(self) -> runopts:
-        """Return no options: `declare_options` declares `image_repo` and `quiet`."""
+        """Return no options: `add_options` declares `image_repo` and `quiet`."""
         return StrictOpts(self.backend)
-
-    def _validate(self, app: AppDef, scheduler: str, cfg: Mapping[str, Any] | None = None) -> None:
-        """Check nothing: a role may lack a resource, and building the request checks everything else."""
 
     def build_workspace_and_update_role(self, role: Role, workspace: str, cfg: Mapping[str, Any]) -> None:
         """Pack the folder for the app's Secret. With `image_repo`, builds an image on top of the role's instead.
@@ -281,7 +276,7 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
             text = f"Kubernetes keeps stdout and stderr in one log: --streams {request.stream.value} is not available"
             raise SchedulerError(text)
         app = self._find(app_id)
-        roles = {role.name: (label, role) for label, role in decode_roles(app.need_parents()[0]).items()}
+        roles = app.list_roles()
         replicas = {name: role.num_replicas for name, (_, role) in roles.items()}
         check_replica(app_id, replicas, request.role, request.index)
         label, role = roles[request.role]
@@ -293,8 +288,8 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
             clock=self._clock,
             role=label,
             index=request.index,
-            since=None if request.since is None else convert_to_stamp(request.since),
-            until=None if request.until is None else convert_to_stamp(request.until),
+            since=None if request.since_s is None else build_timestamp(request.since_s),
+            until=None if request.until_s is None else build_timestamp(request.until_s),
             tail=request.follow,
             log_dir=role.env.get(Env.LOG_DIR, ""),
         )

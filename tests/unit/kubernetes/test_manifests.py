@@ -1001,15 +1001,6 @@ def test_an_invalid_app_is_one_clear_line(roles, cfg, message):
     assert "\n" not in str(caught.value)
 
 
-def test_a_name_too_long_is_refused_before_anything_is_sent():
-    with pytest.raises(
-        SchedulerError, match=r"has 60 characters; with role 'trainer' and 2 replicas, a host name has room for 47"
-    ):
-        build(agent_role(), name="a" * 60)
-    with pytest.raises(SchedulerError, match=r"with role 'trainer' and 1 replica, a host name has room for"):
-        build(agent_role(num_replicas=1), name="a" * 60)
-
-
 def test_the_appdef_comes_back_whole():
     role = agent_role(
         nodes=4,

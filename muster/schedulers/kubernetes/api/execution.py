@@ -173,7 +173,7 @@ def _open(
             )
             raise RightError(line) from error
         refusal = Refusal.parse(error.status_code, error.resp_body or b"")
-        explained = explain(refusal, verb=verb, what=what, path=path, origin=connection.origin)
+        explained = explain(refusal, verb=verb, what=what, origin=connection.origin)
         if refusal.status != 401:
             is_silent = refusal.status > 500 or _DIALS in refusal.message
             raise (Unreachable if is_silent else NotRunning)(str(explained)) from error

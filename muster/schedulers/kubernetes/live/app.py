@@ -1,14 +1,20 @@
-"""One app in a cluster: its objects, what they say of its state, and how it is deleted and resized."""
+"""One app in a cluster: its id, its objects, what they say of its state, and how it is deleted and resized.
+
+An id is `NAMESPACE:NAME`, with context and kubeconfig if the user gave them. A later command has nothing but the id, so
+the id must hold everything needed to find the app. Context and kubeconfig are percent-encoded, because ids must not
+contain a slash.
+"""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
+from urllib.parse import quote, unquote
 
 from muster.schedulers.errors import EndedAppError, EngineError, SchedulerError, UnknownAppError
+from muster.schedulers.kubernetes.api.connection import Access
 from muster.schedulers.kubernetes.api.errors import ApiError, ForbiddenError, read_if_allowed
 from muster.schedulers.kubernetes.api.objects import Objects
-from muster.schedulers.kubernetes.app_id import AppRef
 from muster.schedulers.kubernetes.kinds import (
     CONFIG_MAP,
     EVENT,
@@ -22,7 +28,6 @@ from muster.schedulers.kubernetes.kinds import (
     parse_kind,
 )
 from muster.schedulers.kubernetes.labels import (
-    BY_STOP,
     CANCEL_ANNOTATION,
     KUEUE_MINIMUM,
     LABEL_INSTANCE,
@@ -47,6 +52,38 @@ _ENDS: Final = {
 
 
 @dataclass(frozen=True, kw_only=True)
+class AppRef:
+    """An app and the cluster it is in."""
+
+    namespace: str
+    name: str
+    access: Access = field(default_factory=Access)
+
+    def __str__(self) -> str:
+        parts = [self.namespace, self.name]
+        if self.access.context or self.access.kubeconfig:
+            parts.append(quote(self.access.context or "", safe=""))
+        if self.access.kubeconfig:
+            parts.append(quote(self.access.kubeconfig, safe=""))
+        return ":".join(parts)
+
+
+def parse_app_id(app_id: str) -> AppRef:
+    """Parse an app id, `NAMESPACE:NAME[:CONTEXT[:KUBECONFIG]]`.
+
+    Raises:
+        SchedulerError: the text does not have this form.
+    """
+    parts = app_id.split(":")
+    if not 2 <= len(parts) <= 4 or not all(parts[:2]):
+        raise SchedulerError(f"app id {app_id!r} is not of the form NAMESPACE:NAME")
+    context, kubeconfig = (unquote(part) for part in (*parts[2:], "", "")[:2])
+    return AppRef(
+        namespace=parts[0], name=parts[1], access=Access(context=context or None, kubeconfig=kubeconfig or None)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class App:
     """An app, which may not exist, and the cluster it is in."""
 
@@ -59,7 +96,7 @@ class App:
         if jobs:
             return jobs
         # Flavour `job` needs rights to Jobs only.
-        jobset = read_if_allowed(partial(self.resources.read, JOBSET, self.ref.namespace, self.ref.name), None)
+        jobset = read_if_allowed(partial(self.resources.read, JOBSET, self.ref.namespace, self.ref.name))
         return [] if jobset is None else [jobset]
 
     def need_parents(self) -> list[dict[str, Any]]:
@@ -72,6 +109,10 @@ class App:
         if not parents:
             raise UnknownAppError(f"there is no app {self.ref.name!r} in namespace {self.ref.namespace!r}")
         return parents
+
+    def list_roles(self) -> dict[str, tuple[str, Any]]:
+        """Return the label and the role of the AppDef, by the role's name. Raises as `need_parents`."""
+        return {role.name: (label, role) for label, role in decode_roles(self.need_parents()[0]).items()}
 
     def list_pods(self) -> list[PodFact]:
         """Return all its pods, also those that have ended."""
@@ -112,16 +153,6 @@ def find_canceller(parents: Sequence[Mapping[str, Any]]) -> str:
     """Return the command that has cancelled an app. "": none that is known."""
     annotations = [parent["metadata"].get("annotations") or {} for parent in parents]
     return next((each[CANCEL_ANNOTATION] for each in annotations if CANCEL_ANNOTATION in each), "")
-
-
-def describe_stopper(parents: Sequence[Mapping[str, Any]]) -> str:
-    """Say what has stopped an app: "cancelled by `torchx cancel`". "": nothing that is known."""
-    by = find_canceller(parents)
-    if by:
-        return f"{'stopped' if by == BY_STOP else 'cancelled'} by `{by}`"
-    if not parents:
-        return "its Job was deleted"
-    return "its Job was suspended" if any(map(is_suspended, parents)) else ""
 
 
 def read_job_end(job: Mapping[str, Any]) -> str | None:

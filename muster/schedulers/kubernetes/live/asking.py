@@ -239,9 +239,8 @@ def _need_pod(app: App, role: str, index: int) -> PodFact:
 
 def _find_pod(app: App, role: str, index: int) -> PodFact | None:
     """Return the pod of a node that runs."""
-    parents = app.find_parents()
-    labels = [label for label, each in decode_roles(parents[0]).items() if each.name == role] if parents else []
-    pods = (pod for pod in app.list_pods() if pod.role in labels and pod.index == index)
+    label, _ = app.list_roles().get(role, (None, None))
+    pods = (pod for pod in app.list_pods() if (pod.role, pod.index) == (label, index))
     return next((pod for pod in pods if pod.phase == "Running"), None)
 
 

@@ -4,15 +4,23 @@ A deadline of 1 s ends a Job. Its pods get SIGTERM, and it stays with the pods t
 suspended, Kubernetes ignores its deadline, and a queue such as Kueue would start it later. Kueue also starts a JobSet
 again that another program has suspended. So these are deleted, and what stands for them in the queue is deleted with
 them. If nothing else of the app is left, a Job without pods keeps its record until the app is deleted.
+
+`RoleStop` stops the other roles of an app of flavour `job` that has failed, as long as the process that submitted it
+lives. Each role is a Job of its own, and no controller of Kubernetes ends a Job because another one has failed. Owner
+references act on deletion, which would take the record and the logs with it, and failure and success policies know the
+pods of one Job only. A pod that watches the others needs an account with rights that users do not have by default. And
+looking at an app must not change it. So the process that submitted the app does it: `torchx run --wait` or a pipeline.
+With `flavor=jobset` the cluster does it by itself.
 """
 
+import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from muster.schedulers.errors import EngineError
+from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.kubernetes.api.client import Clock
 from muster.schedulers.kubernetes.api.errors import ApiError, ForbiddenError, RequestError
-from muster.schedulers.kubernetes.app_id import AppRef
 from muster.schedulers.kubernetes.kinds import JOB, JOBSET, build_document, parse_kind
 from muster.schedulers.kubernetes.labels import (
     APPDEF_ANNOTATION,
@@ -21,9 +29,11 @@ from muster.schedulers.kubernetes.labels import (
     KUEUE_QUEUE,
     LABEL_COMPONENT,
     SUBMITTED_ANNOTATION,
+    read_role,
 )
-from muster.schedulers.kubernetes.live.app import App, is_cancelled, is_suspended, read_job_end
+from muster.schedulers.kubernetes.live.app import App, AppRef, is_cancelled, is_suspended, read_job_end
 from muster.schedulers.kubernetes.live.kept_logs import stop_and_keep_logs
+from muster.schedulers.kubernetes.live.pod_status import PodFact
 from muster.schedulers.kubernetes.names import CONTAINER
 
 _STOP_JOB: Final = {"activeDeadlineSeconds": 1}
@@ -31,6 +41,14 @@ _STOP_JOB: Final = {"activeDeadlineSeconds": 1}
 _LOOKS: Final = 20
 _LOOK_S: Final = 0.1
 """How often `_confirm` looks, and between two looks. The deadline itself takes up to 1 s."""
+
+_ROLES_LOOK_S: Final = 2.0
+"""Between two looks at the Jobs. Each look takes one request. A watch would need a further right."""
+
+_CLOSE_LIMIT_S: Final = 10.0
+"""How long a command that ends waits for a look in progress."""
+
+logger = logging.getLogger(__name__)
 
 
 def cancel(app: App, by: str, clock: Clock, notify: Callable[[str], None]) -> None:
@@ -72,17 +90,6 @@ def _confirm(app: App, by: str, clock: Clock, notify: Callable[[str], None]) -> 
         clock.sleep(_LOOK_S)
     names = ", ".join(job["metadata"]["name"] for job in running)
     notify(f"the cancel is recorded, and {names} has not ended within {_LOOKS * _LOOK_S:.0f} s: see `torchx status`")
-
-
-def stop_job(app: App, job: Mapping[str, Any]) -> None:
-    """Stop one Job of an app that is not cancelled: the Job fails, or is deleted if it waits in a queue.
-
-    Args:
-        app: it has other Jobs.
-        job: which.
-    """
-    if _is_queued(app.patch(job, {"spec": _STOP_JOB})):
-        app.delete(job)
 
 
 def _mark(app: App, parent: Mapping[str, Any], by: str) -> Mapping[str, Any]:
@@ -164,3 +171,84 @@ def _build_record(ref: AppRef, parent: Mapping[str, Any], by: str) -> dict[str, 
         },
     }
     return build_document(JOB, metadata, spec=spec)
+
+
+# -- the other roles of an app that has failed -------------------------------------------------------------------------
+
+
+class RoleStop:
+    """Follows one app in a thread until all its Jobs have ended. Close it before the process ends.
+
+    Args:
+        app: it has several Jobs.
+        notify: called with the line for the user.
+    """
+
+    def __init__(self, app: App, *, notify: Callable[[str], None]) -> None:
+        self._app = app
+        self._notify = notify
+        self._closed = threading.Event()
+        self._lock = threading.Lock()
+        self._is_over = False
+        self._is_reachable = True
+        threading.Thread(target=self._follow, name=f"muster-role-stop-{app.ref.name}", daemon=True).start()
+
+    def close(self) -> None:
+        """Look a last time: a command that ends because a role has failed must not leave the others. Idempotent."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        # It would hold up the command's end.
+        if self._is_reachable and self._lock.acquire(timeout=_CLOSE_LIMIT_S):
+            try:
+                self._look()
+            finally:
+                self._lock.release()
+
+    def _follow(self) -> None:
+        while not self._is_over and not self._closed.wait(_ROLES_LOOK_S):
+            with self._lock:
+                self._look()
+
+    def _look(self) -> None:
+        if self._is_over:
+            return
+        try:
+            self._is_over = _stop_other_roles(self._app, self._notify)
+            self._is_reachable = True
+        except (EngineError, SchedulerError) as error:
+            self._is_reachable = False
+            logger.debug("%s: %s", self._app.ref.name, error)
+
+
+def _stop_other_roles(app: App, notify: Callable[[str], None]) -> bool:
+    """Stop the Jobs that run if one has failed, and keep what their pods have written.
+
+    Returns:
+        Whether there is nothing more to do: all have ended or are stopped, or the app was cancelled or deleted.
+
+    Raises:
+        EngineError, SchedulerError: the server does not answer, or refuses.
+    """
+    jobs = app.find_parents()
+    running = [job for job in jobs if read_job_end(job) is None]
+    failed = [job for job in jobs if read_job_end(job) == "Failed"]
+    if not running or any(map(is_cancelled, jobs)):
+        return True
+    if not failed:
+        return False
+    roles = sorted(map(read_role, running))
+
+    def stop() -> None:
+        for job in running:
+            if _is_queued(app.patch(job, {"spec": _STOP_JOB})):  # else the Job fails
+                app.delete(job)
+
+    def list_pods() -> list[PodFact]:
+        return [fact for fact in app.list_pods() if fact.role in roles]
+
+    stop_and_keep_logs(app.resources.client, app.ref, list_pods, stop, notify)
+    notify(
+        f"{app.ref.name}: role {', '.join(sorted(map(read_role, failed)))} has failed: stopped role {', '.join(roles)}"
+    )
+    return True

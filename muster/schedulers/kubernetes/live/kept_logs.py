@@ -18,8 +18,8 @@ from typing import Final
 from muster._shared.foreign_files import read_regular
 from muster.schedulers.errors import EngineError, SchedulerError, UnsafeFolderError
 from muster.schedulers.kubernetes.api.client import Client, Stream
-from muster.schedulers.kubernetes.app_id import AppRef
 from muster.schedulers.kubernetes.kinds import POD
+from muster.schedulers.kubernetes.live.app import AppRef
 from muster.schedulers.kubernetes.live.pod_status import PodFact
 from muster.schedulers.kubernetes.names import CONTAINER
 from muster.schedulers.lines import CHUNK_BYTES, LineSplitter
@@ -36,9 +36,6 @@ _LINE_LIMIT: Final = 100_000
 
 OPEN_LIMIT_S: Final = 1.0
 """How long the stop waits for the logs to be opened."""
-
-_FIRST_LINES_LIMIT_S: Final = 0.3
-"""How long the stop waits for the first lines of the logs that are open."""
 
 ANSWER_LIMIT_S: Final = 5.0
 """How long a node may take to begin with a pod's log."""
@@ -112,14 +109,10 @@ class _Collection:
             threading.Thread(target=log.read, args=arguments, name=name, daemon=True).start()
 
     def wait_open(self) -> None:
-        """Wait a moment for the logs, and for their first lines."""
+        """Wait a moment for the logs."""
         deadline_s = time.monotonic() + OPEN_LIMIT_S
         for log in self.logs:
             log.answered.wait(max(0.0, deadline_s - time.monotonic()))
-        deadline_s = min(deadline_s, time.monotonic() + _FIRST_LINES_LIMIT_S)
-        for log in self.logs:
-            if log.answered.is_set():
-                log.begun.wait(max(0.0, deadline_s - time.monotonic()))
 
     def close(self) -> None:
         """Read no more: the app was not stopped."""
@@ -156,8 +149,6 @@ class _PodLog:
         self.is_kept = False
         """Some of it is."""
         self.answered = threading.Event()
-        self.begun = threading.Event()
-        """Its first lines are read, or there will be none."""
         self.ended = threading.Event()
         self._content = bytearray()
         self._lock = threading.Lock()
@@ -176,13 +167,11 @@ class _PodLog:
                     if self._is_closed:
                         break
                     self._add(chunk)
-                    self.begun.set()
         except (EngineError, SchedulerError) as error:
             self.error = str(error)
         finally:
             self.ended.set()
             self.answered.set()
-            self.begun.set()
 
     def close(self) -> None:
         """End the thread that reads."""

@@ -15,10 +15,9 @@ from muster.schedulers.kubernetes.api.client import Clock
 from muster.schedulers.kubernetes.api.connection import Access
 from muster.schedulers.kubernetes.api.errors import ApiError, read_if_allowed
 from muster.schedulers.kubernetes.api.objects import Objects
-from muster.schedulers.kubernetes.app_id import AppRef
 from muster.schedulers.kubernetes.kinds import JOB, JOBSET, POD, POD_GROUP_VERSIONS, Kind, parse_kind
 from muster.schedulers.kubernetes.labels import KUEUE_QUEUE, LABEL_INSTANCE, LABEL_MANAGED_BY, MANAGED_BY
-from muster.schedulers.kubernetes.live.app import App, is_inner, is_suspended, list_conditions, read_job_end
+from muster.schedulers.kubernetes.live.app import App, AppRef, is_inner, is_suspended, list_conditions, read_job_end
 from muster.schedulers.kubernetes.live.pod_status import explain_event
 from muster.schedulers.kubernetes.live.status import (
     Observation,
@@ -29,7 +28,6 @@ from muster.schedulers.kubernetes.live.status import (
     list_ends,
     list_missing_prefixes,
 )
-from muster.schedulers.timestamps import parse_timestamp
 from muster.schedulers.wording.reasons import Code, Reason
 
 _REPEATING_EVENTS: Final = (("Failed", "Error: ErrImagePull"), ("Failed", "Error: ImagePullBackOff"))
@@ -51,9 +49,8 @@ _ENDS: Final = {
     ),
     **dict.fromkeys(("FailedJobs", "ReachedMaxRestarts"), "Failed"),
 }
-"""Reason of the event by which the controller of a Job or a JobSet tells of its end -> how it ended."""
-_DEADLINE: Final = "DeadlineExceeded"
-"""As these, where the deadline is that of the submission: a cancel sets one, too."""
+"""Reason of the event by which the controller of a Job or a JobSet tells of its end -> how it ended. A deadline is none
+of them: a cancel sets one, too."""
 _LOOKS: Final = 4
 _LOOK_S: Final = 0.5
 """How often the events of an app that has just been deleted are looked at, and between two looks: they come late."""
@@ -164,9 +161,8 @@ def _find_started(resources: Objects, namespace: str) -> frozenset[str]:
     list must not read every pod. An account that may not list pods sees PENDING.
     """
     labels, fields = f"{LABEL_MANAGED_BY}={MANAGED_BY}", "status.phase!=Pending"
-    none: list[dict[str, Any]] = []
-    items = read_if_allowed(lambda: resources.list_metadata(POD, namespace, labels=labels, fields=fields), none)
-    return frozenset(str((item["metadata"].get("labels") or {}).get(LABEL_INSTANCE)) for item in items)
+    items = read_if_allowed(lambda: resources.list_metadata(POD, namespace, labels=labels, fields=fields))
+    return frozenset(str((item["metadata"].get("labels") or {}).get(LABEL_INSTANCE)) for item in items or ())
 
 
 def _observe(app: App) -> Observation | None:
@@ -181,9 +177,7 @@ def _observe(app: App) -> Observation | None:
     waiting = [fact for fact in pods if fact.phase == "Pending"]
     failed = [parent for parent in parents if parse_kind(parent) == JOB and read_job_end(parent) == "Failed"]
     needs_events = any(fact.needs_events for fact in waiting) or count_missing_pods(parents, pods) > 0
-    no_warnings: dict[str, Reason] | None = None
-    no_queue: Reason | None = None
-    warnings = read_if_allowed(lambda: _read_warnings(app), no_warnings) if needs_events else {}
+    warnings = read_if_allowed(lambda: _read_warnings(app)) if needs_events else {}
     has_ended = all(read_job_end(parent) is not None for parent in parents)
     runs = any(fact.phase == "Running" for fact in pods)
     prefixes = list_missing_prefixes(parents, pods) if runs else [f"{app.ref.name}-"]
@@ -194,7 +188,7 @@ def _observe(app: App) -> Observation | None:
         lost_pod=_explain_lost_pod(app, failed[0])
         if failed and not any(fact.phase == "Failed" for fact in pods)
         else None,
-        queue=read_if_allowed(lambda: _read_queue(app, parents[0]), no_queue) if waiting or not pods else None,
+        queue=read_if_allowed(lambda: _read_queue(app, parents[0])) if waiting or not pods else None,
         warnings=warnings or {},
         events_refused=warnings is None,
         last_end=_read_last_end(app, prefixes) if asks_end else "",
@@ -211,30 +205,20 @@ def _read_gone(app: App, parents: Sequence[Mapping[str, Any]]) -> list[dict[str,
         app: which.
         parents: as they were seen last.
     """
-    none: list[dict[str, Any]] = []
     fields = f"involvedObject.kind={parse_kind(parents[0]).kind}"
-    events = read_if_allowed(lambda: app.list_events(fields), none)
-    ends = (*_ENDS, _DEADLINE)
-    told = {(item.get("involvedObject") or {}).get("name"): item for item in events if item.get("reason") in ends}
+    events = read_if_allowed(lambda: app.list_events(fields)) or ()
+    told = {(item.get("involvedObject") or {}).get("name"): item for item in events if item.get("reason") in _ENDS}
     ended = [
         {**parent, "status": {**(parent.get("status") or {}), "conditions": [_build_condition(event)]}}
         for parent in parents
-        if (event := told.get(parent["metadata"]["name"])) is not None and _tells_end(event, parent)
+        if (event := told.get(parent["metadata"]["name"])) is not None
     ]
     return ended if len(ended) == len(parents) else []
 
 
-def _tells_end(event: Mapping[str, Any], parent: Mapping[str, Any]) -> bool:
-    """Return whether an event tells how a parent has ended, and not that a later cancel has given it a deadline."""
-    if event["reason"] != _DEADLINE:
-        return True
-    limit_s, began = parent["spec"].get("activeDeadlineSeconds"), (parent.get("status") or {}).get("startTime")
-    return bool(limit_s and began and parse_timestamp(_read_time(event))[0] >= parse_timestamp(began)[0] + limit_s)
-
-
 def _build_condition(event: Mapping[str, Any]) -> dict[str, Any]:
     reason, message = str(event["reason"]), event.get("message")
-    kind = _ENDS.get(reason, "Failed")
+    kind = _ENDS[reason]
     when = _read_time(event)
     return {"type": kind, "status": "True", "reason": reason, "message": message, "lastTransitionTime": when}
 
@@ -264,8 +248,7 @@ def _explain_lost_pod(app: App, failed: Mapping[str, Any]) -> Reason:
     After a Job's failure its controller deletes the other pods. So the cause is the last pod that was ended before.
     """
     prefixes = _list_failed_prefixes(failed)
-    no_ends: dict[str, tuple[str, Reason]] | None = None
-    ends = read_if_allowed(lambda: _read_pod_ends(app, prefixes), no_ends)
+    ends = read_if_allowed(lambda: _read_pod_ends(app, prefixes))
     if ends:
         failed_at = _find_failure_time(failed)
         before = {name: end for name, end in ends.items() if not failed_at or end[0] <= failed_at}
@@ -278,8 +261,7 @@ def _explain_lost_pod(app: App, failed: Mapping[str, Any]) -> Reason:
 
 def _read_last_end(app: App, prefixes: Sequence[str]) -> str:
     """Return when the last pod with such a name was ended, by the pods' events. "": none says so."""
-    no_ends: dict[str, tuple[str, Reason]] = {}
-    ends = read_if_allowed(lambda: _read_pod_ends(app, prefixes), no_ends)
+    ends = read_if_allowed(lambda: _read_pod_ends(app, prefixes)) or {}
     time = max((time for time, _ in ends.values()), default="")
     return f"{time}Z" if time else ""
 
@@ -329,8 +311,7 @@ def _read_kueue(app: App, parent: Mapping[str, Any], queue: str) -> Reason | Non
     if not versions:
         return None
     workloads = Kind(api_version=versions[0], kind="Workload")
-    none: list[dict[str, Any]] | None = None
-    items = read_if_allowed(lambda: app.resources.list_all(workloads, app.ref.namespace)[0], none)
+    items = read_if_allowed(lambda: app.resources.list_all(workloads, app.ref.namespace)[0])
     if items is None:
         return Reason(code=Code.QUEUE_HIDDEN, queue=queue, what=workloads.resource)
     uid = parent["metadata"].get("uid")

@@ -4,7 +4,6 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 from muster.schedulers.errors import EngineError, SchedulerError
@@ -14,19 +13,19 @@ from muster.schedulers.kubernetes.api.objects import Objects
 from muster.schedulers.kubernetes.kinds import (
     JOB,
     JOBSET,
+    NATIVE_GROUP,
     PARENT_KINDS,
     POD,
     POD_GROUP_VERSIONS,
     VOLCANO_GROUP,
+    VOLCANO_POD_GROUP_VERSION,
     VOLCANO_QUEUE,
     Kind,
-    build_owner_reference,
     parse_kind,
 )
-from muster.schedulers.kubernetes.labels import SUBMISSION_ANNOTATION
 from muster.schedulers.kubernetes.live.app import App
 from muster.schedulers.kubernetes.manifests.features import ABSENCES
-from muster.schedulers.kubernetes.manifests.pod_group import add_pod_group
+from muster.schedulers.kubernetes.manifests.jobs import add_pod_group
 from muster.schedulers.kubernetes.manifests.request import Additions, Request, complete_documents
 from muster.schedulers.kubernetes.schema import check_version
 from muster.schedulers.naming import make_secret
@@ -39,16 +38,20 @@ _SEVERAL_ROLES: Final = (
 _ABSENCES: Final = {
     JOBSET.kind: f"JobSet is not installed in this cluster ({JOBSET.api_version}); install it, or use flavor=job, "
     "which does not need it",
+    **dict.fromkeys(
+        POD_GROUP_VERSIONS[NATIVE_GROUP], "this cluster has no native PodGroups; use gang=none or gang=auto"
+    ),
+    VOLCANO_POD_GROUP_VERSION: "Volcano is not installed in this cluster; use gang=none or gang=auto",
     **ABSENCES,
 }
-"""What is said if the cluster does not have a kind that a request needs."""
+"""Kind, or version of a PodGroup -> what is said if the cluster does not have it and a request needs it."""
 
 
 def submit(app: App, request: Request, notify: Callable[[str], None]) -> None:
     """Create all objects of a request, or none.
 
     Creates the prerequisites first, then the parents, and then makes these their owners, so that they go with the last
-    of them. After a failure or an interrupt, deletes the objects created so far, found by label.
+    of them. After a failure or an interrupt, deletes the objects created so far.
 
     Args:
         app: its namespace is that of the objects.
@@ -59,130 +62,104 @@ def submit(app: App, request: Request, notify: Callable[[str], None]) -> None:
         SchedulerError, EngineError: one line that says what to do.
     """
     with raise_dropped_interrupts():
-        submission = _prepare(app, request, notify)
+        documents = _prepare(app, request, notify)
+    attempted: list[dict[str, Any]] = []
     with ExitStack() as undo:
-        undo.callback(_roll_back, submission, notify)
+        undo.callback(_roll_back, app, attempted, notify)
         with raise_dropped_interrupts():
-            _create_all(submission)
+            _create_all(app, documents, attempted)
         undo.pop_all()
     if request.has_several_jobs:
         notify(_SEVERAL_ROLES)
 
 
-def _prepare(app: App, request: Request, notify: Callable[[str], None]) -> "_Submission":
+def _prepare(app: App, request: Request, notify: Callable[[str], None]) -> list[dict[str, Any]]:
     """Check whether the cluster can run the request, and complete its documents. This changes nothing."""
     resources = app.resources
     check_version(resources.read_version(), elastic=request.inputs.elastic, source="the server")
     for kind in (JOB, POD):  # or nothing created could be seen
         resources.list_app(kind, app.ref.namespace, app.ref.name)
-    _check_kinds(app.resources, request)
+    _check_kinds(resources, request)
     _check_queue(app, request)
-    submission_id = os.urandom(8).hex()
     additions = Additions(
         namespace=app.ref.namespace,
         secret=make_secret(),
-        submission_id=submission_id,
+        submission_id=os.urandom(8).hex(),
         pod_group_version=_find_pod_group_version(app, request, notify),
     )
     documents = complete_documents(request, additions)
     if request.inputs.options.validate_spec:
         for document in documents:
             resources.create(document, dry_run=True)
-    return _Submission(app=app, submission_id=submission_id, documents=documents)
+    return documents
 
 
-@dataclass(kw_only=True)
-class _Submission:
-    """A submission in progress."""
-
-    app: App
-    submission_id: str
-    documents: Sequence[dict[str, Any]]
-    attempted: list[dict[str, Any]] = field(default_factory=list)
-    """Documents that this submission created or may have created: the server did not refuse them."""
-
-
-def _create_all(submission: _Submission) -> None:
+def _create_all(app: App, documents: Sequence[dict[str, Any]], attempted: list[dict[str, Any]]) -> None:
     """Create all documents. What the Jobs share belongs to all of them: the cluster deletes it with the last one.
 
     No Job owns another: each can be deleted after its own end (`ttl_s`) while others run.
+
+    Args:
+        app: whose.
+        documents: in the order of creation.
+        attempted: gets those that are created, or may be: the server did not refuse them.
     """
     owners: list[dict[str, Any]] = []
     shared: list[dict[str, Any]] = []
-    for document in submission.documents:
+    for document in documents:
         is_owner = document["kind"] in PARENT_KINDS
-        created = _create(submission, document, needs_uid=is_owner)
+        created = _create(app, document, attempted, needs_uid=is_owner)
         if is_owner:
-            owner = {**document, "metadata": {**document["metadata"], "uid": created["metadata"]["uid"]}}
-            owners.append(build_owner_reference(owner))
+            owner = {"apiVersion": document["apiVersion"], "kind": document["kind"], "name": _name(document)}
+            uid = created["metadata"]["uid"]
+            # To block the deletion would need a further right.
+            owners.append({**owner, "uid": uid, "controller": False, "blockOwnerDeletion": False})
         else:
             shared.append(document)
     for document in shared:
-        metadata = document["metadata"]
         change = {"metadata": {"ownerReferences": owners}}
-        submission.app.resources.patch(parse_kind(document), metadata["namespace"], metadata["name"], change)
+        app.resources.patch(parse_kind(document), app.ref.namespace, _name(document), change)
 
 
-def _create(submission: _Submission, document: dict[str, Any], *, needs_uid: bool) -> dict[str, Any]:
+def _create(app: App, document: dict[str, Any], attempted: list[dict[str, Any]], *, needs_uid: bool) -> dict[str, Any]:
     """Create one document. Records it before the first request, whose response may be lost."""
-    submission.attempted.append(document)
+    attempted.append(document)
     try:
-        return submission.app.resources.create(document, needs_uid=needs_uid)
+        return app.resources.create(document, needs_uid=needs_uid)
     except (ApiError, RequestError) as error:
         if not error.refusal.maybe_done:
-            submission.attempted.pop()
+            attempted.pop()
         raise
 
 
-def _roll_back(submission: _Submission, notify: Callable[[str], None]) -> None:
+def _roll_back(app: App, attempted: Sequence[dict[str, Any]], notify: Callable[[str], None]) -> None:
     """Delete what this submission created, also where responses were lost. Reports errors, does not raise them."""
-    kinds = list(dict.fromkeys(parse_kind(document) for document in reversed(submission.documents)))
-    removed: set[Kind] = set()
+    left: list[dict[str, Any]] = []
     first: EngineError | SchedulerError | None = None
-    for kind in kinds:
-        error = _delete_own(submission, kind)
-        if error is None:
-            removed.add(kind)
-        first = first or error
-        if isinstance(error, Unreachable):
-            break  # each further kind would wait as long
-    left = [document for document in submission.attempted if parse_kind(document) not in removed]
+    for document in reversed(attempted):
+        if not isinstance(first, Unreachable):  # each further one would wait as long
+            try:
+                app.resources.delete(parse_kind(document), app.ref.namespace, _name(document))
+                continue
+            except (EngineError, SchedulerError) as error:
+                first = first or error
+        left.append(document)
     if left:
-        names = " ".join(f"{parse_kind(document).resource}/{document['metadata']['name']}" for document in left)
-        command = f"kubectl -n {submission.app.ref.namespace} delete {names}"
+        names = " ".join(f"{parse_kind(document).resource}/{_name(document)}" for document in reversed(left))
+        command = f"kubectl -n {app.ref.namespace} delete {names}"
         notify(f"some created objects could not be removed ({first}); to remove them, run: {command}")
 
 
-def _delete_own(submission: _Submission, kind: Kind) -> EngineError | SchedulerError | None:
-    """Delete this submission's objects of a kind. Returns the error, so that the caller goes on with other kinds."""
-    try:
-        for name in _list_own(submission, kind):
-            submission.app.resources.delete(kind, submission.app.ref.namespace, name)
-    except (EngineError, SchedulerError) as error:
-        return error
-    return None
-
-
-def _list_own(submission: _Submission, kind: Kind) -> list[str]:
-    """Return the names of this submission's objects of a kind.
-
-    If it may not list the kind, return the names of the objects that it attempted to create.
-    """
-    try:
-        items = submission.app.resources.list_app(kind, submission.app.ref.namespace, submission.app.ref.name)
-    except ForbiddenError:
-        return [document["metadata"]["name"] for document in submission.attempted if parse_kind(document) == kind]
-    return [
-        item["metadata"]["name"]
-        for item in items
-        if item["metadata"].get("annotations", {}).get(SUBMISSION_ANNOTATION) == submission.submission_id
-    ]
+def _name(document: Mapping[str, Any]) -> str:
+    name: str = document["metadata"]["name"]
+    return name
 
 
 def _check_kinds(resources: Objects, request: Request) -> None:
     for kind in map(parse_kind, request.documents):
-        if kind.kind in _ABSENCES and not resources.has_kind(kind):
-            raise EngineError(_ABSENCES[kind.kind])
+        absence = _ABSENCES.get(kind.kind) or _ABSENCES.get(kind.api_version)
+        if absence is not None and not resources.has_kind(kind):
+            raise EngineError(absence)
 
 
 def _check_queue(app: App, request: Request) -> None:
@@ -246,5 +223,5 @@ def _may_create(resources: Objects, document: Mapping[str, Any]) -> bool:
     except ForbiddenError:
         return False
     except (ApiError, RequestError):
-        return True
+        pass
     return True

@@ -20,7 +20,6 @@ from muster.schedulers.kubernetes.names import (
     build_job_name,
     build_token_key,
     build_variable_key,
-    check_names,
     label_roles,
 )
 from muster.schedulers.kubernetes.options import Options
@@ -145,7 +144,6 @@ def build_inputs(
     )
     inputs = AppInputs(name=name, app=app, roles=roles, options=options, submitter=submitter)
     check_version(options.schema_version, elastic=inputs.elastic, source="kube_version")
-    check_names(name, [(role.role.name, role.label, role.max_nodes) for role in roles], options.flavor)
     return inputs
 
 

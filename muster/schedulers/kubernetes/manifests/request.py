@@ -22,10 +22,14 @@ from muster.schedulers.kubernetes.manifests.bundles import (
 from muster.schedulers.kubernetes.manifests.dry_run import render_request
 from muster.schedulers.kubernetes.manifests.features import build_feature_objects
 from muster.schedulers.kubernetes.manifests.inputs import AppInputs, build_inputs
-from muster.schedulers.kubernetes.manifests.jobs import build_jobs, build_jobset, build_service
-from muster.schedulers.kubernetes.manifests.pod import build_labels
-from muster.schedulers.kubernetes.manifests.pod_group import add_pod_group, find_native_version
-from muster.schedulers.kubernetes.manifests.volumes import needs_agent
+from muster.schedulers.kubernetes.manifests.jobs import (
+    add_pod_group,
+    build_jobs,
+    build_jobset,
+    build_service,
+    find_native_version,
+)
+from muster.schedulers.kubernetes.manifests.pod import build_labels, needs_agent
 from muster.schedulers.kubernetes.names import build_config_map_name, build_secret_name, build_workspace_name
 from muster.schedulers.kubernetes.options import parse_options
 from muster.schedulers.kubernetes.schema import check_document

@@ -13,7 +13,7 @@ from muster.schedulers.adapter.log_position import Position
 from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.kubernetes.api.connection import Access
 from muster.schedulers.kubernetes.api.errors import Refusal, explain
-from muster.schedulers.kubernetes.live import kept_logs
+from muster.schedulers.kubernetes.live import kept_logs, logs
 from muster.schedulers.kubernetes.live.app import App, AppRef, parse_app_id
 from muster.schedulers.kubernetes.live.kept_logs import LOG_LIMIT_BYTES, stop_and_keep_logs
 from muster.schedulers.kubernetes.live.logs import (
@@ -161,21 +161,12 @@ def test_a_pod_has_run_although_the_watch_lags_behind_the_end_of_the_app():
         assert watch.get("u").phase == "Succeeded"
 
 
-def test_readers_ask_at_most_every_two_seconds_whether_the_app_has_ended():
+def test_readers_ask_at_most_every_two_seconds_whether_the_app_has_ended(monkeypatch):
     """They asked at every change of any pod, each."""
 
-    class Hands:
-        def __init__(self):
-            self.seconds = 0.0
-
-        def now_s(self):
-            return self.seconds
-
-        def sleep(self, seconds):
-            raise AssertionError(seconds)
-
-    checks, clock = [], Hands()
-    watch = PodWatch(build_app(None), check_ended=lambda: bool(checks.append(clock.seconds)), clock=clock)
+    checks, clock = [], SimpleNamespace(seconds=0.0)
+    monkeypatch.setattr(logs, "time", SimpleNamespace(monotonic=lambda: clock.seconds))
+    watch = PodWatch(build_app(None), check_ended=lambda: bool(checks.append(clock.seconds)))
     for step in range(50):
         clock.seconds = step / 10
         assert watch.has_app_ended() is False

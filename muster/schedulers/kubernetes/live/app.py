@@ -182,11 +182,22 @@ def delete(app: App) -> bool:
         RightError: the account may not delete it. Nothing was changed.
         EngineError: only a part is deleted. The line names both.
     """
-    deletion, name = _Deletion(app), app.ref.name
+    name = app.ref.name
+    deleted: list[str] = []
+    refused: dict[str, ForbiddenError] = {}
+
+    def remove(kind: Kind, each: str) -> None:
+        what = f"{kind.kind.lower()}/{each}"
+        try:
+            if app.resources.delete(kind, app.ref.namespace, each):
+                deleted.append(what)
+        except ForbiddenError as error:
+            refused[what] = error
+
     parents = app.find_parents()
     for parent in reversed(parents):
-        deletion.delete(parse_kind(parent), parent["metadata"]["name"])
-        deletion.check()  # a Job that stays needs what follows
+        remove(parse_kind(parent), parent["metadata"]["name"])
+        _check_refused(deleted, refused)  # a Job that stays needs what follows
     # Few accounts may list Secrets.
     prerequisites = (
         (SERVICE, name),
@@ -196,43 +207,26 @@ def delete(app: App) -> bool:
     )
     for kind, each in prerequisites:
         if parents or _is_ours(app, kind, each):
-            deletion.delete(kind, each)
+            remove(kind, each)
     for kind in _POD_GROUPS:  # without the right, the submission created none
         if _is_ours(app, kind, name):
-            deletion.delete(kind, name)
-    deletion.check(is_owned=bool(parents))
-    return bool(deletion.deleted)
+            remove(kind, name)
+    _check_refused(deleted, refused, is_owned=bool(parents))
+    return bool(deleted)
 
 
-class _Deletion:
-    """What of an app is deleted, and what is refused."""
-
-    def __init__(self, app: App) -> None:
-        self._app = app
-        self.deleted: list[str] = []
-        self._refused: dict[str, ForbiddenError] = {}
-
-    def delete(self, kind: Kind, name: str) -> None:
-        what = f"{kind.kind.lower()}/{name}"
-        try:
-            if self._app.resources.delete(kind, self._app.ref.namespace, name):
-                self.deleted.append(what)
-        except ForbiddenError as error:
-            self._refused[what] = error
-
-    def check(self, *, is_owned: bool = False) -> None:
-        """Raise if something was refused. `is_owned`: what was deleted owns it, so that the cluster collects it."""
-        if not self._refused:
-            return
-        first = next(iter(self._refused.values()))
-        if not self.deleted:
-            raise first
-        refused, deleted = ", ".join(self._refused), ", ".join(self.deleted)
-        if is_owned:
-            line = f"the cluster removes what it owned; this account may not delete {refused} itself"
-        else:
-            line = f"not deleted: {refused}"
-        raise EngineError(f"deleted: {deleted}; {line} ({first})") from first
+def _check_refused(deleted: Sequence[str], refused: Mapping[str, ForbiddenError], *, is_owned: bool = False) -> None:
+    """Raise if something was refused. `is_owned`: what was deleted owns it, so that the cluster collects it."""
+    if not refused:
+        return
+    first = next(iter(refused.values()))
+    if not deleted:
+        raise first
+    if is_owned:
+        line = f"the cluster removes what it owned; this account may not delete {', '.join(refused)} itself"
+    else:
+        line = f"not deleted: {', '.join(refused)}"
+    raise EngineError(f"deleted: {', '.join(deleted)}; {line} ({first})") from first
 
 
 def _is_ours(app: App, kind: Kind, name: str) -> bool:

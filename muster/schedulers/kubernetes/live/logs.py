@@ -6,6 +6,7 @@ and stderr were written slightly out of order.
 """
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Final
 from muster._shared.contract import Env
 from muster.schedulers.adapter.log_position import Position
 from muster.schedulers.errors import EngineError, SchedulerError
-from muster.schedulers.kubernetes.api.client import Client, Clock, SystemClock
+from muster.schedulers.kubernetes.api.client import Client, Clock
 from muster.schedulers.kubernetes.api.errors import ApiError, RequestError, Unreachable
 from muster.schedulers.kubernetes.api.objects import WatchExpired
 from muster.schedulers.kubernetes.kinds import POD
@@ -81,15 +82,13 @@ class PodWatch(PodSnapshot):
     Args:
         app: whose.
         check_ended: reads from the cluster whether the app has ended.
-        clock: monotonic time. Default: the machine's.
     """
 
-    def __init__(self, app: App, *, check_ended: Callable[[], bool], clock: Clock | None = None) -> None:
+    def __init__(self, app: App, *, check_ended: Callable[[], bool]) -> None:
         super().__init__()
         self._app = app
         self._labels = f"{LABEL_INSTANCE}={app.ref.name}"
         self._check_ended = check_ended
-        self._clock: Clock = clock or SystemClock()
         self._ended = False
         self._checked_s: float | None = None
         self._changed = threading.Condition()
@@ -141,7 +140,7 @@ class PodWatch(PodSnapshot):
         """
         if not self._ended and self._checking.acquire(blocking=False):
             try:
-                now_s = self._clock.now_s()
+                now_s = time.monotonic()
                 if self._checked_s is None or now_s - self._checked_s >= _CHECK_S:
                     self._checked_s = now_s
                     ended = self._check_ended()

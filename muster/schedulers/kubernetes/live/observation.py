@@ -85,8 +85,9 @@ class Observer:
         last, names = self._unended.get(ref), [parent["metadata"]["name"] for parent in observation.parents]
         # `ttl_s` has deleted them since the last look, while others are left.
         gone = [] if last is None else [each for each in last.parents if each["metadata"]["name"] not in names]
-        self._note_ends(ref, [*observation.parents, *(ended for each in gone for ended in _read_gone(app, [each]))])
-        observation = replace(observation, ends=self._ends[ref], ran_before=ref in self._ran)
+        ended = [parent for each in gone for parent in _read_gone(app, [each])]
+        ends = self._note_ends(ref, [*observation.parents, *ended])
+        observation = replace(observation, ends=ends, ran_before=ref in self._ran)
         if has_run(observation):
             self._ran.add(ref)
         state = decide_state(observation)
@@ -96,8 +97,10 @@ class Observer:
             self._unended[ref] = observation
         return observation, state
 
-    def _note_ends(self, ref: AppRef, parents: Sequence[Mapping[str, Any]]) -> None:
-        self._ends[ref] = {**self._ends.get(ref, {}), **list_ends(parents)}
+    def _note_ends(self, ref: AppRef, parents: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+        """Return how Jobs have ended that were seen to end, now or before."""
+        ends = self._ends[ref] = {**self._ends.get(ref, {}), **list_ends(parents)}
+        return ends
 
     def _find_gone(self, app: App) -> Observation | None:
         """Return the end of an app that `ttl_s` has deleted before it was seen. None: it is not known."""
@@ -121,8 +124,8 @@ class Observer:
 
     def decide_state(self, ref: AppRef, parents: Sequence[dict[str, Any]]) -> AppState:
         """Return the state without the pods. It does not distinguish an app that runs from one that waits."""
-        self._note_ends(ref, parents)
-        return decide_state(Observation(parents=parents, pods=(), ends=self._ends[ref], ran_before=ref in self._ran))
+        ends = self._note_ends(ref, parents)
+        return decide_state(Observation(parents=parents, pods=(), ends=ends, ran_before=ref in self._ran))
 
     def list_apps(self, resources: Objects, access: Access, namespace: str) -> list[ListAppResponse]:
         """Return the apps of a namespace."""

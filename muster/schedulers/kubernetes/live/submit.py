@@ -26,7 +26,7 @@ from muster.schedulers.kubernetes.kinds import (
 from muster.schedulers.kubernetes.live.app import App
 from muster.schedulers.kubernetes.manifests.features import ABSENCES
 from muster.schedulers.kubernetes.manifests.jobs import add_pod_group
-from muster.schedulers.kubernetes.manifests.request import Additions, Request, complete_documents
+from muster.schedulers.kubernetes.manifests.request import Request, complete_documents
 from muster.schedulers.kubernetes.schema import check_version
 from muster.schedulers.naming import make_secret
 
@@ -81,13 +81,13 @@ def _prepare(app: App, request: Request, notify: Callable[[str], None]) -> list[
         resources.list_app(kind, app.ref.namespace, app.ref.name)
     _check_kinds(resources, request)
     _check_queue(app, request)
-    additions = Additions(
+    documents = complete_documents(
+        request,
         namespace=app.ref.namespace,
         secret=make_secret(),
         submission_id=os.urandom(8).hex(),
         pod_group_version=_find_pod_group_version(app, request, notify),
     )
-    documents = complete_documents(request, additions)
     if request.inputs.options.validate_spec:
         for document in documents:
             resources.create(document, dry_run=True)

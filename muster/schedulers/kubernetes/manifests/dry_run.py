@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from muster._shared.contract import TOKEN_PLACEHOLDER
 from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION
-from muster.schedulers.kubernetes.manifests.inputs import SECRET_ARGUMENT
+from muster.schedulers.kubernetes.manifests.inputs import SECRET_ARGUMENT, AppInputs
 from muster.schedulers.secret_variables import MASK, is_secret, mask_args
 
 _FILE_FIELDS: Final = ("binaryData", "data")
@@ -27,29 +27,22 @@ _CREATE: Final = "# For kubectl create -f FILE, or apply --server-side -f FILE: 
 _PLACEHOLDERS: Final = "# Placeholders. Put values in: sed -i {expressions} FILE\n"
 
 
-def render_request(
-    documents: Sequence[Mapping[str, Any]],
-    *,
-    additions: Sequence[str],
-    token_keys: Sequence[str],
-    secret_keys: Sequence[str],
-    full: bool,
-) -> str:
+def render_request(documents: Sequence[Mapping[str, Any]], inputs: AppInputs, additions: Sequence[str]) -> str:
     """Print the documents as one YAML stream, in the order of creation, with placeholders for the values of our Secret.
 
     Args:
         documents: plain dicts.
+        inputs: what they were built from.
         additions: what a submission adds.
-        token_keys: keys of tokens in our Secret.
-        secret_keys: the Secret's other keys, of variables.
-        full: print the files whole.
     """
+    full = inputs.options.dryrun == "full"
     heading = "".join(f"# {line}\n" for line in ("A submission adds:", *(f"  {text}" for text in additions)))
     heading += _CREATE if full else _SUMMARY
     secrets: list[str] = []
     masked = [_mask(document, secrets) for document in documents]
     heading += "".join(f"# {_WHOLE}: {each}\n" for each in dict.fromkeys(secrets)) if full else ""
-    values = {key: TOKEN_PLACEHOLDER.format(key=key) for key in token_keys} | {key: f"<{key}>" for key in secret_keys}
+    values = {key: TOKEN_PLACEHOLDER.format(key=key) for key in inputs.token_roles}
+    values |= {key: f"<{key}>" for key in inputs.secret_values}
     return heading + "---\n".join(_render(each, values, full=full) for each in (documents if full else masked))
 
 

@@ -3,10 +3,9 @@
 `job` has one batch/v1 Indexed Job per role and a headless Service. The cluster needs nothing installed. `jobset`
 (jobset.x-k8s.io/v1alpha2) has one object for all roles. If one fails, the others are stopped.
 
-Gang scheduling for flavour `job` without Kueue: a PodGroup, Kubernetes' own or Volcano's.
-
-Volcano finds a pod's PodGroup by the annotation in all its releases, and reads the fields that we write in those since
-0.4. It orders jobs by the PodGroup's priority class, and not by the pods'.
+Without Kueue, a PodGroup lets the pods of flavour `job` start together: Kubernetes' own, or Volcano's. Volcano finds a
+pod's PodGroup by the annotation in all its releases, and reads the fields that we write in those since 0.4. It orders
+jobs by the PodGroup's priority class, and not by the pods'.
 
 Source: volcano-sh/volcano, pkg/scheduler/api/job_info.go and pkg/scheduler/cache/cache.go, read at v0.4.2 to v1.15.1.
 """
@@ -47,7 +46,7 @@ _VOLCANO_ANNOTATION: Final = "scheduling.k8s.io/group-name"
 
 
 def build_jobs(inputs: AppInputs) -> list[dict[str, Any]]:
-    """Return one Job per role. The first owns all other objects once it exists."""
+    """Return one Job per role."""
     return [_build_job(inputs, role) for role in inputs.roles]
 
 

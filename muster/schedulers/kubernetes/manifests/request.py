@@ -82,13 +82,7 @@ class Request:
         return added
 
     def __str__(self) -> str:
-        return render_request(
-            self.documents,
-            additions=self.describe_additions(),
-            token_keys=list(self.inputs.token_roles),
-            secret_keys=list(self.inputs.secret_values),
-            full=self.inputs.options.dryrun == "full",
-        )
+        return render_request(self.documents, self.inputs, self.describe_additions())
 
 
 def build_request(
@@ -123,7 +117,7 @@ def build_request(
         _set_namespace(document, options.namespace)
         check_document(document, options.schema_version)
     request = Request(inputs=inputs, documents=tuple(documents), images_to_push=images_to_push or {})
-    for document in complete_documents(request, _LARGEST_ADDITIONS):
+    for document in complete_documents(request, namespace="n" * 63, secret="0" * 64, submission_id="0" * 16):
         _check_size(document)
     return request
 
@@ -188,36 +182,29 @@ def _set_namespace(document: dict[str, Any], namespace: str | None) -> None:
 # -- what only the submission knows -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class Additions:
-    """What a submission adds to the documents of a request."""
+def complete_documents(
+    request: Request, *, namespace: str, secret: str, submission_id: str, pod_group_version: str | None = None
+) -> list[dict[str, Any]]:
+    """Copy of the request's documents, ready to send. The owner's uid is known only once it exists.
 
-    namespace: str
-    secret: str = field(repr=False)
-    """The app's, from which the tokens of its roles follow."""
-    submission_id: str
-    pod_group_version: str | None = None
-    """The cluster's version of PodGroup, one of `POD_GROUP_VERSIONS`.
-
-    It is given only with `Request.may_add_pod_group`.
+    Args:
+        request: see `build_request`.
+        namespace: of the objects.
+        secret: the app's, from which the tokens of its roles follow.
+        submission_id: of this submission.
+        pod_group_version: the cluster's version of PodGroup, one of `POD_GROUP_VERSIONS`. It is given only with
+            `Request.may_add_pod_group`.
     """
-
-
-_LARGEST_ADDITIONS: Final = Additions(namespace="n" * 63, secret="0" * 64, submission_id="0" * 16)
-
-
-def complete_documents(request: Request, additions: Additions) -> list[dict[str, Any]]:
-    """Copy of the request's documents, ready to send. The owner's uid is known only once it exists."""
     documents = [copy.deepcopy(dict(document)) for document in request.documents]
     inputs = request.inputs
-    if additions.pod_group_version is not None:
-        documents = add_pod_group(documents, additions.pod_group_version, inputs)
-    tokens = {key: derive_token(additions.secret, role) for key, role in inputs.token_roles.items()}
+    if pod_group_version is not None:
+        documents = add_pod_group(documents, pod_group_version, inputs)
+    tokens = {key: derive_token(secret, role) for key, role in inputs.token_roles.items()}
     values = {**inputs.secret_values, **tokens}
     for document in documents:
         metadata = document["metadata"]
-        metadata["namespace"] = additions.namespace
-        metadata.setdefault("annotations", {})[SUBMISSION_ANNOTATION] = additions.submission_id
+        metadata["namespace"] = namespace
+        metadata.setdefault("annotations", {})[SUBMISSION_ANNOTATION] = submission_id
         if document["kind"] == "Secret" and metadata["name"] == build_secret_name(inputs.name):
             document["data"] = {key: base64.b64encode(value.encode()).decode() for key, value in values.items()}
     return documents

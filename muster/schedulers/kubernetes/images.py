@@ -7,7 +7,7 @@ layers, and it cannot pack a link to a folder.
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,24 +39,26 @@ def build_image(image: str, path: str, report: Callable[[str], None]) -> str:
         EngineError: the build failed, and nothing of it is left. It is one line.
     """
     builder = _load_builder()
-    with tempfile.TemporaryDirectory(prefix="muster-workspace-") as folder:
-        packed = Path(folder, "packed")
-        with packed.open("wb") as out:
+    fd, name = tempfile.mkstemp(prefix="muster-workspace-")
+    with ExitStack() as undo:
+        undo.callback(os.unlink, name)
+        with open(fd, "wb") as out:
             write_workspace_bundle(path, out)
-        with _translate_errors(), closing(Engine(os.environ)) as engine:
-            if not engine.is_available():
-                raise EngineError(f"image_repo needs a Docker engine, and none answers at {engine.host}")
-            try:
-                engine.pull_image(image, report)
-            except DockerError as error:
-                report(f"{error}; the engine's own is used")
-            return engine.build_image(
-                stream_context(packed, _ROOT),
-                args={"IMAGE": image, "WORKSPACE": "."},
-                labels={builder.LABEL_VERSION: "muster"},
-                dockerfile=DOCKERFILE,
-                on_progress=report,
-            )
+        undo.enter_context(_translate_errors())
+        engine = undo.enter_context(closing(Engine(os.environ)))
+        if not engine.is_available():
+            raise EngineError(f"image_repo needs a Docker engine, and none answers at {engine.host}")
+        try:
+            engine.pull_image(image, report)
+        except DockerError as error:
+            report(f"{error}; the engine's own is used")
+        return engine.build_image(
+            stream_context(Path(name), _ROOT),
+            args={"IMAGE": image, "WORKSPACE": "."},
+            labels={builder.LABEL_VERSION: "muster"},
+            dockerfile=DOCKERFILE,
+            on_progress=report,
+        )
 
 
 def plan_images(app: AppDef, cfg: Mapping[str, Any]) -> Mapping[str, Any]:

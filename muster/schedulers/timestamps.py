@@ -13,6 +13,11 @@ Timestamp = tuple[int, int]
 """(seconds since the epoch, nanoseconds): orders records that a float cannot tell apart."""
 
 
+def build_timestamp(seconds: float) -> Timestamp:
+    """Convert seconds since the epoch, which are exact to the microsecond."""
+    return divmod(round(seconds * 1e6) * 1000, 10**9)
+
+
 def parse_timestamp(text: str) -> Timestamp:
     """Parse a time in any zone.
 

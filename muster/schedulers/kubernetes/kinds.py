@@ -62,19 +62,3 @@ def build_document(kind: Kind, metadata: Mapping[str, Any], **content: Any) -> d
 def parse_kind(document: Mapping[str, Any]) -> Kind:
     """Return the kind of a document."""
     return Kind(api_version=document["apiVersion"], kind=document["kind"])
-
-
-def build_owner_reference(owner: Mapping[str, Any]) -> dict[str, Any]:
-    """Build a reference that ties an object's deletion to its owner's.
-
-    It does not block, because that needs a further right.
-    """
-    metadata = owner["metadata"]
-    return {
-        "apiVersion": owner["apiVersion"],
-        "kind": owner["kind"],
-        "name": metadata["name"],
-        "uid": metadata["uid"],
-        "controller": False,
-        "blockOwnerDeletion": False,
-    }

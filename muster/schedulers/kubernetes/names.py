@@ -1,4 +1,4 @@
-"""Names of objects, pods, containers and variables, checked against Kubernetes' limits before anything is sent."""
+"""Names of objects, pods, containers and variables, within Kubernetes' limits."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -43,6 +43,11 @@ def build_token_key(label: str) -> str:
     return f"token-{label}"
 
 
+def build_variable_key(label: str, name: str) -> str:
+    """Return the key of a role's variable in the Secret."""
+    return f"{label}.{name}"
+
+
 def build_config_map_name(app: str) -> str:
     """Return the ConfigMap with the agent."""
     return f"{app}-bundle"
@@ -69,24 +74,3 @@ def label_roles(names: Sequence[str]) -> list[str]:
 def compute_app_limit(labels: Sequence[str], flavor: str, nodes: int) -> int:
     """Return how many characters the app's name may have, so that every pod's host name and every label fits."""
     return NAME_LIMIT - 1 - max(map(len, labels)) - len(_INFIX[flavor]) - 1 - len(str(nodes)) - _RANDOM_LENGTH
-
-
-def check_names(app: str, roles: Sequence[tuple[str, str, int]], flavor: str) -> None:
-    """Refuse an app whose pods' names would be too long or would clash.
-
-    Args:
-        app: the app's unique name.
-        roles: (name, label, number of replicas) of each.
-        flavor: `job` or `jobset`.
-
-    Raises:
-        SchedulerError: with the name, its length and the limit.
-    """
-    for name, label, nodes in roles:
-        limit = compute_app_limit([label], flavor, nodes)
-        if len(app) > limit:
-            raise SchedulerError(
-                f"app name {app!r} has {len(app)} characters; with role {name!r} and {nodes} "
-                f"replica{'' if nodes == 1 else 's'}, "
-                f"a host name has room for {limit}"
-            )

@@ -333,11 +333,6 @@ class Options:
         return "kueue" if self.gang == "auto" and self.queue else self.gang
 
 
-def declare_options(opts: StrictOpts) -> None:
-    """Declare the options that `torchx runopts kubernetes` lists."""
-    option_records.declare_options(opts, Options)
-
-
 def parse_options(cfg: Mapping[str, Any]) -> Options:
     """Parse and check the options of one submission.
 
@@ -348,7 +343,7 @@ def parse_options(cfg: Mapping[str, Any]) -> Options:
         OptionError: with the option, its value and what is allowed.
     """
     opts = StrictOpts("kubernetes")
-    declare_options(opts)
+    option_records.declare_options(opts, Options)
     options = option_records.parse_options(Options, opts, cfg)
     _check_together(options)
     return options

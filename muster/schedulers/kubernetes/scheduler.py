@@ -4,30 +4,45 @@ import contextlib
 import os
 import posixpath
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torchx
 from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Stream
-from torchx.specs import AppDef, AppDryRunInfo, Role, VolumeMount, runopts
+from torchx.specs import AppDef, AppDryRunInfo, AppState, Role, VolumeMount, runopts
 from torchx.workspace.api import WorkspaceMixin
 
 from muster._shared.contract import AskKind, AskOutcome, Env, print_line
 from muster._shared.control import ControlError, ExitCode, count_nodes
 from muster._shared.reports import Answer
 from muster.schedulers.adapter.scheduler import LogRequest, PluginScheduler
+from muster.schedulers.adapter.status import build_status, check_replica
 from muster.schedulers.agent_command import is_agent_role
-from muster.schedulers.errors import SchedulerError
-from muster.schedulers.kubernetes.labels import WORKSPACE_KEY, find_submitter
+from muster.schedulers.errors import EngineError, SchedulerError
+from muster.schedulers.kubernetes.api.client import Client, Clock, SystemClock
+from muster.schedulers.kubernetes.api.connection import Access
+from muster.schedulers.kubernetes.api.objects import Objects
+from muster.schedulers.kubernetes.labels import BY_CANCEL, BY_STOP, WORKSPACE_KEY, find_submitter
+from muster.schedulers.kubernetes.live import asking
+from muster.schedulers.kubernetes.live.app import App, AppRef, delete, parse_app_id, resize
+from muster.schedulers.kubernetes.live.cancelling import RoleStop, cancel
+from muster.schedulers.kubernetes.live.kept_logs import forget_logs
+from muster.schedulers.kubernetes.live.logs import ConnectionLimits, NodeLog, PodSnapshot, PodWatch
+from muster.schedulers.kubernetes.live.observation import END_STATES, Observer
+from muster.schedulers.kubernetes.live.status import build_facts
+from muster.schedulers.kubernetes.live.submit import submit
 from muster.schedulers.kubernetes.manifests.bundles import pack_workspace
+from muster.schedulers.kubernetes.manifests.pod import is_claim
 from muster.schedulers.kubernetes.manifests.request import Request, build_request
-from muster.schedulers.kubernetes.manifests.volumes import is_claim
 from muster.schedulers.kubernetes.names import NAME_LIMIT, compute_app_limit, label_roles
-from muster.schedulers.kubernetes.options import Options, declare_options, parse_options
+from muster.schedulers.kubernetes.options import Options, parse_options
 from muster.schedulers.naming import build_app_name, make_suffix
+from muster.schedulers.node_program.pipe import NodePipe
+from muster.schedulers.runner import callers
 from muster.schedulers.runner.option_parsing import StrictOpts
+from muster.schedulers.runner.option_records import declare_options
 from muster.schedulers.runner.roles import (
     BASE_IMAGE_KEY,
     describe_missing_script,
@@ -36,13 +51,9 @@ from muster.schedulers.runner.roles import (
     share_workspace,
 )
 from muster.schedulers.supervision.registry import find_last_remote, find_state_dir, record_last_remote
+from muster.schedulers.timestamps import build_timestamp
 from muster.schedulers.wording.facts import AppFacts
 from muster.schedulers.workspace.packing import DOCKERFILE, BundleError, describe_left_out
-
-if TYPE_CHECKING:
-    from muster.schedulers.kubernetes.api.client import Clock
-    from muster.schedulers.kubernetes.live.session import Session
-    from muster.schedulers.node_program.pipe import NodePipe
 
 _GONE: Final = (
     "it may have been deleted, removed after its ttl_s, or be in another namespace (name it as NAMESPACE:NAME) or "
@@ -57,7 +68,9 @@ _UNUSED_DOCKERFILE: Final = (
 
 
 class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc]
-    """Runs apps on a Kubernetes cluster. Close it to drop its connections.
+    """Runs apps on a Kubernetes cluster: one client per kubeconfig and context. Close it to drop its connections.
+
+    Safe to use from several threads: TorchX reads logs in many.
 
     Args:
         name: the scheduler's.
@@ -65,34 +78,26 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
         clock: monotonic time. Tests inject their own.
     """
 
-    def __init__(self, name: str, session_name: str, clock: "Clock | None" = None) -> None:
+    def __init__(self, name: str, session_name: str, clock: Clock | None = None) -> None:
         super().__init__(name, session_name)
-        self._clock = clock
+        self._clock: Clock = clock or SystemClock()
         self._packed_workspaces: dict[str, bytes] = {}
         self._printed: set[str] = set()
-        self._open_session: Session | None = None
-
-    @property
-    def _session(self) -> "Session":
-        """The session with clusters. Loaded when first needed: a dry run must not import it."""
-        if self._open_session is None:
-            from muster.schedulers.kubernetes.live.session import Session
-
-            self._open_session = Session(clock=self._clock)
-        return self._open_session
+        self._clients: dict[Access, Client] = {}
+        self._limits = ConnectionLimits()
+        self._watches: dict[str, PodWatch] = {}
+        self._role_stops: list[RoleStop] = []
+        self._observer = Observer(self._clock)
 
     # -- offline ----------------------------------------------------------------------------------------------------
 
     def add_options(self, opts: StrictOpts) -> None:
         """See `options.py`."""
-        declare_options(opts)
+        declare_options(opts, Options)
 
     def workspace_opts(self) -> runopts:
-        """Return no options: `declare_options` declares `image_repo` and `quiet`."""
+        """Return no options: `add_options` declares `image_repo` and `quiet`."""
         return StrictOpts(self.backend)
-
-    def _validate(self, app: AppDef, scheduler: str, cfg: Mapping[str, Any] | None = None) -> None:
-        """Check nothing: a role may lack a resource, and building the request checks everything else."""
 
     def build_workspace_and_update_role(self, role: Role, workspace: str, cfg: Mapping[str, Any]) -> None:
         """Pack the folder for the app's Secret. With `image_repo`, builds an image on top of the role's instead.
@@ -149,24 +154,81 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
 
     # -- with a cluster ---------------------------------------------------------------------------------------------
 
+    def _open(self, access: Access) -> Objects:
+        return Objects(self._clients.setdefault(access, Client(access, clock=self._clock, notify=_print_line)))
+
+    def _open_place(self, options: Options) -> tuple[Objects, Access, str]:
+        """Return the cluster and the namespace that the options name.
+
+        If they name no namespace, it is the context's.
+        """
+        access = Access(kubeconfig=options.kubeconfig, context=options.context)
+        resources = self._open(access)
+        return resources, access, options.namespace or resources.client.connection.namespace
+
+    def _find(self, app_id: str) -> App:
+        if ":" not in app_id:
+            app_id = f"{self._open(Access()).client.connection.namespace}:{app_id}"
+        ref = parse_app_id(app_id)
+        return App(resources=self._open(ref.access), ref=ref)
+
     def schedule(self, dryrun_info: AppDryRunInfo) -> str:
         """Push the images, if any, then creates all objects or none."""
         request: Request = dryrun_info.request
         if request.images_to_push:
             _load_images().push_images(request.images_to_push)
-        app_id = self._session.submit(request)
+        resources, access, namespace = self._open_place(request.inputs.options)
+        app = App(resources=resources, ref=AppRef(namespace=namespace, name=request.inputs.name, access=access))
+        submit(app, request, _print_line)
+        if request.has_several_jobs:
+            self._role_stops.append(RoleStop(app, notify=_print_line))
+        app_id = str(app.ref)
         self._submitted.add(app_id)
         with contextlib.suppress(OSError):  # `last` then finds no app
             record_last_remote(find_state_dir(os.environ), self.backend, app_id)
         return app_id
 
     def describe_app(self, app_id: str) -> DescribeAppResponse | None:
-        """Return the app's state, with reasons."""
-        return self._session.describe(app_id)
+        """Return the app's state, with reasons. Return None if it does not exist.
+
+        Only `torchx status` runs a command in a pod for it: programs look again and again. It changes nothing, unless
+        TorchX's `Runner.cancel` asks: of an app that has failed, other roles may run, and TorchX would leave them.
+
+        Raises:
+            EngineError: TorchX's `Runner.wait` waits for an app that has ended, and how is not known. It takes UNKNOWN
+                for a state that passes, and would never return.
+        """
+        facts = self._read_facts(app_id, asks_agents=callers.shows_status())
+        if facts is None:
+            return None
+        response = build_status(facts)
+        if response.state is AppState.UNKNOWN and callers.is_wait():
+            raise EngineError(f"{app_id} has ended as UNKNOWN: {response.msg}; the roles that are left have succeeded")
+        if response.state is AppState.FAILED and callers.is_cancel():
+            self._cancel_existing(app_id)
+        return response
+
+    def read_facts(self, app_id: str) -> AppFacts | None:
+        """See `PluginScheduler`. How far the app is needs the right to `pods/exec`."""
+        return self._read_facts(app_id, asks_agents=True)
+
+    def _read_facts(self, app_id: str, *, asks_agents: bool) -> AppFacts | None:
+        app = self._find(app_id)
+        found = self._observer.observe(app)
+        if found is None:
+            return None
+        observation, state = found
+        if asks_agents and state is AppState.RUNNING:
+            observation = replace(observation, jobs=asking.read_jobs(app, observation))
+        return build_facts(app_id, observation)
 
     def describe_place(self, app_id: str | None) -> str:
         """Name the namespace and the context in which an app is looked for. None: those of an app without any."""
-        return self._session.describe_place(app_id)
+        if app_id is None:
+            connection = self._open(Access()).client.connection
+            return f"namespace {connection.namespace!r} of {connection.origin}"
+        app = self._find(app_id)
+        return f"namespace {app.ref.namespace!r} of {app.resources.client.connection.origin}"
 
     def describe_unknown(self, app_id: str) -> str:
         """See `PluginScheduler`. It may be the app that was submitted last from here."""
@@ -196,13 +258,13 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
             found = [last[1]]
         return found, f"no job is named {word!r} on this machine or in {self.describe_place(None)}: {_GONE}"
 
-    def read_facts(self, app_id: str) -> AppFacts | None:
-        """See `PluginScheduler`. How far the app is needs the right to `pods/exec`."""
-        return self._session.read_facts(app_id, asks_agents=True)
+    def list_apps(self, cfg: Mapping[str, Any]) -> list[ListAppResponse]:
+        """Return the apps of one namespace: `cfg`'s, or else the context's."""
+        return self._observer.list_apps(*self._open_place(parse_options(cfg)))
 
     def read_run_file(self, app_id: str, role: str, index: int, name: str, limit_bytes: int) -> bytes | None:
         """See `PluginScheduler`. It reads only from pods that run, and needs the right to `pods/exec`."""
-        return self._session.read_run_file(app_id, role, index, name, limit_bytes)
+        return asking.read_run_file(self._find(app_id), role, index, name, limit_bytes)
 
     def read_log(self, app_id: str, request: LogRequest) -> Iterable[str]:
         """Return the log of one node, over all its pods. See `live.logs`.
@@ -213,60 +275,91 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
         if request.stream != Stream.COMBINED:
             text = f"Kubernetes keeps stdout and stderr in one log: --streams {request.stream.value} is not available"
             raise SchedulerError(text)
-        lines = self._session.read_log(
-            app_id, request.role, request.index, since=request.since, until=request.until, tail=request.follow
+        app = self._find(app_id)
+        roles = app.list_roles()
+        replicas = {name: role.num_replicas for name, (_, role) in roles.items()}
+        check_replica(app_id, replicas, request.role, request.index)
+        label, role = roles[request.role]
+        pods = self._find_watch(app_id, app) if request.follow else PodSnapshot(app.list_pods())
+        log = NodeLog(
+            app=app,
+            pods=pods,
+            limits=self._limits,
+            clock=self._clock,
+            role=label,
+            index=request.index,
+            since=None if request.since_s is None else build_timestamp(request.since_s),
+            until=None if request.until_s is None else build_timestamp(request.until_s),
+            tail=request.follow,
+            log_dir=role.env.get(Env.LOG_DIR, ""),
         )
-        return filter(request.matches, lines)
+        return filter(request.matches, _follow(log, pods) if isinstance(pods, PodWatch) else log.read())
 
-    def list_apps(self, cfg: Mapping[str, Any]) -> list[ListAppResponse]:
-        """Return the apps of one namespace: `cfg`'s, or else the context's."""
-        return self._session.list_apps(parse_options(cfg))
+    def _find_watch(self, app_id: str, app: App) -> PodWatch:
+        """Return one watch for all log readers of an app."""
+
+        def has_ended() -> bool:
+            parents = app.find_parents()
+            return not parents or self._observer.decide_state(app.ref, parents) in END_STATES
+
+        return self._watches.setdefault(app_id, PodWatch(app, check_ended=has_ended))
 
     def _cancel_existing(self, app_id: str) -> None:
-        self._session.cancel(app_id)
+        self._cancel(self._find(app_id), BY_CANCEL)
+
+    def _cancel(self, app: App, by: str) -> None:
+        cancel(app, by, self._clock, _print_line)
 
     def ask_app(self, app_id: str, kind: AskKind, limit_s: float) -> Answer:
         """See `PluginScheduler`. Needs the right to `pods/exec`."""
-        return self._session.ask(app_id, kind, limit_s)
+        return asking.ask_app(self._find(app_id), kind, limit_s)
 
     def stop_app(self, app_id: str, limit_s: float) -> Answer:
         """See `PluginScheduler`. Needs the right to `pods/exec`."""
-        return self._session.stop(app_id, limit_s)
+        app = self._find(app_id)
+        return asking.stop_app(app, limit_s, lambda: self._cancel(app, BY_STOP), self._clock)
 
-    def run_in_node(
-        self, app_id: str, role: str, index: int, command: Sequence[str], limit_s: float
-    ) -> tuple[int, str, str]:
-        """See `PluginScheduler`. Needs the right to `pods/exec`."""
-        return self._session.run_in_node(app_id, role, index, command, limit_s)
-
-    def open_in_node(self, app_id: str, role: str, index: int, words: Sequence[str]) -> "NodePipe":
+    def open_in_node(self, app_id: str, role: str, index: int, words: Sequence[str]) -> NodePipe:
         """See `PluginScheduler`: `kubectl exec`. It needs the right to `pods/exec`."""
-        return self._session.open_in_node(app_id, role, index, words)
+        return asking.open_in_node(self._find(app_id), role, index, words)
 
     def end_node(self, app_id: str, role: str, index: int) -> bool:
         """See `PluginScheduler`. Needs the right to delete pods."""
-        self._session.end_node(app_id, role, index)
+        asking.end_node(self._find(app_id), role, index)
         return True
 
     def delete_app(self, app_id: str) -> None:
         """Delete an app and everything that belongs to it."""
-        self._session.delete(app_id)
+        self.delete_unfinished(app_id)
 
     def delete_unfinished(self, app_id: str) -> bool:
         """See `PluginScheduler`. Deletes only what has the labels of the app."""
-        return self._session.delete(app_id)
+        app = self._find(app_id)
+        found = delete(app)
+        forget_logs(app.ref)
+        self._observer.forget(app.ref)
+        return found
 
     def resize_app(self, app_id: str, nodes: int, role: str | None) -> Answer:
-        """See `PluginScheduler` and `operations.resize`."""
-        self._session.resize(app_id, nodes, role)
+        """See `PluginScheduler` and `live.app.resize`."""
+        resize(self._find(app_id), nodes, role)
         return Answer(outcome=AskOutcome.DONE, line=f"{app_id} has {count_nodes(nodes)} from now on")
 
     def close(self) -> None:
-        """Drop all connections. Idempotent."""
+        """Stop what is left of apps that have failed, then drops all connections. Idempotent."""
         super().close()
-        if self._open_session is not None:
-            self._open_session.close()
-            self._open_session = None
+        for role_stop in self._role_stops:
+            role_stop.close()
+        self._role_stops.clear()
+        for client in self._clients.values():
+            client.close()
+        self._clients.clear()
+        self._watches.clear()
+
+
+def _follow(log: NodeLog, watch: PodWatch) -> Iterator[str]:
+    with watch:
+        yield from log.read()
 
 
 def _build_name(app: AppDef, options: Options) -> str:

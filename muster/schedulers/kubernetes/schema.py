@@ -52,8 +52,8 @@ class Table:
 
     newest: tuple[int, int]
     roots: Mapping[str, str]
-    types: Mapping[str, Mapping[str, Field]]
-    required: Mapping[str, tuple[str, ...]]
+    types: Mapping[str, Mapping[str, Any]]
+    """Name -> `fields`, and `required` if there are such."""
 
 
 def parse_version(text: str) -> tuple[int, int]:
@@ -86,12 +86,7 @@ def check_version(version: tuple[int, int], *, elastic: bool, source: str) -> No
 def load_table() -> Table:
     """Read `fields.json`, once per process."""
     raw = json.loads((Path(__file__).parent / "fields.json").read_text())
-    types = {
-        name: {field: _read_field(row) for field, row in entry["fields"].items()}
-        for name, entry in raw["types"].items()
-    }
-    required = {name: tuple(entry.get("required", ())) for name, entry in raw["types"].items()}
-    return Table(newest=parse_version(raw["newest"]), roots=raw["roots"], types=types, required=required)
+    return Table(newest=parse_version(raw["newest"]), roots=raw["roots"], types=raw["types"])
 
 
 def _read_field(row: Any) -> Field:
@@ -132,12 +127,11 @@ def find_field(type_name: str, name: str, path: str, version: tuple[int, int]) -
     Raises:
         OptionError: this version has no such field. The message suggests a similar name.
     """
-    fields = load_table().types[type_name]
-    field = fields.get(name)
-    if field is None:
-        raise OptionError(
-            f"{path}.{name} is not a field of {_shorten_type_name(type_name)}{_suggest(name, fields)}", "pod_template"
-        )
+    fields = load_table().types[type_name]["fields"]
+    if name not in fields:
+        type_word = type_name.rpartition(".")[2]
+        raise OptionError(f"{path}.{name} is not a field of {type_word}{_suggest(name, fields)}", "pod_template")
+    field = _read_field(fields[name])
     newest = field.until or load_table().newest
     if version < field.since or (field.until is not None and version > newest):
         span = f"{field.since[0]}.{field.since[1]} to {newest[0]}.{newest[1]}"
@@ -145,10 +139,6 @@ def find_field(type_name: str, name: str, path: str, version: tuple[int, int]) -
             f"{path}.{name} exists in Kubernetes {span}, not in {version[0]}.{version[1]}", "pod_template"
         )
     return field
-
-
-def _shorten_type_name(type_name: str) -> str:
-    return type_name.rpartition(".")[2]
 
 
 def _suggest(name: str, known: Mapping[str, Any]) -> str:
@@ -180,7 +170,7 @@ def _check_value(value: Any, kind: str, path: str, version: tuple[int, int]) -> 
 def _check_fields(value: Mapping[str, Any], type_name: str, path: str, version: tuple[int, int]) -> None:
     for name, item in value.items():
         _check_value(item, find_field(type_name, name, path, version).kind, f"{path}.{name}", version)
-    for name in load_table().required[type_name]:
+    for name in load_table().types[type_name].get("required", ()):
         if value.get(name) is None:
             raise SchedulerError(f"{path}.{name} is required but missing")
 

@@ -186,8 +186,8 @@ class Code(Enum):
     """There are no pods, and Kubernetes does not say why. Kubernetes."""
     NO_PODS = "no pods: {causes}"
     """There are no pods. Kubernetes."""
-    PODS_MISSING = "{count:pod} not created[ for {age_s:duration}][ (its Job began {began_s:duration} ago)]: {causes}"
-    """Some pods do not exist, for `age_s`, or since the Job began `began_s` ago. Kubernetes."""
+    PODS_MISSING = "{count:pod} not created[ for {age_s:duration}]: {causes}"
+    """Some pods do not exist, for `age_s`. Kubernetes."""
     PODS_REPLACED_SOON = (
         "{count:pod} not created{missing_time}: the Job controller replaces a pod after 10 s; if it takes longer, "
         "run: {by}"
@@ -394,7 +394,6 @@ class Reason:
     at_s: float | None = None
     """Wall-clock seconds."""
     age_s: float | None = None
-    began_s: float | None = None
     """How long ago."""
     limit_s: float | None = None
     word: str = ""
@@ -417,7 +416,7 @@ Reasons: TypeAlias = tuple[Reason, ...]
 
 _CHANGES: Final = frozenset(
     {
-        *("count", "total", "counts", "nodes", "pods", "at_s", "age_s", "began_s", "limit_s"),
+        *("count", "total", "counts", "nodes", "pods", "at_s", "age_s", "limit_s"),
         *("lacks", "word", "text", "causes"),
     }
 )

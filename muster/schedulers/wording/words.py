@@ -103,9 +103,7 @@ def _say_how_pods_failed(reason: Reason) -> str:
 
 
 def _say_how_long(reason: Reason) -> str:
-    if reason.age_s is not None:
-        return f" for {format_duration(reason.age_s)}"
-    return " yet" if reason.began_s is None else f" (its Job began {format_duration(reason.began_s)} ago)"
+    return " yet" if reason.age_s is None else f" for {format_duration(reason.age_s)}"
 
 
 def _describe_wish(reason: Reason) -> str:

@@ -19,7 +19,7 @@ def test_a_server_that_does_not_shake_hands_is_given_up():
 
         def run():
             try:
-                run_in_pod(connection, "n", "p", "main", ["true"], limit_s=0.2)
+                run_in_pod(connection, "n", "p", ["true"], limit_s=0.2)
             except Unreachable as error:
                 errors.append(str(error))
 

@@ -16,10 +16,10 @@ from muster.schedulers.failure_report import describe_report
 from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION, SUBMISSION_ANNOTATION, WORKSPACE_KEY
 from muster.schedulers.kubernetes.live.pod_status import read_pod
 from muster.schedulers.kubernetes.manifests.bundles import pack_workspace
-from muster.schedulers.kubernetes.manifests.request import Additions, build_request, complete_documents
+from muster.schedulers.kubernetes.manifests.request import build_request, complete_documents
 
 PROGRAMS = Path(__file__).parents[2] / "programs"
-ADDED = Additions(namespace="ns", secret="a-token", submission_id="s")
+ADDED = {"namespace": "ns", "secret": "a-token", "submission_id": "s"}
 FAILS = "import os, sys\nif os.environ['RANK'] == '1': raise ValueError('bad batch')\nimport time; time.sleep(600)\n"
 PRINTS = """\
 import os, sys
@@ -134,7 +134,7 @@ def kubelet(tmp_path):
         )
         app.roles[0].metadata[WORKSPACE_KEY] = key
         request = build_request(app, cfg or {}, name="main-x1", workspaces={key: content})
-        return Kubelet(tmp_path, complete_documents(request, ADDED))
+        return Kubelet(tmp_path, complete_documents(request, **ADDED))
 
     return make
 

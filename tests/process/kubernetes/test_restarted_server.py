@@ -51,8 +51,8 @@ def patient(scheduler, double, cluster):
         double.start_again(cluster, forbids=3, fails=3)
 
     clock = RestartingClock(start)
-    scheduler._session._clock = clock
-    for client in scheduler._session._clients.values():
+    scheduler._clock = clock
+    for client in scheduler._clients.values():
         client._clock = clock
     return scheduler
 

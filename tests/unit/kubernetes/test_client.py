@@ -38,7 +38,7 @@ def test_a_node_that_does_not_answer_is_not_told_as_the_server():
     client = Client(Access(), connect=lambda _access: connection, clock=clock, notify=lines.append)
     client.request("GET", "/version", what="the version", verb="read")
     with pytest.raises(ApiError):
-        client.read_bytes("/log", what="log of p", limit_s=30.0)
+        client.read_bytes("/log", what="log of p", query={}, limit_s=30.0)
     assert sum(sleeps) > 3
     assert lines == []
     with pytest.raises(ApiError):

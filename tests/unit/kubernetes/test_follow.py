@@ -184,26 +184,6 @@ def test_a_log_that_kubernetes_removed_is_reported(cluster, scheduler, app):
     ]
 
 
-def test_a_log_that_is_lost_with_the_success_of_the_job_is_reported(cluster, scheduler, app):
-    """The job of an elastic app is complete with the first node, and its controller deletes the pods of the others."""
-    app_id = app(nodes=2)
-    survivor = pod(cluster, app_id, 1)
-    cluster.write_log(survivor, "working\n", 1)
-    follower = Follower(scheduler, app_id, k=1)
-    follower.wait_for(lambda: follower.lines == ["working\n"])
-    job = next(key for key in cluster.objects if key[2] == "jobs")
-    with cluster.lock:
-        cluster.end_job(job, "Complete", "SuccessPolicy")
-    why = "when the job succeeded; --env MUSTER_LOG_DIR=FOLDER, on a volume, keeps the logs of the next job\n"
-    lines, name = follower.finish(), survivor["metadata"]["name"]
-    assert lines == [
-        "working\n",
-        f"[muster] the rest of the log of {name} is lost: Kubernetes has removed the pod {why}",
-    ]
-    again = list(scheduler.log_iter(app_id, "trainer", 1))
-    assert again == [f"[muster] trainer/1 has no log: Kubernetes has removed its pod {why}"]
-
-
 def test_a_log_whose_container_was_removed_is_reported(cluster, scheduler, app):
     """The kubelet reports it with status 200, without a time stamp and without a newline."""
     app_id = app()
@@ -231,7 +211,7 @@ def test_following_begins_before_the_pod_runs(cluster, scheduler, app):
 
 def test_many_replicas_share_few_connections(cluster, scheduler, app):
     nodes = 12
-    scheduler._session._limits = ConnectionLimits(streams=4, reads=3)
+    scheduler._limits = ConnectionLimits(streams=4, reads=3)
     app_id = app(nodes=nodes)
     followers = [Follower(scheduler, app_id, k) for k in range(nodes)]
     for index in range(nodes):

@@ -2,7 +2,6 @@
 
 import base64
 import copy
-import dataclasses
 import hashlib
 import importlib.util
 import json
@@ -27,14 +26,13 @@ from muster.schedulers.kubernetes.manifests.app_annotation import decode_app
 from muster.schedulers.kubernetes.manifests.bundles import WORKSPACE_LIMIT_BYTES, pack_workspace
 from muster.schedulers.kubernetes.manifests.request import (
     OBJECT_LIMIT_BYTES,
-    Additions,
     build_request,
     complete_documents,
 )
 from muster.schedulers.kubernetes.schema import load_table, parse_version
 from muster.schedulers.secret_variables import mask_env
 
-ADDED = Additions(namespace="team-a", secret="a-token", submission_id="s")
+ADDED = {"namespace": "team-a", "secret": "a-token", "submission_id": "s"}
 HERE = Path(__file__).parent
 GOLDEN = HERE / "golden"
 REPOSITORY = HERE.parents[2]
@@ -242,7 +240,7 @@ def test_every_request_passes_the_strict_schema(name, app_roles, options):
     again = build_request(app, options, name="app-b1c2d3e4")
     assert json.dumps(again.documents) == json.dumps(request.documents), "deterministic"
     assert str(request)
-    for document in complete_documents(request, ADDED):
+    for document in complete_documents(request, **ADDED):
         validate_strictly(document, options["kube_version"])
         check_create(document)
     # `describe` gives back what was submitted, field by field; secrets are masked
@@ -315,7 +313,7 @@ def test_a_user_without_a_name_has_no_label(monkeypatch):
 def build_broken(change):
     """Documents of a valid request, one of them changed into one that the real API server refuses."""
     request = build(agent_role(nodes=4, max_retries=1))
-    documents = {document["kind"]: document for document in complete_documents(request, ADDED)}
+    documents = {document["kind"]: document for document in complete_documents(request, **ADDED)}
     change(documents, documents["Job"]["spec"], documents["Job"]["spec"]["template"]["spec"])
     return documents.values()
 
@@ -390,8 +388,8 @@ def test_the_priority_class_is_also_that_of_volcanos_pod_group():
     """Volcano orders jobs by it, and not by the pods' class; also where the cluster decides for Volcano."""
     given = build(agent_role(nodes=4), gang="volcano", priority_class="high")
     found = build(agent_role(nodes=4), priority_class="high")
-    added = dataclasses.replace(ADDED, pod_group_version="scheduling.volcano.sh/v1beta1")
-    for documents in (given.documents, complete_documents(found, added)):
+    completed = complete_documents(found, **ADDED, pod_group_version="scheduling.volcano.sh/v1beta1")
+    for documents in (given.documents, completed):
         [group] = [document for document in documents if document["kind"] == "PodGroup"]
         assert group["spec"] == {"minMember": 4, "priorityClassName": "high"}
         [job] = [document for document in documents if document["kind"] == "Job"]
@@ -459,7 +457,7 @@ def test_a_secret_that_is_too_large_as_it_is_sent_is_one_line():
 def test_every_object_of_the_largest_allowed_workspace_is_below_the_limit():
     limit = WORKSPACE_LIMIT_BYTES
     request = build(*with_workspace(agent_role()), workspaces={"workspace-1.tar.gz": os.urandom(limit)})
-    sizes = {document["kind"]: len(json.dumps(document)) for document in complete_documents(request, ADDED)}
+    sizes = {document["kind"]: len(json.dumps(document)) for document in complete_documents(request, **ADDED)}
     assert max(sizes.values()) < OBJECT_LIMIT_BYTES
     assert sizes["Secret"] > limit
     with pytest.raises(SchedulerError, match=r"700 KiB packed, .* 700 KiB "):
@@ -485,7 +483,7 @@ def test_the_dry_run_holds_no_secret():
     assert "hunter2" not in str(request)
     assert "hunter2" not in repr(request)
     assert all("data" not in document for document in request.documents if document["kind"] == "Secret")
-    sent = {document["kind"]: document for document in complete_documents(request, ADDED)}
+    sent = {document["kind"]: document for document in complete_documents(request, **ADDED)}
     assert set(sent["Secret"]["data"]) == {"token-trainer", "trainer.WANDB_API_KEY"}
     assert env_of(request)["WANDB_API_KEY"]["secretKeyRef"]["key"] == "trainer.WANDB_API_KEY"
 
@@ -506,7 +504,7 @@ def test_secret_arguments_are_in_the_secret():
     shown = [f"--api_key={references[0]}", "--password", references[1], "--lr=0.1", references[2]]
     assert args == [*shown, "--key=$(MUSTER_POD_INDEX)"]
     assert "hunter2" not in str(request)
-    secret = next(each for each in complete_documents(request, ADDED) if each["kind"] == "Secret")
+    secret = next(each for each in complete_documents(request, **ADDED) if each["kind"] == "Secret")
     values = {key: base64.b64decode(value).decode() for key, value in secret["data"].items()}
     # TorchX's own substitution turns $$ into $; Kubernetes changes nothing in what a variable holds
     expected = ["a$(x)$b", "hunter2", "ghp_0123456789abcdefghij"]
@@ -534,7 +532,7 @@ def test_variables_that_the_metadata_names_are_in_the_secret():
     request = build(agent_role(env=env, metadata={RoleKey.SECRET_ENV: "PLAIN"}), dryrun="full")
     assert env_of(request)["SEEN"] == "1"
     assert "word" not in str(request).replace("password", "")
-    secret = next(each for each in complete_documents(request, ADDED) if each["kind"] == "Secret")
+    secret = next(each for each in complete_documents(request, **ADDED) if each["kind"] == "Secret")
     assert base64.b64decode(secret["data"]["trainer.PLAIN"]) == b"pa$$word"
     described = decode_app(request.parents[0]).roles[0].env
     assert described == {"PLAIN": "***", "SEEN": "1"}
@@ -567,7 +565,7 @@ def test_the_whole_dry_run_is_what_is_sent_but_for_what_it_names():
     assert secret == {"token-trainer": "<token-trainer>", "trainer.WANDB_API_KEY": "<trainer.WANDB_API_KEY>"}
     for document in yaml.safe_load_all(str(request)):
         validate_published(document, versions()[-1])
-    sent = complete_documents(request, ADDED)
+    sent = complete_documents(request, **ADDED)
     for document in sent:
         added = {key: document["metadata"].pop(key) for key in ("annotations", "namespace")}
         assert added["annotations"].pop("muster.torchx/submission") == "s"
@@ -647,7 +645,7 @@ def test_torchx_job_id_is_a_whole_handle(flavor):
 def test_sending_a_request_does_not_change_it():
     request = build(agent_role())
     before = copy.deepcopy(request.documents)
-    complete_documents(request, ADDED)
+    complete_documents(request, **ADDED)
     assert request.documents == before
 
 
@@ -724,7 +722,7 @@ def containers_of(request):
 
 def rendezvous_of(request):
     """What a role's nodes need for rendezvous: (address of rank 0, run id, token or None), by the role's label."""
-    documents = {document["kind"]: document for document in complete_documents(request, ADDED)}
+    documents = {document["kind"]: document for document in complete_documents(request, **ADDED)}
     terms = {}
     for label, container in containers_of(request).items():
         env = {item["name"]: item for item in container["env"]}
@@ -993,13 +991,6 @@ def test_an_invalid_app_is_one_clear_line(roles, cfg, message):
     with pytest.raises(SchedulerError, match=message) as caught:
         build(*roles, **cfg)
     assert "\n" not in str(caught.value)
-
-
-def test_a_name_too_long_is_refused_before_anything_is_sent():
-    with pytest.raises(SchedulerError, match=r"60 characters; .* 2 replicas, .* 47"):
-        build(agent_role(), name="a" * 60)
-    with pytest.raises(SchedulerError, match=r"and 1 replica, .* room"):
-        build(agent_role(num_replicas=1), name="a" * 60)
 
 
 def test_the_appdef_comes_back_whole():

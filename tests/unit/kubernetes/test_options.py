@@ -6,8 +6,9 @@ import pytest
 
 from muster.schedulers.errors import OptionError, SchedulerError
 from muster.schedulers.kubernetes.manifests.patch import merge_pod_template
-from muster.schedulers.kubernetes.options import declare_options, parse_options
+from muster.schedulers.kubernetes.options import Options, parse_options
 from muster.schedulers.runner.option_parsing import StrictOpts
+from muster.schedulers.runner.option_records import declare_options
 
 VERSION = (1, 37)
 
@@ -46,7 +47,7 @@ def test_tolerations_as_the_command_line_can_pass_them():
 
 def test_labels_and_tolerations_may_be_spelled_as_for_kubectl():
     opts = StrictOpts("kubernetes")
-    declare_options(opts)
+    declare_options(opts, Options)
     text = "node_selector=pool=a100,tolerations=team=a:NoSchedule,labels=team=vision;cost:42"
     options = parse_options(opts.cfg_from_str(text))
     assert options.node_selector == {"pool": "a100"}

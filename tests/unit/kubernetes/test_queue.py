@@ -147,13 +147,6 @@ def test_a_role_that_waits_does_not_start_after_another_has_failed(cluster, sche
     assert scheduler.describe(app_id).state is AppState.FAILED
 
 
-def test_a_quota_of_jobs_that_is_used_up_keeps_no_cancel_from_its_record(cluster, scheduler, kueue):
-    app_id, name = submit(scheduler)
-    cluster.faults.append(Fault("POST", "/jobs", 403, "exceeded quota: count/jobs.batch", "Forbidden"))
-    scheduler.cancel(app_id)
-    assert find_objects(cluster) == [("jobs", name)]
-
-
 @pytest.mark.soak
 @pytest.mark.parametrize("flavor", FLAVORS)
 def test_quota_that_comes_and_goes_during_a_cancel(cluster, scheduler, kueue, flavor):

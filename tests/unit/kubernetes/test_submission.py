@@ -20,8 +20,9 @@ from torchx.specs.api import NONE, AppState
 from muster._shared.control import ExitCode
 from muster.cli.commands import main as run_muster
 from muster.schedulers.errors import EngineError, SchedulerError
-from muster.schedulers.kubernetes.app_id import parse_app_id
+from muster.schedulers.kubernetes.api.objects import Objects
 from muster.schedulers.kubernetes.live import kept_logs
+from muster.schedulers.kubernetes.live.app import parse_app_id
 from muster.schedulers.wording.reasons import Code, Reason
 
 JOBS, PODS = "/apis/batch/v1/namespaces/team/jobs", "/pods"
@@ -135,12 +136,10 @@ def test_a_submission_that_cannot_set_the_owner_leaves_nothing(cluster, schedule
 
 
 def test_an_interrupted_submission_leaves_nothing(cluster, scheduler, monkeypatch):
-    from muster.schedulers.kubernetes.live import submit as submission
-
-    def interrupt(owner):
+    def interrupt(*_args, **_more):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(submission, "build_owner_reference", interrupt)
+    monkeypatch.setattr(Objects, "patch", interrupt)
     with pytest.raises(KeyboardInterrupt):
         submit(scheduler)
     assert leftovers(cluster) == []
@@ -157,13 +156,13 @@ def test_what_a_killed_submission_left_is_deleted(cluster, scheduler, monkeypatc
     cluster.allowed = read_rights("pods start together")
     offer_gangs(cluster, gang)
     info = scheduler.submit_dryrun(build_app(), {})
-    name = info.request.name
+    name = info.request.inputs.name
     create = submission._create
 
-    def create_until_killed(resources, attempt, document, **more):
+    def create_until_killed(app, document, attempted, **more):
         if document["kind"] == "Job":
             raise KeyboardInterrupt
-        return create(resources, attempt, document, **more)
+        return create(app, document, attempted, **more)
 
     monkeypatch.setattr(submission, "_create", create_until_killed)
     monkeypatch.setattr(submission, "_roll_back", lambda *_: None)
@@ -924,7 +923,7 @@ def test_a_role_that_nobody_saw_end_is_not_said_to_have_succeeded(cluster, sched
     assert "ended as UNKNOWN: " in str(caught.value)
     assert runner.status(handle).state is AppState.UNKNOWN, "who only looks is told"
     waits.delete(app_id)
-    assert waits._session._ends == {}
+    assert waits._observer._ends == {}
     waits.close()
 
 

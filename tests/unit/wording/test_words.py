@@ -160,9 +160,6 @@ TABLE: dict[str, tuple[Reason, ...]] = {
     "1 pod not created for 40 s: Terminating": (
         R(code=C.PODS_MISSING, count=1, age_s=40.0, causes=(R(code=C.TERMINATING),)),
     ),
-    "2 pods not created (its Job began 40 s ago): Terminating": (
-        R(code=C.PODS_MISSING, count=2, began_s=40.0, causes=(R(code=C.TERMINATING),)),
-    ),
     "1 pod not created yet: the Job controller replaces a pod after 10 s; if it takes longer, run: kubectl x": (
         R(code=C.PODS_REPLACED_SOON, count=1, by="kubectl x"),
     ),

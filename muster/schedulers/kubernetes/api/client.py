@@ -19,7 +19,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
-from muster.schedulers.errors import EngineError
 from muster.schedulers.kubernetes.api.connection import Access, Connection, open_connection
 from muster.schedulers.kubernetes.api.errors import Refusal, Unreachable, explain
 
@@ -95,7 +94,7 @@ class Call:
 
 
 class Stream:
-    """An open response. The caller closes it."""
+    """An open response."""
 
     def __init__(self, response: Any) -> None:
         self._response = response
@@ -117,11 +116,6 @@ class Stream:
         """End `read_chunks` in another thread, with `Unreachable`."""
         with suppress(AttributeError, OSError):  # it has ended
             self._response.connection.sock.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        """Drop the connection. Idempotent."""
-        self._response.close()
-        self._response.release_conn()
 
 
 class Client:
@@ -204,9 +198,7 @@ class Client:
         connection = self.connection
         raise Unreachable(f"{connection.host} ({connection.origin}) is no API server of Kubernetes: it sent {text!r}")
 
-    def read_bytes(
-        self, path: str, *, what: str, query: Mapping[str, str] | None = None, limit_s: float = READ_TIMEOUT_S
-    ) -> bytes:
+    def read_bytes(self, path: str, *, what: str, query: Mapping[str, str], limit_s: float) -> bytes:
         """Get a response that is not JSON: a log. Raises like `request`.
 
         Args:
@@ -215,9 +207,7 @@ class Client:
             query: see `request`.
             limit_s: for all attempts, and how long the server may be silent.
         """
-        call = Call(
-            method="GET", path=path, what=what, verb="read", query=query or {}, budget_s=limit_s, read_s=limit_s
-        )
+        call = Call(method="GET", path=path, what=what, verb="read", query=query, budget_s=limit_s, read_s=limit_s)
         data: bytes = self._send(call, streams=False).data
         return data
 
@@ -228,7 +218,7 @@ class Client:
         *,
         what: str,
         verb: str,
-        query: Mapping[str, str] | None = None,
+        query: Mapping[str, str],
         budget_s: float | None = None,
         read_s: float = STREAM_TIMEOUT_S,
     ) -> Iterator[Stream]:
@@ -236,12 +226,13 @@ class Client:
 
         Without data for `read_s` it counts as broken. Raises like `request`.
         """
-        call = Call(method="GET", path=path, what=what, verb=verb, query=query or {}, budget_s=budget_s, read_s=read_s)
-        stream = Stream(self._send(call, streams=True))
+        call = Call(method="GET", path=path, what=what, verb=verb, query=query, budget_s=budget_s, read_s=read_s)
+        response = self._send(call, streams=True)
         try:
-            yield stream
+            yield Stream(response)
         finally:
-            stream.close()
+            response.close()
+            response.release_conn()
 
     # -- attempts ---------------------------------------------------------------------------------------------------
 
@@ -269,7 +260,13 @@ class Client:
             if budget_s is None:
                 budget_s = RETRY_BUDGET_S if self._responded else REACH_BUDGET_S
             if wait_s is None or spent_s + wait_s > budget_s:
-                raise self._explain(outcome, call, connection, maybe_done=maybe_done)
+                if isinstance(outcome, Refusal):
+                    outcome = replace(outcome, maybe_done=maybe_done)
+                    raise explain(outcome, verb=call.verb, what=call.what, origin=connection.origin)
+                raise Unreachable(
+                    f"the API server {connection.host} ({connection.origin}) cannot be reached: {outcome}; "
+                    "check that the cluster is up and that the context is right"
+                )
             # A log's node, not the server, does not answer.
             if spent_s >= _TELL_AFTER_S and self._responded and call.budget_s is None:
                 self._tell_away(connection, outcome, budget_s)
@@ -317,17 +314,6 @@ class Client:
             response.release_conn()
         return refusal
 
-    def _explain(
-        self, outcome: Refusal | Unreachable, call: Call, connection: Connection, *, maybe_done: bool
-    ) -> EngineError | ValueError:
-        if isinstance(outcome, Refusal):
-            outcome = replace(outcome, maybe_done=maybe_done)
-            return explain(outcome, verb=call.verb, what=call.what, path=call.path, origin=connection.origin)
-        return Unreachable(
-            f"the API server {connection.host} ({connection.origin}) cannot be reached: {outcome}; "
-            "check that the cluster is up and that the context is right"
-        )
-
 
 def _build_headers(connection: Connection, call: Call) -> dict[str, str]:
     accept = call.accept or "application/json, */*"
@@ -340,7 +326,8 @@ def _build_headers(connection: Connection, call: Call) -> dict[str, str]:
 def _encode_query(query: Mapping[str, str]) -> str:
     from urllib.parse import urlencode
 
-    return f"?{urlencode(query)}" if query else ""
+    given = {key: value for key, value in query.items() if value}
+    return f"?{urlencode(given)}" if given else ""
 
 
 def _is_stale(outcome: Refusal | Unreachable) -> bool:

@@ -10,13 +10,6 @@ from muster.schedulers.errors import EngineError, RightError, SchedulerError
 
 _Result = TypeVar("_Result")
 
-_MISSING_KINDS = {
-    "jobset.x-k8s.io": "JobSet is not installed in this cluster; install it, or use flavor=job",
-    "scheduling.volcano.sh": "Volcano is not installed in this cluster; use gang=none or gang=auto",
-    "scheduling.k8s.io": "this cluster has no native PodGroups; use gang=none or gang=auto",
-    "kueue.x-k8s.io": "Kueue is not installed in this cluster; install it, or remove queue",
-}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
@@ -69,12 +62,12 @@ class ForbiddenError(ApiError, RightError):
     """The API server refused a request because the account lacks the right."""
 
 
-def read_if_allowed(read: Callable[[], _Result], default: _Result) -> _Result:
-    """Return what `read` returns, or the default if the account lacks the right to it."""
+def read_if_allowed(read: Callable[[], _Result]) -> _Result | None:
+    """Return what `read` returns, or None if the account lacks the right to it."""
     try:
         return read()
     except ForbiddenError:
-        return default
+        return None
 
 
 class RequestError(SchedulerError):
@@ -93,14 +86,13 @@ class NotRunning(Unreachable):
     """The container does not run."""
 
 
-def explain(refusal: Refusal, *, verb: str, what: str, path: str, origin: str) -> ApiError | RequestError:
+def explain(refusal: Refusal, *, verb: str, what: str, origin: str) -> ApiError | RequestError:
     """Return the exception for a refusal.
 
     Args:
         refusal: the error response.
         verb: "create", "list"...
         what: the object, for the message: "job/main-x1".
-        path: of the request. It contains the API group.
         origin: of the credentials, for the message.
     """
     detail = refusal.message
@@ -110,7 +102,7 @@ def explain(refusal: Refusal, *, verb: str, what: str, path: str, origin: str) -
     if refusal.status == 403:
         return _explain_forbidden(refusal, verb, what, origin)
     if refusal.status == 404:
-        return ApiError(_explain_missing(refusal, verb, what, path), refusal)
+        return ApiError(_explain_missing(refusal, verb, what), refusal)
     if refusal.status == 409 and refusal.reason == "AlreadyExists":
         return RequestError(f"{what} already exists; choose another --name, or delete it", refusal)
     if refusal.status == 413:
@@ -138,12 +130,8 @@ def _explain_forbidden(refusal: Refusal, verb: str, what: str, origin: str) -> A
     return ForbiddenError(text, refusal)
 
 
-def _explain_missing(refusal: Refusal, verb: str, what: str, path: str) -> str:
+def _explain_missing(refusal: Refusal, verb: str, what: str) -> str:
     namespace = re.search(r'namespaces "([^"]+)" not found', refusal.message)
     if namespace:
         return f"namespace {namespace[1]!r} does not exist; create it, or choose another one with -cfg namespace=NAME"
-    group = next((group for group in _MISSING_KINDS if f"/apis/{group}/" in path), None)
-    # Only a missing object's name is quoted.
-    if group is not None and re.search(r'"[^"]+" not found', refusal.message) is None:
-        return _MISSING_KINDS[group]
     return f"cannot {verb} {what}: {refusal.message}"

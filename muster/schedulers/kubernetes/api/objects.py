@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 from muster.schedulers.kubernetes.api.client import WATCH_TIMEOUT_S, Client
@@ -19,14 +19,6 @@ _METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8
 
 _WATCH_TIMEOUT_S: Final = "120"
 """The server ends a watch after this many seconds, so that an abandoned one does not stay open."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class WatchEvent:
-    """One change: "ADDED", "MODIFIED" or "DELETED"."""
-
-    type: str
-    item: Mapping[str, Any]
 
 
 class WatchExpired(Exception):
@@ -180,52 +172,48 @@ class Objects:
         return self._list_pages(kind, namespace, labels, fields, accept)
 
     def _list_pages(self, kind: Kind, namespace: str, labels: str, fields: str, accept: str) -> tuple[list[Any], str]:
+        query = {"limit": str(_PAGE_LIMIT), "labelSelector": labels, "fieldSelector": fields, "continue": ""}
         items: list[Any] = []
-        token = ""
         while True:
             response = self.client.request(
-                "GET",
-                kind.build_path(namespace),
-                what=f"{kind.kind.lower()}s",
-                verb="list",
-                query=_build_query(
-                    limit=str(_PAGE_LIMIT), labelSelector=labels, fieldSelector=fields, **{"continue": token}
-                ),
-                accept=accept,
+                "GET", kind.build_path(namespace), what=f"{kind.kind.lower()}s", verb="list", query=query, accept=accept
             )
             items += response.get("items") or []
             metadata = response.get("metadata", {})
-            token = metadata.get("continue") or ""
-            if not token:
+            query["continue"] = metadata.get("continue") or ""
+            if not query["continue"]:
                 return items, str(metadata.get("resourceVersion", ""))
 
-    def watch(self, kind: Kind, namespace: str, *, labels: str, version: str) -> Iterator[WatchEvent | str]:
-        """Yield changes after `version`, as they happen. A string is the version reached (a bookmark, or an item's).
+    def watch(self, kind: Kind, namespace: str, *, labels: str, version: str) -> Iterator[dict[str, Any]]:
+        """Yield changes after `version`, as they happen: `{"type": "ADDED", "object": {...}}`.
 
-        Ends when the server ends the watch: call again with the last version.
+        The types are ADDED, MODIFIED, DELETED and BOOKMARK: of that only the version of the object counts. Ends when
+        the server ends the watch: call again with the last version.
 
         Raises:
             WatchExpired: the version is too old.
             Unreachable: the connection broke. Call again with the last version.
         """
-        query = _build_query(
-            watch="true",
-            allowWatchBookmarks="true",
-            labelSelector=labels,
-            resourceVersion=version,
-            timeoutSeconds=_WATCH_TIMEOUT_S,
-        )
-        what = f"{kind.kind.lower()}s"
+        query = {
+            "watch": "true",
+            "allowWatchBookmarks": "true",
+            "labelSelector": labels,
+            "resourceVersion": version,
+            "timeoutSeconds": _WATCH_TIMEOUT_S,
+        }
+        what, lines = f"{kind.kind.lower()}s", LineSplitter()
         try:
             with self.client.stream(
                 kind.build_path(namespace), what=what, verb="watch", query=query, read_s=WATCH_TIMEOUT_S
             ) as stream:
-                for line in _split_lines(stream.read_chunks()):
-                    yield from _read_event(json.loads(line))
+                for chunk in stream.read_chunks():
+                    yield from (_parse_event(line) for line in lines.feed(chunk) if line.strip())
         except ApiError as error:
             if error.refusal.status == 410:
                 raise WatchExpired from error
             raise
+        if lines.take_rest().strip():
+            raise Unreachable("the watch broke off inside an event")
 
 
 def _is_same(existing: Mapping[str, Any], document: Mapping[str, Any]) -> bool:
@@ -235,24 +223,11 @@ def _is_same(existing: Mapping[str, Any], document: Mapping[str, Any]) -> bool:
     )
 
 
-def _build_query(**items: str) -> dict[str, str]:
-    return {key: value for key, value in items.items() if value}
-
-
-def _split_lines(read_chunks: Iterator[bytes]) -> Iterator[bytes]:
-    lines = LineSplitter()
-    for chunk in read_chunks:
-        yield from (line for line in lines.feed(chunk) if line.strip())
-    if lines.take_rest().strip():
-        raise Unreachable("the watch broke off inside an event")
-
-
-def _read_event(event: Mapping[str, Any]) -> Iterator[WatchEvent | str]:
-    item = event["object"]
+def _parse_event(line: bytes) -> dict[str, Any]:
+    event: dict[str, Any] = json.loads(line)
     if event["type"] == "ERROR":
+        item = event["object"]
         if item.get("code") == 410:
             raise WatchExpired
         raise Unreachable(f"the watch ended: {item.get('message', item)}")
-    if event["type"] != "BOOKMARK":
-        yield WatchEvent(type=event["type"], item=item)
-    yield str(item["metadata"]["resourceVersion"])
+    return event

@@ -4,75 +4,87 @@ A deadline of 1 s ends a Job. Its pods get SIGTERM, and it stays with the pods t
 suspended, Kubernetes ignores its deadline, and a queue such as Kueue would start it later. Kueue also starts a JobSet
 again that another program has suspended. So these are deleted, and what stands for them in the queue is deleted with
 them. If nothing else of the app is left, a Job without pods keeps its record until the app is deleted.
+
+`RoleStop` stops the other roles of an app of flavour `job` that has failed, as long as the process that submitted it
+lives. Each role is a Job of its own, and no controller of Kubernetes ends a Job because another one has failed. Owner
+references act on deletion, which would take the record and the logs with it, and failure and success policies know the
+pods of one Job only. A pod that watches the others needs an account with rights that users do not have by default. And
+looking at an app must not change it. So the process that submitted the app does it: `torchx run --wait` or a pipeline.
+With `flavor=jobset` the cluster does it by itself.
 """
 
+import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, Final
 
-from muster.schedulers.errors import EngineError
+from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.kubernetes.api.client import Clock
 from muster.schedulers.kubernetes.api.errors import ApiError, ForbiddenError, RequestError
-from muster.schedulers.kubernetes.api.objects import Objects
-from muster.schedulers.kubernetes.app_id import AppRef
 from muster.schedulers.kubernetes.kinds import JOB, JOBSET, build_document, parse_kind
 from muster.schedulers.kubernetes.labels import (
     APPDEF_ANNOTATION,
-    BY_CANCEL,
     CANCEL_ANNOTATION,
     KUEUE_PRIORITY,
     KUEUE_QUEUE,
     LABEL_COMPONENT,
     SUBMITTED_ANNOTATION,
+    read_role,
 )
-from muster.schedulers.kubernetes.live.operations import find_parents, is_cancelled, read_job_end
+from muster.schedulers.kubernetes.live.app import App, AppRef, is_cancelled, is_suspended, read_job_end
+from muster.schedulers.kubernetes.live.kept_logs import stop_and_keep_logs
+from muster.schedulers.kubernetes.live.pod_status import PodFact
 from muster.schedulers.kubernetes.names import CONTAINER
 
 _STOP_JOB: Final = {"activeDeadlineSeconds": 1}
 
 _LOOKS: Final = 20
 _LOOK_S: Final = 0.1
-"""How often `confirm_cancel` looks, and between two looks. The deadline itself takes up to 1 s."""
+"""How often `_confirm` looks, and between two looks. The deadline itself takes up to 1 s."""
+
+_ROLES_LOOK_S: Final = 2.0
+"""Between two looks at the Jobs. Each look takes one request. A watch would need a further right."""
+
+_CLOSE_LIMIT_S: Final = 10.0
+"""How long a command that ends waits for a look in progress."""
+
+logger = logging.getLogger(__name__)
 
 
-def cancel(resources: Objects, ref: AppRef, by: str = BY_CANCEL) -> None:
+def cancel(app: App, by: str, clock: Clock, notify: Callable[[str], None]) -> None:
     """Stop an app with SIGTERM, then SIGKILL after the grace period. Its state is CANCELLED from then on.
 
-    Jobs that have ended are left alone: an app that had failed before stays FAILED.
+    What its pods have written is kept. Jobs that have ended are left alone: an app that had failed before stays FAILED.
 
     Args:
-        resources: of the cluster.
-        ref: the app.
+        app: which.
         by: the command that the status names.
+        clock: for the wait for the Job controller.
+        notify: called with each line for the user.
     """
-    parents = find_parents(resources, ref)
-    marked = [_mark(resources, ref, parent, by) for parent in parents if read_job_end(parent) is None]
+    if any(read_job_end(parent) is None for parent in app.find_parents()):
+        stop_and_keep_logs(app.resources.client, app.ref, app.list_pods, lambda: _stop(app, by), notify)
+        _confirm(app, by, clock, notify)
+
+
+def _stop(app: App, by: str) -> None:
+    parents = app.find_parents()
+    marked = [_mark(app, parent, by) for parent in parents if read_job_end(parent) is None]
     queued = [parent for parent in marked if _is_queued(parent)]
     names = [parent["metadata"]["name"] for parent in queued]
     others = [parent for parent in parents if parent["metadata"]["name"] not in names]
     if queued:
-        _remove(resources, ref, queued, by, keep_record=not others)
+        _remove(app, queued, by, keep_record=not others)
         if others and all(read_job_end(other) == "Complete" for other in others):  # or nothing would tell of the cancel
-            _patch(resources, ref, others[0], {"metadata": {"annotations": {CANCEL_ANNOTATION: by}}})
+            app.patch(others[0], {"metadata": {"annotations": {CANCEL_ANNOTATION: by}}})
 
 
-def confirm_cancel(
-    resources: Objects, ref: AppRef, clock: Clock, notify: Callable[[str], None], by: str = BY_CANCEL
-) -> None:
-    """Wait a moment for the Job controller, and cancel again if a queue has suspended a Job before it has ended it.
-
-    Args:
-        resources: of the cluster.
-        ref: the app.
-        clock: for the wait.
-        notify: called with a line for the user if a Job has not ended by then.
-        by: see `cancel`.
-    """
+def _confirm(app: App, by: str, clock: Clock, notify: Callable[[str], None]) -> None:
+    """Wait a moment for the Job controller, and cancel again if a queue has suspended a Job before it has ended it."""
     for _ in range(_LOOKS):
-        jobs = [parent for parent in find_parents(resources, ref) if parse_kind(parent) == JOB]
-        running = [job for job in jobs if read_job_end(job) is None]
+        running = [job for job in app.find_parents() if parse_kind(job) == JOB and read_job_end(job) is None]
         if any(map(_is_queued, running)):
-            cancel(resources, ref, by)
+            _stop(app, by)
         if not running:
             return
         clock.sleep(_LOOK_S)
@@ -80,88 +92,53 @@ def confirm_cancel(
     notify(f"the cancel is recorded, and {names} has not ended within {_LOOKS * _LOOK_S:.0f} s: see `torchx status`")
 
 
-def stop_job(resources: Objects, ref: AppRef, job: Mapping[str, Any]) -> None:
-    """Stop one Job of an app that is not cancelled: the Job fails, or is deleted if it waits in a queue.
-
-    Args:
-        resources: of the cluster.
-        ref: the app.
-        job: which. It is not the last one that the app has.
-    """
-    stopped = _patch(resources, ref, job, {"spec": _STOP_JOB})
-    if _is_queued(stopped):
-        resources.delete(JOB, ref.namespace, job["metadata"]["name"])
-
-
-def _mark(resources: Objects, ref: AppRef, parent: Mapping[str, Any], by: str) -> dict[str, Any]:
+def _mark(app: App, parent: Mapping[str, Any], by: str) -> Mapping[str, Any]:
     """Record the cancel, and end what can be ended in one request. Return a Job as it is after it.
 
     A JobSet that is deleted instead has no need of a mark: its record has it.
     """
-    kind = parse_kind(parent)
-    if kind == JOBSET and _is_queued(parent):
-        return dict(parent)
-    spec = _STOP_JOB if kind == JOB else {"suspend": True}
-    change = {"metadata": {"annotations": {CANCEL_ANNOTATION: by}}, "spec": spec}
-    marked = _patch(resources, ref, parent, change)
-    return dict(parent) if kind == JOBSET else marked
-
-
-def _patch(resources: Objects, ref: AppRef, parent: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    return resources.patch(parse_kind(parent), ref.namespace, parent["metadata"]["name"], change)
+    is_job = parse_kind(parent) == JOB
+    if not is_job and _is_queued(parent):
+        return parent
+    spec = _STOP_JOB if is_job else {"suspend": True}
+    marked = app.patch(parent, {"metadata": {"annotations": {CANCEL_ANNOTATION: by}}, "spec": spec})
+    return marked if is_job else parent
 
 
 def _is_queued(parent: Mapping[str, Any]) -> bool:
     """Return whether something else decides when it runs, so that what `_mark` has done does not end it."""
-    kind, suspended = parse_kind(parent), bool(parent["spec"].get("suspend"))
-    if kind == JOBSET:
+    if parse_kind(parent) == JOBSET:
         in_queue = KUEUE_QUEUE in (parent["metadata"].get("labels") or {})
-        return in_queue or (suspended and not is_cancelled(parent))
-    return kind == JOB and suspended and read_job_end(parent) is None
+        return in_queue or (is_suspended(parent) and not is_cancelled(parent))
+    return is_suspended(parent) and read_job_end(parent) is None
 
 
-def _remove(
-    resources: Objects, ref: AppRef, parents: Sequence[Mapping[str, Any]], by: str, *, keep_record: bool
-) -> None:
-    """Create the record, and delete these. After an interruption in between `find_parents` finds both.
+def _remove(app: App, parents: Sequence[Mapping[str, Any]], by: str, *, keep_record: bool) -> None:
+    """Delete these, and keep a record: after them, so that it never stands beside what still runs.
 
     Raises:
-        RightError: the account may not delete them. Nothing was changed.
+        RightError: the account may not delete a JobSet. Nothing was changed.
         EngineError: some are not deleted, or all are and the record could not be created.
     """
-    record = _build_record(ref, parents[0], by) if keep_record else None
-    refused = False
-    if record is not None:
-        try:
-            _create_if_missing(resources, record)
-        except (ApiError, RequestError):
-            refused = True
     left = list(parents)
     try:
         while left:
-            resources.delete(parse_kind(left[0]), ref.namespace, left[0]["metadata"]["name"])
+            app.delete(left[0])
             left.pop(0)
     except ForbiddenError as error:
-        if record is not None and not refused and len(left) == len(parents):
-            with suppress(ForbiddenError):
-                resources.delete(JOB, ref.namespace, ref.name)  # or the app would read CANCELLED
         if parse_kind(left[0]) == JOBSET:
             raise
         names = ", ".join(parent["metadata"]["name"] for parent in left)
         raise EngineError(f"the cancel is recorded, and its queue may still start {names}: {error}") from error
-    if record is not None and refused:  # now a quota has room
-        try:
-            resources.create(record)
-        except (ApiError, RequestError) as error:
-            raise EngineError(f"{ref.name} is cancelled and deleted, and no record of it is kept: {error}") from error
-
-
-def _create_if_missing(resources: Objects, document: Mapping[str, Any]) -> None:
+    record = _build_record(app.ref, parents[0], by) if keep_record else None
+    if record is None:
+        return
     try:
-        resources.create(document)
-    except RequestError as error:
-        if error.refusal.reason != "AlreadyExists":
-            raise
+        app.resources.create(record)
+    except (ApiError, RequestError) as error:
+        if error.refusal.reason != "AlreadyExists":  # another shell has cancelled it, too
+            line = f"{app.ref.name} is cancelled and deleted, and no record of it is kept: {error}"
+            raise EngineError(line) from error
 
 
 def _build_record(ref: AppRef, parent: Mapping[str, Any], by: str) -> dict[str, Any] | None:
@@ -174,7 +151,7 @@ def _build_record(ref: AppRef, parent: Mapping[str, Any], by: str) -> dict[str, 
         return None
     queue = (KUEUE_QUEUE, KUEUE_PRIORITY, LABEL_COMPONENT)
     kept = {key: value for key, value in labels.items() if key not in queue}
-    inner = parent["spec"] if parent["kind"] == JOB.kind else parent["spec"]["replicatedJobs"][0]["template"]["spec"]
+    inner = parent["spec"] if parse_kind(parent) == JOB else parent["spec"]["replicatedJobs"][0]["template"]["spec"]
     container = {"name": CONTAINER, "image": inner["template"]["spec"]["containers"][0]["image"]}
     spec: dict[str, Any] = {
         "parallelism": 0,
@@ -194,3 +171,84 @@ def _build_record(ref: AppRef, parent: Mapping[str, Any], by: str) -> dict[str, 
         },
     }
     return build_document(JOB, metadata, spec=spec)
+
+
+# -- the other roles of an app that has failed -------------------------------------------------------------------------
+
+
+class RoleStop:
+    """Follows one app in a thread until all its Jobs have ended. Close it before the process ends.
+
+    Args:
+        app: it has several Jobs.
+        notify: called with the line for the user.
+    """
+
+    def __init__(self, app: App, *, notify: Callable[[str], None]) -> None:
+        self._app = app
+        self._notify = notify
+        self._closed = threading.Event()
+        self._lock = threading.Lock()
+        self._is_over = False
+        self._is_reachable = True
+        threading.Thread(target=self._follow, name=f"muster-role-stop-{app.ref.name}", daemon=True).start()
+
+    def close(self) -> None:
+        """Look a last time: a command that ends because a role has failed must not leave the others. Idempotent."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        # It would hold up the command's end.
+        if self._is_reachable and self._lock.acquire(timeout=_CLOSE_LIMIT_S):
+            try:
+                self._look()
+            finally:
+                self._lock.release()
+
+    def _follow(self) -> None:
+        while not self._is_over and not self._closed.wait(_ROLES_LOOK_S):
+            with self._lock:
+                self._look()
+
+    def _look(self) -> None:
+        if self._is_over:
+            return
+        try:
+            self._is_over = _stop_other_roles(self._app, self._notify)
+            self._is_reachable = True
+        except (EngineError, SchedulerError) as error:
+            self._is_reachable = False
+            logger.debug("%s: %s", self._app.ref.name, error)
+
+
+def _stop_other_roles(app: App, notify: Callable[[str], None]) -> bool:
+    """Stop the Jobs that run if one has failed, and keep what their pods have written.
+
+    Returns:
+        Whether there is nothing more to do: all have ended or are stopped, or the app was cancelled or deleted.
+
+    Raises:
+        EngineError, SchedulerError: the server does not answer, or refuses.
+    """
+    jobs = app.find_parents()
+    running = [job for job in jobs if read_job_end(job) is None]
+    failed = [job for job in jobs if read_job_end(job) == "Failed"]
+    if not running or any(map(is_cancelled, jobs)):
+        return True
+    if not failed:
+        return False
+    roles = sorted(map(read_role, running))
+
+    def stop() -> None:
+        for job in running:
+            if _is_queued(app.patch(job, {"spec": _STOP_JOB})):  # else the Job fails
+                app.delete(job)
+
+    def list_pods() -> list[PodFact]:
+        return [fact for fact in app.list_pods() if fact.role in roles]
+
+    stop_and_keep_logs(app.resources.client, app.ref, list_pods, stop, notify)
+    notify(
+        f"{app.ref.name}: role {', '.join(sorted(map(read_role, failed)))} has failed: stopped role {', '.join(roles)}"
+    )
+    return True

@@ -18,8 +18,8 @@ from typing import Final
 from muster._shared.foreign_files import read_regular
 from muster.schedulers.errors import EngineError, SchedulerError, UnsafeFolderError
 from muster.schedulers.kubernetes.api.client import Client, Stream
-from muster.schedulers.kubernetes.app_id import AppRef
-from muster.schedulers.kubernetes.live.logs import Stamp, split_stamp
+from muster.schedulers.kubernetes.kinds import POD
+from muster.schedulers.kubernetes.live.app import AppRef
 from muster.schedulers.kubernetes.live.pod_status import PodFact
 from muster.schedulers.kubernetes.names import CONTAINER
 from muster.schedulers.lines import CHUNK_BYTES, LineSplitter
@@ -36,9 +36,6 @@ _LINE_LIMIT: Final = 100_000
 
 OPEN_LIMIT_S: Final = 1.0
 """How long the stop waits for the logs to be opened."""
-
-_FIRST_LINES_LIMIT_S: Final = 0.3
-"""How long the stop waits for the first lines of the logs that are open."""
 
 ANSWER_LIMIT_S: Final = 5.0
 """How long a node may take to begin with a pod's log."""
@@ -112,14 +109,10 @@ class _Collection:
             threading.Thread(target=log.read, args=arguments, name=name, daemon=True).start()
 
     def wait_open(self) -> None:
-        """Wait a moment for the logs, and for their first lines."""
+        """Wait a moment for the logs."""
         deadline_s = time.monotonic() + OPEN_LIMIT_S
         for log in self.logs:
             log.answered.wait(max(0.0, deadline_s - time.monotonic()))
-        deadline_s = min(deadline_s, time.monotonic() + _FIRST_LINES_LIMIT_S)
-        for log in self.logs:
-            if log.answered.is_set():
-                log.begun.wait(max(0.0, deadline_s - time.monotonic()))
 
     def close(self) -> None:
         """Read no more: the app was not stopped."""
@@ -156,20 +149,16 @@ class _PodLog:
         self.is_kept = False
         """Some of it is."""
         self.answered = threading.Event()
-        self.begun = threading.Event()
-        """Its first lines are read, or there will be none."""
         self.ended = threading.Event()
         self._content = bytearray()
-        self._asked: Stamp = (0, 0)
         self._lock = threading.Lock()
         self._stream: Stream | None = None
         self._is_closed = False
 
     def read(self, client: Client, namespace: str) -> None:
         """Read until the pod ends."""
-        path = f"/api/v1/namespaces/{namespace}/pods/{self.fact.name}/log"
+        path = f"{POD.build_path(namespace, self.fact.name)}/log"
         query = {"container": CONTAINER, "timestamps": "true", "follow": "true", "tailLines": str(_LINE_LIMIT)}
-        self._asked = divmod(time.time_ns(), 10**9)
         try:
             with client.stream(path, what=f"log of {self.fact.name}", verb="read", query=query, budget_s=0) as stream:
                 self._stream = stream
@@ -178,13 +167,11 @@ class _PodLog:
                     if self._is_closed:
                         break
                     self._add(chunk)
-                    self.begun.set()
         except (EngineError, SchedulerError) as error:
             self.error = str(error)
         finally:
             self.ended.set()
             self.answered.set()
-            self.begun.set()
 
     def close(self) -> None:
         """End the thread that reads."""
@@ -210,8 +197,7 @@ class _PodLog:
             if self.is_cut or len(self._content) > len(content):
                 self.is_cut = True
                 content = content[content.find(b"\n") + 1 :]
-            else:
-                self.is_cut = self._had_all_lines(content)
+            self.is_cut = self.is_cut or content.count(b"\n") >= _LINE_LIMIT
         if not content:
             return
         target = folder / f"{_begin_name(self.fact.role, self.fact.index)}{self.fact.uid}{_SUFFIX}"
@@ -219,17 +205,6 @@ class _PodLog:
         temporary.write_bytes(content)
         temporary.replace(target)
         self.is_kept = True
-
-    def _had_all_lines(self, content: bytes) -> bool:
-        """Return whether the pod had written as many lines as are asked for before they were.
-
-        It may have written more.
-        """
-        lines = content.split(b"\n", _LINE_LIMIT)
-        if len(lines) <= _LINE_LIMIT:
-            return False
-        stamp, _ = split_stamp(lines[_LINE_LIMIT - 1])
-        return stamp is None or stamp <= self._asked
 
 
 def _collect(logs: Sequence[_PodLog]) -> None:
@@ -254,14 +229,12 @@ def _describe(folder: Path, logs: Sequence[_PodLog], others: int) -> str:
         text += f" (of each the last {LOG_LIMIT_BYTES >> 20} MiB or {_LINE_LIMIT:,} lines)"
     running = [log for log in logs if not log.ended.is_set() and not log.error]
     if running:
-        text += f"; what {_count_pods(running)} will still write is not"
+        text += (
+            f"; what {running[0].fact.name if len(running) == 1 else f'{len(running)} pods'} will still write is not"
+        )
     if failed:
         text += f"; the logs of {_name_pods(failed)} are lost or incomplete: {failed[0].error}"
     return text + (f"; those of {others} other nodes are lost" if others else "")
-
-
-def _count_pods(logs: Sequence[_PodLog]) -> str:
-    return logs[0].fact.name if len(logs) == 1 else f"{len(logs)} pods"
 
 
 def _name_pods(logs: Sequence[_PodLog]) -> str:

@@ -1,20 +1,33 @@
-"""Reads what the status of an app needs, with as few requests as its state allows."""
+"""Reads what the status of an app needs, with as few requests as its state allows, and the states of all apps."""
 
 import itertools
 import re
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
-from muster.schedulers.kubernetes.api.errors import read_if_allowed
+from torchx.schedulers.api import ListAppResponse
+from torchx.specs.api import AppState
+
+from muster.schedulers.adapter.scheduler import ListedApp
+from muster.schedulers.kubernetes.api.client import Clock
+from muster.schedulers.kubernetes.api.connection import Access
+from muster.schedulers.kubernetes.api.errors import ApiError, read_if_allowed
 from muster.schedulers.kubernetes.api.objects import Objects
-from muster.schedulers.kubernetes.app_id import AppRef
-from muster.schedulers.kubernetes.kinds import EVENT, JOB, POD, POD_GROUP_VERSIONS, Kind, parse_kind
-from muster.schedulers.kubernetes.labels import KUEUE_QUEUE
-from muster.schedulers.kubernetes.live.operations import find_parents, list_conditions, read_job_end
-from muster.schedulers.kubernetes.live.pod_status import PodFact, explain_event, read_pod
-from muster.schedulers.kubernetes.live.status import Observation, count_missing_pods, list_missing_prefixes
-from muster.schedulers.timestamps import parse_timestamp
+from muster.schedulers.kubernetes.kinds import JOB, JOBSET, POD, POD_GROUP_VERSIONS, Kind, parse_kind
+from muster.schedulers.kubernetes.labels import KUEUE_QUEUE, LABEL_INSTANCE, LABEL_MANAGED_BY, MANAGED_BY
+from muster.schedulers.kubernetes.live.app import App, AppRef, is_inner, is_suspended, list_conditions, read_job_end
+from muster.schedulers.kubernetes.live.pod_status import explain_event
+from muster.schedulers.kubernetes.live.status import (
+    Observation,
+    count_missing_pods,
+    decide_state,
+    find_submitted_s,
+    has_run,
+    list_ends,
+    list_missing_prefixes,
+)
 from muster.schedulers.wording.reasons import Code, Reason
 
 _REPEATING_EVENTS: Final = (("Failed", "Error: ErrImagePull"), ("Failed", "Error: ImagePullBackOff"))
@@ -36,81 +49,179 @@ _ENDS: Final = {
     ),
     **dict.fromkeys(("FailedJobs", "ReachedMaxRestarts"), "Failed"),
 }
-"""Reason of the event by which the controller of a Job or a JobSet tells of its end -> how it ended."""
-_DEADLINE: Final = "DeadlineExceeded"
-"""As these, where the deadline is that of the submission: a cancel sets one, too."""
+"""Reason of the event by which the controller of a Job or a JobSet tells of its end -> how it ended. A deadline is none
+of them: a cancel sets one, too."""
+_LOOKS: Final = 4
+_LOOK_S: Final = 0.5
+"""How often the events of an app that has just been deleted are looked at, and between two looks: they come late."""
+_WAITS: Final = frozenset({AppState.SUBMITTED, AppState.PENDING})
+END_STATES: Final = (AppState.SUCCEEDED, AppState.FAILED, AppState.CANCELLED, AppState.UNKNOWN)
+"""UNKNOWN: what is left has ended."""
 
 
-def observe(resources: Objects, ref: AppRef) -> Observation | None:
+class Observer:
+    """Reads apps, and remembers what Kubernetes forgets of them. Safe to use from several threads.
+
+    Args:
+        clock: for waits.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._ends: dict[AppRef, dict[str, str]] = {}
+        """See `Observation.ends`: what waits for an app knows them after `ttl_s`, too."""
+        self._ran: set[AppRef] = set()
+        """Apps that were seen to run."""
+        self._unended: dict[AppRef, Observation] = {}
+        """What was seen last of apps that had not ended."""
+
+    def observe(self, app: App) -> tuple[Observation, AppState] | None:
+        """Read an app. Return None if it does not exist, and how it has ended is not known."""
+        ref = app.ref
+        observation = _observe(app) or self._find_gone(app)
+        if observation is None:
+            self.forget(ref)
+            return None
+        last, names = self._unended.get(ref), [parent["metadata"]["name"] for parent in observation.parents]
+        # `ttl_s` has deleted them since the last look, while others are left.
+        gone = [] if last is None else [each for each in last.parents if each["metadata"]["name"] not in names]
+        ended = [parent for each in gone for parent in _read_gone(app, [each])]
+        ends = self._note_ends(ref, [*observation.parents, *ended])
+        observation = replace(observation, ends=ends, ran_before=ref in self._ran)
+        if has_run(observation):
+            self._ran.add(ref)
+        state = decide_state(observation)
+        if state in END_STATES:
+            self._unended.pop(ref, None)
+        else:
+            self._unended[ref] = observation
+        return observation, state
+
+    def _note_ends(self, ref: AppRef, parents: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+        """Return how Jobs have ended that were seen to end, now or before."""
+        ends = self._ends[ref] = {**self._ends.get(ref, {}), **list_ends(parents)}
+        return ends
+
+    def _find_gone(self, app: App) -> Observation | None:
+        """Return the end of an app that `ttl_s` has deleted before it was seen. None: it is not known."""
+        last = self._unended.get(app.ref)
+        if last is None:
+            return None
+        for look in range(_LOOKS):
+            if look:
+                self._clock.sleep(_LOOK_S)
+            parents = _read_gone(app, last.parents)
+            if parents:
+                ended = [fact for fact in last.pods if fact.phase in ("Succeeded", "Failed")]
+                return replace(last, parents=parents, pods=ended)
+        return None
+
+    def forget(self, ref: AppRef) -> None:
+        """Forget an app that is deleted."""
+        self._unended.pop(ref, None)
+        self._ends.pop(ref, None)
+        self._ran.discard(ref)
+
+    def decide_state(self, ref: AppRef, parents: Sequence[dict[str, Any]]) -> AppState:
+        """Return the state without the pods. It does not distinguish an app that runs from one that waits."""
+        ends = self._note_ends(ref, parents)
+        return decide_state(Observation(parents=parents, pods=(), ends=ends, ran_before=ref in self._ran))
+
+    def list_apps(self, resources: Objects, access: Access, namespace: str) -> list[ListAppResponse]:
+        """Return the apps of a namespace."""
+        apps: dict[AppRef, list[dict[str, Any]]] = {}
+        for kind in (JOBSET, JOB):
+            for item in _list_parents(resources, kind, namespace):
+                if not is_inner(item):
+                    name = item["metadata"]["labels"][LABEL_INSTANCE]
+                    apps.setdefault(AppRef(namespace=namespace, name=name, access=access), []).append(item)
+        states = {ref: self.decide_state(ref, parents) for ref, parents in apps.items()}
+        ran = _find_started(resources, namespace) if not _WAITS.isdisjoint(states.values()) else frozenset()
+        ran -= {ref.name for ref, parents in apps.items() if any(map(is_suspended, parents))}
+        return [
+            ListedApp(
+                app_id=str(ref),
+                state=AppState.RUNNING if state in _WAITS and ref.name in ran else state,
+                submitted_s=find_submitted_s(apps[ref]),
+            )
+            for ref, state in sorted(states.items(), key=lambda item: item[0].name)
+        ]
+
+
+def _list_parents(resources: Objects, kind: Kind, namespace: str) -> list[dict[str, Any]]:
+    try:
+        return resources.list_all(kind, namespace, labels=f"{LABEL_MANAGED_BY}={MANAGED_BY}")[0]
+    except ApiError as error:
+        if error.refusal.status == 404 or (error.refusal.status == 403 and kind != JOB):
+            return []
+        raise
+
+
+def _find_started(resources: Objects, namespace: str) -> frozenset[str]:
+    """Return the names of the apps with a pod that runs or has ended.
+
+    Parents do not distinguish such a pod from one that waits. One request for all apps, for the metadata alone: a
+    list must not read every pod. An account that may not list pods sees PENDING.
+    """
+    labels, fields = f"{LABEL_MANAGED_BY}={MANAGED_BY}", "status.phase!=Pending"
+    items = read_if_allowed(lambda: resources.list_metadata(POD, namespace, labels=labels, fields=fields))
+    return frozenset(str((item["metadata"].get("labels") or {}).get(LABEL_INSTANCE)) for item in items or ())
+
+
+def _observe(app: App) -> Observation | None:
     """Read an app. Return None if it does not exist. A healthy app needs two requests.
 
     A state needs no right to events, Kueue's workloads or PodGroups.
     """
-    parents = find_parents(resources, ref)
+    parents = app.find_parents()
     if not parents:
         return None
-    pods = list_pods(resources, ref)
+    pods = app.list_pods()
     waiting = [fact for fact in pods if fact.phase == "Pending"]
     failed = [parent for parent in parents if parse_kind(parent) == JOB and read_job_end(parent) == "Failed"]
     needs_events = any(fact.needs_events for fact in waiting) or count_missing_pods(parents, pods) > 0
-    no_warnings: dict[str, Reason] | None = None
-    no_queue: Reason | None = None
-    warnings = read_if_allowed(lambda: _read_warnings(resources, ref), no_warnings) if needs_events else {}
+    warnings = read_if_allowed(lambda: _read_warnings(app)) if needs_events else {}
     has_ended = all(read_job_end(parent) is not None for parent in parents)
-    asks_ends = needs_events and warnings is not None and not has_ended
     runs = any(fact.phase == "Running" for fact in pods)
-    missing = list_missing_prefixes(parents, pods)
+    prefixes = list_missing_prefixes(parents, pods) if runs else [f"{app.ref.name}-"]
+    asks_end = needs_events and warnings is not None and not has_ended and prefixes
     return Observation(
         parents=parents,
         pods=pods,
-        lost_pod=_explain_lost_pod(resources, ref, failed[0])
+        lost_pod=_explain_lost_pod(app, failed[0])
         if failed and not any(fact.phase == "Failed" for fact in pods)
         else None,
-        queue=read_if_allowed(lambda: _read_queue(resources, ref, parents[0]), no_queue)
-        if waiting or not pods
-        else None,
+        queue=read_if_allowed(lambda: _read_queue(app, parents[0])) if waiting or not pods else None,
         warnings=warnings or {},
         events_refused=warnings is None,
-        last_end=_read_last_end(resources, ref, [f"{ref.name}-"]) if asks_ends and not runs else "",
-        missing_end=_read_last_end(resources, ref, missing) if asks_ends and runs and missing else "",
+        last_end=_read_last_end(app, prefixes) if asks_end else "",
         now_s=time.time(),
     )
 
 
-def read_gone(resources: Objects, ref: AppRef, parents: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _read_gone(app: App, parents: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the parents of an app that has been deleted as they were at their end, by its events.
 
     `ttl_s` may delete them before anybody has seen how they ended. []: the events do not tell of all.
 
     Args:
-        resources: of the cluster.
-        ref: the app.
+        app: which.
         parents: as they were seen last.
     """
-    none: list[dict[str, Any]] = []
     fields = f"involvedObject.kind={parse_kind(parents[0]).kind}"
-    events = read_if_allowed(lambda: resources.list_all(EVENT, ref.namespace, fields=fields)[0], none)
-    ends = (*_ENDS, _DEADLINE)
-    told = {(item.get("involvedObject") or {}).get("name"): item for item in events if item.get("reason") in ends}
+    events = read_if_allowed(lambda: app.list_events(fields)) or ()
+    told = {(item.get("involvedObject") or {}).get("name"): item for item in events if item.get("reason") in _ENDS}
     ended = [
         {**parent, "status": {**(parent.get("status") or {}), "conditions": [_build_condition(event)]}}
         for parent in parents
-        if (event := told.get(parent["metadata"]["name"])) is not None and _tells_end(event, parent)
+        if (event := told.get(parent["metadata"]["name"])) is not None
     ]
     return ended if len(ended) == len(parents) else []
 
 
-def _tells_end(event: Mapping[str, Any], parent: Mapping[str, Any]) -> bool:
-    """Return whether an event tells how a parent has ended, and not that a later cancel has given it a deadline."""
-    if event["reason"] != _DEADLINE:
-        return True
-    limit_s, began = parent["spec"].get("activeDeadlineSeconds"), (parent.get("status") or {}).get("startTime")
-    return bool(limit_s and began and parse_timestamp(_read_time(event))[0] >= parse_timestamp(began)[0] + limit_s)
-
-
 def _build_condition(event: Mapping[str, Any]) -> dict[str, Any]:
     reason, message = str(event["reason"]), event.get("message")
-    kind = _ENDS.get(reason, "Failed")
+    kind = _ENDS[reason]
     when = _read_time(event)
     return {"type": kind, "status": "True", "reason": reason, "message": message, "lastTransitionTime": when}
 
@@ -119,18 +230,12 @@ def _read_time(event: Mapping[str, Any]) -> str:
     return str(event.get("lastTimestamp") or event.get("eventTime") or "")
 
 
-def list_pods(resources: Objects, ref: AppRef) -> list[PodFact]:
-    """Return all pods of an app, also those that have ended."""
-    return [read_pod(item) for item in resources.list_app(POD, ref.namespace, ref.name)]
-
-
-def _read_warnings(resources: Objects, ref: AppRef) -> dict[str, Reason]:
+def _read_warnings(app: App) -> dict[str, Reason]:
     """Return the newest Warning about each object of the app."""
-    items, _ = resources.list_all(EVENT, ref.namespace, fields="type=Warning")
     warnings: dict[str, Reason] = {}
-    for item in sorted(items, key=_read_time):
+    for item in sorted(app.list_events("type=Warning"), key=_read_time):
         name = (item.get("involvedObject") or {}).get("name") or ""
-        if name != ref.name and not name.startswith(f"{ref.name}-"):
+        if name != app.ref.name and not name.startswith(f"{app.ref.name}-"):
             continue
         event = str(item.get("reason")), " ".join(str(item.get("message") or "").split())[:500]
         if event not in _REPEATING_EVENTS:
@@ -138,7 +243,7 @@ def _read_warnings(resources: Objects, ref: AppRef) -> dict[str, Reason]:
     return warnings
 
 
-def _explain_lost_pod(resources: Objects, ref: AppRef, failed: Mapping[str, Any]) -> Reason:
+def _explain_lost_pod(app: App, failed: Mapping[str, Any]) -> Reason:
     """Return which pod failed the app although it does not exist any more: it was deleted.
 
     Its events, kept for 1 h, say why.
@@ -146,8 +251,7 @@ def _explain_lost_pod(resources: Objects, ref: AppRef, failed: Mapping[str, Any]
     After a Job's failure its controller deletes the other pods. So the cause is the last pod that was ended before.
     """
     prefixes = _list_failed_prefixes(failed)
-    no_ends: dict[str, tuple[str, Reason]] | None = None
-    ends = read_if_allowed(lambda: _read_pod_ends(resources, ref, prefixes), no_ends)
+    ends = read_if_allowed(lambda: _read_pod_ends(app, prefixes))
     if ends:
         failed_at = _find_failure_time(failed)
         before = {name: end for name, end in ends.items() if not failed_at or end[0] <= failed_at}
@@ -158,13 +262,9 @@ def _explain_lost_pod(resources: Objects, ref: AppRef, failed: Mapping[str, Any]
     return Reason(code=Code.POD_LOST_HIDDEN if ends is None else Code.POD_LOST_UNKNOWN, pods=which)
 
 
-def _read_last_end(resources: Objects, ref: AppRef, prefixes: Sequence[str]) -> str:
-    """Return when the last pod with such a name was ended, by the pods' events, which are kept for 1 h.
-
-    "": none says so.
-    """
-    no_ends: dict[str, tuple[str, Reason]] = {}
-    ends = read_if_allowed(lambda: _read_pod_ends(resources, ref, prefixes), no_ends)
+def _read_last_end(app: App, prefixes: Sequence[str]) -> str:
+    """Return when the last pod with such a name was ended, by the pods' events. "": none says so."""
+    ends = read_if_allowed(lambda: _read_pod_ends(app, prefixes)) or {}
     time = max((time for time, _ in ends.values()), default="")
     return f"{time}Z" if time else ""
 
@@ -183,12 +283,12 @@ def _find_failure_time(job: Mapping[str, Any]) -> str:
     return str(min((time for time in times if time), default=""))
 
 
-def _read_pod_ends(resources: Objects, ref: AppRef, prefixes: Sequence[str]) -> dict[str, tuple[str, Reason]]:
+def _read_pod_ends(app: App, prefixes: Sequence[str]) -> dict[str, tuple[str, Reason]]:
     """Map each pod to (when it was ended, why), by the pods' events."""
-    items, _ = resources.list_all(EVENT, ref.namespace, fields="involvedObject.kind=Pod")
+    events = app.list_events("involvedObject.kind=Pod")
     ends: dict[str, tuple[str, Reason]] = {}
     # A Killing after an eviction lacks the reason.
-    for item in sorted(items, key=lambda item: item.get("reason") != "Killing"):
+    for item in sorted(events, key=lambda item: item.get("reason") != "Killing"):
         name = str((item.get("involvedObject") or {}).get("name") or "")
         code = _END_REASONS.get(item.get("reason") or "")
         if code is None or not any(name.startswith(prefix) for prefix in prefixes):
@@ -199,23 +299,22 @@ def _read_pod_ends(resources: Objects, ref: AppRef, prefixes: Sequence[str]) -> 
     return ends
 
 
-def _read_queue(resources: Objects, ref: AppRef, parent: Mapping[str, Any]) -> Reason | None:
+def _read_queue(app: App, parent: Mapping[str, Any]) -> Reason | None:
     labels = parent["metadata"].get("labels") or {}
     if KUEUE_QUEUE in labels:
-        return _read_kueue(resources, ref, parent, labels[KUEUE_QUEUE])
+        return _read_kueue(app, parent, labels[KUEUE_QUEUE])
     template = ((parent.get("spec") or {}).get("template") or {}).get("spec") or {}
     if "schedulingGroup" in template or template.get("schedulerName") == "volcano":
-        return _read_pod_group(resources, ref)
+        return _read_pod_group(app)
     return None
 
 
-def _read_kueue(resources: Objects, ref: AppRef, parent: Mapping[str, Any], queue: str) -> Reason | None:
-    versions = resources.list_group_versions("kueue.x-k8s.io")
+def _read_kueue(app: App, parent: Mapping[str, Any], queue: str) -> Reason | None:
+    versions = app.resources.list_group_versions("kueue.x-k8s.io")
     if not versions:
         return None
     workloads = Kind(api_version=versions[0], kind="Workload")
-    none: list[dict[str, Any]] | None = None
-    items = read_if_allowed(lambda: resources.list_all(workloads, ref.namespace)[0], none)
+    items = read_if_allowed(lambda: app.resources.list_all(workloads, app.ref.namespace)[0])
     if items is None:
         return Reason(code=Code.QUEUE_HIDDEN, queue=queue, what=workloads.resource)
     uid = parent["metadata"].get("uid")
@@ -231,9 +330,9 @@ def _forget_numbers(text: str) -> str:
     return re.sub(r"\d+", "", text)
 
 
-def _read_pod_group(resources: Objects, ref: AppRef) -> Reason | None:
+def _read_pod_group(app: App) -> Reason | None:
     for version in itertools.chain.from_iterable(POD_GROUP_VERSIONS.values()):
-        group = resources.read(Kind(api_version=version, kind="PodGroup"), ref.namespace, ref.name)
+        group = app.resources.read(Kind(api_version=version, kind="PodGroup"), app.ref.namespace, app.ref.name)
         if group is not None:
             text = _read_condition(group, ("PodGroupScheduled", "Scheduled"), "False")
             text = text or _read_condition(group, ("Unschedulable",), "True")

@@ -79,8 +79,6 @@ class PodFact:
     terminating: bool = False
     """Deleted, but not yet ended."""
     uid: str = ""
-    restarts: int = 0
-    """The restarts of its container, in this pod."""
     failed_before: int = 0
     """How many pods of this index that have failed it follows, also deleted ones. Only known for a fixed number of
     nodes."""
@@ -94,8 +92,6 @@ class PodFact:
     """Where its agent writes. It is "" if the pod does not say."""
     logs: str = ""
     """Where its agent's logs are, for people. It is "" if the pod does not say."""
-    lost_dir: str = ""
-    """The folder of its agent's logs, if it ends with the pod. "": it lies on a volume, or the pod does not say."""
 
 
 def read_pod(pod: Mapping[str, Any]) -> PodFact:
@@ -135,14 +131,12 @@ def read_pod(pod: Mapping[str, Any]) -> PodFact:
         needs_events=phase == "Pending" and reason is None,
         terminating=terminating,
         uid=metadata.get("uid") or "",
-        restarts=sum(item.get("restartCount", 0) for item in status.get("containerStatuses") or []),
         failed_before=failed_before,
         drained_before=drained_before,
         is_drained=phase == "Failed" and (terminated.get("exitCode") == _SIGTERM_CODE or _is_disrupted(status)),
         command=command,
         log_dir=log_dir,
         logs=_LOST_LOGS if lost_dir else f"{run_dir.rstrip('/')} on volume {volume}" if run_dir else "",
-        lost_dir=lost_dir,
     )
 
 

@@ -22,7 +22,7 @@ from muster.schedulers.kubernetes.labels import (
     SUBMITTED_ANNOTATION,
     read_role,
 )
-from muster.schedulers.kubernetes.live.operations import (
+from muster.schedulers.kubernetes.live.app import (
     find_canceller,
     is_cancelled,
     is_suspended,
@@ -80,9 +80,8 @@ class Observation:
     lost_pod: Reason | None = None
     """The app has failed, and no pod that exists shows why: the one that is gone, and what is known of its end."""
     last_end: str = ""
-    """No pod runs: when the last one that did was deleted or evicted, as RFC 3339. It is "" if no event says it."""
-    missing_end: str = ""
-    """Some pods run, and others do not exist: when the last of those was deleted or evicted. As `last_end`."""
+    """Some pods do not exist: when the last of these, or of all if none runs, was deleted or evicted, as RFC 3339. It
+    is "" if no event says it."""
     now_s: float | None = None
     """When this was read, by this machine's clock. None: the status does not say how long pods have been missing."""
     ends: Mapping[str, str] = field(default_factory=dict)
@@ -123,16 +122,14 @@ def _find_times(observation: Observation, state: AppState) -> tuple[float | None
     submitted_s = find_submitted_s(observation.parents)
     if state in (AppState.SUBMITTED, AppState.PENDING) or (state is AppState.RUNNING and _waits_again(observation)):
         return submitted_s, _find_wait_s(observation) or submitted_s
-    status = [parent.get("status") or {} for parent in observation.parents]
     if state is AppState.RUNNING:
-        started = [str(each.get("startTime") or "") for each in status]
+        started = (str((parent.get("status") or {}).get("startTime") or "") for parent in observation.parents)
         return submitted_s, min(filter(None, map(_parse_time, started)), default=None)
-    ended = [str(each.get("completionTime") or "") for each in status]
-    ended += [
+    ended = [
         str(condition.get("lastTransitionTime") or "")
         for parent in observation.parents
         for condition in list_conditions(parent)
-        if condition["type"] in ("Failed", "Complete") and condition["status"] == "True"
+        if condition["type"] in ("Failed", "Complete", "Completed") and condition["status"] == "True"
     ]
     return submitted_s, max(filter(None, map(_parse_time, ended)), default=None)
 
@@ -170,8 +167,10 @@ def find_submitted_s(parents: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def _parse_time(text: str) -> float | None:
-    seconds = _read_seconds(text)
-    return float(seconds) if seconds else None
+    try:
+        return float(parse_timestamp(text)[0])
+    except ValueError:
+        return None
 
 
 def count_replaced_pods(observation: Observation) -> int:
@@ -212,7 +211,8 @@ def decide_state(observation: Observation) -> AppState:
     """
     cancelled = any(map(is_cancelled, observation.parents))
     suspended = any(map(is_suspended, observation.parents))
-    end = _decide_end(observation.parents)
+    ends = [read_job_end(parent) for parent in observation.parents]
+    end = AppState.FAILED if "Failed" in ends else AppState.SUCCEEDED if {*ends} == {"Complete"} else None
     if end is AppState.SUCCEEDED and list_unknown_roles(observation):
         end = AppState.UNKNOWN
     if "Failed" in _list_all_ends(observation).values():
@@ -229,15 +229,6 @@ def decide_state(observation: Observation) -> AppState:
         return AppState.RUNNING
     is_new = not observation.parents[0].get("status") and not observation.pods
     return AppState.SUBMITTED if is_new else AppState.PENDING
-
-
-def _decide_end(parents: Sequence[Mapping[str, Any]]) -> AppState | None:
-    if parse_kind(parents[0]) != JOB:
-        parents = parents[:1]  # an interrupted cancel's record may follow
-    ends = [read_job_end(parent) for parent in parents]
-    if "Failed" in ends:
-        return AppState.FAILED
-    return AppState.SUCCEEDED if all(end == "Complete" for end in ends) else None
 
 
 # -- the reasons ------------------------------------------------------------------------------------------------------
@@ -277,7 +268,7 @@ def _explain_failure(observation: Observation, report: Report | None) -> Iterato
         if observation.ends.get(label) == "Failed":
             yield Reason(code=Code.ROLE_FAILED, role=label)
     running = tuple(sorted(map(read_role, _list_jobs(observation.parents, running=True))))
-    if running:  # its submitter is gone (flavour `job`, see `role_stop`)
+    if running:  # its submitter is gone (flavour `job`, see `cancelling.RoleStop`)
         yield Reason(code=Code.ROLES_RUN, roles=running)
     yield from _group_pods(observation, AppState.FAILED, report)
     if report is None and any(map(_lacks_report, observation.pods)):
@@ -290,9 +281,10 @@ def _explain_missing(observation: Observation, state: AppState) -> Iterator[Reas
     """Say why pods were not created."""
     missing = count_missing_pods(observation.parents, observation.pods)
     if missing and observation.pods:
-        age_s, began_s = _find_missing_time(observation) if state is AppState.RUNNING else (None, None)
-        for each in _list_creation_warnings(observation):
-            yield Reason(code=Code.PODS_MISSING, count=missing, causes=(each,), age_s=age_s, began_s=began_s)
+        age_s = _find_missing_s(observation) if state is AppState.RUNNING else None
+        existing = {fact.name for fact in observation.pods}
+        for each in (event for name, event in observation.warnings.items() if name not in existing):
+            yield Reason(code=Code.PODS_MISSING, count=missing, causes=(each,), age_s=age_s)
     if not observation.pods:
         for each in observation.warnings.values():
             yield Reason(code=Code.NO_PODS, causes=(each,))
@@ -343,24 +335,11 @@ def _name_object(parent: Mapping[str, Any]) -> str:
     return f"{parse_kind(parent).kind.lower()} {parent['metadata']['name']}"
 
 
-def _find_missing_time(observation: Observation) -> tuple[float | None, float | None]:
-    """Return how long pods of an app that runs have been missing, or else how long ago their Job began.
-
-    They have been missing since the pods before them ended. If Kubernetes knows of none, they may never have been
-    created, or Kubernetes may have forgotten how they ended.
-    """
-    if observation.now_s is None:
-        return None, None
+def _find_missing_s(observation: Observation) -> float | None:
+    """Return how long pods of an app that runs have been missing: since the pods before them ended. None: not known."""
     drained = [fact.finished for fact in find_latest_pods(observation.pods).values() if fact.is_drained]
-    since = list(filter(None, map(_parse_time, (*drained, observation.missing_end))))
-    if since:
-        return observation.now_s - max(since), None
-    jobs = _list_jobs(observation.parents, running=True)
-    began = map(_parse_time, (str((job.get("status") or {}).get("startTime") or "") for job in jobs))
-    since = list(filter(None, (*began, find_submitted_s(jobs))))
-    if not since or count_replaced_pods(observation):
-        return None, None
-    return None, observation.now_s - max(since)
+    ended_s = max(filter(None, map(_parse_time, (*drained, observation.last_end))), default=None)
+    return None if ended_s is None or observation.now_s is None else observation.now_s - ended_s
 
 
 def _explain_starting(observation: Observation) -> Iterator[Reason]:
@@ -375,8 +354,7 @@ def _explain_starting(observation: Observation) -> Iterator[Reason]:
     if missing:
         job = next(iter(_list_jobs(observation.parents, running=True)), observation.parents[0])
         by = f"{_build_kubectl(job)} describe job {job['metadata']['name']}"
-        age_s, began_s = _find_missing_time(observation)
-        yield Reason(code=Code.PODS_REPLACED_SOON, count=missing, by=by, age_s=age_s, began_s=began_s)
+        yield Reason(code=Code.PODS_REPLACED_SOON, count=missing, by=by, age_s=_find_missing_s(observation))
 
 
 def _explain_replaced(observation: Observation) -> Reasons:
@@ -469,7 +447,7 @@ def _explain_conditions(observation: Observation) -> Iterator[Reason]:
 
 
 def _has_failed_before(observation: Observation, parent: Mapping[str, Any]) -> bool:
-    """Return whether another role has failed by itself: its end gives the others a deadline, see `role_stop`."""
+    """Return whether another role has failed by itself: its end gives the others a deadline."""
     return any(
         condition["type"] == "Failed" and condition.get("reason") != _DEADLINE
         for other in observation.parents
@@ -512,7 +490,9 @@ def _group_pods(observation: Observation, state: AppState, report: Report | None
     current = _find_current(observation)
     groups: dict[tuple[object, ...], list[tuple[PodFact, Reason]]] = {}
     for fact in current.values():
-        reason = _find_reason(observation, fact)
+        reason = fact.reason
+        if reason is None and fact.phase == "Pending":
+            reason = observation.warnings.get(fact.name)
         repeats = state is AppState.FAILED and (fact.phase == "Pending" or (report is not None and _repeats(fact)))
         if reason is not None and not repeats:
             same = (reason,) if fact.phase == "Failed" else identify(reason)
@@ -532,19 +512,6 @@ def _group_pods(observation: Observation, state: AppState, report: Report | None
             text=text,
             causes=(max((reason for _, reason in group), key=lambda reason: len(reason.text)),),  # some lack the cause
         )
-
-
-def _find_reason(observation: Observation, fact: PodFact) -> Reason | None:
-    """Return why a pod waits or ended. None: it runs, or this is not known."""
-    if fact.reason is not None or fact.phase != "Pending":
-        return fact.reason
-    return observation.warnings.get(fact.name)
-
-
-def _list_creation_warnings(observation: Observation) -> list[Reason]:
-    """Return the warnings that are not about a pod that exists."""
-    existing = {fact.name for fact in observation.pods}
-    return [event for name, event in observation.warnings.items() if name not in existing]
 
 
 def _repeats(fact: PodFact) -> bool:
@@ -594,19 +561,12 @@ def _build_torch_error(report: Report, exit_code: int | None = None) -> dict[str
 def _build_pod_error(fact: PodFact) -> dict[str, Any]:
     if fact.report is not None:
         return _build_torch_error(fact.report, fact.exit_code)
-    return _build_error(word(_explain_pod(fact)), fact.exit_code, fact.text, str(_read_seconds(fact.finished)))
+    return _build_error(word(_explain_pod(fact)), fact.exit_code, fact.text, str(int(_parse_time(fact.finished) or 0)))
 
 
 def _build_error(line: str, exit_code: int | None, text: str, time: str) -> dict[str, Any]:
     info = {"py_callstack": text, "timestamp": time}
     return {"message": {"message": line, "errorCode": exit_code or 1, "extraInfo": info}}
-
-
-def _read_seconds(timestamp: str) -> int:
-    try:
-        return parse_timestamp(timestamp)[0]
-    except ValueError:
-        return 0
 
 
 # -- replicas ---------------------------------------------------------------------------------------------------------

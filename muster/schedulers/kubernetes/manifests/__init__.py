@@ -1,7 +1,7 @@
 """The documents of a submission. Pure, offline, deterministic.
 
-Start reading at `request.build_request`. `inputs` checks an app and derives what the flavours need. `job` and `jobset`
-are the flavours, and `pod` builds the container with its environment (rank 0's address too). `volumes`, `pod_group`,
+Start reading at `request.build_request`. `inputs` checks an app and derives what the flavours need. `jobs` has
+the flavours and gangs, and `pod` builds the container with its environment (rank 0's address too) and volumes.
 `features` and `patch` are further parts. `bundles` carries the agent and the workspace, `app_annotation` encodes the
 AppDef, `dry_run` prints all documents.
 

@@ -41,14 +41,13 @@ def pack_workspace(path: str) -> tuple[str, bytes]:
     Raises:
         SchedulerError: the folder is too large or cannot be read.
     """
-    folder = path.removeprefix("file://")
     try:
-        sizes = _check_size(folder)
-        content = build_workspace_bundle(folder)
+        sizes = _check_size(path)
+        content = build_workspace_bundle(path)
     except BundleError as error:
         raise SchedulerError(str(error)) from error
     if len(content) > WORKSPACE_LIMIT_BYTES:
-        _raise_too_large(f"workspace {folder!r} is", len(content), "packed", sizes)
+        _raise_too_large(f"workspace {path!r} is", len(content), "packed", sizes)
     return f"workspace-{hashlib.sha256(content).hexdigest()[:12]}.tar.gz", content
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from muster._shared.contract import TOKEN_PLACEHOLDER
 from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION
-from muster.schedulers.kubernetes.manifests.inputs import SECRET_ARGUMENT
+from muster.schedulers.kubernetes.manifests.inputs import SECRET_ARGUMENT, AppInputs
 from muster.schedulers.secret_variables import MASK, is_secret, mask_args
 
 _FILE_FIELDS: Final = ("binaryData", "data")
@@ -27,28 +27,23 @@ _CREATE: Final = "# For kubectl create -f FILE, or apply --server-side -f FILE: 
 _PLACEHOLDERS: Final = "# Placeholders. Put values in: sed -i {expressions} FILE\n"
 
 
-def render_request(
-    documents: Sequence[Mapping[str, Any]],
-    *,
-    additions: Sequence[str],
-    token_keys: Sequence[str],
-    secret_keys: Sequence[str],
-    full: bool,
-) -> str:
+def render_request(documents: Sequence[Mapping[str, Any]], inputs: AppInputs, additions: Sequence[str]) -> str:
     """Print the documents as one YAML stream, in the order of creation, with placeholders for the values of our Secret.
 
     Args:
         documents: plain dicts.
+        inputs: what they were built from.
         additions: what a submission adds.
-        token_keys: keys of tokens in our Secret.
-        secret_keys: the Secret's other keys, of variables.
-        full: print the files whole.
     """
+    full = inputs.options.dryrun == "full"
     heading = "".join(f"# {line}\n" for line in ("A submission adds:", *(f"  {text}" for text in additions)))
     heading += _CREATE if full else _SUMMARY
-    heading += "".join(f"# {_WHOLE}: {each}\n" for each in _find_secrets(documents)) if full else ""
-    values = {key: TOKEN_PLACEHOLDER.format(key=key) for key in token_keys} | {key: f"<{key}>" for key in secret_keys}
-    return heading + "---\n".join(_render(document, values, full=full) for document in documents)
+    secrets: list[str] = []
+    masked = [_mask(document, secrets) for document in documents]
+    heading += "".join(f"# {_WHOLE}: {each}\n" for each in dict.fromkeys(secrets)) if full else ""
+    values = {key: TOKEN_PLACEHOLDER.format(key=key) for key in inputs.token_roles}
+    values |= {key: f"<{key}>" for key in inputs.secret_values}
+    return heading + "---\n".join(_render(each, values, full=full) for each in (documents if full else masked))
 
 
 def _render(document: Mapping[str, Any], placeholders: Mapping[str, str], *, full: bool) -> str:
@@ -59,7 +54,7 @@ def _render(document: Mapping[str, Any], placeholders: Mapping[str, str], *, ful
         shown["stringData"] = dict(placeholders)
         comment = _PLACEHOLDERS.format(expressions=" ".join(map(_build_expression, placeholders.values())))
     if not full:
-        shown = {**_mask(shown), "metadata": _summarize_app(shown["metadata"])}
+        shown["metadata"] = _summarize_app(shown["metadata"])
     # Base64 takes the emitter half a second a megabyte.
     files = [(field, name, text) for field in _FILE_FIELDS for name, text in shown.get(field, {}).items()]
     for index, (field, name, _) in enumerate(files):
@@ -84,45 +79,33 @@ def _summarize_app(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**metadata, "annotations": {**metadata["annotations"], APPDEF_ANNOTATION: _summarize(encoded)}}
 
 
-def _mask(content: Any) -> Any:
-    """Return the commands and variables without what looks secret in them."""
+def _mask(content: Any, found: list[str]) -> Any:
+    """Return the commands and variables without what looks secret in them.
+
+    Args:
+        content: of a document.
+        found: gets what is masked and is not in our Secret, because its value differs from node to node.
+    """
     if isinstance(content, Mapping):
-        if _is_secret_variable(content):
+        name, value = content.get("name"), content.get("value")
+        if isinstance(name, str) and isinstance(value, str) and is_secret(name, value):
+            found.append(f"{name}={MASK}")
             return {**content, "value": MASK}
         return {
-            key: mask_args(value) if key in ("command", "args") and isinstance(value, list) else _mask(value)
-            for key, value in content.items()
+            key: _mask_words(each, found)
+            if key in ("command", "args") and isinstance(each, list)
+            else _mask(each, found)
+            for key, each in content.items()
         }
-    return [_mask(each) for each in content] if isinstance(content, list) else content
+    return [_mask(each, found) for each in content] if isinstance(content, list) else content
 
 
-def _find_secrets(content: Any) -> list[str]:
-    """Find what looks secret and is not in our Secret, because its value differs from node to node. It is masked."""
-    if isinstance(content, Mapping):
-        if _is_secret_variable(content):
-            return [f"{content['name']}={MASK}"]
-        found: list[str] = []
-        for key, value in content.items():
-            is_command = key in ("command", "args") and isinstance(value, list)
-            found += _find_secret_args(value) if is_command else _find_secrets(value)
-        return list(dict.fromkeys(found))
-    if isinstance(content, Sequence) and not isinstance(content, str):
-        return list(dict.fromkeys(each for item in content for each in _find_secrets(item)))
-    return []
-
-
-def _find_secret_args(words: Sequence[str]) -> list[str]:
-    before = ["", *words]
-    return [
-        f"{flag} {MASK}" if shown == MASK and flag.startswith("-") else shown
-        for flag, word, shown in zip(before, words, mask_args(words), strict=False)
-        if word != shown and not _REFERENCE.search(word)
-    ]
-
-
-def _is_secret_variable(content: Mapping[str, Any]) -> bool:
-    name, value = content.get("name"), content.get("value")
-    return isinstance(name, str) and isinstance(value, str) and is_secret(name, value)
+def _mask_words(words: Sequence[str], found: list[str]) -> list[str]:
+    masked = mask_args(words)
+    for flag, word, shown in zip(["", *words], words, masked, strict=False):
+        if word != shown and not _REFERENCE.search(word):
+            found.append(f"{flag} {MASK}" if shown == MASK and flag.startswith("-") else shown)
+    return masked
 
 
 def _summarize(content: str) -> str:

@@ -19,7 +19,7 @@ from muster.schedulers.kubernetes.names import (
     NAMESPACE_VARIABLE,
     build_job_name,
     build_token_key,
-    check_names,
+    build_variable_key,
     label_roles,
 )
 from muster.schedulers.kubernetes.options import Options
@@ -48,15 +48,6 @@ _ENV_NAME: Final = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SecretValue:
-    """One variable of a role, stored in the app's Secret."""
-
-    key: str
-    """In the Secret: ROLE.NAME."""
-    value: str = field(repr=False)
-
-
-@dataclass(frozen=True, kw_only=True)
 class RoleInputs:
     """One role."""
 
@@ -71,7 +62,7 @@ class RoleInputs:
     """With macros substituted, `$` doubled, and `INDEX_PLACEHOLDER` for the node's index."""
     env: Mapping[str, str]
     """Like `args`."""
-    secret_env: Mapping[str, SecretValue]
+    secret_env: Mapping[str, str] = field(repr=False)
     """Secret variables, and those with secret arguments: stored in the Secret, never printed."""
     workspace: str | None
     """Key of the packed workspace in its Secret."""
@@ -98,7 +89,11 @@ class AppInputs:
     @property
     def secret_values(self) -> dict[str, str]:
         """The Secret's content without the tokens."""
-        return {item.key: item.value for role in self.roles for item in role.secret_env.values()}
+        return {
+            build_variable_key(each.label, name): each.secret_env[name]
+            for each in self.roles
+            for name in each.secret_env
+        }
 
     @property
     def token_roles(self) -> dict[str, str]:
@@ -112,6 +107,11 @@ class AppInputs:
         """
         label = role.label if role.runs_agent else self.roles[0].label
         return f"{build_job_name(self.name, label, self.options.flavor)}-0.{self.name}"
+
+    @property
+    def elastic(self) -> bool:
+        """Whether a role may run with fewer nodes."""
+        return any(role.elastic for role in self.roles)
 
     @property
     def minimum(self) -> int:
@@ -142,9 +142,9 @@ def build_inputs(
     roles = tuple(
         _build_role_inputs(role, labels[role.name], args[role.name], options, name, workspaces) for role in app.roles
     )
-    check_version(options.schema_version, elastic=any(role.elastic for role in roles), source="kube_version")
-    check_names(name, [(role.role.name, role.label, role.max_nodes) for role in roles], options.flavor)
-    return AppInputs(name=name, app=app, roles=roles, options=options, submitter=submitter)
+    inputs = AppInputs(name=name, app=app, roles=roles, options=options, submitter=submitter)
+    check_version(options.schema_version, elastic=inputs.elastic, source="kube_version")
+    return inputs
 
 
 def _build_role_inputs(
@@ -161,8 +161,7 @@ def _build_role_inputs(
     given = {key: _check_text(text, role, key) for key, text in role.env.items()}
     env = {key: values.substitute(_add_namespace(key, text)) for key, text in given.items()}
     command, secret_args = _move_secret_args([values.substitute(arg) for arg in args])
-    secrets = _select_secrets(env, role) | secret_args
-    secret_env = {key: SecretValue(key=f"{label}.{key}", value=text) for key, text in secrets.items()}
+    secret_env = _select_secrets(env, role) | secret_args
     return RoleInputs(
         role=role,
         label=label,

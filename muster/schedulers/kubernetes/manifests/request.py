@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from muster.schedulers.errors import SchedulerError
-from muster.schedulers.kubernetes.kinds import JOB, PARENT_KINDS, SECRET, VOLCANO_POD_GROUP_VERSION, build_document
+from muster.schedulers.kubernetes.kinds import PARENT_KINDS, SECRET, VOLCANO_POD_GROUP_VERSION, build_document
 from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION, SUBMISSION_ANNOTATION, WORKSPACE_KEY
 from muster.schedulers.kubernetes.manifests.app_annotation import encode_app
 from muster.schedulers.kubernetes.manifests.bundles import (
@@ -22,13 +22,16 @@ from muster.schedulers.kubernetes.manifests.bundles import (
 from muster.schedulers.kubernetes.manifests.dry_run import render_request
 from muster.schedulers.kubernetes.manifests.features import build_feature_objects
 from muster.schedulers.kubernetes.manifests.inputs import AppInputs, build_inputs
-from muster.schedulers.kubernetes.manifests.job import build_jobs, build_service
-from muster.schedulers.kubernetes.manifests.jobset import build_jobset
-from muster.schedulers.kubernetes.manifests.pod import build_labels
-from muster.schedulers.kubernetes.manifests.pod_group import add_pod_group, find_native_version
-from muster.schedulers.kubernetes.manifests.volumes import needs_agent
+from muster.schedulers.kubernetes.manifests.jobs import (
+    add_pod_group,
+    build_jobs,
+    build_jobset,
+    build_service,
+    find_native_version,
+)
+from muster.schedulers.kubernetes.manifests.pod import build_labels, needs_agent
 from muster.schedulers.kubernetes.names import build_config_map_name, build_secret_name, build_workspace_name
-from muster.schedulers.kubernetes.options import Options, parse_options
+from muster.schedulers.kubernetes.options import parse_options
 from muster.schedulers.kubernetes.schema import check_document
 from muster.schedulers.naming import derive_token
 
@@ -48,16 +51,8 @@ _SIZE_ADVICE: Final = {
 class Request:
     """The objects that a submission creates, in order. It is never changed. Prints as YAML."""
 
-    name: str
-    options: Options
+    inputs: AppInputs = field(repr=False)
     documents: Sequence[Mapping[str, Any]]
-    minimum: int
-    """Pods that must run at the same time."""
-    elastic: bool
-    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """What `complete_documents` writes to the Secret besides the tokens."""
-    token_roles: Mapping[str, str] = field(default_factory=dict)
-    """Key in the Secret -> name of the agent role whose token it is."""
     images_to_push: Mapping[str, Any] = field(default_factory=dict)
     """The argument of TorchX's `push_images`, only with `image_repo`."""
 
@@ -69,30 +64,25 @@ class Request:
     @property
     def has_several_jobs(self) -> bool:
         """Whether the roles are Jobs of Kubernetes. None of them ends because another one has failed."""
-        return sum(document["kind"] == JOB.kind for document in self.documents) > 1 and self.options.flavor == "job"
+        return self.inputs.options.flavor == "job" and len(self.inputs.roles) > 1
 
     @property
     def may_add_pod_group(self) -> bool:
         """Whether the cluster decides if the app gets a PodGroup."""
-        return self.options.flavor == "job" and self.options.resolved_gang == "auto" and self.minimum > 1
+        options = self.inputs.options
+        return options.flavor == "job" and options.resolved_gang == "auto" and self.inputs.minimum > 1
 
     def describe_additions(self) -> list[str]:
         """Return what a submission adds to the documents, for the dry run."""
-        added = [] if self.options.namespace else ["the namespace of the context"]
-        added += ["the values of the Secret"] if self.token_roles or self.secrets else []
+        added = [] if self.inputs.options.namespace else ["the namespace of the context"]
+        added += ["the values of the Secret"] if self.inputs.token_roles or self.inputs.secret_values else []
         owners = ", ".join(parent["metadata"]["name"] for parent in self.parents)
         added += [f"the annotation {SUBMISSION_ANNOTATION}", f"ownerReferences to {owners}"]
         added += ["a PodGroup if the cluster has them (gang=auto)"] if self.may_add_pod_group else []
         return added
 
     def __str__(self) -> str:
-        return render_request(
-            self.documents,
-            additions=self.describe_additions(),
-            token_keys=list(self.token_roles),
-            secret_keys=list(self.secrets),
-            full=self.options.dryrun == "full",
-        )
+        return render_request(self.documents, self.inputs, self.describe_additions())
 
 
 def build_request(
@@ -126,18 +116,8 @@ def build_request(
     for document in documents:
         _set_namespace(document, options.namespace)
         check_document(document, options.schema_version)
-    elastic = any(role.elastic for role in inputs.roles)
-    request = Request(
-        name=name,
-        options=options,
-        documents=tuple(documents),
-        minimum=inputs.minimum,
-        elastic=elastic,
-        secrets=inputs.secret_values,
-        token_roles=inputs.token_roles,
-        images_to_push=images_to_push or {},
-    )
-    for document in complete_documents(request, _LARGEST_ADDITIONS):
+    request = Request(inputs=inputs, documents=tuple(documents), images_to_push=images_to_push or {})
+    for document in complete_documents(request, namespace="n" * 63, secret="0" * 64, submission_id="0" * 16):
         _check_size(document)
     return request
 
@@ -190,7 +170,7 @@ def _add_gang(inputs: AppInputs, documents: list[dict[str, Any]]) -> list[dict[s
             f"gang=podgroup needs Kubernetes 1.36 or newer; kube_version is "
             f"{options.schema_version[0]}.{options.schema_version[1]}"
         )
-    return add_pod_group(documents, version, minimum=inputs.minimum, options=options)
+    return add_pod_group(documents, version, inputs)
 
 
 def _set_namespace(document: dict[str, Any], namespace: str | None) -> None:
@@ -202,39 +182,29 @@ def _set_namespace(document: dict[str, Any], namespace: str | None) -> None:
 # -- what only the submission knows -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class Additions:
-    """What a submission adds to the documents of a request."""
+def complete_documents(
+    request: Request, *, namespace: str, secret: str, submission_id: str, pod_group_version: str | None = None
+) -> list[dict[str, Any]]:
+    """Copy of the request's documents, ready to send. The owner's uid is known only once it exists.
 
-    namespace: str
-    secret: str = field(repr=False)
-    """The app's, from which the tokens of its roles follow."""
-    submission_id: str
-    pod_group_version: str | None = None
-    """The cluster's version of PodGroup, one of `POD_GROUP_VERSIONS`.
-
-    It is given only with `Request.may_add_pod_group`.
+    Args:
+        request: see `build_request`.
+        namespace: of the objects.
+        secret: the app's, from which the tokens of its roles follow.
+        submission_id: of this submission.
+        pod_group_version: the cluster's version of PodGroup, one of `POD_GROUP_VERSIONS`. It is given only with
+            `Request.may_add_pod_group`.
     """
-
-
-_LARGEST_ADDITIONS: Final = Additions(namespace="n" * 63, secret="0" * 64, submission_id="0" * 16)
-
-
-def complete_documents(request: Request, additions: Additions) -> list[dict[str, Any]]:
-    """Copy of the request's documents, ready to send. The owner's uid is known only once it exists."""
     documents = [copy.deepcopy(dict(document)) for document in request.documents]
-    if additions.pod_group_version is not None:
-        version = additions.pod_group_version
-        documents = add_pod_group(documents, version, minimum=request.minimum, options=request.options)
-    values = {**request.secrets, **_derive_tokens(additions.secret, request.token_roles)}
+    inputs = request.inputs
+    if pod_group_version is not None:
+        documents = add_pod_group(documents, pod_group_version, inputs)
+    tokens = {key: derive_token(secret, role) for key, role in inputs.token_roles.items()}
+    values = {**inputs.secret_values, **tokens}
     for document in documents:
         metadata = document["metadata"]
-        metadata["namespace"] = additions.namespace
-        metadata.setdefault("annotations", {})[SUBMISSION_ANNOTATION] = additions.submission_id
-        if document["kind"] == "Secret" and metadata["name"] == build_secret_name(request.name):
+        metadata["namespace"] = namespace
+        metadata.setdefault("annotations", {})[SUBMISSION_ANNOTATION] = submission_id
+        if document["kind"] == "Secret" and metadata["name"] == build_secret_name(inputs.name):
             document["data"] = {key: base64.b64encode(value.encode()).decode() for key, value in values.items()}
     return documents
-
-
-def _derive_tokens(secret: str, roles: Mapping[str, str]) -> dict[str, str]:
-    return {key: derive_token(secret, role) for key, role in roles.items()}

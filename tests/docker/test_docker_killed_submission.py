@@ -203,7 +203,7 @@ def test_an_image_for_a_cluster_has_the_workspace_and_a_push_that_fails_is_one_l
         (code / name).mkdir()
         (code / name / "data").write_text("in the image\n")
     (code / "link").symlink_to("folder")  # TorchX cannot pack it
-    (code / ".torchxignore").write_text("heavy\n")
+    (code / ".dockerignore").write_text("heavy\n")
     app = app_of("true", image="tiny")
     with closing(kubernetes.create_scheduler("test")) as scheduler:
         scheduler.build_workspace_and_update_role(app.roles[0], str(code), IMAGE_REPO)

@@ -1,7 +1,7 @@
 """Images with the workspace in them, for `image_repo`. They need a Docker engine, so nothing else loads this.
 
-The names in the registry and the push are TorchX's. Its build is not used: if it fails, it leaves a container, and it
-cannot pack a link to a folder.
+The names in the registry and the push are TorchX's. Its build is not used: if it fails, it leaves a container and
+layers, and it cannot pack a link to a folder.
 """
 
 import os
@@ -12,14 +12,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from torchx.specs import AppDef
+from torchx.workspace.api import walk_workspace
 
+from muster._shared.folders import remove_folder
 from muster.schedulers.docker.container_body import stream_context
 from muster.schedulers.docker.engine.client import CALL_TIMEOUT_S, Engine
 from muster.schedulers.docker.engine.errors import DockerError, one_line
 from muster.schedulers.docker.engine.sdk import DEFAULT_HOST, connect, pick_address, translate_errors
 from muster.schedulers.errors import EngineError
-from muster.schedulers.workspace.packing import DOCKERFILE, write_workspace_bundle
+from muster.schedulers.workspace.packing import DOCKERFILE, copy_workspace, write_workspace_bundle
 
+_DOCKERIGNORE: Final = ".dockerignore"
 _ROOT: Final = (0, 0)
 
 
@@ -28,7 +31,7 @@ def build_image(image: str, path: str, report: Callable[[str], None]) -> str:
 
     Args:
         image: the other image, the registry's or else the engine's own.
-        path: the folder.
+        path: the folder. What its `.dockerignore` names is left out, as TorchX does.
         report: called with each line of progress.
 
     Returns:
@@ -36,29 +39,32 @@ def build_image(image: str, path: str, report: Callable[[str], None]) -> str:
 
     Raises:
         BundleError: see `packing`.
-        EngineError: the build failed. It is one line.
+        EngineError: the build failed, and nothing of it is left. It is one line.
     """
     builder = _load_builder()
-    fd, name = tempfile.mkstemp(prefix="muster-workspace-")
     with ExitStack() as undo:
-        undo.callback(os.unlink, name)
-        with open(fd, "wb") as out:
-            write_workspace_bundle(path, out)
-        undo.enter_context(_translate_errors())
-        engine = undo.enter_context(closing(Engine(os.environ)))
-        if not engine.is_available():
-            raise EngineError(f"image_repo needs a Docker engine, and none answers at {engine.host}")
-        try:
-            engine.pull_image(image, report)
-        except DockerError as error:
-            report(f"{error}; the engine's own is used")
-        return engine.build_image(
-            stream_context(Path(name), _ROOT),
-            args={"IMAGE": image, "WORKSPACE": "."},
-            labels={builder.LABEL_VERSION: "muster"},
-            dockerfile=DOCKERFILE,
-            on_progress=report,
-        )
+        folder = tempfile.mkdtemp(prefix="muster-workspace-")
+        undo.callback(remove_folder, folder, ignores_errors=True)
+        copied, packed = Path(folder, "copied"), Path(folder, "packed")
+        copied.mkdir()
+        copy_workspace(path, str(copied))
+        _remove_ignored(copied)
+        with packed.open("wb") as out:
+            write_workspace_bundle(str(copied), out)
+        with _translate_errors(), closing(Engine(os.environ)) as engine:
+            if not engine.is_available():
+                raise EngineError(f"image_repo needs a Docker engine, and none answers at {engine.host}")
+            try:
+                engine.pull_image(image, report)
+            except DockerError as error:
+                report(f"{error}; the engine's own is used")
+            return engine.build_image(
+                stream_context(packed, _ROOT),
+                args={"IMAGE": image, "WORKSPACE": "."},
+                labels={builder.LABEL_VERSION: "muster"},
+                dockerfile=DOCKERFILE,
+                on_progress=report,
+            )
 
 
 def plan_images(app: AppDef, cfg: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -82,6 +88,23 @@ def push_images(images: Mapping[str, Any]) -> None:
         translate_errors("push the image with the workspace", host),
     ):
         builder(docker_client=client).push_images(images)
+
+
+def _remove_ignored(folder: Path) -> None:
+    """Remove what its `.dockerignore` names, and folders without content, as TorchX does."""
+    if not (folder / _DOCKERIGNORE).exists():
+        return
+    from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]  # TorchX's own need
+
+    walked = walk_workspace(LocalFileSystem(), str(folder), _DOCKERIGNORE)
+    kept = {info["name"] for _, _, files in walked for info in files.values()}
+    for base, folders, names in os.walk(folder, topdown=False):
+        for path in (os.path.join(base, name) for name in (*names, *folders)):
+            if os.path.islink(path) or not os.path.isdir(path):
+                if path not in kept:
+                    os.unlink(path)
+            elif not os.listdir(path):
+                os.rmdir(path)
 
 
 def _load_builder() -> Any:

@@ -15,15 +15,20 @@ from typing import Any, Final
 import muster
 from muster._shared.foreign_files import read_whole
 from muster.schedulers.agent_command import build_ask_command
-from muster.schedulers.held.link_names import GATE_NAME, LOCK, WORKSPACE_NAME
 from muster.schedulers.local.hold_lock import lock_hold
-from muster.schedulers.node_program.link_names import STATE_NAME
+from muster.schedulers.node_program.frames import STATE_NAME
 from muster.schedulers.processes.launch import Launch
 from muster.schedulers.processes.link_driver import LinkDriver
 from muster.schedulers.supervision.driver import StartError, take_lent_fds
 from muster.schedulers.supervision.state import ReplicaId
 from muster.schedulers.wording.reasons import Code, Reason, Reasons
 
+LOCK: Final = "hold"
+"""Name of the lent descriptor that keeps the hold."""
+WORKSPACE_NAME: Final = "workspace.json"
+"""In the app's state folder: the entries of the workspace, see `packing.list_workspace`."""
+_GATE_NAME: Final = "claimed"
+"""In the app's state folder: the run has node 0 of the hold."""
 _CLIENT: Final = str(Path(muster.__file__).parent / "agent/hold/client.py")
 _KILL_LIMIT_S: Final = 10.0
 
@@ -40,7 +45,7 @@ class HeldDriver(LinkDriver):
         # A restarted supervisor has nothing lent.
         self._lock_fd = lent[0] if lent else lock_hold(hold["lock"], self.spec.app_id)
         if self._remote is not None:
-            (self.folder.state_dir / GATE_NAME).unlink(missing_ok=True)
+            (self.folder.state_dir / _GATE_NAME).unlink(missing_ok=True)
 
     def build_launch(self, replica: ReplicaId, start_number: int) -> Launch:
         """See `ProcessDriver`."""
@@ -69,7 +74,7 @@ class HeldDriver(LinkDriver):
             "index": replica.index,
             "others": list(range(nodes, remote["nodes"])) if replica.index == 0 else [],
             "hold": {**remote, "handle": hold["handle"]},
-            "gate": str(self.folder.state_dir / GATE_NAME),
+            "gate": str(self.folder.state_dir / _GATE_NAME),
             "root": hold["root"],
             "replica_dir": str(self.folder.replica_dir(replica)),
             "role_dir": str(self.folder.role_dir(replica.role)),

@@ -6,6 +6,7 @@ Standard library only.
 import contextlib
 import json
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 
 from muster._shared.processes import list_parents, read_stat
@@ -184,10 +185,5 @@ def is_below(pid: int, root: int, parents: Mapping[int, int]) -> bool:
 
 def choose_shell(env: Mapping[str, str]) -> str:
     """Return $SHELL if it is here, else bash or sh."""
-    names = [env.get("SHELL", ""), "bash", "sh"]
-    folders = env.get("PATH", os.defpath).split(os.pathsep)
-    for name in filter(None, names):
-        for path in [name] if "/" in name else [os.path.join(folder, name) for folder in folders]:
-            if os.access(path, os.X_OK):
-                return path
-    return "/bin/sh"
+    names = (env.get("SHELL", ""), "bash", "sh")
+    return next(filter(None, (shutil.which(name, path=env.get("PATH")) for name in names)), "/bin/sh")

@@ -15,8 +15,7 @@ from typing import Any, Final
 
 from muster._shared import processes
 from muster._shared.contract import print_line
-from muster.schedulers.node_program.frames import CHUNK_BYTES, Kind
-from muster.schedulers.node_program.link_names import LOST, STATE_NAME
+from muster.schedulers.node_program.frames import CHUNK_BYTES, LOST, STATE_NAME, Kind, write_all
 from muster.schedulers.node_program.run_files import keep_file
 from muster.schedulers.node_program.session import Session
 
@@ -87,12 +86,6 @@ class Link:
             made = path.with_name(f".{STATE_NAME}.{os.getpid()}")
             made.write_text(json.dumps(state))
             made.replace(path)
-
-
-def write_all(fd: int, data: bytes) -> None:
-    """Write all of it, however long that takes."""
-    while data:
-        data = data[os.write(fd, data) :]
 
 
 def read_pieces(path: str | os.PathLike[str], limit_bytes: int = sys.maxsize) -> Iterator[bytes]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from muster._shared.foreign_files import read_whole
-from muster.schedulers.node_program.link_names import LOST, STATE_NAME
+from muster.schedulers.node_program.frames import LOST, STATE_NAME
 from muster.schedulers.processes.driver import ProcessDriver
 from muster.schedulers.processes.launch import Launch
 from muster.schedulers.supervision.driver import Handle

@@ -33,13 +33,7 @@ from muster.schedulers.node_program.session import (
 
 CLIENT: Final = "muster/agent/hold/client.py"
 """Marks the process on the node that stands for the run, see `node_program.agents.find_held`."""
-_SIGNALS: Final = {
-    signal.SIGTERM: "TERM",
-    signal.SIGINT: "INT",
-    signal.SIGTSTP: "TSTP",
-    signal.SIGCONT: "CONT",
-    signal.SIGQUIT: "KILL",
-}
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGTSTP, signal.SIGCONT, signal.SIGQUIT)
 _POLL_S: Final = 0.5
 _GATE_S: Final = 0.02
 _LINE: Final = "muster: {}\n"

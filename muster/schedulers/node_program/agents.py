@@ -50,11 +50,9 @@ def find_agent(app: str, index: int, root: int) -> int:
                 others.add(uid)
                 continue
             env = read_environment(pid)
-            with open(f"/proc/{pid}/cmdline", "rb") as file:
-                words = file.read().split(b"\0")
         except OSError:
             continue  # it has ended
-        if env.get("MUSTER_APP_ID") == app and "MUSTER_TOKEN" in env and _runs_node(words, index):
+        if env.get("MUSTER_APP_ID") == app and "MUSTER_TOKEN" in env and _runs_node(_read_words(pid), index):
             found[pid] = _read_start(pid)
     tops = sorted((pid for pid in found if parents[pid] not in found), key=found.__getitem__)
     if not tops:

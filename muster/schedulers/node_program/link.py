@@ -9,7 +9,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,24 +28,23 @@ class Link:
 
     Args:
         order: of the driver.
-        signals: what is passed on, and as what.
+        signums: what is passed on; SIGQUIT for a kill.
     """
 
-    def __init__(self, order: Mapping[str, Any], signals: Mapping[signal.Signals, str]) -> None:
+    def __init__(self, order: Mapping[str, Any], signums: Iterable[signal.Signals]) -> None:
         self._order = order
-        self._names = signals
         self._signals: list[str] = []
         """What is still to be passed on."""
         self._files: dict[str, int] = {}
         self._uploads: Iterator[bytes] = iter(())
         """Contents of files that the node needs, in pieces; b"": the end of one."""
         self._parent = os.getppid()
-        for signum in signals:
+        for signum in signums:
             signal.signal(signum, self._note_signal)
         self._wake = processes.open_wake_pipe()
 
     def _note_signal(self, signum: int, _frame: object) -> None:
-        self._signals.append(self._names[signal.Signals(signum)])
+        self._signals.append("KILL" if signum == signal.SIGQUIT else signal.Signals(signum).name.removeprefix("SIG"))
 
     def _is_orphan(self) -> bool:
         """Return whether the supervisor has died."""

@@ -2,7 +2,6 @@
 
 import posixpath
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
 from muster._shared.contract import AGENT_BUNDLE_NAME, Env, ExitCode
@@ -18,7 +17,6 @@ from muster.schedulers.wording.reasons import Code, Reason, Reasons
 
 RUN: Final = "{run}"
 """In commands and variables of `request`: the run folder of this start of the replica."""
-_KILL_LIMIT_S: Final = 15.0
 
 
 def find_workspace_name(role: str) -> str:
@@ -74,24 +72,14 @@ class SshDriver(LinkDriver):
     def suspend(self, *, suspended: bool) -> None:
         """See `ReplicaDriver`. Replicas on other machines go on: their agents would take each other for lost."""
 
-    def kill(self, replica: ReplicaId) -> None:
-        """See `ReplicaDriver`."""
-        self.end_link(replica, _KILL_LIMIT_S)
-
     def explain_end(self, replica: ReplicaId, code: int) -> tuple[int | None, Reasons]:
-        """See `ProcessDriver`. A link says why its replica is lost. Its host is then the last spare."""
-        text = self.read_loss(replica, code)
-        has_spare = bool(self._spares) and self._starts_again(replica)
-        if code == ExitCode.RENDEZVOUS and self.runs_agent(replica) and has_spare:
-            self._move(replica, self._spares.pop(0))
-            return code, (Reason(code=Code.MOVED, host=self._hosts[replica]),)
-        if not text:
-            return super().explain_end(replica, code)
-        lost = Reason(code=Code.LINK_LOST, text=text)
-        if not has_spare:
-            return None, (lost,)
+        """See `ProcessDriver`. The host of a replica that is lost, or has left it, is then the last spare."""
+        left = code == ExitCode.RENDEZVOUS and self.runs_agent(replica)
+        known, reasons = super().explain_end(replica, code)
+        if not (left or known is None) or not self._spares or not self._starts_again(replica):
+            return known, reasons
         self._move(replica, self._spares.pop(0))
-        return None, (lost, Reason(code=Code.MOVED, host=self._hosts[replica]))
+        return known, (*reasons, Reason(code=Code.MOVED, host=self._hosts[replica]))
 
     def _starts_again(self, replica: ReplicaId) -> bool:
         """Return whether a lost replica has a retry left.
@@ -167,10 +155,6 @@ class SshDriver(LinkDriver):
         addresses: Mapping[str, str] = self.spec.details["addresses"]
         return addresses.get(host, host.rpartition("@")[2])
 
-    def find_log_dir(self, replica: ReplicaId) -> Path:
-        """See `ProcessDriver`: where the link puts it."""
-        return self.folder.role_dir(replica.role)
-
     def _build_link(self, replica: ReplicaId, start_number: int, verb: str) -> Launch:
         plan: Mapping[str, Any] = self.spec.details["replicas"][replica.role][replica.index]
         ssh: Mapping[str, Any] = self.spec.details["ssh"]
@@ -194,8 +178,6 @@ class SshDriver(LinkDriver):
             "ssh": ssh["ssh"],
             "python": ssh["python"],
             "files": files,
-            "replica_dir": str(self.folder.replica_dir(replica)),
-            "role_dir": str(self.folder.role_dir(replica.role)),
             "node": {
                 **common,
                 "run": run,

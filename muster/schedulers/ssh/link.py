@@ -32,7 +32,7 @@ _TRIES: Final = 3
 _FINISH_LIMIT_S: Final = 5.0
 _END_LIMIT_S: Final = 0.5
 _KILL_LIMIT_S: Final = 10.0
-_SIGNALS: Final = {signal.SIGTERM: "TERM", signal.SIGINT: "INT", signal.SIGQUIT: "KILL"}
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 
 
 class _UnreadError(Exception):

@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from types import FrameType
 from typing import Any, Final
 
@@ -45,10 +44,10 @@ def run(handle: str, command: Sequence[str], *, role: str | None, node: int | No
     code = None
     with operations.open_scheduler(handle) as (scheduler, app_id), watch_signals(list(_PASSED_ON), _exit):
         targets = find_targets(scheduler, app_id, role=role, node=node, takes_all=takes_all)
-        order = partial(Order, app=find_name(app_id), command=list(command))
-        runs = [NodeRun(target) for target in targets]
+        app = find_name(app_id)
+        runs = [NodeRun(each, Order(app=app, index=each.index, command=list(command))) for each in targets]
         try:
-            open_all(scheduler, app_id, runs, lambda each: order(index=each.index))
+            open_all(scheduler, app_id, runs)
             if not takes_all and runs[0].failure:
                 raise ControlError(f"{targets[0]}: {runs[0].failure}", ExitCode.LOST)
             with contextlib.suppress(BrokenPipeError):  # not the scheduler's error
@@ -73,19 +72,20 @@ def _exit(signum: int) -> None:
 class NodeRun:
     """The command on one node."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, order: Order) -> None:
         self.target = target
+        self._order = order
         self.session: Session | None = None
         self._failure = ""
 
-    def open(self, scheduler: PluginScheduler, app_id: str, order: Order) -> None:
+    def open(self, scheduler: PluginScheduler, app_id: str) -> None:
         """Start it. `failure` says what is in the way."""
         if not self.target.runs:
             self._failure = "it does not run"
             return
         try:
             pipe = scheduler.open_in_node(app_id, self.target.role, self.target.index, WORDS)
-            self.session = start_command(pipe, order)
+            self.session = start_command(pipe, self._order)
         except (ControlError, EngineError, SchedulerError, OSError) as error:
             self._failure = str(error)
 
@@ -110,13 +110,11 @@ class NodeRun:
             self.session.close()
 
 
-def open_all(
-    scheduler: PluginScheduler, app_id: str, runs: Sequence[NodeRun], order: Callable[[Target], Order]
-) -> None:
+def open_all(scheduler: PluginScheduler, app_id: str, runs: Sequence[NodeRun]) -> None:
     """Start a command on nodes, on several at a time."""
     pool = ThreadPoolExecutor(max_workers=min(_OPENED_AT_ONCE, max(1, len(runs))))
     try:
-        list(pool.map(lambda each: each.open(scheduler, app_id, order(each.target)), runs))
+        list(pool.map(lambda each: each.open(scheduler, app_id), runs))
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 

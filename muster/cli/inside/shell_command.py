@@ -39,8 +39,8 @@ def run(handle: str, *, role: str | None, node: int | None) -> int:
             tty=True,
             size=(size.lines, size.columns),
         )
-        node_run = NodeRun(target)
-        node_run.open(scheduler, app_id, order)
+        node_run = NodeRun(target, order)
+        node_run.open(scheduler, app_id)
         try:
             if node_run.session is not None:
                 with make_raw(0):

@@ -83,9 +83,8 @@ class RemoteHeldDriver(HeldDriver, LinkDriver):
     def build_client(self, replica: ReplicaId, launch: Launch, words: int) -> Launch:
         """See `HeldDriver`."""
         hold, remote = self.hold, self.hold["remote"]
-        entries = None
-        if hold["has_workspace"]:
-            entries = json.loads(read_whole(self.folder.state_dir / WORKSPACE_NAME, 256 << 20))
+        listed = self.folder.state_dir / WORKSPACE_NAME
+        entries = json.loads(read_whole(listed, 256 << 20)) if listed.exists() else None
         nodes = self.spec.roles[0].replicas
         order = {
             "run": self.spec.app_id,

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 
 from torchx.specs import AppState, is_terminal
 
-from muster._shared.contract import HOLD_FLAG, HOLD_METADATA, HoldKey, print_line
+from muster._shared.contract import HOLD_FLAG, HOLD_METADATA, HOLD_STATE_NAME, HoldKey, print_line
 from muster._shared.control import ControlError
 from muster._shared.foreign_files import read_whole
 from muster.schedulers.adapter.factories import find_properties
@@ -39,25 +39,8 @@ INDEX: Final = "holds"
 SHARED_KEY: Final = "muster.hold_shares_folders"
 """In the metadata of a hold's role: its nodes have the folders of this machine, so that no workspace travels."""
 _STATE_LIMIT_S: Final = 8.0
-_WAIT_LIMIT_S: Final = 25.0
 _AT_ONCE: Final = 16
 _POLL_S: Final = 0.1
-_STATE_PROGRAM: Final = """\
-import json, sys, time
-text, state = "{}", ""
-until_s = time.monotonic() + float(sys.argv[2])
-while state not in ("ready", "busy", "cold", "ended"):
-    try:
-        with open(sys.argv[1] + "/hold.json") as file:
-            text = file.read()
-        state = json.loads(text)["state"]
-    except (OSError, ValueError, KeyError):
-        pass
-    if time.monotonic() >= until_s:
-        break
-    time.sleep(0.02)
-print(text)
-"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +67,7 @@ class RemoteHold:
     def read_states(self) -> list[Mapping[str, Any]]:
         """Return what the holders report, by node. It is empty where one reports nothing."""
         with contextlib.closing(load_scheduler(self.scheduler)) as scheduler:
-            return read_states(scheduler, self, waits=False)
+            return read_states(scheduler, self)
 
     def find_run(self) -> str:
         """Return the name of the run that has the hold. "": none has."""
@@ -95,29 +78,22 @@ class RemoteHold:
 AnyHold: TypeAlias = Hold | RemoteHold
 
 
-def read_states(scheduler: PluginScheduler, hold: RemoteHold, *, waits: bool) -> list[Mapping[str, Any]]:
-    """Ask the holders of all nodes at a time.
-
-    Args:
-        scheduler: the hold's.
-        hold: the hold.
-        waits: wait a while until agents wait there.
-    """
+def read_states(scheduler: PluginScheduler, hold: RemoteHold) -> list[Mapping[str, Any]]:
+    """Read what the holders of all nodes report, on several at a time."""
     from concurrent.futures import ThreadPoolExecutor  # a run on a hold of this machine needs none
 
     def read(index: int) -> Mapping[str, Any]:
-        return read_state(scheduler, hold.app_id, hold.role, index, waits=waits)
+        return read_state(scheduler, hold.app_id, hold.role, index)
 
     with ThreadPoolExecutor(max_workers=min(_AT_ONCE, max(1, hold.nodes))) as pool:
         return list(pool.map(read, range(hold.nodes)))
 
 
-def read_state(scheduler: PluginScheduler, app_id: str, role: str, index: int, *, waits: bool) -> Mapping[str, Any]:
-    """Ask the holder of one node. The answer is empty if it reports nothing."""
-    limit_s = _WAIT_LIMIT_S if waits else _STATE_LIMIT_S
-    command = ["{muster-python}", "-I", "-S", "-c", _STATE_PROGRAM, HOLD_DIR, f"{limit_s / 2 if waits else 0:g}"]
+def read_state(scheduler: PluginScheduler, app_id: str, role: str, index: int) -> Mapping[str, Any]:
+    """Read what the holder of one node reports. It is empty if that is nothing."""
+    command = ["cat", f"{HOLD_DIR}/{HOLD_STATE_NAME}"]
     try:
-        code, output, _ = run_beside_holder(scheduler, app_id, role, index, command, {}, limit_s)
+        code, output, _ = run_beside_holder(scheduler, app_id, role, index, command, {}, _STATE_LIMIT_S)
         content = json.loads(output) if code == 0 else {}
     except (ControlError, EngineError, SchedulerError, OSError, ValueError):
         return {}
@@ -166,7 +142,7 @@ def explain_remote(state_dir: Path, scheduler: PluginScheduler, app_id: str, rol
     if hold is None:
         return ()
     run = find_owner(hold.lock_path)
-    state = {} if run else read_state(scheduler, app_id, hold.role, 0, waits=False)
+    state = {} if run else read_state(scheduler, app_id, hold.role, 0)
     return (local.explain_states(run or str(state.get(HoldKey.RUN, "")), [state]),)
 
 

@@ -19,7 +19,7 @@ from muster.schedulers.supervision.registry import find_state_dir
 from muster.schedulers.wording.words import word_all
 
 _POLL_S: Final = 0.05
-_ELSEWHERE_POLL_S: Final = 0.3
+_ELSEWHERE_POLL_S: Final = 1.0
 
 _States: TypeAlias = Sequence[Mapping[str, Any]]
 
@@ -59,7 +59,7 @@ def _wait(scheduler: PluginScheduler, state_dir: Path, app_id: str, tell: Callab
             states = () if hold is None else hold.read_states()
         elif facts.state is AppState.RUNNING:
             made = build_remote(state_dir, scheduler.backend, app_id, list(facts.app.roles))
-            states = () if made is None else read_states(scheduler, made, waits=True)
+            states = () if made is None else read_states(scheduler, made)
         if states and _are_ready(app_id, states):
             return states
         time.sleep(_POLL_S if is_here else _ELSEWHERE_POLL_S)

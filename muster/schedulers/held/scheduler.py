@@ -236,7 +236,6 @@ def _describe_place(request: HeldRequest, hold: AnyHold) -> tuple[dict[str, Any]
         "remote": {"scheduler": hold.scheduler, "app_id": hold.app_id, "role": hold.role, "nodes": hold.nodes},
         "cwd": run.cwd if hold.shares_folders else None,
         "root": run.workspace,
-        "has_workspace": travels,
         "waits": request.waits,
     }
     return remote, _list_files(run) if travels else None

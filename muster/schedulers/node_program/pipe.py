@@ -200,7 +200,6 @@ def pump_pipe(
     close: Callable[[], None],
     explain: Callable[[], str],
     first: bytes = b"",
-    root: int = 0,
 ) -> NodePipe:
     """Make a pipe of a connection with messages of its own: a thread passes bytes between the two.
 
@@ -213,7 +212,6 @@ def pump_pipe(
         close: closes the connection.
         explain: says why it has ended, in one line.
         first: what the Python has written already, and `receive` does not read.
-        root: see `NodePipe`.
     """
     failures: list[str] = []
     ours, theirs = socket.socketpair()
@@ -265,4 +263,4 @@ def pump_pipe(
         thread.join(_END_LIMIT_S)
         return explain() or ", ".join(failures)
 
-    return NodePipe(stdin=stdin, stdout=stdout, end=end, root=root)
+    return NodePipe(stdin=stdin, stdout=stdout, end=end)

@@ -8,7 +8,7 @@ from muster._shared.contract import AGENT_BUNDLE_NAME, Env, ExitCode
 from muster.schedulers.naming import build_role_labels
 from muster.schedulers.processes.launch import Launch
 from muster.schedulers.processes.link_driver import LinkDriver
-from muster.schedulers.ssh.discovery import Discovery
+from muster.schedulers.ssh.hosts import Discovery
 from muster.schedulers.supervision.app_folder import AppSpec
 from muster.schedulers.supervision.driver import EventQueue, Handle, take_lent_fds
 from muster.schedulers.supervision.events import ResizeRequested
@@ -56,7 +56,13 @@ class SshDriver(LinkDriver):
     def start(self, replica: ReplicaId, start_number: int) -> Handle:
         """See `ReplicaDriver`."""
         handle = super().start(replica, start_number)
-        return {**handle, "host": self._hosts[replica], "start": start_number}
+        run = self._find_run(replica, start_number)
+        return {**handle, "host": self._hosts[replica], "start": start_number, "run": run}
+
+    def _find_run(self, replica: ReplicaId, start_number: int) -> str:
+        """Return the run folder on the host for one start of a replica."""
+        label = self._labels[replica.role]
+        return posixpath.join(self.spec.details["ssh"]["parent"], f"{label}-{replica.index}-{start_number}")
 
     def adopt(self, replica: ReplicaId, handle: Handle) -> bool:
         """See `ReplicaDriver`. A replica that stays gets another link, which goes on where the earlier one ended."""
@@ -159,7 +165,7 @@ class SshDriver(LinkDriver):
         plan: Mapping[str, Any] = self.spec.details["replicas"][replica.role][replica.index]
         ssh: Mapping[str, Any] = self.spec.details["ssh"]
         host = self._hosts[replica]
-        run = find_run(self.spec, self._labels[replica.role], replica.index, start_number)
+        run = self._find_run(replica, start_number)
         env = {**self.build_env(plan, replica, start_number), Env.NODE_NAME: host}
         first = ReplicaId(replica.role, 0)
         if self.runs_agent(replica) and self._hosts[first] != self._first[replica.role]:
@@ -188,8 +194,3 @@ class SshDriver(LinkDriver):
         }
         # -S: searching packages takes as long as Python's start.
         return self.build_link(replica, "muster.schedulers.ssh.link", order, flags=["-S"], lent=lent)
-
-
-def find_run(spec: AppSpec, label: str, index: int, start_number: int) -> str:
-    """Return the run folder on the host for one start of a replica."""
-    return posixpath.join(spec.details["ssh"]["parent"], f"{label}-{index}-{start_number}")

@@ -33,7 +33,6 @@ from muster.schedulers.adapter import (
     StrictOpts,
     build_agent_bundle,
     build_app_name,
-    build_role_labels,
     declare_options,
     find_state_dir,
     make_secret,
@@ -47,7 +46,7 @@ from muster.schedulers.node_program.session import WORDS, LostNodeError, Order, 
 from muster.schedulers.ssh import checks
 from muster.schedulers.ssh.checks import Checked
 from muster.schedulers.ssh.command import build_ssh, explain_failure
-from muster.schedulers.ssh.driver import RUN, find_run, find_workspace_name
+from muster.schedulers.ssh.driver import RUN, find_workspace_name
 from muster.schedulers.ssh.options import SshOptions, find_hosts
 from muster.schedulers.ssh.request import WORKSPACE, SshRequest, build_request, count_replicas, place_request
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec
@@ -169,8 +168,7 @@ class SshScheduler(ProcessScheduler, WorkspaceMixin[None]):  # type: ignore[misc
         handle = None if record is None else record.handles.get(replica)
         if handle is None:
             return 1, "", f"{replica} does not run"
-        label = build_role_labels([role.name for role in spec.roles])[replica.role]
-        run = find_run(spec, label, replica.index, handle["start"])
+        run = str(handle["run"])
         order = Order(
             app="",
             index=replica.index,

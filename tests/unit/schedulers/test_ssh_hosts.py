@@ -19,7 +19,7 @@ from muster.schedulers.ssh import scheduler as ssh_scheduler
 from muster.schedulers.ssh.command import build_ssh, explain_failure
 from muster.schedulers.ssh.driver import SshDriver
 from muster.schedulers.ssh.hosts import Host, HostError, parse_host, parse_hostfile, run_discovery
-from muster.schedulers.ssh.options import SshOptions, check_hosts, find_hosts
+from muster.schedulers.ssh.options import SshOptions, find_hosts
 from muster.schedulers.ssh.request import build_request, place_request
 from muster.schedulers.supervision.app_folder import AppFolder, AppRecord, AppSpec
 from muster.schedulers.supervision.driver import EventQueue
@@ -69,12 +69,15 @@ def test_a_word_that_is_no_host_is_refused(word) -> None:
         parse_host(word, "hosts")
 
 
-def test_a_host_runs_one_node() -> None:
-    with pytest.raises(OptionError, match="twice"):
-        check_hosts([Host("a"), Host("a", 4)], "hosts")
-    with pytest.raises(OptionError, match="names no host"):
-        check_hosts([], "hostfile")
-    for options, line in [({}, "none of them is given"), ({"hosts": ["a"], "hostfile": "x"}, "hosts and hostfile")]:
+def test_a_host_runs_one_node(tmp_path) -> None:
+    hostfile = tmp_path / "hosts"
+    hostfile.touch()
+    for options, line in [
+        ({"hosts": ["a", "a:4"]}, "twice"),
+        ({"hostfile": str(hostfile)}, "names no host"),
+        ({}, "none of them is given"),
+        ({"hosts": ["a"], "hostfile": "x"}, "hosts and hostfile"),
+    ]:
         with pytest.raises(OptionError, match=line):
             find_hosts(SshOptions(**options))
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from operator import mul
 from typing import Final
 
-from torchx.specs import AppDef, Resource, Role
+from torchx.specs import AppDef, Role
 
 from muster._shared.contract import AGENT_BUNDLE_NAME, SIZE_LIMIT, WORKSPACE_BUNDLE_NAME, Env, RoleKey
 from muster.schedulers.adapter import (
@@ -241,8 +241,7 @@ def _list_flags(
     flags += [f"--output={log}", "--open-mode=append", f"--chdir={place.cwd if options.shared else '/'}"]
     flags += ["--no-requeue"] if options.continues == "no" else ["--requeue"]
     flags += ["--no-kill"] if may_lose else []
-    resources = [_find_resource(role) for role in roles]
-    cpus, gpus = _count_cpus(roles), max(int(each.gpu) for each in resources)
+    cpus, gpus = _count_cpus(roles), max(int(role.resource.gpu) for role in roles)
     memory = max(0 if RoleKey.MEMORY_REQUEST_MB in role.metadata else int(role.resource.memMB) for role in roles)
     if options.exclusive:  # the workers get all of a node that has at least so many CPUs
         flags += ["--exclusive", "--mem=0", *([f"--mincpus={cpus}"] if cpus > 0 else [])]
@@ -284,10 +283,6 @@ def _count_seconds(time: str) -> float | None:
     units = (3600, 60, 1) if dash or len(numbers) == 3 else (60, 1)
     seconds: int = sum(map(mul, numbers, units))
     return seconds + (int(days) * 86400 if dash else 0)
-
-
-def _find_resource(role: Role) -> Resource:
-    return role.resource if role.resource is not None else Resource(cpu=0, gpu=0, memMB=0)
 
 
 def _count_cpus(roles: Sequence[Role]) -> int:

@@ -153,16 +153,14 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
 
         options = parse_options(SlurmOptions, self._run_opts(), cfg)
         name = build_app_name(app.name, make_suffix())
-        folder = os.path.abspath(os.path.expanduser(options.job_dir)) if options.job_dir else self._choose_folder(name)
+        default = find_state_dir(os.environ) / "logs" / (self.session_name or "torchx") / name
+        folder = os.path.abspath(os.path.expanduser(options.job_dir or default))
         python = options.python or find_interpreter(os.environ, sys.executable)
         place = Place(folder=folder, cwd=os.getcwd(), python=python)
         request = build_request(
             share_workspace(app, WORKSPACE_KEY), options, name=name, token=make_secret(), place=place
         )
         return AppDryRunInfo(request, str)
-
-    def _choose_folder(self, name: str) -> str:
-        return os.path.abspath(find_state_dir(os.environ) / "logs" / (self.session_name or "torchx") / name)
 
     def schedule(self, dryrun_info: AppDryRunInfo) -> str:
         """Make the app's folder and submit its job. Nothing is left of it if that fails."""

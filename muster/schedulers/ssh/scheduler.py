@@ -123,11 +123,12 @@ class SshScheduler(ProcessScheduler, WorkspaceMixin[None]):  # type: ignore[misc
             paths = held.enter_context(_pack_files(request.spec))
             good = held.enter_context(_checked_hosts(request, sum(path.stat().st_size for path in paths.values())))
             spec = _place_request(request, good)
-            details = {**spec.details, "environment": _read_environment()}
+            # With which `ssh` runs: its agent's socket, the home folder. No other place reads them.
+            environment = {name: value for name, value in os.environ.items() if not name.startswith(_OWN_VARIABLES)}
             files: dict[str, bytes | Path] = {AGENT_BUNDLE_NAME: bundle.result(), **paths}
             used = {each.host.name: each.connection for each in good[: count_replicas(spec)]}
             self.start_app(
-                replace(spec, details=details),
+                replace(spec, details={**spec.details, "environment": environment}),
                 detach=request.options.detach,
                 files=files,
                 lent_fds={name: connection.lend() for name, connection in used.items()},
@@ -310,11 +311,6 @@ def _place_request(request: SshRequest, good: Sequence[Checked]) -> AppSpec:
         ports=ports,
         others={each.host.name: each.addresses[0] for each in good},
     )
-
-
-def _read_environment() -> dict[str, str]:
-    """Read the variables with which `ssh` runs: its agent's socket, the home folder. No other place reads them."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(_OWN_VARIABLES)}
 
 
 def _print_line(line: str) -> None:

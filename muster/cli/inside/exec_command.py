@@ -8,30 +8,29 @@ import contextlib
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from types import FrameType
 from typing import Any, Final
 
 from muster._shared.contract import describe_exit_code
 from muster._shared.control import ControlError, ExitCode, count_nodes
-from muster._shared.processes import READ, WRITE, read_wake_pipe, wait_events
+from muster._shared.processes import READ, read_wake_pipe, wait_events
 from muster.cli import operations
 from muster.cli.answers import say
 from muster.cli.inside.targets import FAILED, Target, find_targets
 from muster.schedulers.adapter.scheduler import PluginScheduler
 from muster.schedulers.errors import EngineError, SchedulerError
-from muster.schedulers.node_program.session import ALIVE_S, WORDS, Order, Session, find_name, start_command
+from muster.schedulers.node_program.frames import write_all
+from muster.schedulers.node_program.session import WORDS, Order, Session, find_name, start_command
 
 _OPENED_AT_ONCE: Final = 16
 _END_LIMIT_S: Final = 10.0
 _STOP_LIMIT_S: Final = 1.0
 """After SIGINT or SIGTERM: what the command has started is killed then."""
 _CHUNK_BYTES: Final = 1 << 16
-LOOK_S: Final = 1.0
+_LOOK_S: Final = 1.0
 _PASSED_ON: Final = {signal.SIGINT: "INT", signal.SIGTERM: "TERM", signal.SIGHUP: "HUP", signal.SIGQUIT: "QUIT"}
 
 
@@ -45,10 +44,10 @@ def run(handle: str, command: Sequence[str], *, role: str | None, node: int | No
     code = None
     with operations.open_scheduler(handle) as (scheduler, app_id), watch_signals(list(_PASSED_ON), _exit):
         targets = find_targets(scheduler, app_id, role=role, node=node, takes_all=takes_all)
-        order = partial(Order, app=find_name(app_id), command=list(command))
-        runs = [NodeRun(target) for target in targets]
+        app = find_name(app_id)
+        runs = [NodeRun(each, Order(app=app, index=each.index, command=list(command))) for each in targets]
         try:
-            open_all(scheduler, app_id, runs, lambda each: order(index=each.index))
+            open_all(scheduler, app_id, runs)
             if not takes_all and runs[0].failure:
                 raise ControlError(f"{targets[0]}: {runs[0].failure}", ExitCode.LOST)
             with contextlib.suppress(BrokenPipeError):  # not the scheduler's error
@@ -73,19 +72,20 @@ def _exit(signum: int) -> None:
 class NodeRun:
     """The command on one node."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, order: Order) -> None:
         self.target = target
+        self._order = order
         self.session: Session | None = None
         self._failure = ""
 
-    def open(self, scheduler: PluginScheduler, app_id: str, order: Order) -> None:
+    def open(self, scheduler: PluginScheduler, app_id: str) -> None:
         """Start it. `failure` says what is in the way."""
         if not self.target.runs:
             self._failure = "it does not run"
             return
         try:
             pipe = scheduler.open_in_node(app_id, self.target.role, self.target.index, WORDS)
-            self.session = start_command(pipe, order)
+            self.session = start_command(pipe, self._order)
         except (ControlError, EngineError, SchedulerError, OSError) as error:
             self._failure = str(error)
 
@@ -110,13 +110,11 @@ class NodeRun:
             self.session.close()
 
 
-def open_all(
-    scheduler: PluginScheduler, app_id: str, runs: Sequence[NodeRun], order: Callable[[Target], Order]
-) -> None:
+def open_all(scheduler: PluginScheduler, app_id: str, runs: Sequence[NodeRun]) -> None:
     """Start a command on nodes, on several at a time."""
     pool = ThreadPoolExecutor(max_workers=min(_OPENED_AT_ONCE, max(1, len(runs))))
     try:
-        list(pool.map(lambda each: each.open(scheduler, app_id, order(each.target)), runs))
+        list(pool.map(lambda each: each.open(scheduler, app_id), runs))
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
@@ -129,69 +127,70 @@ class Relay:
         has_prefix: each line begins with the name of its node.
     """
 
+    SIGNALS: Sequence[signal.Signals] = (*_PASSED_ON, signal.SIGTSTP)
+    """Those that `pass_on` gets."""
+
     def __init__(self, runs: Sequence[NodeRun], *, has_prefix: bool) -> None:
         self._runs = runs
         self._has_prefix = has_prefix
         self._lines: dict[tuple[NodeRun, int], bytes] = {}
         self._signals: list[int] = []
         self._kill_s: float | None = None
-        self._reads = True
-        self._stop = threading.Event()
+        self.reads = True
+        """More input may come."""
+        self._may_lose_reader = not os.isatty(1)
 
     def move(self) -> int:
         """Return the exit code of the first node that has failed once all have ended."""
         sys.stdout.flush()
-        alive = threading.Thread(target=self._say_alive, daemon=True)  # even while our reader blocks
-        alive.start()
-        try:
-            with watch_signals([*_PASSED_ON, signal.SIGTSTP], self._signals.append) as wake:
-                while not all(each.is_over for each in self._runs):
-                    self._step(wake)
-                for key in list(self._lines):
-                    self._write_line(*key, self._lines.pop(key) + b"\n")
-        finally:
-            self._stop.set()
+        with watch_signals(self.SIGNALS, self._signals.append) as wake:
+            while not all(each.is_over for each in self._runs):
+                self._step(wake)
+            for key in list(self._lines):
+                self._write_line(*key, self._lines.pop(key) + b"\n")
         return next((each.code for each in self._runs if each.code), 0)
 
+    def _list_live(self) -> list[tuple[NodeRun, Session]]:
+        return [(each, each.session) for each in self._runs if each.session is not None and not each.is_over]
+
     def _step(self, wake: int) -> None:
-        live = [(each, each.session) for each in self._runs if each.session is not None and not each.is_over]
-        wanted = {wake: READ, 1: 0}  # 0 reports a pipe without readers
-        owners = {fd: each for each, session in live for fd in session.wanted}
+        live = self._list_live()
+        wanted = {wake: READ, **({1: 0} if self._may_lose_reader else {})}  # 0 reports a pipe without readers
+        owners = {fd: each for each in live for fd in each[1].wanted}
         for _, session in live:
             wanted |= session.wanted
         room = min((session.room_bytes for _, session in live), default=0)
-        if self._reads and room > 0 and _may_read():
+        if self.reads and room > 0 and _may_read():
             wanted[0] = READ
-        for fd in wait_events(wanted, LOOK_S):
+        for fd in wait_events(wanted, _LOOK_S):
             if fd == wake:
                 read_wake_pipe(wake)
-            elif fd == 1 and not os.isatty(1):
+            elif fd == 1:
                 raise BrokenPipeError
             elif fd == 0:
-                self._read_input(min(room, _CHUNK_BYTES))
+                self.read_input(min(room, _CHUNK_BYTES))
             elif fd in owners:
-                self._read_output(owners[fd])
+                self._read_output(*owners[fd])
         while self._signals:
-            self._pass_on(self._signals.pop(0))
+            self.pass_on(signal.Signals(self._signals.pop(0)))
         for _, session in live:
             session.check()
         if self._kill_s is not None and time.monotonic() > self._kill_s:
             self._kill_s = None
             self._tell("KILL")
 
-    def _read_input(self, limit: int) -> None:
+    def read_input(self, limit: int) -> None:
+        """Send what has come on standard input, or that it has ended."""
         try:
             data = os.read(0, limit)
         except OSError:
             data = b""
-        self._reads = bool(data)
-        for each in self._runs:
-            if each.session is not None and not each.is_over:
-                each.session.send_input(data)
+        self.reads = bool(data)
+        for _, session in self._list_live():
+            session.send_input(data)
 
-    def _read_output(self, run: NodeRun) -> None:
-        assert run.session is not None  # noqa: S101  # it is polled
-        for stream, data in run.session.receive():
+    def _read_output(self, run: NodeRun, session: Session) -> None:
+        for stream, data in session.receive():
             if not self._has_prefix:
                 write_all(stream, data)
                 continue
@@ -207,30 +206,23 @@ class Relay:
         prefix = f"{run.target} ".encode()
         write_all(stream, b"".join(prefix + line for line in lines))
 
-    def _pass_on(self, signum: int) -> None:
+    def pass_on(self, signum: signal.Signals) -> None:
+        """Handle a signal to this process."""
         if signum == signal.SIGTSTP:
             self._tell("STOP")
-            for each in self._runs:
-                if each.session is not None and not each.is_over:
-                    each.session.flush(_STOP_LIMIT_S)  # a node that is not told takes the silence for a loss
+            for _, session in self._list_live():
+                session.flush(_STOP_LIMIT_S)  # a node that is not told takes the silence for a loss
             os.kill(os.getpid(), signal.SIGSTOP)
             self._tell("CONT")
             return
         again = self._kill_s is not None
-        self._tell("KILL" if again else _PASSED_ON[signal.Signals(signum)])
+        self._tell("KILL" if again else _PASSED_ON[signum])
         if signum != signal.SIGQUIT:
             self._kill_s = time.monotonic() + _END_LIMIT_S
 
     def _tell(self, name: str) -> None:
-        for each in self._runs:
-            if each.session is not None and not each.is_over:
-                each.session.send_signal(name)
-
-    def _say_alive(self) -> None:
-        while not self._stop.wait(ALIVE_S):
-            for each in self._runs:
-                if each.session is not None and not each.is_over:
-                    each.session.send_alive()
+        for _, session in self._list_live():
+            session.send_signal(name)
 
 
 def _may_read() -> bool:
@@ -242,17 +234,6 @@ def _may_read() -> bool:
         return not os.isatty(0) or os.tcgetpgrp(0) == os.getpgrp()
     except OSError:
         return False
-
-
-def write_all(fd: int, data: bytes) -> None:
-    """Write to standard output or error, also where another process has made it non-blocking.
-
-    Raises:
-        BrokenPipeError: its reader has gone.
-    """
-    while data:
-        wait_events({fd: WRITE})
-        data = data[os.write(fd, data) :]
 
 
 @contextlib.contextmanager

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from muster.schedulers.wording.facts import AppFacts
     from muster.schedulers.wording.job_facts import JobFacts
 
-_REPLICA_STATES: Final[Mapping[Status, AppState]] = {
+REPLICA_STATES: Final[Mapping[Status, AppState]] = {
     Status.WAITING: AppState.PENDING,
     Status.RUNNING: AppState.RUNNING,
     Status.SUCCEEDED: AppState.SUCCEEDED,
@@ -466,7 +466,7 @@ def _list_reasons(record: AppRecord) -> Reasons:
 
 def _list_replicas(record: AppRecord, *, is_lost: bool) -> list[ReplicaStatus]:
     def find_state(known: ReplicaState) -> AppState:
-        return AppState.UNKNOWN if is_lost and known.status is Status.RUNNING else _REPLICA_STATES[known.status]
+        return AppState.UNKNOWN if is_lost and known.status is Status.RUNNING else REPLICA_STATES[known.status]
 
     hosts = record.find_hosts()
     return [

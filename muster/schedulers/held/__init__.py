@@ -10,7 +10,7 @@ travels with the workspace, does the same.
     holds       which holds there are, of all adapters; those of this machine are in `muster.schedulers.local.holds`
     readiness   waits until a new hold is ready
     remote      what a run on a hold of another adapter is
-    driver      what the supervisor loads; `link_names` is what it has in common with its links and the scheduler
+    driver      what the supervisor loads, and `link`, what it starts for a node elsewhere
     lending     what `muster.elastic` uses
 """
 

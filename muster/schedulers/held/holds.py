@@ -9,6 +9,7 @@ not there may name a hold that another machine has submitted. The nodes of a hol
 import contextlib
 import json
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any, Final, TypeAlias
 
 from torchx.specs import AppState, is_terminal
 
-from muster._shared.contract import HOLD_FLAG, HOLD_METADATA, HoldKey
+from muster._shared.contract import HOLD_FLAG, HOLD_METADATA, HOLD_STATE_NAME, HoldKey, print_line
 from muster._shared.control import ControlError
 from muster._shared.foreign_files import read_whole
 from muster.schedulers.adapter.factories import find_properties
@@ -25,7 +26,7 @@ from muster.schedulers.agent_command import find_agent_flag
 from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.held.link import load_scheduler
 from muster.schedulers.local import holds as local
-from muster.schedulers.local.hold_lock import find_owner
+from muster.schedulers.local.hold_lock import find_owner, lock_hold
 from muster.schedulers.local.holds import Hold, open_hold
 from muster.schedulers.node_program.frames import HOLD_DIR
 from muster.schedulers.node_program.session import WORDS, Order, find_name, run_captured
@@ -37,26 +38,9 @@ INDEX: Final = "holds"
 """In the state folder: a file for each hold."""
 SHARED_KEY: Final = "muster.hold_shares_folders"
 """In the metadata of a hold's role: its nodes have the folders of this machine, so that no workspace travels."""
-_SESSION: Final = "torchx"
 _STATE_LIMIT_S: Final = 8.0
-_WAIT_LIMIT_S: Final = 25.0
 _AT_ONCE: Final = 16
-_STATE_PROGRAM: Final = """\
-import json, sys, time
-text, state = "{}", ""
-until_s = time.monotonic() + float(sys.argv[2])
-while state not in ("ready", "busy", "cold", "ended"):
-    try:
-        with open(sys.argv[1] + "/hold.json") as file:
-            text = file.read()
-        state = json.loads(text)["state"]
-    except (OSError, ValueError, KeyError):
-        pass
-    if time.monotonic() >= until_s:
-        break
-    time.sleep(0.02)
-print(text)
-"""
+_POLL_S: Final = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,19 +64,10 @@ class RemoteHold:
         """The handle as people write it."""
         return f"{self.scheduler}://{self.app_id}"
 
-    @property
-    def session(self) -> str:
-        """TorchX's."""
-        return _SESSION
-
-    def open(self) -> "contextlib.closing[PluginScheduler]":
-        """Create its scheduler, for a block."""
-        return contextlib.closing(load_scheduler(self.scheduler, _SESSION))
-
     def read_states(self) -> list[Mapping[str, Any]]:
         """Return what the holders report, by node. It is empty where one reports nothing."""
-        with self.open() as scheduler:
-            return read_states(scheduler, self, waits=False)
+        with contextlib.closing(load_scheduler(self.scheduler)) as scheduler:
+            return read_states(scheduler, self)
 
     def find_run(self) -> str:
         """Return the name of the run that has the hold. "": none has."""
@@ -103,34 +78,53 @@ class RemoteHold:
 AnyHold: TypeAlias = Hold | RemoteHold
 
 
-def read_states(scheduler: PluginScheduler, hold: RemoteHold, *, waits: bool) -> list[Mapping[str, Any]]:
-    """Ask the holders of all nodes at a time.
-
-    Args:
-        scheduler: the hold's.
-        hold: the hold.
-        waits: wait a while until agents wait there.
-    """
+def read_states(scheduler: PluginScheduler, hold: RemoteHold) -> list[Mapping[str, Any]]:
+    """Read what the holders of all nodes report, on several at a time."""
     from concurrent.futures import ThreadPoolExecutor  # a run on a hold of this machine needs none
 
     def read(index: int) -> Mapping[str, Any]:
-        return read_state(scheduler, hold.app_id, hold.role, index, waits=waits)
+        return read_state(scheduler, hold.app_id, hold.role, index)
 
     with ThreadPoolExecutor(max_workers=min(_AT_ONCE, max(1, hold.nodes))) as pool:
         return list(pool.map(read, range(hold.nodes)))
 
 
-def read_state(scheduler: PluginScheduler, app_id: str, role: str, index: int, *, waits: bool) -> Mapping[str, Any]:
-    """Ask the holder of one node. The answer is empty if it reports nothing."""
-    limit_s = _WAIT_LIMIT_S if waits else _STATE_LIMIT_S
-    command = ["{muster-python}", "-I", "-S", "-c", _STATE_PROGRAM, HOLD_DIR, f"{limit_s / 2 if waits else 0:g}"]
-    order = Order(app=find_name(app_id), index=index, command=command, is_hold=True)
+def read_state(scheduler: PluginScheduler, app_id: str, role: str, index: int) -> Mapping[str, Any]:
+    """Read what the holder of one node reports. It is empty if that is nothing."""
+    command = ["cat", f"{HOLD_DIR}/{HOLD_STATE_NAME}"]
     try:
-        code, output, _ = run_captured(scheduler.open_in_node(app_id, role, index, WORDS), order, limit_s)
+        code, output, _ = run_beside_holder(scheduler, app_id, role, index, command, {}, _STATE_LIMIT_S)
         content = json.loads(output) if code == 0 else {}
     except (ControlError, EngineError, SchedulerError, OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def run_beside_holder(
+    scheduler: PluginScheduler,
+    app_id: str,
+    role: str,
+    index: int,
+    command: Sequence[str],
+    env: Mapping[str, str],
+    limit_s: float,
+) -> tuple[int, str, str]:
+    """Run a command on a node of a hold. Return its exit code, standard output and standard error.
+
+    Args:
+        scheduler: the hold's.
+        app_id: of the hold.
+        role: of the hold.
+        index: of the node.
+        command: and its arguments, see `agents.complete_order`.
+        env: its variables, beside the holder's.
+        limit_s: the longest time, in seconds.
+
+    Raises:
+        ControlError, EngineError, SchedulerError: it cannot be run there, or does not end within the limit.
+    """
+    order = Order(app=find_name(app_id), index=index, command=command, env=env, is_hold=True)
+    return run_captured(scheduler.open_in_node(app_id, role, index, WORDS), order, limit_s)
 
 
 def explain_remote(state_dir: Path, scheduler: PluginScheduler, app_id: str, roles: Sequence[Any]) -> Reasons:
@@ -148,7 +142,7 @@ def explain_remote(state_dir: Path, scheduler: PluginScheduler, app_id: str, rol
     if hold is None:
         return ()
     run = find_owner(hold.lock_path)
-    state = {} if run else read_state(scheduler, app_id, hold.role, 0, waits=False)
+    state = {} if run else read_state(scheduler, app_id, hold.role, 0)
     return (local.explain_states(run or str(state.get(HoldKey.RUN, "")), [state]),)
 
 
@@ -230,7 +224,7 @@ def describe(scheduler_name: str, app_id: str) -> Any:
     Raises:
         EngineError: that cannot be found out now.
     """
-    with contextlib.closing(load_scheduler(scheduler_name, _SESSION)) as scheduler:
+    with contextlib.closing(load_scheduler(scheduler_name)) as scheduler:
         return scheduler.describe_app(app_id)
 
 
@@ -290,3 +284,29 @@ def choose_hold(state_dir: Path, name: str | None) -> AnyHold:
         what = "nothing is held here" if not holds else f"{name!r} is none of the holds here: {names}"
         raise SchedulerError(f"{name!r} may be any of {', '.join(each.handle for each in found)}" if found else what)
     return found[0]
+
+
+def take_hold(hold: AnyHold, name: str, *, waits: bool = False, hint: str = "") -> int:
+    """Lock a hold, and return the descriptor that keeps it.
+
+    Args:
+        hold: the hold.
+        name: of the run, or of a program's job.
+        waits: wait for the end of the run that has it.
+        hint: follows what is said of a hold that has a run.
+
+    Raises:
+        EngineError: it has a run. It is one line.
+    """
+    told = ""
+    while True:
+        fd = lock_hold(hold.lock_path, name)
+        if fd is not None:
+            return fd
+        run = hold.find_run()
+        if run and not waits:
+            raise EngineError(f"{hold.handle} runs {run} now{hint}")
+        if run and run != told:
+            print_line(f"held: waiting for {run} on {hold.handle}")
+            told = run
+        time.sleep(_POLL_S)

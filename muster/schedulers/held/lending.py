@@ -3,9 +3,8 @@
 import os
 from dataclasses import dataclass
 
-from muster.schedulers.errors import EngineError, SchedulerError
-from muster.schedulers.held.holds import choose_hold
-from muster.schedulers.local.hold_lock import lock_hold
+from muster.schedulers.errors import SchedulerError
+from muster.schedulers.held.holds import choose_hold, take_hold
 from muster.schedulers.local.holds import Hold
 from muster.schedulers.supervision.registry import find_state_dir
 
@@ -39,10 +38,4 @@ def lend_node(name: str | None, job: str, processes: int) -> LentNode:
     held = int(hold.read_states()[0].get("nproc", 0))
     if held and processes > held:
         raise SchedulerError(f"nproc={processes}: {hold.handle} holds at most {held}")
-    lock_fd = None
-    while lock_fd is None:
-        lock_fd = lock_hold(hold.lock_path, job)
-        run = "" if lock_fd is not None else hold.find_run()
-        if run:
-            raise EngineError(f"{hold.handle} runs {run} now")
-    return LentNode(handle=hold.handle, folder=hold.list_folders()[0], lock_fd=lock_fd)
+    return LentNode(handle=hold.handle, folder=hold.list_folders()[0], lock_fd=take_hold(hold, job))

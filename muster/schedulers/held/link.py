@@ -19,9 +19,8 @@ from muster._shared.control import ControlError, ExitCode
 from muster._shared.processes import wait_events
 from muster.schedulers.adapter.factories import list_entry_points
 from muster.schedulers.errors import EngineError, SchedulerError
-from muster.schedulers.node_program.frames import HOLD_DIR, Kind
-from muster.schedulers.node_program.link import UPLOAD_BYTES, Link, read_pieces, run_link, write_all
-from muster.schedulers.node_program.link_names import LOST
+from muster.schedulers.node_program.frames import HOLD_DIR, LOST, Kind, write_all
+from muster.schedulers.node_program.link import UPLOAD_BYTES, Link, read_pieces, run_link
 from muster.schedulers.node_program.session import (
     ALIVE_S,
     WORDS,
@@ -34,21 +33,15 @@ from muster.schedulers.node_program.session import (
 
 CLIENT: Final = "muster/agent/hold/client.py"
 """Marks the process on the node that stands for the run, see `node_program.agents.find_held`."""
-_SIGNALS: Final = {
-    signal.SIGTERM: "TERM",
-    signal.SIGINT: "INT",
-    signal.SIGTSTP: "TSTP",
-    signal.SIGCONT: "CONT",
-    signal.SIGQUIT: "KILL",
-}
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGTSTP, signal.SIGCONT, signal.SIGQUIT)
 _POLL_S: Final = 0.5
 _GATE_S: Final = 0.02
 _LINE: Final = "muster: {}\n"
 
 
-def load_scheduler(name: str, session: str) -> Any:
+def load_scheduler(name: str) -> Any:
     """Create the scheduler of this name, as `muster.cli.adapters` does. The caller closes it."""
-    return list_entry_points()[name].load()(session)
+    return list_entry_points()[name].load()("torchx")
 
 
 def build_client(index: int) -> list[str]:
@@ -73,7 +66,7 @@ class HeldLink(Link):
         """See `Link`."""
         hold = self._order["hold"]
         try:
-            with contextlib.closing(load_scheduler(hold["scheduler"], hold["session"])) as scheduler:
+            with contextlib.closing(load_scheduler(hold["scheduler"])) as scheduler:
                 self._keep_others(scheduler)
                 session = self._open(scheduler, self._order["index"])
                 try:
@@ -109,11 +102,9 @@ class HeldLink(Link):
                 session = self._open(scheduler, index)
                 order = {**self._order["node"], "args": None, "workspace": None, "env": {}}
                 while not session.is_over:
-                    if wait_events(session.wanted, ALIVE_S):
-                        if Kind.READY in dict(session.receive_frames()):
-                            session.send(Kind.ORDER, json.dumps(order).encode())
-                    elif session.has_started:
-                        session.send_alive()
+                    has_come = wait_events(session.wanted, ALIVE_S)
+                    if has_come and Kind.READY in dict(session.receive_frames()):
+                        session.send(Kind.ORDER, json.dumps(order).encode())
                     session.check()
                 session.close()
 
@@ -121,7 +112,6 @@ class HeldLink(Link):
             threading.Thread(target=keep, args=(index,), name=f"muster-keep-{index}", daemon=True).start()
 
     def _serve(self, session: Session) -> int:
-        alive_s = time.monotonic()
         while not session.is_over:
             if session.has_started and not self._has_claimed and self._may_claim():
                 self._has_claimed = True
@@ -132,9 +122,6 @@ class HeldLink(Link):
             if session.has_started:
                 while self._signals:
                     session.send_signal(self._signals.pop(0))
-                if time.monotonic() - alive_s >= ALIVE_S:
-                    alive_s = time.monotonic()
-                    session.send_alive()
             session.check()
         if session.code is None:
             raise ControlError(session.failure, ExitCode.LOST)

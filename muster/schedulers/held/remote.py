@@ -5,29 +5,28 @@ resources and addresses are those of the hold. The rest of a run's variables com
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
 
 from torchx.specs import AppDef, Role
 
 import muster
 from muster._shared.contract import Env
 from muster.schedulers.adapter.agent_role import AgentPlace, assign_arguments, translate_replica
-from muster.schedulers.adapter.process_plan import mask_plans
+from muster.schedulers.adapter.process_plan import build_process_spec, mask_plans
 from muster.schedulers.adapter.process_scheduler import ERROR_FILE
 from muster.schedulers.agent_command import is_agent_role
 from muster.schedulers.errors import OptionError, SchedulerError
-from muster.schedulers.grace import decide_app_grace_s
 from muster.schedulers.held.holds import RemoteHold
 from muster.schedulers.held.options import HeldOptions
 from muster.schedulers.naming import build_role_labels
 from muster.schedulers.node_program.frames import HOLD_DIR
-from muster.schedulers.processes.plan import ReplicaPlan, build_details
-from muster.schedulers.runner.app_codec import dump_app
-from muster.schedulers.runner.roles import apply_macros, build_role_plan
+from muster.schedulers.processes.plan import ReplicaPlan
+from muster.schedulers.runner.roles import apply_macros
 from muster.schedulers.supervision.app_folder import AppSpec
 
+DRIVER: Final = "muster.schedulers.held.driver:create_driver"
 WORKSPACE: Final = "held.workspace"
 """In `Role.metadata`: absolute path of the folder that travels to the nodes."""
 
@@ -36,31 +35,26 @@ WORKSPACE: Final = "held.workspace"
 class RemoteRequest:
     """A whole run on nodes elsewhere."""
 
-    app_id: str
-    folder: str
-    grace_s: float
+    spec: AppSpec = field(repr=False)
+    """It lacks only the hold. In its details are the variables with which this machine reaches the nodes."""
     detach: bool
-    role: Role = field(repr=False)
-    plans: tuple[ReplicaPlan, ...]
-    workspace: str | None
-    """The folder that travels. None: none was given."""
     cwd: str
     """This folder, where the hold's nodes share it."""
-    environ: Mapping[str, str] = field(repr=False)
-    """The variables with which this machine reaches the nodes."""
-    token: str = field(repr=False)
-    description: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def workspace(self) -> str | None:
+        """The folder that travels. None: none was given."""
+        return next(iter(self.spec.details["workspaces"].values()), None)
 
     def __str__(self) -> str:
         """Return the text of the dry run, without secrets."""
-        plans = [asdict(plan) for plan in self.plans]
         shown = {
-            "app_id": self.app_id,
-            "folder": self.folder,
-            "grace_s": self.grace_s,
+            "app_id": self.spec.app_id,
+            "folder": self.spec.folder,
+            "grace_s": self.spec.grace_s,
             "detach": self.detach,
             "workspace": self.workspace,
-            "replicas": mask_plans({str(self.role.name): plans}),
+            "replicas": mask_plans(self.spec.details["replicas"]),
         }
         return json.dumps(shown, indent=2)
 
@@ -113,19 +107,17 @@ def build_remote_request(
         env=options.env,
         draws_bars=draws_bars,
     )
-    return RemoteRequest(
-        app_id=name,
+    spec = build_process_spec(
+        app,
+        {str(role.name): [_build_plan(role, index, place, run_dir) for index in range(role.num_replicas)]},
+        place,
         folder=folder,
-        grace_s=decide_app_grace_s(app.roles, options.grace_s, options.env),
-        detach=options.detach,
-        role=app.roles[0],
-        plans=tuple(_build_plan(role, index, place, run_dir) for index in range(role.num_replicas)),
-        workspace=role.metadata.get(WORKSPACE),
-        cwd=cwd,
-        environ={key: value for key, value in environ.items() if not key.startswith("MUSTER_")},
+        driver=DRIVER,
         token=token,
-        description=dump_app(app, without_metadata=(WORKSPACE,)),
+        workspace_key=WORKSPACE,
+        details={"environment": {key: value for key, value in environ.items() if not key.startswith("MUSTER_")}},
     )
+    return RemoteRequest(spec=spec, detach=options.detach, cwd=cwd)
 
 
 def _build_plan(role: Role, index: int, place: AgentPlace, run_dir: str) -> ReplicaPlan:
@@ -148,50 +140,3 @@ def check_remote(request: RemoteRequest, hold: RemoteHold) -> None:
     if hold.shares_folders and request.workspace is not None and request.workspace != request.cwd:
         where = f"the nodes of {hold.handle} share this machine's folders"
         raise SchedulerError(f"{where}: a run works in the current folder, not in the workspace {request.workspace}")
-
-
-def build_remote_spec(
-    request: RemoteRequest,
-    hold: RemoteHold,
-    driver: str,
-    entries: Sequence[Mapping[str, Any]] | None,
-    *,
-    waits: bool,
-) -> AppSpec:
-    """Build what the run's supervisor starts from.
-
-    Args:
-        request: of the run.
-        hold: on which it runs.
-        driver: see `AppSpec`.
-        entries: of its workspace, see `packing.list_workspace`. None: it has none.
-        waits: it waits for a run that another machine has begun.
-    """
-    return AppSpec(
-        app_id=request.app_id,
-        scheduler="held",
-        folder=request.folder,
-        driver=driver,
-        roles=(build_role_plan(request.role),),
-        grace_s=request.grace_s,
-        description=request.description,
-        details={
-            **build_details({str(request.role.name): request.plans}, token=request.token, base_env={}),
-            "hold": {
-                "handle": hold.handle,
-                "lock": str(hold.lock_path),
-                "remote": {
-                    "scheduler": hold.scheduler,
-                    "session": hold.session,
-                    "app_id": hold.app_id,
-                    "role": hold.role,
-                    "nodes": hold.nodes,
-                },
-                "cwd": request.cwd if hold.shares_folders else None,
-                "root": request.workspace,
-                "has_workspace": entries is not None,
-                "waits": waits,
-            },
-            "environment": dict(request.environ),
-        },
-    )

@@ -1,39 +1,41 @@
 """`held` and `local_held`: TorchX's interface over a supervisor process per run, whose nodes are those of a hold."""
 
-import contextlib
 import json
 import os
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from torchx.specs import AppDef, AppDryRunInfo, Role
 from torchx.workspace.api import WorkspaceMixin
 
-from muster._shared.contract import print_line
 from muster._shared.control import ControlError
 from muster.schedulers.adapter.process_scheduler import ProcessScheduler
 from muster.schedulers.adapter.scheduler import PluginScheduler
 from muster.schedulers.agent_command import find_agent_flag, is_agent_role
 from muster.schedulers.errors import EngineError, SchedulerError
-from muster.schedulers.held.holds import RUNS, AnyHold, RemoteHold, choose_hold, is_remote
+from muster.schedulers.held.holds import (
+    RUNS,
+    AnyHold,
+    RemoteHold,
+    choose_hold,
+    is_remote,
+    run_beside_holder,
+    take_hold,
+)
 from muster.schedulers.held.link import load_scheduler
-from muster.schedulers.held.link_names import LOCK, WORKSPACE_NAME
 from muster.schedulers.held.options import HeldOptions
 from muster.schedulers.held.remote import (
+    DRIVER,
     WORKSPACE,
     RemoteRequest,
     build_remote_request,
-    build_remote_spec,
     check_remote,
 )
-from muster.schedulers.local.hold_lock import lock_hold
 from muster.schedulers.local.request import LocalRequest
 from muster.schedulers.local.submission import build_spec, prepare_request
 from muster.schedulers.naming import build_app_name, make_secret, make_suffix
 from muster.schedulers.node_program.frames import HOLD_DIR
-from muster.schedulers.node_program.session import WORDS, Order, find_name, run_captured
 from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.runner.option_records import declare_options, parse_options
 from muster.schedulers.runner.roles import note_workspace
@@ -45,8 +47,6 @@ from muster.schedulers.supervision.state import ReplicaId
 if TYPE_CHECKING:
     from muster.schedulers.node_program.pipe import NodePipe
 
-_DRIVER: Final = "muster.schedulers.held.driver:create_driver"
-_POLL_S: Final = 0.1
 _FILE_LIMIT_S: Final = 20.0
 _ROLE_KEY: Final = "nproc-per-node"
 
@@ -92,7 +92,7 @@ class HeldScheduler(ProcessScheduler, WorkspaceMixin[None]):  # type: ignore[mis
     def _open_other(self, remote: Mapping[str, Any]) -> PluginScheduler:
         name = str(remote["scheduler"])
         if name not in self._others:
-            self._others[name] = load_scheduler(name, str(remote["session"]))
+            self._others[name] = load_scheduler(name)
         return self._others[name]
 
     def add_options(self, opts: StrictOpts) -> None:
@@ -149,6 +149,8 @@ class HeldScheduler(ProcessScheduler, WorkspaceMixin[None]):  # type: ignore[mis
             EngineError: the hold runs another app, or the supervisor could not be started. Nothing is left of the run.
             SchedulerError: there is no such hold, the run does not fit, or a script does not exist.
         """
+        from muster.schedulers.held.driver import LOCK, WORKSPACE_NAME  # a status starts without it
+
         request: HeldRequest = dryrun_info.request
         hold = choose_hold(find_state_dir(os.environ), request.app)
         if isinstance(hold, RemoteHold) is not isinstance(request.run, RemoteRequest):
@@ -156,32 +158,20 @@ class HeldScheduler(ProcessScheduler, WorkspaceMixin[None]):  # type: ignore[mis
         _check_fit(request, hold)
         if isinstance(request.run, RemoteRequest):
             assert isinstance(hold, RemoteHold)  # noqa: S101  # see above
-            return self._start_remote(request, request.run, hold)
-        assert not isinstance(hold, RemoteHold)  # noqa: S101
-        spec = build_spec(request.run, RUNS)
-        place = {"handle": hold.handle, "folders": hold.list_folders(), "lock": str(hold.lock_path)}
-        with _taken(hold, spec.app_id, waits=request.waits) as lock_fd:
-            self.start_app(
-                replace(spec, driver=_DRIVER, details={**spec.details, "hold": place}),
-                detach=request.run.detach,
-                lent_fds={LOCK: [lock_fd]},
-            )
-        return spec.app_id
-
-    def _start_remote(self, request: HeldRequest, run: RemoteRequest, hold: RemoteHold) -> str:
-        from muster.schedulers.workspace.packing import BundleError, list_workspace
-
-        check_remote(run, hold)
-        with _taken(hold, run.app_id, waits=request.waits) as lock_fd:
-            try:
-                travels = run.workspace is not None and not hold.shares_folders
-                entries = list_workspace(str(run.workspace)) if travels else None
-            except BundleError as error:
-                raise SchedulerError(str(error)) from error
+            check_remote(request.run, hold)
+            spec = request.run.spec
+        else:
+            spec = build_spec(request.run, RUNS)
+        hint = "; with -cfg wait=true this run waits for it"
+        lock_fd = take_hold(hold, spec.app_id, waits=request.waits, hint=hint)
+        try:
+            place, entries = _describe_place(request, hold)
             files = {} if entries is None else {WORKSPACE_NAME: json.dumps(entries).encode()}
-            spec = build_remote_spec(run, hold, _DRIVER, entries, waits=request.waits)
-            self.start_app(spec, detach=run.detach, files=files, lent_fds={LOCK: [lock_fd]})
-        return run.app_id
+            spec = replace(spec, driver=DRIVER, details={**spec.details, "hold": place})
+            self.start_app(spec, detach=request.run.detach, files=files, lent_fds={LOCK: [lock_fd]})
+        finally:
+            os.close(lock_fd)
+        return spec.app_id
 
     # -- asking -----------------------------------------------------------------------------------------------------
 
@@ -193,10 +183,8 @@ class HeldScheduler(ProcessScheduler, WorkspaceMixin[None]):  # type: ignore[mis
         if remote is None:
             return super().ask_command(spec, replica, command, env, limit_s)
         words = ["{muster-agent}", *command[2:]]
-        order = Order(app=find_name(remote["app_id"]), index=replica.index, command=words, env=env, is_hold=True)
         try:
-            pipe = self._open_other(remote).open_in_node(remote["app_id"], remote["role"], replica.index, WORDS)
-            return run_captured(pipe, order, limit_s)
+            return self._run_there(remote, replica.index, words, env, limit_s)
         except (ControlError, EngineError) as error:
             return 1, "", str(error)
 
@@ -211,13 +199,18 @@ class HeldScheduler(ProcessScheduler, WorkspaceMixin[None]):  # type: ignore[mis
             return None
         remote, path = place["remote"], f"{HOLD_DIR}/runs/{app_id}/log/{run_dir.name}/{name}"
         words = ["tail", "-c", str(limit_bytes), path]
-        order = Order(app=find_name(remote["app_id"]), index=index, command=words, is_hold=True)
         try:
-            pipe = self._open_other(remote).open_in_node(remote["app_id"], remote["role"], index, WORDS)
-            code, output, _ = run_captured(pipe, order, _FILE_LIMIT_S)
+            code, output, _ = self._run_there(remote, index, words, {}, _FILE_LIMIT_S)
         except (ControlError, EngineError):
             return None
         return output.encode() if code == 0 else None
+
+    def _run_there(
+        self, remote: Mapping[str, Any], index: int, command: Sequence[str], env: Mapping[str, str], limit_s: float
+    ) -> tuple[int, str, str]:
+        return run_beside_holder(
+            self._open_other(remote), remote["app_id"], remote["role"], index, command, env, limit_s
+        )
 
     def open_beside(
         self, spec: AppSpec, replica: ReplicaId, handle: Mapping[str, Any], words: Sequence[str]
@@ -230,30 +223,31 @@ class HeldScheduler(ProcessScheduler, WorkspaceMixin[None]):  # type: ignore[mis
         return replace(other.open_in_node(remote["app_id"], remote["role"], replica.index, words), root=0)
 
 
-@contextlib.contextmanager
-def _taken(hold: AnyHold, name: str, *, waits: bool) -> Iterator[int]:
-    """Lock the hold for a run. Yield the descriptor, which is closed at the end."""
-    fd = _take(hold, name, waits=waits)
+def _describe_place(request: HeldRequest, hold: AnyHold) -> tuple[dict[str, Any], list[dict[str, Any]] | None]:
+    """Return what the driver must know of the hold, and the entries of the workspace, if one travels."""
+    place = {"handle": hold.handle, "lock": str(hold.lock_path)}
+    if not isinstance(hold, RemoteHold):
+        return {**place, "folders": hold.list_folders()}, None
+    run = request.run
+    assert isinstance(run, RemoteRequest)  # noqa: S101  # see `schedule`
+    travels = run.workspace is not None and not hold.shares_folders
+    remote = {
+        **place,
+        "remote": {"scheduler": hold.scheduler, "app_id": hold.app_id, "role": hold.role, "nodes": hold.nodes},
+        "cwd": run.cwd if hold.shares_folders else None,
+        "root": run.workspace,
+        "waits": request.waits,
+    }
+    return remote, _list_files(run) if travels else None
+
+
+def _list_files(run: RemoteRequest) -> list[dict[str, Any]]:
+    from muster.schedulers.workspace.packing import BundleError, list_workspace
+
     try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
-def _take(hold: AnyHold, name: str, *, waits: bool) -> int:
-    """Lock the hold for a run, and return the descriptor."""
-    told = ""
-    while True:
-        fd = lock_hold(hold.lock_path, name)
-        if fd is not None:
-            return fd
-        run = hold.find_run()
-        if run and not waits:
-            raise EngineError(f"{hold.handle} runs {run} now; with -cfg wait=true this run waits for it")
-        if run and run != told:
-            print_line(f"held: waiting for {run} on {hold.handle}")
-            told = run
-        time.sleep(_POLL_S)
+        return list_workspace(str(run.workspace))
+    except BundleError as error:
+        raise SchedulerError(str(error)) from error
 
 
 def _check_fit(request: HeldRequest, hold: AnyHold) -> None:

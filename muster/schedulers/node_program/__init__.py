@@ -8,5 +8,5 @@ a terminal. How an adapter reaches a node is in the adapter.
     on the node     `command` runs a command or a terminal beside an agent, which `agents` finds; `keeper` owns a
                     replica of ssh; `held_run` gives a run to a node's holder. `served` is what they have in common
     on this side    `pipe`: what an adapter opens; `session`: the text of the program, and one of them on one node;
-                    `link`: a process that stands for one node; `link_names`: what it agrees on with its driver
+                    `link`: a process that stands for one node
 """

@@ -6,7 +6,8 @@ Standard library only.
 import contextlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 
 from muster._shared.processes import list_parents, read_stat
 from muster.schedulers.node_program.frames import HOLD_DIR, NodeError
@@ -38,23 +39,12 @@ def find_agent(app: str, index: int, root: int) -> int:
         NodeError: there is none, or it belongs to another user.
     """
     parents = list_parents()
-    found: dict[int, int] = {}
     others: set[int] = set()
-    for pid in parents:
-        if root and not is_below(pid, root, parents):
-            continue
-        try:
-            uid = os.stat(f"/proc/{pid}").st_uid
-            if uid != os.geteuid():
-                others.add(uid)
-                continue
-            env = read_environment(pid)
-            with open(f"/proc/{pid}/cmdline", "rb") as file:
-                words = file.read().split(b"\0")
-        except OSError:
-            continue  # it has ended
-        if env.get("MUSTER_APP_ID") == app and "MUSTER_TOKEN" in env and _runs_node(words, index):
-            found[pid] = _read_start(pid)
+    found = {
+        pid: _read_start(pid)
+        for pid, env, words in _list_own(app, root, parents, others)
+        if "MUSTER_TOKEN" in env and _runs_node(words, index)
+    }
     tops = sorted((pid for pid in found if parents[pid] not in found), key=found.__getitem__)
     if not tops:
         if root and others:
@@ -66,18 +56,32 @@ def find_agent(app: str, index: int, root: int) -> int:
     return find_held(agent, parents) or agent
 
 
+def _list_own(
+    app: str, root: int, parents: Mapping[int, int], others: set[int]
+) -> Iterator[tuple[int, dict[str, str], list[bytes]]]:
+    """List an app's processes, of this user and below `root`, with variables and command line.
+
+    Users of whatever else is below `root` are added to `others`.
+    """
+    for pid in parents:
+        if root and not is_below(pid, root, parents):
+            continue
+        with contextlib.suppress(OSError):  # it has ended
+            uid = os.stat(f"/proc/{pid}").st_uid
+            if uid != os.geteuid():
+                others.add(uid)
+            elif (env := read_environment(pid)).get("MUSTER_APP_ID") == app:
+                yield pid, env, _read_words(pid)
+
+
 def find_holder(app: str, index: int, root: int) -> int:
     """Find the holder of a node of a hold. Arguments and errors are those of `find_agent`."""
     parents = list_parents()
-    found: list[int] = []
-    for pid in parents:
-        words = _read_words(pid)
-        at = words.index(_HOLD_FLAG) + 1 if _HOLD_FLAG in words[:-1] else 0
-        if not at or not words[at].startswith(b"%d:" % index) or (root and not is_below(pid, root, parents)):
-            continue
-        with contextlib.suppress(OSError):  # it has ended, or is another user's
-            if read_environment(pid).get("MUSTER_APP_ID") == app and os.stat(f"/proc/{pid}").st_uid == os.geteuid():
-                found.append(pid)
+    found = [
+        pid
+        for pid, _, words in _list_own(app, root, parents, set())
+        if _HOLD_FLAG in words[:-1] and words[words.index(_HOLD_FLAG) + 1].startswith(b"%d:" % index)
+    ]
     if not found:
         raise NodeError("nothing holds this node: it is being started, or was lost")
     return next(pid for pid in found if pid not in [parents[other] for other in found])
@@ -184,10 +188,5 @@ def is_below(pid: int, root: int, parents: Mapping[int, int]) -> bool:
 
 def choose_shell(env: Mapping[str, str]) -> str:
     """Return $SHELL if it is here, else bash or sh."""
-    names = [env.get("SHELL", ""), "bash", "sh"]
-    folders = env.get("PATH", os.defpath).split(os.pathsep)
-    for name in filter(None, names):
-        for path in [name] if "/" in name else [os.path.join(folder, name) for folder in folders]:
-            if os.access(path, os.X_OK):
-                return path
-    return "/bin/sh"
+    names = (env.get("SHELL", ""), "bash", "sh")
+    return next(filter(None, (shutil.which(name, path=env.get("PATH")) for name in names)), "/bin/sh")

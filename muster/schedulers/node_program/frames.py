@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from muster._shared.processes import READ, WRITE
+from muster._shared.processes import READ, WRITE, wait_events
 
 MAGIC: Final = b"\0muster-node\n"
 
@@ -46,6 +46,10 @@ FRAME_LIMIT_BYTES: Final = 1 << 24
 NOISE_LIMIT_BYTES: Final = 1 << 16
 HOLD_DIR: Final = "{muster-hold}"
 """In commands and variables for a node of a hold: its holder's folder."""
+LOST: Final = 255
+"""Exit code of a link whose node is lost: it is not reached, or has not started the replica."""
+STATE_NAME: Final = "link.json"
+"""In the replica's folder: what the link keeps, and why the node was lost."""
 LOST_S: Final = 40.0
 """After this long without a frame the other side is gone, where the order says nothing else."""
 CHUNK_BYTES: Final = 1 << 16
@@ -53,6 +57,17 @@ CHUNK_BYTES: Final = 1 << 16
 
 class NodeError(Exception):
     """Nothing can run here. It is one line."""
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write all of it, however long that takes, also where another process has made the descriptor non-blocking.
+
+    Raises:
+        BrokenPipeError: its reader has gone.
+    """
+    while data:
+        wait_events({fd: WRITE})
+        data = data[os.write(fd, data) :]
 
 
 def pack(kind: bytes, content: bytes = b"") -> bytes:

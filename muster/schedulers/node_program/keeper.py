@@ -34,7 +34,7 @@ from muster._shared.processes import (
     spawn_program,
     wait_events,
 )
-from muster.schedulers.node_program.frames import CHUNK_BYTES, NUMBER, Channel, FrameReader, Kind, pack
+from muster.schedulers.node_program.frames import CHUNK_BYTES, NUMBER, Channel, FrameReader, Kind, pack, write_all
 from muster.schedulers.node_program.output_pipes import OutputPipes
 from muster.schedulers.node_program.run_files import ChangedFiles
 from muster.schedulers.node_program.served import collect_children, end_descendants, read_frame, read_order
@@ -286,15 +286,10 @@ def main(stdin: io.BufferedReader) -> None:
         os._exit(1)
     except (OSError, tarfile.TarError) as error:
         reason = f"{getattr(error, 'filename', None) or run}: {getattr(error, 'strerror', None) or error}"
-        _say(pack(Kind.FAILED, reason.encode()))
+        write_all(1, pack(Kind.FAILED, reason.encode()))
         os._exit(1)
-    _say(pack(Kind.READY))
+    write_all(1, pack(Kind.READY))
     _relay(stdin, link)
-
-
-def _say(data: bytes) -> None:
-    while data:
-        data = data[os.write(1, data) :]
 
 
 def _start(order: Mapping[str, Any], run: str, stdin: io.BufferedReader) -> None:
@@ -360,7 +355,7 @@ def _receive_file(path: str, stdin: io.BufferedReader) -> None:
     with open(path, "xb") as file:
         while (frame := read_frame(stdin))[0] != Kind.CLOSED:
             file.write(frame[1])
-            _say(pack(Kind.TAKEN, NUMBER.pack(len(frame[1]))))
+            write_all(1, pack(Kind.TAKEN, NUMBER.pack(len(frame[1]))))
 
 
 def _unpack(packed: str, into: str) -> None:
@@ -415,5 +410,5 @@ def _relay(stdin: io.BufferedReader, link: socket.socket) -> NoReturn:
     threading.Thread(target=pass_on, daemon=True).start()
     with contextlib.suppress(OSError):
         while data := link.recv(CHUNK_BYTES):
-            _say(data)
+            write_all(1, data)
     os._exit(0)

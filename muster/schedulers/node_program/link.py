@@ -9,14 +9,13 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from muster._shared import processes
 from muster._shared.contract import print_line
-from muster.schedulers.node_program.frames import CHUNK_BYTES, Kind
-from muster.schedulers.node_program.link_names import LOST, STATE_NAME
+from muster.schedulers.node_program.frames import CHUNK_BYTES, LOST, STATE_NAME, Kind, write_all
 from muster.schedulers.node_program.run_files import keep_file
 from muster.schedulers.node_program.session import Session
 
@@ -29,24 +28,23 @@ class Link:
 
     Args:
         order: of the driver.
-        signals: what is passed on, and as what.
+        signums: what is passed on; SIGQUIT for a kill.
     """
 
-    def __init__(self, order: Mapping[str, Any], signals: Mapping[signal.Signals, str]) -> None:
+    def __init__(self, order: Mapping[str, Any], signums: Iterable[signal.Signals]) -> None:
         self._order = order
-        self._names = signals
         self._signals: list[str] = []
         """What is still to be passed on."""
         self._files: dict[str, int] = {}
         self._uploads: Iterator[bytes] = iter(())
         """Contents of files that the node needs, in pieces; b"": the end of one."""
         self._parent = os.getppid()
-        for signum in signals:
+        for signum in signums:
             signal.signal(signum, self._note_signal)
         self._wake = processes.open_wake_pipe()
 
     def _note_signal(self, signum: int, _frame: object) -> None:
-        self._signals.append(self._names[signal.Signals(signum)])
+        self._signals.append("KILL" if signum == signal.SIGQUIT else signal.Signals(signum).name.removeprefix("SIG"))
 
     def _is_orphan(self) -> bool:
         """Return whether the supervisor has died."""
@@ -87,12 +85,6 @@ class Link:
             made = path.with_name(f".{STATE_NAME}.{os.getpid()}")
             made.write_text(json.dumps(state))
             made.replace(path)
-
-
-def write_all(fd: int, data: bytes) -> None:
-    """Write all of it, however long that takes."""
-    while data:
-        data = data[os.write(fd, data) :]
 
 
 def read_pieces(path: str | os.PathLike[str], limit_bytes: int = sys.maxsize) -> Iterator[bytes]:

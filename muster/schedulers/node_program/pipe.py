@@ -39,6 +39,7 @@ def start_pipe(
     env: Mapping[str, str],
     *,
     explain: Callable[[bytes, int | None], str] | None = None,
+    limit_s: float = _END_LIMIT_S,
     root: int = 0,
 ) -> NodePipe:
     """Start a program of this machine that is the node's Python, or that runs it there (`ssh`, `srun`).
@@ -48,6 +49,7 @@ def start_pipe(
         env: its variables.
         explain: says why it has ended, from its standard error and its exit code (None: it was killed). None: the last
             line of its standard error is the reason.
+        limit_s: how long it may take to end.
         root: see `NodePipe`.
 
     Raises:
@@ -57,7 +59,7 @@ def start_pipe(
         process = PipedProcess.start(command, env=env, cwd="/")
     except OSError as error:
         raise ControlError(f"cannot run {command[0]}: {error.strerror}", ExitCode.LOST) from error
-    return process.open_pipe(explain or (lambda errors, _: find_last_line(errors)), root=root)
+    return process.open_pipe(explain or (lambda errors, _: find_last_line(errors)), limit_s=limit_s, root=root)
 
 
 class PipedProcess:
@@ -66,10 +68,12 @@ class PipedProcess:
     Args:
         fds: its standard input, output and error. The user of them closes them.
         process: None: it is no child of this process.
-        pidfd: only Linux has it.
+        pidfd: None: the system has none.
     """
 
-    def __init__(self, fds: Sequence[int], process: "subprocess.Popen[bytes] | None" = None, pidfd: int = -1) -> None:
+    def __init__(
+        self, fds: Sequence[int], process: "subprocess.Popen[bytes] | None" = None, pidfd: int | None = None
+    ) -> None:
         self.fds = tuple(fds)
         self.stdin, self.stdout, self.stderr = fds
         self._process, self._pidfd = process, pidfd
@@ -106,18 +110,18 @@ class PipedProcess:
                 start_new_session=prepare is None,
             )
             outside.callback(process.kill)
-            pidfd = os.pidfd_open(process.pid) if LINUX else -1
+            pidfd = os.pidfd_open(process.pid) if LINUX else None
             outside.pop_all()
         return PipedProcess((pipes[0][1], pipes[1][0], pipes[2][0]), process, pidfd)
 
     def lend(self) -> tuple[int, ...]:
         """Return the descriptors for `adopt` of another process. Then `forget` or `end` it."""
-        return (*self.fds, self._pidfd)
+        return self.fds if self._pidfd is None else (*self.fds, self._pidfd)
 
     @staticmethod
     def adopt(fds: Sequence[int]) -> "PipedProcess":
         """Take one that was lent."""
-        return PipedProcess(fds[:3], pidfd=fds[3])
+        return PipedProcess(fds[:3], pidfd=fds[3] if len(fds) > 3 else None)
 
     def forget(self) -> None:
         """Close the pipes and forget the process: another one has it now."""
@@ -129,17 +133,16 @@ class PipedProcess:
     def end(self, limit_s: float) -> int | None:
         """Wait for its end, and kill it after `limit_s`. Return its exit code. None: it was killed, or is no child."""
         code = None
-        if self._process is None:
-            if not wait_readable(self._pidfd, limit_s):
-                with contextlib.suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-        else:
+        if self._process is not None:
             try:
                 code = self._process.wait(limit_s)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
-        if self._pidfd >= 0:
+        elif self._pidfd is not None and not wait_readable(self._pidfd, limit_s):
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        if self._pidfd is not None:
             os.close(self._pidfd)
         return code
 
@@ -197,7 +200,6 @@ def pump_pipe(
     close: Callable[[], None],
     explain: Callable[[], str],
     first: bytes = b"",
-    root: int = 0,
 ) -> NodePipe:
     """Make a pipe of a connection with messages of its own: a thread passes bytes between the two.
 
@@ -210,7 +212,6 @@ def pump_pipe(
         close: closes the connection.
         explain: says why it has ended, in one line.
         first: what the Python has written already, and `receive` does not read.
-        root: see `NodePipe`.
     """
     failures: list[str] = []
     ours, theirs = socket.socketpair()
@@ -262,4 +263,4 @@ def pump_pipe(
         thread.join(_END_LIMIT_S)
         return explain() or ", ".join(failures)
 
-    return NodePipe(stdin=stdin, stdout=stdout, end=end, root=root)
+    return NodePipe(stdin=stdin, stdout=stdout, end=end)

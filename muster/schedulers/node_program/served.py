@@ -7,6 +7,7 @@ for `LOST_S`.
 import contextlib
 import io
 import json
+import math
 import os
 import time
 from collections.abc import Iterable, Mapping
@@ -67,11 +68,12 @@ class Served:
         self._told_last = False
         self._is_suspended = False
         self._is_lost = False
-        self._kill_s: float | None = None
+        self._kill_s = self._end_s = math.inf
+        """Once the other side is gone: when what runs is killed, and when it is not waited for any more."""
         self._wake = open_wake_pipe(signums)
 
     def run(self, rest: bytes = b"") -> None:
-        """Run until all output is sent, and the last frame, or nothing can be sent any more.
+        """Run until all output is sent, and the last frame, or the other side is gone and what ran has ended.
 
         Args:
             rest: what has come already.
@@ -128,6 +130,8 @@ class Served:
     # -- the connection
 
     def _is_over(self) -> bool:
+        if time.monotonic() > self._end_s:
+            return True
         if self.last is None or self.has_output():
             return False
         if not self._told_last:
@@ -165,12 +169,14 @@ class Served:
         self.send_signal(self.choose_last_signal())
         self.send_signal("CONT")
         self._kill_s = time.monotonic() + _GRACE_S
+        self._end_s = self._kill_s + _KILL_LIMIT_S
 
     def _look_at_clock(self) -> None:
         now_s = time.monotonic()
         if self.channel.is_broken or (not self._is_suspended and now_s - self.channel.heard_s > LOST_S):
             self._lose()
-        if self._kill_s is not None and now_s > self._kill_s:
+        if now_s > self._kill_s:
+            self._kill_s = math.inf
             self.kill()
 
 

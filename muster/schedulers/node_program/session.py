@@ -137,7 +137,7 @@ class Session:
         self._channel = Channel(pipe.stdout, pipe.stdin, has_noise=True, limit_bytes=frame_limit_bytes)
         self._window_bytes, self._lost_s, self._start_s = window_bytes, lost_s, start_s
         self._under_way = 0
-        self._is_closed = False
+        self._closed = threading.Event()
         self.end = ""
         """Why the connection has ended, if it is known."""
         self.has_started = False
@@ -157,7 +157,7 @@ class Session:
     @property
     def wanted(self) -> Mapping[int, int]:
         """What to wait for: `receive` then has something to do."""
-        return {} if self._is_closed else self._channel.wanted
+        return {} if self._closed.is_set() else self._channel.wanted
 
     @property
     def heard_s(self) -> float:
@@ -196,9 +196,15 @@ class Session:
         """Tell the size of the terminal."""
         self.send(Kind.SIZE, rows.to_bytes(2, "big") + columns.to_bytes(2, "big"))
 
-    def send_alive(self) -> None:
-        """Say that this side is there, at least every `ALIVE_S`."""
-        self.send(Kind.ALIVE)
+    def say_alive(self, *, is_early: bool) -> None:
+        """Say every `ALIVE_S` that this side is there, in a thread, whatever the others do.
+
+        Args:
+            is_early: also before the command has started.
+        """
+        while not self._closed.wait(ALIVE_S):
+            if is_early or self.has_started:
+                self.send(Kind.ALIVE)
 
     def receive(self) -> Iterator[tuple[int, bytes]]:
         """Send what is pending, read what has come, and yield output: 1 or 2, and bytes."""
@@ -208,7 +214,7 @@ class Session:
 
     def receive_frames(self) -> Iterator[tuple[bytes, bytes]]:
         """Send what is pending, read what has come, and yield what is not the session's own."""
-        if self._is_closed:
+        if self._closed.is_set():
             return
         self._channel.flush()
         found = self._channel.receive()
@@ -245,8 +251,8 @@ class Session:
     def close(self) -> str:
         """End the command if it runs. Returns why the connection has ended, if it is known. Idempotent."""
         with self._lock:
-            if not self._is_closed:
-                self._is_closed = True
+            if not self._closed.is_set():
+                self._closed.set()
                 self._channel.close()
                 self.end = self._pipe.end()
         return self.end
@@ -263,10 +269,22 @@ class Session:
 
 
 def start_command(pipe: NodePipe, order: Order, *, window_bytes: int = WINDOW_BYTES) -> Session:
-    """Start a command on a node. See `Session`."""
+    """Start a command on a node. See `Session`. A thread says that this side is there.
+
+    Raises:
+        OSError: no thread is left.
+    """
     limit_bytes = FRAME_LIMIT_BYTES if order.takes_over else OUTPUT_FRAME_LIMIT_BYTES
     data = {**asdict(order), "root": pipe.root}
-    return Session(pipe, "command", data, window_bytes=window_bytes, frame_limit_bytes=limit_bytes)
+    session = Session(pipe, "command", data, window_bytes=window_bytes, frame_limit_bytes=limit_bytes)
+    # A program that takes over must find only whole frames before its own.
+    alive = threading.Thread(target=session.say_alive, kwargs={"is_early": not order.takes_over}, daemon=True)
+    try:
+        alive.start()
+    except RuntimeError as error:
+        session.close()
+        raise OSError(str(error)) from error
+    return session
 
 
 def run_captured(pipe: NodePipe, order: Order, limit_s: float) -> tuple[int, str, str]:
@@ -276,7 +294,7 @@ def run_captured(pipe: NodePipe, order: Order, limit_s: float) -> tuple[int, str
         LostNodeError: it does not run there.
         ControlError: it does not end within the limit, or prints without end.
     """
-    deadline_s, alive_s = time.monotonic() + limit_s, time.monotonic()
+    deadline_s = time.monotonic() + limit_s
     outputs = {1: bytearray(), 2: bytearray()}
     session = start_command(pipe, order)
     try:
@@ -291,9 +309,6 @@ def run_captured(pipe: NodePipe, order: Order, limit_s: float) -> tuple[int, str
                     if len(outputs[stream]) > _CAPTURE_LIMIT_BYTES:
                         raise ControlError("the command prints without end", ExitCode.LOST)
             session.check()
-            if time.monotonic() - alive_s >= ALIVE_S:
-                session.send_alive()
-                alive_s = time.monotonic()
     finally:
         session.close()
     if session.code is None:

@@ -6,14 +6,18 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from muster._shared.foreign_files import read_whole
-from muster.schedulers.node_program.link_names import LOST, STATE_NAME
+from muster.schedulers.node_program.frames import LOST, STATE_NAME
 from muster.schedulers.processes.driver import Launch, ProcessDriver
 from muster.schedulers.supervision.driver import Handle
 from muster.schedulers.supervision.state import ReplicaId
+from muster.schedulers.wording.reasons import Code, Reason, Reasons
 
+_KILL_LIMIT_S: Final = 15.0
+"""The link is killed then."""
 _PROGRAM: Final = (
     "import sys; sys.path[:] = [*(path for path in sys.path if path), sys.argv[1]]\n"
     "from {} import main\n"
@@ -43,12 +47,16 @@ class LinkDriver(ProcessDriver):
         Args:
             replica: it stands for this one.
             module: has its `main`.
-            order: what it gets.
+            order: what it gets, beside the folders here.
             flags: of Python.
             lent: descriptors that it gets, and that are closed here.
         """
+        folders = {
+            "replica_dir": str(self.folder.replica_dir(replica)),
+            "role_dir": str(self.folder.role_dir(replica.role)),
+        }
         fd = os.memfd_create("order")
-        os.write(fd, json.dumps(order).encode())
+        os.write(fd, json.dumps({**order, **folders}).encode())
         os.lseek(fd, 0, os.SEEK_SET)
         self._close_order(replica)
         self._orders[replica] = [fd, *lent]
@@ -70,15 +78,19 @@ class LinkDriver(ProcessDriver):
         for fd in self._orders.pop(replica, ()):
             os.close(fd)
 
-    def end_link(self, replica: ReplicaId, limit_s: float) -> None:
-        """Kill a replica. Its link tells the node, and does not wait for it for long.
-
-        Args:
-            replica: the one to kill.
-            limit_s: the link is killed then.
-        """
+    def kill(self, replica: ReplicaId) -> None:
+        """See `ReplicaDriver`. The link tells the node, and does not wait for it for long."""
         self.send_signal(replica, signal.SIGQUIT)
-        self._event_queue.set_timer(f"kill {replica}", limit_s, lambda: self.send_signal(replica, signal.SIGKILL))
+        self._event_queue.set_timer(f"kill {replica}", _KILL_LIMIT_S, lambda: self.send_signal(replica, signal.SIGKILL))
+
+    def find_log_dir(self, replica: ReplicaId) -> Path | None:
+        """See `ProcessDriver`: where the link puts it."""
+        return self.folder.role_dir(replica.role)
+
+    def explain_end(self, replica: ReplicaId, code: int) -> tuple[int | None, Reasons]:
+        """See `ProcessDriver`. A link says why its replica is lost."""
+        text = self.read_loss(replica, code)
+        return (None, (Reason(code=Code.LINK_LOST, text=text),)) if text else super().explain_end(replica, code)
 
     def read_loss(self, replica: ReplicaId, code: int) -> str:
         """Return why a link says that its replica is lost. "": the exit code is the replica's own."""

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Final
 
 from muster.schedulers.errors import EngineError, NotConfiguredError, OptionError, SchedulerError
-from muster.schedulers.slurm.hosts import expand_hosts, parse_time
+from muster.schedulers.slurm.hosts import expand_hosts, parse_fields, parse_time
 
 LIMIT_S: Final = 60.0
 WAIT_FOR_CHILDREN: Final = "--wait-for-children"
@@ -248,7 +248,7 @@ def _read_accounting(job_id: str) -> QueueEntry:
 
 
 def _read_control(job_id: str) -> QueueEntry:
-    fields = _read_fields(run(["scontrol", "-o", "show", "job", job_id], waits=False))
+    fields = parse_fields(run(["scontrol", "-o", "show", "job", job_id], waits=False))
     return QueueEntry(
         job_id=job_id,
         state=fields["JobState"],
@@ -257,17 +257,13 @@ def _read_control(job_id: str) -> QueueEntry:
     )
 
 
-def _read_fields(line: str) -> dict[str, str]:
-    return dict(word.partition("=")[::2] for word in line.split())
-
-
 def read_wish(job_id: str) -> Wish:
     """Return what a job asks for.
 
     Raises:
         EngineError: Slurm does not know the job, or does not answer.
     """
-    fields = _read_fields(run(["scontrol", "-o", "show", "job", job_id], waits=False))
+    fields = parse_fields(run(["scontrol", "-o", "show", "job", job_id], waits=False))
     asked = fields.get("NumNodes", "").partition("-")[0]
     return Wish(
         nodes=int(asked) if asked.isdecimal() else 0,
@@ -294,7 +290,7 @@ def list_partitions(names: str) -> list[Partition]:
     Raises:
         EngineError: Slurm refuses or does not answer.
     """
-    rows = map(_read_fields, run(["scontrol", "-a", "-o", "show", "partition"]).splitlines())
+    rows = map(parse_fields, run(["scontrol", "-a", "-o", "show", "partition"]).splitlines())
     wanted = names.split(",") if names else []
     return [
         Partition(

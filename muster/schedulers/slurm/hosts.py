@@ -25,6 +25,11 @@ def parse_time(text: str) -> float | None:
         return None
 
 
+def parse_fields(line: str) -> dict[str, str]:
+    """Return the fields of a line of `scontrol -o show`."""
+    return dict(word.partition("=")[::2] for word in line.split())
+
+
 def _expand(part: str) -> Iterator[str]:
     found = _BRACKETS.search(part)
     if found is None:

@@ -31,6 +31,7 @@ from muster.schedulers.adapter import (
     ReplicaId,
     combine_facts,
 )
+from muster.schedulers.adapter.supervised import REPLICA_STATES
 from muster.schedulers.slurm import client, reasons
 from muster.schedulers.slurm.client import QueueEntry
 from muster.schedulers.slurm.hosts import expand_hosts
@@ -63,14 +64,6 @@ _KILLED: Final = re.compile(r"^srun: error: (\S+): (tasks? [0-9,-]+: (?!Exited w
 _BY_SLURM: Final = re.compile(r"^\S+: error: \*\*\* (?:JOB|STEP) ", re.MULTILINE)
 """What Slurm says before it ends the tasks of a job or step itself."""
 _SAYS_LITTLE: Final = re.compile(r"srun: (error: .*task [0-9,-]+: |Job step aborted|got SIG|forcing job)|Try \"srun ")
-_STATES: Final = {
-    "waiting": AppState.PENDING,
-    "running": AppState.RUNNING,
-    "succeeded": AppState.SUCCEEDED,
-    "failed": AppState.FAILED,
-    "lost": AppState.FAILED,
-    "cancelled": AppState.CANCELLED,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -287,7 +280,7 @@ def _list_statuses(app: App, state: AppState, lost: set[str]) -> list[ReplicaSta
             return AppState.CANCELLED
         if known is None or state is AppState.PENDING:
             return AppState.PENDING if state is AppState.RUNNING and app.is_shared else state
-        found = _STATES[known.record.app.replicas[replica].status.value]
+        found = REPLICA_STATES[known.record.app.replicas[replica].status]
         if found not in (AppState.RUNNING, AppState.PENDING):
             return found
         if known.node in lost:

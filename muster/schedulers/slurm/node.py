@@ -33,7 +33,7 @@ from muster._shared.contract import HOLD_FLAG, NEVER_RETRY, STATUS_LIMIT_BYTES, 
 from muster._shared.foreign_files import parse_json, read_regular, read_whole
 from muster._shared.records import replace as replace_fields
 from muster.schedulers.processes.driver import Launch, ProcessDriver
-from muster.schedulers.slurm.hosts import expand_hosts, parse_time
+from muster.schedulers.slurm.hosts import expand_hosts, parse_fields, parse_time
 from muster.schedulers.supervision import events
 from muster.schedulers.supervision.app_folder import (
     AppFolder,
@@ -131,16 +131,11 @@ class NodeFolder(AppFolder):
         super().__init__(path)
         self.app_state_dir = self.state_dir
         self.run_dir = self.app_state_dir / RUNS_DIR / run
-        self.state_dir = find_node_dir(self.app_state_dir, run, replica)
+        self.state_dir = self.run_dir / build_role_dir_name(replica.role) / str(replica.index)
         self.state_file = self.state_dir / "state.json"
 
     def remove_secrets(self) -> None:
         """Leave the secrets: the next run of the job needs them."""
-
-
-def find_node_dir(state_dir: Path, run: str, replica: ReplicaId) -> Path:
-    """Return where a replica's state of one run is."""
-    return state_dir / RUNS_DIR / run / build_role_dir_name(replica.role) / str(replica.index)
 
 
 def list_runs(folder: AppFolder) -> tuple[str, ...]:
@@ -702,14 +697,14 @@ def _end_others(folder: AppFolder, allocation: Allocation, why: Reasons) -> None
 
 def _read_end_s(allocation: Allocation) -> float | None:
     """Return when the limit ends. None: no limit, or no answer."""
-    return parse_time(_run("squeue", "-h", "-j", allocation.job_id, "-o", "%e").strip())
+    return parse_time(_read_job(allocation).get("EndTime", ""))
 
 
 def _read_state(allocation: Allocation) -> str:
     """Ask for the job's state. A controller that is just restarted is asked again. "": it does not answer."""
     for number in range(_STATE_TRIES):
         time.sleep(number and _STATE_PAUSE_S)
-        state = _run("squeue", "-h", "-t", "all", "-j", allocation.job_id, "-o", "%T").strip()
+        state = _read_job(allocation).get("JobState", "")
         if state:
             return state
     return ""
@@ -717,8 +712,8 @@ def _read_state(allocation: Allocation) -> str:
 
 def _find_lost_nodes(allocation: Allocation) -> list[str]:
     """Find the nodes of this run that are no longer in the job. Find none if the controller does not answer."""
-    state, _, text = _run("squeue", "-h", "-j", allocation.job_id, "-o", "%T %N").strip().partition(" ")
-    left = expand_hosts(text) if state == "RUNNING" else []
+    job = _read_job(allocation)
+    left = expand_hosts(job.get("NodeList", "")) if job.get("JobState") == "RUNNING" else []
     return [host for host in allocation.hosts if left and host not in left]
 
 
@@ -727,15 +722,12 @@ def _find_down_nodes(allocation: Allocation) -> list[str]:
 
     While a job ends, it also has no longer the nodes that have ended their part. Find none without an answer.
     """
-    left = expand_hosts(_run("squeue", "-h", "-t", "all", "-j", allocation.job_id, "-o", "%N").strip())
+    left = expand_hosts(_read_job(allocation).get("NodeList", ""))
     gone = [host for host in allocation.hosts if host not in left]
     if not gone:
         return []
-    down = set()
-    for line in _run("scontrol", "-o", "show", "node", ",".join(gone)).splitlines():
-        fields = dict(word.partition("=")[::2] for word in line.split())
-        if "DOWN" in fields.get("State", ""):
-            down.add(fields.get("NodeName"))
+    nodes = map(parse_fields, _run("scontrol", "-o", "show", "node", ",".join(gone)).splitlines())
+    down = {each.get("NodeName") for each in nodes if "DOWN" in each.get("State", "")}
     return [host for host in gone if host in down]
 
 
@@ -774,8 +766,7 @@ def _may_go_on(folder: AppFolder, allocation: Allocation) -> bool:
 
 def _read_job(allocation: Allocation) -> dict[str, str]:
     """Ask what the controller knows of the job. Empty: it does not answer."""
-    words = _run("scontrol", "-o", "show", "job", allocation.job_id).split()
-    return dict(word.partition("=")[::2] for word in words)
+    return parse_fields(_run("scontrol", "-o", "show", "job", allocation.job_id))
 
 
 def _end_without_script(folder: AppFolder, spec: AppSpec, allocation: Allocation) -> None:
@@ -845,9 +836,14 @@ def _submit_follow_up(folder: AppFolder, spec: AppSpec, allocation: Allocation) 
         job_id = _run("sbatch", "--parsable", *words, f"--dependency=afterany:{allocation.job_id}", script)
         if job_id:
             print(job_id, flush=True)
-            with (folder.state_dir / JOBS_NAME).open("a") as file:
-                file.write(f"{job_id.partition(';')[0]}\n")
+            record_job(folder, job_id.partition(";")[0])
             break
+
+
+def record_job(folder: AppFolder, job_id: str) -> None:
+    """Add a job to those of an app."""
+    with (folder.state_dir / JOBS_NAME).open("a") as file:
+        file.write(f"{job_id}\n")
 
 
 def _choose_excluded(folder: AppFolder, spec: AppSpec, allocation: Allocation) -> list[str]:

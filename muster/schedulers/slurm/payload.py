@@ -1,6 +1,5 @@
 """The zip that each node runs: `node` and what it imports. Without a shared folder it also has the app's own files."""
 
-import base64
 import io
 import zipfile
 from collections.abc import Mapping
@@ -18,13 +17,9 @@ SCRIPT_LIMIT_BYTES: Final = 4_000_000
 
 _PACKAGE: Final = Path(__file__).resolve().parents[2]
 _MODULES: Final = (
-    *("__init__", "schedulers/__init__", "schedulers/failure_report", "schedulers/naming"),
-    *("schedulers/node_program/__init__", "schedulers/node_program/output_pipes"),
-    *("schedulers/processes/" + name for name in ("__init__", "agent_files", "capture", "driver", "launch", "plan")),
-    *("schedulers/slurm/" + name for name in ("hosts", "node")),
-    *("schedulers/supervision/" + name for name in ("__init__", "actions", "app_folder", "decisions", "driver")),
-    *("schedulers/supervision/" + name for name in ("events", "machine", "state", "supervisor")),
-    *("schedulers/wording/" + name for name in ("__init__", "reasons", "slurm_names", "words")),
+    *("__init__", "_shared/**/*", "schedulers/__init__", "schedulers/failure_report", "schedulers/naming"),
+    *("schedulers/node_program/__init__", "schedulers/node_program/output_pipes", "schedulers/processes/*"),
+    *("schedulers/slurm/hosts", "schedulers/slurm/node", "schedulers/supervision/*", "schedulers/wording/*"),
 )
 _MAIN: Final = """\
 import signal, sys
@@ -45,8 +40,7 @@ def build_payload(files: Mapping[str, bytes]) -> bytes:
     Args:
         files: of the app's state folder, by name: for nodes without the shared folder.
     """
-    shared = sorted((_PACKAGE / "_shared").rglob("*.py"))
-    paths = [*(_PACKAGE / f"{name}.py" for name in _MODULES), *shared]
+    paths = [path for name in _MODULES for path in sorted(_PACKAGE.glob(f"{name}.py"))]
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("__main__.py", _MAIN)
@@ -56,8 +50,3 @@ def build_payload(files: Mapping[str, bytes]) -> bytes:
         for name, content in files.items():
             archive.writestr(f"{FILES_DIR}{name}", content)
     return packed.getvalue()
-
-
-def encode_payload(payload: bytes) -> str:
-    """Encode a payload as lines of text for a script."""
-    return base64.encodebytes(payload).decode("ascii")

@@ -11,32 +11,14 @@ from muster.schedulers.adapter import Code, Reason
 from muster.schedulers.slurm.client import NodeSize, Partition, QueueEntry, Wish
 from muster.schedulers.wording.slurm_names import ENDS
 
-STATES: Final = {
-    "PENDING": AppState.PENDING,
-    "CONFIGURING": AppState.PENDING,
-    "REQUEUED": AppState.PENDING,
-    "REQUEUE_HOLD": AppState.PENDING,
-    "REQUEUE_FED": AppState.PENDING,
-    "SPECIAL_EXIT": AppState.PENDING,
-    "RESV_DEL_HOLD": AppState.PENDING,
-    "RUNNING": AppState.RUNNING,
-    "COMPLETING": AppState.RUNNING,
-    "SIGNALING": AppState.RUNNING,
-    "STAGE_OUT": AppState.RUNNING,
-    "RESIZING": AppState.RUNNING,
-    "SUSPENDED": AppState.RUNNING,
-    "STOPPED": AppState.RUNNING,
-    "COMPLETED": AppState.SUCCEEDED,
-    "CANCELLED": AppState.CANCELLED,
-    "BOOT_FAIL": AppState.FAILED,
-    "DEADLINE": AppState.FAILED,
-    "FAILED": AppState.FAILED,
-    "NODE_FAIL": AppState.FAILED,
-    "OUT_OF_MEMORY": AppState.FAILED,
-    "PREEMPTED": AppState.FAILED,
-    "REVOKED": AppState.FAILED,
-    "TIMEOUT": AppState.FAILED,
+_NAMES: Final = {
+    AppState.PENDING: "PENDING CONFIGURING REQUEUED REQUEUE_HOLD REQUEUE_FED SPECIAL_EXIT RESV_DEL_HOLD",
+    AppState.RUNNING: "RUNNING COMPLETING SIGNALING STAGE_OUT RESIZING SUSPENDED STOPPED",
+    AppState.SUCCEEDED: "COMPLETED",
+    AppState.CANCELLED: "CANCELLED",
+    AppState.FAILED: "BOOT_FAIL DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED REVOKED TIMEOUT",
 }
+STATES: Final = {name: state for state, names in _NAMES.items() for name in names.split()}
 """The states of a job. An app may go on in another job."""
 SIZES: Final = ("Resources", "PartitionNodeLimit", "PartitionConfig")
 """Reasons that are clearer with what the job asks for."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from operator import mul
 from typing import Final
 
-from torchx.specs import AppDef, Resource, Role
+from torchx.specs import AppDef, Role
 
 from muster._shared.contract import AGENT_BUNDLE_NAME, SIZE_LIMIT, WORKSPACE_BUNDLE_NAME, Env, RoleKey
 from muster.schedulers.adapter import (
@@ -41,6 +41,11 @@ SRUN: Final = 'srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODE
 """Begins the command that starts the tasks."""
 DRIVER: Final = "muster.schedulers.slurm.node:SlurmDriver"
 _NEWER: Final = ("--segment", "--gpus-per-node", "--container-")
+_PASSED_ON: Final = (
+    *("partition", "time", "account", "qos", "comment", "constraint", "reservation", "mail_user", "mail_type"),
+    *("segment", "signal"),
+)
+"""Options that sbatch has, too."""
 _SIZES: Final = ("--cpus-per-task=", "--mincpus=", "--mem")
 _END: Final = "MUSTER_END_OF_PAYLOAD"
 _IMAGE_PYTHON: Final = "python3"
@@ -78,8 +83,6 @@ class SlurmRequest:
     """Names that commas separate. "": the default one. None: another cluster's."""
     sizes: tuple[str, ...] = ()
     """Options of sbatch that ask for CPUs and memory, for a refusal."""
-    workspace: str | None = None
-    is_shared: bool = True
     runs_in_place: bool = False
     """Its programs are started in the caller's folder, and see this machine's files."""
     notice: str = ""
@@ -154,8 +157,6 @@ def build_request(app: AppDef, options: SlurmOptions, *, name: str, token: str, 
         nodes=nodes,
         partitions=_find_partitions(flags),
         sizes=tuple(each for each in flags if each.startswith(_SIZES)),
-        workspace=next(iter(spec.details["workspaces"].values()), None),
-        is_shared=options.shared,
         runs_in_place=options.shared and not (has_workspace or options.container_image or options.prefix),
         notice=notice,
     )
@@ -240,8 +241,7 @@ def _list_flags(
     flags += [f"--output={log}", "--open-mode=append", f"--chdir={place.cwd if options.shared else '/'}"]
     flags += ["--no-requeue"] if options.continues == "no" else ["--requeue"]
     flags += ["--no-kill"] if may_lose else []
-    resources = [_find_resource(role) for role in roles]
-    cpus, gpus = _count_cpus(roles), max(int(each.gpu) for each in resources)
+    cpus, gpus = _count_cpus(roles), max(int(role.resource.gpu) for role in roles)
     memory = max(0 if RoleKey.MEMORY_REQUEST_MB in role.metadata else int(role.resource.memMB) for role in roles)
     if options.exclusive:  # the workers get all of a node that has at least so many CPUs
         flags += ["--exclusive", "--mem=0", *([f"--mincpus={cpus}"] if cpus > 0 else [])]
@@ -249,19 +249,7 @@ def _list_flags(
         flags += [f"--cpus-per-task={cpus}"] if cpus > 0 else []
         flags += [f"--mem={memory}M"] if memory > 0 else []
     flags += _list_gpu_flags(options, gpus)
-    given = {
-        "partition": options.partition,
-        "time": options.time,
-        "account": options.account,
-        "qos": options.qos,
-        "comment": options.comment,
-        "constraint": options.constraint,
-        "reservation": options.reservation,
-        "mail-user": options.mail_user,
-        "mail-type": options.mail_type,
-        "segment": options.segment,
-        "signal": options.signal,
-    }
+    given = {name.replace("_", "-"): getattr(options, name) for name in _PASSED_ON}
     return flags + [f"--{flag}={value}" for flag, value in given.items() if value is not None]
 
 
@@ -295,10 +283,6 @@ def _count_seconds(time: str) -> float | None:
     units = (3600, 60, 1) if dash or len(numbers) == 3 else (60, 1)
     seconds: int = sum(map(mul, numbers, units))
     return seconds + (int(days) * 86400 if dash else 0)
-
-
-def _find_resource(role: Role) -> Resource:
-    return role.resource if role.resource is not None else Resource(cpu=0, gpu=0, memMB=0)
 
 
 def _count_cpus(roles: Sequence[Role]) -> int:

@@ -1,5 +1,6 @@
 """The TorchX scheduler `slurm`."""
 
+import base64
 import contextlib
 import logging
 import os
@@ -7,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -74,7 +75,7 @@ from muster.schedulers.adapter import (
 )
 from muster.schedulers.agent_command import find_program
 from muster.schedulers.slurm import client, live, payload, reasons
-from muster.schedulers.slurm.node import JOBS_NAME, LOG_NAME, SCRIPT_NAME, SIZES_NAME, STOP_WORD, read_sizes
+from muster.schedulers.slurm.node import LOG_NAME, SCRIPT_NAME, SIZES_NAME, STOP_WORD, read_sizes, record_job
 from muster.schedulers.slurm.options import SlurmOptions
 from muster.schedulers.slurm.request import (
     PAYLOAD_MARK,
@@ -86,6 +87,7 @@ from muster.schedulers.slurm.request import (
     build_request,
     list_files,
 )
+from muster.schedulers.supervision.app_folder import write_text
 
 _START_LINES: Final = 10
 """So many lines of what srun has said show why no task could start."""
@@ -151,16 +153,14 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
 
         options = parse_options(SlurmOptions, self._run_opts(), cfg)
         name = build_app_name(app.name, make_suffix())
-        folder = os.path.abspath(os.path.expanduser(options.job_dir)) if options.job_dir else self._choose_folder(name)
+        default = find_state_dir(os.environ) / "logs" / (self.session_name or "torchx") / name
+        folder = os.path.abspath(os.path.expanduser(options.job_dir or default))
         python = options.python or find_interpreter(os.environ, sys.executable)
         place = Place(folder=folder, cwd=os.getcwd(), python=python)
         request = build_request(
             share_workspace(app, WORKSPACE_KEY), options, name=name, token=make_secret(), place=place
         )
         return AppDryRunInfo(request, str)
-
-    def _choose_folder(self, name: str) -> str:
-        return os.path.abspath(find_state_dir(os.environ) / "logs" / (self.session_name or "torchx") / name)
 
     def schedule(self, dryrun_info: AppDryRunInfo) -> str:
         """Make the app's folder and submit its job. Nothing is left of it if that fails."""
@@ -187,7 +187,7 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
                 # If sbatch's answer is lost, the name finds it.
                 undo.callback(_cancel_named, request.spec.app_id)
                 job_id = _submit(request, script)
-                _append(folder.state_dir / JOBS_NAME, job_id)
+                record_job(folder, job_id)
                 undo.pop_all()
         except FileExistsError as error:
             raise SchedulerError(f"{folder.path} exists already: an app needs a folder of its own") from error
@@ -354,17 +354,12 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
             raise ControlError(f"{app_id} is PENDING: {word(live.explain_wait(app.entry))}", ExitCode.REFUSED)
         return _ask(app, kind, limit_s)
 
-    def run_in_node(
-        self, app_id: str, role: str, index: int, command: Sequence[str], limit_s: float
-    ) -> tuple[int, str, str]:
-        """See `PluginScheduler`. The command runs by `srun --overlap`."""
-        app = self._open_app(app_id)
-        return _run_there(app, _need_node(app, role, index), command, {}, limit_s)
-
     def open_in_node(self, app_id: str, role: str, index: int, words: Sequence[str]) -> NodePipe:
         """See `PluginScheduler`. It is a step of the job, by `srun --overlap`."""
-        app = self._open_app(app_id)
-        node, replica = _need_node(app, role, index), ReplicaId(role, index)
+        app, replica = self._open_app(app_id), ReplicaId(role, index)
+        node = app.find_running(role).get(replica)
+        if node is None:
+            raise ControlError(f"node {index} of {role} does not run", ExitCode.ENDED)
         assert app.entry is not None  # noqa: S101  # it runs
         python = app.spec.details["replicas"][role][index]["command"][0]
         supervisor = app.nodes[replica].record.supervisor if replica in app.nodes else None
@@ -406,26 +401,25 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
         line = f"{was} and is cancelled" + (f"; its last checkpoint is {saved}" if saved else "")
         return Answer(outcome=AskOutcome.DONE, line=line, took_s=took_s)
 
-    def _wait_ended(self, app_id: str, limit_s: float) -> bool:
+    def _wait(self, app_id: str, is_done: Callable[[live.App], bool], limit_s: float) -> bool:
+        """Wait until an app is not known any more, or has what is waited for. False: that takes longer than the limit.
+
+        The controller serves a whole cluster, so it is asked less and less often.
+        """
         deadline_s, pauses = time.monotonic() + limit_s, list_pauses()
-        while True:
-            app = self._find_app(app_id)
-            if app is None or app.entry is None or is_terminal(app.state):
-                return True
+        while (app := self._find_app(app_id)) is not None and not is_done(app):
             if time.monotonic() > deadline_s:
                 return False
             time.sleep(next(pauses))
+        return True
+
+    def _wait_ended(self, app_id: str, limit_s: float) -> bool:
+        return self._wait(app_id, lambda app: app.entry is None or is_terminal(app.state), limit_s)
 
     def _has_left(self, app: live.App, limit_s: float) -> bool:
         """Return whether a node ends within the limit, because its agent has got a request without an answer."""
-        before, deadline_s, pauses = app.find_running(), time.monotonic() + limit_s, list_pauses()
-        while True:
-            now = self._find_app(app.spec.app_id)
-            if now is None or now.find_running() != before:
-                return True
-            if time.monotonic() > deadline_s:
-                return False
-            time.sleep(next(pauses))
+        before = app.find_running()
+        return self._wait(app.spec.app_id, lambda now: now.find_running() != before, limit_s)
 
     def resize_app(self, app_id: str, nodes: int, role: str | None) -> Answer:
         """See `PluginScheduler`. A job of Slurm's can only shrink."""
@@ -439,31 +433,28 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
         if not app.is_shared:
             raise ControlError(f"{app_id} has no folder that its nodes share: it cannot be resized", ExitCode.REFUSED)
         sizes[chosen.name] = nodes
-        _replace_text(app.folder.state_dir / SIZES_NAME, "".join(f"{name} {size}\n" for name, size in sizes.items()))
+        write_text(app.folder.state_dir / SIZES_NAME, "".join(f"{name} {size}\n" for name, size in sizes.items()))
         leaving = {each: node for each, node in app.find_running(chosen.name).items() if each.index >= nodes}
         for each, node in leaving.items():
             supervisor = app.nodes[each].record.supervisor
             assert supervisor is not None  # noqa: S101  # it runs
             pid = str(supervisor.pid)
             _run_there(app, node, ["kill", f"-{signal.Signals.SIGHUP.name[3:]}", pid], {}, _ASK_MARGIN_S)
-        late = self._wait_left(app_id, leaving, app.spec.grace_s + _ASK_MARGIN_S)
-        if not late and leaving:
+        late: list[ReplicaId] = []
+
+        def have_left(now: live.App) -> bool:
+            late[:] = [each for each in leaving if each in now.find_running()]
+            return not late
+
+        has_left = self._wait(app_id, have_left, app.spec.grace_s + _ASK_MARGIN_S)
+        if has_left and leaving:
             assert app.entry is not None  # noqa: S101  # it runs
             client.keep_nodes(app.entry.job_id, [each for each in app.entry.nodes if each not in leaving.values()])
         names = ", ".join(map(str, leaving)) or "no node"
         line = f"{app_id} has {count_nodes(nodes)} from now on"
-        if late:
+        if not has_left:
             return Answer(outcome=AskOutcome.LATE, line=f"{line}; still running: {', '.join(map(str, late))}")
         return Answer(outcome=AskOutcome.DONE, line=f"{line}: {names} ended")
-
-    def _wait_left(self, app_id: str, leaving: Mapping[ReplicaId, str], limit_s: float) -> list[ReplicaId]:
-        deadline_s, pauses = time.monotonic() + limit_s, list_pauses()
-        while True:
-            app = self._find_app(app_id)
-            late = [] if app is None else [each for each in leaving if each in app.find_running()]
-            if not late or time.monotonic() > deadline_s:
-                return late
-            time.sleep(next(pauses))
 
     def _cancel_existing(self, app_id: str) -> None:
         """Let all ranks save at one step: `scancel` would send SIGTERM to the workers, too. A second cancel does."""
@@ -493,7 +484,7 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
 
 
 def list_pauses() -> Iterator[float]:
-    """Return the seconds between two questions to the controller, which serves a whole cluster: longer and longer."""
+    """Return the seconds between two questions to the controller: longer and longer."""
     pause_s = _LEAST_PAUSE_S
     while True:
         yield pause_s
@@ -556,16 +547,18 @@ def _write_files(request: SlurmRequest, folder: AppFolder) -> str:
     """Write what the nodes need, and return the path of the script."""
     script, spec = request.script, request.spec
     agent = build_agent_bundle() if any(role.runs_agent for role in spec.roles) else None
-    if request.is_shared:
+    source = next(iter(spec.details["workspaces"].values()), None)
+    if spec.details["shared"]:
         (folder.state_dir / payload.NAME).write_bytes(payload.build_payload({}))
         if agent is not None:
             (folder.state_dir / AGENT_BUNDLE_NAME).write_bytes(agent)
-        if request.workspace is not None:
+        if source is not None:
             (folder.path / WORK_DIR).mkdir()
-            copy_workspace(request.workspace, str(folder.path / WORK_DIR))
+            copy_workspace(source, str(folder.path / WORK_DIR))
     else:
-        workspace = None if request.workspace is None else build_workspace_bundle(request.workspace)
-        encoded = payload.encode_payload(payload.build_payload(list_files(spec, agent, workspace)))
+        workspace = None if source is None else build_workspace_bundle(source)
+        packed = payload.build_payload(list_files(spec, agent, workspace))
+        encoded = base64.encodebytes(packed).decode("ascii")
         if len(encoded) > payload.SCRIPT_LIMIT_BYTES:
             size = f"{len(encoded) / 1e6:.1f} MB as text, and Slurm takes scripts of at most 4 MB"
             raise SchedulerError(f"what the nodes need is {size}: leave files out by .torchxignore, or use shared=true")
@@ -638,13 +631,6 @@ def _describe_rest(app: live.App) -> str:
     return "it was between two runs" if is_between and not app.find_running() else ""
 
 
-def _need_node(app: live.App, role: str, index: int) -> str:
-    node = app.find_running(role).get(ReplicaId(role, index))
-    if node is None:
-        raise ControlError(f"node {index} of {role} does not run", ExitCode.ENDED)
-    return node
-
-
 def _ask(app: live.App, kind: AskKind, limit_s: float) -> Answer:
     def find_nodes(role: str) -> RoleNodes:
         running = {str(each): (each, node) for each, node in app.find_running(role).items()}
@@ -667,14 +653,3 @@ def _ask(app: live.App, kind: AskKind, limit_s: float) -> Answer:
 def _run_there(app: live.App, node: str, command: Any, env: Mapping[str, str], limit_s: float) -> tuple[int, str, str]:
     assert app.entry is not None  # noqa: S101  # it runs
     return client.run_on_node(app.entry.job_id, node, command, {**_build_env(), **env}, limit_s)
-
-
-def _append(path: Path, line: str) -> None:
-    with path.open("a") as file:
-        file.write(f"{line}\n")
-
-
-def _replace_text(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text)
-    temporary.replace(path)

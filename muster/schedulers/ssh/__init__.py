@@ -1,7 +1,7 @@
 """ssh: replicas run on hosts that the user reaches by `ssh`, one on each.
 
-`scheduler` is what TorchX calls, and `options` are those of `-cfg`. `hosts` reads who the hosts are, and `discovery`
-asks the user's script for them again and again. `request` turns an AppDef into what will run (pure, the dry run).
+`scheduler` is what TorchX calls, and `options` are those of `-cfg`. `hosts` reads who the hosts are, and asks the
+user's script for them again and again. `request` turns an AppDef into what will run (pure, the dry run).
 `checks` looks at all hosts at once before anything is started. `driver` is what the app's supervisor on this machine
 loads. It starts a `link` for each replica, a process of this machine that holds the connection. `node_program.keeper`
 is the program on the other side. It travels over the connection's standard input, and owns the replica. Unless the

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from muster._shared.processes import READ, WRITE, wait_events
+from muster._shared.processes import READ, wait_events
+from muster.schedulers.node_program.frames import write_all
 from muster.schedulers.node_program.pipe import PipedProcess
 from muster.schedulers.node_program.session import build_input
 from muster.schedulers.ssh.command import build_ssh, explain_failure
@@ -112,9 +113,7 @@ class Probe:
     def __init__(self, ssh: Sequence[str], host: Host, python: str) -> None:
         self._python = python
         self._ssh = PipedProcess.start(build_ssh(ssh, host.name, python))
-        for fd in self._ssh.fds:
-            os.set_blocking(fd, False)
-        self._pending = build_input(_PROGRAM)
+        self._unsent = build_input(_PROGRAM)
         self._received = {self._ssh.stdout: b"", self._ssh.stderr: b""}
         self._is_open = True
         """It is neither given away nor closed."""
@@ -125,10 +124,12 @@ class Probe:
         Raises:
             CheckError: none comes.
         """
-        self._pending += json.dumps(question).encode() + b"\n"
+        with contextlib.suppress(OSError):  # it has ended, and says why
+            write_all(self._ssh.stdin, self._unsent + json.dumps(question).encode() + b"\n")
+        self._unsent = b""
         limit_s = time.monotonic() + LIMIT_S
-        stdin, stdout, stderr = self._ssh.fds
-        wanted = {stdin: WRITE, stdout: READ, stderr: READ}
+        stdout = self._ssh.stdout
+        wanted = dict.fromkeys(self._received, READ)
         while True:
             _, mark, line = self._received[stdout].partition(_MARK)
             if mark and b"\n" in line:
@@ -138,17 +139,10 @@ class Probe:
             if not ready:
                 raise CheckError(f"it does not answer within {LIMIT_S:g} s")
             for fd in ready:
-                if not (self._write() if fd == stdin else self._read(fd)):
+                if not self._read(fd):
                     del wanted[fd]
             if stdout not in wanted or len(self._received[stdout]) > _LINE_LIMIT_BYTES:
                 raise CheckError(self._explain())
-
-    def _write(self) -> bool:
-        try:
-            self._pending = self._pending[os.write(self._ssh.stdin, self._pending) :]
-        except OSError:
-            self._pending = b""  # it has ended, and says why
-        return bool(self._pending)
 
     def _read(self, fd: int) -> bool:
         data = os.read(fd, 65536)
@@ -157,6 +151,7 @@ class Probe:
 
     def _explain(self) -> str:
         code = self._ssh.end(_END_LIMIT_S)
+        os.set_blocking(self._ssh.stderr, False)  # a program that it has left may have it
         with contextlib.suppress(BlockingIOError):
             while self._read(self._ssh.stderr):
                 pass
@@ -170,8 +165,6 @@ class Probe:
 
     def lend(self) -> tuple[int, ...]:
         """Return the descriptors for a process that sends another program the same way. Then `give` or `close` it."""
-        for fd in self._ssh.fds:
-            os.set_blocking(fd, True)
         return self._ssh.lend()
 
     def give(self) -> None:
@@ -300,13 +293,13 @@ def find_address(first: Checked, others: Sequence[Checked]) -> tuple[str | None,
 
 def _run_all(work: Callable[[Any], T], items: Sequence[Any]) -> list[T | CheckError]:
     """Do something for each in a thread of its own: hosts that hang do not add up."""
-    results: dict[int, T | CheckError | BaseException] = {}
+    results: list[Any] = [None] * len(items)
 
     def run(number: int, item: Any) -> None:
         try:
             results[number] = work(item)
-        except (CheckError, OSError) as error:
-            results[number] = error if isinstance(error, CheckError) else CheckError(str(error))
+        except OSError as error:
+            results[number] = CheckError(str(error))
         except BaseException as error:  # noqa: BLE001  # raised again below
             results[number] = error
 
@@ -315,13 +308,10 @@ def _run_all(work: Callable[[Any], T], items: Sequence[Any]) -> list[T | CheckEr
         thread.start()
     for thread in threads:
         thread.join()
-    found: list[T | CheckError] = []
-    for number in range(len(items)):
-        result = results[number]
+    for result in results:
         if isinstance(result, BaseException) and not isinstance(result, CheckError):
             raise result
-        found.append(result)
-    return found
+    return results
 
 
 def describe_failures(failed: Mapping[str, str], total: int) -> str:

@@ -2,14 +2,13 @@
 
 import posixpath
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
 from muster._shared.contract import AGENT_BUNDLE_NAME, Env, ExitCode
 from muster.schedulers.naming import build_role_labels
 from muster.schedulers.processes.driver import Launch
 from muster.schedulers.processes.link_driver import LinkDriver
-from muster.schedulers.ssh.discovery import Discovery
+from muster.schedulers.ssh.hosts import Discovery
 from muster.schedulers.supervision.app_folder import AppSpec
 from muster.schedulers.supervision.driver import EventQueue, Handle, take_lent_fds
 from muster.schedulers.supervision.events import ResizeRequested
@@ -18,7 +17,6 @@ from muster.schedulers.wording.reasons import Code, Reason, Reasons
 
 RUN: Final = "{run}"
 """In commands and variables of `request`: the run folder of this start of the replica."""
-_KILL_LIMIT_S: Final = 15.0
 
 
 def find_workspace_name(role: str) -> str:
@@ -58,7 +56,13 @@ class SshDriver(LinkDriver):
     def start(self, replica: ReplicaId, start_number: int) -> Handle:
         """See `ReplicaDriver`."""
         handle = super().start(replica, start_number)
-        return {**handle, "host": self._hosts[replica], "start": start_number}
+        run = self._find_run(replica, start_number)
+        return {**handle, "host": self._hosts[replica], "start": start_number, "run": run}
+
+    def _find_run(self, replica: ReplicaId, start_number: int) -> str:
+        """Return the run folder on the host for one start of a replica."""
+        label = self._labels[replica.role]
+        return posixpath.join(self.spec.details["ssh"]["parent"], f"{label}-{replica.index}-{start_number}")
 
     def adopt(self, replica: ReplicaId, handle: Handle) -> bool:
         """See `ReplicaDriver`. A replica that stays gets another link, which goes on where the earlier one ended."""
@@ -74,24 +78,14 @@ class SshDriver(LinkDriver):
     def suspend(self, *, suspended: bool) -> None:
         """See `ReplicaDriver`. Replicas on other machines go on: their agents would take each other for lost."""
 
-    def kill(self, replica: ReplicaId) -> None:
-        """See `ReplicaDriver`."""
-        self.end_link(replica, _KILL_LIMIT_S)
-
     def explain_end(self, replica: ReplicaId, code: int) -> tuple[int | None, Reasons]:
-        """See `ProcessDriver`. A link says why its replica is lost. Its host is then the last spare."""
-        text = self.read_loss(replica, code)
-        has_spare = bool(self._spares) and self._starts_again(replica)
-        if code == ExitCode.RENDEZVOUS and self.runs_agent(replica) and has_spare:
-            self._move(replica, self._spares.pop(0))
-            return code, (Reason(code=Code.MOVED, host=self._hosts[replica]),)
-        if not text:
-            return super().explain_end(replica, code)
-        lost = Reason(code=Code.LINK_LOST, text=text)
-        if not has_spare:
-            return None, (lost,)
+        """See `ProcessDriver`. The host of a replica that is lost, or has left it, is then the last spare."""
+        left = code == ExitCode.RENDEZVOUS and self.runs_agent(replica)
+        known, reasons = super().explain_end(replica, code)
+        if not (left or known is None) or not self._spares or not self._starts_again(replica):
+            return known, reasons
         self._move(replica, self._spares.pop(0))
-        return None, (lost, Reason(code=Code.MOVED, host=self._hosts[replica]))
+        return known, (*reasons, Reason(code=Code.MOVED, host=self._hosts[replica]))
 
     def _starts_again(self, replica: ReplicaId) -> bool:
         """Return whether a lost replica has a retry left.
@@ -167,15 +161,11 @@ class SshDriver(LinkDriver):
         addresses: Mapping[str, str] = self.spec.details["addresses"]
         return addresses.get(host, host.rpartition("@")[2])
 
-    def find_log_dir(self, replica: ReplicaId) -> Path:
-        """See `ProcessDriver`: where the link puts it."""
-        return self.folder.role_dir(replica.role)
-
     def _build_link(self, replica: ReplicaId, start_number: int, verb: str) -> Launch:
         plan: Mapping[str, Any] = self.spec.details["replicas"][replica.role][replica.index]
         ssh: Mapping[str, Any] = self.spec.details["ssh"]
         host = self._hosts[replica]
-        run = find_run(self.spec, self._labels[replica.role], replica.index, start_number)
+        run = self._find_run(replica, start_number)
         env = {**self.build_env(plan, replica, start_number), Env.NODE_NAME: host}
         first = ReplicaId(replica.role, 0)
         if self.runs_agent(replica) and self._hosts[first] != self._first[replica.role]:
@@ -194,8 +184,6 @@ class SshDriver(LinkDriver):
             "ssh": ssh["ssh"],
             "python": ssh["python"],
             "files": files,
-            "replica_dir": str(self.folder.replica_dir(replica)),
-            "role_dir": str(self.folder.role_dir(replica.role)),
             "node": {
                 **common,
                 "run": run,
@@ -206,8 +194,3 @@ class SshDriver(LinkDriver):
         }
         # -S: searching packages takes as long as Python's start.
         return self.build_link(replica, "muster.schedulers.ssh.link", order, flags=["-S"], lent=lent)
-
-
-def find_run(spec: AppSpec, label: str, index: int, start_number: int) -> str:
-    """Return the run folder on the host for one start of a replica."""
-    return posixpath.join(spec.details["ssh"]["parent"], f"{label}-{index}-{start_number}")

@@ -3,10 +3,16 @@
 import os
 import re
 import subprocess
+import threading
+import time
 from dataclasses import dataclass
 from typing import Final
 
+from muster._shared.contract import print_line
+
 _DISCOVERY_LIMIT_S: Final = 30.0
+_PAUSE_S: Final = 1.0
+"""Between two runs of a discovery script. As Horovod."""
 _COUNT: Final = r"[0-9]{1,5}"
 _NAME: Final = r"\[[0-9A-Za-z:.%]+\]|[^\s:,@\[\]]+"
 _WORD: Final = re.compile(rf"(?P<name>(?:[^\s@,:]+@)?(?:{_NAME}))(?::(?P<slots>{_COUNT}))?")
@@ -91,3 +97,43 @@ def run_discovery(script: str) -> list[Host]:
         lines = done.stderr.strip().splitlines()
         raise HostError(f"discover={script!r} ended with {done.returncode}" + (f": {lines[-1]}" if lines else ""))
     return parse_hostfile(done.stdout, f"output of {script}")
+
+
+class Discovery:
+    """Tells the supervisor's loop when the hosts have changed. A thread runs the discovery script again and again.
+
+    Args:
+        script: absolute path of the program.
+        processes: of each node. Hosts with fewer slots do not count.
+    """
+
+    def __init__(self, script: str, processes: int) -> None:
+        self._script, self._processes = script, processes
+        self.wake_fd, self._wake_write = os.pipe()
+        """It can be read when there is something to take."""
+        self._found: list[str] = []
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def take(self) -> list[str]:
+        """Return the names of all hosts that there are, in the script's order."""
+        os.read(self.wake_fd, 4096)
+        return self._found
+
+    def _run(self) -> None:
+        told: list[str] | None = None
+        trouble = ""
+        while True:
+            time.sleep(_PAUSE_S)
+            try:
+                hosts = run_discovery(self._script)
+            except HostError as error:  # a failed script tells nothing
+                if str(error) != trouble:
+                    trouble = str(error)
+                    print_line(f"muster: {trouble}")
+                continue
+            trouble = ""
+            fits = [host.name for host in hosts if host.slots is None or host.slots >= self._processes]
+            found = list(dict.fromkeys(fits))
+            if found != told:
+                told = self._found = found
+                os.write(self._wake_write, b"x")

@@ -17,9 +17,8 @@ from typing import Any, Final
 from muster._shared import processes
 from muster._shared.control import ControlError, ExitCode
 from muster._shared.foreign_files import read_whole
-from muster.schedulers.node_program.frames import Kind, pack
-from muster.schedulers.node_program.link import UPLOAD_BYTES, Link, read_pieces, run_link, write_all
-from muster.schedulers.node_program.link_names import LOST, STATE_NAME
+from muster.schedulers.node_program.frames import LOST, STATE_NAME, Kind, pack, write_all
+from muster.schedulers.node_program.link import UPLOAD_BYTES, Link, read_pieces, run_link
 from muster.schedulers.node_program.pipe import PipedProcess
 from muster.schedulers.node_program.session import ALIVE_S, Session
 from muster.schedulers.ssh.command import build_ssh, explain_failure
@@ -33,7 +32,7 @@ _TRIES: Final = 3
 _FINISH_LIMIT_S: Final = 5.0
 _END_LIMIT_S: Final = 0.5
 _KILL_LIMIT_S: Final = 10.0
-_SIGNALS: Final = {signal.SIGTERM: "TERM", signal.SIGINT: "INT", signal.SIGQUIT: "KILL"}
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 
 
 class _UnreadError(Exception):

@@ -3,7 +3,7 @@
 import os
 import posixpath
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,7 +98,14 @@ def find_hosts(options: SshOptions) -> list[Host]:
         hosts = _read_hosts(options)
     except HostError as error:
         raise SchedulerError(str(error)) from error
-    return check_hosts(hosts, given[0])
+    names = [host.name for host in hosts]
+    if not names:
+        raise OptionError(f"{given[0]} names no host", given[0])
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        line = f"{given[0]} names {twice!r} twice: a host runs one node, of up to N processes with HOST:N"
+        raise OptionError(line, given[0])
+    return hosts
 
 
 def _read_hosts(options: SshOptions) -> list[Host]:
@@ -111,16 +118,3 @@ def _read_hosts(options: SshOptions) -> list[Host]:
     if options.discover:
         return run_discovery(options.discover)
     return [parse_host(word, "hosts") for word in options.hosts]
-
-
-def check_hosts(hosts: Sequence[Host], source: str) -> list[Host]:
-    """Refuse an empty list, and a host that is named twice: a host runs one node."""
-    if not hosts:
-        raise OptionError(f"{source} names no host", source)
-    names = [host.name for host in hosts]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise OptionError(
-            f"{source} names {twice!r} twice: a host runs one node, of up to N processes with HOST:N", source
-        )
-    return list(hosts)

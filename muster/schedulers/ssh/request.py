@@ -139,36 +139,32 @@ def _check_slots(roles: Sequence[Role], hosts: Sequence[Host]) -> None:
                 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Places:
-    """Where an app runs, as the checks have found."""
+def place_request(
+    request: SshRequest,
+    *,
+    hosts: Sequence[str],
+    addresses: Mapping[str, str],
+    ports: Mapping[str, int],
+    others: Mapping[str, str],
+) -> AppSpec:
+    """Add to a request what is known only when the hosts have been asked.
 
-    hosts: Sequence[str]
-    """One per replica, in order of role and index. The rest are spares."""
-    addresses: Mapping[str, str]
-    """The addresses of the first host of each role whose agents meet, by role.
-
-    Those of the first role are there in any case.
+    Args:
+        request: of the app.
+        hosts: one per replica, in order of role and index. The rest are spares.
+        addresses: of the first host of each role whose agents meet, by role. Those of the first role are there in any
+            case.
+        ports: for the agents to meet, by role.
+        others: an address of each host, for a first host that has moved.
     """
-    ports: Mapping[str, int]
-    """For the agents to meet, by role."""
-    others: Mapping[str, str]
-    """An address of each host, for a first host that has moved."""
-
-
-def place_request(request: SshRequest, places: Places) -> AppSpec:
-    """Add to a request what is known only when the hosts have been asked."""
     spec = request.spec
     plans: dict[str, list[dict[str, Any]]] = {}
     for role in spec.roles:
-        first = role.name if role.name in places.addresses else spec.roles[0].name
-        env = {Env.RANK0_HOST: places.addresses[first]}
-        if role.name in places.ports:
-            env[Env.RDZV_PORT] = str(places.ports[role.name])
+        env = {Env.RANK0_HOST: addresses.get(role.name, addresses[spec.roles[0].name])}
+        if role.name in ports:
+            env[Env.RDZV_PORT] = str(ports[role.name])
         plans[role.name] = [{**plan, "env": {**plan["env"], **env}} for plan in spec.details["replicas"][role.name]]
-    return replace(
-        spec, details={**spec.details, "replicas": plans, "hosts": list(places.hosts), "addresses": dict(places.others)}
-    )
+    return replace(spec, details={**spec.details, "replicas": plans, "hosts": list(hosts), "addresses": dict(others)})
 
 
 def count_replicas(spec: AppSpec) -> int:

@@ -7,11 +7,11 @@ import contextlib
 import hashlib
 import logging
 import os
-import subprocess
 import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -33,7 +33,6 @@ from muster.schedulers.adapter import (
     StrictOpts,
     build_agent_bundle,
     build_app_name,
-    build_role_labels,
     declare_options,
     find_state_dir,
     make_secret,
@@ -43,14 +42,13 @@ from muster.schedulers.adapter import (
     start_pipe,
     write_workspace_bundle,
 )
-from muster.schedulers.node_program.pipe import PipedProcess
-from muster.schedulers.node_program.session import LostNodeError, Order, run_captured
+from muster.schedulers.node_program.session import WORDS, LostNodeError, Order, run_captured
 from muster.schedulers.ssh import checks
 from muster.schedulers.ssh.checks import Checked
 from muster.schedulers.ssh.command import build_ssh, explain_failure
-from muster.schedulers.ssh.driver import RUN, find_run, find_workspace_name
+from muster.schedulers.ssh.driver import RUN, find_workspace_name
 from muster.schedulers.ssh.options import SshOptions, find_hosts
-from muster.schedulers.ssh.request import WORKSPACE, Places, SshRequest, build_request, count_replicas, place_request
+from muster.schedulers.ssh.request import WORKSPACE, SshRequest, build_request, count_replicas, place_request
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec
 
 _BUNDLES: Final = "ssh-bundles"
@@ -69,6 +67,8 @@ _SEARCH_S: Final = 20.0
 _PAUSE_S: Final = 1.0
 _END_LIMIT_S: Final = 0.5
 """Of an `ssh` that has asked."""
+_COMMAND_LIMIT_S: Final = 10.0
+"""The host ends what is left of a command before its `ssh` ends."""
 
 logger = logging.getLogger(__name__)
 
@@ -116,16 +116,19 @@ class SshScheduler(ProcessScheduler, WorkspaceMixin[None]):  # type: ignore[misc
         """
         request: SshRequest = dryrun_info.request
         with contextlib.ExitStack() as held:
-            packed = held.enter_context(_pack_files(request.spec))
-            good = held.enter_context(
-                _checked_hosts(request, sum(path.stat().st_size for path in packed.paths.values()))
+            # It is built while the hosts answer.
+            bundle = held.enter_context(ThreadPoolExecutor(1)).submit(
+                read_kept_bundle, find_state_dir(os.environ) / _BUNDLES
             )
-            spec = place_request(request, _find_places(request, good))
-            details = {**spec.details, "environment": _read_environment()}
-            files: dict[str, bytes | Path] = {AGENT_BUNDLE_NAME: packed.read_bundle(), **packed.paths}
+            paths = held.enter_context(_pack_files(request.spec))
+            good = held.enter_context(_checked_hosts(request, sum(path.stat().st_size for path in paths.values())))
+            spec = _place_request(request, good)
+            # With which `ssh` runs: its agent's socket, the home folder. No other place reads them.
+            environment = {name: value for name, value in os.environ.items() if not name.startswith(_OWN_VARIABLES)}
+            files: dict[str, bytes | Path] = {AGENT_BUNDLE_NAME: bundle.result(), **paths}
             used = {each.host.name: each.connection for each in good[: count_replicas(spec)]}
             self.start_app(
-                replace(spec, details=details),
+                replace(spec, details={**spec.details, "environment": environment}),
                 detach=request.options.detach,
                 files=files,
                 lent_fds={name: connection.lend() for name, connection in used.items()},
@@ -166,8 +169,7 @@ class SshScheduler(ProcessScheduler, WorkspaceMixin[None]):  # type: ignore[misc
         handle = None if record is None else record.handles.get(replica)
         if handle is None:
             return 1, "", f"{replica} does not run"
-        label = build_role_labels([role.name for role in spec.roles])[replica.role]
-        run = find_run(spec, label, replica.index, handle["start"])
+        run = str(handle["run"])
         order = Order(
             app="",
             index=replica.index,
@@ -175,53 +177,30 @@ class SshScheduler(ProcessScheduler, WorkspaceMixin[None]):  # type: ignore[misc
             env={name: value.replace(RUN, run) for name, value in env.items()},
             cwd=run,
         )
-        ssh, codes = spec.details["ssh"], []
-
-        def explain(errors: bytes, code: int | None) -> str:
-            codes.append(code)
-            return explain_failure(errors, code, ssh["python"])
-
-        command = build_ssh(ssh["ssh"], handle["host"], ssh["python"])
-        started = PipedProcess.start(command, env=spec.details["environment"])
         try:
-            return run_captured(started.open_pipe(explain, limit_s=_END_LIMIT_S), order, limit_s)
+            return run_captured(_open_host(spec, handle, WORDS, _END_LIMIT_S), order, limit_s)
         except LostNodeError as error:
-            is_reached = error.was_reached or codes != [_NOT_REACHED]
-            why = str(error) if error.was_reached else error.why
-            return 1 if is_reached else _NOT_REACHED, "", f"{handle['host']}: {why}"
+            return (1, "", str(error)) if error.was_reached else (_NOT_REACHED, "", error.why or str(error))
         except ControlError as error:
-            raise subprocess.TimeoutExpired("ssh", limit_s) from error
+            return 1, "", str(error)
 
     def open_beside(
         self, spec: AppSpec, replica: ReplicaId, handle: Mapping[str, Any], words: Sequence[str]
     ) -> NodePipe:
         """See `ProcessScheduler`."""
         del replica
-        ssh = spec.details["ssh"]
-        command = build_ssh(ssh["ssh"], handle["host"], ssh["python"], words)
-
-        def explain(errors: bytes, code: int | None) -> str:
-            return f"{handle['host']}: {explain_failure(errors, code, ssh['python'])}" if code else ""
-
-        return start_pipe(command, spec.details["environment"], explain=explain)
+        return _open_host(spec, handle, words, _COMMAND_LIMIT_S)
 
 
-class _Packed:
-    """What travels to the hosts. A thread builds the bundle."""
+def _open_host(spec: AppSpec, handle: Mapping[str, Any], words: Sequence[str], limit_s: float) -> NodePipe:
+    """Start a Python on the host of a replica. Its `ssh` ends within the limit, once it is no longer needed."""
+    ssh = spec.details["ssh"]
+    command = build_ssh(ssh["ssh"], handle["host"], ssh["python"], words)
 
-    def __init__(self, paths: Mapping[str, Path]) -> None:
-        self.paths = paths
-        self._bundle = b""
-        self._thread = threading.Thread(target=self._build, daemon=True)
-        self._thread.start()
+    def explain(errors: bytes, code: int | None) -> str:
+        return f"{handle['host']}: {explain_failure(errors, code, ssh['python'])}" if code else ""
 
-    def _build(self) -> None:
-        self._bundle = read_kept_bundle(find_state_dir(os.environ) / _BUNDLES)
-
-    def read_bundle(self) -> bytes:
-        """Return the agent's bundle."""
-        self._thread.join()
-        return self._bundle or build_agent_bundle()
+    return start_pipe(command, spec.details["environment"], explain=explain, limit_s=limit_s)
 
 
 def read_kept_bundle(folder: Path) -> bytes:
@@ -248,7 +227,7 @@ def read_kept_bundle(folder: Path) -> bytes:
 
 
 @contextlib.contextmanager
-def _pack_files(spec: AppSpec) -> Iterator[_Packed]:
+def _pack_files(spec: AppSpec) -> Iterator[dict[str, Path]]:
     """Pack each workspace once, in files without a name, of which a kill leaves nothing. Roles may share one."""
     with contextlib.ExitStack() as opened:
         made: dict[str, Path] = {}
@@ -263,7 +242,7 @@ def _pack_files(spec: AppSpec) -> Iterator[_Packed]:
                 except BundleError as error:
                     raise SchedulerError(str(error)) from error
             paths[find_workspace_name(role)] = made[workspace]
-        yield _Packed(paths)
+        yield paths
 
 
 @contextlib.contextmanager
@@ -301,7 +280,7 @@ def _checked_hosts(request: SshRequest, workspace_bytes: int) -> Iterator[list[C
             each.connection.close()
 
 
-def _find_places(request: SshRequest, good: Sequence[Checked]) -> Places:
+def _place_request(request: SshRequest, good: Sequence[Checked]) -> AppSpec:
     """Choose the hosts that are used, and where the agents of each role meet.
 
     Raises:
@@ -325,17 +304,13 @@ def _find_places(request: SshRequest, good: Sequence[Checked]) -> Places:
             addresses[role] = address
         if role in jobs:
             ports[role] = first.ports[jobs.index(role)]
-    return Places(
+    return place_request(
+        request,
         hosts=[each.host.name for each in good],
         addresses=addresses,
         ports=ports,
         others={each.host.name: each.addresses[0] for each in good},
     )
-
-
-def _read_environment() -> dict[str, str]:
-    """Read the variables with which `ssh` runs: its agent's socket, the home folder. No other place reads them."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(_OWN_VARIABLES)}
 
 
 def _print_line(line: str) -> None:

@@ -19,9 +19,10 @@ from muster.cli.commands import build_parser
 from muster.cli.inside.targets import find_targets
 from muster.schedulers.docker.engine.inside_stream import InsideStream
 from muster.schedulers.errors import UnknownAppError
-from muster.schedulers.node_program import agents, session
-from muster.schedulers.node_program.frames import MAGIC, Kind, NodeError, pack
+from muster.schedulers.node_program import agents, served, session
+from muster.schedulers.node_program.frames import MAGIC, Channel, Kind, NodeError, pack
 from muster.schedulers.node_program.pipe import NodePipe, pump_pipe, start_pipe
+from muster.schedulers.node_program.served import Served
 from muster.schedulers.node_program.session import WORDS, Order, Session, build_program, run_captured
 from muster.schedulers.wording.facts import AppFacts
 from muster.schedulers.wording.reasons import Code, Reason
@@ -215,13 +216,50 @@ def test_a_node_whose_command_prints_all_the_time_hears_of_this_side(
 ) -> None:
     """Nothing was sent while something came, so the node ended a command that printed for 40 s."""
     agent(**VARIABLES)
-    sent, send_alive = [], Session.send_alive
+    sent: list[bytes] = []
+    send = Session.send
     monkeypatch.setattr(session, "ALIVE_S", 0.1)
-    monkeypatch.setattr(Session, "send_alive", lambda self: (sent.append(1), send_alive(self)))
+    monkeypatch.setattr(Session, "send", lambda self, *frame: (sent.append(frame[0]), send(self, *frame)))
     prints = "for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do echo; sleep 0.03; done"
     pipe = start_pipe([sys.executable, *WORDS], {**os.environ})
     run_captured(pipe, Order(app=APP, index=1, command=["sh", "-c", prints]), 60.0)
-    assert len(sent) > 1
+    assert sent.count(Kind.ALIVE) > 1
+
+
+class Stuck(Served):
+    """A command whose output never ends, and that cannot be killed."""
+
+    kills = 0
+
+    def list_sources(self) -> dict[int, int]:
+        return {}
+
+    def act(self, ready: Any) -> None:
+        """Nothing is ready."""
+
+    def has_output(self) -> bool:
+        return True
+
+    def send_signal(self, name: str) -> None:
+        """It ignores all."""
+
+    def kill(self) -> None:
+        self.kills += 1
+
+
+def test_what_cannot_be_killed_does_not_keep_a_program_whose_other_side_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(served, "open_wake_pipe", lambda _signums: os.open(os.devnull, os.O_RDONLY))
+    for name in ("_GRACE_S", "_KILL_LIMIT_S", "_LOOK_S"):
+        monkeypatch.setattr(served, name, 0.05)
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    with ours:
+        stuck = Stuck(Channel(ours.fileno(), ours.fileno()), [])
+        stuck.run()
+    os.close(stuck._wake)
+    assert stuck.kills == 1
 
 
 @pytest.mark.usefixtures("many_descriptors")

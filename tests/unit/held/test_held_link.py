@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from muster.schedulers.held import link
-from muster.schedulers.node_program.link_names import LOST, STATE_NAME
+from muster.schedulers.node_program.frames import LOST, STATE_NAME
 
 
 def test_a_node_whose_link_finds_no_free_thread_is_lost_and_no_failure(

@@ -19,7 +19,6 @@ from muster.cli import hold_command
 from muster.cli.commands import main
 from muster.elastic import launch
 from muster.schedulers.adapter.properties import Properties
-from muster.schedulers.adapter.status import build_status
 from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.held import holds, lending, readiness, scheduler
 from muster.schedulers.local.hold_lock import lock_hold
@@ -80,12 +79,11 @@ def test_a_run_on_a_busy_hold_is_refused_or_waits_for_its_end(
 ) -> None:
     fd = lock_hold(hold.lock_path, "main-1")
     assert fd is not None
-    line = "local_cwd://hold-x runs main-1 now; with -cfg wait=true this run waits for it"
-    with pytest.raises(EngineError, match=f"^{re.escape(line)}$"):
-        scheduler._take(hold, "main-2", waits=False)
+    with pytest.raises(EngineError, match=r"^local_cwd://hold-x runs main-1 now; wait$"):
+        holds.take_hold(hold, "main-2", hint="; wait")
     turns = iter((bool, bool, lambda: os.close(fd)))
-    monkeypatch.setattr(scheduler, "time", SimpleNamespace(sleep=lambda _s: next(turns)()))
-    os.close(scheduler._take(hold, "main-2", waits=True))
+    monkeypatch.setattr(holds, "time", SimpleNamespace(sleep=lambda _s: next(turns)()))
+    os.close(holds.take_hold(hold, "main-2", waits=True))
     assert capsys.readouterr().err == "held: waiting for main-1 on local_cwd://hold-x\n", "once"
 
 
@@ -111,13 +109,13 @@ def test_a_hold_that_waits_for_nodes_says_why(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(readiness, "build_remote", lambda *_args: None)
     states = [AppState.PENDING] * 3 + [AppState.FAILED]
     why, app = (Reason(code=Code.TOLD, text="no room"),), AppDef(name="a")
-    told = (build_status(AppFacts(app_id="a", app=app, state=each, replicas=None, reasons=why)) for each in states)
+    told = (AppFacts(app_id="a", app=app, state=each, replicas=None, reasons=why) for each in states)
     lines: list[str] = []
     cancelled: list[str] = []
     scheduler = SimpleNamespace(
-        backend="x", properties=Properties(), describe_app=lambda _id: next(told), cancel=cancelled.append
+        backend="x", properties=Properties(), read_facts=lambda _id: next(told), cancel=cancelled.append
     )
-    with pytest.raises(ControlError, match="has ended: FAILED"):
+    with pytest.raises(ControlError, match="a has ended: no room"):
         readiness.wait_ready(scheduler, "a", lines.append)  # type: ignore[arg-type]
     assert (lines, cancelled) == (["PENDING: no room"], ["a"])
 

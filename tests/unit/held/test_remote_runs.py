@@ -12,7 +12,7 @@ from muster.components.dist import ddp
 from muster.schedulers.errors import EngineError, OptionError, SchedulerError
 from muster.schedulers.held import holds
 from muster.schedulers.held.options import HeldOptions
-from muster.schedulers.held.remote import RemoteRequest, build_remote_request, build_remote_spec, check_remote
+from muster.schedulers.held.remote import RemoteRequest, build_remote_request, check_remote
 
 LOST = "its supervisor was lost"
 HOLD = holds.RemoteHold(
@@ -44,16 +44,15 @@ def build(options: dict[str, Any] | None = None, **app: Any) -> RemoteRequest:
 
 def test_a_run_has_its_own_arguments_and_variables_and_the_holds_addresses() -> None:
     request = build()
-    plan = request.plans[1]
-    assert plan.command[-1] == "main.py"
-    assert plan.command[plan.command.index("--node-rank") + 1] == "1"
-    assert plan.env["WORD"] == "one"
-    assert plan.env["MUSTER_LOG_DIR"] == "{muster-hold}/runs/main-x/log"
-    assert "TORCHX_RANK0_HOST" not in plan.env, "the hold's node knows it"
-    assert "PYTHONUNBUFFERED" not in plan.env, "it is read only at start"
-    spec = build_remote_spec(request, HOLD, "driver", None, waits=False)
-    assert spec.details["hold"]["remote"]["app_id"] == "hold-x"
-    assert spec.details["environment"] == {"HOME": "/root"}
+    plan = request.spec.details["replicas"]["main"][1]
+    command, env = plan["command"], plan["env"]
+    assert command[-1] == "main.py"
+    assert command[command.index("--node-rank") + 1] == "1"
+    assert env["WORD"] == "one"
+    assert env["MUSTER_LOG_DIR"] == "{muster-hold}/runs/main-x/log"
+    assert "TORCHX_RANK0_HOST" not in env, "the hold's node knows it"
+    assert "PYTHONUNBUFFERED" not in env, "it is read only at start"
+    assert request.spec.details["environment"] == {"HOME": "/root"}
 
 
 def test_a_dry_run_prints_no_secret() -> None:
@@ -95,7 +94,7 @@ class Scheduler:
 
 @pytest.fixture
 def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(holds, "load_scheduler", lambda name, _session: Scheduler(name))
+    monkeypatch.setattr(holds, "load_scheduler", Scheduler)
     return tmp_path
 
 

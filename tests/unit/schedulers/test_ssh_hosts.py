@@ -13,15 +13,14 @@ from torchx.specs import AppDef
 
 from muster.schedulers.adapter import OptionError, SchedulerError
 from muster.schedulers.node_program import keeper
-from muster.schedulers.node_program.frames import FrameReader, Kind, pack
-from muster.schedulers.node_program.link_names import STATE_NAME
+from muster.schedulers.node_program.frames import STATE_NAME, FrameReader, Kind, pack
 from muster.schedulers.ssh import checks
 from muster.schedulers.ssh import scheduler as ssh_scheduler
 from muster.schedulers.ssh.command import build_ssh, explain_failure
 from muster.schedulers.ssh.driver import SshDriver
 from muster.schedulers.ssh.hosts import Host, HostError, parse_host, parse_hostfile, run_discovery
-from muster.schedulers.ssh.options import SshOptions, check_hosts, find_hosts
-from muster.schedulers.ssh.request import Places, build_request, place_request
+from muster.schedulers.ssh.options import SshOptions, find_hosts
+from muster.schedulers.ssh.request import build_request, place_request
 from muster.schedulers.supervision.app_folder import AppFolder, AppRecord, AppSpec
 from muster.schedulers.supervision.driver import EventQueue
 from muster.schedulers.supervision.machine import Machine
@@ -70,12 +69,15 @@ def test_a_word_that_is_no_host_is_refused(word) -> None:
         parse_host(word, "hosts")
 
 
-def test_a_host_runs_one_node() -> None:
-    with pytest.raises(OptionError, match="twice"):
-        check_hosts([Host("a"), Host("a", 4)], "hosts")
-    with pytest.raises(OptionError, match="names no host"):
-        check_hosts([], "hostfile")
-    for options, line in [({}, "none of them is given"), ({"hosts": ["a"], "hostfile": "x"}, "hosts and hostfile")]:
+def test_a_host_runs_one_node(tmp_path) -> None:
+    hostfile = tmp_path / "hosts"
+    hostfile.touch()
+    for options, line in [
+        ({"hosts": ["a", "a:4"]}, "twice"),
+        ({"hostfile": str(hostfile)}, "names no host"),
+        ({}, "none of them is given"),
+        ({"hosts": ["a"], "hostfile": "x"}, "hosts and hostfile"),
+    ]:
         with pytest.raises(OptionError, match=line):
             find_hosts(SshOptions(**options))
 
@@ -119,10 +121,8 @@ def test_a_host_with_too_few_slots_is_refused() -> None:
 
 
 def test_each_replica_is_told_the_address_of_the_first() -> None:
-    places = Places(
-        hosts=["a", "b"], addresses={"w": "10.0.0.1"}, ports={"w": 23456}, others={"a": "10.0.0.1", "b": "10.0.0.2"}
-    )
-    spec = place_request(build([Host("a"), Host("b")]), places)
+    request, others = build([Host("a"), Host("b")]), {"a": "10.0.0.1", "b": "10.0.0.2"}
+    spec = place_request(request, hosts=["a", "b"], addresses={"w": "10.0.0.1"}, ports={"w": 23456}, others=others)
     told = [plan["env"] for plan in spec.details["replicas"]["w"]]
     assert [env["TORCHX_RANK0_HOST"] for env in told] == ["10.0.0.1"] * 2
     assert [env["MUSTER_RDZV_PORT"] for env in told] == ["23456"] * 2
@@ -172,9 +172,9 @@ def test_a_bundle_is_built_once(tmp_path, monkeypatch) -> None:
 def build_driver(folder, *, retries=1, used=0, phase=AppPhase.RUNNING):
     """A driver of `w/0` on a and `w/1` on b, with the spare c, of which nothing runs."""
     addresses = {"a": "10.0.0.1", "b": "10.0.0.2", "c": "10.0.0.3"}
-    places = Places(hosts=list(addresses), addresses={"w": "10.0.0.1"}, ports={"w": 23456}, others=addresses)
-    hosts = [Host(name) for name in addresses]
-    spec = place_request(build(hosts, build_agents("pass", retries=retries), spares=1), places)
+    request = build([Host(name) for name in addresses], build_agents("pass", retries=retries), spares=1)
+    first = {"w": "10.0.0.1"}
+    spec = place_request(request, hosts=list(addresses), addresses=first, ports={"w": 23456}, others=addresses)
     spec = replace(spec, folder=str(folder))
     AppFolder(folder).create(spec)
     app = SupervisedApp(replicas={ReplicaId("w", 0): ReplicaState()}, phase=phase, retries={"w": used})
@@ -225,13 +225,12 @@ def test_a_packed_workspace_has_no_name_that_a_kill_could_leave(tmp_path, monkey
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     details = {"workspaces": {"a": str(code), "b": str(code)}}
     spec = AppSpec(app_id="x", scheduler="ssh", folder=str(tmp_path), driver="", roles=(), grace_s=5.0, details=details)
-    with ssh_scheduler._pack_files(spec) as packed:
+    with ssh_scheduler._pack_files(spec) as paths:
         assert list(temporary.iterdir()) == []
-        for path in packed.paths.values():
+        for path in paths.values():
             with tarfile.open(path) as archive:
                 assert "main.py" in [name.removeprefix("./") for name in archive.getnames()]
-        assert packed.read_bundle()
-    assert len(packed.paths) == 2
+    assert len(paths) == 2
 
 
 @pytest.mark.parametrize(

@@ -50,10 +50,8 @@ class Slurm:
 
     def _do(self, call: str) -> str | None:
         self.calls.append(call)
-        if call.startswith("squeue"):
-            return "RUNNING\n"
         if call.startswith("scontrol -o show"):
-            return f"JobId=7 JobName=x Requeue=1 ExcNodeList={self.excluded} Partition=gpu"
+            return f"JobId=7 JobName=x JobState=RUNNING Requeue=1 ExcNodeList={self.excluded} Partition=gpu"
         if "--test-only" in call:
             return "" if self.could_run else None
         if call.startswith(("update", "sbatch")):
@@ -414,7 +412,7 @@ def test_a_run_that_ends_because_slurm_has_lost_a_node_names_it(
     spec = build_spec(tmp_path, **{"replicas": {"w": [{}] * 3}, **details})
     words = states.split()
     shown = "".join(f"NodeName={name} State={state}\n" for name, state in zip(words[::2], words[1::2], strict=True))
-    monkeypatch.setattr(node, "_run", lambda *words, **_more: f"{job}\n" if words[0] == "squeue" else shown)
+    monkeypatch.setattr(node, "_run", lambda *words, **_more: f"NodeList={job}" if "job" in words else shown)
     monkeypatch.setattr(node.NodeSupervisor, "_would_repeat", lambda _self: False)
     log = write_node(tmp_path, ReplicaId("w", 0), None).app_state_dir / node.LOG_NAME
     log.write_text("srun: error: Node failure on n9\n")
@@ -492,7 +490,7 @@ def test_a_node_that_has_failed_counts_as_one_that_slurm_has_lost(
     for each in replicas:
         phase, outcome = FAILED if each.index in failed else LEFT
         write_node(tmp_path, each, build_running(each, phase=phase, outcome=outcome))
-    monkeypatch.setattr(node, "_run", lambda *_words, **_more: f"RUNNING {left}\n")
+    monkeypatch.setattr(node, "_run", lambda *_words, **_more: f"JobState=RUNNING NodeList={left}\n")
     monkeypatch.setattr(supervisor, "ask_slurm", lambda ask, then: then(ask()))
     supervisor._check_losses(replicas)
     why = Reason(code=Code.NODES_LOST, hosts=lost, replicas=ended, is_final=True)

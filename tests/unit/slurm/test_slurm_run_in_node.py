@@ -1,20 +1,15 @@
-"""A command in a node of an app: `muster rehearse --app` sends its signals by it. An `srun` that runs it here.
+"""What runs in a node of an app, by an `srun` that runs it here: the Python of `muster exec`, and what asks agents."""
 
-What agents are asked is such a command, too.
-"""
-
-import os
-import signal
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from torchx.specs import AppState, Role
+from torchx.specs import AppState
 
 from muster._shared.contract import AskKind
 from muster._shared.control import ControlError
-from muster.cli.rehearse import live
 from muster.schedulers.slurm import create_scheduler
 from muster.schedulers.supervision.state import ReplicaId
 
@@ -48,15 +43,23 @@ def scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     made = create_scheduler("test")
     running = {ReplicaId("trainer", 1): "n2"}
-    app = SimpleNamespace(entry=SimpleNamespace(job_id="7"), find_running=lambda role: running)
+    plans = {"trainer": [{"command": [sys.executable, "-m", "muster.agent"]}] * 2}
+    app = SimpleNamespace(
+        entry=SimpleNamespace(job_id="7"),
+        find_running=lambda role: running,
+        spec=SimpleNamespace(details={"replicas": plans}),
+        nodes={},
+    )
     monkeypatch.setattr(made, "_open_app", lambda app_id: app)
     yield made
     made.close()
 
 
 def test_a_command_runs_on_the_host_of_the_node(scheduler: Any, words: Path) -> None:
-    code, output, errors = scheduler.run_in_node("app", "trainer", 1, ["sh", "-c", "echo done; exit 3"], 30.0)
-    assert (code, output.strip(), errors) == (3, "done", "")
+    pipe = scheduler.open_in_node("app", "trainer", 1, ["-c", "print('done')"])
+    with open(pipe.stdout, "rb", closefd=False) as output:
+        assert output.read() == b"done\n"
+    assert pipe.end() == ""
     told = words.read_text().split()
     assert "--overlap" in told
     assert any(word.endswith("n2") for word in told), told
@@ -64,17 +67,8 @@ def test_a_command_runs_on_the_host_of_the_node(scheduler: Any, words: Path) -> 
 
 
 def test_a_node_that_does_not_run_is_one_line(scheduler: Any) -> None:
-    with pytest.raises(ControlError, match="0 of trainer does"):
-        scheduler.run_in_node("app", "trainer", 0, ["true"], 5.0)
-
-
-def test_a_fault_of_a_process_that_is_none_of_the_apps_is_refused_there(scheduler: Any, words: Path) -> None:
-    """The end of a node is a signal to the parent of its agent: Slurm has no other."""
-    target = live._Target(name="preempted", node=1, rank=None, agent_pid=os.getpid(), pid=0)
-    job = live._Job(scheduler, "app", Role(name="trainer", image=""))
-    with pytest.raises(ControlError, match=r"preempted .*: process .* app"):
-        job.cause(target)
-    assert str(int(signal.SIGTERM)) in words.read_text()
+    with pytest.raises(ControlError, match="node 0 of trainer does not run"):
+        scheduler.open_in_node("app", "trainer", 0, [])
 
 
 ANSWER_OF_NO_OTHER = [("n2", "it is here"), ("n1", "trainer/0 cannot be asked: srun: error: Application launch failed")]

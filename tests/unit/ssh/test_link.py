@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from muster.schedulers.node_program.frames import MAGIC
-from muster.schedulers.node_program.link_names import LOST, STATE_NAME
+from muster.schedulers.node_program.frames import LOST, MAGIC, STATE_NAME
 from muster.schedulers.ssh import link
 
 ORDER = {"verb": "start", "lost_s": 60, "fds": [], "stays": False, "host": "host-a", "python": "python3"}
@@ -72,3 +71,15 @@ def test_a_host_that_sends_something_else_is_lost(
         for fd in (made._wake, theirs):
             os.close(fd)
     assert json.loads((tmp_path / STATE_NAME).read_text())["reason"] == f"host-a: {reason}"
+
+
+def test_an_ssh_is_lent_also_by_a_system_without_pidfds() -> None:
+    """The descriptor -1 was lent and closed."""
+    fds = [os.open(os.devnull, os.O_RDWR) for _ in range(3)]
+    ssh = link.PipedProcess(fds)
+    assert list(ssh.lend()) == fds
+    assert link.PipedProcess.adopt(ssh.lend()).end(0.0) is None
+    ssh.forget()
+    for fd in fds:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)

@@ -55,19 +55,16 @@ def is_agent_role(role: Any) -> bool:
     return is_agent_command(role.entrypoint, role.args)
 
 
-def rewrite_agent_args(args: Sequence[str], bundle_dir: str) -> list[str]:
-    """Return the arguments of an agent role with `-m muster.agent` replaced by the bundle's path.
+def build_agent_args(args: Sequence[str], bundle_dir: str | None) -> list[str]:
+    """Return what follows the interpreter for an agent role.
 
     Args:
         args: of a role for which `is_agent_role` holds.
-        bundle_dir: absolute path of the folder that holds `muster-agent.zip` on the node.
+        bundle_dir: absolute path of the folder that holds `muster-agent.zip` on the node. None: muster is installed
+            there.
     """
-    return [posixpath.join(bundle_dir, AGENT_BUNDLE_NAME), *args[_COMMAND_LENGTH:]]
-
-
-def rewrite_image_args(args: Sequence[str]) -> list[str]:
-    """Return the arguments of an agent role for an image that has muster, whose agent needs no bundle."""
-    return ["-c", _IMAGE_PROGRAM, *args[_COMMAND_LENGTH:]]
+    start = ["-c", _IMAGE_PROGRAM] if bundle_dir is None else [posixpath.join(bundle_dir, AGENT_BUNDLE_NAME)]
+    return [*start, *args[_COMMAND_LENGTH:]]
 
 
 def build_ask_command(command: Sequence[str], words: Sequence[str]) -> list[str]:

@@ -4,21 +4,20 @@ It is deterministic: the same files give the same bytes. It uses the standard li
 """
 
 import ast
-import bisect
 import collections
 import functools
 import hashlib
 import io
-import itertools
 import os
 import re
 import sys
 import threading
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, NamedTuple, TypeAlias
+from string import Template
+from typing import Any, Final
 
 from muster.schedulers import bundle_start
 
@@ -45,14 +44,14 @@ _PARSING: Final = threading.Lock()
 Source: https://github.com/python/cpython/issues/106905.
 """
 
-_STRING_OR_COMMENT: Final = re.compile(
-    rb'"""(?:\\.|[^\\])*?"""|\'\'\'(?:\\.|[^\\])*?\'\'\'|"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])*\'|#[^\n]*', re.DOTALL
-)
+_PARTS: Final = ("body", "orelse", "finalbody", "handlers", "cases")
+"""The fields of a statement that have statements."""
+
+_TYPES: Final = ("from typing", "from collections", "from muster")
+"""Begins imports that may be for type checkers only."""
 
 _KEPT_NAME: Final = "bundle"
 """The bundle of the last submission, after a digest of its content and of all it is made of."""
-
-_Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
 _EPOCH: Final = (1980, 1, 1, 0, 0, 0)  # the oldest date of a zip
 
@@ -72,9 +71,9 @@ import os
 # The path may be relative; the agent may change its directory before a later import.
 sys.path[0] = os.path.abspath(sys.path[0])
 
-from {start} import find_import_folder
+from $start import find_import_folder
 
-sys.path[0] = find_import_folder(sys.path[0], "{digest}", {total_bytes})
+sys.path[0] = find_import_folder(sys.path[0], "$digest", $total_bytes)
 
 from muster.agent.__main__ import main
 
@@ -159,8 +158,8 @@ def _make(files: tuple[tuple[str, str], ...]) -> bytes:
     entries[_MARK] = ""
     digest = hashlib.sha256("\0".join(f"{name}\0{text}" for name, text in sorted(entries.items())).encode())
     total_bytes = sum(len(text.encode()) for text in entries.values())
-    main = {"start": _START_NAME, "digest": digest.hexdigest()[:32], "total_bytes": str(total_bytes)}
-    entries["__main__.py"] = _fill(_MAIN, main)
+    main = {"start": _START_NAME, "digest": digest.hexdigest()[:32], "total_bytes": total_bytes}
+    entries["__main__.py"] = Template(_MAIN).substitute(main)
     entries[f"{_START_NAME}.py"] = strip_source(Path(bundle_start.__file__).read_text())
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as bundle:
@@ -171,163 +170,66 @@ def _make(files: tuple[tuple[str, str], ...]) -> bytes:
     return buffer.getvalue()
 
 
-def _fill(text: str, values: Mapping[str, str]) -> str:
-    """Fill in values without `str.format`: the text has other braces and percent signs."""
-    for name, value in values.items():
-        text = text.replace("{" + name + "}", value)
-    return text
-
-
 def strip_source(source: str) -> str:
     """Strip Python source of docstrings, comments, what only type checkers read, and most of the indentation.
 
-    That is less than three fifths of the bytes, and less to compile and to run. Line numbers stay the same, so that a
-    traceback from a node fits the source.
+    That is less than three fifths of the bytes, and less to compile and to run. Statements stay on their lines, so that
+    a traceback from a node fits the source.
     """
-    text = source.encode()
-    lines = text.splitlines(keepends=True)
     with _PARSING:
-        tree = ast.parse(source)
-    comments, kept_rows = _list_comments(text, lines)
-    cuts = [*_list_docstrings(tree.body, lines), *_list_type_only(tree.body), *comments]
-    cuts += [cut for function in _list_functions(tree.body) for cut in _list_annotations(function, lines)]
-    _apply(cuts, lines)
-    _apply(_list_unused_imports(tree.body, lines), lines)
-    return b"".join(each if row in kept_rows else _dedent(each) for row, each in enumerate(lines)).decode()
+        tree = _strip(ast.parse(source))
+        text = ast.unparse(tree)
+        made = ast.parse(text)
+    rows = {new.lineno: old.lineno for old, new in zip(_list_statements(tree), _list_statements(made), strict=True)}
+    words = collections.Counter(re.findall(r"\w+", text))
+    lines: list[str] = []
+    for row, line in enumerate(text.split("\n"), 1):
+        inner = line.lstrip(" ")
+        kept = _drop_unused_names(line, words) if line.startswith(_TYPES) else inner
+        if kept:
+            lines += [""] * (rows.get(row, 0) - 1 - len(lines))
+            lines.append(" " * ((len(line) - len(inner)) // 4) + kept)
+    return "\n".join(lines) + "\n"
 
 
-class _Cut(NamedTuple):
-    """A part of a source. Line and byte count from 0."""
+def _strip(node: Any, *, is_field: bool = False) -> Any:
+    """Return what is left of a statement, or of a part that has statements. None: nothing.
 
-    begin: tuple[int, int]
-    end: tuple[int, int]
-    filler: bytes = b""
-
-
-def _apply(cuts: Iterable[_Cut], lines: list[bytes]) -> None:
-    """Cut these parts out of the lines. One inside another has no effect."""
-    outer: list[_Cut] = []
-    for cut in sorted(cuts):
-        if not outer or cut.begin >= outer[-1].end:
-            outer.append(cut)
-    for cut in reversed(outer):  # earlier positions stay right
-        (first, start), (last, end) = cut.begin, cut.end
-        head, tail = lines[first][:start], lines[last][end:]
-        lines[first : last + 1] = [head + cut.filler + tail, *[b"\n"] * (last - first)]
-
-
-def _dedent(line: bytes) -> bytes:
-    """Return one space for four, none before nothing."""
-    text = line.lstrip(b" ")
-    return b" " * ((len(line) - len(text)) // 4) + text if text.strip() else b"\n"
-
-
-def _list_comments(text: bytes, lines: list[bytes]) -> tuple[list[_Cut], set[int]]:
-    """List comments, each with the spaces before it.
-
-    Lines of long strings are left alone: their spaces are part of them.
-
-    By a pattern: the tokenizer would make every submission a second slower. It recognises a quote inside a string of
-    the other quote. The same quote inside an f-string's braces needs Python 3.12.
+    Strings that are statements go, and what is imported for type checkers, what protocols declare, and annotations.
+    Those of a class (`is_field`) stay: they are the fields of its records. So do those of names without a value, which
+    may be local for that reason.
     """
-    begins = [0, *itertools.accumulate(map(len, lines))]
-    comments: list[_Cut] = []
-    rows: set[int] = set()
-    for found in _STRING_OR_COMMENT.finditer(text):
-        row = bisect.bisect_right(begins, found.start()) - 1
-        if text[found.start()] == ord("#"):
-            begin, end = found.start() - begins[row], found.end() - begins[row]
-            comments.append(_Cut((row, len(lines[row][:begin].rstrip())), (row, end)))
-        else:
-            rows.update(range(row + 1, row + 1 + found[0].count(b"\n")))
-    return comments, rows
+    match node:
+        case ast.Expr(value=ast.Constant(value=str())) | ast.If(test=ast.Name(id="TYPE_CHECKING"), orelse=[]):
+            return None
+        case ast.AnnAssign(target=target, value=value) if value is not None and not is_field:
+            return ast.copy_location(ast.Assign(targets=[target], value=value), node)
+        case ast.ClassDef(bases=[*_, ast.Name(id="Protocol")]):
+            node.body = []
+        case ast.FunctionDef() | ast.AsyncFunctionDef():
+            every, node.returns = node.args, None
+            for each in [*every.posonlyargs, *every.args, *every.kwonlyargs, every.vararg, every.kwarg]:
+                if each is not None:
+                    each.annotation = None
+    for name in _PARTS:
+        parts = [_strip(each, is_field=isinstance(node, ast.ClassDef)) for each in getattr(node, name, ())]
+        if name in node._fields:
+            setattr(node, name, [each for each in parts if each is not None])
+    if getattr(node, "body", None) == [] and not isinstance(node, ast.Module):
+        node.body = [ast.Pass(lineno=node.lineno)]
+    return node
 
 
-def _list_functions(body: Iterable[ast.AST]) -> Iterator[_Function]:
-    """Return all, also those inside others."""
-    for node in body:
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            yield node
-        if isinstance(node, (ast.stmt, ast.ExceptHandler, ast.match_case)):
-            yield from _list_functions(ast.iter_child_nodes(node))
+def _list_statements(node: ast.AST) -> Iterator[Any]:
+    """Return all with their lines, also those inside others."""
+    for part in ast.iter_child_nodes(node):
+        if isinstance(part, (ast.stmt, ast.ExceptHandler, ast.match_case)):
+            yield from () if isinstance(part, ast.match_case) else (part,)
+            yield from _list_statements(part)
 
 
-def _list_docstrings(body: list[ast.stmt], lines: list[bytes]) -> Iterator[_Cut]:
-    """List strings that are statements: docstrings, and strings that describe an attribute.
-
-    Where the body has no other statement, or another one on the line, a statement takes the place that does nothing.
-    """
-    is_needed = all(_is_text(node) for node in body)
-    for node in body:
-        if _is_text(node):
-            (first, start), (last, end), _ = span = _find_span(node)
-            is_alone = not lines[first][:start].strip() and lines[last][end:].strip()[:1] in (b"", b"#")
-            yield span._replace(filler=b"0" if is_needed or not is_alone else b"")
-        elif isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            yield from _list_docstrings(node.body, lines)
-
-
-def _is_text(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-
-
-def _list_type_only(body: list[ast.stmt]) -> Iterator[_Cut]:
-    """List what a module imports for type checkers, what protocols declare, and annotations of names with a value."""
-    for node in body:
-        if isinstance(node, ast.ClassDef) and any(isinstance(b, ast.Name) and b.id == "Protocol" for b in node.bases):
-            yield _Cut((node.body[0].lineno - 1, 0), _find_span(node).end, b"    0")
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-            if not node.orelse:
-                yield _find_span(node)
-        elif isinstance(node, ast.AnnAssign) and node.value is not None:
-            yield _Cut(_find_span(node.target).end, _find_span(node.annotation).end)
-
-
-def _list_unused_imports(body: list[ast.stmt], lines: list[bytes]) -> Iterator[_Cut]:
-    """Return what is imported of `typing` and of our own modules and nothing names any more, once the rest is cut."""
-    words = collections.Counter(re.findall(rb"\w+", b"".join(lines)))
-    for node in body:
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in (
-            "typing",
-            "collections",
-            "muster",
-        ):
-            used = [each.name for each in node.names if words[each.name.encode()] > 1 or each.asname]
-            if len(used) < len(node.names):
-                text = f"from {node.module} import {', '.join(used)}" if used else ""
-                yield _find_span(node)._replace(filler=text.encode())
-
-
-def _list_annotations(function: _Function, lines: list[bytes]) -> Iterator[_Cut]:
-    """Return those of a function, its arguments and local names: nothing reads them when the program runs.
-
-    Those of a class are the fields of its records. A name without a value stays: it may be local for its annotation.
-    """
-    every = function.args
-    found = [*every.posonlyargs, *every.args, *every.kwonlyargs, every.vararg, every.kwarg]
-    for argument in [each for each in found if each is not None and each.annotation is not None]:
-        (row, column), end, _ = _find_span(argument)
-        yield _Cut((row, column + len(argument.arg.encode())), end)
-    if function.returns is not None:
-        (row, column), end, _ = _find_span(function.returns)
-        yield _Cut((row, lines[row].rindex(b" ->", 0, column)), end)
-    for each in function.body:
-        yield from _list_local_annotations(each)
-
-
-def _list_local_annotations(statement: ast.stmt) -> Iterator[_Cut]:
-    """List annotations, but not those in functions and classes inside of it."""
-    if isinstance(statement, ast.AnnAssign) and statement.value is not None:
-        yield _Cut(_find_span(statement.target).end, _find_span(statement.annotation).end)
-    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        return
-    for part in ast.iter_child_nodes(statement):
-        inner = part.body if isinstance(part, (ast.ExceptHandler, ast.match_case)) else [part]
-        for each in inner:
-            if isinstance(each, ast.stmt):
-                yield from _list_local_annotations(each)
-
-
-def _find_span(node: ast.stmt | ast.expr | ast.arg) -> _Cut:
-    """Return where a node stands."""
-    return _Cut((node.lineno - 1, node.col_offset), (node.end_lineno - 1, node.end_col_offset))  # type: ignore[operator,arg-type]
+def _drop_unused_names(line: str, words: Mapping[str, int]) -> str:
+    """Drop the names that an import gives and nothing uses, once the rest is stripped."""
+    head, _, names = line.partition(" import ")
+    used = [name for name in names.split(", ") if " as " in name or words[name] > 1]
+    return f"{head} import {', '.join(used)}" if used else ""

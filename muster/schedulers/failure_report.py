@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from muster._shared.codec import salvage
 from muster._shared.contract import FormatError, check_format, show_controls
-from muster._shared.fields import Count, Line, Name, Range
+from muster._shared.fields import Line, Name, Range
 from muster._shared.foreign_files import parse_json, read_regular
 from muster._shared.records import record
 from muster._shared.reports import Failure, Report
@@ -110,7 +110,6 @@ class _EventDetail:
     kind: Name = ""
     reason: Line = ""
     cause: Name = ""
-    restarts_left: Count | None = None
 
 
 @record
@@ -135,25 +134,6 @@ def parse_attempt(records: bytes) -> int:
     lines = [line for line in records.split(b"\n") if line]
     event = _parse_event(lines[-1]) if lines else None
     return 0 if event is None else event.attempt
-
-
-@record
-class RoundFacts:
-    """The round in which a job is, as its agents have recorded it."""
-
-    attempt: Count
-    restarts_left: Count | None
-    formed_s: float
-    """By a node's wall clock."""
-
-
-def parse_round(records: bytes) -> RoundFacts | None:
-    """Return the last round that was formed, from an agent's records. None: they have none."""
-    formed = [event for event in _parse_events(records) if event.what == "round_formed"]
-    if not formed:
-        return None
-    last = formed[-1]
-    return RoundFacts(attempt=last.attempt, restarts_left=last.detail.restarts_left, formed_s=last.time_s or 0.0)
 
 
 _HANG, _STILL = "hang_named", "stood_still"

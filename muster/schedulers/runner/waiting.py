@@ -7,6 +7,7 @@ the end itself. All other callers get an answer at once.
 The list of `callers` says which parts of TorchX this relies on. If they differ, `wait` polls as it does by itself.
 """
 
+import contextlib
 import os
 import signal
 import threading
@@ -32,19 +33,16 @@ def read_app_for_wait(folder: AppFolder, *, keeps: bool) -> tuple[AppSpec, AppRe
         keeps: this process submitted the app, and keeps its supervisor running, too.
 
     Raises:
-        SupervisorError: see `client.revive_app`.
+        EngineError: see `client.revive_app`.
     """
-    try:
+    with contextlib.suppress(FileNotFoundError):
         waits = callers.is_wait()
         spec, record = (client.revive_app if waits or keeps else client.read_app)(folder)
-        if record is None or client.has_ended(record) or not client.runs_here(record):
-            return spec, record
-        if not waits:
-            return spec, record
-        client.wait_ended(folder, limit_s=WAIT_LIMIT_S)
-        return client.read_app(folder)
-    except FileNotFoundError:
-        return None
+        if waits and record is not None and not client.has_ended(record) and client.runs_here(record):
+            client.wait_ended(folder, limit_s=WAIT_LIMIT_S)
+            return client.read_app(folder)
+        return spec, record
+    return None
 
 
 def follow_suspension(tell: Callable[[str], None]) -> None:

@@ -22,7 +22,7 @@ _MODULES: Final = (
     *("schedulers/node_program/__init__", "schedulers/node_program/output_pipes"),
     *("schedulers/processes/" + name for name in ("__init__", "agent_files", "capture", "driver", "launch", "plan")),
     *("schedulers/slurm/" + name for name in ("hosts", "node")),
-    *("schedulers/supervision/" + name for name in ("__init__", "actions", "app_folder", "decisions", "driver")),
+    *("schedulers/supervision/" + name for name in ("__init__", "app_folder", "decisions", "driver")),
     *("schedulers/supervision/" + name for name in ("events", "machine", "state", "supervisor")),
     *("schedulers/wording/" + name for name in ("__init__", "reasons", "slurm_names", "words")),
 )

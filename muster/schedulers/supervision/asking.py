@@ -22,7 +22,7 @@ from muster._shared.records import replace
 from muster._shared.reports import Answer
 from muster.schedulers.errors import describe_os_error
 from muster.schedulers.supervision import client
-from muster.schedulers.supervision.app_folder import DRAIN_WORD, RESIZE_WORD, AppFolder, AppRecord, AppSpec, StateError
+from muster.schedulers.supervision.app_folder import DRAIN_WORD, RESIZE_WORD, AppFolder, AppRecord, AppSpec
 from muster.schedulers.supervision.state import AppPhase, ReplicaId, ReplicaStatus, SupervisedRole
 from muster.schedulers.wording.words import word, word_all
 
@@ -37,29 +37,6 @@ RECORD_LIMIT_S: Final = 20.0
 
 AskNode: TypeAlias = Callable[[AppSpec, ReplicaId, Sequence[str], float], tuple[int, str, str]]
 """(spec, replica, words, limit_s) -> exit code, standard output and standard error of the agent's command."""
-
-
-@contextmanager
-def open_app(folder: AppFolder | None, app_id: str, backend: str) -> Iterator[AppFolder]:
-    """Open an app for a request. Another shell may delete it at the same time.
-
-    Args:
-        folder: the app's. None: it is not known.
-        app_id: its id.
-        backend: name of the scheduler.
-
-    Raises:
-        ControlError: it does not exist (any more), or its supervisor cannot be started again.
-    """
-    unknown = ControlError(f"{backend} knows no app {app_id!r}", ExitCode.UNKNOWN)
-    if folder is None:
-        raise unknown
-    try:
-        yield folder
-    except FileNotFoundError:
-        raise unknown from None
-    except (StateError, client.SupervisorError) as error:
-        raise ControlError(str(error), ExitCode.LOST) from error
 
 
 def ask_app(folder: AppFolder, kind: AskKind, limit_s: float, ask_node: AskNode) -> Answer:
@@ -123,11 +100,8 @@ def stop_app(folder: AppFolder, limit_s: float, ask_node: AskNode) -> Answer:
     if record.app.phase is AppPhase.ENDING:
         raise ControlError(f"{spec.app_id} is being stopped already: {word_all(record.app.reasons)}", ExitCode.REFUSED)
     began_s = time.monotonic()
-    refusal = folder.write_request("cancel")  # if the supervisor dies
     jobs = sum(role.runs_agent for role in spec.roles)  # asked in turn
-    if not folder.send_request(f"{DRAIN_WORD}{jobs * limit_s + DRAIN_MARGIN_S:g}"):
-        client.ensure_recorded(folder, refusal)
-        client.revive_app(folder)
+    refusal = client.request_stop(folder, sends=f"{DRAIN_WORD}{jobs * limit_s + DRAIN_MARGIN_S:g}")
     if refusal is None:  # a full disk: the record never changes
         _wait_recorded(folder)
     none = Answer(outcome=AskOutcome.REFUSED, line="it runs no agents of muster")
@@ -161,18 +135,19 @@ def _end_lost(folder: AppFolder) -> Answer:
 
 
 def recover_app(folder: AppFolder) -> Answer:
-    """Continue an app whose supervisor has died. See `client.recover`.
+    """Continue an app whose supervisor has died: what still runs is adopted, what has ended is started again.
+
+    This uses no retries.
 
     Raises:
         ControlError: it has ended, or its supervisor runs.
     """
-    spec, record = client.read_app(folder)
-    if not client.is_lost(folder, record):
-        _, record = read_running(folder)
+    spec, before = client.read_app(folder)
+    if before is None or not client.is_lost(folder, before):
+        read_running(folder)
         raise ControlError(f"{spec.app_id} has a supervisor, which runs: nothing was changed", ExitCode.REFUSED)
-    before, after = client.recover(folder)
-    if before is None or after is None:
-        raise ControlError(f"{spec.app_id} has ended already: nothing was changed", ExitCode.ENDED)
+    client.start_supervisor(folder, spec, recovers=True)
+    after = client.read_app(folder)[1] or before
     if after.app.phase is AppPhase.ENDING or client.has_ended(after):
         return Answer(outcome=AskOutcome.DONE, line=f"{spec.app_id} was being stopped, and ends now")
     started = [each for each, known in after.app.replicas.items() if known.starts > before.app.replicas[each].starts]

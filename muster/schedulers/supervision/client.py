@@ -202,11 +202,8 @@ def is_lost(folder: AppFolder, record: AppRecord | None) -> bool:
 
 def find_loss(folder: AppFolder, record: AppRecord | None) -> Reason | None:
     """Return what is known of the loss of an app's supervisor. None: it runs, or the app has ended."""
-    return explain_loss(folder, record) if record is not None and is_lost(folder, record) else None
-
-
-def explain_loss(folder: AppFolder, record: AppRecord) -> Reason:
-    """Return what is known of an app that is lost."""
+    if record is None or not is_lost(folder, record):
+        return None
     files = (folder.state_file, folder.log_file, folder.lock_file)
     seen_s = max((path.stat().st_mtime for path in files if path.exists()), default=record.submitted_s)
     running = len(record.app.running())
@@ -382,8 +379,9 @@ class EndCheck:
         except EngineError:
             return self._ended
         self._ended = has_ended(record)
-        if record is not None and is_lost(self._folder, record):
-            logger.warning("%s: %s", self._folder.path.name, show_controls(word(explain_loss(self._folder, record))))
+        lost = find_loss(self._folder, record)
+        if lost is not None:
+            logger.warning("%s: %s", self._folder.path.name, show_controls(word(lost)))
             self._ended = True
         self._supervisor = None if record is None else record.supervisor
         return self._ended

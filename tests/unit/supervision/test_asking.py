@@ -43,7 +43,7 @@ def test_every_role_has_the_whole_limit(folder, monkeypatch):
     requests = []
     monkeypatch.setattr(asking, "read_running", lambda folder: (two, record))
     monkeypatch.setattr(AppFolder, "send_request", lambda folder, request: requests.append(request) or True)
-    monkeypatch.setattr(asking, "_wait_recorded", lambda folder: None)
+    monkeypatch.setattr(asking, "_wait_recorded", lambda folder, is_so: folder.read_record())
     done = Answer(outcome=AskOutcome.DONE, line="stopped")
     monkeypatch.setattr(asking, "ask_roles", lambda *_: done)
     monkeypatch.setattr(client, "wait_ended", lambda folder, limit_s: True)
@@ -58,7 +58,7 @@ def test_a_stop_that_cannot_be_asked_for_is_withdrawn_if_no_agent_has_ended(fold
     record = AppRecord(app=SupervisedApp(replicas=replicas), machine=Machine.here())
     records, requests = [], []
     monkeypatch.setattr(asking, "read_running", lambda folder: (folder.read_spec(), record))
-    monkeypatch.setattr(asking, "_wait_recorded", lambda folder: None)
+    monkeypatch.setattr(asking, "_wait_recorded", lambda folder, is_so: folder.read_record())
 
     def send(folder, request):
         requests.append(request)
@@ -91,7 +91,7 @@ def test_an_app_on_a_full_disk_is_stopped_by_its_supervisor(folder, monkeypatch,
     monkeypatch.setattr(asking, "read_running", lambda folder: (folder.read_spec(), record))
     monkeypatch.setattr(app_folder, "write_text", refuse_to_write)
     monkeypatch.setattr(AppFolder, "send_request", lambda folder, request: requests.append(request) or True)
-    monkeypatch.setattr(asking, "_wait_recorded", lambda _: pytest.fail("nothing can be recorded"))
+    monkeypatch.setattr(asking, "_wait_recorded", lambda *_: pytest.fail("nothing can be recorded"))
     monkeypatch.setattr(asking, "ask_roles", lambda *_: Answer(outcome=AskOutcome.DONE, line="stopped"))
     monkeypatch.setattr(client, "wait_ended", lambda folder, limit_s: True)
     stop(folder)

@@ -45,14 +45,12 @@ def is_python(word: str) -> bool:
     return _PYTHON.fullmatch(posixpath.basename(word)) is not None
 
 
-def is_agent_command(entrypoint: str, args: Sequence[str]) -> bool:
-    """Return whether a command runs our agent: some Python, then `-m muster.agent`."""
-    return is_python(entrypoint) and list(args[:_COMMAND_LENGTH]) == ["-m", AGENT_MODULE]
-
-
 def is_agent_role(role: Any) -> bool:
-    """Return whether a TorchX role runs our agent. Other roles keep TorchX's meaning of exit codes and retries."""
-    return is_agent_command(role.entrypoint, role.args)
+    """Return whether a TorchX role runs our agent: some Python, then `-m muster.agent`.
+
+    Other roles keep TorchX's meaning of exit codes and retries.
+    """
+    return is_python(role.entrypoint) and list(role.args[:_COMMAND_LENGTH]) == ["-m", AGENT_MODULE]
 
 
 def build_agent_args(args: Sequence[str], bundle_dir: str | None) -> list[str]:

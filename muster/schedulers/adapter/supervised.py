@@ -26,6 +26,8 @@ from muster._shared.reports import Answer
 from muster.schedulers.adapter.scheduler import Leftover, ListedApp, LogRequest, PluginScheduler, measure_folder
 from muster.schedulers.errors import EngineError, describe_os_error
 from muster.schedulers.lines import Readers
+from muster.schedulers.runner import callers
+from muster.schedulers.runner.command_line import follow_suspension
 from muster.schedulers.supervision import asking, client
 from muster.schedulers.supervision.app_folder import AppFolder, AppRecord, AppSpec, ProcessId, StateError
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
@@ -46,6 +48,9 @@ _REPLICA_STATES: Final[Mapping[Status, AppState]] = {
     Status.LOST: AppState.FAILED,
     Status.CANCELLED: AppState.CANCELLED,
 }
+
+_WAIT_LIMIT_S: Final = 60.0
+"""The longest delay of an answer, so that no error here can block a caller for good."""
 
 logger = logging.getLogger(__name__)
 
@@ -178,14 +183,10 @@ class SupervisedScheduler(PluginScheduler, abc.ABC):
             self._attached.pop(app_id, None)  # the folder may become another app's
             raise
         if not detach:
-            from muster.schedulers.runner.waiting import follow_suspension
-
             follow_suspension(self._tell_attached)
 
     def read_facts(self, app_id: str) -> "AppFacts | None":
         """See `PluginScheduler`."""
-        from muster.schedulers.runner.waiting import read_app_for_wait
-
         folder = self.find_folder(app_id)
         with self.translate_errors():
             if folder is None:
@@ -358,6 +359,30 @@ def translate_errors() -> Iterator[None]:
         yield
     except StateError as error:
         raise EngineError(str(error)) from error
+
+
+def read_app_for_wait(folder: AppFolder, *, keeps: bool) -> tuple[AppSpec, AppRecord | None] | None:
+    """Do as `client.read_app`, after the app's end if TorchX's `wait` calls. Return None if it has been deleted.
+
+    On both lines `wait` reads the state, sleeps and reads it again. The interval is 1 s on the command line and 10 s by
+    default in Python, and half of it would be lost at the end of every app. All other callers get an answer at once.
+    What waits for an app keeps its supervisor running.
+
+    Args:
+        folder: the app's.
+        keeps: this process submitted the app, and keeps its supervisor running, too.
+
+    Raises:
+        EngineError: see `client.revive_app`.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        waits = callers.is_wait()
+        spec, record = (client.revive_app if waits or keeps else client.read_app)(folder)
+        if waits and record is not None and not client.has_ended(record) and client.runs_here(record):
+            client.wait_ended(folder, limit_s=_WAIT_LIMIT_S)
+            return client.read_app(folder)
+        return spec, record
+    return None
 
 
 def build_supervised_facts(

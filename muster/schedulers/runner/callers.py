@@ -30,7 +30,7 @@ what no entry names.
         `shows_status`. What a person asks for may run a command in a pod; what asks again and again may not.
         tests/unit/schedulers/test_callers.py::test_each_place_of_torchx_is_where_it_was
     runner/api.py 473 709 `def wait(`
-        `is_wait`, `waiting.read_app_for_wait`, `waiting_line`. It reads the state, sleeps, and reads it again.
+        `is_wait`, `supervised.read_app_for_wait`, `waiting_line`. It reads the state, sleeps, and reads it again.
         tests/process/local/test_ends.py::test_nothing_outlives_the_guards
     runner/api.py 525 736 `if status is not None and not status.is_terminal():`
         `is_cancel`. An app that has failed, of which a role still runs on Kubernetes, would not be cancelled.

@@ -19,12 +19,13 @@ from muster._shared.foreign_files import link_latest, unlink_latest
 from muster.schedulers.adapter.scheduler import LogRequest
 from muster.schedulers.adapter.supervised import AgentWords, SupervisedScheduler
 from muster.schedulers.naming import derive_token
-from muster.schedulers.supervision import asking, client
+from muster.schedulers.supervision import client
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec
 from muster.schedulers.supervision.state import ReplicaId
 
 if TYPE_CHECKING:
     from muster.schedulers.node_program.pipe import NodePipe
+    from muster.schedulers.supervision import asking
 
 ERROR_FILE = LogNames.ERROR
 """The file in a replica's folder to which the replica's `TORCHELASTIC_ERROR_FILE` points."""
@@ -91,7 +92,7 @@ class ProcessScheduler(SupervisedScheduler, abc.ABC):
         )
         return self._readers.count_reader(lines)
 
-    def build_asker(self, folder: AppFolder) -> asking.AskNode:
+    def build_asker(self, folder: AppFolder) -> "asking.AskNode":
         """See `SupervisedScheduler`."""
         del folder
         return self.ask_node
@@ -143,6 +144,8 @@ class ProcessScheduler(SupervisedScheduler, abc.ABC):
 
     def open_in_node(self, app_id: str, role: str, index: int, words: Sequence[str]) -> "NodePipe":
         """See `PluginScheduler`."""
+        from muster.schedulers.supervision import asking
+
         with self._open_app(app_id) as folder:
             spec, record = asking.read_running(folder)
             replica = ReplicaId(role, index)

@@ -297,14 +297,13 @@ def build_adapter() -> str:
 def list_adapter_names() -> dict[str, str]:
     """Map each name to the first paragraph of its docstring, an option's help, or the text below a constant."""
     found: dict[str, str] = {}
-    for place, names in adapter._NAMES.items():  # noqa: SLF001
-        tree = ast.parse(Path(importlib.import_module(f"muster.{place}").__file__ or "").read_text())
-        below = dict(_read_attributes(tree))
-        for name in names.split():
-            value = getattr(adapter, name)
-            is_documented = inspect.isclass(value) or inspect.isfunction(value)
-            text = value.help if isinstance(value, Option) else value.__doc__ if is_documented else below[name]
-            found[name] = " ".join((text or "").strip().partition("\n\n")[0].split())
+    for name, place in adapter._MODULES.items():  # noqa: SLF001
+        value = getattr(adapter, name)
+        text = value.help if isinstance(value, Option) else value.__doc__
+        if not inspect.isclass(value) and not inspect.isfunction(value) and not isinstance(value, Option):
+            tree = ast.parse(Path(importlib.import_module(place).__file__ or "").read_text())
+            text = dict(_read_attributes(tree))[name]
+        found[name] = " ".join((text or "").strip().partition("\n\n")[0].split())
     return found
 
 

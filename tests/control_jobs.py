@@ -18,7 +18,6 @@ from torchx.specs.api import macros
 from muster._shared import processes
 from muster.cli.commands import main
 from muster.schedulers.local import create_detached_scheduler
-from muster.schedulers.supervision.app_folder import AppFolder
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
 
 PROGRAM = Path(__file__).parent / "programs" / "control_steps.py"
@@ -67,7 +66,7 @@ class Job:
         self.folder = folder
         self.app_id = app_id
         self.handle = f"detached://torchx/{app_id}"
-        self.state = AppFolder(AppRegistry(find_state_dir(os.environ), "detached").find(app_id))
+        self.state = AppRegistry(find_state_dir(os.environ), "detached").open(app_id)
         self.ranks = ranks
 
     def wait_ready(self) -> None:

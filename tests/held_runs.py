@@ -165,7 +165,8 @@ class Run:
 
     def find_links(self) -> list[int]:
         """Processes of this machine that stand for its nodes, by node."""
-        return [int(each["handle"]["pid"]) for each in self._read_state()["replicas"]]
+        handles = self._read_state()["handles"]
+        return [int(handles[each]["pid"]) for each in sorted(handles, key=lambda name: int(name.rpartition("/")[2]))]
 
     def find_supervisor(self) -> int:
         return int(self._read_state()["supervisor"]["pid"])

@@ -40,11 +40,15 @@ def get_exit_code(answer: Answer) -> ExitCode:
 
 
 class ControlError(RuntimeError):
-    """A request could not be passed on. `str()` is one line. `exit_code` is that of the `muster` command."""
+    """A request could not be passed on. `str()` is one line. `exit_code` is that of the `muster` command.
 
-    def __init__(self, line: str, exit_code: ExitCode) -> None:
-        super().__init__(show_controls(line))
+    If it is certain that nothing was changed (`is_unchanged`), the line says so.
+    """
+
+    def __init__(self, line: str, exit_code: ExitCode, *, is_unchanged: bool = False) -> None:
+        super().__init__(show_controls(f"{line}: nothing was changed" if is_unchanged else line))
         self.exit_code = exit_code
+        self.is_unchanged = is_unchanged
 
 
 NO_AGENT: Final = 3

@@ -69,7 +69,7 @@ def _cancel(scheduler: PluginScheduler, app_id: str) -> Answer:
     if app is None:
         raise UnknownAppError(app_id)
     if is_terminal(app.state):
-        raise ControlError(f"{app_id} has ended already ({app.state.name}): nothing was changed", ExitCode.ENDED)
+        raise ControlError(f"{app_id} has ended already ({app.state.name})", ExitCode.ENDED, is_unchanged=True)
     scheduler.cancel(app_id)
     return Answer(outcome=AskOutcome.DONE, line=f"{app_id} is cancelled, and its ranks were not asked to save")
 

@@ -34,7 +34,7 @@ from muster._shared.contract import print_line
 from muster._shared.control import ControlError, ExitCode
 from muster.cli.adapters import open_runner
 from muster.cli.answers import say
-from muster.cli.output.reported import list_stderr, parse_error
+from muster.cli.output.reported import list_stderr
 from muster.cli.output.streaming import LinePrinter
 from muster.schedulers.adapter.factories import DEFAULT
 from muster.schedulers.adapter.scheduler import LogRequest, PluginScheduler
@@ -318,9 +318,8 @@ def _print_report(scheduler: PluginScheduler, app_id: str, response: DescribeApp
     printer.start([(role, 0) for role in roles], lambda role, index: _read_lines(scheduler, app_id, role, index))
     if printer.finish():
         return True
-    report = parse_error(response.structured_error_msg)
-    root = None if report is None else find_root_cause(report)
-    lines = [] if report is None or root is None else list(list_stderr(root))
+    root = next(filter(None, map(find_root_cause, parse_status(response).reports.values())), None)
+    lines = [] if root is None else list(list_stderr(root))
     if root is not None and lines:
         say(f"the report is not in the output of node 0; it has these lines of rank {root.global_rank}, the root cause")
         for line in lines:

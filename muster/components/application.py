@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Final
 
 from torchx import specs
@@ -37,26 +37,8 @@ _TEES: Final = (0, 1, 2, 3)
 _PORT_LIMIT: Final = 65535
 
 
-@dataclass(frozen=True, kw_only=True)
-class JobRequest:
-    """A component's arguments, as the caller gave them, but those that `FLAGS` and `ResourceRequest` have."""
-
-    script_args: Sequence[str]
-    script: str | None
-    m: str | None
-    image: str
-    name: str
-    j: str
-    env: EnvArgument
-    metadata: EnvArgument
-    max_retries: int
-    mounts: Sequence[str] | None
-    debug: bool
-    rdzv_port: int = 29500
-    rdzv_backend: str = "c10d"
-    rdzv_conf: str | None = None
-    tee: int = 3
-    env_file: str | None = None
+_DEFAULTS: Final = {"rdzv_port": 29500, "rdzv_backend": "c10d", "rdzv_conf": None, "tee": 3}
+"""The parameters that `dist.spmd` does not have."""
 
 
 def build_application(arguments: Mapping[str, Any], resources: ResourceRequest, bare: Bare) -> Any:
@@ -72,7 +54,7 @@ def build_application(arguments: Mapping[str, Any], resources: ResourceRequest, 
     Raises:
         ComponentError: an argument is wrong.
     """
-    request = JobRequest(**{name: arguments[name] for name in JobRequest.__dataclass_fields__ if name in arguments})
+    request = SimpleNamespace(**{**_DEFAULTS, **arguments})
     _check(request)
     names = parse_names(request.name, script=request.script, module=request.m)
     topology = parse_topology(request.j, bare=bare, host=resources.find_host())
@@ -99,7 +81,7 @@ def build_application(arguments: Mapping[str, Any], resources: ResourceRequest, 
     return specs.AppDef(name=names.run, roles=[role], metadata=_parse_metadata(request.metadata))
 
 
-def _check(request: JobRequest) -> None:
+def _check(request: SimpleNamespace) -> None:
     if request.max_retries < 0:
         raise ComponentError(f"--max_retries {request.max_retries} is negative; 0 means none")
     if request.tee not in _TEES:
@@ -109,7 +91,7 @@ def _check(request: JobRequest) -> None:
     _check_rdzv_conf(request)
 
 
-def _check_rdzv_conf(request: JobRequest) -> None:
+def _check_rdzv_conf(request: SimpleNamespace) -> None:
     """Check at submission, because a job may wait hours in a queue before its agents refuse the value."""
     known = (*RDZV_CONF_KEYS, *RDZV_CONF_WITHOUT_EFFECT)
     for pair in request.rdzv_conf.split(",") if request.rdzv_conf else ():
@@ -126,7 +108,7 @@ def _check_rdzv_conf(request: JobRequest) -> None:
             raise ComponentError(f"--rdzv_conf {request.rdzv_conf!r}: {problem}; for example: {example}")
 
 
-def _build_args(request: JobRequest, names: JobNames, topology: Topology, flags: Sequence[str]) -> list[str]:
+def _build_args(request: SimpleNamespace, names: JobNames, topology: Topology, flags: Sequence[str]) -> list[str]:
     args = ["-m", AGENT_MODULE]
     args += ["--nnodes", topology.nnodes, "--nproc-per-node", topology.processes]
     args += ["--node-rank", macros.replica_id, "--rank0-env", macros.rank0_env]
@@ -139,7 +121,7 @@ def _build_args(request: JobRequest, names: JobNames, topology: Topology, flags:
     return [*args, *request.script_args]
 
 
-def _build_env(request: JobRequest, given: GivenEnv, names: JobNames) -> dict[str, str]:
+def _build_env(request: SimpleNamespace, given: GivenEnv, names: JobNames) -> dict[str, str]:
     env = dict(given.values)
     env["TORCHX_TRACKING_EXPERIMENT_NAME"] = names.experiment
     env["TORCHX_TRACKING_RUN_NAME"] = names.run

@@ -33,9 +33,6 @@ else:
     EnvArgument = Optional[str]  # noqa: UP045  # TorchX decodes the annotation: as text, which is parsed here
 
 _SEPARATOR: Final = re.compile(r"[,;]")
-_EMPTY: Final = re.compile(r"(^|[,;])[^=,;]+=\s*([,;]|$)")
-_WITH_EQUALS: Final = re.compile(r"(?:^|[,;])([A-Z_][A-Z0-9_]*)=[^=,;]*=")
-"""A value with '='. Only what is spelt like a variable is named: it may be part of another value."""
 _NO_NAME: Final = re.compile(r"[\s\0,;$]")
 _PIPE_LIMIT_S: Final = 60.0
 _READABLE: Final = stat.S_IRGRP | stat.S_IROTH
@@ -79,14 +76,8 @@ def _parse_text(text: str) -> tuple[dict[str, str], list[str]]:
     try:
         pairs = to_dict(text)
     except ValueError as error:
-        first = text.partition("=")[0]
-        found = _WITH_EQUALS.search(text)
-        first = found[1] if found else first
-        advice = f"give a value with '=' by --env_file FILE, or by --env {first} from your environment"
-        if _EMPTY.search(text):
-            first = text.partition("=")[0]
-            advice = "an empty value needs --env_file FILE with a line NAME="
-        raise ComponentError(f"--env {first}=...: cannot be read as NAME=VALUE,NAME=VALUE; {advice}") from error
+        advice = "a value that is empty or has '=' needs --env_file FILE, or --env NAME from your environment"
+        raise ComponentError(f"--env: cannot be read as NAME=VALUE,NAME=VALUE; {advice}") from error
     first = next(iter(pairs))
     *names, last = _split_names(first)
     # The first key holds the names.

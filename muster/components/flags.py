@@ -35,9 +35,9 @@ class Flag:
     """Whether name and value are one word, because the value may begin with a dash."""
 
 
-def _build_choice(*choices: str) -> Callable[[Any, Mapping[str, Any]], str]:
+def _build_choice(*choices: str | int) -> Callable[[Any, Mapping[str, Any]], str]:
     def check(value: Any, _arguments: Mapping[str, Any]) -> str:
-        return "" if value in choices else f"{value!r} is not one of {', '.join(choices)}"
+        return "" if value in choices else f"{value!r} is not one of {', '.join(map(str, choices))}"
 
     return check
 
@@ -56,10 +56,6 @@ def _check_hang_action(value: Any, arguments: Mapping[str, Any]) -> str:
 
 def _check_snapshot_memory(value: Any, _arguments: Mapping[str, Any]) -> str:
     return f"{value!r}: must be {SNAPSHOT_MEMORY}" if parse_snapshot_memory(str(value)) is None else ""
-
-
-def _check_snapshot_copies(value: Any, _arguments: Mapping[str, Any]) -> str:
-    return "" if value in (0, 1) else f"{value} is not one of 0 (none), 1"
 
 
 def _check_notify(value: Any, _arguments: Mapping[str, Any]) -> str:
@@ -93,7 +89,7 @@ FLAGS: Final = (
     Flag(name="collapse_lines", default="auto", check=_build_choice("auto", "on", "off")),
     Flag(name="preflight", default="quick", check=_build_choice("quick", "full", "off")),
     Flag(name="snapshot_memory", check=_check_snapshot_memory),
-    Flag(name="snapshot_copies", check=_check_snapshot_copies),
+    Flag(name="snapshot_copies", check=_build_choice(0, 1)),
     Flag(name="devices", default=0, is_needed=lambda arguments: arguments.get("preflight", "off") != "off"),
     Flag(name="notify", check=_check_notify, is_one_word=True),
     Flag(name="metrics_port", check=_check_metrics_port),

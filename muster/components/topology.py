@@ -10,7 +10,7 @@ It is strict, because a job may wait for hours in a queue before a wrong number 
 """
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
@@ -76,15 +76,15 @@ def parse_topology(j: str, *, bare: Bare = Bare.PROCESSES, host: Host | None = N
     try:
         low, high, processes = _match(j)
         if high is None and bare is Bare.NODES and processes.isdecimal():
-            high, processes = processes, _count_gpus(int(processes), host)
+            high, processes = processes, _count_gpus(host)
         max_nodes = int(high or "1")
         min_nodes = int(low) if low is not None else max_nodes
         if processes.isdecimal():
             processes = str(int(processes))
         _check_counts(min_nodes, max_nodes, processes)
-        _check_gpus(max_nodes, processes, host)
+        _check_gpus(processes, host)
     except _RefusedError as refused:
-        raise ComponentError(f"-j {_show(j)} {refused}; for example: -j {_fit(refused.example, host)}") from None
+        raise ComponentError(f"-j {_show(j)} {refused}; for example: -j {_build_example(host)}") from None
     return Topology(min_nodes=min_nodes, max_nodes=max_nodes, processes=processes)
 
 
@@ -104,11 +104,7 @@ def parse_nnodes(j: str) -> tuple[int, int, int, str]:
 
 
 class _RefusedError(Exception):
-    """What is wrong, and an example close to the caller's value that is valid except for the host."""
-
-    def __init__(self, problem: str, min_nodes: int = 2, max_nodes: int = 2, processes: str = "4") -> None:
-        super().__init__(problem)
-        self.example = Topology(min_nodes=min_nodes, max_nodes=max_nodes, processes=processes)
+    """What is wrong."""
 
 
 def _match(j: str) -> tuple[str | None, str | None, str]:
@@ -126,45 +122,36 @@ def _match(j: str) -> tuple[str | None, str | None, str]:
 
 def _check_counts(min_nodes: int, max_nodes: int, processes: str) -> None:
     if processes == "0":
-        nodes = max(max_nodes, 1)
-        raise _RefusedError("asks for 0 processes on each node; at least 1 is needed", nodes, nodes, "1")
+        raise _RefusedError("asks for 0 processes on each node; at least 1 is needed")
     if max_nodes < 1:
-        raise _RefusedError("asks for 0 nodes; at least 1 is needed", 1, 1, processes)
+        raise _RefusedError("asks for 0 nodes; at least 1 is needed")
     if min_nodes < 1:
-        raise _RefusedError("has a minimum of 0 nodes; at least 1 is needed", 1, max_nodes, processes)
+        raise _RefusedError("has a minimum of 0 nodes; at least 1 is needed")
     if min_nodes > max_nodes:
-        problem = f"has a minimum of {min_nodes} nodes, more than the {max_nodes} it asks for"
-        raise _RefusedError(problem, max_nodes, min_nodes, processes)
+        raise _RefusedError(f"has a minimum of {min_nodes} nodes, more than the {max_nodes} it asks for")
 
 
-def _count_gpus(nodes: int, host: Host | None) -> str:
+def _count_gpus(host: Host | None) -> str:
     if host is None or host.gpus < 1:
         where = "without -h there are no GPUs" if host is None else f"{host.label} has no GPUs"
-        raise _RefusedError(f"gives only nodes, and {where} to count processes by", max(nodes, 1), max(nodes, 1), "8")
+        raise _RefusedError(f"gives only nodes, and {where} to count processes by")
     return str(host.gpus)
 
 
-def _check_gpus(max_nodes: int, processes: str, host: Host | None) -> None:
+def _check_gpus(processes: str, host: Host | None) -> None:
     if host is None:
         return
     if processes == "gpu" and host.gpus == 0:
-        problem = f"asks for one process per GPU, and {host.label} has no GPUs"
-        raise _RefusedError(problem, max_nodes, max_nodes, processes)
+        raise _RefusedError(f"asks for one process per GPU, and {host.label} has no GPUs")
     if host.gpus > 0 and processes.isdecimal() and int(processes) > host.gpus:
         count = f"{host.gpus} GPU{'s' if host.gpus > 1 else ''}"
-        problem = f"asks for {processes} processes on each node, more than the {count} of {host.label}{host.advice}"
-        raise _RefusedError(problem, max_nodes, max_nodes, processes)
+        more = f"more than the {count} of {host.label}{host.advice}"
+        raise _RefusedError(f"asks for {processes} processes on each node, {more}")
 
 
-def _fit(example: Topology, host: Host | None) -> Topology:
-    """Return the example, adapted to the host: an example must be valid there."""
-    if host is None:
-        return example
-    if example.processes == "gpu" and host.gpus == 0:
-        return replace(example, processes="cpu")
-    if host.gpus > 0 and example.processes.isdecimal() and int(example.processes) > host.gpus:
-        return replace(example, processes=str(host.gpus))
-    return example
+def _build_example(host: Host | None) -> str:
+    """Return a value that is valid on the host."""
+    return f"2x{4 if host is None or host.gpus < 1 else min(4, host.gpus)}"
 
 
 def _show(j: object) -> str:

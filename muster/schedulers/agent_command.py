@@ -45,29 +45,24 @@ def is_python(word: str) -> bool:
     return _PYTHON.fullmatch(posixpath.basename(word)) is not None
 
 
-def is_agent_command(entrypoint: str, args: Sequence[str]) -> bool:
-    """Return whether a command runs our agent: some Python, then `-m muster.agent`."""
-    return is_python(entrypoint) and list(args[:_COMMAND_LENGTH]) == ["-m", AGENT_MODULE]
-
-
 def is_agent_role(role: Any) -> bool:
-    """Return whether a TorchX role runs our agent. Other roles keep TorchX's meaning of exit codes and retries."""
-    return is_agent_command(role.entrypoint, role.args)
+    """Return whether a TorchX role runs our agent: some Python, then `-m muster.agent`.
+
+    Other roles keep TorchX's meaning of exit codes and retries.
+    """
+    return is_python(role.entrypoint) and list(role.args[:_COMMAND_LENGTH]) == ["-m", AGENT_MODULE]
 
 
-def rewrite_agent_args(args: Sequence[str], bundle_dir: str) -> list[str]:
-    """Return the arguments of an agent role with `-m muster.agent` replaced by the bundle's path.
+def build_agent_args(args: Sequence[str], bundle_dir: str | None) -> list[str]:
+    """Return what follows the interpreter for an agent role.
 
     Args:
         args: of a role for which `is_agent_role` holds.
-        bundle_dir: absolute path of the folder that holds `muster-agent.zip` on the node.
+        bundle_dir: absolute path of the folder that holds `muster-agent.zip` on the node. None: muster is installed
+            there.
     """
-    return [posixpath.join(bundle_dir, AGENT_BUNDLE_NAME), *args[_COMMAND_LENGTH:]]
-
-
-def rewrite_image_args(args: Sequence[str]) -> list[str]:
-    """Return the arguments of an agent role for an image that has muster, whose agent needs no bundle."""
-    return ["-c", _IMAGE_PROGRAM, *args[_COMMAND_LENGTH:]]
+    start = ["-c", _IMAGE_PROGRAM] if bundle_dir is None else [posixpath.join(bundle_dir, AGENT_BUNDLE_NAME)]
+    return [*start, *args[_COMMAND_LENGTH:]]
 
 
 def build_ask_command(command: Sequence[str], words: Sequence[str]) -> list[str]:

@@ -6,11 +6,11 @@ What is declared in `_shared.reports` is read by `codec.salvage`, because a cont
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from muster._shared.codec import salvage
 from muster._shared.contract import FormatError, check_format, show_controls
-from muster._shared.fields import Count, Line, Name, Range
+from muster._shared.fields import Line, Name, Range
 from muster._shared.foreign_files import parse_json, read_regular
 from muster._shared.records import record
 from muster._shared.reports import Failure, Report
@@ -20,6 +20,8 @@ from muster.schedulers.wording.words import word
 if TYPE_CHECKING:  # `torchx list` needs none
     from muster._shared.job_view import JobStatus
 
+T = TypeVar("T")
+
 
 def parse_report(text: str | bytes) -> Report | None:
     """Read an agent's report. Return None for other text, such as the one sentence of an agent without a round.
@@ -27,13 +29,25 @@ def parse_report(text: str | bytes) -> Report | None:
     The reason of a report with another format says so.
     """
     try:
+        return _parse(Report, text, "the agents' report")
+    except FormatError as error:
+        return Report(reason=str(error))
+
+
+def _parse(kind: type[T], text: str | bytes, what: str) -> T | None:
+    """Read a record that agents write. Return None if it is none.
+
+    Raises:
+        FormatError: it has another format.
+    """
+    try:
         data = parse_json(text)
         if not isinstance(data, dict) or "format" not in data:
             return None
-        check_format(data["format"], "the agents' report")
-        return salvage(Report, data)
-    except FormatError as error:
-        return Report(reason=str(error))
+        check_format(data["format"], what)
+        return salvage(kind, data)
+    except FormatError:
+        raise
     except ValueError:
         return None
 
@@ -110,7 +124,6 @@ class _EventDetail:
     kind: Name = ""
     reason: Line = ""
     cause: Name = ""
-    restarts_left: Count | None = None
 
 
 @record
@@ -135,25 +148,6 @@ def parse_attempt(records: bytes) -> int:
     lines = [line for line in records.split(b"\n") if line]
     event = _parse_event(lines[-1]) if lines else None
     return 0 if event is None else event.attempt
-
-
-@record
-class RoundFacts:
-    """The round in which a job is, as its agents have recorded it."""
-
-    attempt: Count
-    restarts_left: Count | None
-    formed_s: float
-    """By a node's wall clock."""
-
-
-def parse_round(records: bytes) -> RoundFacts | None:
-    """Return the last round that was formed, from an agent's records. None: they have none."""
-    formed = [event for event in _parse_events(records) if event.what == "round_formed"]
-    if not formed:
-        return None
-    last = formed[-1]
-    return RoundFacts(attempt=last.attempt, restarts_left=last.detail.restarts_left, formed_s=last.time_s or 0.0)
 
 
 _HANG, _STILL = "hang_named", "stood_still"
@@ -197,20 +191,9 @@ def parse_status(status: bytes) -> "JobStatus | None":
     Raises:
         FormatError: it has another format.
     """
-    if not status:
-        return None
     from muster._shared.job_view import JobStatus
 
-    try:
-        data = parse_json(status)
-        if not isinstance(data, dict) or "format" not in data:
-            return None
-        check_format(data["format"], "the agents' status")
-        return salvage(JobStatus, data)
-    except FormatError:
-        raise
-    except ValueError:
-        return None
+    return _parse(JobStatus, status, "the agents' status")
 
 
 def _parse_events(records: bytes) -> Iterator[_Event]:

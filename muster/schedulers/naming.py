@@ -75,15 +75,9 @@ def build_role_labels(roles: Sequence[str], *, limit: int = 20) -> dict[str, str
     """Return a label for each role, different for different roles.
 
     Args:
-        roles: names as in the AppDef.
+        roles: names as in the AppDef. `runner.roles.check_roles` refuses names that repeat.
         limit: greatest length of a label, at least 16.
-
-    Raises:
-        ValueError: two roles have the same name.
     """
-    repeated = sorted({role for role in roles if roles.count(role) > 1})
-    if repeated:
-        raise ValueError(f"role names must differ, but {repeated[0]!r} appears {roles.count(repeated[0])} times")
     labels = {role: build_label(role, limit=limit) for role in roles}
     clashes = [label for label in labels.values() if list(labels.values()).count(label) > 1]
     return {role: _shorten(label, role, limit) if label in clashes else label for role, label in labels.items()}

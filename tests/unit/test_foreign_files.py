@@ -94,7 +94,7 @@ READ_OTHERWISE = {
     "schedulers/supervision/machine schedulers/supervision/app_folder",
     "sources and pages of a package": "_shared/preflight/versions _shared/programs agent/hold/difference "
     "cli/afterwards/page cli/rehearse/page schedulers/bundle schedulers/kubernetes/schema "
-    "schedulers/node_program/session schedulers/slurm/payload",
+    "schedulers/adapter/__init__ schedulers/node_program/session schedulers/slurm/payload",
     "the program that is run": "agent/workers/program agent/workers/warm/fork_safety agent/workers/warm/late_changes "
     "agent/workers/warm/preload",
     "tokens that a cluster mounts": "agent/placement/segments agent/features/job_object/sink "

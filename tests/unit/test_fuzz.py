@@ -154,11 +154,15 @@ EVENT = {
     "what": "round_formed", "ranks": [0, 1], "duration_s": 1.0, "detail": {"nodes": 1, "text": "x", "restarts_left": 1},
 }  # fmt: skip
 RECORD = {
-    "format": 1, "phase": "running", "outcome": None, "reason": "", "retries": {}, "restarting": [], "grace_number": 0,
-    "lingering": None, "lingering_role": None, "draining": False, "sizes": {}, "leaving": [], "over": [], "resizes": 0,
-    "replicas": [{"role": "main", "index": 0, "status": "running", "starts": 1, "exit_code": None, "handle": None}],
-    "hosts": [], "machine": {"boot_id": "b", "namespace": "n"}, "supervisor": {"pid": 1, "start_ticks": "1"},
-    "submitted_s": 1.0, "ended_s": None,
+    "format": 1, "app": {
+        "phase": "running", "outcome": None, "reasons": [{"code": "given_up", "facts": {"replicas": ["main/1"]}}],
+        "retries": {"main": 1}, "restarting": [], "grace_number": 0, "lingering": 0, "lingering_role": "",
+        "is_draining": False, "sizes": {"main": 1}, "leaving": ["main/1"], "over": [], "resizes": 0,
+        "replicas": {"main/0": {"status": "running", "starts": 1, "exit_code": None}},
+    },
+    "machine": {"host": "h", "boot_id": "b", "machine_id": "m", "pid_namespace": "n"},
+    "supervisor": {"pid": 1, "start_ticks": "1"}, "submitted_s": 1.0, "ended_s": None,
+    "handles": {"main/0": {"pid": 1, "host": "x"}}, "hosts": {"main/1": "y"},
 }  # fmt: skip
 REPORT = {"format": 1, "reason": "x", "failures": [{"global_rank": 0, "exception": "E"}], "suspected": []}
 STATUS = {"format": 1, "step": 1, "total": 9, "round": 1, "state": "running", "started_s": 1.0, "nodes": []}

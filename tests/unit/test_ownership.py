@@ -14,7 +14,7 @@ from muster._shared import ownership
 from muster.cli.commands import main
 from muster.schedulers.errors import EngineError, UnsafeFolderError
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec
-from muster.schedulers.supervision.registry import AppRegistry, check_app_folder, find_state_dir
+from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
 
 
 @pytest.fixture
@@ -59,10 +59,10 @@ def test_what_the_supervisor_is_started_from_must_be_ours(tmp_path, name):
     spec = build_app(tmp_path / "app-x")
     registry = AppRegistry(tmp_path / "state", "local_cwd")
     registry.add(spec.app_id, Path(spec.folder))
-    assert registry.find("app-x") == tmp_path / "app-x"
+    assert registry.open("app-x").path == tmp_path / "app-x"
     os.chown(tmp_path / name, OTHER, -1)
     with pytest.raises(EngineError, match=rf"^{tmp_path / name} .* {OTHER}, .*log_dir"):
-        registry.find("app-x")
+        registry.open("app-x")
     assert list(registry) == ["app-x"], "and the others are still listed"
 
 
@@ -73,10 +73,10 @@ def test_what_every_user_can_write_to_is_refused(open_dir, name):
     (open_dir / "above/app-x/.muster").chmod(0o755)
     registry = AppRegistry(open_dir / "state", "local_cwd")
     registry.add("app-x", open_dir / "above/app-x")
-    assert registry.find("app-x") is not None
+    assert registry.open("app-x") is not None
     (open_dir / name).chmod(0o777 if (open_dir / name).is_dir() else 0o666)
     with pytest.raises(UnsafeFolderError, match=rf" {open_dir / name}: run `chmod go-w "):
-        registry.find("app-x")
+        registry.open("app-x")
 
 
 def test_the_sticky_bit_is_enough(open_dir):
@@ -105,7 +105,7 @@ def test_links_without_an_end_are_no_folder(open_dir):
     (open_dir / "a").symlink_to("b")
     (open_dir / "b").symlink_to("a")
     ownership.check_folder(open_dir / "a/app-x", "")
-    assert AppRegistry(open_dir, "x").find("app-x") is None
+    assert AppRegistry(open_dir, "x").open("app-x") is None
 
 
 @needs_two_users
@@ -244,7 +244,7 @@ def test_a_cluster_needs_no_safe_home(open_dir, monkeypatch):
 @pytest.mark.parametrize("path", ["/tmp/" + "a" * 300, "/proc/self/status/x"])
 def test_a_folder_that_cannot_exist_is_one_line(path: str) -> None:
     with pytest.raises(UnsafeFolderError, match=r"^/\S+: (File name too long|Not a directory)$"):
-        check_app_folder(Path(path))
+        AppRegistry.check(Path(path))
 
 
 SHARED_PLACES = {

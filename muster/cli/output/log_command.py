@@ -30,7 +30,6 @@ from muster.cli.output.reported import (
     find_printed_rank,
     find_printed_report,
     list_stderr,
-    parse_error,
 )
 from muster.cli.output.streaming import LinePrinter
 from muster.cli.overview import open_job
@@ -341,9 +340,9 @@ class _Log:
         if role not in self._reports:
             content = self._read_file(role, 0, LogNames.REPORT)
             report = parse_report(content) if content is not None else None
-            is_only = sum(map(is_agent_role, self._response.roles)) == 1
-            if report is None and (is_only or (self._query.failed and self._query.role is not None)):
-                report = parse_error(self._response.structured_error_msg)
+            if report is None:
+                facts = self._scheduler.read_facts(self._app_id)
+                report = None if facts is None else facts.reports.get(role)
             self._reports[role] = report
         return self._reports[role]
 

@@ -1,27 +1,14 @@
 """What a job's report knows of a rank whose output is gone. Pure."""
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from muster._shared.foreign_files import parse_json
 from muster._shared.reports import Failure, Report
 from muster.cli.output.streaming import hold_report
-from muster.schedulers.failure_report import parse_report
 
 _RANK: Final = re.compile(r"  rank +: (\d+) \(local rank ")
 """The line of a printed report that names the rank of the root cause. It comes before all other ranks."""
-
-
-def parse_error(text: str) -> Report | None:
-    """Return the report in an error in torch's format, where an adapter has it there."""
-    try:
-        data = parse_json(text)
-    except ValueError:  # TorchX's text for none
-        return None
-    report = data.get("report") if isinstance(data, dict) else None
-    return parse_report(json.dumps(report)) if isinstance(report, dict) else None
 
 
 def find_failure(report: Report, rank: int, attempt: int | None) -> Failure | None:

@@ -1,4 +1,4 @@
-# What type checkers read; a test compares it with `__init__.py`.
+# The names that `__init__.py` loads, and what type checkers read.
 
 from muster._shared.contract import AGENT_BUNDLE_NAME as AGENT_BUNDLE_NAME
 from muster._shared.contract import WORKSPACE_BUNDLE_NAME as WORKSPACE_BUNDLE_NAME
@@ -15,9 +15,7 @@ from muster._shared.control import close_stop as close_stop
 from muster._shared.control import count_nodes as count_nodes
 from muster._shared.reports import Answer as Answer
 from muster.schedulers.adapter.agent_role import AgentPlace as AgentPlace
-from muster.schedulers.adapter.agent_role import ReplicaCommand as ReplicaCommand
 from muster.schedulers.adapter.agent_role import assign_arguments as assign_arguments
-from muster.schedulers.adapter.agent_role import build_agent_args as build_agent_args
 from muster.schedulers.adapter.agent_role import build_agent_env as build_agent_env
 from muster.schedulers.adapter.agent_role import translate_replica as translate_replica
 from muster.schedulers.adapter.log_position import LogBroken as LogBroken
@@ -45,6 +43,7 @@ from muster.schedulers.adapter.supervised import AgentWords as AgentWords
 from muster.schedulers.adapter.supervised import SupervisedScheduler as SupervisedScheduler
 from muster.schedulers.adapter.supervised import combine_facts as combine_facts
 from muster.schedulers.agent_command import AGENT_ENTRY as AGENT_ENTRY
+from muster.schedulers.agent_command import build_agent_args as build_agent_args
 from muster.schedulers.agent_command import build_ask_command as build_ask_command
 from muster.schedulers.agent_command import is_agent_role as is_agent_role
 from muster.schedulers.bundle import build_agent_bundle as build_agent_bundle

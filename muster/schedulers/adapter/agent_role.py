@@ -1,13 +1,14 @@
 """From a role of an AppDef to what its replicas run: arguments, the agent's command and the agent's environment."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from torchx.specs import AppDef, Role
 
 from muster._shared.contract import Env
-from muster.schedulers.agent_command import assign_run_ids, is_agent_role, rewrite_agent_args, rewrite_image_args
+from muster.schedulers.agent_command import assign_run_ids, build_agent_args, is_agent_role
 from muster.schedulers.grace import build_drain_env
+from muster.schedulers.processes.plan import ReplicaPlan
 from muster.schedulers.runner.roles import check_roles
 from muster.schedulers.secret_variables import list_named_secrets
 
@@ -41,19 +42,6 @@ class AgentPlace:
     """What usually sends SIGTERM to a node. "": the adapter prints who has."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReplicaCommand:
-    """What one replica runs, wherever that is."""
-
-    command: tuple[str, ...]
-    """The program and its arguments."""
-    env: Mapping[str, str] = field(repr=False)
-    """All variables but those of the place itself, such as PATH."""
-    runs_agent: bool
-    secret_env: tuple[str, ...] = ()
-    """Variables of `env` that are never printed, whatever they look like."""
-
-
 def translate_replica(
     role: Role,
     place: AgentPlace,
@@ -62,7 +50,7 @@ def translate_replica(
     bundle_dir: str | None,
     python: str = "",
     env: Mapping[str, str] | None = None,
-) -> ReplicaCommand:
+) -> ReplicaPlan:
     """Translate one replica of a role to its command and variables, whether it runs the agent or not.
 
     Args:
@@ -76,11 +64,11 @@ def translate_replica(
     variables = {**(env or {}), **role.env, Env.RANK0_HOST: rank0_host}
     secret_env = list_named_secrets(role.metadata)
     if not is_agent_role(role):
-        return ReplicaCommand(
+        return ReplicaPlan(
             command=(role.entrypoint, *role.args), env=variables, runs_agent=False, secret_env=secret_env
         )
     program = python if python and "/" not in role.entrypoint else role.entrypoint
-    return ReplicaCommand(
+    return ReplicaPlan(
         command=(program, *build_agent_args(role.args, bundle_dir)),
         env=variables | build_agent_env(role, place),
         runs_agent=True,
@@ -105,16 +93,6 @@ def assign_arguments(app: AppDef, labels: Mapping[str, str], app_id: str) -> lis
     check_roles(app)
     args = assign_run_ids(app.roles, labels, app_id=app_id)
     return [replace(role, args=args[role.name]) for role in app.roles]
-
-
-def build_agent_args(args: Sequence[str], bundle_dir: str | None) -> list[str]:
-    """Return what follows the interpreter for an agent role.
-
-    Args:
-        args: the role's.
-        bundle_dir: absolute path of the folder with the bundle on the node. None: muster is installed there.
-    """
-    return rewrite_image_args(args) if bundle_dir is None else rewrite_agent_args(args, bundle_dir)
 
 
 def build_agent_env(role: Role, place: AgentPlace) -> dict[str, str]:

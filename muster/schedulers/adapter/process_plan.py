@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torchx.specs import AppDef, Role
@@ -41,7 +42,7 @@ def plan_replica(
     applied = apply_macros(role, app_id=place.app_id, replica_id=index, img_root=cwd)
     made = translate_replica(applied, place, rank0_host=rank0_host, bundle_dir=bundle_dir, python=python, env=place.env)
     env = {"TORCHELASTIC_ERROR_FILE": error_file, "PYTHONUNBUFFERED": "1", **made.env}
-    return ReplicaPlan(command=made.command, env=env, cwd=cwd, runs_agent=made.runs_agent, secret_env=made.secret_env)
+    return replace(made, env=env, cwd=cwd)
 
 
 def build_process_spec(

@@ -5,7 +5,7 @@ from functools import cached_property
 from typing import TypeAlias
 
 from muster._shared.contract import FormatError, LogNames
-from muster.schedulers.failure_report import find_trouble, parse_attempt, parse_round, parse_status
+from muster.schedulers.failure_report import find_trouble, parse_attempt, parse_status
 from muster.schedulers.timestamps import parse_timestamp
 from muster.schedulers.wording.job_facts import JobFacts
 from muster.schedulers.wording.reasons import Code, Reason
@@ -46,22 +46,13 @@ class RecordReader:
         """What is known of a job that runs."""
         records, status = self._files
         try:
-            found, told = parse_round(records), parse_status(status)
+            told = parse_status(status)
         except FormatError as error:
             return JobFacts(trouble=(Reason(code=Code.OTHER_FORMAT, text=str(error)),))
         if told is not None and self._is_older(told.time_s):
             return JobFacts()
-        restarts_left = None if told is None else told.restarts_left
-        if restarts_left is None and found is not None:
-            restarts_left = found.restarts_left
-        since_s = None if told is None else told.since_s
-        return JobFacts(
-            trouble=find_trouble(records),
-            attempt=max(self.restarts, 0 if told is None else told.attempt),
-            restarts_left=restarts_left,
-            since_s=found.formed_s if since_s is None and found is not None else since_s,
-            status=told,
-        )
+        attempt = max(self.restarts, 0 if told is None else told.attempt)
+        return JobFacts(trouble=find_trouble(records), attempt=attempt, status=told)
 
     def _is_older(self, written_s: float) -> bool:
         try:

@@ -111,7 +111,7 @@ class ListedApp(ListAppResponse):  # type: ignore[misc]
 class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
     """A `Scheduler` with one set of signatures for TorchX's release and nightly. With both, it refuses unknown options.
 
-    Subclasses define `_submit_dryrun`, `schedule`, `describe_app`, `_cancel_existing`, `add_options`, `list_apps`,
+    Subclasses define `_submit_dryrun`, `schedule`, `read_facts`, `_cancel_existing`, `add_options`, `list_apps`,
     `read_log`, `delete_app` and, if they refuse some AppDefs, `check_app`. They define which requests of `muster` they
     can carry out. `ask_app` carries `checkpoint`, `pause`, `resume`, `stacks` and `stop`, and each other method carries
     the command of its name.
@@ -147,22 +147,19 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
         """Declare the options of `-cfg`."""
 
     @abc.abstractmethod
-    def describe_app(self, app_id: str) -> DescribeAppResponse | None:
-        """Return the app's current state, or None if the app is not known (any more).
+    def read_facts(self, app_id: str) -> "AppFacts | None":
+        """Return what is known of an app. None: it is not known (any more).
 
         Raises:
             EngineError: the state cannot be read.
         """
 
-    def read_facts(self, app_id: str) -> "AppFacts | None":
-        """Return what is known of an app, for `muster status` and `muster list`. None: it is not known (any more).
+    def describe_app(self, app_id: str) -> DescribeAppResponse | None:
+        """Return the same as TorchX has it. Programs call it again and again: it may look less closely."""
+        from muster.schedulers.adapter.status import build_status
 
-        It may look closer than `describe_app`, which programs call again and again. Raises as that does.
-        """
-        from muster.schedulers.adapter.status import parse_status
-
-        response = self.describe_app(app_id)
-        return None if response is None else parse_status(response)
+        facts = self.read_facts(app_id)
+        return None if facts is None else build_status(facts)
 
     def describe_unknown(self, app_id: str) -> str:
         """Say in one line that there is no such app, why that may be, and what a person can do."""
@@ -475,10 +472,6 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
                 from muster.schedulers.adapter.status import shorten_status
 
                 return shorten_status(response, has_lines=self._live_lines.has_printed)
-        if response is not None and callers.shows_status():
-            from muster.schedulers.adapter.status import drop_report
-
-            return drop_report(response)
         return response
 
     def close(self) -> None:

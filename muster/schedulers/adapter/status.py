@@ -1,24 +1,19 @@
 """Builds what `torchx status` and `describe` show of an app, from facts: in one form for all adapters."""
 
 import dataclasses
-import json
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Any
 
 # TorchX describes in two threads: Ctrl-C during an import in one would leave the other half a module.
 import yaml
 from torchx.schedulers.api import DescribeAppResponse
-from torchx.specs import AppDef, AppState, Role
+from torchx.specs import AppState, Role
 from torchx.specs.api import NONE, ReplicaStatus, RoleStatus
 
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.wording.facts import AppFacts
 from muster.schedulers.wording.job_line import format_message
-from muster.schedulers.wording.reasons import Code, Reason
 from muster.schedulers.wording.replica_lines import build_replica, clean_error, explain_replicas
-
-_REPORT: Final = "report"
-"""What Kubernetes' error has besides torch's: the report of the job, for `muster`."""
 
 
 @dataclasses.dataclass
@@ -66,34 +61,15 @@ def shorten_status(response: DescribeAppResponse, *, has_lines: bool) -> Describ
         response: see `build_status`.
         has_lines: the command has printed the job's lines, with the error and its traceback.
     """
-    error = NONE if has_lines else drop_report(response).structured_error_msg
+    error = NONE if has_lines else response.structured_error_msg
     return dataclasses.replace(response, roles_statuses=[], structured_error_msg=error)
 
 
-def drop_report(response: DescribeAppResponse) -> DescribeAppResponse:
-    """Return the status without the job's report: some 3 KB of JSON, which TorchX prints in one line."""
-    error = response.structured_error_msg
-    data = None if error == NONE else json.loads(error)
-    if not isinstance(data, dict) or _REPORT not in data:
-        return response
-    error = json.dumps({key: each for key, each in data.items() if key != _REPORT})
-    return dataclasses.replace(response, structured_error_msg=error)
-
-
 def parse_status(response: DescribeAppResponse) -> AppFacts:
-    """Return the facts that a response to TorchX's `describe` has: of an adapter of another package its own words."""
-    if isinstance(response, DescribedApp) and response.facts is not None:
-        return response.facts
-    return AppFacts(
-        app_id=response.app_id,
-        app=AppDef(name="", roles=list(response.roles)),
-        state=response.state,
-        replicas=[each for role in response.roles_statuses for each in role.replicas],
-        restarts=max(0, response.num_restarts),
-        reasons=() if response.msg in ("", NONE) else (Reason(code=Code.TOLD, text=response.msg, what=response.msg),),
-        error=None if response.structured_error_msg == NONE else response.structured_error_msg,
-        ui_url=response.ui_url,
-    )
+    """Return the facts from which `build_status` has built a response."""
+    assert isinstance(response, DescribedApp)  # noqa: S101  # of `PluginScheduler.describe_app`
+    assert response.facts is not None  # noqa: S101
+    return response.facts
 
 
 def count_replicas(response: DescribeAppResponse) -> dict[str, int]:

@@ -16,15 +16,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from torchx.schedulers.api import DescribeAppResponse, ListAppResponse
+from torchx.schedulers.api import ListAppResponse
 from torchx.specs import AppState
 from torchx.specs.api import ReplicaStatus
 
 from muster._shared.contract import AskKind
+from muster._shared.control import ControlError, ExitCode
 from muster._shared.reports import Answer
 from muster.schedulers.adapter.scheduler import Leftover, ListedApp, LogRequest, PluginScheduler, measure_folder
-from muster.schedulers.errors import EngineError, UnsafeFolderError, describe_os_error
+from muster.schedulers.errors import EngineError, describe_os_error
 from muster.schedulers.lines import Readers
+from muster.schedulers.runner import callers
+from muster.schedulers.runner.command_line import follow_suspension
 from muster.schedulers.supervision import client
 from muster.schedulers.supervision.app_folder import AppFolder, AppRecord, AppSpec, ProcessId, StateError
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
@@ -46,6 +49,9 @@ REPLICA_STATES: Final[Mapping[Status, AppState]] = {
     Status.LOST: AppState.FAILED,
     Status.CANCELLED: AppState.CANCELLED,
 }
+
+_WAIT_LIMIT_S: Final = 60.0
+"""The longest delay of an answer, so that no error here can block a caller for good."""
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +91,6 @@ class SupervisedScheduler(PluginScheduler, abc.ABC):
     def __init__(self, backend: str, session_name: str) -> None:
         super().__init__(backend, session_name)
         self._attached: dict[str, AppFolder] = {}
-        self._registries: dict[tuple[str | None, str | None], AppRegistry] = {}
         self._readers = Readers()
 
     def choose_folder(self, app_id: str, log_dir: str | None = None) -> str:
@@ -100,12 +105,7 @@ class SupervisedScheduler(PluginScheduler, abc.ABC):
 
     def find_registry(self) -> AppRegistry:
         """Return where the folders of this user's apps are found by their ids."""
-        places = os.environ.get("XDG_STATE_HOME"), os.environ.get("HOME")
-        if places not in self._registries:  # once for each
-            self._registries[places] = AppRegistry(
-                find_state_dir(os.environ), self.properties.same_apps_as or self.backend
-            )
-        return self._registries[places]
+        return AppRegistry(find_state_dir(os.environ), self.properties.same_apps_as or self.backend)
 
     @abc.abstractmethod
     def build_asker(self, folder: AppFolder) -> "asking.AskNode":
@@ -162,7 +162,7 @@ class SupervisedScheduler(PluginScheduler, abc.ABC):
         try:
             with self.keep_attached(spec.app_id, AppFolder(spec.folder), detach=detach):
                 client.submit(replace(spec, owner=owner), self.find_registry(), files, lent_fds)
-        except client.SupervisorError as error:
+        except EngineError as error:
             raise EngineError(f"cannot start {spec.app_id}: {error}") from error
         except OSError as error:
             raise EngineError(f"cannot start {spec.app_id}: {describe_os_error(error, spec.folder)}") from error
@@ -184,21 +184,10 @@ class SupervisedScheduler(PluginScheduler, abc.ABC):
             self._attached.pop(app_id, None)  # the folder may become another app's
             raise
         if not detach:
-            from muster.schedulers.runner.waiting import follow_suspension
-
             follow_suspension(self._tell_attached)
-
-    def describe_app(self, app_id: str) -> DescribeAppResponse | None:
-        """See `PluginScheduler`."""
-        from muster.schedulers.adapter.status import build_status
-
-        facts = self.read_facts(app_id)
-        return None if facts is None else build_status(facts)
 
     def read_facts(self, app_id: str) -> "AppFacts | None":
         """See `PluginScheduler`."""
-        from muster.schedulers.runner.waiting import read_app_for_wait
-
         folder = self.find_folder(app_id)
         with self.translate_errors():
             if folder is None:
@@ -213,14 +202,10 @@ class SupervisedScheduler(PluginScheduler, abc.ABC):
         """See `PluginScheduler`."""
         folder = self.find_folder(app_id)
         with self.translate_errors(), contextlib.suppress(FileNotFoundError):
-            if folder is None:
+            if folder is None or folder.read_record() is None:
                 super().wait_ended(app_id, limit_s)
-                return
-            record = client.revive_app(folder)[1]
-            if not client.has_ended(record) and record is not None and client.runs_here(record):
+            else:
                 client.wait_ended(folder, limit_s=limit_s)
-            elif record is None:
-                super().wait_ended(app_id, limit_s)
 
     def list_apps(self, cfg: Mapping[str, Any]) -> list[ListAppResponse]:
         """See `PluginScheduler`."""
@@ -237,22 +222,9 @@ class SupervisedScheduler(PluginScheduler, abc.ABC):
 
     def read_states(self) -> dict[str, AppState]:
         """Return the states of all apps with a folder. The state of one that cannot be read is UNKNOWN."""
-        states = {app_id: self._read_state(app_id) for app_id in self.find_registry()}
+        registry = self.find_registry()
+        states = {app_id: _read_state(registry, app_id) for app_id in registry}
         return {app_id: state for app_id, state in states.items() if state is not None}
-
-    def _read_state(self, app_id: str) -> AppState | None:
-        """Return the state. None: another shell has just deleted it."""
-        try:
-            folder = self.find_folder(app_id)
-            if folder is None:
-                return None
-            _, record = client.read_app(folder)
-            return _find_state(record, client.find_loss(folder, record))
-        except FileNotFoundError:
-            return None
-        except (UnsafeFolderError, StateError, client.SupervisorError) as error:
-            logger.warning("%s: %s", app_id, error)
-        return AppState.UNKNOWN
 
     def check_replica_of(self, folder: AppFolder, request: LogRequest) -> None:
         """Refuse a role or a replica that the app does not have.
@@ -297,10 +269,22 @@ class SupervisedScheduler(PluginScheduler, abc.ABC):
 
     @contextlib.contextmanager
     def _open_app(self, app_id: str) -> Iterator[AppFolder]:
-        from muster.schedulers.supervision import asking
+        """Open an app for a request. Another shell may delete it at the same time.
 
-        with self.translate_errors(), asking.open_app(self.find_folder(app_id), app_id, self.backend) as folder:
-            yield folder
+        Raises:
+            ControlError: it does not exist (any more), or its supervisor cannot be started again.
+        """
+        unknown = ControlError(f"{self.backend} knows no app {app_id!r}", ExitCode.UNKNOWN)
+        with self.translate_errors():
+            folder = self.find_folder(app_id)
+            if folder is None:
+                raise unknown
+            try:
+                yield folder
+            except FileNotFoundError:
+                raise unknown from None
+            except (StateError, EngineError) as error:
+                raise ControlError(str(error), ExitCode.LOST) from error
 
     def delete_app(self, app_id: str) -> None:
         """See `PluginScheduler`. Removes the app's logs too."""
@@ -318,7 +302,7 @@ class SupervisedScheduler(PluginScheduler, abc.ABC):
             try:
                 folder = registry.open(app_id)
                 record = None if folder is None else folder.read_record()
-            except (OSError, StateError, UnsafeFolderError) as error:
+            except (OSError, StateError, EngineError) as error:
                 logger.warning("%s: %s", app_id, error)
                 continue
             if folder is None or record is None or not client.has_ended(record):
@@ -361,13 +345,52 @@ class SupervisedScheduler(PluginScheduler, abc.ABC):
             folder.send_request(word)
 
 
+def _read_state(registry: AppRegistry, app_id: str) -> AppState | None:
+    """Return the state. None: another shell has just deleted it."""
+    try:
+        folder = registry.open(app_id)
+        if folder is None:
+            return None
+        _, record = client.read_app(folder)
+        return _find_state(record, client.find_loss(folder, record))
+    except FileNotFoundError:
+        return None
+    except (EngineError, StateError) as error:
+        logger.warning("%s: %s", app_id, error)
+    return AppState.UNKNOWN
+
+
 @contextlib.contextmanager
 def translate_errors() -> Iterator[None]:
-    """Turn the errors of state files and supervisors into an `EngineError`."""
+    """Turn the error of a state file into an `EngineError`."""
     try:
         yield
-    except (StateError, client.SupervisorError) as error:
+    except StateError as error:
         raise EngineError(str(error)) from error
+
+
+def read_app_for_wait(folder: AppFolder, *, keeps: bool) -> tuple[AppSpec, AppRecord | None] | None:
+    """Do as `client.read_app`, after the app's end if TorchX's `wait` calls. Return None if it has been deleted.
+
+    On both lines `wait` reads the state, sleeps and reads it again. The interval is 1 s on the command line and 10 s by
+    default in Python, and half of it would be lost at the end of every app. All other callers get an answer at once.
+    What waits for an app keeps its supervisor running.
+
+    Args:
+        folder: the app's.
+        keeps: this process submitted the app, and keeps its supervisor running, too.
+
+    Raises:
+        EngineError: see `client.revive_app`.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        waits = callers.is_wait()
+        spec, record = (client.revive_app if waits or keeps else client.read_app)(folder)
+        if waits and record is not None and not client.has_ended(record) and client.runs_here(record):
+            client.wait_ended(folder, limit_s=_WAIT_LIMIT_S)
+            return client.read_app(folder)
+        return spec, record
+    return None
 
 
 def build_supervised_facts(
@@ -387,68 +410,42 @@ def build_supervised_facts(
         lost: see `client.find_loss`.
         ui_url: a link for the user.
     """
+    from muster.schedulers.runner.app_codec import load_app
+    from muster.schedulers.wording.facts import AppFacts
+
     is_told = record is not None and lost is None and record.app.phase in (AppPhase.RUNNING, AppPhase.ENDING)
     has_ended = record is not None and record.app.phase is AppPhase.ENDED
     told = () if lost is None else (lost,)
     submitted_s = None if record is None else record.submitted_s or None
     ended_s = None if record is None else record.ended_s
-    return combine_facts(
-        spec,
-        words,
+    known = AppFacts(
+        app_id=spec.app_id,
+        app=load_app(spec.description),
         state=_find_state(record, lost),
         replicas=None if record is None else _list_replicas(record, is_lost=lost is not None),
         restarts=0 if record is None else record.app.num_restarts,
         reasons=() if record is None else (*told, *(words.trouble if is_told else ()), *_list_reasons(record)),
-        tells_jobs=is_told or has_ended,
         ui_url=ui_url,
         submitted_s=submitted_s,
         since_s=None if lost is not None else submitted_s if ended_s is None else ended_s,
     )
+    return combine_facts(known, words, tells_jobs=is_told or has_ended)
 
 
-def combine_facts(
-    spec: AppSpec,
-    words: AgentWords,
-    *,
-    state: AppState,
-    replicas: Sequence[ReplicaStatus] | None,
-    restarts: int,
-    reasons: Reasons,
-    tells_jobs: bool,
-    ui_url: str | None,
-    submitted_s: float | None,
-    since_s: float | None,
-) -> "AppFacts":
-    """Combine what an adapter knows of an app with what its spec and its agents say.
+def combine_facts(known: "AppFacts", words: AgentWords, *, tells_jobs: bool) -> "AppFacts":
+    """Combine what an adapter knows of an app with what its agents say.
 
     Args:
-        spec: as submitted.
+        known: without what agents say. The restarts are those of replicas. Those of workers in place are added.
         words: of its agents.
-        state: the app's. `AppFacts` explains it and the arguments below, except `tells_jobs`.
-        replicas: of all roles.
-        restarts: the number of restarts of replicas. Those of workers in place are added.
-        reasons: why the app is in this state.
         tells_jobs: whether the facts include what the agents report of their jobs.
-        ui_url: a link for the user.
-        submitted_s: when the app was submitted, in wall-clock seconds.
-        since_s: since when the app is in its state, in wall-clock seconds.
     """
-    from muster.schedulers.runner.app_codec import load_app
-    from muster.schedulers.wording.facts import AppFacts
-
-    return AppFacts(
-        app_id=spec.app_id,
-        app=load_app(spec.description),
-        state=state,
-        replicas=replicas,
-        restarts=words.restarts + restarts,
-        reasons=reasons,
+    return replace(
+        known,
+        restarts=words.restarts + known.restarts,
         jobs=words.jobs if tells_jobs else {},
         error=words.error,
         reports=words.reports,
-        ui_url=ui_url,
-        submitted_s=submitted_s,
-        since_s=since_s,
     )
 
 

@@ -188,7 +188,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         report_progress = (lambda _: None) if submission.quiet else _print_progress
         state_dir, address, asked = find_state_dir(os.environ), pick_address(os.environ), submission.request
         with self.translate_errors():
-            if self.find_registry().find(asked.app_id) is not None:
+            if self.find_registry().open(asked.app_id) is not None:
                 raise SchedulerError(f"app {asked.app_id!r} exists already; give this one another name")
             with raise_dropped_interrupts():
                 submissions.sweep(state_dir, address)
@@ -474,7 +474,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         """See `SupervisedScheduler`."""
         try:
             yield
-        except (DockerError, GpuError, StateError, client.SupervisorError) as error:
+        except (DockerError, GpuError, StateError) as error:
             raise EngineError(str(error)) from error
         except FileExistsError as error:
             raise SchedulerError(f"an app of this name exists already: {error.filename}") from error

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Final
 
 from muster._shared.contract import Env
-from muster.schedulers.errors import SchedulerError
 from muster.schedulers.naming import build_role_labels
 
 NAME_LIMIT: Final = 63
@@ -59,15 +58,8 @@ def build_workspace_name(app: str) -> str:
 
 
 def label_roles(names: Sequence[str]) -> list[str]:
-    """Return one DNS label per role, of at most `ROLE_LIMIT` characters, all different.
-
-    Raises:
-        SchedulerError: two roles have the same name.
-    """
-    try:
-        labels = build_role_labels(names, limit=ROLE_LIMIT)
-    except ValueError as error:
-        raise SchedulerError(str(error)) from error
+    """Return one DNS label per role, of at most `ROLE_LIMIT` characters, different for different names."""
+    labels = build_role_labels(names, limit=ROLE_LIMIT)
     return [labels[name] for name in names]
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from muster._shared.contract import HOLD_STATE_NAME, HoldKey, find_hold_dir
 from muster._shared.foreign_files import parse_json, read_regular
+from muster.schedulers.errors import EngineError
 from muster.schedulers.local.hold_lock import find_owner
 from muster.schedulers.supervision import client
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec
@@ -70,7 +71,7 @@ def open_hold(state_dir: Path, scheduler: str, app_id: str) -> tuple[Hold | None
     folder = AppRegistry(state_dir, scheduler).open(app_id)
     try:
         spec, record = (None, None) if folder is None else client.read_app(folder)
-    except (FileNotFoundError, client.SupervisorError):
+    except (FileNotFoundError, EngineError):
         return None, False
     if folder is None or spec is None or client.has_ended(record):
         return None, True

@@ -1,7 +1,7 @@
 """What a supervisor must know to start the processes of an app: the `details` of its spec. Standard library only."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 LOOPBACK: Final = "127.0.0.1"
@@ -10,15 +10,15 @@ LOOPBACK: Final = "127.0.0.1"
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaPlan:
-    """One replica's command."""
+    """What one replica runs."""
 
     command: tuple[str, ...]
     """The program (an absolute path, or a name of PATH for one that a guard starts) and its arguments."""
-    env: Mapping[str, str]
-    """Added to the app's `base_env`."""
-    cwd: str
-    """Absolute path of the folder in which it starts."""
+    env: Mapping[str, str] = field(repr=False)
+    """Added to those of its place, such as the app's `base_env`."""
     runs_agent: bool
+    cwd: str = ""
+    """Absolute path of the folder in which it starts. "": its place decides that."""
     secret_env: tuple[str, ...] = ()
     """Variables of `env` that are never printed, whatever they look like."""
 

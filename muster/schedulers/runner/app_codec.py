@@ -8,7 +8,7 @@ must not fail.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass, replace
 from enum import Enum
 from typing import Any, Final
 
@@ -37,17 +37,10 @@ def dump_app(app: AppDef, *, without_metadata: tuple[str, ...] = ()) -> dict[str
 
 
 def _encode_role(role: Role) -> dict[str, Any]:
-    encoded = {item.name: _encode_field(role, item.name) for item in fields(role) if item.name not in _NOT_KEPT}
+    shown = replace(role, env=mask_env(role.env, list_named_secrets(role.metadata)), args=mask_args(role.args))
+    encoded = {item.name: _plain(getattr(shown, item.name)) for item in fields(role) if item.name not in _NOT_KEPT}
+    encoded["mounts"] = [{"kind": type(mount).__name__, **_plain(mount)} for mount in role.mounts]
     return {name: value for name, value in encoded.items() if value is not None}
-
-
-def _encode_field(role: Role, name: str) -> Any:
-    value = getattr(role, name)
-    if name == "mounts":
-        return [{"kind": type(mount).__name__, **_plain(mount)} for mount in value]
-    if name == "args":
-        return mask_args(value)
-    return mask_env(value, list_named_secrets(role.metadata)) if name == "env" else _plain(value)
 
 
 def _plain(value: Any) -> Any:
@@ -78,31 +71,22 @@ def load_app(document: Mapping[str, Any]) -> AppDef:
 
 
 def _decode_role(data: Mapping[str, Any]) -> Role:
-    known = {item.name for item in fields(Role)}
     decoders: dict[str, Callable[[Any], Any]] = {
-        "retry_policy": _decode_policy,
-        "resource": _decode_resource,
-        "mounts": lambda mounts: [_decode_mount(mount) for mount in mounts],
-        "workspace": _decode_workspace,
+        # The other TorchX line may have submitted a policy that this one lacks.
+        "retry_policy": lambda name: RetryPolicy.__members__.get(name, RetryPolicy.APPLICATION),
+        "resource": lambda resource: Resource(**_select_known(Resource, resource)),
+        "mounts": lambda mounts: [_decode_mount(**mount) for mount in mounts],
+        "workspace": lambda workspace: None if workspace is None else specs.Workspace(**workspace),
     }
-    return Role(
-        **{name: decoders[name](value) if name in decoders else value for name, value in data.items() if name in known}
-    )
+    known = _select_known(Role, data)
+    return Role(**{name: decoders[name](value) if name in decoders else value for name, value in known.items()})
 
 
-def _decode_policy(name: str) -> RetryPolicy:
-    """Find the policy of that name, or the default: the other TorchX line may have submitted one this one lacks."""
-    return RetryPolicy.__members__.get(name, RetryPolicy.APPLICATION)
+def _select_known(kind: Any, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that a class of TorchX has on this line."""
+    names = {item.name for item in fields(kind)}
+    return {name: value for name, value in data.items() if name in names}
 
 
-def _decode_resource(data: Mapping[str, Any]) -> Resource:
-    known = {item.name for item in fields(Resource)}
-    return Resource(**{name: value for name, value in data.items() if name in known})
-
-
-def _decode_mount(data: Mapping[str, Any]) -> Any:
-    return _MOUNTS[data["kind"]](**{name: value for name, value in data.items() if name != "kind"})
-
-
-def _decode_workspace(data: Mapping[str, Any] | None) -> Any:
-    return None if data is None else specs.Workspace(**data)
+def _decode_mount(kind: str, **given: Any) -> Any:
+    return _MOUNTS[kind](**given)

@@ -30,7 +30,7 @@ what no entry names.
         `shows_status`. What a person asks for may run a command in a pod; what asks again and again may not.
         tests/unit/schedulers/test_callers.py::test_each_place_of_torchx_is_where_it_was
     runner/api.py 473 709 `def wait(`
-        `is_wait`, `waiting.read_app_for_wait`, `waiting_line`. It reads the state, sleeps, and reads it again.
+        `is_wait`, `supervised.read_app_for_wait`, `waiting_line`. It reads the state, sleeps, and reads it again.
         tests/process/local/test_ends.py::test_nothing_outlives_the_guards
     runner/api.py 525 736 `if status is not None and not status.is_terminal():`
         `is_cancel`. An app that has failed, of which a role still runs on Kubernetes, would not be cancelled.
@@ -72,12 +72,6 @@ _RUNNER: Final = "torchx.runner.api"
 _PRINTER: Final = "print_log_lines"
 """Prints the lines of one replica, in a thread for each: to its caller's `file`, with the prefix `ROLE/REPLICA `."""
 
-_DEPTH: Final = 8
-"""How many stack frames are searched for `wait` or `cancel`.
-
-These call `Runner.status`, which calls `describe`, in one thread.
-"""
-
 
 def runs_command_line() -> bool:
     """Return whether this process is one of `_MAINS`: its main thread is in that command line. For any thread."""
@@ -90,40 +84,36 @@ def needs_app() -> bool:
 
     0.7's `torchx log` asks for an unknown app for ever. `cancel` and `delete` do not report one.
     """
-    return any(_find_module(frame) in _NEED_APP for frame in _walk(_get_caller()))
+    return _is_called_by(*_NEED_APP)
 
 
 def shows_status() -> bool:
     """Return whether the caller is `torchx status`, which a person reads."""
-    return any(_find_module(frame) == _STATUS for frame in _walk(_get_caller()))
+    return _is_called_by(_STATUS)
 
 
 def is_wait() -> bool:
     """Return whether the caller is TorchX's `Runner.wait`, which reads the state, sleeps and reads it again."""
-    return _is_in_runner(_get_caller(), "wait")
+    return _is_called_by(_RUNNER, method="wait")
 
 
 def is_cancel() -> bool:
     """Return whether the caller is TorchX's `Runner.cancel`, which leaves alone what has ended by its state."""
-    return _is_in_runner(_get_caller(), "cancel")
+    return _is_called_by(_RUNNER, method="cancel")
 
 
-def _is_in_runner(caller: FrameType, method: str) -> bool:
-    nearest = zip(_walk(caller), range(_DEPTH), strict=False)
-    return any(frame.f_code.co_name == method and _find_module(frame) == _RUNNER for frame, _ in nearest)
+def _is_called_by(*modules: str, method: str = "") -> bool:
+    frames = _walk(sys._getframe(2))  # noqa: SLF001  # `inspect` would do the same
+    return any(_find_module(frame) in modules and method in ("", frame.f_code.co_name) for frame in frames)
 
 
 def find_printer() -> TextIO | None:
     """Find the stream to which TorchX's command line prints the lines that the caller reads. None: others read them."""
-    for frame in _walk(_get_caller()):
+    for frame in _walk(sys._getframe(1)):  # noqa: SLF001
         if frame.f_code.co_name == _PRINTER and _find_module(frame).startswith("torchx."):
             file = frame.f_locals.get("file")
             return file if hasattr(file, "isatty") else None
     return None
-
-
-def _get_caller() -> FrameType:
-    return sys._getframe(2)  # noqa: SLF001  # `inspect` would do the same
 
 
 def _walk(frame: FrameType | None) -> Iterator[FrameType]:

@@ -4,14 +4,16 @@ The list of `callers` says which parts of TorchX this relies on. The hooks are s
 command line, and pass on all that is not ours. `torchx log` reads in threads, and each prints a traceback, too.
 
 Ctrl-C unwinds the stack. What a submission has made is removed, and apps of the command are stopped. SIGTERM and SIGHUP
-would end the process at once, so they get a handler that unwinds it, too.
+would end the process at once, so they get a handler that unwinds it, too. Ctrl-Z stops the jobs of the command with it.
 """
 
 import atexit
 import logging
+import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from types import FrameType, TracebackType
 
 from muster.schedulers.errors import EngineError, SchedulerError
@@ -80,3 +82,21 @@ def unwind_on_signals() -> None:
         signal.signal(each, end)
     if ours:
         atexit.register(end_by_signal)
+
+
+def follow_suspension(tell: Callable[[str], None]) -> None:
+    """Stop and continue a job together with this process, if it is TorchX's command line on a terminal.
+
+    Args:
+        tell: gets "suspend" before this process stops, and "continue" once it runs again.
+    """
+    is_ours = threading.current_thread() is threading.main_thread() and callers.runs_command_line()
+    if not is_ours or signal.getsignal(signal.SIGTSTP) is not signal.SIG_DFL:
+        return
+
+    def stop(_signum: int, _frame: FrameType | None) -> None:
+        tell("suspend")
+        os.kill(os.getpid(), signal.SIGSTOP)
+        tell("continue")
+
+    signal.signal(signal.SIGTSTP, stop)

@@ -5,6 +5,7 @@ command line parses `-cfg` outside the code that catches errors, so the user see
 Invalid text is kept as it is until `resolve`, which both command lines call where an error becomes one line.
 """
 
+import contextlib
 import difflib
 import re
 import typing
@@ -110,16 +111,12 @@ class StrictOpts(runopts):  # type: ignore[misc]
 
     def _parse(self, key: str, value: Any, cfg: Mapping[str, Any]) -> Any:
         kind = self._declared[key].opt_type
-        if isinstance(value, str) and kind is not str:
-            parse, wanted = _PARSERS[kind]
-            try:
+        parse, wanted = _PARSERS[kind]
+        with contextlib.suppress(ValueError):
+            if isinstance(value, str) and kind is not str:
                 return parse(value)
-            except ValueError as error:
-                message = f"option {key!r} of {self._scheduler} must be {wanted}, not {value!r}"
-                raise OptionError(message, key, cfg) from error
-        if value is None or _is_of(value, kind):
-            return value
-        _, wanted = _PARSERS[kind]
+            if value is None or _is_of(value, kind):
+                return value
         raise OptionError(f"option {key!r} of {self._scheduler} must be {wanted}, not {value!r}", key, cfg)
 
 

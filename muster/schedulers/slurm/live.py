@@ -30,6 +30,7 @@ from muster.schedulers.adapter import (
     Reasons,
     ReplicaId,
     combine_facts,
+    load_app,
 )
 from muster.schedulers.adapter.supervised import REPLICA_STATES
 from muster.schedulers.slurm import client, reasons
@@ -243,18 +244,19 @@ def build_facts(app: App, told: AgentWords, submitted_s: float | None) -> AppFac
         sizes = read_sizes(app.folder.state_dir)
         wanted = {known.node for each, known in app.nodes.items() if each.index < sizes.get(each.role, each.index + 1)}
         lost = wanted - set(app.entry.nodes)
-    return combine_facts(
-        app.spec,
-        replace(told, jobs={role: job for role, job in told.jobs.items() if _is_of_this_run(app, job)}),
+    known = AppFacts(
+        app_id=app.spec.app_id,
+        app=load_app(app.spec.description),
         state=state,
         replicas=_list_statuses(app, state, lost.union(find_killed(app))),
         restarts=sum(each.record.app.num_restarts for each in app.nodes.values()),
         reasons=_list_reasons(app, state, lost),
-        tells_jobs=state is AppState.RUNNING or is_terminal(state),
         ui_url=app.folder.path.as_uri(),
         submitted_s=submitted_s,
         since_s=_find_since_s(app.entry, state),
     )
+    told = replace(told, jobs={role: job for role, job in told.jobs.items() if _is_of_this_run(app, job)})
+    return combine_facts(known, told, tells_jobs=state is AppState.RUNNING or is_terminal(state))
 
 
 def _find_since_s(entry: QueueEntry | None, state: AppState) -> float | None:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from torchx.schedulers.api import DescribeAppResponse, ListAppResponse
+from torchx.schedulers.api import ListAppResponse
 from torchx.specs import AppDef, AppDryRunInfo, AppState, Role, is_terminal
 from torchx.workspace.api import WorkspaceMixin
 
@@ -49,7 +49,6 @@ from muster.schedulers.adapter import (
     build_agent_bundle,
     build_app_name,
     build_ask_command,
-    build_status,
     build_workspace_bundle,
     check_replica,
     close_stop,
@@ -230,11 +229,6 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
             else:
                 if app is not None:
                     yield app_id, app
-
-    def describe_app(self, app_id: str) -> DescribeAppResponse | None:
-        """See `PluginScheduler`."""
-        facts = self.read_facts(app_id)
-        return None if facts is None else build_status(facts)
 
     def read_facts(self, app_id: str) -> AppFacts | None:
         """See `PluginScheduler`."""

@@ -19,32 +19,26 @@ Over 400 lines: one place names the files and says what is in them.
 
 import contextlib
 import fcntl
+import functools
 import json
 import os
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from muster._shared import processes
 from muster._shared.contract import FORMAT, FormatError, check_format
 from muster._shared.folders import remove_folder
 from muster._shared.foreign_files import parse_json, read_whole
 from muster.schedulers.supervision.machine import Machine
-from muster.schedulers.supervision.state import (
-    AppPhase,
-    Outcome,
-    ReplicaId,
-    ReplicaState,
-    ReplicaStatus,
-    RetryScope,
-    SupervisedApp,
-    SupervisedRole,
-)
-from muster.schedulers.wording.reasons import parse_reasons, to_data
+from muster.schedulers.supervision.state import ReplicaId, SupervisedApp, SupervisedRole
+from muster.schedulers.wording.reasons import Reason, parse_reasons, to_data
 
 STATE_DIR_NAME = ".muster"
 """The folder inside an app's folder for all files that are not a role's."""
@@ -121,9 +115,8 @@ class AppSpec:
 
     def encode(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the contents of spec.json and private.json."""
-        content = asdict(self) | {"format": FORMAT}
-        details = content.pop("details")
-        return content, details
+        content = _encode(self) | {"format": FORMAT}
+        return content, content.pop("details")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,43 +188,15 @@ class AppFolder:
             FileNotFoundError: no app here (any more).
             StateError: see there.
         """
-        content = _read_formatted(self.spec_file)
-        try:
+        details = {}
+        with contextlib.suppress(FileNotFoundError):
             details = _read(self.private_file)
-        except FileNotFoundError:
-            details = {}
-        with _translate_errors(self.spec_file):
-            return _parse_spec(content, details)
+        spec: AppSpec = _read(self.spec_file, AppSpec, details=details)
+        return spec
 
     def write_record(self, record: AppRecord) -> None:
         """Replace state.json. A reader sees either the old or the new content, complete."""
-        app = record.app
-        content = {
-            "format": FORMAT,
-            "phase": app.phase,
-            "outcome": app.outcome,
-            "reasons": [to_data(each) for each in app.reasons],
-            "retries": dict(app.retries),
-            "restarting": list(app.restarting),
-            "grace_number": app.grace_number,
-            "lingering": app.lingering,
-            "lingering_role": app.lingering_role,
-            "draining": app.is_draining,
-            "sizes": dict(app.sizes),
-            "leaving": [asdict(each) for each in app.leaving],
-            "over": list(app.over),
-            "resizes": app.resizes,
-            "replicas": [
-                {"role": each.role, "index": each.index, **asdict(known), "handle": record.handles.get(each)}
-                for each, known in app.replicas.items()
-            ],
-            "hosts": [{**asdict(each), "host": host} for each, host in record.hosts.items()],
-            "machine": asdict(record.machine),
-            "supervisor": None if record.supervisor is None else asdict(record.supervisor),
-            "submitted_s": record.submitted_s,
-            "ended_s": record.ended_s,
-        }
-        _write(self.state_file, content)
+        _write(self.state_file, _encode(record) | {"format": FORMAT})
 
     def check_space(self) -> None:
         """Check, before a request that counts only when it is recorded, that the next record can be written.
@@ -248,12 +213,10 @@ class AppFolder:
         Raises:
             StateError: see there.
         """
-        try:
-            content = _read_formatted(self.state_file)
-        except FileNotFoundError:
-            return None
-        with _translate_errors(self.state_file):
-            return _parse_record(content)
+        with contextlib.suppress(FileNotFoundError):
+            record: AppRecord = _read(self.state_file, AppRecord)
+            return record
+        return None
 
     def write_request(self, request: str) -> OSError | None:
         """Record a request ("cancel", "interrupt", "kill") for the next supervisor if this one is dead.
@@ -319,68 +282,46 @@ def build_role_dir_name(role: str) -> str:
     return f".{role}" if role.startswith(".") else role
 
 
-def _parse_spec(content: dict[str, Any], details: Mapping[str, Any]) -> AppSpec:
-    fields = {name: value for name, value in content.items() if name not in ("format", "owner", "roles")}
-    owner = content["owner"]
-    return AppSpec(
-        **fields,
-        owner=None if owner is None else ProcessId(**owner),
-        roles=tuple(
-            SupervisedRole(**role | {"retry_scope": RetryScope(role["retry_scope"])}) for role in content["roles"]
-        ),
-        details=details,
-    )
+def _encode(value: Any) -> Any:
+    """Return a value in JSON's types, as its class declares it: `_decode` reads it by the same annotations."""
+    if isinstance(value, ReplicaId):
+        return str(value)
+    if isinstance(value, Reason):
+        return to_data(value)
+    if is_dataclass(value):
+        return {each.name: _encode(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _encode(each) for key, each in value.items()}
+    return [_encode(each) for each in value] if isinstance(value, (tuple, list)) else value
 
 
-def _parse_record(content: dict[str, Any]) -> AppRecord:
-    replicas, handles = {}, {}
-    for row in content["replicas"]:
-        each = ReplicaId(row["role"], row["index"])
-        status = ReplicaStatus(row["status"])
-        replicas[each] = ReplicaState(status=status, starts=row["starts"], exit_code=row["exit_code"])
-        if row["handle"] is not None:
-            handles[each] = row["handle"]
-    supervisor = content["supervisor"]
-    app = SupervisedApp(
-        replicas=replicas,
-        phase=AppPhase(content["phase"]),
-        retries=content["retries"],
-        restarting=tuple(content["restarting"]),
-        grace_number=content["grace_number"],
-        lingering=content["lingering"],
-        lingering_role=content["lingering_role"],
-        is_draining=content["draining"],
-        sizes=content["sizes"],
-        leaving=tuple(ReplicaId(**each) for each in content["leaving"]),
-        over=tuple(content["over"]),
-        resizes=content["resizes"],
-        outcome=None if content["outcome"] is None else Outcome(content["outcome"]),
-        reasons=parse_reasons(content["reasons"]),
-    )
-    return AppRecord(
-        app=app,
-        machine=Machine(**content["machine"]),
-        supervisor=None if supervisor is None else ProcessId(**supervisor),
-        handles=handles,
-        hosts={ReplicaId(row["role"], row["index"]): row["host"] for row in content["hosts"]},
-        submitted_s=content["submitted_s"],
-        ended_s=content["ended_s"],
-    )
+def _decode(kind: Any, value: Any) -> Any:
+    """Return a value of an annotated type from what `_encode` has returned. Fields without a default must be there.
+
+    Raises:
+        ArithmeticError, AttributeError, LookupError, TypeError, ValueError: it has another form.
+    """
+    origin, args = get_origin(kind), get_args(kind)
+    if origin is UnionType:
+        return None if value is None else _decode(args[0], value)
+    if origin is tuple:
+        return tuple(_decode(args[0], each) for each in value)
+    if origin is Mapping:
+        return {_decode(args[0], key): _decode(args[1], each) for key, each in value.items()}
+    if kind is ReplicaId:
+        role, _, index = value.rpartition("/")
+        return ReplicaId(role, int(index))
+    if kind is Reason:
+        return parse_reasons([value])[0]
+    if hasattr(kind, "__dataclass_fields__"):
+        types = _find_types(kind)
+        return kind(**{name: _decode(types[name], each) for name, each in value.items()})
+    return kind(value) if isinstance(kind, type) and issubclass(kind, Enum) else value
 
 
-@contextlib.contextmanager
-def _translate_errors(path: Path) -> Iterator[None]:
-    """Turn errors about a file, or its content, into one line. A file that is not there is no such error."""
-    try:
-        yield
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise StateError(f"{path} cannot be read: {error.strerror}") from error
-    except FormatError as error:
-        raise StateError(str(error)) from error
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise StateError(f"{path} cannot be read, it is damaged ({error})") from error
+@functools.cache
+def _find_types(kind: type[Any]) -> Mapping[str, Any]:
+    return get_type_hints(kind)
 
 
 def _write(path: Path, content: object) -> None:
@@ -403,19 +344,28 @@ def write_text(path: Path, text: str) -> None:
         raise
 
 
-def _read_formatted(path: Path) -> dict[str, Any]:
-    content = _read(path)
-    with _translate_errors(path):
-        check_format(content.get("format"), str(path))
-    return content
+def _read(path: Path, kind: type[Any] | None = None, **more: object) -> Any:
+    """Return a file's JSON, or the record of this kind that it has, with `more` fields.
 
-
-def _read(path: Path) -> dict[str, Any]:
-    with _translate_errors(path):
-        content = parse_json(read_whole(path, _LIMIT_BYTES))
-        if not isinstance(content, dict):
-            raise TypeError("no object")
-        return content
+    Raises:
+        FileNotFoundError: there is no file.
+        StateError: see there.
+    """
+    try:
+        parsed: Any = parse_json(read_whole(path, _LIMIT_BYTES))
+        content = {**parsed}
+        if kind is None:
+            return content
+        check_format(content.pop("format", None), str(path))
+        return _decode(kind, content | more)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise StateError(f"{path} cannot be read: {error.strerror}") from error
+    except FormatError as error:
+        raise StateError(str(error)) from error
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise StateError(f"{path} cannot be read, it is damaged ({error})") from error
 
 
 def is_own_app_folder(path: Path) -> bool:

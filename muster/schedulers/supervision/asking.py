@@ -22,8 +22,8 @@ from muster._shared.records import replace
 from muster._shared.reports import Answer
 from muster.schedulers.errors import describe_os_error
 from muster.schedulers.supervision import client
-from muster.schedulers.supervision.app_folder import DRAIN_WORD, RESIZE_WORD, AppFolder, AppRecord, AppSpec, StateError
-from muster.schedulers.supervision.state import AppPhase, ReplicaId, ReplicaStatus, SupervisedRole
+from muster.schedulers.supervision.app_folder import DRAIN_WORD, RESIZE_WORD, AppFolder, AppRecord, AppSpec
+from muster.schedulers.supervision.state import AppPhase, ReplicaId, ReplicaStatus, SupervisedApp, SupervisedRole
 from muster.schedulers.wording.words import word, word_all
 
 ASK_MARGIN_S: Final = 30.0
@@ -37,29 +37,6 @@ RECORD_LIMIT_S: Final = 20.0
 
 AskNode: TypeAlias = Callable[[AppSpec, ReplicaId, Sequence[str], float], tuple[int, str, str]]
 """(spec, replica, words, limit_s) -> exit code, standard output and standard error of the agent's command."""
-
-
-@contextmanager
-def open_app(folder: AppFolder | None, app_id: str, backend: str) -> Iterator[AppFolder]:
-    """Open an app for a request. Another shell may delete it at the same time.
-
-    Args:
-        folder: the app's. None: it is not known.
-        app_id: its id.
-        backend: name of the scheduler.
-
-    Raises:
-        ControlError: it does not exist (any more), or its supervisor cannot be started again.
-    """
-    unknown = ControlError(f"{backend} knows no app {app_id!r}", ExitCode.UNKNOWN)
-    if folder is None:
-        raise unknown
-    try:
-        yield folder
-    except FileNotFoundError:
-        raise unknown from None
-    except (StateError, client.SupervisorError) as error:
-        raise ControlError(str(error), ExitCode.LOST) from error
 
 
 def ask_app(folder: AppFolder, kind: AskKind, limit_s: float, ask_node: AskNode) -> Answer:
@@ -81,13 +58,14 @@ def read_running(folder: AppFolder) -> tuple[AppSpec, AppRecord]:
         ControlError: it has, its supervisor has died, or it runs where this process cannot reach it.
     """
     spec, record = client.read_app(folder)
-    if record is not None and client.is_lost(folder, record):
-        raise ControlError(f"{spec.app_id}: {word(client.explain_loss(folder, record))}", ExitCode.LOST)
+    lost = client.find_loss(folder, record)
+    if lost is not None:
+        raise ControlError(f"{spec.app_id}: {word(lost)}", ExitCode.LOST)
     if record is None:
         raise ControlError(f"{spec.app_id} is being started: ask again", ExitCode.REFUSED)
     if client.has_ended(record) or not spec.details:  # these go first
         outcome = record.app.outcome.value if record.app.outcome is not None else "ended"
-        raise ControlError(f"{spec.app_id} has ended already ({outcome}): nothing was changed", ExitCode.ENDED)
+        raise ControlError(f"{spec.app_id} has ended already ({outcome})", ExitCode.ENDED, is_unchanged=True)
     if not client.runs_here(record):
         raise ControlError(f"{spec.app_id} runs on {record.machine.host}: ask there", ExitCode.LOST)
     return spec, record
@@ -123,13 +101,10 @@ def stop_app(folder: AppFolder, limit_s: float, ask_node: AskNode) -> Answer:
     if record.app.phase is AppPhase.ENDING:
         raise ControlError(f"{spec.app_id} is being stopped already: {word_all(record.app.reasons)}", ExitCode.REFUSED)
     began_s = time.monotonic()
-    refusal = folder.write_request("cancel")  # if the supervisor dies
     jobs = sum(role.runs_agent for role in spec.roles)  # asked in turn
-    if not folder.send_request(f"{DRAIN_WORD}{jobs * limit_s + DRAIN_MARGIN_S:g}"):
-        client.ensure_recorded(folder, refusal)
-        client.revive_app(folder)
+    refusal = client.request_stop(folder, sends=f"{DRAIN_WORD}{jobs * limit_s + DRAIN_MARGIN_S:g}")
     if refusal is None:  # a full disk: the record never changes
-        _wait_recorded(folder)
+        _wait_recorded(folder, lambda app: app.phase in (AppPhase.ENDING, AppPhase.ENDED))
     none = Answer(outcome=AskOutcome.REFUSED, line="it runs no agents of muster")
     asked = _ask_roles(spec, record, AskKind.STOP, limit_s, ask_node) if jobs else none
     if asked.outcome is AskOutcome.DONE and client.wait_ended(folder, limit_s=RECORD_LIMIT_S):
@@ -161,18 +136,19 @@ def _end_lost(folder: AppFolder) -> Answer:
 
 
 def recover_app(folder: AppFolder) -> Answer:
-    """Continue an app whose supervisor has died. See `client.recover`.
+    """Continue an app whose supervisor has died: what still runs is adopted, what has ended is started again.
+
+    This uses no retries.
 
     Raises:
         ControlError: it has ended, or its supervisor runs.
     """
-    spec, record = client.read_app(folder)
-    if not client.is_lost(folder, record):
-        _, record = read_running(folder)
-        raise ControlError(f"{spec.app_id} has a supervisor, which runs: nothing was changed", ExitCode.REFUSED)
-    before, after = client.recover(folder)
-    if before is None or after is None:
-        raise ControlError(f"{spec.app_id} has ended already: nothing was changed", ExitCode.ENDED)
+    spec, before = client.read_app(folder)
+    if before is None or not client.is_lost(folder, before):
+        read_running(folder)
+        raise ControlError(f"{spec.app_id} has a supervisor, which runs", ExitCode.REFUSED, is_unchanged=True)
+    client.start_supervisor(folder, spec, recovers=True)
+    after = client.read_app(folder)[1] or before
     if after.app.phase is AppPhase.ENDING or client.has_ended(after):
         return Answer(outcome=AskOutcome.DONE, line=f"{spec.app_id} was being stopped, and ends now")
     started = [each for each, known in after.app.replicas.items() if known.starts > before.app.replicas[each].starts]
@@ -237,8 +213,8 @@ def _check_space(folder: AppFolder) -> None:
     except FileNotFoundError:  # deleted
         raise
     except OSError as error:
-        line = f"{describe_os_error(error, str(folder.path))}: nothing was changed"
-        raise ControlError(line, ExitCode.REFUSED) from error
+        line = describe_os_error(error, str(folder.path))
+        raise ControlError(line, ExitCode.REFUSED, is_unchanged=True) from error
 
 
 def _request_resize(folder: AppFolder, spec: AppSpec, before: AppRecord, request: str) -> AppRecord:
@@ -258,9 +234,8 @@ def _request_resize(folder: AppFolder, spec: AppSpec, before: AppRecord, request
             time.sleep(0.02)
         else:
             raise ControlError(f"the supervisor of {spec.app_id} does not answer", ExitCode.LOST)
-    raise ControlError(
-        f"{spec.app_id} is being stopped: {word_all(before.app.reasons)}: nothing was changed", ExitCode.REFUSED
-    )
+    line = f"{spec.app_id} is being stopped: {word_all(before.app.reasons)}"
+    raise ControlError(line, ExitCode.REFUSED, is_unchanged=True)
 
 
 def _wait_left(folder: AppFolder, spec: AppSpec, line: str, ends: Sequence[ReplicaId], began_s: float) -> Answer:
@@ -306,8 +281,8 @@ def _wait_for_turn(folder: AppFolder) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline_s:
-                    line = f"another command resizes {folder.path.name}: nothing was changed"
-                    raise ControlError(line, ExitCode.REFUSED) from None
+                    line = f"another command resizes {folder.path.name}"
+                    raise ControlError(line, ExitCode.REFUSED, is_unchanged=True) from None
                 time.sleep(0.02)
         yield
     finally:
@@ -317,16 +292,15 @@ def _wait_for_turn(folder: AppFolder) -> Iterator[None]:
 def _withdraw(folder: AppFolder) -> bool:
     """Withdraw a stop for which no agent could be asked. Return False if some have ended."""
     folder.send_request(f"{DRAIN_WORD}0")
-    deadline_s = time.monotonic() + RECORD_LIMIT_S
-    while (record := folder.read_record()) is not None and record.app.is_draining and record.app.lingering:
-        if time.monotonic() > deadline_s:
-            return False
-        time.sleep(0.02)
+    try:
+        record = _wait_recorded(folder, lambda app: not (app.is_draining and app.lingering))
+    except ControlError:
+        return False
     return record is not None and record.app.phase is AppPhase.RUNNING
 
 
-def _wait_recorded(folder: AppFolder) -> None:
-    """Wait until the supervisor has recorded that the app ends.
+def _wait_recorded(folder: AppFolder, is_so: Callable[[SupervisedApp], bool]) -> AppRecord | None:
+    """Wait until the supervisor has recorded what it was asked for, and return the record. None: the app is deleted.
 
     Raises:
         ControlError: it does not.
@@ -334,7 +308,7 @@ def _wait_recorded(folder: AppFolder) -> None:
     deadline_s = time.monotonic() + RECORD_LIMIT_S
     while time.monotonic() < deadline_s:
         record = folder.read_record()
-        if record is None or record.app.phase in (AppPhase.ENDING, AppPhase.ENDED):
-            return
+        if record is None or is_so(record.app):
+            return record
         time.sleep(0.02)
     raise ControlError(f"the supervisor of {folder.path.name} does not answer", ExitCode.LOST)

@@ -1,7 +1,7 @@
 """What commands do with an app: submit it, read its state, request its end, delete it. Any process, any shell.
 
 Looking at an app changes nothing. An app whose supervisor has died is reported as lost. Its supervisor is started again
-by what waits for the app, by what asks for its end, and by `recover`. Over 400 lines: one function per command.
+by what waits for the app, by what asks for its end, and by `muster recover`. Over 400 lines: one function per command.
 """
 
 import json
@@ -20,6 +20,7 @@ from muster._shared.contract import show_controls
 from muster._shared.folders import remove_folder
 from muster._shared.foreign_files import read_regular
 from muster._shared.ownership import make_folders
+from muster.schedulers.errors import EngineError
 from muster.schedulers.interrupts import raise_dropped_interrupts
 from muster.schedulers.supervision.app_folder import (
     INTERRUPT_WORD,
@@ -32,7 +33,7 @@ from muster.schedulers.supervision.app_folder import (
     is_own_app_folder,
 )
 from muster.schedulers.supervision.machine import Machine
-from muster.schedulers.supervision.registry import AppRegistry, check_app_folder
+from muster.schedulers.supervision.registry import AppRegistry
 from muster.schedulers.supervision.state import AppPhase
 from muster.schedulers.wording.reasons import Code, Reason
 from muster.schedulers.wording.words import word
@@ -42,15 +43,11 @@ INTERRUPT_POLL_S = 1.0
 """A signal between Python's last look for one and the system call does not end that."""
 OTHER_HOST_POLL_S = 0.2
 RECOVERS = "recovers"
-"""The word by which a supervisor is started for `recover`."""
+"""The word by which a supervisor is started for `muster recover`."""
 RESTART_INTERVAL_S = 1.0
 """Between two starts of one app's supervisor."""
 
 logger = logging.getLogger(__name__)
-
-
-class SupervisorError(RuntimeError):
-    """A supervisor could not be started, or did not carry out a request in time. It is one line."""
 
 
 def submit(
@@ -69,12 +66,12 @@ def submit(
         lent_fds: descriptors that the driver inherits, see `driver.take_lent_fds`.
 
     Raises:
-        SupervisorError: it could not be started. Nothing of the app is left then.
+        EngineError: it could not be started. Nothing of the app is left then.
         FileExistsError: the app exists already.
         UnsafeFolderError: another user could change or replace its folder.
     """
     folder = AppFolder(spec.folder)
-    check_app_folder(folder.path)
+    AppRegistry.check(folder.path)
     make_folders(folder.path.parent, 0o755)
     folder.create(spec)
     with ExitStack() as undo:
@@ -118,11 +115,12 @@ def start_supervisor(
     Args:
         folder: the app's.
         spec: the app.
-        recovers: see `recover`.
+        recovers: what has ended is started again without a retry, and the app does not end with the command that
+            submitted it, which may be gone, too. What still runs is adopted in any case.
         lent_fds: see `submit`.
 
     Raises:
-        SupervisorError: it ended before that. The message has the last line of its log.
+        EngineError: it ended before that. The message has the last line of its log.
     """
     ready_read, ready_write = os.pipe()
     # `-m` and `-c` would put the user's selectors.py before the standard library's.
@@ -143,14 +141,14 @@ def start_supervisor(
         )
     except (OSError, subprocess.SubprocessError) as error:
         os.close(ready_read)
-        raise SupervisorError(f"cannot start a supervisor process: {error}") from error
+        raise EngineError(f"cannot start a supervisor process: {error}") from error
     finally:
         os.close(ready_write)
     with open(ready_read, "rb") as ready:
         answer = ready.read().decode(errors="replace")
     if answer != "ok":
         why = answer or _read_last_line(folder, old_log_bytes)
-        raise SupervisorError(f"the supervisor of {spec.app_id} ended early: {why}")
+        raise EngineError(f"the supervisor of {spec.app_id} ended early: {why}")
 
 
 def _read_last_line(folder: AppFolder, skip_bytes: int) -> str:
@@ -170,12 +168,12 @@ def read_app(folder: AppFolder) -> tuple[AppSpec, AppRecord | None]:
 
     Raises:
         FileNotFoundError: no app here.
-        SupervisorError: the files are damaged, or have another format.
+        EngineError: the files are damaged, or have another format.
     """
     try:
         return folder.read_spec(), folder.read_record()
     except StateError as error:
-        raise SupervisorError(str(error)) from error
+        raise EngineError(str(error)) from error
 
 
 def revive_app(folder: AppFolder) -> tuple[AppSpec, AppRecord | None]:
@@ -185,7 +183,7 @@ def revive_app(folder: AppFolder) -> tuple[AppSpec, AppRecord | None]:
 
     Raises:
         FileNotFoundError: no app here.
-        SupervisorError: the supervisor died and cannot be started again, or see `read_app`.
+        EngineError: the supervisor died and cannot be started again, or see `read_app`.
     """
     spec, record = read_app(folder)
     if not is_lost(folder, record):
@@ -193,25 +191,6 @@ def revive_app(folder: AppFolder) -> tuple[AppSpec, AppRecord | None]:
     _wait_before_restart(folder)
     start_supervisor(folder, spec)
     return read_app(folder)
-
-
-def recover(folder: AppFolder) -> tuple[AppRecord | None, AppRecord | None]:
-    """Continue an app whose supervisor has died: what still runs is adopted, what has ended is started again.
-
-    This uses no retries, and the app does not end with the command that submitted it, which may be gone, too.
-
-    Returns:
-        The app's state before and after. It is the same if its supervisor runs.
-
-    Raises:
-        FileNotFoundError: no app here.
-        SupervisorError: it cannot be started again, or see `read_app`.
-    """
-    spec, before = read_app(folder)
-    if not is_lost(folder, before):
-        return before, before
-    start_supervisor(folder, spec, recovers=True)
-    return before, read_app(folder)[1]
 
 
 def is_lost(folder: AppFolder, record: AppRecord | None) -> bool:
@@ -224,11 +203,8 @@ def is_lost(folder: AppFolder, record: AppRecord | None) -> bool:
 
 def find_loss(folder: AppFolder, record: AppRecord | None) -> Reason | None:
     """Return what is known of the loss of an app's supervisor. None: it runs, or the app has ended."""
-    return explain_loss(folder, record) if record is not None and is_lost(folder, record) else None
-
-
-def explain_loss(folder: AppFolder, record: AppRecord) -> Reason:
-    """Return what is known of an app that is lost."""
+    if record is None or not is_lost(folder, record):
+        return None
     files = (folder.state_file, folder.log_file, folder.lock_file)
     seen_s = max((path.stat().st_mtime for path in files if path.exists()), default=record.submitted_s)
     running = len(record.app.running())
@@ -265,35 +241,29 @@ def _wait_before_restart(folder: AppFolder) -> None:
         time.sleep(RESTART_INTERVAL_S - age_s)
 
 
-def request_stop(folder: AppFolder, request: str = "cancel") -> None:
+def request_stop(folder: AppFolder, request: str = "cancel", *, sends: str = "") -> OSError | None:
     """Ask the supervisor to end the app, and return at once.
 
     Args:
         folder: the app's.
-        request: "cancel" (politely, one grace period), `INTERRUPT_WORD` (the same, by a Ctrl-C), or "kill".
+        request: "cancel" (politely, one grace period), `INTERRUPT_WORD` (the same, by a Ctrl-C), or "kill". It is
+            recorded for the case that the supervisor dies.
+        sends: what a supervisor that runs is told instead. "": the same.
+
+    Returns:
+        None, or why the request could not be recorded. The supervisor that runs carries it out all the same.
 
     Raises:
-        SupervisorError: none runs, and none can be started that would end the app.
+        EngineError: none runs, and none can be started that would end the app.
     """
     refusal = folder.write_request(request)
-    if not folder.send_request(request):
-        ensure_recorded(folder, refusal)
+    if not folder.send_request(sends or request):
+        if refusal is not None:  # a new one would go on with the app
+            why = f"{folder.path}: {refusal.strerror}"
+            line = f"no supervisor runs, and the request cannot be kept for a new one: {why}"
+            raise EngineError(line) from refusal
         revive_app(folder)
-
-
-def ensure_recorded(folder: AppFolder, refusal: OSError | None) -> None:
-    """Record a request before a supervisor is started for it: otherwise it would go on with the app.
-
-    Args:
-        folder: the app's.
-        refusal: what `AppFolder.write_request` has returned.
-
-    Raises:
-        SupervisorError: there is none.
-    """
-    if refusal is not None:
-        why = f"{folder.path}: {refusal.strerror}"
-        raise SupervisorError(f"no supervisor runs, and the request cannot be kept for a new one: {why}") from refusal
+    return refusal
 
 
 def wait_ended(folder: AppFolder, *, limit_s: float) -> bool:
@@ -373,7 +343,7 @@ def _report_each() -> Iterator[None]:
         yield
     except FileNotFoundError:  # another shell has deleted it
         return
-    except (SupervisorError, StateError, OSError) as error:
+    except (EngineError, StateError, OSError) as error:
         logger.warning("%s", error)
 
 
@@ -407,11 +377,12 @@ class EndCheck:
             _, record = (revive_app if self._keeps else read_app)(self._folder)
         except FileNotFoundError:  # deleted
             return True
-        except SupervisorError:
+        except EngineError:
             return self._ended
         self._ended = has_ended(record)
-        if record is not None and is_lost(self._folder, record):
-            logger.warning("%s: %s", self._folder.path.name, show_controls(word(explain_loss(self._folder, record))))
+        lost = find_loss(self._folder, record)
+        if lost is not None:
+            logger.warning("%s: %s", self._folder.path.name, show_controls(word(lost)))
             self._ended = True
         self._supervisor = None if record is None else record.supervisor
         return self._ended
@@ -424,7 +395,7 @@ def delete(folder: AppFolder, registry: AppRegistry, app_id: str) -> None:
     """Stop an app if it runs, then remove its folder, logs and all.
 
     Raises:
-        SupervisorError: it could not be stopped. Nothing is removed then.
+        EngineError: it could not be stopped. Nothing is removed then.
     """
     try:
         ended, grace_s = has_ended(folder.read_record()), folder.read_spec().grace_s
@@ -433,7 +404,7 @@ def delete(folder: AppFolder, registry: AppRegistry, app_id: str) -> None:
     if not ended:
         request_stop(folder, "cancel")
         if not wait_ended(folder, limit_s=grace_s + 30.0):
-            raise SupervisorError(f"{app_id} did not end within its grace period of {grace_s:g} s; not deleted")
+            raise EngineError(f"{app_id} did not end within its grace period of {grace_s:g} s; not deleted")
     if is_own_app_folder(folder.path):
         remove_folder(folder.path)
     registry.remove(app_id)

@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import Final, TypeAlias
 
 from muster._shared.contract import NEVER_RETRY, ExitCode
-from muster.schedulers.supervision.actions import Action, Finish, Kill, Linger, Start, Stop
+from muster._shared.records import record
 from muster.schedulers.supervision.events import (
     Begin,
     CancelRequested,
@@ -46,6 +46,50 @@ from muster.schedulers.supervision.state import (
     SupervisedRole,
 )
 from muster.schedulers.wording.reasons import Code, Reason, Reasons
+
+
+@record
+class Start:
+    """Start these replicas, in order."""
+
+    replicas: tuple[ReplicaId, ...]
+
+
+@record
+class Stop:
+    """Ask these replicas to end, all at once. GraceExpired with `number` is due one grace period later."""
+
+    replicas: tuple[ReplicaId, ...]
+    number: int
+    is_interrupt: bool = False
+    """A person has pressed Ctrl-C: see `ReplicaDriver.stop`."""
+
+
+@record
+class Linger:
+    """Do nothing yet. LingerExpired with `number` is due after `delay_s`."""
+
+    number: int
+    delay_s: float
+
+
+@record
+class Kill:
+    """End these replicas now. KillExpired with `number` is due `KILL_LIMIT_S` later."""
+
+    replicas: tuple[ReplicaId, ...]
+    number: int
+
+
+@record
+class Finish:
+    """Nothing runs any more, so record the outcome and exit."""
+
+    outcome: Outcome
+
+
+Action: TypeAlias = Start | Stop | Linger | Kill | Finish
+"""What the supervisor does with the replicas of its app."""
 
 Decision: TypeAlias = tuple[SupervisedApp, tuple[Action, ...]]
 Plan: TypeAlias = Sequence[SupervisedRole]

@@ -18,7 +18,7 @@ from typing import Final
 from muster._shared.foreign_files import read_whole
 from muster._shared.ownership import check_folder, make_folders
 from muster.schedulers.errors import UnsafeFolderError
-from muster.schedulers.supervision.app_folder import AppFolder, may_hold_app
+from muster.schedulers.supervision.app_folder import AppFolder, may_hold_app, write_text
 
 _LOG_DIR_ADVICE = "choose a folder of your own with -cfg log_dir=FOLDER, on Slurm with -cfg job_dir=FOLDER"
 _STATE_ADVICE = "set XDG_STATE_HOME to a folder of your own"
@@ -75,11 +75,6 @@ class AppRegistry:
         self._dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         (self._dir / app_id).symlink_to(folder.absolute())
 
-    def find(self, app_id: str) -> Path | None:
-        """Do as `open`, but return only the path."""
-        folder = self.open(app_id)
-        return None if folder is None else folder.path
-
     def open(self, app_id: str) -> AppFolder | None:
         """Return the app's folder, or None if the id is unknown, the app deleted or its folder gone.
 
@@ -91,16 +86,23 @@ class AppRegistry:
         path = self._read_link(self._dir / app_id)
         if path is None:
             return None
-        folder = check_app_folder(path)
+        folder = self.check(path)
         return folder if folder.spec_file.is_file() else None
 
     @staticmethod
     def check(path: Path) -> AppFolder:
-        """See `check_app_folder`."""
-        return check_app_folder(path)
+        """See that an app's folder, and what a supervisor is started from, is this user's. Return the folder.
+
+        Raises:
+            UnsafeFolderError: another user could change or replace it.
+        """
+        with _translate_refusal():
+            folder = AppFolder(path)
+            check_folder(path, _LOG_DIR_ADVICE, (folder.state_dir, folder.spec_file, folder.private_file))
+        return folder
 
     def __iter__(self) -> Iterator[str]:
-        """Return the ids of all apps whose folder exists, oldest first, with those that `find` refuses."""
+        """Return the ids of all apps whose folder exists, oldest first, with those that `open` refuses."""
         try:
             links = [entry for entry in os.scandir(self._dir) if entry.is_symlink()]
         except FileNotFoundError:
@@ -141,9 +143,7 @@ def record_last_remote(state_dir: Path, scheduler: str, app_id: str) -> None:
     """Record the app that this user has submitted last to a scheduler that keeps no state on this machine."""
     folder = state_dir / scheduler
     folder.mkdir(mode=0o700, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as file:
-        file.write(app_id)
-    os.replace(file.name, folder / _LAST)
+    write_text(folder / _LAST, app_id)
 
 
 def find_last_remote(state_dir: Path, scheduler: str) -> tuple[int, str] | None:
@@ -153,18 +153,6 @@ def find_last_remote(state_dir: Path, scheduler: str) -> tuple[int, str] | None:
         return path.stat().st_mtime_ns, read_whole(path).decode()
     except (OSError, ValueError):
         return None
-
-
-def check_app_folder(path: Path) -> AppFolder:
-    """See that an app's folder, and what a supervisor is started from, is this user's. Return the folder.
-
-    Raises:
-        UnsafeFolderError: another user could change or replace it.
-    """
-    with _translate_refusal():
-        folder = AppFolder(path)
-        check_folder(path, _LOG_DIR_ADVICE, (folder.state_dir, folder.spec_file, folder.private_file))
-    return folder
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from muster._shared import processes
-from muster.schedulers.supervision import actions, decisions, events
+from muster.schedulers.supervision import decisions, events
 from muster.schedulers.supervision.app_folder import (
     DRAIN_WORD,
     INTERRUPT_WORD,
@@ -137,20 +137,20 @@ class Supervisor:
         handle = self._record.handles.get(replica)
         return handle is not None and self._driver.adopt(replica, handle)
 
-    def _act(self, action: actions.Action) -> None:
-        if isinstance(action, actions.Start):
+    def _act(self, action: decisions.Action) -> None:
+        if isinstance(action, decisions.Start):
             self._start(action.replicas)
-        elif isinstance(action, actions.Stop):
+        elif isinstance(action, decisions.Stop):
             number = action.number
             self._event_queue.set_timer(
                 "grace", self._spec.grace_s, lambda: self._event_queue.post(events.GraceExpired(number=number))
             )
             for each in action.replicas:
                 self._driver.stop(each, is_interrupt=action.is_interrupt)
-        elif isinstance(action, actions.Linger):
+        elif isinstance(action, decisions.Linger):
             expired = events.LingerExpired(number=action.number)
             self._event_queue.set_timer("linger", action.delay_s, lambda: self._event_queue.post(expired))
-        elif isinstance(action, actions.Kill):
+        elif isinstance(action, decisions.Kill):
             too_late = events.KillExpired(number=action.number)
             self._event_queue.set_timer("kill", decisions.KILL_LIMIT_S, lambda: self._event_queue.post(too_late))
             for each in action.replicas:

@@ -17,9 +17,5 @@ class JobFacts:
     """A hang with which it goes on, and why it forms a new round."""
     attempt: int = 0
     """How often workers were restarted in place because one failed."""
-    restarts_left: int | None = None
-    """None: not known."""
-    since_s: float | None = None
-    """When it came into its state, in wall-clock seconds. None: not known."""
     status: "JobStatus | None" = None
     """How far it is. None: it has not reported it."""

@@ -26,6 +26,8 @@ if TYPE_CHECKING:  # see `failure_report`
     from muster._shared.job_view import JobStatus
 
 _MOST_NAMED: Final = 8
+_TOLD: Final = ("restarts_left", "step", "total", "optimizer_steps", "rate", "still_s", "snapshot_step", "snapshot_s")
+"""What programs get of a job's status as it is."""
 _GOES_ON: Final = (AppState.UNSUBMITTED, AppState.SUBMITTED, AppState.PENDING, AppState.RUNNING)
 
 
@@ -132,7 +134,8 @@ def _count_apart(facts: AppFacts, role: str, job: JobFacts) -> int:
 
 def find_since_s(facts: AppFacts) -> float | None:
     """Return since when the app is in its state, in wall-clock seconds. None: not known."""
-    told = [each.since_s for each in facts.jobs.values() if each.since_s is not None]
+    statuses = [each.status for each in facts.jobs.values() if each.status is not None]
+    told = [each.since_s for each in statuses if each.since_s is not None]
     return max(told) if told and facts.state is AppState.RUNNING else facts.since_s
 
 
@@ -179,8 +182,9 @@ def _list_live_jobs(facts: AppFacts) -> Mapping[str, JobFacts]:
 def _list_attempts(jobs: Mapping[str, JobFacts]) -> Iterator[str]:
     texts = {}
     for role, job in jobs.items():
-        left = "" if job.restarts_left is None else f"{job.restarts_left} restart{'s'[: job.restarts_left != 1]} left"
-        left = "no restarts allowed" if job.attempt == job.restarts_left == 0 else left
+        count = None if job.status is None else job.status.restarts_left
+        left = "" if count is None else f"{count} restart{'s'[: count != 1]} left"
+        left = "no restarts allowed" if job.attempt == count == 0 else left
         texts[role] = ", ".join(filter(None, (f"attempt {job.attempt}" if job.attempt or left else "", left)))
     same = next(iter(texts.values())) if len(texts) > 1 and len(set(texts.values())) == 1 else ""
     return iter([f"each role: {same}"]) if same else _name_roles(texts)
@@ -245,14 +249,7 @@ def _build_job(job: JobFacts) -> dict[str, object]:
         "state": status.state.value,
         "trouble": word_all(job.trouble),
         "attempt": job.attempt,
-        "restarts_left": job.restarts_left,
-        "step": status.step,
-        "total": status.total,
-        "optimizer_steps": status.optimizer_steps,
-        "rate": status.rate,
+        **{name: getattr(status, name) for name in _TOLD},
         "eta_s": find_eta_s(status),
-        "still_s": status.still_s,
         "values": dict(status.values),
-        "snapshot_step": status.snapshot_step,
-        "snapshot_s": status.snapshot_s,
     }

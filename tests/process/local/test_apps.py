@@ -15,10 +15,9 @@ from torchx.schedulers.api import Stream
 from torchx.specs import AppDef, Resource, Role
 from torchx.specs.api import macros
 
-from muster.schedulers.errors import SchedulerError
+from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.local import create_scheduler
-from muster.schedulers.supervision.app_folder import AppFolder
-from muster.schedulers.supervision.client import SupervisorError, start_supervisor
+from muster.schedulers.supervision.client import start_supervisor
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
 
 PROGRAMS = Path(__file__).parents[2] / "programs"
@@ -66,7 +65,7 @@ def read(scheduler, app_id, role="r", k=0, **more):
 
 
 def folder_of(app_id, name="local_cwd"):
-    return AppFolder(AppRegistry(find_state_dir(os.environ), name).find(app_id))
+    return AppRegistry(find_state_dir(os.environ), name).open(app_id)
 
 
 def test_what_replicas_get_and_what_another_command_reads_of_them(scheduler, tmp_path, monkeypatch):
@@ -241,6 +240,6 @@ def test_a_supervisor_without_a_log_says_why(tmp_path, capfd):
     """It wrote a traceback to the terminal, and the command said only that the log is empty."""
     folder = make_folder(tmp_path / "a")
     folder.log_file.mkdir()
-    with pytest.raises(SupervisorError, match=rf"{folder.log_file}: Is a directory$"):
+    with pytest.raises(EngineError, match=rf"{folder.log_file}: Is a directory$"):
         start_supervisor(folder, folder.read_spec())
     assert capfd.readouterr() == ("", "")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from harness import Tree, run_tree, wait_until
 
-from muster.schedulers.supervision.app_folder import AppFolder, ProcessId
+from muster.schedulers.supervision.app_folder import ProcessId
 from muster.schedulers.supervision.registry import AppRegistry
 from muster.schedulers.wording.reasons import Code, has_code
 
@@ -48,7 +48,7 @@ def only_app(tmp_path, scheduler="local_cwd"):
     registry = AppRegistry(tmp_path / "state" / "muster", scheduler)
     wait_until(lambda: list(registry), what="the app")
     (app_id,) = registry
-    return AppFolder(registry.find(app_id))
+    return registry.open(app_id)
 
 
 def wait_for_trees(tmp_path, scheduler="local_cwd"):

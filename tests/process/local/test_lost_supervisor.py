@@ -13,7 +13,6 @@ from torchx.specs import AppDef, AppState, Resource, Role
 from muster._shared.control import ControlError
 from muster.cli import operations
 from muster.schedulers.local import create_detached_scheduler
-from muster.schedulers.supervision.app_folder import AppFolder
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
 
 LOST = r".* \d{4}-\d\d-\d\d \d\d:\d\d:\d\d, .* 2 replicas .*; `muster recover .*"
@@ -33,7 +32,7 @@ def lose(runner):
     submitter = create_detached_scheduler("torchx")  # what has submitted an app starts a lost supervisor again
     app_id = submitter.submit(AppDef("app", roles=[role]), {})
     submitter.close()
-    folder = AppFolder(AppRegistry(find_state_dir(os.environ), "detached").find(app_id))
+    folder = AppRegistry(find_state_dir(os.environ), "detached").open(app_id)
     handle = f"detached://torchx/{app_id}"
     for index in range(2):
         wait_until(lambda k=index: list(runner.log_lines(handle, "r", k)) == ["up\n"], what="the replicas")

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("state_home")
 def find_folder(app_id: str) -> AppFolder:
     import os
 
-    return AppFolder(AppRegistry(find_state_dir(os.environ), "local_cwd").find(app_id))
+    return AppRegistry(find_state_dir(os.environ), "local_cwd").open(app_id)
 
 
 @pytest.mark.parametrize("program", [{"script": "no_such.py"}, {"m": "no_such.module"}])

@@ -36,6 +36,9 @@ class ForeignScheduler(PluginScheduler):
     def describe_app(self, app_id):
         return None if app_id == "gone" else app_id
 
+    def read_facts(self, app_id):
+        raise NotImplementedError
+
     def list_apps(self, cfg):
         return []
 

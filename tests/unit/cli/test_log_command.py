@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pytest
 from doubles import samples
 from torchx.specs import AppState, Role
-from torchx.specs.api import NONE
 
 from muster._shared.contract import FORMAT
 from muster._shared.control import ExitCode
@@ -15,6 +14,7 @@ from muster.cli import commands, operations
 from muster.schedulers.adapter.properties import Properties
 from muster.schedulers.adapter.scheduler import PluginScheduler
 from muster.schedulers.errors import EngineError
+from muster.schedulers.failure_report import parse_report
 from muster.schedulers.lines import TimedLine
 from muster.schedulers.wording.job_facts import JobFacts
 
@@ -42,20 +42,19 @@ class Apps:
     find_run_dir = PluginScheduler.find_run_dir
     describe_unknown = PluginScheduler.describe_unknown
 
-    def __init__(self, files=None, error=NONE, state=AppState.RUNNING, flags=(), world_size=0, lines=LINES):
+    def __init__(self, files=None, report=None, state=AppState.RUNNING, flags=(), world_size=0, lines=LINES):
         self.files, self.requests, self.lines = files or {}, [], lines
         self.jobs = {"t": JobFacts(status=JobStatus(world_size=world_size))}
         roles = [Role(name="t", image="", entrypoint="python3", args=[*AGENT[:-1], *flags, "main.py"], num_replicas=2)]
         roles.append(Role(name="e", image="", entrypoint="sh", args=["x"]))
-        self.response = SimpleNamespace(
-            roles=roles, roles_statuses=[], state=state, structured_error_msg=error, msg="why"
-        )
+        self.reports = {} if report is None else {"t": parse_report(json.dumps(report))}
+        self.response = SimpleNamespace(roles=roles, roles_statuses=[], state=state, msg="why")
 
     def describe_app(self, app_id):
         return None if app_id == "gone" else self.response
 
     def read_facts(self, app_id):
-        return SimpleNamespace(jobs=self.jobs)
+        return SimpleNamespace(jobs=self.jobs, reports=self.reports)
 
     def read_log(self, app_id, request):
         self.requests.append(request)
@@ -244,9 +243,8 @@ def test_the_root_cause_of_the_report(log, is_file):
     failure = {"node": 0, "node_index": 0, "host": "h", "local_rank": 0, "round": 1, "pid": 1, "time_s": 1.0}
     failures = [{**failure, "global_rank": 0, "attempt": 0}]
     report = {"format": FORMAT, "run_id": "a", "reason": "why", "failures": failures}
-    text = json.dumps({"message": {"message": "m"}, "report": report})
     files = {**FILES, (0, "report.json"): json.dumps(report).encode()} if is_file else FILES
-    code, out, err = log(Apps(files, error=NONE if is_file else text), "--failed")
+    code, out, err = log(Apps(files, None if is_file else report), "--failed")
     assert (code, out, err) == (0, "zero\n", "muster: the root cause: rank 0, attempt 0\n")
 
 
@@ -314,13 +312,8 @@ FAILURE = {**samples.FAILURE, "global_rank": 1, "exit_code": 1}
 TEE = ["--nproc-per-node", "1", "--tee", "3"]
 
 
-def write_error(**failure):
-    return json.dumps(
-        {
-            "message": "m",
-            "report": {"format": FORMAT, "run_id": "a", "reason": "why", "failures": [{**FAILURE, **failure}]},
-        }
-    )
+def build_report(**failure):
+    return {"format": FORMAT, "run_id": "a", "reason": "why", "failures": [{**FAILURE, **failure}]}
 
 
 TRACEBACK = "Traceback (most recent call last):\n  main.py\nValueError: boom"
@@ -341,7 +334,7 @@ REPORTED = "the job's report has these lines of the rank"
 @pytest.mark.parametrize("words", [["--failed"], ["--rank", "1"], ["--rank", "1", "--attempt", "0"]])
 def test_what_the_report_knows_of_a_rank_whose_output_is_gone(log, failure, printed, words):
     """It printed no line, and blamed --tee 3."""
-    scheduler = Apps(error=write_error(**failure), state=AppState.FAILED, flags=TEE, lines=GONE)
+    scheduler = Apps(report=build_report(**failure), state=AppState.FAILED, flags=TEE, lines=GONE)
     scheduler.properties = PODS
     code, out, err = log(scheduler, "--role", "t", *words)
     assert code == 0, err
@@ -366,7 +359,7 @@ def test_the_report_of_a_file_and_agents_without_tee(log):
 
 @pytest.mark.parametrize("state", [AppState.FAILED, AppState.SUCCEEDED, AppState.RUNNING])
 def test_why_nothing_is_known_of_a_rank(log, state):
-    code, out, err = log(Apps(error=write_error(), state=state, flags=TEE, lines=GONE), "--rank", "1")
+    code, out, err = log(Apps(report=build_report(), state=state, flags=TEE, lines=GONE), "--rank", "1")
     gone = "the files and lines of rank 1 are gone with its node, or out of reach"
     line = f"muster: {gone}; {REST}"
     assert (code, out, err.splitlines()) == (ExitCode.REFUSED, "", [line])
@@ -418,7 +411,7 @@ def test_what_is_known_of_a_hang_whose_pod_is_gone(log, is_printed):
     """It said only that there is no line any more."""
     lines = {**GONE, ("t", 0): [*PRINTED, "[muster] failed after 3 s\n"]} if is_printed else GONE
     hang = {"exit_code": None, "hung": True, "reason": "did not enter all_reduce #22", "cause": "hang"}
-    scheduler = Apps(error=write_error(**hang), state=AppState.FAILED, flags=TEE, lines=lines)
+    scheduler = Apps(report=build_report(**hang), state=AppState.FAILED, flags=TEE, lines=lines)
     scheduler.properties = PODS
     code, out, err = log(scheduler, "--failed", "--role", "t")
     gone = "muster: the files and lines of rank 1 are gone with its pod, or out of reach"

@@ -2,9 +2,9 @@
 
 import copy
 import inspect
+import re
 import warnings
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,7 @@ from torchx.specs.builders import materialize_appdef
 from torchx.specs.finder import ComponentValidationException, get_components
 
 from muster._shared.contract import AGENT_MODULE, RoleKey
-from muster.components import dist
-from muster.components.application import JobRequest
+from muster.components import application, dist
 from muster.components.flags import FLAGS
 
 OUR_NAMES = ("ddp", "spmd", "torchrun")
@@ -199,7 +198,8 @@ def test_the_same_arguments_are_the_same_job(component: Callable[..., Any], tmp_
     }
     names = {name for name, each in inspect.signature(component).parameters.items() if each.kind != each.VAR_POSITIONAL}
     assert names - {"m", "h"} == set(values) - {"h"}
-    assert names - {"cpu", "gpu", "memMB", "h"} <= {each.name for each in (*fields(JobRequest), *FLAGS)}
+    used = {*re.findall(r"request\.(\w+)", inspect.getsource(application)), *(each.name for each in FLAGS)}
+    assert names - {"cpu", "gpu", "memMB", "h"} <= used
     assert component("--lr", "1", **values) == dist.ddp("--lr", "1", **values)
 
 

@@ -138,7 +138,8 @@ def build_pod(log_dir):
 def test_paths_of_files_that_ended_with_their_pods_are_not_told(log_dir, is_kept):
     """Programs got the paths of files in pods that are gone."""
     facts = build_facts("ns:app-x1", Observation(parents=[job(FAILED_INDEX)], pods=[read_pod(build_pod(log_dir))]))
-    assert ("app-x1/stderr.log" in facts.error, "app-x1/error.json" in facts.error) == (is_kept, is_kept)
+    told = str(facts.reports)
+    assert ("app-x1/stderr.log" in told, "app-x1/error.json" in told) == (is_kept, is_kept)
 
 
 REPORT = write_report(
@@ -470,6 +471,7 @@ def test_a_failed_job_shows_the_exception_in_both_places_of_torchx():
     status = describe([job(("Failed", "PodFailurePolicy"))], failed)
     assert "(ValueError: bad batch)" in status.msg
     error = json.loads(status.structured_error_msg)
+    assert set(error) == {"message"}, "its report is 3.5 KB, which TorchX prints in one line"
     assert error["message"]["extraInfo"]["py_callstack"] == "Traceback ..."
     shown = AppStatus(
         status.state, msg=status.msg, structured_error_msg=status.structured_error_msg, roles=status.roles_statuses

@@ -1,12 +1,10 @@
 """What people are told of an app on Kubernetes, seen on a real cluster: states, refusals, and logs that are gone."""
 
-import json
 from types import SimpleNamespace
 
 import pytest
 from doubles.kubernetes_apps import RIGHTS, build_agent_role
 from doubles.kubernetes_cluster import Fault
-from doubles.samples import write_report
 from torchx import specs
 from torchx.specs.api import AppState, AppStatus
 
@@ -14,7 +12,6 @@ from muster._shared.control import ExitCode
 from muster.cli.commands import main
 from muster.schedulers.errors import EngineError
 from muster.schedulers.kubernetes.live import observation
-from muster.schedulers.runner import callers
 from muster.schedulers.timestamps import parse_seconds
 
 
@@ -239,15 +236,3 @@ def test_if_the_cluster_keeps_no_report_the_status_names_the_command_that_finds_
     assert named in scheduler.describe(app_id).msg
     assert main(["log", "--failed", f"kubernetes://session/{app_id}"]) == 0
     assert capsys.readouterr().out == "ModuleNotFoundError: x\n"
-
-
-def test_torchx_status_prints_no_report_as_json(cluster, scheduler, start, monkeypatch):
-    """It printed 3.5 KB in one line. Programs still get the report."""
-    app_id = start(max_retries=0)
-    report = write_report("why", {"host": "h", "global_rank": 0, "exit_code": 1, "time_s": 1.0})
-    cluster.end_pod(find_pod(cluster, app_id, 0), 1, message=report)
-    assert "report" in json.loads(scheduler.describe(app_id).structured_error_msg)
-    monkeypatch.setattr(callers, "shows_status", lambda: True)
-    status = scheduler.describe(app_id)
-    assert set(json.loads(status.structured_error_msg)) == {"message"}
-    assert status.roles_statuses

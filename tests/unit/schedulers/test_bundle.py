@@ -247,7 +247,9 @@ class TestAgentBundle:
         program = "import sys; sys.version_info = (3, 6, 8)\n" + source
         run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
         assert run.returncode == 2
-        assert [f"{sys.executable} is Python 3.6" in each for each in run.stderr.splitlines()] == [True]
+        assert run.stderr.splitlines() == [
+            f"muster-agent: needs Python 3.10 or newer, but {sys.executable} is Python 3.6"
+        ]
 
 
 class TestEntrypoint:

@@ -17,11 +17,11 @@ import torchx
 from torchx.specs import AppDef, AppState, AppStatus, Role
 from torchx.specs.api import ReplicaStatus
 
+from muster.schedulers.adapter import supervised
 from muster.schedulers.adapter.status import AppFacts, build_status
 from muster.schedulers.errors import SchedulerError
-from muster.schedulers.runner import callers, waiting
-from muster.schedulers.runner.command_line import print_errors_as_lines, unwind_on_signals
-from muster.schedulers.runner.waiting import read_app_for_wait
+from muster.schedulers.runner import callers
+from muster.schedulers.runner.command_line import follow_suspension, print_errors_as_lines, unwind_on_signals
 from muster.schedulers.supervision.app_folder import AppFolder
 
 pytestmark = pytest.mark.torchx
@@ -92,12 +92,10 @@ def test_a_failed_app_is_printed_with_the_names_of_its_states() -> None:
     assert "python/object" not in printed
 
 
-def call_from(module: str, action: Callable[[], Any], function: str = "run", depth: int = 0) -> Any:
-    """Call an action from a function of a module of that name, with `depth` frames of other modules in between."""
+def call_from(module: str, action: Callable[[], Any], function: str = "run") -> Any:
+    """Call an action from a function of a module of that name."""
     namespace: dict[str, Any] = {"__name__": module}
     exec(f"def {function}(action): return action()", namespace)  # a frame with those globals
-    for _ in range(depth):
-        action = lambda inner=action: inner()  # noqa: E731
     return namespace[function](action)
 
 
@@ -137,7 +135,6 @@ def test_every_answer_is_no_in_another_version() -> None:
     assert call_from("torchx.runner.api", callers.is_wait, "wait_for_end") is False
     assert call_from("torchx.cli.cmd_log", callers.find_printer, "print_lines") is None
     assert print_lines("mine", sys.stdout) is None
-    assert call_from("torchx.runner.api", callers.is_wait, "wait", depth=20) is False, "some other wait, far away"
     assert call_from("torchx.cli.cmd_status", callers.needs_app) is False, "`status` says by itself that there is none"
 
 
@@ -162,20 +159,20 @@ class Apps:
         return True
 
     def wait_ended(self, folder: AppFolder, limit_s: float) -> None:
-        assert limit_s <= waiting.WAIT_LIMIT_S
+        assert limit_s <= supervised._WAIT_LIMIT_S
         self.waited = True
 
 
 @pytest.fixture
 def apps(monkeypatch: pytest.MonkeyPatch) -> Apps:
     apps = Apps()
-    monkeypatch.setattr(waiting, "client", apps)
+    monkeypatch.setattr(supervised, "client", apps)
     return apps
 
 
 def test_wait_gets_the_end_and_every_other_caller_the_state_of_now(apps: Apps, tmp_path: Path) -> None:
     def read(keeps: bool = False) -> Any:
-        return read_app_for_wait(AppFolder(tmp_path), keeps=keeps)
+        return supervised.read_app_for_wait(AppFolder(tmp_path), keeps=keeps)
 
     for name in NAMES_OF_ANOTHER_VERSION:
         assert call_from(name, read, "wait") == ("spec", "running")
@@ -269,7 +266,7 @@ def test_the_signals_of_other_programs_stay() -> None:
 def test_a_stop_of_the_command_is_told_to_its_jobs(name: str, is_followed: bool) -> None:
     before = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
     try:
-        call_from(name, lambda: waiting.follow_suspension(lambda word: None))
+        call_from(name, lambda: follow_suspension(lambda word: None))
         assert (signal.getsignal(signal.SIGTSTP) is not signal.SIG_DFL) is is_followed
     finally:
         signal.signal(signal.SIGTSTP, before)

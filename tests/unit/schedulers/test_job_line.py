@@ -5,7 +5,6 @@ from datetime import datetime
 
 import pytest
 import yaml
-from torchx.schedulers.api import DescribeAppResponse
 from torchx.specs import AppDef, AppState, Role
 from torchx.specs.api import NONE, ReplicaStatus
 
@@ -22,8 +21,8 @@ CLOCK = f"{datetime.fromtimestamp(NOW_S).astimezone():%H:%M}"
 RESIZED = Reason(code=Code.RESIZED, role="t", total=3, count=2)
 FAILED = Reason(code=Code.JOB_FAILED, text="rank 3 failed")
 SLEEPS = Reason(code=Code.HANGS, text="rank 1 sleeps", at_s=NOW_S)
-STATUS = JobStatus(step=800, total=1000, rate=8.0, values=(("loss", 0.31),))
-JOB = JobFacts(attempt=1, restarts_left=2, since_s=NOW_S, status=STATUS)
+STATUS = JobStatus(step=800, total=1000, rate=8.0, values=(("loss", 0.31),), restarts_left=2, since_s=NOW_S)
+JOB = JobFacts(attempt=1, status=STATUS)
 
 
 def build_facts(state=AppState.RUNNING, running=2, nodes=2, **changes):
@@ -53,8 +52,8 @@ def test_a_response_of_torchx_is_told_as_it_is():
     ("job", "words"),
     [
         (JobFacts(), ""),
-        (JobFacts(restarts_left=0), "attempt 0, no restarts allowed; "),
-        (JobFacts(restarts_left=1), "attempt 0, 1 restart left; "),
+        (JobFacts(status=JobStatus(restarts_left=0)), "attempt 0, no restarts allowed; "),
+        (JobFacts(status=JobStatus(restarts_left=1)), "attempt 0, 1 restart left; "),
         (JobFacts(attempt=3), "attempt 3; "),
     ],
 )
@@ -63,7 +62,7 @@ def test_attempts_are_named_where_something_is_known(job, words):
 
 
 def test_what_all_roles_have_in_common_is_said_once():
-    jobs = dict.fromkeys("ab", JobFacts(restarts_left=0))
+    jobs = dict.fromkeys("ab", JobFacts(status=JobStatus(restarts_left=0)))
     assert format_line(build_facts(jobs=jobs)).startswith("RUNNING: each role: attempt 0, no restarts allowed; 2 of ")
     assert "b: attempt 1" in format_line(build_facts(jobs={**jobs, "b": JobFacts(attempt=1)}))
 
@@ -119,7 +118,7 @@ def test_what_is_not_known_is_left_out():
 
 
 def test_what_agents_told_last_is_not_in_the_line_of_an_app_that_has_ended():
-    job = JobFacts(attempt=1, restarts_left=2, since_s=NOW_S, status=STATUS, trouble=(SLEEPS,))
+    job = JobFacts(attempt=1, status=STATUS, trouble=(SLEEPS,))
     ended = build_facts(AppState.FAILED, jobs={"t": job}, reasons=(FAILED,), since_s=NOW_S)
     assert format_line(ended) == f"FAILED: rank 3 failed; ended at {CLOCK}"
     assert build_data(ended)["jobs"]["t"]["step"] == 800
@@ -239,16 +238,6 @@ def test_a_lost_node_whose_number_another_one_has_now_is_named_by_its_host(lost,
     facts = build_facts(replicas=replicas)
     assert format_line(facts) == f"RUNNING: 1 of {len(nodes)} nodes runs, {words}"
     assert build_data(facts)["nodes"]["lost"] == len(lost)
-
-
-def test_a_response_of_torchx_has_facts_for_the_line():
-    """A scheduler of another package may only describe its apps."""
-    known = vars(build_status(build_facts(AppState.FAILED, reasons=(FAILED,))))
-    facts = parse_status(DescribeAppResponse(**{name: each for name, each in known.items() if name != "facts"}))
-    assert facts.reasons == (Reason(code=Code.TOLD, text="rank 3 failed", what="rank 3 failed"),)
-    assert format_line(facts) == "FAILED: rank 3 failed"
-    assert [each.id for each in facts.replicas] == [0, 1]
-    assert parse_status(DescribeAppResponse(app_id="a", state=AppState.SUBMITTED)).reasons == ()
 
 
 def test_torchx_dumps_states_by_their_names():

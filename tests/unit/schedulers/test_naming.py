@@ -50,11 +50,6 @@ def test_roles_that_differ_get_labels_that_differ(names):
     assert all(LABEL.fullmatch(label) and len(label) <= 20 for label in labels.values())
 
 
-def test_roles_of_the_same_name_are_refused():
-    with pytest.raises(ValueError, match="'a' appears 2 times"):
-        naming.build_role_labels(["a", "b", "a"])
-
-
 @given(app=any_text, role=any_text, index=st.integers(0, 10**6))
 def test_replica_names_keep_their_index(app, role, index):
     name = naming.build_replica_name(app, role, index)

@@ -7,7 +7,7 @@ from torchx.specs import AppDef, AppState, AppStatus, Role
 from torchx.specs.api import NONE, ReplicaStatus
 
 from muster._shared.reports import Failure, Report
-from muster.schedulers.adapter.status import build_status, drop_report, shorten_status
+from muster.schedulers.adapter.status import build_status, shorten_status
 from muster.schedulers.wording.facts import AppFacts
 from muster.schedulers.wording.reasons import Code, Reason
 
@@ -38,7 +38,7 @@ def build_facts(state: AppState, replica_state: AppState, report: Report | None 
         state=state,
         replicas=replicas,
         reasons=(Reason(code=Code.JOB_FAILED, text="why"),),
-        error='{"message": {"message": "x"}, "report": {}}',
+        error='{"message": {"message": "x"}}',
         reports={} if report is None else {"main": report},
     )
 
@@ -97,7 +97,5 @@ def test_what_torchx_run_prints_of_a_failed_job_does_not_grow_with_its_nodes() -
     short = shorten_status(status, has_lines=False)
     assert (short.state, short.msg, short.roles_statuses) == (AppState.FAILED, "why", [])
     assert json.loads(short.structured_error_msg) == {"message": {"message": "x"}}
-    whole = drop_report(status)
-    assert (whole.structured_error_msg, len(whole.roles_statuses[0].replicas)) == (short.structured_error_msg, 3)
     assert shorten_status(status, has_lines=True).structured_error_msg == NONE, "the lines above have it"
     assert len(status.roles_statuses[0].replicas) == 3, "the adapter's own is unchanged"

@@ -10,13 +10,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from torchx.specs import AppState
+from torchx.specs import AppDef, AppState
 
 from muster._shared.contract import AskKind, AskOutcome
 from muster._shared.control import ControlError, ExitCode
 from muster._shared.job_view import JobState, JobStatus
 from muster._shared.reports import Answer
 from muster.schedulers.adapter import AgentWords, JobFacts, LogRequest
+from muster.schedulers.runner.app_codec import dump_app
 from muster.schedulers.slurm import client, create_scheduler, live, logs
 from muster.schedulers.slurm.client import QueueEntry
 from muster.schedulers.supervision.app_folder import AppFolder, AppRecord
@@ -35,14 +36,12 @@ LOST: Reasons = (Reason(code=Code.NODES_LOST, hosts=("n2",)),)
     [("RUNNING", 1990.0, False), ("RUNNING", 2001.0, True), ("COMPLETING", 2001.0, True)],
 )
 def test_the_status_file_of_the_run_before_is_not_shown(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, slurm_state: str, written_s: float, *, is_shown: bool
+    tmp_path: Path, slurm_state: str, written_s: float, *, is_shown: bool
 ) -> None:
-    combined: dict[str, Any] = {}
-    monkeypatch.setattr(live, "combine_facts", lambda _spec, told, **_more: combined.update(told.jobs))
     entry = QueueEntry(job_id="7", state=slurm_state, start_s=START_S)
     job = JobFacts(status=JobStatus(state=JobState.ENDED, time_s=written_s))
-    live.build_facts(build_app(tmp_path, entry), AgentWords(jobs={"w": job}), None)
-    assert ("w" in combined) is is_shown
+    facts = live.build_facts(build_app(tmp_path, entry), AgentWords(jobs={"w": job}), None)
+    assert ("w" in facts.jobs) is is_shown
 
 
 def build_app(folder: Path, entry: QueueEntry, *reasons: Reasons) -> live.App:
@@ -52,7 +51,8 @@ def build_app(folder: Path, entry: QueueEntry, *reasons: Reasons) -> live.App:
         app = SupervisedApp(replicas={replica: ReplicaState()}, reasons=each)
         record = AppRecord(app=app, machine=Machine.here(), submitted_s=1.0)
         nodes[replica] = live.NodeState(node=f"n{index}", record=record)
-    spec: Any = SimpleNamespace(details={}, roles=(), folder=str(folder))
+    description = dump_app(AppDef(name="a", roles=[]))
+    spec: Any = SimpleNamespace(app_id="a", details={}, roles=(), folder=str(folder), description=description)
     return live.App(spec=spec, folder=AppFolder(folder), entry=entry, runs=("7.0",), nodes=nodes, is_cancelled=False)
 
 
@@ -66,13 +66,11 @@ def build_app(folder: Path, entry: QueueEntry, *reasons: Reasons) -> live.App:
     ],
 )
 def test_a_job_that_waits_says_why_the_run_before_ended(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, reasons: tuple[Reasons, ...], why: Reasons
+    tmp_path: Path, reasons: tuple[Reasons, ...], why: Reasons
 ) -> None:
-    told: list[Reason] = []
-    monkeypatch.setattr(live, "combine_facts", lambda _spec, _told, **more: told.extend(more["reasons"]))
     entry = QueueEntry(job_id="7", state="PENDING", reason="Priority")
-    live.build_facts(build_app(tmp_path, entry, *reasons), AgentWords(), None)
-    waits, incarnation, *before = told
+    facts = live.build_facts(build_app(tmp_path, entry, *reasons), AgentWords(), None)
+    waits, incarnation, *before = facts.reasons
     assert (waits.code, waits.job, waits.word) == (Code.SLURM_WAITS, "7", "Priority")
     assert incarnation == Reason(code=Code.INCARNATION, count=2)
     assert before == ([Reason(code=Code.BEFORE, causes=why)] if why else [])
@@ -81,15 +79,11 @@ def test_a_job_that_waits_says_why_the_run_before_ended(
 @pytest.mark.parametrize(
     ("state", "since_s"), [("PENDING", 500.0), ("RUNNING", None), ("COMPLETED", 900.0), ("REQUEUE_HOLD", 500.0)]
 )
-def test_the_status_says_since_when_it_waits(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, state: str, since_s: float | None
-) -> None:
+def test_the_status_says_since_when_it_waits(tmp_path: Path, state: str, since_s: float | None) -> None:
     """A job that is queued again waits since then."""
-    facts: dict[str, Any] = {}
-    monkeypatch.setattr(live, "combine_facts", lambda _spec, _told, **more: facts.update(more))
     entry = QueueEntry(job_id="7", state=state, submitted_s=500.0, start_s=START_S, end_s=900.0)
-    live.build_facts(build_app(tmp_path, entry), AgentWords(), 100.0)
-    assert (facts["since_s"], facts["submitted_s"]) == (since_s, 100.0)
+    facts = live.build_facts(build_app(tmp_path, entry), AgentWords(), 100.0)
+    assert (facts.since_s, facts.submitted_s) == (since_s, 100.0)
 
 
 @pytest.fixture

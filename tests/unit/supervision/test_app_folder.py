@@ -6,6 +6,7 @@ from contextlib import ExitStack, nullcontext, suppress
 import pytest
 from supervised_apps import build_spec
 
+from muster.schedulers.errors import EngineError
 from muster.schedulers.supervision import client
 from muster.schedulers.supervision.app_folder import (
     AppFolder,
@@ -210,11 +211,11 @@ def test_a_wait_looks_for_signals_again_and_again(monkeypatch, folder):
 def test_registry_finds_and_removes_apps(tmp_path, spec):
     registry = AppRegistry(tmp_path / "state", "local_cwd")
     assert list(registry) == []
-    assert registry.find("app-x") is None
+    assert registry.open("app-x") is None
     registry.add("app-x", AppFolder(spec.folder).path)
-    assert registry.find("app-x") is None, "a link without an app is no app"
+    assert registry.open("app-x") is None, "a link without an app is no app"
     AppFolder(spec.folder).create(spec)
-    assert registry.find("app-x") == AppFolder(spec.folder).path
+    assert registry.open("app-x").path == AppFolder(spec.folder).path
     assert list(registry) == ["app-x"]
     registry.remove("app-x")
     registry.remove("app-x")
@@ -223,7 +224,7 @@ def test_registry_finds_and_removes_apps(tmp_path, spec):
 
 @pytest.mark.parametrize("app_id", ["", ".", "..", "../x", "a/b", "/etc"])
 def test_registry_stays_in_its_folder(tmp_path, app_id):
-    assert AppRegistry(tmp_path, "local_cwd").find(app_id) is None
+    assert AppRegistry(tmp_path, "local_cwd").open(app_id) is None
 
 
 def test_state_dir_prefers_xdg_then_home(tmp_path, monkeypatch):
@@ -246,7 +247,7 @@ def test_files_of_another_format_are_refused_and_can_be_removed(tmp_path, spec):
     registry.add(spec.app_id, folder.path)
     for file in (folder.state_file, folder.spec_file):
         file.write_text('{"format": 99}')
-        with pytest.raises(client.SupervisorError, match=rf"^{file} .* format 99"):
+        with pytest.raises(EngineError, match=rf"^{file} .* format 99"):
             client.read_app(folder)
     client.delete(folder, registry, spec.app_id)
     assert not folder.path.exists()
@@ -291,13 +292,13 @@ def test_an_app_that_cannot_be_stopped_keeps_no_other_one_running(spec, monkeypa
 
     def ask(folder, word="cancel"):
         asked.append((folder.path.name, word))
-        raise client.SupervisorError(f"no supervisor of {folder.path.name} runs")
+        raise EngineError(f"no supervisor of {folder.path.name} runs")
 
     def wait(folder, *, limit_s):
         waited.append(folder.path.name)
         if interrupts and len(waited) == 1:
             raise KeyboardInterrupt
-        raise client.SupervisorError(f"no supervisor of {folder.path.name} runs")
+        raise EngineError(f"no supervisor of {folder.path.name} runs")
 
     for folder in folders:
         folder.create(spec)
@@ -329,5 +330,5 @@ def test_damaged_files_are_one_error_that_names_them(spec, folder, text):
 def test_what_is_no_file_is_one_error(tmp_path, folder, make):
     """`torchx list` waited for ever at a named pipe, read a device until memory was full, and ended at a folder."""
     make(folder.state_file)
-    with pytest.raises(client.SupervisorError, match=r"state\.json cannot be read: "):
+    with pytest.raises(EngineError, match=r"state\.json cannot be read: "):
         client.read_app(folder)

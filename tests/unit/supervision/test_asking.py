@@ -13,6 +13,8 @@ from supervised_apps import make_folder
 from muster._shared.contract import AskOutcome
 from muster._shared.control import NOT_REACHED, ControlError, ExitCode
 from muster._shared.reports import Answer
+from muster.schedulers.errors import EngineError
+from muster.schedulers.local import create_detached_scheduler
 from muster.schedulers.supervision import app_folder, asking, client
 from muster.schedulers.supervision.app_folder import AppFolder, AppRecord, StateError
 from muster.schedulers.supervision.machine import Machine
@@ -41,7 +43,7 @@ def test_every_role_has_the_whole_limit(folder, monkeypatch):
     requests = []
     monkeypatch.setattr(asking, "read_running", lambda folder: (two, record))
     monkeypatch.setattr(AppFolder, "send_request", lambda folder, request: requests.append(request) or True)
-    monkeypatch.setattr(asking, "_wait_recorded", lambda folder: None)
+    monkeypatch.setattr(asking, "_wait_recorded", lambda folder, is_so: folder.read_record())
     done = Answer(outcome=AskOutcome.DONE, line="stopped")
     monkeypatch.setattr(asking, "ask_roles", lambda *_: done)
     monkeypatch.setattr(client, "wait_ended", lambda folder, limit_s: True)
@@ -56,7 +58,7 @@ def test_a_stop_that_cannot_be_asked_for_is_withdrawn_if_no_agent_has_ended(fold
     record = AppRecord(app=SupervisedApp(replicas=replicas), machine=Machine.here())
     records, requests = [], []
     monkeypatch.setattr(asking, "read_running", lambda folder: (folder.read_spec(), record))
-    monkeypatch.setattr(asking, "_wait_recorded", lambda folder: None)
+    monkeypatch.setattr(asking, "_wait_recorded", lambda folder, is_so: folder.read_record())
 
     def send(folder, request):
         requests.append(request)
@@ -89,7 +91,7 @@ def test_an_app_on_a_full_disk_is_stopped_by_its_supervisor(folder, monkeypatch,
     monkeypatch.setattr(asking, "read_running", lambda folder: (folder.read_spec(), record))
     monkeypatch.setattr(app_folder, "write_text", refuse_to_write)
     monkeypatch.setattr(AppFolder, "send_request", lambda folder, request: requests.append(request) or True)
-    monkeypatch.setattr(asking, "_wait_recorded", lambda _: pytest.fail("nothing can be recorded"))
+    monkeypatch.setattr(asking, "_wait_recorded", lambda *_: pytest.fail("nothing can be recorded"))
     monkeypatch.setattr(asking, "ask_roles", lambda *_: Answer(outcome=AskOutcome.DONE, line="stopped"))
     monkeypatch.setattr(client, "wait_ended", lambda folder, limit_s: True)
     stop(folder)
@@ -103,7 +105,7 @@ def test_on_a_full_disk_no_supervisor_is_started_that_would_go_on(folder, monkey
     monkeypatch.setattr(app_folder, "write_text", refuse_to_write)
     monkeypatch.setattr(AppFolder, "send_request", lambda folder, request: False)
     told = rf"{folder.path}: (No space left on device|Read-only file system)$"
-    with pytest.raises(client.SupervisorError, match=told):
+    with pytest.raises(EngineError, match=told):
         stop(folder)
 
 
@@ -141,6 +143,12 @@ def test_a_resize_on_a_full_disk_is_refused_at_once(folder, monkeypatch):
     assert (error.value.exit_code, requests) == (ExitCode.REFUSED, [])
 
 
+def open_app(folder):
+    scheduler = create_detached_scheduler("test")
+    scheduler.find_folder = lambda app_id: folder
+    return scheduler._open_app(folder.path.name)
+
+
 def answer_nothing(spec, replica, words, limit_s):
     raise AssertionError("it was asked")
 
@@ -152,17 +160,17 @@ def test_an_app_that_is_deleted_while_it_is_stopped(folder, monkeypatch):
     shutil.rmtree(folder.path)
     with (
         pytest.raises(ControlError, match="no app 'app-x'") as error,
-        asking.open_app(folder, "app-x", "detached") as opened,
+        open_app(folder) as opened,
     ):
         asking.stop_app(opened, 1.0, answer_nothing)
     assert error.value.exit_code is ExitCode.UNKNOWN
 
 
-@pytest.mark.parametrize("error", [client.SupervisorError("it ended early"), StateError("it ended early")])
+@pytest.mark.parametrize("error", [EngineError("it ended early"), StateError("it ended early")])
 def test_a_supervisor_that_cannot_go_on(folder, error):
     with (
         pytest.raises(ControlError, match="it ended early") as explained,
-        asking.open_app(folder, "app-x", "detached"),
+        open_app(folder),
     ):
         raise error
     assert explained.value.exit_code is ExitCode.LOST

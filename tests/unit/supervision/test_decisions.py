@@ -5,8 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from supervised_apps import App, agents, begin, others
 
-from muster.schedulers.supervision.actions import Stop
-from muster.schedulers.supervision.decisions import decide
+from muster.schedulers.supervision.decisions import Stop, decide
 from muster.schedulers.supervision.events import (
     Begin,
     CancelRequested,

@@ -1,7 +1,6 @@
 """A stop that is recorded before it is asked for: nothing is started again, and no replica is signalled at first."""
 
-from muster.schedulers.supervision.actions import Finish, Linger, Start, Stop
-from muster.schedulers.supervision.decisions import build_state, decide
+from muster.schedulers.supervision.decisions import Finish, Linger, Start, Stop, build_state, decide
 from muster.schedulers.supervision.events import (
     Begin,
     CancelRequested,

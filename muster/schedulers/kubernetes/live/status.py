@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from torchx.specs.api import AppDef, AppState, ReplicaStatus
 
-from muster._shared.codec import to_data
 from muster._shared.contract import ExitCode, show_controls
 from muster._shared.reports import Report
 from muster.schedulers.errors import EngineError
@@ -550,12 +549,11 @@ def _explain_pod(fact: PodFact) -> Reason:
 
 
 def _build_torch_error(report: Report, exit_code: int | None = None) -> dict[str, Any]:
-    """Return torch's error format, which TorchX prints, with the whole report."""
+    """Return torch's error format, which TorchX prints."""
     root, line = find_root_cause(report), describe_report(report)
     text = "" if root is None else root.traceback or "\n".join(root.stderr_tail)
     code, time_s = (None, 0.0) if root is None else (root.exit_code, root.time_s)
-    error = _build_error(line, code or exit_code, text or line, str(int(time_s)))
-    return {**error, "report": to_data(report)}
+    return _build_error(line, code or exit_code, text or line, str(int(time_s)))
 
 
 def _build_pod_error(fact: PodFact) -> dict[str, Any]:

@@ -12,7 +12,8 @@ import posixpath
 from typing import Any, Final
 
 from muster._shared.contract import NEVER_RETRY, Env, ExitCode, RoleKey
-from muster.schedulers.adapter.agent_role import AgentPlace, build_agent_args, build_agent_env
+from muster.schedulers.adapter.agent_role import AgentPlace, build_agent_env
+from muster.schedulers.agent_command import build_agent_args
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.gpus import build_cache_env
 from muster.schedulers.kubernetes import syntax

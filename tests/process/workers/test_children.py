@@ -23,7 +23,7 @@ from muster.agent.workers.pool import LiveWorker, WorkerEnd, WorkerPool
 from muster.agent.workers.spec import Program, ProgramKind, WorkerSpec
 from muster.schedulers.node_program.command import Command
 from muster.schedulers.node_program.frames import Channel
-from muster.schedulers.processes import launch
+from muster.schedulers.processes import driver
 
 TRACER = """
 import ctypes, sys, time
@@ -359,7 +359,7 @@ def start_worker() -> tuple[int, int]:
 
 def start_replica() -> tuple[int, int]:
     read_fd, write_fd = os.pipe()
-    pid = launch.spawn(launch.Launch(command=["/bin/sh", "-c", SHOW], env=os.environ, cwd="/"), write_fd, 2)
+    pid = driver.spawn(driver.Launch(command=["/bin/sh", "-c", SHOW], env=os.environ, cwd="/"), write_fd, 2)
     os.close(write_fd)
     return pid, read_fd
 

@@ -10,13 +10,14 @@ import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import entry_points
+from types import SimpleNamespace
 
 import pytest
 from torchx.specs import Resource, Role
 
 from muster._shared.contract import AGENT_BUNDLE_NAME
 from muster.schedulers import bundle
-from muster.schedulers.agent_command import is_agent_command, is_agent_role, rewrite_agent_args
+from muster.schedulers.agent_command import build_agent_args, is_agent_role
 
 TRIMMED = ("typing", "collections", "muster")
 
@@ -255,7 +256,7 @@ class TestAgentBundle:
 class TestEntrypoint:
     @pytest.mark.parametrize("python", ["python", "python3", "python3.11", "/opt/venv/bin/python3"])
     def test_recognises_the_agent(self, python):
-        assert is_agent_command(python, ["-m", "muster.agent", "--nnodes", "1"])
+        assert is_agent_role(SimpleNamespace(entrypoint=python, args=["-m", "muster.agent", "--nnodes", "1"]))
 
     @pytest.mark.parametrize(
         ("entrypoint", "args"),
@@ -269,7 +270,7 @@ class TestEntrypoint:
         ],
     )
     def test_recognises_nothing_else_as_the_agent(self, entrypoint, args):
-        assert not is_agent_command(entrypoint, args)
+        assert not is_agent_role(SimpleNamespace(entrypoint=entrypoint, args=args))
 
     def test_rewrites_without_touching_the_role(self):
         role = Role(
@@ -280,7 +281,7 @@ class TestEntrypoint:
             resource=Resource(cpu=1, gpu=0, memMB=1),
         )
         assert is_agent_role(role)
-        assert rewrite_agent_args(role.args, "/muster") == [f"/muster/{AGENT_BUNDLE_NAME}", "--nnodes", "2"]
+        assert build_agent_args(role.args, "/muster") == [f"/muster/{AGENT_BUNDLE_NAME}", "--nnodes", "2"]
         assert role.args[0] == "-m"
 
 

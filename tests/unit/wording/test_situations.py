@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 from docker_samples import build_container
@@ -25,7 +25,7 @@ from muster._shared.contract import FORMAT, Env, LogNames
 from muster.schedulers.adapter import AgentWords, RecordReader
 from muster.schedulers.adapter.supervised import build_supervised_facts
 from muster.schedulers.docker.live import unregistered
-from muster.schedulers.docker.live.exit_evidence import ExitEvidence
+from muster.schedulers.docker.live.exit_evidence import explain_end
 from muster.schedulers.docker.spec import REPORT_FILE, Label
 from muster.schedulers.failure_report import explain_start_failure
 from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION, CANCEL_ANNOTATION
@@ -33,7 +33,7 @@ from muster.schedulers.kubernetes.live.pod_status import explain_event, read_pod
 from muster.schedulers.kubernetes.live.status import Observation
 from muster.schedulers.kubernetes.live.status import build_facts as build_cluster_facts
 from muster.schedulers.kubernetes.manifests.app_annotation import encode_app
-from muster.schedulers.node_program.link_names import LOST, STATE_NAME
+from muster.schedulers.node_program.frames import LOST, STATE_NAME
 from muster.schedulers.processes.capture import log_path
 from muster.schedulers.processes.driver import ProcessDriver
 from muster.schedulers.runner.app_codec import dump_app
@@ -42,7 +42,7 @@ from muster.schedulers.slurm.client import Partition, QueueEntry, Wish
 from muster.schedulers.ssh.driver import SshDriver
 from muster.schedulers.supervision import events
 from muster.schedulers.supervision.app_folder import AppFolder, AppRecord
-from muster.schedulers.supervision.client import explain_loss
+from muster.schedulers.supervision.client import find_loss
 from muster.schedulers.supervision.driver import EventQueue
 from muster.schedulers.supervision.machine import Machine
 from muster.schedulers.supervision.state import AppPhase, ReplicaId, ReplicaState, ReplicaStatus, SupervisedApp
@@ -114,7 +114,8 @@ class Local:
         return AppRecord(app=self.app.state, machine=Machine.here())
 
     def lose_supervisor(self) -> None:
-        self.lost = explain_loss(self.folder, replace(self.record(), submitted_s=MAY_30))
+        with patch("muster.schedulers.supervision.client.is_lost", lambda *_: True):  # no process held its lock
+            self.lost = find_loss(self.folder, replace(self.record(), submitted_s=MAY_30))
 
     def build(self) -> AppFacts:
         for index, known in enumerate(self.app.state.replicas.values()):
@@ -139,9 +140,10 @@ class Docker(Local):
         engine = Mock()
         engine.copy_out = lambda _container, path, _limit: report.encode() if path == REPORT_FILE else None
         engine.logs = lambda _container, **_: [(2, f"muster: {stderr}\n".encode())] if stderr else []
-        evidence = ExitEvidence(engine, self.folder.state_dir / LogNames.ERROR, has_init=False)
-        found = evidence.explain(build_container_facts(exit_code=code, **state), build_container())
-        return code, found.reasons
+        facts = build_container_facts(exit_code=code, **state)
+        error_file = self.folder.state_dir / LogNames.ERROR
+        reasons, _ = explain_end(engine, facts, build_container(), error_file, has_init=False)
+        return code, reasons
 
     def refuse_start(self, error: str) -> None:
         reason = explain_start_failure(error, "img", "python3", runs_agent=True)

@@ -75,7 +75,7 @@ class RendezvousConfig:
     hang_action: str = "restart"
     """What follows when the job hangs: report (only a page on the console), restart or stop."""
     policy: str = ""
-    """--on: rules of `_shared.verdicts.policy`, separated by semicolons."""
+    """--on: rules of `_shared.policy`, separated by semicolons."""
     segment: str | None = None
     """For --rank-order segment, this node's NVLink domain, or "" if nothing tells it. None means ranks by node index.
     """

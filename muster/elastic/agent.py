@@ -10,8 +10,7 @@ from muster._shared.contract import Env, ExitCode
 from muster._shared.guard import STOP_LIMIT_VARIABLE
 from muster.agent.errors import UsageError
 from muster.elastic.context_settings import refuse_private_overrides
-from muster.elastic.events.flags import Events, begin_job
-from muster.elastic.events.serving import IceEvents
+from muster.elastic.events import Events, IceEvents, begin_job
 from muster.elastic.failures import build_process_failures, build_signal_exception, raise_for_outcome
 from muster.elastic.flags import PREFIX_VARIABLE, build_log_flags, build_worker_flags
 from muster.elastic.jobs.job import Job, Outcome
@@ -19,13 +18,13 @@ from muster.elastic.launcher import (
     build_function_words,
     collect_results,
     name_entrypoint,
+    serve_health_check,
     split_signals,
     start_function_server,
 )
 from muster.elastic.rendezvous import BACKEND, CallersRendezvous, build_static_flags
-from muster.elastic.services.health_check import serve_health_check
-from muster.elastic.services.worker_group import GroupFacts, WorkerGroupWatch
 from muster.elastic.tail import Screen
+from muster.elastic.worker_group import GroupFacts, WorkerGroupWatch
 
 _PRIVATE: tuple[str, ...] = (
     *("_start_workers", "_stop_workers", "_monitor_workers", "_shutdown", "_rendezvous", "_assign_worker_ranks"),

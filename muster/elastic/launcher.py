@@ -1,9 +1,11 @@
 """`elastic_launch` and `launch_agent`: torch's launcher, with the agent as a process of its own."""
 
+import contextlib
 import os
 import sys
+import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,8 +19,7 @@ from muster.elastic.jobs.call import build_payload
 from muster.elastic.jobs.job import Job, Outcome, Record
 from muster.elastic.jobs.process import FOLDER_MARK
 from muster.elastic.jobs.results import Payload, WorkerServer
-from muster.elastic.services.health_check import serve_health_check
-from muster.elastic.services.worker_group import GroupFacts, WorkerGroupWatch
+from muster.elastic.worker_group import GroupFacts, WorkerGroupWatch
 
 if TYPE_CHECKING:
     from muster.elastic.jobs.held import HeldNode
@@ -29,6 +30,9 @@ _PRELOADED = (
     "torch.distributed.elastic.agent.server.api",
 )
 """What the template imports if this process has imported it. Workers will import the same `__main__`."""
+
+_HEALTH_PORT_VARIABLE = "TORCHELASTIC_HEALTH_CHECK_PORT"
+_HEALTH_TIMEOUT_S = 60
 
 START_METHODS = ("spawn", "forkserver", "fork")
 
@@ -174,6 +178,40 @@ def _report_error(watch: WorkerGroupWatch, error: Exception) -> None:
 def _build_environ(config: Any) -> dict[str, str]:
     template = config.log_line_prefix_template
     return {**os.environ, **({PREFIX_VARIABLE: template} if template else {})}
+
+
+@contextlib.contextmanager
+def serve_health_check(given: Any) -> Iterator[None]:
+    """Start a health check server, and stop it at the end.
+
+    torch's own server opens no port, and only logs that. A company puts its own in the place of
+    `create_healthcheck_server`. It is called where torch's agent calls it, but once for a job and not for each round.
+
+    Args:
+        given: the program's. None: torch's, if the variable names a port.
+    """
+    server = _create_health_server() if given is None else given
+    if server is None:
+        yield
+        return
+    server.start()
+    try:
+        yield
+    finally:
+        server.stop()
+
+
+def _create_health_server() -> Any:
+    port = os.environ.get(_HEALTH_PORT_VARIABLE)
+    if port is None or not port.strip().isdecimal():  # as with torch, which logs it
+        return None
+    try:
+        from torch.distributed.elastic.agent.server import local_elastic_agent
+    except ImportError:  # without torch, nothing to restore
+        return None
+    return local_elastic_agent.create_healthcheck_server(
+        alive_callback=lambda: int(time.time()), port=int(port), timeout=_HEALTH_TIMEOUT_S
+    )
 
 
 def split_signals(names: str) -> tuple[str, ...]:

@@ -175,6 +175,7 @@ def test_worker_imports_the_contract_and_at_a_breakpoint_the_debugger(imports: l
 def test_the_python_api_knows_only_the_agents_data(imports: list[Import]) -> None:
     data = ("cli.", "config.", "diagnosis.", "driven.", "errors.", "hold.facts.", "placement.device_count.")
     data += ("runtime.event_log.",)
+    data += ("rendezvous.protocol.", "rendezvous.transport.stream.")  # programs of several nodes exchange results
     data += ("rendezvous.torch_handlers.thread.", "rendezvous.torch_handlers.messages.")  # for handlers of the caller
     allowed = tuple(f"muster.agent.{name}" for name in data)
     program = {"muster.agent.__main__.main"}  # `python -m muster.run` is the agent
@@ -426,7 +427,8 @@ def test_pure_decisions_import_nothing_that_acts(imports: list[Import]) -> None:
         "muster.agent.features.",
         "muster.agent.rendezvous.verdicts.",
         "muster.agent.rendezvous.faulty_nodes.",
-        "muster._shared.verdicts.",
+        "muster._shared.causes.",
+        "muster._shared.policy.",
         "muster.agent.rendezvous.interface.",
         "muster.agent.rendezvous.report_messages.",
         "muster.agent.node.",

@@ -20,10 +20,10 @@ from muster.agent.driven import REPORT_NAME
 from muster.agent.errors import EnvironmentFault
 from muster.elastic.jobs.call import check_no_import
 from muster.elastic.jobs.cell import CellOutput, is_cell
+from muster.elastic.jobs.file_timers import PATH_VARIABLE, FileTimers, are_switched_on
 from muster.elastic.jobs.process import FOLDER_MARK, AgentProcess
 from muster.elastic.jobs.results import WorkerServer
 from muster.elastic.rendezvous import CallersRendezvous
-from muster.elastic.services.file_timers import PATH_VARIABLE, FileTimers, are_switched_on
 from muster.elastic.tail import Screen
 
 if TYPE_CHECKING:

@@ -167,7 +167,7 @@ def test_what_the_rooms_share_imports_no_room(imports: list[Import]) -> None:
 
 def test_worker_imports_the_contract_and_at_a_breakpoint_the_debugger(imports: list[Import]) -> None:
     own = [found for found in imports if found.path in ("worker.py", "_shared/debugger.py") and found.top == "muster"]
-    allowed = ("muster._shared.contract", "muster._shared.debugger")
+    allowed = ("muster._shared.contract", "muster._shared.layouts", "muster._shared.debugger")
     assert offenders(found for found in own if not found.module.startswith(allowed)) == []
     assert not any(found.module == "muster._shared.debugger" and found.at_import for found in own)
 
@@ -451,7 +451,7 @@ def test_pure_decisions_import_nothing_that_acts(imports: list[Import]) -> None:
 
     def acts(found: Import) -> bool:
         if found.top == "muster":
-            return not found.module.startswith((*allowed, "muster._shared.contract."))
+            return not found.module.startswith((*allowed, "muster._shared.contract.", "muster._shared.layouts."))
         return found.top not in WITHOUT_EFFECT
 
     files = [found for found in imports if found.path.startswith(pure)]

@@ -8,7 +8,8 @@ import os
 import sys
 from typing import NamedTuple
 
-from muster._shared.contract import Env, SnapshotBlock, SnapshotHeader
+from muster._shared.contract import Env
+from muster._shared.layouts import SnapshotBlock, SnapshotHeader
 from muster._shared.records import record
 from muster._shared.snapshot_file import BLOCK_BYTES, COMPLETE, SLOT_SPACE, SLOTS, Block, Control, Header, Slot
 from muster.agent.features.snapshots.messages import Generation, Holding, Source

@@ -1,6 +1,7 @@
 """What components, schedulers, agent, workers and the Python API share. Standard library only.
 
-    contract       what they must agree on: variables, exit codes, file names, the layout of the status page
+    contract       what they must agree on: variables, exit codes, file names
+    layouts        the words of the memory that an agent and its workers share
     records        cheap frozen records, and `assert_never` for unions of them
     fields         the types of their fields, with limits
     codec          records to JSON and back, from those types alone
@@ -24,6 +25,6 @@
     snapshot_file  the memory that holds snapshots: its layout, who writes what, how much of it there may be
     console        what a terminal shows of a job: lines of many ranks once, live rows at the bottom (a package)
 
-Nothing here imports a room. `muster.worker` imports `contract` and, at a breakpoint, `debugger`. `muster.snapshots`
-imports `snapshot_file`.
+Nothing here imports a room. `muster.worker` imports `contract`, `layouts` and, at a breakpoint, `debugger`.
+`muster.snapshots` imports `snapshot_file`.
 """

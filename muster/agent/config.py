@@ -196,8 +196,6 @@ class AgentConfig:
     hang_timeout_s: float | None = None
     """How long no worker of any node may show a sign of life. `HANG_TIMEOUT_AUTO` means learned, and None no limit."""
     event_log_handler: str = "null"
-    monitor_interval_s: float = 0.1
-    """Accepted because torchrun has it, but without effect."""
     base_env: Mapping[str, str] = NO_ITEMS
     """The environment that workers inherit: the agent's without `_shared.contract.Env.PRIVATE`."""
     agent_error_file: str | None = None

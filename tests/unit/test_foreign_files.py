@@ -7,7 +7,6 @@ import logging
 import os
 import re
 import resource
-import stat
 import sys
 import tracemalloc
 from pathlib import Path
@@ -65,15 +64,6 @@ def test_a_file_that_is_read_as_a_whole_has_a_limit(tmp_path: Path) -> None:
     for device in ("/dev/zero", tmp_path):
         with pytest.raises(OSError):  # the system's words
             read_whole(device)
-
-
-def test_a_file_of_another_user_is_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"x")
-    monkeypatch.setattr(os, "geteuid", lambda: 4321)
-    monkeypatch.setattr(os, "fstat", lambda fd: os.stat_result((stat.S_IFREG, 0, 0, 1, 1234, 0, 1, 0, 0, 0)))
-    with pytest.raises(OSError, match="another user"):
-        read_whole(path, is_own=True)
 
 
 def test_a_number_that_no_float_can_hold_is_refused() -> None:

@@ -22,32 +22,26 @@ class HistoryRecord(Protocol):
     @property
     def time_s(self) -> float:
         """Wall clock."""
-        ...
 
     @property
     def monotonic_s(self) -> float:
         """One clock for all records of a history."""
-        ...
 
     @property
     def round(self) -> int:
         """Number of the round."""
-        ...
 
     @property
     def attempt(self) -> int:
         """See `EventRecord`."""
-        ...
 
     @property
     def what(self) -> str:
         """Name of the transition."""
-        ...
 
     @property
     def detail(self) -> Mapping[str, object]:
         """More fields."""
-        ...
 
 
 class JobHistory:

@@ -42,9 +42,10 @@ class WorkerGroupWatch:
             run_id: the job's.
             backend: of the rendezvous.
         """
-        from torch.distributed.elastic.agent.server.api import WorkerGroup
+        from torch.distributed.elastic.agent.server import api
 
-        self.group: Any = WorkerGroup(spec)
+        self._api: Any = api
+        self.group: Any = api.WorkerGroup(spec)
         self._spec = spec
         self._entrypoint_name = entrypoint_name
         self._run_id = run_id
@@ -64,8 +65,6 @@ class WorkerGroupWatch:
 
     def handle(self, record: Record) -> None:
         """Take in one record of the agent."""
-        from torch.distributed.elastic.agent.server.api import WorkerState
-
         match record["what"]:
             case "agent_started":
                 self._rendezvous_began_s = record["monotonic_s"]
@@ -75,7 +74,7 @@ class WorkerGroupWatch:
                 self.group.workers[record["detail"]["local_rank"]].id = record["detail"]["pid"]
             case "workers_started":
                 self._report_started(record)
-                self._set_state(WorkerState.HEALTHY)
+                self._set_state(self._api.WorkerState.HEALTHY)
             case "round_broken":
                 self._round_broke_s = record["monotonic_s"]
                 self._set_broken(record["detail"]["kind"])
@@ -83,13 +82,11 @@ class WorkerGroupWatch:
                 self._rendezvous_began_s = record["monotonic_s"]
                 if self._round_broke_s is not None:
                     self._put_duration("LocalElasticAgent._stop_workers", record["duration_s"] or 0.0)
-                self.group.state = WorkerState.STOPPED
+                self.group.state = self._api.WorkerState.STOPPED
             case _:
                 pass
 
     def _begin_round(self, record: Record) -> None:
-        from torch.distributed.elastic.agent.server.api import Worker
-
         group, detail = self.group, record["detail"]
         duration_s = record["monotonic_s"] - self._rendezvous_began_s
         self._restarts_left = detail["restarts_left"]
@@ -99,7 +96,7 @@ class WorkerGroupWatch:
         group.master_addr, _, port = detail["master"].rpartition(":")
         group.master_port = int(port)
         group.workers = [
-            Worker(
+            self._api.Worker(
                 local_rank=local_rank,
                 global_rank=detail["rank_offset"] + local_rank,
                 role_rank=detail["role_rank_offset"] + local_rank,
@@ -110,12 +107,10 @@ class WorkerGroupWatch:
         ]
 
     def _set_broken(self, kind: str) -> None:
-        from torch.distributed.elastic.agent.server.api import WorkerState
-
         if kind == "final":
-            self.group.state = WorkerState.FAILED  # reported by `record_result`
+            self.group.state = self._api.WorkerState.FAILED  # reported by `record_result`
         else:
-            self._set_state(WorkerState.FAILED if kind == "failure" else WorkerState.UNHEALTHY)
+            self._set_state(self._api.WorkerState.FAILED if kind == "failure" else self._api.WorkerState.UNHEALTHY)
 
     def _report_started(self, record: Record) -> None:
         now_s = record["monotonic_s"]

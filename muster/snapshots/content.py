@@ -153,14 +153,14 @@ class Area:
             transfer("pwritev", self._fd, data_start, vector)
         if self.size < end:
             write_buffers(self._fd, data_start, plan.list_buffers(tensors))
-            return _is_whole
+            return lambda: True
         targets, sources = self.find_targets(plan), plan.list_sources(tensors)
         if plan.on_devices:
             self._pin = self._pin or Pin(self.bytes)
             return start_copies(targets, sources)
         if sources:
             torch._foreach_copy_(targets, sources)  # a loop of copy_, in C++
-        return _is_whole
+        return lambda: True
 
     def find_targets(self, plan: Plan) -> list[Any]:
         """Return where tensors of a plan are copied to, kept for the next time. The slot is mapped."""
@@ -253,10 +253,6 @@ def transfer(call: str, fd: int, data_start: int, vector: Vector) -> None:
             pairs[2 * first] += step
             pairs[2 * first + 1] -= step
             first += not pairs[2 * first + 1]
-
-
-def _is_whole() -> bool:
-    return True
 
 
 class Content:

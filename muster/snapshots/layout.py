@@ -136,7 +136,7 @@ class Plan:
             keeps_tensors: whether the tensors are kept here. False: all but plain values lie elsewhere.
         """
         self.keeps_tensors = keeps_tensors
-        self._facts = _list_facts(tensors)
+        self._facts = list(map(_get_shape, tensors)), list(map(_get_dtype, tensors))
         self._pointers = pointers
         self._are_cpu = _list_are_cpu(tensors)
         self._groups = _find_groups(tensors, self._pointers)
@@ -400,11 +400,6 @@ def _can_copy(dtype: Any) -> bool:
 def make_contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the strides of a contiguous tensor."""
     return tuple(math.prod(shape[n + 1 :]) for n in range(len(shape)))
-
-
-def _list_facts(tensors: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Return the shapes and types. A plan depends on them and on which tensors share memory."""
-    return list(map(_get_shape, tensors)), list(map(_get_dtype, tensors))
 
 
 def _list_are_cpu(tensors: Sequence[Any]) -> list[bool]:

@@ -41,12 +41,10 @@ class Speaker(Protocol):
     @property
     def stream(self) -> object:
         """Units of different streams are not merged."""
-        ...
 
     @property
     def ranks(self) -> tuple[int, ...]:
         """The ranks whose lines it carries."""
-        ...
 
     @property
     def launch(self) -> object:
@@ -54,12 +52,10 @@ class Speaker(Protocol):
 
         When another one speaks, nothing of this one is held on.
         """
-        ...
 
     @property
     def peers(self) -> int:
         """How many ranks this stream has: when all have said a unit, it waits for no other. 0: not known."""
-        ...
 
 
 _S = TypeVar("_S", bound=Speaker)

@@ -149,7 +149,7 @@ def test_a_result_that_was_changed_on_its_way_is_not_kept() -> None:
             return next(self.frames)
 
         def receive_raw(self, into: memoryview) -> None:
-            into[:] = b"abd"
+            into[:] = b"xyz"
 
     gathered: dict[int, int] = {}
     with pytest.raises(ConnectionError, match="changed on its way"):

@@ -44,7 +44,7 @@ def measure_agent(folder):
     import muster.agent.node.supervisor
     import muster.agent.rendezvous.member.member
     import muster.agent.workers.status_page  # noqa: F401
-    from muster._shared.contract import StatusPageLayout
+    from muster._shared.layouts import StatusPageLayout
 
     before = read_resident()
     from doubles.telemetry_nodes import FakeLeader, Node

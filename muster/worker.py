@@ -38,7 +38,7 @@ from collections.abc import Callable, Iterator
 from typing import NoReturn, SupportsFloat
 
 from muster._shared.contract import FORMAT, Env, check_format, has_controls
-from muster._shared.contract import StatusPageLayout as Layout
+from muster._shared.layouts import StatusPageLayout as Layout
 
 __all__ = [
     "breakpoint",
@@ -464,19 +464,15 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
-def _forget_slot() -> None:
-    """Let the parent speak for the rank. A fork calls it."""
-    _state.is_open, _state.slot = True, None
-
-
 def look_again() -> None:
     """Look for the slot at the next call: this process, a fork of one that may have looked before, is a worker now."""
     _state.is_open, _state.has_stepped, _state.slot = False, False, None
 
 
 def _forget_if_open() -> None:
+    """Let the parent speak for the rank. A fork calls it."""
     if _state.is_open:
-        _forget_slot()
+        _state.slot = None
 
 
 os.register_at_fork(after_in_child=_forget_if_open)

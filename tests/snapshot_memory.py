@@ -8,7 +8,9 @@ from typing import Any
 
 from muster import snapshots
 from muster._shared.contract import Env
-from muster._shared.snapshot_file import BLOCK_BYTES, MAGIC, SLOT_SPACE, SLOTS, Block, Control, Header
+from muster._shared.layouts import SnapshotBlock as Block
+from muster._shared.layouts import SnapshotHeader as Header
+from muster._shared.snapshot_file import BLOCK_BYTES, MAGIC, SLOT_SPACE, SLOTS, Control
 
 
 class Node:

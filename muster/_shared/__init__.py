@@ -1,6 +1,7 @@
 """What components, schedulers, agent, workers and the Python API share. Standard library only.
 
-    contract       what they must agree on: variables, exit codes, file names, the layout of the status page
+    contract       what they must agree on: variables, exit codes, file names
+    layouts        the words of the memory that an agent and its workers share
     records        cheap frozen records, and `assert_never` for unions of them
     fields         the types of their fields, with limits
     codec          records to JSON and back, from those types alone
@@ -8,21 +9,22 @@
     goodput        where the time of a job went: productive, and lost by cause
     job_history    what became of a job, from the records of an agent
     job_view       how a job is doing: its state, nodes, ranks, recoveries; `status.schema.json` says it of the file
-    verdicts       the classes of causes, and the grammar of `--on` (a package)
+    causes         the classes of what a failure is due to, by name
+    policy         the grammar of `--on`: what a user wants to follow from a failure
     folders        removes them, of any depth
     foreign_files  reads files and JSON that anything may have written
     control        how commands and adapters ask a running job, and join the answers of its roles
     guard          the agent's parent: kills what is left when the agent ends, and fences when the lease expires
     processes      how programs are started, found and waited for; cores; system calls that Python lacks
-    holds          where agents that wait for jobs are found and reached (a package)
-    preflight      what can be wrong with a node: the table of checks, and the reading of this machine (a package)
+    holder_socket  where agents that wait for jobs are reached
+    preflight      what can be wrong with a node: the table of checks, and the reading of this machine
+    gpus           reads the NVIDIA GPUs, through NVML
     ownership      whether another user could change or replace a file or folder
     programs       whether the program of a job exists
-    suspension     stops a whole job for a while (Ctrl-Z), and continues it
     debugger       pdb in one worker, at the terminal of its node's agent
     snapshot_file  the memory that holds snapshots: its layout, who writes what, how much of it there may be
     console        what a terminal shows of a job: lines of many ranks once, live rows at the bottom (a package)
 
-Nothing here imports a room. `muster.worker` imports `contract` and, at a breakpoint, `debugger`. `muster.snapshots`
-imports `snapshot_file`.
+Nothing here imports a room. `muster.worker` imports `contract`, `layouts` and, at a breakpoint, `debugger`.
+`muster.snapshots` imports `snapshot_file`.
 """

@@ -14,8 +14,8 @@ import time
 from types import FrameType
 from typing import ClassVar, TextIO
 
-from muster._shared.contract import StatusPageLayout as Layout
 from muster._shared.contract import has_feature
+from muster._shared.layouts import StatusPageLayout as Layout
 
 _LOOK_S = 0.02
 _ANSWER_S = 30.0

@@ -7,7 +7,7 @@ A text that is too long is shortened before it is sent. One that arrives too lon
 import sys
 from typing import Annotated, Generic, TypeVar
 
-from muster._shared.contract import StatusPageLayout
+from muster._shared.layouts import StatusPageLayout
 from muster._shared.records import record
 
 T = TypeVar("T")

@@ -61,7 +61,6 @@ def read_whole(
     path: str | os.PathLike[str],
     limit_bytes: int = WHOLE_LIMIT_BYTES,
     *,
-    is_own: bool = False,
     pipe_limit_s: float = 0.0,
 ) -> bytes:
     """Return the bytes of a file that is to be read as a whole.
@@ -69,17 +68,16 @@ def read_whole(
     Args:
         path: of the file.
         limit_bytes: the most that it may have.
-        is_own: it must belong to this user or to root.
         pipe_limit_s: how long to wait for what is written, if it is a pipe, such as a shell's `<(command)`. 0: it
             must be no pipe.
 
     Raises:
-        OSError: see `read_regular`. Or it is larger, or another user's.
+        OSError: see `read_regular`. Or it is larger.
     """
     if pipe_limit_s and stat.S_ISFIFO(os.stat(path).st_mode):
         content = _read_pipe(path, limit_bytes + 1, pipe_limit_s)
     else:
-        content = read_regular(path, limit_bytes + 1, is_own=is_own)
+        content = read_regular(path, limit_bytes + 1)
     if len(content) > limit_bytes:
         raise OSError(errno.EFBIG, f"it is larger than {limit_bytes} bytes", os.fspath(path))
     return content
@@ -104,7 +102,6 @@ def read_regular(
     limit_bytes: int,
     start_bytes: int = 0,
     *,
-    is_own: bool = False,
     follows: bool = True,
 ) -> bytes:
     """Return the bytes of a file from an offset on. A negative offset counts from its end.
@@ -115,7 +112,6 @@ def read_regular(
         path: of the file.
         limit_bytes: the most that is read.
         start_bytes: where to begin.
-        is_own: it must belong to this user or to root.
         follows: it may be a symbolic link.
 
     Raises:
@@ -126,8 +122,6 @@ def read_regular(
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file", os.fspath(path))
-        if is_own and found.st_uid not in (0, os.geteuid()):
-            raise OSError(errno.EPERM, "it belongs to another user", os.fspath(path))
         start_bytes = max(0, found.st_size + start_bytes) if start_bytes < 0 else start_bytes
         if start_bytes < found.st_size and not _has_data(fd, start_bytes):
             return b""

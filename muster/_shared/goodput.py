@@ -26,7 +26,7 @@ attempt: none of its steps counts as repeated. Memory and work do not grow with 
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from statistics import median
 from typing import Final
 
@@ -270,12 +270,15 @@ class GoodputLedger:
 
     def _settle_first(self) -> None:
         """Move a median step out of the first step of the attempt, now that the median is known."""
+        self._move_first(self._add)
+        self._first = None
+
+    def _move_first(self, add: Callable[[str, float], None]) -> None:
         if self._first is not None and self._step_s:
             cause, into, took_s = self._first
             moved_s = min(took_s, median(self._step_s))
-            self._add(cause, -moved_s)
-            self._add(into, moved_s)
-        self._first = None
+            add(cause, -moved_s)
+            add(into, moved_s)
 
     # -- sums -------------------------------------------------------------------------------------------------------
 
@@ -302,11 +305,7 @@ class GoodputLedger:
 
         if self._began_s is not None and self._cause != _AFTER:
             add("unfinished" if self._cause == _STEPS else self._cause, max(0.0, now_s - self._accounted_s))
-        if self._first is not None and self._step_s:
-            cause, into, took_s = self._first
-            moved_s = min(took_s, median(self._step_s))
-            add(cause, -moved_s)
-            add(into, moved_s)
+        self._move_first(add)
         return {name: each for name, each in found.items() if each > 0}
 
     def build_goodput(self, now_s: float) -> Goodput | None:

@@ -56,6 +56,9 @@ _FIRST_PAUSE_S = 0.001
 _LONGEST_PAUSE_S = 0.25
 """Pauses between two looks at all processes: each is twice as long as the one before."""
 
+_SUSPEND_LIMIT_S = 2.0
+"""How long stopping takes at most. A process in uninterruptible sleep stops when that ends."""
+
 _FENCINGS_AT = 0
 _GAVE_UP_AT = 4
 _IS_LENT_AT = 5
@@ -320,8 +323,6 @@ class Guard:
 
     def _suspend(self) -> None:
         """Stop the whole job, then this process. After SIGCONT, continue it."""
-        from muster._shared import suspension  # rarely needed; keeps the guard small
-
         left_s = self._lease.read_left_s()
         stops_together = self._stops_together
         if left_s and stops_together:
@@ -335,9 +336,9 @@ class Guard:
                     file=sys.stderr,
                     flush=True,
                 )
-        suspension.stop_tree(self._guarded_pid)
+        _stop_tree(self._guarded_pid)
         monotonic_s, boottime_s = time.monotonic(), time.clock_gettime(time.CLOCK_BOOTTIME)
-        suspension.stop_self(is_blocked=self._waits_suspended)
+        _stop_self(is_blocked=self._waits_suspended)
         stands_still = stops_together or not left_s
         lease_s = time.clock_gettime(time.CLOCK_BOOTTIME) - boottime_s if stands_still else 0.0
         self._lease.suspended.add(time.monotonic() - monotonic_s, lease_s)
@@ -345,7 +346,7 @@ class Guard:
             self._lease.renew(boottime_s + left_s - (self._lease.suspended.read_lease_s() - lease_s))
         elif left_s and self._lease.read_left_s() == 0.0:
             processes.kill_descendants(self._guarded_pid)  # before one runs again
-        suspension.continue_tree()
+        _continue_tree()
 
     def _fence(self) -> float | None:
         """Kill the guarded process's descendants, but not itself: it must join again. Returns the next pause.
@@ -413,6 +414,57 @@ def run_guarded_process(guard_pid: int, mask: Collection[int], body: Callable[[]
             with contextlib.suppress(AttributeError, OSError, ValueError):
                 stream.flush()
         os._exit(code)
+
+
+# -- a job that stands still for a while (Ctrl-Z) ---------------------------------------------------------------------
+#
+# A terminal's Ctrl-Z reaches the guard only: the agent is in a process group of its own, and each worker in a session
+# of its own. The guard stops all of them, then itself, so that the shell gets the terminal back. `fg`, or SIGCONT,
+# continues them. The agent's clocks stand still until then, because a limit that runs out while no process may run says
+# nothing.
+#
+# The lease stands still only if no other node can go on: a node alone has none, and an adapter says that it stops all
+# nodes together. Otherwise the others replace this node, and its workers are killed before they continue.
+
+
+def _stop_tree(guarded_pid: int) -> None:
+    """Stop the guarded process, which then starts no more, and all descendants of this process."""
+    end_s = time.monotonic() + _SUSPEND_LIMIT_S
+    processes.send_signal([guarded_pid], signal.SIGSTOP)
+    while time.monotonic() <= end_s:
+        running = [pid for pid in processes.list_descendants(os.getpid()) if not _is_stopped(pid)]
+        if not running:
+            return
+        processes.send_signal(running, signal.SIGSTOP)
+        time.sleep(0.002)
+
+
+def _continue_tree() -> None:
+    """Continue all descendants of this process."""
+    processes.send_signal(processes.list_descendants(os.getpid()), signal.SIGCONT)
+
+
+def _is_stopped(pid: int) -> bool:
+    stat = processes.read_stat(pid)
+    return stat is None or stat[0] in ("T", "t", "Z", "X")
+
+
+def _stop_self(*, is_blocked: bool) -> None:
+    """Stop this process until SIGCONT.
+
+    It does not use SIGTSTP, which the kernel ignores where no shell could continue the process.
+
+    Args:
+        is_blocked: SIGCONT is blocked in this process: wait for it. One that came while the others were being stopped
+            counts, and the first process of a container, which cannot stop itself, waits, too.
+    """
+    if is_blocked:
+        signal.sigwait({signal.SIGCONT})
+    else:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+# -- how it is called -------------------------------------------------------------------------------------------------
 
 
 def _open_standard_descriptors() -> None:

@@ -22,32 +22,26 @@ class HistoryRecord(Protocol):
     @property
     def time_s(self) -> float:
         """Wall clock."""
-        ...
 
     @property
     def monotonic_s(self) -> float:
         """One clock for all records of a history."""
-        ...
 
     @property
     def round(self) -> int:
         """Number of the round."""
-        ...
 
     @property
     def attempt(self) -> int:
         """See `EventRecord`."""
-        ...
 
     @property
     def what(self) -> str:
         """Name of the transition."""
-        ...
 
     @property
     def detail(self) -> Mapping[str, object]:
         """More fields."""
-        ...
 
 
 class JobHistory:
@@ -154,14 +148,14 @@ class JobHistory:
             self._follow_drain(record)
         elif what in HANGS:
             self._enter(JobState.HUNG, record, _read_text(detail, "text"))
-            self._add_event(record.time_s, self.reason)
+            self.add_event(record.time_s, self.reason)
         elif what in HANG_ENDS and self.state is JobState.HUNG:
             self._enter(JobState.RUNNING, record)
-            self._add_event(record.time_s, _read_text(detail, "text"))
+            self.add_event(record.time_s, _read_text(detail, "text"))
         elif what == "hang_explained":
             self._explain_hang(record)
         elif what == "checkpoint_completed":
-            self._add_event(record.time_s, f"all ranks have saved step {detail.get('step')}")
+            self.add_event(record.time_s, f"all ranks have saved step {detail.get('step')}")
         elif what in ("job_ended", "rendezvous_lost"):
             self._end_job(record, lost_before)
         elif what == "agent_ended":
@@ -176,13 +170,10 @@ class JobHistory:
             self.since_s = record.time_s
         self.state, self.reason = state, reason
 
-    def _add_event(self, time_s: float, text: str) -> None:
+    def add_event(self, time_s: float, text: str) -> None:
+        """Add an event, also of what is no record: `time_s` by the wall clock."""
         if text and not (self._events and self._events[-1].text == text):
             self._events.append(JobEvent(time_s=round(time_s, 3), text=text))
-
-    def add_event(self, time_s: float, text: str) -> None:
-        """Add what is no record: `time_s` by the wall clock."""
-        self._add_event(time_s, text)
 
     def _begin_round(self, record: HistoryRecord) -> None:
         detail = record.detail
@@ -196,7 +187,7 @@ class JobHistory:
         self._round_done, self._earlier_done = None, self._most_done
         self._enter(JobState.STARTING if is_first else JobState.RESTARTING, record, "" if is_first else self.reason)
         nodes, ranks = detail.get("nodes"), detail.get("world_size")
-        self._add_event(record.time_s, f"round {record.round}: {_count(ranks, 'rank')} on {_count(nodes, 'node')}")
+        self.add_event(record.time_s, f"round {record.round}: {_count(ranks, 'rank')} on {_count(nodes, 'node')}")
 
     def _note_snapshot(self, step: object) -> None:
         """Note that the recovery continues a snapshot in memory, if it has a step."""
@@ -218,11 +209,11 @@ class JobHistory:
             if self.state is not JobState.RESTARTING and not self._ledger.is_stopped:
                 self._begin_recovery(record, reason, lost_before)
             self._enter(JobState.RESTARTING, record, reason)
-        self._add_event(record.time_s, reason)
+        self.add_event(record.time_s, reason)
 
     def _explain_hang(self, record: HistoryRecord) -> None:
         text = _read_text(record.detail, "text")
-        self._add_event(record.time_s, text)
+        self.add_event(record.time_s, text)
         if text and self._recoveries and self._lost_before is not None:
             self._recoveries[-1] = replace(self._recoveries[-1], cause=f"the job hung: {text}")
 
@@ -236,13 +227,13 @@ class JobHistory:
             step = detail.get("step")
             if self._drain_kind == "stop":
                 self._enter(JobState.DRAINING, record, f"all ranks stop at step {step}")
-                self._add_event(record.time_s, self.reason)
+                self.add_event(record.time_s, self.reason)
             elif self._drain_kind == "pause":
                 self._enter(JobState.PAUSED, record)
-                self._add_event(record.time_s, f"paused at step {step}")
+                self.add_event(record.time_s, f"paused at step {step}")
         elif self.state in (JobState.DRAINING, JobState.PAUSED):
             self._enter(JobState.RUNNING, record)
-            self._add_event(record.time_s, _read_text(detail, "reason"))
+            self.add_event(record.time_s, _read_text(detail, "reason"))
 
     def _end_job(self, record: HistoryRecord, lost_before: Mapping[str, float]) -> None:
         """End the job. `lost_before` is as for the end of a round. A job that succeeded is as far as it ever was."""
@@ -256,7 +247,7 @@ class JobHistory:
         self._enter(JobState.ENDED, record, reason)
         self.has_ended_at_one_step = is_success or detail.get("drained") is True
         self.exit_code = 0 if is_success and not detail.get("drained") else self.exit_code
-        self._add_event(record.time_s, reason or "all workers succeeded")
+        self.add_event(record.time_s, reason or "all workers succeeded")
 
     # -- what no record tells ---------------------------------------------------------------------------------------
 

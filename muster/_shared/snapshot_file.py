@@ -26,25 +26,21 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from muster._shared.contract import FORMAT, Env, SnapshotBlock, SnapshotHeader, check_format
-from muster._shared.contract import StatusPageLayout as Layout
+from muster._shared.contract import FORMAT, Env, check_format
+from muster._shared.layouts import SnapshotBlock as Block
+from muster._shared.layouts import SnapshotHeader as Header
+from muster._shared.layouts import StatusPageLayout as Layout
 
-SLOTS: Final = SnapshotBlock.SLOTS
-SLOT_SPACE: Final = SnapshotBlock.SLOT_SPACE
+SLOTS: Final = Block.SLOTS
+SLOT_SPACE: Final = Block.SLOT_SPACE
 """Distance of the slots in a content file, and the most that one can hold."""
-BLOCK_BYTES: Final = SnapshotHeader.BYTES
+BLOCK_BYTES: Final = Header.BYTES
 _WORDS: Final = BLOCK_BYTES // 8
-MAGIC: Final = SnapshotHeader.MAGIC_VALUE
+MAGIC: Final = Header.MAGIC_VALUE
 EMPTY, WRITING, COMPLETE = 0, 1, 2
 _ANSWER_LIMIT_S: Final = 30.0
 """An agent that has not answered by then keeps no snapshots. It looks four times a second."""
 _ANSWER_PAUSE_S: Final = 0.005
-
-
-Header = SnapshotHeader
-"""Words of the control file's header."""
-Block = SnapshotBlock
-"""Words of a rank's block."""
 
 
 class _Slot:

@@ -76,7 +76,8 @@ def _parse(args: Sequence[str]) -> tuple[int, int | None]:
 
 
 def _parse_number(name: str, text: str, least: int) -> int:
-    from muster._shared.contract import StatusPageLayout, parse_digits
+    from muster._shared.contract import parse_digits
+    from muster._shared.layouts import StatusPageLayout
 
     most = StatusPageLayout.MAX_STEP
     number = parse_digits(text, most)

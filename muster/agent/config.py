@@ -75,7 +75,7 @@ class RendezvousConfig:
     hang_action: str = "restart"
     """What follows when the job hangs: report (only a page on the console), restart or stop."""
     policy: str = ""
-    """--on: rules of `_shared.verdicts.policy`, separated by semicolons."""
+    """--on: rules of `_shared.policy`, separated by semicolons."""
     segment: str | None = None
     """For --rank-order segment, this node's NVLink domain, or "" if nothing tells it. None means ranks by node index.
     """
@@ -196,8 +196,6 @@ class AgentConfig:
     hang_timeout_s: float | None = None
     """How long no worker of any node may show a sign of life. `HANG_TIMEOUT_AUTO` means learned, and None no limit."""
     event_log_handler: str = "null"
-    monitor_interval_s: float = 0.1
-    """Accepted because torchrun has it, but without effect."""
     base_env: Mapping[str, str] = NO_ITEMS
     """The environment that workers inherit: the agent's without `_shared.contract.Env.PRIVATE`."""
     agent_error_file: str | None = None

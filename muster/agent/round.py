@@ -3,8 +3,8 @@
 import zlib
 from typing import Annotated
 
-from muster._shared.contract import StatusPageLayout
 from muster._shared.fields import JSON, SPARSE, Count, Limit, Name, Step
+from muster._shared.layouts import StatusPageLayout
 from muster._shared.records import record
 
 CheckpointPath = Annotated[str, Limit(most=StatusPageLayout.PATH_BYTES)]

@@ -15,7 +15,7 @@ from muster._shared.contract import (
     parse_seconds,
     parse_snapshot_memory,
 )
-from muster._shared.verdicts.policy import PolicyError, parse_policy
+from muster._shared.policy import PolicyError, parse_policy
 from muster.components.errors import ComponentError
 
 

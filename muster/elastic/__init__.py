@@ -1,13 +1,13 @@
 """The Python API: functions and commands as workers, started from a program. Names, fields and results are torch's.
 
     handle         our own API: launch and its handle
-    launcher       elastic_launch, launch_agent            launch_config  LaunchConfig (imports torch)
-    agent          LocalElasticAgent                       worker_spec    WorkerSpec (imports torch)
+    launcher       elastic_launch, launch_agent            agent          LocalElasticAgent
+    torch_records  LaunchConfig, WorkerSpec (imports torch)
     processes      start_processes and its contexts        rendezvous     handlers that the caller made
     context_settings  their arguments, torch's and older ones
     flags          torch's configuration to flags          failures       outcomes to torch's exceptions
-    tail           TailLog, tail_logfile, live bars        services/      torch's metrics, events, file timers
-    events/        ice-learn's Events                      jobs/          one job of any of these: `call` pickles its
+    tail           TailLog, tail_logfile, live bars        worker_group   torch's metrics and events
+    events         ice-learn's Events                      jobs/          one job of any of these: `call` pickles its
                                                            function, `results` receives what workers return
     fork/          start_method="fork": workers are forks of the program itself
 
@@ -19,7 +19,7 @@ first asked for. From outside, import the names of `__all__` from this package.
 from typing import Any
 
 from muster.elastic.agent import DEFAULT_ROLE, LocalElasticAgent
-from muster.elastic.events.flags import Events
+from muster.elastic.events import Events
 from muster.elastic.handle import JobHandle, JobState, LaunchFailed, Results, launch
 from muster.elastic.jobs.errors import AgentLost, PickleFault, ResultsMissing
 from muster.elastic.launcher import elastic_launch, launch_agent
@@ -33,8 +33,8 @@ from muster.elastic.processes import (
 from muster.elastic.tail import TailLog, tail_logfile
 
 _LAZY = {
-    "WorkerSpec": "muster.elastic.worker_spec",
-    "LaunchConfig": "muster.elastic.launch_config",
+    "WorkerSpec": "muster.elastic.torch_records",
+    "LaunchConfig": "muster.elastic.torch_records",
     "ChildFailedError": "torch.distributed.elastic.multiprocessing.errors",
     "ProcessFailure": "torch.distributed.elastic.multiprocessing.errors",
     "record": "torch.distributed.elastic.multiprocessing.errors",

@@ -3,29 +3,20 @@
 import contextlib
 import os
 import warnings
-from functools import partial
 from typing import Any, NamedTuple
 
 from muster._shared.contract import Env, ExitCode
 from muster._shared.guard import STOP_LIMIT_VARIABLE
 from muster.agent.errors import UsageError
 from muster.elastic.context_settings import refuse_private_overrides
-from muster.elastic.events.flags import Events, begin_job
-from muster.elastic.events.serving import IceEvents
+from muster.elastic.events import Events, IceEvents, begin_job
 from muster.elastic.failures import build_process_failures, build_signal_exception, raise_for_outcome
 from muster.elastic.flags import PREFIX_VARIABLE, build_log_flags, build_worker_flags
-from muster.elastic.jobs.job import Job, Outcome
-from muster.elastic.launcher import (
-    build_function_words,
-    collect_results,
-    name_entrypoint,
-    split_signals,
-    start_function_server,
-)
+from muster.elastic.jobs.job import Outcome
+from muster.elastic.launcher import name_entrypoint, read_signals, run_program, serve_health_check
 from muster.elastic.rendezvous import BACKEND, CallersRendezvous, build_static_flags
-from muster.elastic.services.health_check import serve_health_check
-from muster.elastic.services.worker_group import GroupFacts, WorkerGroupWatch
 from muster.elastic.tail import Screen
+from muster.elastic.worker_group import WorkerGroupWatch
 
 _PRIVATE: tuple[str, ...] = (
     *("_start_workers", "_stop_workers", "_monitor_workers", "_shutdown", "_rendezvous", "_assign_worker_ranks"),
@@ -35,7 +26,6 @@ _PRIVATE: tuple[str, ...] = (
 """Methods of torch's agent that subclasses (dlrover's, DeepSpeed's) override."""
 
 DEFAULT_ROLE = "default"
-_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 
 
 class _Settings(NamedTuple):
@@ -57,15 +47,6 @@ class _OlderSettings(NamedTuple):
     exit_barrier_timeout: float = 300
     log_dir: str | None = None
     events: Any = None
-
-
-def _find_facts(spec: Any) -> GroupFacts:
-    handler = spec.rdzv_handler
-    return GroupFacts(
-        entrypoint_name=getattr(spec.entrypoint, "__qualname__", None) or name_entrypoint(spec.entrypoint, spec.args),
-        run_id="none" if handler is None else handler.get_run_id(),
-        backend="muster" if handler is None else handler.get_backend(),
-    )
 
 
 class LocalElasticAgent:
@@ -124,7 +105,14 @@ class LocalElasticAgent:
                 f"events with {spec.rdzv_handler.world_size} nodes need the variable {Env.TOKEN}, a secret that is the "
                 "same on all nodes"
             )
-        self._watch = WorkerGroupWatch(spec, _find_facts(spec))
+        handler = spec.rdzv_handler
+        name = getattr(spec.entrypoint, "__qualname__", None) or name_entrypoint(spec.entrypoint, spec.args)
+        self._watch = WorkerGroupWatch(
+            spec,
+            entrypoint_name=name,
+            run_id="none" if handler is None else handler.get_run_id(),
+            backend="muster" if handler is None else handler.get_backend(),
+        )
 
     # -- torch's public methods -------------------------------------------------------------------------------------
 
@@ -167,32 +155,20 @@ class LocalElasticAgent:
 
     def _run_job(self) -> tuple[Outcome, dict[int, Any]]:
         """Return how the job has ended, and what its workers returned if it ended well."""
-        spec, flags = self._spec, self._build_flags()
-        start = partial(
-            Job,
+        spec = self._spec
+        return run_program(
+            self._build_flags(),
+            spec.entrypoint,
+            spec.args,
+            nproc=spec.local_world_size,
+            start_method=self._settings.start_method,
             environ=self._build_environ(),
             rendezvous=self._build_rendezvous(),
             on_record=self._watch.handle,
-            handled_signals=split_signals(os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", _SIGNALS)),
+            handled_signals=read_signals(),
             on_signal=None if self._ice is None else self._ice.stop_politely,
             screen=self._screen,
         )
-        if isinstance(spec.entrypoint, str):
-            outcome = start([*flags, "--no-python", spec.entrypoint, *map(str, spec.args)]).run()
-            return outcome, dict.fromkeys(outcome.ranks)
-        server = start_function_server(
-            spec.entrypoint,
-            spec.args,
-            {},
-            nproc=spec.local_world_size,
-            start_method=self._settings.start_method,
-            substitutes_macros=True,
-        )
-        try:
-            outcome = start([*flags, *build_function_words()], server=server).run()
-            return outcome, collect_results(outcome, server) if outcome.code == ExitCode.SUCCEEDED else {}
-        finally:
-            server.close()
 
     def _build_failures(self, outcome: Outcome) -> dict[int, Any]:
         if outcome.signum is None and outcome.report is not None and outcome.report.failures:

@@ -82,7 +82,7 @@ class FunctionSettings(NamedTuple):
         return {name: value for name, value in self._asdict().items() if name != "start_method"}
 
 
-class _OlderFunctionSettings(NamedTuple):
+class _OlderSettings(NamedTuple):
     stdouts: dict[int, str]
     stderrs: dict[int, str]
     tee_stdouts: dict[int, str]
@@ -92,42 +92,25 @@ class _OlderFunctionSettings(NamedTuple):
     progbar_events: Mapping[str, Any] | None = None
 
 
-class _OlderCommandSettings(NamedTuple):
-    stdouts: dict[int, str]
-    stderrs: dict[int, str]
-    tee_stdouts: dict[int, str]
-    tee_stderrs: dict[int, str]
-    error_files: dict[int, str]
-    progbar_events: Mapping[str, Any] | None = None
-
-
-def read_function_settings(rest: Sequence[Any], named: Mapping[str, Any]) -> FunctionSettings:
-    """Read what follows `envs`, by position and by name.
+def read_settings(rest: Sequence[Any], named: Mapping[str, Any], *, is_command: bool = False) -> FunctionSettings:
+    """Read what follows `envs`, by position and by name. For a command it has no start method.
 
     Raises:
         TypeError: it fits neither signature.
     """
-    if not _names_files(rest, named):
-        return FunctionSettings(*rest, **named)
-    older = _OlderFunctionSettings(*rest, **named)
-    return FunctionSettings(older.start_method, GivenFiles(*older[:5]), progbar_events=older.progbar_events)
-
-
-def read_command_settings(rest: Sequence[Any], named: Mapping[str, Any]) -> FunctionSettings:
-    """Read what follows `envs`, for a command: it has no start method.
-
-    Raises:
-        TypeError: it fits neither signature.
-    """
-    if not _names_files(rest, named):
-        return FunctionSettings("spawn", *rest, **named)
-    older = _OlderCommandSettings(*rest, **named)
-    return FunctionSettings("spawn", GivenFiles(*older[:5]), progbar_events=older.progbar_events)
-
-
-def _names_files(rest: Sequence[Any], named: Mapping[str, Any]) -> bool:
-    """Return whether the arguments are the older ones, whose first is a mapping of files."""
-    return isinstance(rest[0], Mapping) if rest else "stdouts" in named
+    # The first of the older arguments is a mapping of files.
+    is_older = isinstance(rest[0], Mapping) if rest else "stdouts" in named
+    kind: Any = _OlderSettings if is_older else FunctionSettings
+    at = kind._fields.index("start_method")
+    if not is_command:
+        found = kind(*rest, **named)
+    elif len(rest) < at:
+        found = kind(*rest, **named, start_method="spawn")
+    else:
+        found = kind(*rest[:at], "spawn", *rest[at:], **named)
+    if isinstance(found, FunctionSettings):
+        return found
+    return FunctionSettings(found.start_method, GivenFiles(*found[:5]), progbar_events=found.progbar_events)
 
 
 def validate_ranks(mapping: Mapping[int, Any], nprocs: int, what: str) -> None:

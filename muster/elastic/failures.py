@@ -4,6 +4,7 @@ import copy
 import os
 import signal
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 from muster._shared.contract import ExitCode, describe_exit_code
@@ -40,7 +41,8 @@ def raise_for_outcome(outcome: Outcome, *, name: str, load_exception: LoadExcept
     if outcome.signum is not None:
         raise build_signal_exception(outcome.signum)
     if outcome.code == ExitCode.RENDEZVOUS:
-        raise _build_rendezvous_error(outcome.error or "the nodes did not find each other in time")
+        kind = _find_class("rendezvous.api", "RendezvousTimeoutError") or JobFailed
+        raise kind(outcome.error or "the nodes did not find each other in time")
     if outcome.report is not None and outcome.report.failures:
         root = find_root(outcome.report) or outcome.report.failures[0]
         raise build_child_failed_error(outcome, name) from build_cause(root, load_exception)
@@ -56,25 +58,20 @@ def _has_drained(record: Record) -> bool:
     return record["what"] == "job_ended" and bool(record["detail"].get("drained"))
 
 
+def _find_class(module: str, name: str) -> Callable[..., Exception] | None:
+    """Return an exception of torch.distributed.elastic. None: torch cannot be imported."""
+    try:
+        return getattr(import_module(f"torch.distributed.elastic.{module}"), name)  # type: ignore[no-any-return]
+    except ImportError:
+        return None
+
+
 def build_signal_exception(signum: int) -> Exception:
     """Return torch's SignalException for a signal that ended the job."""
     sigval = signal.Signals(signum)
     text = f"Process {os.getpid()} got signal: {sigval}"
-    try:
-        from torch.distributed.elastic.multiprocessing.api import SignalException
-    except ImportError:
-        return JobFailed(text)
-    error: Exception = SignalException(text, sigval=sigval)
-    return error
-
-
-def _build_rendezvous_error(line: str) -> Exception:
-    try:
-        from torch.distributed.elastic.rendezvous.api import RendezvousTimeoutError
-    except ImportError:
-        return JobFailed(line)
-    error: Exception = RendezvousTimeoutError(line)
-    return error
+    kind = _find_class("multiprocessing.api", "SignalException")
+    return JobFailed(text) if kind is None else kind(text, sigval=sigval)
 
 
 def build_child_failed_error(outcome: Outcome, name: str) -> Exception:
@@ -82,14 +79,13 @@ def build_child_failed_error(outcome: Outcome, name: str) -> Exception:
 
     If no worker failed here, it has the job's root cause.
     """
-    try:
-        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    except ImportError:
+    kind = _find_class("multiprocessing.errors", "ChildFailedError")
+    if kind is None:
         root = outcome.report and find_root(outcome.report)
         return JobFailed(f"{name} failed: {format_worker_failure(root) if root else outcome.error}")
     failures = build_process_failures(outcome)
-    error: Exception = ChildFailedError(name=name, failures=failures)
-    error.args = ChildFailedError(name=name, failures=_fold_equal(failures)).args  # its text
+    error = kind(name=name, failures=failures)
+    error.args = kind(name=name, failures=_fold_equal(failures)).args  # its text
     return error
 
 

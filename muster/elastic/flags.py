@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from muster.agent.errors import UsageError
-from muster.elastic.services.worker_group import has_event_handler
+from muster.elastic.worker_group import has_event_handler
 
 _OWN_BACKENDS = ("muster", "c10d", "static")
 PREFIX_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"

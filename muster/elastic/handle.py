@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from muster._shared.contract import Env, ExitCode, describe_exit_code
 from muster._shared.reports import Failure, Report
@@ -26,9 +26,8 @@ from muster.agent.placement.device_count import count_workers
 from muster.agent.runtime.event_log import EventRecord
 from muster.elastic.failures import build_cause, format_worker_failure
 from muster.elastic.jobs.errors import AgentLost, ResultsMissing
-from muster.elastic.jobs.exchange import Gathered, exchange_results
 from muster.elastic.jobs.job import Job, Outcome, Record
-from muster.elastic.jobs.results import WorkerServer, load_results
+from muster.elastic.jobs.results import WorkerServer, close_fds, load_results
 from muster.elastic.launcher import (
     build_function_words,
     collect_results,
@@ -36,9 +35,6 @@ from muster.elastic.launcher import (
     start_function_server,
     take_node,
 )
-
-if TYPE_CHECKING:
-    from muster.elastic.jobs.held import HeldNode
 
 _PHASES = {
     "round_formed": "starting",
@@ -121,7 +117,8 @@ class JobHandle:
         self._outcome: Outcome | None = None
         self._error: BaseException | None = None
         self._results: Results | None = None
-        self._others = Gathered()
+        self._others: dict[int, int] = {}
+        """The files of the other nodes' results, by global rank."""
         self._missing: ResultsMissing | None = None
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -143,6 +140,8 @@ class JobHandle:
         place = self._server.place
         if self._token is None or place is None or place.nodes == 1:
             return
+        from muster.elastic.jobs.exchange import exchange_results  # only where there are other nodes
+
         try:
             self._others = exchange_results(place, self._server.result_fds, self._token)
         except ResultsMissing as error:
@@ -193,12 +192,13 @@ class JobHandle:
         if self._missing is not None:
             self._missing.results = own
             raise self._missing
-        values = {**own, **load_results(self._others.fds)}
+        values = {**own, **load_results(self._others)}
         return Results(dict(sorted(values.items())), self._watch.state.attempt)
 
     def _close(self) -> None:
         self._server.close()
-        self._others.close()
+        close_fds(self._others.values())
+        self._others = {}
 
     @property
     def state(self) -> JobState:
@@ -326,35 +326,20 @@ def launch(
     ]
     token = _find_token(nodes, environ) if all_results else None
     server = start_function_server(function, args, kwargs or {}, nproc=count, start_method=start_method)
+    watch = _StateWatch(on_event)
     try:
         node = take_node(held, name_entrypoint(function, args), nproc=count, start_method=start_method)
+        job = Job(words, environ=environ, server=server, on_record=watch.handle, held=node)
     except BaseException:  # KeyboardInterrupt too: close the call's files
         server.close()
         raise
-    handle = _start(words, environ, server, on_event, token, node)
+    handle = JobHandle(job, server, watch, token)
     if not wait:
         handle.run_in_thread()
         return handle
     with handle:
         handle.run()
         return handle.wait()
-
-
-def _start(
-    words: Sequence[str],
-    environ: Mapping[str, str],
-    server: WorkerServer,
-    on_event: Callable[[EventRecord], None] | None,
-    token: str | None,
-    node: "HeldNode | None",
-) -> JobHandle:
-    watch = _StateWatch(on_event)
-    try:
-        job = Job(words, environ=environ, server=server, on_record=watch.handle, held=node)
-    except BaseException:  # KeyboardInterrupt too: close the call's files
-        server.close()
-        raise
-    return JobHandle(job, server, watch, token)
 
 
 def _find_token(nodes: int | str, environ: Mapping[str, str]) -> str | None:

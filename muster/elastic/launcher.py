@@ -1,24 +1,27 @@
 """`elastic_launch` and `launch_agent`: torch's launcher, with the agent as a process of its own."""
 
+import contextlib
 import os
 import sys
+import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import muster
+from muster._shared.contract import ExitCode
+from muster.agent.config import AgentConfig
 from muster.agent.errors import UsageError
-from muster.elastic.failures import raise_for_outcome
+from muster.elastic.failures import LoadException, raise_for_outcome
 from muster.elastic.flags import PREFIX_VARIABLE, build_flags
 from muster.elastic.jobs.call import build_payload
-from muster.elastic.jobs.job import Job, Outcome, Record
+from muster.elastic.jobs.job import Job, Outcome
 from muster.elastic.jobs.process import FOLDER_MARK
 from muster.elastic.jobs.results import Payload, WorkerServer
-from muster.elastic.services.health_check import serve_health_check
-from muster.elastic.services.worker_group import GroupFacts, WorkerGroupWatch
+from muster.elastic.worker_group import WorkerGroupWatch
 
 if TYPE_CHECKING:
     from muster.elastic.jobs.held import HeldNode
@@ -29,6 +32,9 @@ _PRELOADED = (
     "torch.distributed.elastic.agent.server.api",
 )
 """What the template imports if this process has imported it. Workers will import the same `__main__`."""
+
+_HEALTH_PORT_VARIABLE = "TORCHELASTIC_HEALTH_CHECK_PORT"
+_HEALTH_TIMEOUT_S = 60
 
 START_METHODS = ("spawn", "forkserver", "fork")
 
@@ -98,20 +104,21 @@ def launch_agent(
     if not config.run_id:
         config.run_id = str(uuid.uuid4().int)
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = config.signals_to_handle  # as torch does
-    watch = _watch_group(config, entrypoint, args)
+    name = name_entrypoint(entrypoint or "", args)
+    watch = _watch_group(config, name)
     with serve_health_check(health_check_server):
         try:
-            values = run_program(
+            _, values = run_program(
                 build_flags(config),
                 entrypoint,
                 args,
                 nproc=config.nproc_per_node,
                 start_method=config.start_method,
+                held=held,
+                check=lambda outcome, load: raise_for_outcome(outcome, name=name, load_exception=load),
                 environ=_build_environ(config),
                 handled_signals=split_signals(config.signals_to_handle),
                 on_record=None if watch is None else watch.handle,
-                substitutes_macros=True,
-                held=held,
             )
         except Exception as error:
             if watch is not None:
@@ -122,33 +129,20 @@ def launch_agent(
         return values
 
 
-@dataclass(frozen=True, kw_only=True)
-class _GroupSpec:
-    """What `WorkerGroupWatch` asks of torch's WorkerSpec."""
-
-    role: str
-    local_world_size: int
-    max_restarts: int
-    event_log_handler: str
-
-
-def _watch_group(
-    config: Any, entrypoint: Callable[..., Any] | str | None, args: Sequence[Any]
-) -> WorkerGroupWatch | None:
+def _watch_group(config: Any, name: str) -> WorkerGroupWatch | None:
     """Return a watch, or None if torch's agent is not imported: the program then has no handlers of its events."""
     if "torch.distributed.elastic.agent.server.api" not in sys.modules:
         return None
     from torch.distributed.elastic import metrics
 
     metrics.initialize_metrics(metrics.MetricsConfig(config.metrics_cfg))
-    spec = _GroupSpec(
+    spec = SimpleNamespace(
         role=config.role,
         local_world_size=config.nproc_per_node,
         max_restarts=config.max_restarts,
         event_log_handler=getattr(config, "event_log_handler", "null"),
     )
-    name = name_entrypoint(entrypoint or "", args)
-    return WorkerGroupWatch(spec, GroupFacts(entrypoint_name=name, run_id=config.run_id, backend=config.rdzv_backend))
+    return WorkerGroupWatch(spec, entrypoint_name=name, run_id=config.run_id, backend=config.rdzv_backend)
 
 
 def _report_success(watch: WorkerGroupWatch, values: dict[int, Any]) -> None:
@@ -176,6 +170,45 @@ def _build_environ(config: Any) -> dict[str, str]:
     return {**os.environ, **({PREFIX_VARIABLE: template} if template else {})}
 
 
+@contextlib.contextmanager
+def serve_health_check(given: Any) -> Iterator[None]:
+    """Start a health check server, and stop it at the end.
+
+    torch's own server opens no port, and only logs that. A company puts its own in the place of
+    `create_healthcheck_server`. It is called where torch's agent calls it, but once for a job and not for each round.
+
+    Args:
+        given: the program's. None: torch's, if the variable names a port.
+    """
+    server = _create_health_server() if given is None else given
+    if server is None:
+        yield
+        return
+    server.start()
+    try:
+        yield
+    finally:
+        server.stop()
+
+
+def _create_health_server() -> Any:
+    port = os.environ.get(_HEALTH_PORT_VARIABLE)
+    if port is None or not port.strip().isdecimal():  # as with torch, which logs it
+        return None
+    try:
+        from torch.distributed.elastic.agent.server import local_elastic_agent
+    except ImportError:  # without torch, nothing to restore
+        return None
+    return local_elastic_agent.create_healthcheck_server(
+        alive_callback=lambda: int(time.time()), port=int(port), timeout=_HEALTH_TIMEOUT_S
+    )
+
+
+def read_signals() -> tuple[str, ...]:
+    """Return the names of the signals that a program wants to be handled, as torch's classes do."""
+    return split_signals(os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", ",".join(AgentConfig.signals_to_handle)))
+
+
 def split_signals(names: str) -> tuple[str, ...]:
     """Split `"SIGTERM,SIGINT"` into names."""
     return tuple(name.strip() for name in names.split(",") if name.strip())
@@ -187,47 +220,45 @@ def run_program(
     args: Sequence[Any],
     *,
     nproc: int,
-    start_method: str = "spawn",
-    environ: Mapping[str, str] | None = None,
-    kwargs: Mapping[str, Any] | None = None,
-    handled_signals: Sequence[str] = (),
-    on_record: Callable[[Record], None] | None = None,
-    substitutes_macros: bool = False,
+    start_method: str,
     held: str | bool | None = None,
-) -> dict[int, Any]:
-    """Run a function or a command under an agent to the end. See `launch_agent`."""
-    name = name_entrypoint(entrypoint or "", args)
-    if isinstance(entrypoint, str):
-        words = [*flags, "--no-python", entrypoint, *map(str, args)]
-        node = take_node(held, name, nproc=nproc, start_method="spawn")
-        job = Job(words, environ=environ or os.environ, on_record=on_record, handled_signals=handled_signals, held=node)
-        outcome = job.run()
-        raise_for_outcome(outcome, name=name_entrypoint(entrypoint, args))
-        return dict.fromkeys(outcome.ranks)
+    check: Callable[[Outcome, LoadException | None], None] = lambda _outcome, _load: None,
+    **settings: Any,
+) -> tuple[Outcome, dict[int, Any]]:
+    """Run a function or a command under an agent to the end.
+
+    Args:
+        flags: of the agent.
+        entrypoint: see `launch_agent`.
+        args: its arguments.
+        nproc: workers on this node.
+        start_method: one of `START_METHODS`.
+        held: see `launch`.
+        check: gets the outcome, and what loads the exception of a function's worker, while that is there.
+        settings: of the `Job`.
+
+    Returns:
+        How the job has ended, and what its workers returned if it ended well.
+
+    Raises:
+        UsageError: there is no entrypoint, or a value is not allowed.
+    """
     if entrypoint is None:
         raise UsageError("entrypoint=None: must be a function or a command")
-    server = start_function_server(
-        entrypoint,
-        args,
-        kwargs or {},
-        nproc=nproc,
-        start_method=start_method,
-        substitutes_macros=substitutes_macros,
-    )
-    try:
-        job = Job(
-            [*flags, *build_function_words(is_held=bool(held))],
-            environ=environ or os.environ,
-            server=server,
-            on_record=on_record,
-            handled_signals=handled_signals,
-            held=take_node(held, name, nproc=nproc, start_method=start_method),
-        )
-        outcome = job.run()
-        raise_for_outcome(outcome, name=name_entrypoint(entrypoint, args), load_exception=server.load_exception)
-        return collect_results(outcome, server)
-    finally:
-        server.close()
+    name = name_entrypoint(entrypoint, args)
+    if isinstance(entrypoint, str):
+        words = [*flags, "--no-python", entrypoint, *map(str, args)]
+        outcome = Job(words, held=take_node(held, name, nproc=nproc, start_method="spawn"), **settings).run()
+        check(outcome, None)
+        return outcome, dict.fromkeys(outcome.ranks)
+    with contextlib.closing(
+        start_function_server(entrypoint, args, {}, nproc=nproc, start_method=start_method, substitutes_macros=True)
+    ) as server:
+        words = [*flags, *build_function_words(is_held=bool(held))]
+        node = take_node(held, name, nproc=nproc, start_method=start_method)
+        outcome = Job(words, server=server, held=node, **settings).run()
+        check(outcome, server.load_exception)
+        return outcome, collect_results(outcome, server) if outcome.code == ExitCode.SUCCEEDED else {}
 
 
 def start_function_server(

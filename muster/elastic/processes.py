@@ -3,12 +3,11 @@
 Names, arguments and results are torch's. The processes are workers of an agent under its guard, as everywhere.
 """
 
-import contextlib
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
 from muster._shared.contract import ExitCode, describe_exit_code
@@ -17,21 +16,19 @@ from muster.agent.errors import UsageError
 from muster.elastic.context_settings import (
     RankFolders,
     check_program,
-    read_command_settings,
-    read_function_settings,
+    read_settings,
     refuse_private_overrides,
     validate_ranks,
 )
 from muster.elastic.failures import build_process_failure, build_signal_exception
 from muster.elastic.jobs.errors import AgentLost
-from muster.elastic.jobs.job import Job, Outcome, Record
+from muster.elastic.jobs.job import Job, Outcome, Record, handle_signals
 from muster.elastic.jobs.rank_call import RankCall
 from muster.elastic.jobs.results import WorkerServer
-from muster.elastic.launcher import build_function_words, collect_results, split_signals, start_function_server
+from muster.elastic.launcher import build_function_words, collect_results, read_signals, start_function_server
 from muster.elastic.tail import Screen, TailLog
 
 IS_WINDOWS = sys.platform == "win32"
-_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 _KILL_LIMIT_S = 35.0
 """The limit after a kill: the guard's own for processes that cannot be killed, and a margin."""
 
@@ -249,7 +246,7 @@ class PContext:
             AgentLost: the job's muster process was killed.
             PickleFault: a result cannot be loaded here.
         """
-        with _raise_on_signals(), self._changed:
+        with handle_signals(read_signals(), _raise), self._changed:
             if not self._changed.wait_for(lambda: self._has_ended, None if timeout < 0 else timeout):
                 return None
         if self._result is None:
@@ -347,7 +344,7 @@ class MultiprocessContext(PContext):
         Raises:
             TypeError: the arguments fit neither.
         """
-        settings = read_function_settings(rest, named)
+        settings = read_settings(rest, named)
         super().__init__(name, entrypoint, args, envs, **settings.omit_start_method())
         self.start_method = settings.start_method
 
@@ -365,7 +362,9 @@ class SubprocessContext(PContext):
         **named: Any,
     ) -> None:
         """Do as `MultiprocessContext`, without `start_method` in both signatures."""
-        super().__init__(name, entrypoint, args, envs, **read_command_settings(rest, named).omit_start_method())
+        super().__init__(
+            name, entrypoint, args, envs, **read_settings(rest, named, is_command=True).omit_start_method()
+        )
 
     def start(self) -> None:
         """See `PContext`.
@@ -377,21 +376,6 @@ class SubprocessContext(PContext):
         for env in self.envs.values():
             check_program(str(self.entrypoint), {**os.environ, **env})
         super().start()
-
-
-@contextlib.contextmanager
-def _raise_on_signals() -> Iterator[None]:
-    old: dict[int, Any] = {}
-    if threading.current_thread() is threading.main_thread():
-        for name in split_signals(os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE", _SIGNALS)):
-            signum = int(signal.Signals[name])
-            if signal.getsignal(signum) in (signal.SIG_DFL, signal.default_int_handler):
-                old[signum] = signal.signal(signum, _raise)
-    try:
-        yield
-    finally:
-        for signum, handler in old.items():
-            signal.signal(signum, handler)
 
 
 def _raise(signum: int, _frame: object) -> None:

@@ -7,7 +7,7 @@ a live row at the bottom, and log lines are printed above. Elsewhere only its la
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 from muster._shared.console.progress_bars import ProgressBars
@@ -137,6 +137,19 @@ class _Tail:
             self._fd = -1
 
 
+def _follow(tails: Sequence[_Tail], finished: threading.Event, interval_s: float) -> None:
+    """Print files until an event is set, and then what is left."""
+    while True:
+        is_last = finished.is_set()  # before reading, so that all is read
+        while any([tail.read() for tail in tails]):  # noqa: C419  # each file gets its turn
+            pass
+        if is_last:
+            break
+        finished.wait(interval_s)
+    for tail in tails:
+        tail.close()
+
+
 def _find_last_frame(line: bytes) -> str:
     """Return the last state of a progress bar. Return other lines unchanged."""
     frames = [frame for frame in line.split(b"\r") if frame]
@@ -207,20 +220,10 @@ class TailLog:
     def start(self) -> "TailLog":
         """Begin to print."""
         if self._tails and self._dst is not None and self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="TailLog", daemon=True)
+            given = self._tails, self._finished, self._interval_s
+            self._thread = threading.Thread(target=_follow, args=given, name="TailLog", daemon=True)
             self._thread.start()
         return self
-
-    def _run(self) -> None:
-        while True:
-            is_last = self._finished.is_set()  # before reading, so that all is read
-            while any([tail.read() for tail in self._tails]):  # noqa: C419  # each file gets its turn
-                pass
-            if is_last:
-                break
-            self._finished.wait(self._interval_s)
-        for tail in self._tails:
-            tail.close()
 
     def stop(self) -> None:
         """Print what is in the files now, then end. Idempotent."""
@@ -263,12 +266,4 @@ def tail_logfile(
     """
     if hasattr(log_line_filter, "acquire"):
         log_line_filter, lock = None, log_line_filter
-    tail = _Tail(header, file, dst, Screen(progbar_events, lock), log_line_filter)
-    while True:
-        is_last = finished.is_set()
-        while tail.read():
-            pass
-        if is_last:
-            break
-        finished.wait(interval_sec)
-    tail.close()
+    _follow([_Tail(header, file, dst, Screen(progbar_events, lock), log_line_filter)], finished, interval_sec)

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 
 from muster._shared.snapshot_file import SLOT_SPACE, RemoteReader
 from muster.snapshots.devices import Pin
-from muster.snapshots.layout import MOST_IN_RUN, Place, Plan, Typed, Vector, make_contiguous, parse_layout
+from muster.snapshots.layout import MOST_IN_RUN, Place, Plan, Typed, Vector, make_contiguous, parse_layout, round_up
 from muster.snapshots.mapping import Mapping, find_call, take_huge_pages, view_bytes
 
 _MAGIC: Final = b"mustsnp1"
@@ -116,7 +116,7 @@ class Area:
         if self._pin is not None:
             self._pin.release()
             self._pin = None
-        size = _round_up(size, 1 << 20)
+        size = round_up(size, 1 << 20)
         take_huge_pages(self._fd, self._start, size)
         os.posix_fallocate(self._fd, self._start, size)
         mapping = Mapping(self._fd, self._start, size, mmap.PROT_READ | mmap.PROT_WRITE)
@@ -153,14 +153,14 @@ class Area:
             transfer("pwritev", self._fd, data_start, vector)
         if self.size < end:
             write_buffers(self._fd, data_start, plan.list_buffers(tensors))
-            return _is_whole
+            return lambda: True
         targets, sources = self.find_targets(plan), plan.list_sources(tensors)
         if plan.on_devices:
             self._pin = self._pin or Pin(self.bytes)
             return start_copies(targets, sources)
         if sources:
             torch._foreach_copy_(targets, sources)  # a loop of copy_, in C++
-        return _is_whole
+        return lambda: True
 
     def find_targets(self, plan: Plan) -> list[Any]:
         """Return where tensors of a plan are copied to, kept for the next time. The slot is mapped."""
@@ -206,8 +206,8 @@ class Area:
 
 def find_data(plan: Plan) -> tuple[int, int]:
     """Return where the data begins in a slot, and its length, a multiple of `BLOCK_BYTES`."""
-    size = _round_up(plan.data_bytes, BLOCK_BYTES)
-    return _round_up(_PAGE + size // BLOCK_BYTES * 8, _PAGE), size
+    size = round_up(plan.data_bytes, BLOCK_BYTES)
+    return round_up(_PAGE + size // BLOCK_BYTES * 8, _PAGE), size
 
 
 def write_buffers(fd: int, at: int, buffers: Iterable[memoryview]) -> None:
@@ -253,10 +253,6 @@ def transfer(call: str, fd: int, data_start: int, vector: Vector) -> None:
             pairs[2 * first] += step
             pairs[2 * first + 1] -= step
             first += not pairs[2 * first + 1]
-
-
-def _is_whole() -> bool:
-    return True
 
 
 class Content:
@@ -337,7 +333,7 @@ class Content:
         if not first <= start <= end <= last:
             first = start // BLOCK_BYTES * BLOCK_BYTES
             # Near data: one call for all is faster.
-            last = max(_round_up(end, BLOCK_BYTES), first + _WINDOW_BYTES)
+            last = max(round_up(end, BLOCK_BYTES), first + _WINDOW_BYTES)
             first, last = (0, self.head.data_bytes) if self.is_near else (first, min(last, self.head.data_bytes))
             self._window = self._fetch_tensor(self.head.data_start + first, self.head.data_start + last)
             self._verify(self._window, first // BLOCK_BYTES)
@@ -407,7 +403,3 @@ def say(line: str) -> None:
     with contextlib.suppress(OSError, ValueError):
         if sys.stderr is not None:
             sys.stderr.write(f"muster.snapshots: {line}\n")
-
-
-def _round_up(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from muster._shared.contract import Env
-from muster._shared.snapshot_file import Block, NotKeptError, RemoteReader, WorkerFiles
+from muster._shared.layouts import SnapshotBlock as Block
+from muster._shared.snapshot_file import NotKeptError, RemoteReader, WorkerFiles
 from muster.snapshots.content import Content, Damaged, open_far, open_near, say
 
 _MOST_LOST: Final = 1024

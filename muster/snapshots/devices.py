@@ -39,6 +39,7 @@ class DeviceCopies:
 
     def __init__(self) -> None:
         """Ask torch to report each step of any optimizer."""
+        import torch
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
         self._lock = threading.Lock()
@@ -47,7 +48,8 @@ class DeviceCopies:
         self._is_trusted = True
         self._streams: dict[Any, Any] = {}
         self._sides: list[_Side] = []
-        register_optimizer_step_pre_hook(_without_compiler(self._before_step))
+        disable: Any = torch.compiler.disable  # a compiled step calls it each time
+        register_optimizer_step_pre_hook(disable(self._before_step))
 
     def start(self, targets: Sequence[Any], sources: Sequence[Any]) -> Callable[[], bool]:
         """Enqueue the copies.
@@ -130,14 +132,6 @@ class DeviceCopies:
                     getattr(torch, side.device.type).current_stream(side.device).wait_event(side.event)
                 else:
                     side.is_torn = True  # no waiting while a graph is captured
-
-
-def _without_compiler(function: Callable[..., None]) -> Callable[..., None]:
-    """Have a compiled step call it each time."""
-    import torch
-
-    disable: Any = torch.compiler.disable
-    return disable(function)  # type: ignore[no-any-return]
 
 
 class Pin:

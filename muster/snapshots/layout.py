@@ -136,7 +136,7 @@ class Plan:
             keeps_tensors: whether the tensors are kept here. False: all but plain values lie elsewhere.
         """
         self.keeps_tensors = keeps_tensors
-        self._facts = _list_facts(tensors)
+        self._facts = list(map(_get_shape, tensors)), list(map(_get_dtype, tensors))
         self._pointers = pointers
         self._are_cpu = _list_are_cpu(tensors)
         self._groups = _find_groups(tensors, self._pointers)
@@ -159,7 +159,7 @@ class Plan:
                 sizes = array("L", map(self._sizes.__getitem__, run))
                 whole = range(run[0], run[-1] + 1)
                 self._runs.append(Run(whole if len(whole) == len(run) else run, self._end, sizes.tobytes()))
-                self._end += _round_up(sum(sizes), ALIGNMENT)
+                self._end += round_up(sum(sizes), ALIGNMENT)
         self.on_devices = not all(
             self._are_cpu[n] for n in (*(n for n, _ in self.singles), *(s[0] for s in self.spans))
         )
@@ -189,7 +189,7 @@ class Plan:
             one = tensors[number]
             place = Place(one.dtype, tuple(one.shape), tuple(one.stride()), span.start + start - first, *span[2:])
             self._in_spans[number] = span, place
-        self._end += _round_up(span.bytes, ALIGNMENT)
+        self._end += round_up(span.bytes, ALIGNMENT)
 
     def _place_large(self, tensors: Sequence[Any], numbers: Sequence[int]) -> list[int]:
         """Decide where each of these tensors is that is copied by itself. The others are small."""
@@ -200,7 +200,7 @@ class Plan:
             one, start, size = tensors[number], self._end, sizes[number]
             place = Place(one.dtype, tuple(one.shape), _choose_stride(one), start, start, size)
             self.singles.append((number, place))
-            self._end += _round_up(size, ALIGNMENT)
+            self._end += round_up(size, ALIGNMENT)
         return small
 
     def fits(self, tensors: Sequence[Any], pointers: list[int], *, keeps_tensors: bool) -> bool:
@@ -242,7 +242,7 @@ class Plan:
             for number, at in zip(run.numbers, ends, strict=False):
                 starts[number] = at
         for number, (span, _) in self._in_spans.items():
-            units[number] = span.start, _round_up(span.bytes, ALIGNMENT)
+            units[number] = span.start, round_up(span.bytes, ALIGNMENT)
         for first, others in self._aliases.items():
             units[first] = starts[first], sizes[first]
             for number in others:
@@ -402,11 +402,6 @@ def make_contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(math.prod(shape[n + 1 :]) for n in range(len(shape)))
 
 
-def _list_facts(tensors: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-    """Return the shapes and types. A plan depends on them and on which tensors share memory."""
-    return list(map(_get_shape, tensors)), list(map(_get_dtype, tensors))
-
-
 def _list_are_cpu(tensors: Sequence[Any]) -> list[bool]:
     return list(map(_is_cpu, tensors))
 
@@ -505,5 +500,6 @@ def _view_storage(tensor: Any, start: int, size: int) -> Any:
     return empty.set_(tensor.untyped_storage(), start, (size,), (1,))
 
 
-def _round_up(number: int, multiple: int) -> int:
+def round_up(number: int, multiple: int) -> int:
+    """Return the next multiple."""
     return -(-number // multiple) * multiple

@@ -92,7 +92,12 @@ class Known:
         """Say where the local part of a distributed tensor lies."""
         key = (value.shape, value.placements, value.device_mesh)
         if key not in self.shardings:
-            self.shardings[key] = describe_sharding(value)
+            mesh = value.device_mesh
+            (chunk,) = value.__create_chunk_list__()
+            place = mesh.get_coordinate()
+            facts = (tuple(mesh.shape), mesh.mesh_dim_names, None if place is None else tuple(place))
+            placements = tuple(str(one) for one in value.placements)
+            self.shardings[key] = Sharding(tuple(value.shape), tuple(chunk.offsets), placements, facts)
         return self.shardings[key]
 
 
@@ -187,15 +192,6 @@ def find_name(state: object, tensor: Any) -> str:
         if hasattr(value, "data_ptr") and (value.data_ptr(), value.shape) == (tensor.data_ptr(), tensor.shape):
             return place
     return "a tensor of the state"
-
-
-def describe_sharding(value: Any) -> Sharding:
-    """Say where the local part of a distributed tensor lies."""
-    mesh = value.device_mesh
-    (chunk,) = value.__create_chunk_list__()
-    place = mesh.get_coordinate()
-    facts = (tuple(mesh.shape), mesh.mesh_dim_names, None if place is None else tuple(place))
-    return Sharding(tuple(value.shape), tuple(chunk.offsets), tuple(str(one) for one in value.placements), facts)
 
 
 def join_keys(keys: Iterable[Any]) -> "str | tuple[Any, ...]":

@@ -13,7 +13,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from muster._shared.snapshot_file import COMPLETE, SLOTS, Block, Slot, WorkerFiles, compute_limit, measure_used
+from muster._shared.layouts import SnapshotBlock as Block
+from muster._shared.snapshot_file import COMPLETE, SLOTS, Slot, WorkerFiles, compute_limit, measure_used
 from muster.snapshots.agreement import Agreement
 from muster.snapshots.content import Area, Origin, find_data, say
 from muster.snapshots.devices import DeviceCopies

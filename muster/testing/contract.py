@@ -35,6 +35,7 @@ from muster.testing.contract_apps import (
     build_agents,
     build_shell,
 )
+from muster.testing.shell import split_step
 
 T = TypeVar("T")
 _POLL_S: Final = 0.05
@@ -266,7 +267,7 @@ class SchedulerContract:
         def fail(*_args: Any, **_named: Any) -> None:
             raise RuntimeError("the contract's failure")
 
-        owner, name = _split(self.steps[-1])
+        owner, name = split_step(self.steps[-1])
         before = self._list(scheduler)
         with monkeypatch.context() as patched:
             patched.setattr(pkgutil.resolve_name(owner), name, fail)
@@ -413,9 +414,3 @@ class SchedulerContract:
             for each in scheduler.list(self.cfg)
             if each.app_id.rpartition(":")[2].startswith("contract")
         }
-
-
-def _split(step: str) -> tuple[str, str]:
-    """Return the owner of a function, and its name."""
-    owner, _, name = step.rpartition("." if "." in step.partition(":")[2] else ":")
-    return owner, name

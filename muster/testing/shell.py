@@ -20,6 +20,12 @@ from typing import Any, NoReturn
 from muster.schedulers.adapter import PluginScheduler, load_app
 
 
+def split_step(step: str) -> tuple[str, str]:
+    """Return the owner of a function, and its name."""
+    owner, _, name = step.rpartition("." if "." in step.partition(":")[2] else ":")
+    return owner, name
+
+
 def kill_at(step: str) -> None:
     """Replace a function of the submission, `package.module:function` or `...:Class.method`, by the process's end."""
 
@@ -27,7 +33,7 @@ def kill_at(step: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError("SIGKILL returned")
 
-    owner, _, name = step.rpartition("." if "." in step.partition(":")[2] else ":")
+    owner, name = split_step(step)
     setattr(pkgutil.resolve_name(owner), name, die)
 
 

@@ -11,10 +11,11 @@ import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from doubles.drain_commands import get_drain
 from doubles.leader_history import member, rules
 from doubles.samples import make_round
 
-from muster._shared.contract import StatusPageLayout as Layout
+from muster._shared.layouts import StatusPageLayout as Layout
 from muster._shared.records import replace
 from muster.agent.node import actions as node_actions
 from muster.agent.node import events as node_events
@@ -295,7 +296,7 @@ class DrainWorld:
                     drain=action.drain, kind=Layout.STOP, step=action.step, is_committed=action.is_committed
                 )
                 before = node.command
-                same = before and Layout.get_drain(before) == action.drain
+                same = before and get_drain(before) == action.drain
                 assert not same or not Layout.is_committed(before), "a committed step was changed"
                 assert not same or action.step >= Layout.get_step(before), "a ceiling fell"
                 node.command = command

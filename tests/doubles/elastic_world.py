@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
+from doubles.drain_commands import get_drain
 from doubles.rendezvous_world import Instance, Process, Violation, World
 
-from muster._shared.contract import StatusPageLayout as Layout
+from muster._shared.layouts import StatusPageLayout as Layout
 from muster.agent.node import actions, events
 from muster.agent.node.decisions import decide
 from muster.agent.node.state import NodeRules, NodeState
@@ -275,7 +276,7 @@ class DrainingProcess(Process):
             drain=action.drain, kind=Layout.STOP, step=action.step, is_committed=action.is_committed
         )
         before = self.command
-        if before and Layout.get_drain(before) == action.drain:
+        if before and get_drain(before) == action.drain:
             if Layout.is_committed(before):
                 raise Violation(f"{self.machine.host}: a committed step was changed")
             if action.step < Layout.get_step(before):

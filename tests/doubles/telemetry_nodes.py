@@ -9,8 +9,8 @@ from typing import Any
 
 from doubles.samples import make_round
 
-from muster._shared.contract import StatusPageLayout as Layout
 from muster._shared.job_view import JobStatus, RankState
+from muster._shared.layouts import StatusPageLayout as Layout
 from muster.agent.rendezvous.interface import JobMembers, LeaderClock, MemberStatus, Summary
 from muster.agent.runtime.event_log import EventLog
 from muster.agent.telemetry import Observed, Pause, StatusFile, Telemetry

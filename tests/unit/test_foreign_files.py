@@ -7,7 +7,6 @@ import logging
 import os
 import re
 import resource
-import stat
 import sys
 import tracemalloc
 from pathlib import Path
@@ -67,15 +66,6 @@ def test_a_file_that_is_read_as_a_whole_has_a_limit(tmp_path: Path) -> None:
             read_whole(device)
 
 
-def test_a_file_of_another_user_is_not_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"x")
-    monkeypatch.setattr(os, "geteuid", lambda: 4321)
-    monkeypatch.setattr(os, "fstat", lambda fd: os.stat_result((stat.S_IFREG, 0, 0, 1, 1234, 0, 1, 0, 0, 0)))
-    with pytest.raises(OSError, match="another user"):
-        read_whole(path, is_own=True)
-
-
 def test_a_number_that_no_float_can_hold_is_refused() -> None:
     assert parse_json("[1e300, 123456789012345678901234567890]") == [1e300, 123456789012345678901234567890]
     with pytest.raises(ValueError, match="too large"):
@@ -85,14 +75,14 @@ def test_a_number_that_no_float_can_hold_is_refused() -> None:
 READ_OTHERWISE = {
     "the reader itself": "_shared/foreign_files",
     "files of the system": "agent/features/export/metrics/endpoint",
-    "files of the kernel, descriptors and pipes of our own": "_shared/debugger _shared/preflight/__init__ "
+    "files of the kernel, descriptors and pipes of our own": "_shared/debugger _shared/preflight "
     "_shared/processes _shared/snapshot_file agent/control/address agent/placement/machine "
     "agent/features/preflight/facts agent/features/preflight/measure agent/workers/memory cli/doctor/machine "
     "cli/rehearse/journal cli/rehearse/watch "
     "elastic/fork/worker elastic/jobs/results schedulers/node_program/pipe schedulers/processes/driver "
     "schedulers/supervision/client "
     "schedulers/supervision/machine schedulers/supervision/app_folder",
-    "sources and pages of a package": "_shared/preflight/versions _shared/programs agent/hold/difference "
+    "sources and pages of a package": "_shared/programs agent/hold/difference "
     "cli/afterwards/page cli/rehearse/page schedulers/bundle schedulers/kubernetes/schema "
     "schedulers/adapter/__init__ schedulers/node_program/session schedulers/slurm/payload",
     "the program that is run": "agent/workers/program agent/workers/warm/fork_safety agent/workers/warm/late_changes "
@@ -146,7 +136,7 @@ PRINT_OTHERWISE = {
     "schedulers/runner/shown/live_lines",
     "JSON, and what `repr` has made": "cli/run_command cli/afterwards/commands agent/control/client",
     "numbers and words of our own": "run _shared/guard agent/ask agent/cli/arguments cli/hold_command "
-    "cli/commands/completion agent/features/preflight/measure elastic/jobs/job elastic/services/file_timers "
+    "cli/commands/completion agent/features/preflight/measure elastic/jobs/job elastic/jobs/file_timers "
     "schedulers/slurm/node",
     "a worker's own words": "_shared/debugger agent/workers/program elastic/fork/worker snapshots/content worker",
     "for tests": "testing/shell",

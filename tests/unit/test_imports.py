@@ -167,7 +167,7 @@ def test_what_the_rooms_share_imports_no_room(imports: list[Import]) -> None:
 
 def test_worker_imports_the_contract_and_at_a_breakpoint_the_debugger(imports: list[Import]) -> None:
     own = [found for found in imports if found.path in ("worker.py", "_shared/debugger.py") and found.top == "muster"]
-    allowed = ("muster._shared.contract", "muster._shared.debugger")
+    allowed = ("muster._shared.contract", "muster._shared.layouts", "muster._shared.debugger")
     assert offenders(found for found in own if not found.module.startswith(allowed)) == []
     assert not any(found.module == "muster._shared.debugger" and found.at_import for found in own)
 
@@ -175,6 +175,7 @@ def test_worker_imports_the_contract_and_at_a_breakpoint_the_debugger(imports: l
 def test_the_python_api_knows_only_the_agents_data(imports: list[Import]) -> None:
     data = ("cli.", "config.", "diagnosis.", "driven.", "errors.", "hold.facts.", "placement.device_count.")
     data += ("runtime.event_log.",)
+    data += ("rendezvous.protocol.", "rendezvous.transport.stream.")  # programs of several nodes exchange results
     data += ("rendezvous.torch_handlers.thread.", "rendezvous.torch_handlers.messages.")  # for handlers of the caller
     allowed = tuple(f"muster.agent.{name}" for name in data)
     program = {"muster.agent.__main__.main"}  # `python -m muster.run` is the agent
@@ -426,7 +427,8 @@ def test_pure_decisions_import_nothing_that_acts(imports: list[Import]) -> None:
         "muster.agent.features.",
         "muster.agent.rendezvous.verdicts.",
         "muster.agent.rendezvous.faulty_nodes.",
-        "muster._shared.verdicts.",
+        "muster._shared.causes.",
+        "muster._shared.policy.",
         "muster.agent.rendezvous.interface.",
         "muster.agent.rendezvous.report_messages.",
         "muster.agent.node.",
@@ -449,7 +451,7 @@ def test_pure_decisions_import_nothing_that_acts(imports: list[Import]) -> None:
 
     def acts(found: Import) -> bool:
         if found.top == "muster":
-            return not found.module.startswith((*allowed, "muster._shared.contract."))
+            return not found.module.startswith((*allowed, "muster._shared.contract.", "muster._shared.layouts."))
         return found.top not in WITHOUT_EFFECT
 
     files = [found for found in imports if found.path.startswith(pure)]

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster._shared.verdicts.causes import CLASSES, GAVE_UP
-from muster._shared.verdicts.policy import Happened, PolicyError, Rule, find_rule, parse_policy
+from muster._shared.causes import CLASSES, GAVE_UP
+from muster._shared.policy import Happened, PolicyError, Rule, find_rule, parse_policy
 from muster.components import dist
 from muster.components.errors import ComponentError
 

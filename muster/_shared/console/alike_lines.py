@@ -41,12 +41,10 @@ class Speaker(Protocol):
     @property
     def stream(self) -> object:
         """Units of different streams are not merged."""
-        ...
 
     @property
     def ranks(self) -> tuple[int, ...]:
         """The ranks whose lines it carries."""
-        ...
 
     @property
     def launch(self) -> object:
@@ -54,12 +52,10 @@ class Speaker(Protocol):
 
         When another one speaks, nothing of this one is held on.
         """
-        ...
 
     @property
     def peers(self) -> int:
         """How many ranks this stream has: when all have said a unit, it waits for no other. 0: not known."""
-        ...
 
 
 _S = TypeVar("_S", bound=Speaker)
@@ -70,10 +66,7 @@ class Said(Generic[_S]):
 
     __slots__ = (
         "_count",
-        "after",
-        "before",
         "due_s",
-        "is_held",
         "is_whole",
         "key",
         "kind",
@@ -91,8 +84,6 @@ class Said(Generic[_S]):
         """In the order in which they said it."""
         self.number = 0
         """Its place in the queue: numbers rise from its head."""
-        self.before: Said[_S] | None = None
-        self.after: Said[_S] | None = None
         self.due_s = due_s
         self._count = 0
         self.is_whole = unit.kind == ALONE
@@ -136,22 +127,18 @@ def _find_behind(alike: "list[Said[_S]]", last: "Said[_S] | None") -> "Said[_S] 
 class AlikeLines(Generic[_S]):
     """The lines of several speakers on their way to one console. Only one thread at a time may call it."""
 
-    def __init__(self, *, merges_lines: bool, window_s: float = WINDOW_S) -> None:
+    def __init__(self, *, merges_lines: bool) -> None:
         """Hold nothing yet.
 
         Args:
             merges_lines: False: of all units only warnings are printed once.
-            window_s: how long a unit waits for other ranks.
         """
         self._merges_lines = merges_lines
-        self._window_s = window_s
         self._masks = Masks()
         self._units: dict[_S, Units] = {}
         self._blocks: dict[_S, Units] = {}
         """The blocks of those that hold rows."""
-        self._head: Said[_S] | None = None
-        self._tail: Said[_S] | None = None
-        self._held = 0
+        self._queue: list[Said[_S]] = []
         self._alike: dict[tuple[object, bytes], list[Said[_S]]] = {}
         """The held units of one text, in the order of the queue. Those in front may be printed."""
         self._number = 0
@@ -191,9 +178,9 @@ class AlikeLines(Generic[_S]):
     @property
     def due_s(self) -> float | None:
         """When to call `take_due` next. None: nothing is held."""
-        times = [each.since_s + self._window_s for each in self._blocks.values()]
-        if self._head is not None:
-            times.append(self._head.due_s)
+        times = [each.since_s + WINDOW_S for each in self._blocks.values()]
+        if self._queue:
+            times.append(self._queue[0].due_s)
         return min(times) if times else None
 
     def holds_rows(self, speaker: _S) -> bool:
@@ -203,7 +190,7 @@ class AlikeLines(Generic[_S]):
     def take_due(self, now_s: float) -> list[Said[_S]]:
         """Return what has been held long enough, and what other speakers hold that equals it so far."""
         blocks = list(self._blocks.items())
-        due = {(each.stream, units.held) for each, units in blocks if units.since_s + self._window_s <= now_s}
+        due = {(each.stream, units.held) for each, units in blocks if units.since_s + WINDOW_S <= now_s}
         for speaker, units in blocks if due else ():
             if (speaker.stream, units.held) in due:
                 self._end_block(speaker, now_s, may_go_on=True)
@@ -231,8 +218,8 @@ class AlikeLines(Generic[_S]):
     def _hold_nothing(self) -> None:
         for speaker in list(self._blocks):
             self._end_block(speaker, 0.0)
-        while self._head is not None:
-            self._leave(self._head)
+        while self._queue:
+            self._leave()
 
     def _end_block(self, speaker: _S, now_s: float, *, may_go_on: bool = False) -> None:
         units = self._blocks.pop(speaker, None)
@@ -244,15 +231,15 @@ class AlikeLines(Generic[_S]):
         if unit.kind == WARNING and self._repeats(speaker, unit, now_s) and said is None:
             return
         if said is None:
-            said = Said(unit, speaker, unit.since_s + self._window_s)
+            said = Said(unit, speaker, unit.since_s + WINDOW_S)
             if not self._merges_lines:
                 self._out.append(said)
                 return
-            self._enter(said)
+            self._insert(said, (self._queue[-1].number if self._queue else self._number) + _GAP)
         else:
             said.join(speaker)
             self._fix(said)
-            self._hasten(said, unit.since_s + self._window_s)
+            self._hasten(self._find_place(said), unit.since_s + WINDOW_S)
         for rank in speaker.ranks:
             place = self._places.setdefault(rank, _Place())
             place.last = said
@@ -288,7 +275,8 @@ class AlikeLines(Generic[_S]):
     def _move(self, loose: list[Said[_S]], target: Said[_S]) -> bool:
         """Put those of these units that stand behind the target in front of it. False: no numbers are left there."""
         moved = loose[bisect_right(loose, target.number, key=_NUMBER) :]
-        low = self._number if target.before is None else target.before.number
+        place = self._find_place(target)
+        low = self._queue[place - 1].number if place else self._number
         step = (target.number - low) // (len(moved) + 1)
         if step == 0:
             return False
@@ -298,53 +286,36 @@ class AlikeLines(Generic[_S]):
                 del alike[bisect_left(alike, said.number, key=_NUMBER)]
                 if not alike:
                     del self._alike[said.key]
-            self._unlink(said)
+            del self._queue[self._find_place(said)]
             said.due_s = min(said.due_s, target.due_s)
-            self._link(said, target.before, target, low + count * step)
+            self._insert(said, low + count * step)
         return True
 
-    def _enter(self, said: Said[_S]) -> None:
-        """Put a unit at the end of the queue."""
-        self._link(said, self._tail, None, (self._number if self._tail is None else self._tail.number) + _GAP)
+    def _find_place(self, said: Said[_S]) -> int:
+        return bisect_left(self._queue, said.number, key=_NUMBER)
 
-    def _link(self, said: Said[_S], before: Said[_S] | None, after: Said[_S] | None, number: int) -> None:
-        said.number, said.before, said.after = number, before, after
-        if before is None:
-            self._head = said
-        else:
-            before.after = said
-        if after is None:
-            self._tail = said
-        else:
-            after.before = said
-        self._hasten(before, said.due_s)
-        self._held += 1
+    def _insert(self, said: Said[_S], number: int) -> None:
+        said.number = number
+        place = self._find_place(said)
+        self._queue.insert(place, said)
+        self._hasten(place - 1, said.due_s)
         if said.kind != ALONE:
             insort(self._alike.setdefault(said.key, []), said, key=_NUMBER)
 
-    def _hasten(self, said: Said[_S] | None, due_s: float) -> None:
+    def _hasten(self, place: int, due_s: float) -> None:
         """Print a unit, and all in front of it, no later than this: rows of a traceback are older than their unit."""
-        while said is not None and said.due_s > due_s:
-            said.due_s, said = due_s, said.before
-
-    def _unlink(self, said: Said[_S]) -> None:
-        if said.before is None:
-            self._head = said.after
-        else:
-            said.before.after = said.after
-        if said.after is None:
-            self._tail = said.before
-        else:
-            said.after.before = said.before
-        said.before = said.after = None
-        self._held -= 1
+        while place >= 0 and self._queue[place].due_s > due_s:
+            self._queue[place].due_s = due_s
+            place -= 1
 
     def _release(self, now_s: float) -> None:
-        while self._head is not None and (self._head.is_whole or self._head.due_s <= now_s or self._held > _HELD_LIMIT):
-            self._leave(self._head)
+        while self._queue and (
+            self._queue[0].is_whole or self._queue[0].due_s <= now_s or len(self._queue) > _HELD_LIMIT
+        ):
+            self._leave()
 
-    def _leave(self, head: Said[_S]) -> None:
-        self._unlink(head)
+    def _leave(self) -> None:
+        head = self._queue.pop(0)
         self._number = head.number
         self._out.append(head)
         alike = self._alike.get(head.key)

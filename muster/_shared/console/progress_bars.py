@@ -47,7 +47,11 @@ class ProgressBars:
 
 def fit_row(row: bytes, columns: int) -> bytes:
     """Cut a row so that it does not wrap: removes colours and other escapes, counts wide characters twice."""
-    text = _strip_escapes(row.decode("utf-8", "replace")) if b"\x1b" in row else row.decode("utf-8", "replace")
+    text = row.decode("utf-8", "replace")
+    if "\x1b" in text:
+        import re
+
+        text = re.sub(r"\x1b(\[[0-9;?]*[ -/]*[@-~]|.)?", "", text)
     text = "".join(c if c.isprintable() else " " for c in text.replace("\t", "    "))
     if text.isascii():
         return text[:columns].encode()
@@ -59,9 +63,3 @@ def fit_row(row: bytes, columns: int) -> bytes:
         if width > columns:
             return text[:index].encode()
     return text.encode()
-
-
-def _strip_escapes(text: str) -> str:
-    import re
-
-    return re.sub(r"\x1b(\[[0-9;?]*[ -/]*[@-~]|.)?", "", text)

@@ -1,10 +1,12 @@
-"""What is said of a job that has ended, above its last line. It says only what there is to say. Pure."""
+"""What is said of a job: in the line at the bottom of a terminal, and above its last line when it has ended. Pure."""
 
 from muster._shared.contract import show_controls
-from muster._shared.job_view import Goodput, JobStatus, Recovery, describe_steps
+from muster._shared.job_view import Goodput, JobState, JobStatus, Recovery, describe_steps
 from muster._shared.records import replace
 from muster._shared.reports import format_duration
 
+_LEAST_LAG = 2
+"""Steps: one less is in the nature of a look at several ranks."""
 _MOST_RECOVERIES = 5
 _LEAST_LOST_S = 0.1
 _LEAST_S = 60.0
@@ -117,3 +119,37 @@ def _describe_recovery(recovery: Recovery) -> str:
         cost += "" if again is None else f", {again:,} step{'' if again == 1 else 's'} repeated"
     what = "change of size" if recovery.is_resize else "recovery"
     return f"{what}, {cost}: {recovery.cause}" if recovery.cause else f"{what}, {cost}"
+
+
+# -- while it runs ----------------------------------------------------------------------------------------------------
+
+
+def format_status_line(status: JobStatus) -> str:
+    """Say it in one line. "": the job reports no steps, or has ended.
+
+    >>> format_status_line(JobStatus(step=11, total=100, rate=7.9, eta_s=24.0))
+    'step 11 of 100 (11 %), 7.9 a second; ETA 24 s'
+    """
+    if (status.step is None and status.optimizer_steps is None) or status.state is JobState.ENDED:
+        return ""
+    parts = [_describe_place(status)]
+    if status.eta_s is not None:
+        parts.append(f"ETA {format_duration(status.eta_s)}")
+    if status.state not in (JobState.RUNNING, JobState.PAUSED):
+        parts.insert(0, f"{status.state.value}: {status.reason}" if status.reason else status.state.value)
+    elif status.slow_ranks and status.slow_ranks[0].is_chronic:
+        parts.append(status.slow_ranks[0].describe())
+    else:
+        last = max(status.ranks, key=lambda rank: rank.lag_steps, default=None)
+        if last is not None and last.lag_steps >= _LEAST_LAG:
+            parts.append(f"rank {last.global_rank} is {last.lag_steps} steps behind")
+    return show_controls("; ".join(parts))
+
+
+def _describe_place(status: JobStatus) -> str:
+    text = status.describe()
+    if status.step is None or not status.total or status.step >= status.total:
+        return text
+    percent = status.step * 100 // status.total
+    place = f"step {status.step} of {status.total}"
+    return text.replace(place, f"{place} ({percent} %)", 1)

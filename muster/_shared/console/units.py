@@ -1,7 +1,7 @@
 """Cuts what ranks write into units, and says which units are alike. Pure.
 
 A unit is a line, a traceback or a Python warning. Lines are alike when they are equal after digits, hexadecimal numbers
-and paths are masked (`mask_line`). Tracebacks and warnings are compared without what `_OWN` matches. A finished
+and paths are masked (`Masks`). Tracebacks and warnings are compared without what `_OWN` matches. A finished
 progress bar, a very long line and one with NUL bytes are like no other.
 """
 
@@ -43,15 +43,6 @@ class Masks:
                 self._known.clear()
             mask = self._known[zeroed] = _MASKED.sub(b"#", zeroed)
         return mask
-
-
-def mask_line(line: bytes) -> bytes:
-    """Return what is left of a line without digits, hexadecimal numbers and paths.
-
-    >>> mask_line(b"rank 7: loss 0.25 at 0x7ffe, wrote /tmp/a7/x.pt, commit 1f3a9c")
-    b'rank #: loss # at #, wrote #, commit #'
-    """
-    return Masks().mask(line.translate(_ZEROS))
 
 
 # -- units ------------------------------------------------------------------------------------------------------------

@@ -95,6 +95,7 @@ def _build_config(values: FlagValues, environ: Mapping[str, str], program: Progr
     rendezvous = build_rendezvous_config(
         values, environ, host_name=host_name, stop_limit_s=shutdown_timeout_s + kill_limit_s
     )
+    values.seconds("monitor-interval", zero=True)  # torchrun's: it is checked, and has no effect
     nproc = _choose_nproc(values, environ)
     virtual_local_rank = values.switch("virtual-local-rank")
     if virtual_local_rank:
@@ -125,7 +126,6 @@ def _build_config(values: FlagValues, environ: Mapping[str, str], program: Progr
         omp_num_threads=_choose_omp_num_threads(environ, nproc),
         hang_timeout_s=parse_hang_timeout_s(values),
         event_log_handler=_choose_event_log_handler(values),
-        monitor_interval_s=values.seconds("monitor-interval", zero=True) or 0.1,
         base_env={name: value for name, value in environ.items() if name not in Env.PRIVATE},
         agent_error_file=environ.get("TORCHELASTIC_ERROR_FILE") or None,
         node_name=environ.get(Env.NODE_NAME) or environ.get("SLURMD_NODENAME") or host_name,

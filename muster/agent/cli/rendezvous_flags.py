@@ -106,7 +106,7 @@ def _parse_policy(values: FlagValues) -> str:
     text = values.text("on")
     if not text:
         return ""
-    from muster._shared.verdicts.policy import PolicyError, parse_policy
+    from muster._shared.policy import PolicyError, parse_policy
 
     try:
         parse_policy(text)

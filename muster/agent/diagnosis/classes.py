@@ -1,4 +1,4 @@
-"""Finds the class of a failure's cause, of `_shared.verdicts.causes`: one pure function of what is known of one worker.
+"""Finds the class of a failure's cause, of `_shared.causes`: one pure function of what is known of one worker.
 
 Certain evidence comes first: what the kernel or a counter says, then the exception, the last lines, the signal and the
 exit code. Only a cause has a class of its own. A peer's closed connection is the network's fault only if no other rank
@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from muster._shared import causes
 from muster._shared.records import record, replace
 from muster._shared.reports import Failure
-from muster._shared.verdicts import causes
 from muster.agent.diagnosis.kernel_log import KernelLine
 
 EARLY_S: Final = 30.0
@@ -126,7 +126,7 @@ class FoundClass:
     """The class of a failure, and the evidence for it."""
 
     cause: str
-    """A name of `_shared.verdicts.causes`."""
+    """A name of `_shared.causes`."""
     evidence: str = ""
     """The line that says so; "" if the end of the process does."""
     early: bool = False

@@ -6,13 +6,13 @@ import resource
 import signal
 from collections.abc import Callable, Mapping
 
+from muster._shared.causes import CRASH, DISK, HOST_OOM, UNKNOWN, USAGE
 from muster._shared.contract import LogNames, name_signal
 from muster._shared.foreign_files import read_regular
+from muster._shared.policy import ELSEWHERE, STOP
 from muster._shared.processes import wait_events
 from muster._shared.records import NO_ITEMS, record, replace
 from muster._shared.reports import FailedCheck, Failure, OomEvidence, format_size, print_values
-from muster._shared.verdicts.causes import CRASH, DISK, HOST_OOM, UNKNOWN, USAGE
-from muster._shared.verdicts.policy import ELSEWHERE, STOP
 from muster.agent.diagnosis.classes import EARLY_S, FoundClass, classify, find_usage_sign
 from muster.agent.diagnosis.kernel_log import KernelLog
 from muster.agent.diagnosis.oom import OomWatch

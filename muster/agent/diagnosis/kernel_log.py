@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from muster._shared.causes import DEVICE, HOST_OOM
 from muster._shared.records import record
-from muster._shared.verdicts.causes import DEVICE, HOST_OOM
 
 _RECORD_BYTES: Final = 8192
 _MOST_RECORDS: Final = 20_000

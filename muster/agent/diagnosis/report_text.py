@@ -4,10 +4,10 @@ import textwrap
 import time
 from collections.abc import Iterable, Iterator
 
+from muster._shared.causes import UNKNOWN, name_class
 from muster._shared.contract import show_controls
 from muster._shared.job_view import format_rate
 from muster._shared.reports import Failure, OomEvidence, RankProgress, Report, Stack, format_size, name_ranks
-from muster._shared.verdicts.causes import UNKNOWN, name_class
 from muster.agent.diagnosis.root_cause import find_kind, find_root
 from muster.agent.diagnosis.stacks import group_stacks
 from muster.agent.diagnosis.tracebacks import find_place, remove_traceback

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 
+from muster._shared.causes import CRASH, NETWORK
 from muster._shared.contract import describe_end
 from muster._shared.records import record, replace
 from muster._shared.reports import (
@@ -23,7 +24,6 @@ from muster._shared.reports import (
     format_size,
     name_ranks,
 )
-from muster._shared.verdicts.causes import CRASH, NETWORK
 
 REPORT_LIMIT_BYTES = 6 * 1024 * 1024
 """Limit on the size of a report as JSON. A message between members may be much longer."""

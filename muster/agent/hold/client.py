@@ -101,7 +101,7 @@ def _watch_signals() -> int:
 
 
 def _send_order(folder: str, name: str, words: int, command: "list[str]") -> socket.socket:
-    from muster._shared.holds.connection import connect
+    from muster._shared.holder_socket import connect
 
     data, fds = _build_order(words, command)
     holder = connect(folder)

@@ -25,10 +25,9 @@ import time
 from collections import deque
 from typing import Final
 
-from muster._shared import processes
+from muster._shared import holder_socket, processes
 from muster._shared.contract import Env, ExitCode, HoldKey, find_hold_dir
 from muster._shared.guard import STOP_LIMIT_VARIABLE
-from muster._shared.holds import connection as hold_socket
 from muster.agent.hold import difference, facts
 from muster.agent.hold.agents import Original, WaitingAgent, end_orphans
 from muster.agent.hold.listening import Listener, Message, Order, close_all, send
@@ -104,7 +103,7 @@ class Holder:
                 processes.write_stderr(f"muster: this hold was idle for {self._idle_s / 60:g} min and ends\n")
                 self._code = int(ExitCode.SUCCEEDED)
         self._write_state("ended")
-        os.unlink(os.path.join(self._folder, hold_socket.SOCKET))
+        os.unlink(os.path.join(self._folder, holder_socket.SOCKET))
         if self._waiting is not None:
             self._waiting.end()
             if self._waiting.pid:
@@ -139,7 +138,7 @@ class Holder:
         deadline_s = time.monotonic() + _JOIN_S
         while True:
             try:
-                first = hold_socket.connect(folder)
+                first = holder_socket.connect(folder)
                 break
             except OSError:
                 if time.monotonic() > deadline_s:

@@ -11,9 +11,8 @@ import socket
 from collections.abc import Callable, Collection, Mapping
 from typing import Final, TypedDict
 
-from muster._shared import processes
+from muster._shared import holder_socket, processes
 from muster._shared.contract import HOLD_STATE_NAME
-from muster._shared.holds import connection as hold_socket
 
 MESSAGE_BYTES: Final = 65536
 _MOST_FDS: Final = 8
@@ -64,7 +63,7 @@ class Listener:
         self._folder = folder
         self._on_message = on_message
         self._selector = selectors.DefaultSelector()
-        self._socket = hold_socket.listen(folder)
+        self._socket = holder_socket.listen(folder)
         self.watch(self._socket, self._accept)
 
     def watch(self, one: int | socket.socket, call: Callable[[], object]) -> None:
@@ -92,7 +91,7 @@ class Listener:
             made, _ = self._socket.accept()
         except OSError:  # gone, or no descriptors left
             return
-        if hold_socket.read_peer(made) != os.geteuid():
+        if holder_socket.read_peer(made) != os.geteuid():
             made.close()
             return
         self.watch(made, lambda: self._hear(made))

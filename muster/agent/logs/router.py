@@ -260,7 +260,7 @@ class LogRouter:
         """Keep the status for the summary; on a terminal, show it in the last row."""
         self.status = status
         if self._config.shows_status:
-            from muster._shared.console.status_line import format_status_line
+            from muster._shared.console.summary import format_status_line
 
             self._console.show_status(format_status_line(status))
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
-from muster._shared.contract import StatusPageLayout
+from muster._shared.layouts import StatusPageLayout
 from muster._shared.records import record
 from muster.agent.node.events import RoundTimer, WorkerStack
 from muster.agent.rendezvous.interface import (

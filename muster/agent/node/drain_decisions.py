@@ -14,8 +14,8 @@ which of its ranks are late. For a pause, it also reports when all of them wait.
 
 from typing import TypeAlias
 
-from muster._shared.contract import StatusPageLayout as Layout
 from muster._shared.contract import name_signal
+from muster._shared.layouts import StatusPageLayout as Layout
 from muster._shared.records import assert_never, replace
 from muster.agent.node.actions import (
     Action,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from muster._shared.contract import Env
-from muster._shared.contract import StatusPageLayout as Layout
+from muster._shared.layouts import StatusPageLayout as Layout
 from muster._shared.records import assert_never, record
 from muster.agent.config import AgentConfig
 from muster.agent.errors import SpawnError

@@ -6,7 +6,8 @@ from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
-from muster._shared.contract import DEFAULT_DRAIN_LIMIT_S, StatusPageLayout
+from muster._shared.contract import DEFAULT_DRAIN_LIMIT_S
+from muster._shared.layouts import StatusPageLayout
 from muster._shared.records import assert_never, record
 from muster.agent.node.actions import Finish, LocalFailure
 from muster.agent.node.events import WorkerStack

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 
 from muster._shared.contract import LogNames, name_signal
-from muster._shared.contract import StatusPageLayout as Layout
+from muster._shared.layouts import StatusPageLayout as Layout
 from muster.agent.logs import open_own
 from muster.agent.node import events
 from muster.agent.node.actions import LocalFailure

@@ -18,7 +18,7 @@
     transport/       TCP links and addresses; limits unauthenticated peers
     torch_handlers/  torch's registry, and muster inside torchrun; stands apart: nothing here but `selection` knows it
 
-From outside, import `interface`, `report_messages`, `drain_ceiling`, `protocol` and `selection`.
+From outside, import `interface`, `report_messages`, `drain_ceiling`, `protocol`, `transport.stream` and `selection`.
 Features import `consensus.halves`.
 `muster.elastic.rendezvous` imports the parts of `torch_handlers` that run one of torch's handlers.
 """

@@ -12,8 +12,8 @@ continue.
 
 from collections.abc import Sequence
 
-from muster._shared.contract import StatusPageLayout
 from muster._shared.fields import LateRank
+from muster._shared.layouts import StatusPageLayout
 from muster._shared.records import record, replace
 from muster.agent.rendezvous.interface import AskingRank, DrainReport
 

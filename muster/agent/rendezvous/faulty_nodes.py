@@ -10,9 +10,9 @@ failure. What is remembered is in the recovery record. With a new leader this ti
 import re
 from typing import TypeAlias
 
+from muster._shared.causes import CRASH, DATA, DEVICE, PREEMPTION, TIME_LIMIT, USAGE, name_class
 from muster._shared.records import replace
 from muster._shared.reports import Failure, format_duration
-from muster._shared.verdicts.causes import CRASH, DATA, DEVICE, PREEMPTION, TIME_LIMIT, USAGE, name_class
 from muster.agent.rendezvous.consensus.actions import Notify
 from muster.agent.rendezvous.consensus.members import MemberRecord
 from muster.agent.rendezvous.consensus.state import JobState, describe_member

@@ -38,7 +38,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Protocol, TypeAlias
 
-from muster._shared.contract import AskKind, StatusPageLayout
+from muster._shared.contract import AskKind
 from muster._shared.fields import (
     JSON,
     SPARSE,
@@ -52,6 +52,7 @@ from muster._shared.fields import (
     Seconds,
     Step,
 )
+from muster._shared.layouts import StatusPageLayout
 from muster._shared.records import record
 from muster.agent.round import Checkpoint, CheckpointPath, PartMemory, PartOffer, Round
 

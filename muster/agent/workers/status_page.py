@@ -5,7 +5,7 @@ with the last process that uses it, however the agent ends, and does not depend 
 sealed, so that no worker can truncate it while the agent reads (SIGBUS). Only Linux has such files; elsewhere workers
 run without a page.
 
-The other side is `muster.worker`; the layout is `_shared.contract.StatusPageLayout`. What a Trainer reports by HTTP is
+The other side is `muster.worker`; the layout is `_shared.layouts.StatusPageLayout`. What a Trainer reports by HTTP is
 kept beside the page, and shown if the rank reports no step by `muster.worker`.
 """
 
@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from muster._shared.contract import Env, has_controls, show_controls
-from muster._shared.contract import StatusPageLayout as Layout
+from muster._shared.layouts import StatusPageLayout as Layout
 from muster._shared.records import NO_ITEMS, record, replace
 
 _NOEXEC_SEAL = 0x0008

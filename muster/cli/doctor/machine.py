@@ -13,9 +13,7 @@ from typing import Any, Final
 from muster import __version__
 from muster._shared import preflight
 from muster._shared.contract import Env, describe_end
-from muster._shared.preflight import Finding, Level
-from muster._shared.preflight.site import LIMITS_S, read_site_check
-from muster._shared.preflight.versions import read_versions
+from muster._shared.preflight import SITE_LIMITS_S, Finding, Level, read_site_check, read_versions
 from muster._shared.processes import count_usable_cores, find_nvml
 from muster._shared.records import replace
 from muster._shared.reports import format_size
@@ -215,11 +213,11 @@ def _find_site_problems(environ: Mapping[str, str]) -> Iterator[Finding]:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                timeout=LIMITS_S["quick"],
+                timeout=SITE_LIMITS_S["quick"],
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            trouble = f"{path} has not ended within {LIMITS_S['quick']:g} s: killed"
+            trouble = f"{path} has not ended within {SITE_LIMITS_S['quick']:g} s: killed"
             yield from read_site_check(name, (), trouble, is_killed=True)
         except OSError as error:
             yield from read_site_check(name, (), f"{path} cannot be started: {error.strerror}")

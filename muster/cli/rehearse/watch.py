@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Final
 
 from muster._shared.contract import LogNames
-from muster._shared.contract import StatusPageLayout as Layout
 from muster._shared.foreign_files import read_regular
 from muster._shared.goodput import CHECKPOINT_PHASES
 from muster._shared.job_view import limit_steps
+from muster._shared.layouts import StatusPageLayout as Layout
 from muster.cli.afterwards.sources import Event, parse_files
 from muster.cli.rehearse.faults.fault import NotPossibleError
 

@@ -10,13 +10,32 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from muster._shared.records import record
 from muster.agent.errors import UsageError
-from muster.elastic.fork.call import ForkedCall
 from muster.elastic.jobs.cell import is_cell
 
 _DEVICES = {"cuda": "CUDA", "xpu": "XPU"}
 _PAUSE_HARD = 2
 """omp_pause_hard of OpenMP 5.0."""
+
+
+@record
+class ForkedCall:
+    """`function(*args, **kwargs)` in each worker. It is not pickled, because workers have this program's memory."""
+
+    function: Callable[..., Any]
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    nproc: int
+    substitutes_macros: bool = False
+    """Whether `${local_rank}` is replaced in positional arguments that are strings."""
+    joins_streams: bool = False
+    """Whether a worker has one pipe for standard output and standard error.
+
+    A notebook shows both in one place, in the order in which they were written.
+    """
+    torch_threads: int | None = None
+    """How many threads torch may use in a worker. None: as many as here."""
 
 
 def prepare_call(

@@ -10,14 +10,18 @@ import gc
 import os
 import signal
 import socket
+import stat
 import sys
+from collections.abc import Iterable
 from typing import NoReturn
 
+from muster._shared import processes
 from muster.agent.workers import program
 from muster.agent.workers.warm import forking
 from muster.elastic.fork import worker
-from muster.elastic.fork.call import ForkedCall
-from muster.elastic.fork.descriptors import find_kernel_sockets, silence
+from muster.elastic.fork.hazards import ForkedCall
+
+_KERNEL_PORTS = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port")
 
 
 def run_image(control: socket.socket, agent_pid: int, call: ForkedCall) -> NoReturn:
@@ -25,7 +29,7 @@ def run_image(control: socket.socket, agent_pid: int, call: ForkedCall) -> NoRet
     forking.exit_with_agent(agent_pid)
     os.setsid()
     _reset_signals()
-    silence(find_kernel_sockets())
+    silence(_find_kernel_sockets())
     worker.forget_program()
     program.rename_process(["muster-image", *sys.orig_argv])
     # Uncollected pages stay shared.
@@ -90,3 +94,42 @@ def _reset_signals() -> None:
             signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+# -- which of the program's descriptors its forks keep ----------------------------------------------------------------
+#
+# Workers keep nearly all, as multiprocessing's fork does, because closures refer to files, lmdb, sqlite. They do not
+# keep muster's own, or the sockets of a notebook's kernel: a message that a worker sent or took there would break the
+# kernel's.
+
+
+def silence(fds: Iterable[int]) -> None:
+    """Replace descriptors by /dev/null: an object that still has the number must not meet another file there."""
+    null_fd = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for fd in fds:
+        os.dup2(null_fd, fd, inheritable=False)
+    os.close(null_fd)
+
+
+def _find_kernel_sockets() -> list[int]:
+    """Return the sockets by which a notebook's kernel talks to its clients. In other programs, return none."""
+    application = sys.modules.get("ipykernel.kernelapp")
+    if application is None or not application.IPKernelApp.initialized():
+        return []
+    kernel = application.IPKernelApp.instance()
+    ports = {getattr(kernel, name, None) for name in _KERNEL_PORTS}
+    return [fd for fd in processes.list_descriptors() if _find_local_port(fd) in ports]
+
+
+def _find_local_port(fd: int) -> object:
+    """Return the port of a TCP socket, or the number at the end of a Unix socket's path. Return 0 for all else."""
+    try:
+        if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+            return 0
+        with socket.socket(fileno=os.dup(fd)) as one:
+            name = one.getsockname()
+    except OSError:
+        return 0
+    if isinstance(name, tuple):
+        return name[1]
+    return int(text) if (text := str(name).rpartition("-")[2]).isdigit() else 0  # the "ipc" transport: PATH-PORT

@@ -27,9 +27,8 @@ from muster.agent.adopted import AGENT, GUARD, encode_fds
 from muster.agent.driven import send_identity
 from muster.agent.errors import SpawnError
 from muster.agent.workers import stall_watch
-from muster.elastic.fork.call import ForkedCall
-from muster.elastic.fork.descriptors import silence
-from muster.elastic.fork.image import run_image
+from muster.elastic.fork.hazards import ForkedCall
+from muster.elastic.fork.image import run_image, silence
 from muster.elastic.jobs.process import AgentStart
 
 

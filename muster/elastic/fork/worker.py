@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from muster.agent.workers import function, program
 from muster.agent.workers.spec import WorkerSpec
 from muster.agent.workers.warm import forked_worker
-from muster.elastic.fork.call import ForkedCall
+from muster.elastic.fork.hazards import ForkedCall
 
 muster_frames = True  # see `agent.workers.program`
 

@@ -5,6 +5,7 @@
     rank_call  what a worker of `start_processes` calls    exchange  results between the nodes' programs
     errors     what torch has no class for             cell      output in a notebook
     held       the node of a hold instead of a process of its own
+    file_timers  torch's file timers, for workers
 
 The worker's side of `call` and `results` is `agent.workers.function`.
 

@@ -205,10 +205,7 @@ def _list_parts(
 
 def _write_unnamed_file(*parts: bytes | memoryview) -> int:
     """Return a file without a name, at its start: it goes when the last descriptor does, whatever process is killed."""
-    with tempfile.TemporaryFile(buffering=0, prefix="muster_call_") as file:
-        for part in parts:
-            view = memoryview(part)
-            while view:
-                view = view[file.write(view) :]
-        file.seek(0)
+    with tempfile.TemporaryFile(prefix="muster_call_") as file:
+        file.writelines(parts)
+        file.seek(0)  # writes what is left
         return os.dup(file.fileno())

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from muster._shared.contract import print_line
-from muster._shared.holds.connection import connect
+from muster._shared.holder_socket import connect
 from muster._shared.processes import READ, wait_events
 from muster.agent.driven import RESET_SIGNALS
 from muster.agent.errors import EnvironmentFault, UsageError

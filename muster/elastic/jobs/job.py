@@ -20,10 +20,10 @@ from muster.agent.driven import REPORT_NAME
 from muster.agent.errors import EnvironmentFault
 from muster.elastic.jobs.call import check_no_import
 from muster.elastic.jobs.cell import CellOutput, is_cell
+from muster.elastic.jobs.file_timers import PATH_VARIABLE, FileTimers, are_switched_on
 from muster.elastic.jobs.process import FOLDER_MARK, AgentProcess
 from muster.elastic.jobs.results import WorkerServer
 from muster.elastic.rendezvous import CallersRendezvous
-from muster.elastic.services.file_timers import PATH_VARIABLE, FileTimers, are_switched_on
 from muster.elastic.tail import Screen
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ class Job:
         When a signal handler of the caller raises, the job is stopped first. A second exception kills it.
         """
         try:
-            with self._pass_signals_on():
+            with handle_signals(self._handled_signals, self._pass_on):
                 self._wait()
             self._copy_rest()
             return Outcome(
@@ -283,21 +283,6 @@ class Job:
 
     # -- the caller's signals ---------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def _pass_signals_on(self) -> Iterator[None]:
-        """Pass on what would end this process. Handlers of the caller's own stay, and so do ignored signals."""
-        old: dict[int, Any] = {}
-        if threading.current_thread() is threading.main_thread():
-            for name in self._handled_signals:
-                signum = int(signal.Signals[name])
-                if signal.getsignal(signum) in (signal.SIG_DFL, signal.default_int_handler):
-                    old[signum] = signal.signal(signum, self._pass_on)
-        try:
-            yield
-        finally:
-            for signum, handler in old.items():
-                signal.signal(signum, handler)
-
     def _pass_on(self, signum: int, _frame: object) -> None:
         is_first, self._signum = self._signum is None, signum
         if is_first and self._on_signal is not None:
@@ -324,6 +309,22 @@ class Job:
         while self._outputs and (left_s := until_s - time.monotonic()) > 0:
             for key, _ in self._selector.select(left_s):
                 key.data()
+
+
+@contextlib.contextmanager
+def handle_signals(names: Sequence[str], handle: Callable[[int, object], None]) -> Iterator[None]:
+    """Handle what would end this process, in its main thread. Handlers of the caller's own and ignored signals stay."""
+    old: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for name in names:
+            signum = int(signal.Signals[name])
+            if signal.getsignal(signum) in (signal.SIG_DFL, signal.default_int_handler):
+                old[signum] = signal.signal(signum, handle)
+    try:
+        yield
+    finally:
+        for signum, handler in old.items():
+            signal.signal(signum, handler)
 
 
 class _Output:

@@ -121,7 +121,7 @@ class WorkerServer:
             return
         slot = self._find(connection)
         if slot is None:  # of a past round
-            _close_fds(fds)
+            close_fds(fds)
         elif "failed" in message:
             slot.error_fd = fds[0]
         else:
@@ -164,7 +164,7 @@ class WorkerServer:
     def _finish_round_if_complete(self) -> None:
         if len(self._slots) < self._nproc or not all(slot.has_returned for slot in self._slots.values()):
             return
-        _close_fds(self._result_fds.values())
+        close_fds(self._result_fds.values())
         self._result_fds = {
             slot.global_rank: os.dup(slot.result_fd) if slot.result_fd >= 0 else -1 for slot in self._slots.values()
         }
@@ -175,7 +175,7 @@ class WorkerServer:
 
     def _clear_slots(self) -> None:
         for slot in self._slots.values():
-            _close_fds((slot.result_fd, slot.error_fd))
+            close_fds((slot.result_fd, slot.error_fd))
         self._slots.clear()
 
     # -- after the end ----------------------------------------------------------------------------------------------
@@ -218,10 +218,10 @@ class WorkerServer:
         """Release everything. Idempotent."""
         self.stop_listening()
         self._clear_slots()
-        _close_fds(self._result_fds.values())
+        close_fds(self._result_fds.values())
         self._result_fds = {}
         payload, self._payload = self._payload, Payload(call_fd=-1, tracker_fd=-1)
-        _close_fds((payload.call_fd, *payload.fds))
+        close_fds((payload.call_fd, *payload.fds))
 
 
 def load_results(result_fds: Mapping[int, int]) -> dict[int, Any]:
@@ -244,7 +244,8 @@ def _load(fd: int, what: str) -> Any:
             raise PickleFault(f"cannot load {what}: {type(error).__name__}: {error}") from error
 
 
-def _close_fds(fds: Iterable[int]) -> None:
+def close_fds(fds: Iterable[int]) -> None:
+    """Close descriptors. -1 is none."""
     for fd in fds:
         if fd >= 0:
             os.close(fd)

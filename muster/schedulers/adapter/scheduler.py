@@ -416,7 +416,7 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
 
     def read_status_line(self, app_id: str) -> str:
         """Return how far a job is that runs, in one line for the last row of a terminal. "": nothing is known."""
-        from muster._shared.console.status_line import format_status_line
+        from muster._shared.console.summary import format_status_line
 
         try:
             facts = self.read_facts(app_id)

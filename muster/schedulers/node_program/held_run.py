@@ -31,7 +31,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from muster._shared.folders import remove_folder
-from muster._shared.holds.connection import connect
+from muster._shared.holder_socket import connect
 from muster._shared.processes import READ
 from muster.schedulers.node_program.frames import HOLD_DIR, NUMBER, Channel, Kind, NodeError, pack
 from muster.schedulers.node_program.output_pipes import OutputPipes

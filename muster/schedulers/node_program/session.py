@@ -15,9 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from muster._shared import folders, processes
+from muster._shared import folders, holder_socket, processes
 from muster._shared.control import ControlError, ExitCode
-from muster._shared.holds import connection
 from muster._shared.processes import WRITE, wait_events
 from muster.schedulers.node_program import agents, frames, output_pipes, run_files, served
 from muster.schedulers.node_program.frames import FRAME_LIMIT_BYTES, LOST_S, Channel, Kind
@@ -37,7 +36,7 @@ Python, so that an old one can say which it is."""
 _PARTS: Final = {
     "command": (processes, frames, agents, served),
     "keeper": (folders, processes, frames, output_pipes, run_files, served),
-    "held_run": (folders, processes, connection, frames, output_pipes, run_files, served),
+    "held_run": (folders, processes, holder_socket, frames, output_pipes, run_files, served),
 }
 """What goes before each program."""
 _PROGRAM: Final = """\

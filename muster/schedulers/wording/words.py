@@ -7,8 +7,8 @@ from datetime import datetime, timezone
 from string import Formatter
 from typing import Any, Final
 
+from muster._shared.causes import name_class
 from muster._shared.contract import describe_exit_code
-from muster._shared.verdicts.causes import name_class
 from muster.schedulers.wording.reasons import Code, Reason
 from muster.schedulers.wording.slurm_names import ENDS, explain_reason
 

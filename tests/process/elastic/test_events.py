@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from muster._shared.contract import AskKind, AskOutcome
-from muster.elastic.events.flags import _Requests
+from muster.elastic.events import _Requests
 
 
 def test_a_module_of_the_working_folder_does_not_get_the_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

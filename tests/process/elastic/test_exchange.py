@@ -1,5 +1,6 @@
 """Results between the programs of two nodes, here two threads of one process."""
 
+import hashlib
 import os
 import socket
 import tempfile
@@ -12,10 +13,11 @@ import pytest
 from doubles.clocks import HandClock
 from harness import LIMIT_S, find_free_port
 
+from muster.agent.rendezvous.protocol.handshake import Codec
 from muster.elastic import ResultsMissing
 from muster.elastic.jobs import exchange
-from muster.elastic.jobs.exchange import Gathered, exchange_results
-from muster.elastic.jobs.results import RoundPlace
+from muster.elastic.jobs.exchange import exchange_results
+from muster.elastic.jobs.results import RoundPlace, close_fds
 
 LARGE = os.urandom(1 << 10) * (3 << 10)
 
@@ -36,11 +38,9 @@ def make_file(data: bytes) -> int:
         return os.dup(file.fileno())
 
 
-def read(gathered: Gathered) -> dict[int, bytes | None]:
-    found = {
-        rank: None if fd < 0 else os.pread(fd, os.fstat(fd).st_size, 0) for rank, fd in sorted(gathered.fds.items())
-    }
-    gathered.close()
+def read(gathered: dict[int, int]) -> dict[int, bytes | None]:
+    found = {rank: None if fd < 0 else os.pread(fd, os.fstat(fd).st_size, 0) for rank, fd in sorted(gathered.items())}
+    close_fds(gathered.values())
     return found
 
 
@@ -51,7 +51,7 @@ def run_node(node: int, port: int, *, token: str = "secret", nodes: int = 2) -> 
     except ResultsMissing as error:
         return str(error)
     finally:
-        Gathered(own).close()
+        close_fds(own.values())
 
 
 def run_all(*calls: Callable[[], object]) -> list[object]:
@@ -120,6 +120,7 @@ def test_connections_that_prove_nothing_change_nothing_and_keep_no_program_waiti
 
 def test_an_answer_that_comes_byte_by_byte_has_one_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = HandClock()
+    parts = (bytes([byte]) for byte in (1000).to_bytes(4, "big") + b"x" * 1000)
 
     class Dripping:
         limit_s = 0.0
@@ -131,11 +132,29 @@ def test_an_answer_that_comes_byte_by_byte_has_one_limit(monkeypatch: pytest.Mon
             clock.at_s += 1.0
             if self.limit_s < 1.0:
                 raise TimeoutError
-            return b"x"
+            return next(parts)
 
     monkeypatch.setattr(exchange.time, "monotonic", clock.now_s)
     with pytest.raises(TimeoutError):
-        exchange._read(Dripping(), 100, 20.0)  # type: ignore[arg-type]
+        exchange._shake_hands(Dripping(), Codec("key", is_server=False, write=lambda _: None))  # type: ignore[arg-type]
+
+
+def test_a_result_that_was_changed_on_its_way_is_not_kept() -> None:
+    """Results are unpickled."""
+
+    class Changed:
+        frames = iter(({"rank": 0, "size": 3}, {"digest": hashlib.sha256(b"abc").hexdigest()}))
+
+        def receive(self) -> object:
+            return next(self.frames)
+
+        def receive_raw(self, into: memoryview) -> None:
+            into[:] = b"xyz"
+
+    gathered: dict[int, int] = {}
+    with pytest.raises(ConnectionError, match="changed on its way"):
+        exchange._receive_results(Changed(), gathered)  # type: ignore[arg-type]
+    assert gathered == {}
 
 
 def connect(port: int) -> socket.socket:
@@ -149,7 +168,8 @@ def connect(port: int) -> socket.socket:
 def test_another_token_is_refused(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "_MEETING_LIMIT_S", 3.0)
     first, second = run_all(lambda: run_node(0, port), lambda: run_node(1, port, token="another"))
-    assert "ranks 2, 3 did" in first
+    assert "ranks 2, 3 did not come" in first
+    assert "a different job token" in first
     assert isinstance(second, str)
     assert f"127.0.0.1:{port} within 3 s" in second
 

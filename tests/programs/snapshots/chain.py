@@ -16,7 +16,8 @@ import time
 from pathlib import Path
 
 from muster import worker
-from muster._shared.snapshot_file import COMPLETE, SLOT_SPACE, Block, RemoteReader, Slot, find_files, open_files
+from muster._shared.layouts import SnapshotBlock as Block
+from muster._shared.snapshot_file import COMPLETE, SLOT_SPACE, RemoteReader, Slot, find_files, open_files
 
 folder, steps = Path(sys.argv[1]), int(sys.argv[2])
 delay_s = float(sys.argv[3]) if len(sys.argv) > 3 else 0.01

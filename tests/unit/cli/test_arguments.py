@@ -111,7 +111,6 @@ def test_defaults_are_torchruns() -> None:
         ("--hang-timeout auto", "hang_timeout_s", HANG_TIMEOUT_AUTO),
         ("--hang-timeout 60", "hang_timeout_s", 60.0),
         ("--hang-timeout 0", "hang_timeout_s", None),
-        ("--monitor-interval 5", "monitor_interval_s", 5.0),
         ("--event-log-handler console", "event_log_handler", "console"),
         ("--numa-binding core-complex", "numa_binding", "core-complex"),
         ("--virtual-local-rank", "virtual_local_rank", True),

@@ -18,9 +18,9 @@ import pytest
 import yaml
 from torchx.specs import AppDef, AppState
 
-from muster._shared.contract import StatusPageLayout
 from muster._shared.control import ControlError, ExitCode
 from muster._shared.folders import remove_folder
+from muster._shared.layouts import StatusPageLayout
 from muster.cli import commands
 from muster.cli.afterwards.clocks import place
 from muster.cli.afterwards.sources import Event

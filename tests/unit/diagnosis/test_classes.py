@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from doubles.samples import make_failure
 
+from muster._shared.causes import CLASSES, name_class
 from muster._shared.records import replace
 from muster._shared.reports import FailedCheck, Failure, OomEvidence, Report
-from muster._shared.verdicts.causes import CLASSES, name_class
 from muster.agent.diagnosis.classes import classify
 from muster.agent.diagnosis.kernel_log import KernelLine, KernelLog, find_kernel_lines, parse_kernel_text
 from muster.agent.diagnosis.report_text import format_report

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from doubles.samples import make_round
 
+from muster._shared.causes import name_class
 from muster._shared.contract import describe_end, describe_exit_code, name_signal
 from muster._shared.records import replace
 from muster._shared.reports import Failure, OomEvidence, Report
-from muster._shared.verdicts.causes import name_class
 from muster.agent.diagnosis.failures import FailedWorker, FailureBuilder, read_crash, read_files
 from muster.agent.diagnosis.kernel_log import KernelLine, KernelLog
 from muster.agent.diagnosis.report_files import build_torch_error

@@ -3,10 +3,10 @@
 import pytest
 from doubles.samples import make_failure
 
+from muster._shared import causes
 from muster._shared.codec import decode, to_data
 from muster._shared.records import replace
 from muster._shared.reports import ENDED, FinalFailure, OomEvidence, RankView, Report, Stack
-from muster._shared.verdicts import causes
 from muster.agent.diagnosis.root_cause import DatedFailure, add_early_exits, build_report, choose_root, describe_failure
 from muster.agent.diagnosis.tracebacks import put_program_first
 from muster.agent.rendezvous.verdicts.deciding import VerdictRules, decide_verdict

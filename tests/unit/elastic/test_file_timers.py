@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.elastic.services.file_timers import FileTimers
+from muster.elastic.jobs.file_timers import FileTimers
 
 
 @pytest.mark.parametrize(("is_released", "code"), [(True, 0), (False, -signal.SIGKILL)])

@@ -12,8 +12,8 @@ from doubles.telemetry_nodes import FakeLeader, FakeLoop, Node
 from prometheus_client import openmetrics, parser
 from prometheus_client.openmetrics import parser as open_parser  # noqa: F401  # makes `openmetrics.parser`
 
-from muster._shared.contract import StatusPageLayout as Layout
 from muster._shared.job_view import DeviceStatus, Goodput, JobState, JobStatus, RankStatus, Recovery
+from muster._shared.layouts import StatusPageLayout as Layout
 from muster._shared.records import replace
 from muster.agent.features.export.metrics import endpoint
 from muster.agent.features.export.metrics.elastic_names import ENDS, STATES

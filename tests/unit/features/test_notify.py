@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from doubles.samples import make_round
 
-from muster._shared.contract import StatusPageLayout as Layout
+from muster._shared.layouts import StatusPageLayout as Layout
 from muster._shared.reports import Report
 from muster.agent.cli.arguments import parse_args
 from muster.agent.features.notify.decisions import Notification, NotifyStory

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from muster._shared.contract import Env, HoldKey
-from muster._shared.holds.connection import SOCKET
+from muster._shared.holder_socket import SOCKET
 from muster.agent.hold import holder as holder_module
 from muster.agent.hold import waiting
 from muster.agent.hold.agents import WaitingAgent

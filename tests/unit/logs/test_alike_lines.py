@@ -5,12 +5,12 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import pytest
+from doubles.masks import mask_line
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from muster._shared.console import alike_lines, units
 from muster._shared.console.alike_lines import WINDOW_S, AlikeLines, Said, format_ranks
-from muster._shared.console.units import mask_line
 
 
 class Speaker:

@@ -1,10 +1,11 @@
 """What a unit of a rank's output is, and which units are alike."""
 
 import pytest
+from doubles.masks import mask_line
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster._shared.console.units import ALONE, LINE, TRACEBACK, WARNING, Masks, Unit, Units, mask_line
+from muster._shared.console.units import ALONE, LINE, TRACEBACK, WARNING, Masks, Unit, Units
 
 
 def cut(*writes: bytes) -> list[Unit]:
@@ -45,6 +46,11 @@ def test_lines_that_are_alike(first: bytes, second: bytes) -> None:
 )
 def test_lines_that_differ(first: bytes, second: bytes) -> None:
     assert mask_line(first) != mask_line(second)
+
+
+def test_what_is_masked() -> None:
+    line = b"rank 7: loss 0.25 at 0x7ffe, wrote /tmp/a7/x.pt, commit 1f3a9c"
+    assert mask_line(line) == b"rank #: loss # at #, wrote #, commit #"
 
 
 def test_a_long_word_costs_no_more_than_its_length() -> None:

@@ -7,7 +7,7 @@ from doubles.node_history import RunningNode
 from doubles.samples import make_round
 
 from muster._shared.contract import ExitCode
-from muster._shared.contract import StatusPageLayout as Layout
+from muster._shared.layouts import StatusPageLayout as Layout
 from muster._shared.records import replace
 from muster.agent.node.actions import (
     CollectStacks,

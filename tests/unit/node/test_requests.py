@@ -5,8 +5,8 @@ from doubles.node_history import RunningNode
 from doubles.samples import make_round
 
 from muster._shared.contract import AskKind, AskOutcome
-from muster._shared.contract import StatusPageLayout as Layout
 from muster._shared.fields import LateRank
+from muster._shared.layouts import StatusPageLayout as Layout
 from muster._shared.records import replace
 from muster._shared.reports import Answer, Stack
 from muster.agent.node.actions import (

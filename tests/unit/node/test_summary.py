@@ -2,8 +2,7 @@
 
 import pytest
 
-from muster._shared.console.status_line import format_status_line
-from muster._shared.console.summary import format_summary
+from muster._shared.console.summary import format_status_line, format_summary
 from muster._shared.job_view import Goodput, JobState, JobStatus, RankStatus, Recovery, SlowRank, describe_steps
 from muster._shared.records import replace
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from muster._shared.gpus import Device, Devices, Holder, read_devices
 from muster._shared.preflight import (
     LEAST_FREE_BYTES,
     LOCAL,
@@ -17,9 +18,8 @@ from muster._shared.preflight import (
     find_site_checks,
     parse_visible,
     read_machine,
+    read_versions,
 )
-from muster._shared.preflight.gpus import Device, Devices, Holder, read_devices
-from muster._shared.preflight.versions import read_versions
 from muster._shared.records import replace
 
 GIB = 1 << 30

@@ -6,9 +6,9 @@ from doubles.two_members import TwoMembers
 
 from muster._shared.codec import encode
 from muster._shared.contract import AskKind, AskOutcome
-from muster._shared.contract import StatusPageLayout as Layout
 from muster._shared.control import describe_answer, parse_answer
 from muster._shared.fields import LateRank
+from muster._shared.layouts import StatusPageLayout as Layout
 from muster._shared.reports import ENDED, Answer, RankProgress, RankView, Stack
 from muster.agent.diagnosis.hangs import HangJudge
 from muster.agent.rendezvous.consensus.actions import Notify, RoundBreak

@@ -6,7 +6,7 @@ import random
 import pytest
 from doubles.leader_history import Leader, rules
 
-from muster._shared.contract import StatusPageLayout
+from muster._shared.layouts import StatusPageLayout
 from muster.agent.rendezvous.consensus.actions import JobEnd, Notify, RoundBreak, RoundStart, RoundSummary
 from muster.agent.rendezvous.consensus.drain import choose_step
 from muster.agent.rendezvous.consensus.events import Reported

@@ -7,7 +7,7 @@ from doubles.clocks import HandClock
 from doubles.leader_history import failure
 
 from muster._shared.contract import AskKind, AskOutcome
-from muster._shared.contract import StatusPageLayout as Layout
+from muster._shared.layouts import StatusPageLayout as Layout
 from muster._shared.records import replace
 from muster._shared.reports import Failure
 from muster.agent.cli.arguments import parse_args

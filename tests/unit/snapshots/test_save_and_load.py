@@ -15,7 +15,9 @@ from snapshot_memory import Node, save_and_load, worker
 
 from muster import snapshots
 from muster._shared.contract import Env
-from muster._shared.snapshot_file import COMPLETE, SLOT_SPACE, SLOTS, WRITING, Block, Header
+from muster._shared.layouts import SnapshotBlock as Block
+from muster._shared.layouts import SnapshotHeader as Header
+from muster._shared.snapshot_file import COMPLETE, SLOT_SPACE, SLOTS, WRITING
 from muster.snapshots import content, saving
 from muster.snapshots.layout import Run, Vector
 

@@ -15,7 +15,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from muster import snapshots
-from muster._shared.snapshot_file import SLOT_SPACE, Block, NotKeptError, RemoteReader
+from muster._shared.layouts import SnapshotBlock as Block
+from muster._shared.snapshot_file import SLOT_SPACE, NotKeptError, RemoteReader
 from muster.snapshots import contents
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]  # torch's own, of its tests' process group

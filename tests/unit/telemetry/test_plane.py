@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 from doubles.telemetry_nodes import FakeLeader, FakeLoop, Node
 
-from muster._shared.contract import StatusPageLayout as Layout
 from muster._shared.job_view import JobState, NodeState, RankState
+from muster._shared.layouts import StatusPageLayout as Layout
 from muster._shared.records import replace
 from muster.agent.rendezvous.interface import LeaderClock
 from muster.agent.runtime.event_log import EventRecord

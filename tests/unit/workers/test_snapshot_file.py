@@ -12,6 +12,8 @@ import pytest
 
 from muster._shared import snapshot_file
 from muster._shared.contract import Env
+from muster._shared.layouts import SnapshotBlock as Block
+from muster._shared.layouts import SnapshotHeader as Header
 from muster._shared.snapshot_file import (
     ANSWER,
     BLOCK_BYTES,
@@ -20,9 +22,7 @@ from muster._shared.snapshot_file import (
     MAGIC,
     REQUEST,
     WRITING,
-    Block,
     Control,
-    Header,
     RemoteReader,
     Slot,
     build_address,

@@ -9,10 +9,11 @@ import sys
 import zlib
 
 import pytest
+from doubles.drain_commands import get_drain
 
 from muster import worker
 from muster._shared.contract import Env
-from muster._shared.contract import StatusPageLayout as Layout
+from muster._shared.layouts import StatusPageLayout as Layout
 from muster.agent.workers.status_page import StatusPage, Told
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memory files, which only Linux has")
@@ -358,7 +359,7 @@ def test_a_command_holds_what_belongs_together():
             word = Layout.pack_command(drain=drain, kind=kind, step=step, is_committed=committed)
             assert struct.unpack("@q", struct.pack("@q", word)) == (word,)
             assert word > 0
-            assert (Layout.get_drain(word), Layout.get_kind(word), Layout.get_step(word)) == (drain, kind, step)
+            assert (get_drain(word), Layout.get_kind(word), Layout.get_step(word)) == (drain, kind, step)
             assert Layout.is_committed(word) is committed
     for drain, kind, step in [
         (0, 0, 0),

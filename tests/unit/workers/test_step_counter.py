@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from muster._shared.contract import Env
-from muster._shared.contract import StatusPageLayout as Layout
+from muster._shared.layouts import StatusPageLayout as Layout
 from muster.agent.workers import program
 from muster.agent.workers.hooks import steps
 from muster.agent.workers.status_page import StatusPage

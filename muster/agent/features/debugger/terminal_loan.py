@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from muster._shared import processes
-from muster._shared.contract import StatusPageLayout as Layout
 from muster._shared.guard import GuardLease
+from muster._shared.layouts import StatusPageLayout as Layout
 from muster.agent.logs import LogRouter
 from muster.agent.runtime.loop import Loop, Timer
 

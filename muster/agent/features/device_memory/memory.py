@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from muster._shared.gpus import Device, Devices, read_devices
 from muster._shared.preflight import Need, choose_devices, describe_use, is_free, parse_visible
-from muster._shared.preflight.gpus import Device, Devices, read_devices
 from muster.agent.runtime.loop import run_limited
 
 LIMIT_S: Final = 50.0

@@ -6,7 +6,7 @@ first node reports everything.
 """
 
 from muster._shared.contract import ExitCode
-from muster._shared.contract import StatusPageLayout as Layout
+from muster._shared.layouts import StatusPageLayout as Layout
 from muster._shared.records import record
 from muster._shared.reports import Report
 from muster.agent.node.actions import Finish

@@ -3,8 +3,7 @@
 import hashlib
 import os
 
-from muster._shared.preflight import Machine
-from muster._shared.preflight.versions import read_versions
+from muster._shared.preflight import Machine, read_versions
 from muster.agent.config import AgentConfig
 from muster.agent.features.preflight.messages import NodeFacts
 from muster.agent.workers.spec import ProgramKind

@@ -82,8 +82,8 @@ def _list_folders(config: "AgentConfig") -> dict[str, str]:
 
 def _name_check(name: str) -> "FailedCheck":
     """Name the check of an error. Most nodes have none, and load nothing for it."""
+    from muster._shared.causes import DEVICE, NETWORK
     from muster._shared.reports import FailedCheck
-    from muster._shared.verdicts.causes import DEVICE, NETWORK
 
     causes = {"driver": DEVICE, "devices": DEVICE, "reach": NETWORK}
     advice = "--preflight off starts the job anyway"

@@ -1,12 +1,11 @@
-"""Runs the executables that a site has added, all at once. `_shared.preflight.site` reads what they print."""
+"""Runs the executables that a site has added, all at once. `_shared.preflight` reads what they print."""
 
 import os
 from collections.abc import Callable
 from typing import Final
 
 from muster._shared.contract import Env
-from muster._shared.preflight import Finding
-from muster._shared.preflight.site import LIMITS_S, read_site_check
+from muster._shared.preflight import SITE_LIMITS_S, Finding, read_site_check
 from muster.agent.config import AgentConfig
 from muster.agent.runtime.limited_command import LimitedCommand
 from muster.agent.runtime.loop import Loop
@@ -31,7 +30,7 @@ class SiteCheck:
             (path,),
             prepare=lambda: env,
             text="",
-            limit_s=LIMITS_S[mode],
+            limit_s=SITE_LIMITS_S[mode],
             label=path,
             on_line=self._read_line,
             on_trouble=self._read_trouble,

@@ -8,9 +8,11 @@ import os
 import sys
 from typing import NamedTuple
 
-from muster._shared.contract import Env, SnapshotBlock, SnapshotHeader
+from muster._shared.contract import Env
+from muster._shared.layouts import SnapshotBlock as Block
+from muster._shared.layouts import SnapshotHeader as Header
 from muster._shared.records import record
-from muster._shared.snapshot_file import BLOCK_BYTES, COMPLETE, SLOT_SPACE, SLOTS, Block, Control, Header, Slot
+from muster._shared.snapshot_file import BLOCK_BYTES, COMPLETE, SLOT_SPACE, SLOTS, Control, Slot
 from muster.agent.features.snapshots.messages import Generation, Holding, Source
 from muster.agent.workers.status_page import create_allocated, create_memory_file
 
@@ -77,9 +79,9 @@ class SnapshotFiles:
 
         Args:
             nproc: how many ranks the node has.
-            share: see `SnapshotHeader.SHARE`.
-            limit_bytes: see `SnapshotHeader.LIMIT`.
-            copies: see `SnapshotHeader.COPIES`.
+            share: see `Header.SHARE`.
+            limit_bytes: see `Header.LIMIT`.
+            copies: see `Header.COPIES`.
 
         Raises:
             OSError: the system has no memory files, or memory or descriptors ran out.
@@ -87,15 +89,15 @@ class SnapshotFiles:
         self.nproc = nproc
         self._fds: list[int] = []
         try:
-            self._fds.append(create_allocated("muster-snapshots", (nproc + 1) * SnapshotHeader.BYTES))
+            self._fds.append(create_allocated("muster-snapshots", (nproc + 1) * Header.BYTES))
             for local_rank in range(nproc):
-                self._fds.append(create_memory_file("muster-snapshot", SnapshotBlock.FILE_BYTES))
-                self._write((local_rank + 1) * SnapshotHeader.BYTES // 8 + SnapshotBlock.FILE, self._fds[-1])
-            self._write(SnapshotHeader.RANKS, nproc)
-            self._write(SnapshotHeader.SHARE, share)
-            self._write(SnapshotHeader.LIMIT, limit_bytes)
-            self._write(SnapshotHeader.COPIES, copies)
-            self._write(SnapshotHeader.MAGIC, SnapshotHeader.MAGIC_VALUE)
+                self._fds.append(create_memory_file("muster-snapshot", Block.FILE_BYTES))
+                self._write((local_rank + 1) * Header.BYTES // 8 + Block.FILE, self._fds[-1])
+            self._write(Header.RANKS, nproc)
+            self._write(Header.SHARE, share)
+            self._write(Header.LIMIT, limit_bytes)
+            self._write(Header.COPIES, copies)
+            self._write(Header.MAGIC, Header.MAGIC_VALUE)
         except BaseException:
             self.close()
             raise
@@ -113,12 +115,12 @@ class SnapshotFiles:
     @property
     def is_used(self) -> bool:
         """Whether a worker has used the files."""
-        return any(os.pread(self._fds[0], 8, 8 * SnapshotHeader.USED))
+        return any(os.pread(self._fds[0], 8, 8 * Header.USED))
 
     def begin_round(self, round_number: int, lineage: int) -> None:
         """Let the workers of a round save, if there is nothing to continue."""
-        self._write(SnapshotHeader.ROUND, round_number)
-        self._write(SnapshotHeader.LINEAGE, lineage)
+        self._write(Header.ROUND, round_number)
+        self._write(Header.LINEAGE, lineage)
 
     def build_env(self, round_number: int, local_rank: int) -> dict[str, str]:
         """Build the variable by which the worker of a local rank finds its files."""

@@ -16,10 +16,10 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Final
 
 from muster._shared.codec import salvage
-from muster._shared.contract import StatusPageLayout as Layout
 from muster._shared.contract import show_controls
 from muster._shared.fields import Limit
 from muster._shared.foreign_files import parse_json
+from muster._shared.layouts import StatusPageLayout as Layout
 from muster._shared.records import record
 from muster.agent.runtime.http_peer import HEAD_LIMIT_BYTES, HttpPeers, parse_head
 from muster.agent.runtime.loop import Loop

@@ -35,8 +35,8 @@ from collections.abc import Iterable
 from math import gcd
 
 from muster._shared.contract import AskKind, AskOutcome
-from muster._shared.contract import StatusPageLayout as Layout
 from muster._shared.fields import LateRank
+from muster._shared.layouts import StatusPageLayout as Layout
 from muster._shared.records import assert_never, replace
 from muster._shared.reports import Answer, Stack
 from muster.agent.rendezvous.consensus.actions import Action, Notify, RecoveryChanged, Send

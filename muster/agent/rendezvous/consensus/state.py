@@ -7,8 +7,9 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from muster._shared.contract import AskKind, StatusPageLayout
+from muster._shared.contract import AskKind
 from muster._shared.fields import LateRank, Shared
+from muster._shared.layouts import StatusPageLayout
 from muster._shared.records import NO_ITEMS, record, replace
 from muster._shared.reports import Failure, FinalFailure, Stack
 from muster.agent.diagnosis.root_cause import DatedFailure

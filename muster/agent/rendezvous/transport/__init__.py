@@ -5,5 +5,5 @@ accepts connections and limits the number and time of unauthenticated peers. `di
 resolves names and checks which are local. `probe` checks whether the process at an address has ended. `stream` is a
 link that a thread has taken from the loop, and it blocks.
 
-From outside, import `links`, `addresses` and `tcp_network`.
+From outside, import `links`, `addresses`, `stream` and `tcp_network`.
 """

@@ -1,6 +1,6 @@
 """Decides what follows from a failure: a restart here, a restart elsewhere, or a stop. Pure.
 
-The defaults favour a restart. Without a rule of the user (`--on`, `_shared.verdicts.policy`) the job stops only when
+The defaults favour a restart. Without a rule of the user (`--on`, `_shared.policy`) the job stops only when
 
 - a start-up error of the class `usage` comes twice in a row, each time within seconds, or
 - the same cause comes at the same place twice in a row, it is known that neither attempt has done a step, and its class
@@ -20,14 +20,14 @@ An attempt is counted when the next round is formed (`formation`) and refunded w
 import zlib
 from typing import TYPE_CHECKING
 
+from muster._shared.causes import DEVICE, HOST_OOM, NETWORK, PREEMPTION, TIME_LIMIT
 from muster._shared.records import record, replace
 from muster._shared.reports import Failure, FinalFailure
-from muster._shared.verdicts.causes import DEVICE, HOST_OOM, NETWORK, PREEMPTION, TIME_LIMIT
 from muster.agent.diagnosis.root_cause import describe_failure, find_kind
 from muster.agent.rendezvous.verdicts.restarts import CauseCount, Restarts
 
 if TYPE_CHECKING:
-    from muster._shared.verdicts.policy import Rule
+    from muster._shared.policy import Rule
 
 _FROM_OUTSIDE = (HOST_OOM, DEVICE, NETWORK, PREEMPTION, TIME_LIMIT)
 """Classes that the unchanged program may survive the next time, although it has met them twice at one place."""
@@ -128,7 +128,7 @@ def _find_verdict(root: Failure | None, before: Restarts, counted: Restarts, rul
 
 
 def _follow_rule(root: Failure, rule: "Rule", count: int) -> Verdict:
-    from muster._shared.verdicts.policy import ELSEWHERE, STOP
+    from muster._shared.policy import ELSEWHERE, STOP
 
     if rule.verdict == STOP:
         return Verdict(final=_end(root, f"--on '{rule.text}'"))
@@ -140,7 +140,7 @@ def _follow_rule(root: Failure, rule: "Rule", count: int) -> Verdict:
 
 
 def _find_rule(root: Failure, policy: str, *, is_repeat: bool) -> "Rule | None":
-    from muster._shared.verdicts.policy import Happened, find_rule, parse_policy
+    from muster._shared.policy import Happened, find_rule, parse_policy
     from muster.agent.diagnosis.classes import name_exception
 
     return find_rule(

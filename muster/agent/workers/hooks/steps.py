@@ -26,7 +26,7 @@ _BLOCK_BYTES = 4096
 _MAGIC_WORD, _SLOTS, _ROUND, _ATTEMPT = 0, 1, 2, 3
 _STEP, _TOTAL, _CHANGED_NS, _OPTIMIZER_STEPS, _FIRST, _FIRST_NS = 1, 2, 4, 6, 88, 89
 _MAX_STEP = (1 << 47) - 2
-"""See `_shared.contract.StatusPageLayout`."""
+"""See `_shared.layouts.StatusPageLayout`."""
 _LIGHTNING = ("lightning.pytorch", "pytorch_lightning")
 
 

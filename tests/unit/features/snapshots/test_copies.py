@@ -9,7 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from muster._shared.snapshot_file import COMPLETE, SLOT_SPACE, Block, Header, NotKeptError, RemoteReader, Slot
+from muster._shared.layouts import SnapshotBlock as Block
+from muster._shared.layouts import SnapshotHeader as Header
+from muster._shared.snapshot_file import COMPLETE, SLOT_SPACE, NotKeptError, RemoteReader, Slot
 from muster.agent.features.snapshots import exchange, fetching, ranges, transfer
 from muster.agent.features.snapshots.exchange import Exchange
 from muster.agent.features.snapshots.memory import SnapshotFiles, SnapshotMemory, SnapshotRound

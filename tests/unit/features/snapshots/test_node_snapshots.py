@@ -5,7 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from muster._shared.snapshot_file import COMPLETE, Header, Slot
+from muster._shared.layouts import SnapshotHeader as Header
+from muster._shared.snapshot_file import COMPLETE, Slot
 from muster.agent.features.snapshots import ranges
 from muster.agent.features.snapshots.memory import LOOK_S, SnapshotFiles, SnapshotRound
 from muster.agent.features.snapshots.messages import CopiesEnded, CopySnapshot, Generation, SnapshotKept, Source

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from doubles.node_bench import Bench, open_bench
 
-from muster._shared.contract import StatusPageLayout as Layout
+from muster._shared.layouts import StatusPageLayout as Layout
 from muster._shared.snapshot_file import find_files, open_files
 from muster.agent.features.snapshots.flags import SnapshotSettings
 from muster.agent.rendezvous.protocol.handshake import Codec

@@ -12,8 +12,9 @@ from contextlib import closing
 
 import pytest
 
+from muster._shared.layouts import SnapshotHeader as Header
 from muster._shared.records import replace
-from muster._shared.snapshot_file import COMPLETE, Header, Slot
+from muster._shared.snapshot_file import COMPLETE, Slot
 from muster.agent.features.snapshots.keeping import is_kept
 from muster.agent.features.snapshots.leader import RoundSnapshots, decide, find_snapshot
 from muster.agent.features.snapshots.memory import SnapshotFiles, SnapshotMemory, SnapshotRound

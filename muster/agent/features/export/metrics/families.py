@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Final
 
+from muster._shared.causes import CLASSES
 from muster._shared.job_view import JobState, JobStatus, NodeStatus, RankState, RankStatus
 from muster._shared.records import NO_ITEMS, record
-from muster._shared.verdicts.causes import CLASSES
 from muster.agent.features.export.metrics.elastic_names import ENDS, STATES, TorchNames
 
 Labels = tuple[tuple[str, str], ...]

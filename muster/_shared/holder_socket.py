@@ -1,4 +1,7 @@
-"""How a holder is reached: its socket, in a folder that only this user can enter."""
+"""How a holder is reached: its socket, in a folder that only this user can enter.
+
+Both sides check that the other is the same user's. It is also sent to nodes, as a part of a program.
+"""
 
 import contextlib
 import os

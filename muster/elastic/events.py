@@ -4,27 +4,45 @@ ice-learn's are multiprocessing events of one node, and its waits have no limit.
 that differ in how far they are, its workers wait for one another for ever. Here a worker that looks at a flag asks
 `muster.worker`, and the program that sets one asks the job's agents, as `muster pause` does.
 
+`IceEvents` is what LocalElasticAgent does with them. There ice-learn's own `Events`, or an object with the same
+attributes, works too: workers set `progress_bar_total` and `progress_bar_iter`, and between two steps handle `pause`
+(they set `paused` and wait for `resume`), `trigger_save_checkpoint` (they save and set `finished_save_checkpoint`) and
+`stop_all_tasks`. Its events are those of one node, and the ranks agree on no step.
+
 Source: ice/llutil/launcher/events.py and ice/core/hypergraph.py of ice-learn 0.4.8.
 """
 
 import multiprocessing
 import os
 import secrets
+import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from muster import worker
 from muster._shared.contract import AGENT_ENTRY_NAME, AskKind, AskOutcome, Env, print_line
 from muster._shared.control import describe_answer, parse_answer
 from muster._shared.reports import Answer
+from muster.agent.errors import UsageError
+from muster.elastic.tail import Screen
 
 _AGENT = os.path.join(os.path.dirname(os.path.abspath(worker.__file__)), AGENT_ENTRY_NAME)
 _LOOK_S = 0.005
 _LIMIT_S = 60.0
 """How long the ranks of the job may take to do what is asked for."""
+
+_NAMES = (
+    *("pause", "paused", "resume", "stop_all_tasks", "trigger_save_checkpoint", "finished_save_checkpoint"),
+    *("progress_bar_iter", "progress_bar_total"),
+)
+_BAR_CELLS = 30
+_SERVING_LOOK_S = 0.1
+_PAUSE_LIMIT_S = 30.0
+"""How long workers may take to pause. They need one step, or never look."""
 
 
 class Events:
@@ -239,3 +257,114 @@ class _Flag:
                 time.sleep(_LOOK_S)
         self.set()
         return True
+
+
+# -- the agent's side -------------------------------------------------------------------------------------------------
+
+
+class IceEvents:
+    """Serves the events of one job. `start` it, and `close` it when the job has ended."""
+
+    def __init__(self, events: Any, screen: Screen) -> None:
+        """Start nothing yet.
+
+        Args:
+            events: ice-learn's `Events`, or an object with the same attributes.
+            screen: draws the bar, on standard error if that is a terminal.
+
+        Raises:
+            UsageError: `events` lacks some of these attributes. The message names them.
+        """
+        missing = [name for name in _NAMES if not hasattr(events, name)]
+        if missing:
+            raise UsageError(f"events={events!r} has no {', '.join(missing)}: it must be like ice-learn's Events")
+        self._events = events
+        self._screen = screen
+        self._closed = threading.Event()
+        self._drawer = threading.Thread(target=self._draw, name="muster-bar", daemon=True)
+
+    def start(self) -> None:
+        """Draw the bar from now on."""
+        self._drawer.start()
+
+    def close(self) -> None:
+        """Draw no more, ask no more. Idempotent."""
+        self._closed.set()
+        if self._drawer.is_alive():
+            self._drawer.join()
+
+    def _draw(self) -> None:
+        shown = None
+        while not self._closed.wait(_SERVING_LOOK_S):
+            total, done = self._events.progress_bar_total.value, self._events.progress_bar_iter.value
+            bar = _format_bar(done, total) if total > 0 and done >= 0 else None
+            if bar != shown:
+                self._screen.write(sys.stderr, "", file="progress_bar", bar=bar)
+                shown = bar
+        self._screen.write(sys.stderr, "", file="progress_bar", bar=None)
+
+    def stop_politely(self, signum: int, then: Callable[[], None]) -> None:
+        """Let workers pause, save if a person at the terminal wants that (Ctrl-C), and stop. Run it in a thread.
+
+        Args:
+            signum: what asks for the stop.
+            then: called when workers have been informed.
+        """
+        threading.Thread(target=self._stop, args=(signum, then), name="muster-stop", daemon=True).start()
+
+    def _stop(self, signum: int, then: Callable[[], None]) -> None:
+        events = self._events
+        if isinstance(events, Events):
+            self._stop_at_one_step(events, signum, then)
+            return
+        events.resume.clear()
+        events.pause.set()
+        self._wait(events.paused, _PAUSE_LIMIT_S)
+        events.stop_all_tasks.set()
+        saves = signum == signal.SIGINT and self._ask()
+        if saves:
+            events.finished_save_checkpoint.clear()
+            events.trigger_save_checkpoint.set()
+        events.pause.clear()
+        events.resume.set()
+        if saves:
+            self._wait(events.finished_save_checkpoint, None)  # a second signal ends the job
+        then()
+
+    def _stop_at_one_step(self, events: Events, signum: int, then: Callable[[], None]) -> None:
+        """Ask for agreements of all ranks, one after the other: the job goes on to the step that is saved."""
+        if signum == signal.SIGINT:
+            events.pause.set()
+            events.paused.wait()
+            saves = self._ask()
+            events.resume.set()
+            events.resume.wait()
+            if saves:
+                events.trigger_save_checkpoint.set()
+                events.finished_save_checkpoint.wait()
+        events.stop_all_tasks.set()
+        events.stop_all_tasks.wait()
+        then()
+
+    def _wait(self, event: Any, limit_s: float | None) -> None:
+        left_s = limit_s
+        while not self._closed.is_set() and not event.wait(_SERVING_LOOK_S):
+            if left_s is not None and (left_s := left_s - _SERVING_LOOK_S) <= 0:
+                return
+
+    def _ask(self) -> bool:
+        while not self._closed.is_set():
+            try:
+                answer = input("\nShould I save the checkpoint? [Y/n]").strip().lower()
+            except (EOFError, OSError):  # no terminal: save what can be saved
+                return True
+            if answer in ("", "y", "n"):
+                return answer != "n"
+        return False
+
+
+def _format_bar(done: int, total: int) -> str:
+    """Return a text such as `" 45% [#############.................] 45/100"`."""
+    share = min(1.0, done / total)
+    cells = int(share * _BAR_CELLS)
+    return f"{share:4.0%} [{'#' * cells}{'.' * (_BAR_CELLS - cells)}] {done}/{total}"

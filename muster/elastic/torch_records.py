@@ -1,4 +1,4 @@
-"""`LaunchConfig`: torch's class with its fields, order and defaults.
+"""`LaunchConfig` and `WorkerSpec`: torch's classes with their fields, order and defaults.
 
 Only the rendezvous backend differs: it is muster's. It imports torch, so the package's `__getattr__` loads it when it
 is first needed.
@@ -8,6 +8,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch.distributed.elastic.agent.server.api import WorkerSpec as TorchWorkerSpec
 from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, LogsSpecs, Std
 from torch.distributed.launcher.api import LaunchConfig as TorchLaunchConfig
 
@@ -71,3 +72,27 @@ class LaunchConfig(TorchLaunchConfig):  # type: ignore[misc]  # torch has no typ
         elif self.shutdown_timeout < 0:
             raise ValueError(f"shutdown_timeout must be non-negative, got {self.shutdown_timeout}")
         super().__post_init__()
+
+
+@dataclass
+class WorkerSpec(TorchWorkerSpec):  # type: ignore[misc]  # torch has no types here
+    """torch's `WorkerSpec`.
+
+    With every version of torch, the fields that are listed here have the positions that torch gives them.
+
+    `redirects` and `tee` are those of torch before 2.3. `monitor_interval` has no effect: nothing is polled.
+    """
+
+    rdzv_handler: Any = None
+    """None: this node alone, with muster's own rendezvous."""
+    max_restarts: int = 3
+    master_port: int | None = None
+    master_addr: str | None = None
+    local_addr: str | None = None
+    event_log_handler: str = "null"
+    numa_options: Any = None
+    duplicate_stdout_filters: list[str] | None = None
+    duplicate_stderr_filters: list[str] | None = None
+    virtual_local_rank: bool = False
+    redirects: Any = None
+    tee: Any = None

@@ -7,13 +7,14 @@ None: a check that does not know finds nothing.
 `agent.features.preflight` carries this out on a node, and compares nodes. `muster doctor` applies the same table. All
 of it is in this module because it is loaded before the first worker starts, and one module costs less than three.
 
-    site      what an executable that a site has added says of a node
-    gpus      reads the NVIDIA GPUs, through NVML
-    versions  reads the versions of Python, torch and NCCL, without importing torch
+An executable that a site has added writes lines: `error: TEXT` ends the attempt, `warning: TEXT` is printed, all others
+are dropped. If it exits with another code than 0 and has named no error, that is an error itself, with its last line.
+If it does not end in time, it is killed, and that is a warning.
 """
 
 import os
 import resource
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -23,7 +24,7 @@ from muster._shared.fields import Line, Name
 from muster._shared.records import record
 
 if TYPE_CHECKING:  # only for machines with a driver
-    from muster._shared.preflight.gpus import Device, Devices
+    from muster._shared.gpus import Device, Devices
 
 _MIB: Final = 1 << 20
 LEAST_FREE_BYTES: Final = 256 * _MIB
@@ -51,6 +52,14 @@ _PROBE_BYTES: Final = 4096
 SITE_FOLDER: Final = "/etc/muster/preflight.d"
 _MOST_SITE_CHECKS: Final = 32
 _CGROUPS: Final = "/sys/fs/cgroup"
+SITE_LIMITS_S: Final = {"quick": 10.0, "full": 60.0}
+"""How long each may take, by --preflight."""
+_MOST_SITE_FINDINGS: Final = 32
+"""The most findings of each."""
+_VERSION_LINE: Final = r"^(__version__|cuda|hip)\b[^=\n]*= *'([^'\n]+)'"
+"""A line of torch/version.py."""
+_NCCL: Final = r"nvidia_nccl_cu\d+-(.+)\.dist-info"
+_NAMES: Final = {"__version__": "torch", "cuda": "CUDA", "hip": "HIP"}
 
 
 # -- what was read -----------------------------------------------------------------------------------------------------
@@ -379,7 +388,7 @@ def read_machine(
     shared = _stat(_SHARED_MEMORY, statvfs)
     devices = None
     if nvml is not None:
-        from muster._shared.preflight.gpus import read_devices  # only for machines with a driver
+        from muster._shared.gpus import read_devices  # only for machines with a driver
 
         devices = read_devices(nvml)
     return Machine(
@@ -495,3 +504,66 @@ def _read_number(path: str) -> int | None:
             return int(file.read())
     except (OSError, ValueError):  # "max"
         return None
+
+
+# -- what an executable of the site says ------------------------------------------------------------------------------
+
+
+def read_site_check(name: str, lines: Iterable[str], trouble: str, *, is_killed: bool = False) -> tuple[Finding, ...]:
+    """Return the findings of one that has ended.
+
+    Args:
+        name: of its file.
+        lines: what it has written.
+        trouble: how it has ended, in one clause. "": with 0.
+        is_killed: because it took too long.
+    """
+    found: list[Finding] = []
+    last = ""
+    for line in lines:
+        last = line.strip() or last
+        word, colon, text = line.partition(":")
+        if colon and word in ("error", "warning") and len(found) < _MOST_SITE_FINDINGS:
+            found.append(Finding(check=SITE.name, level=Level(word), found=f"{name}: {text.strip()}"))
+    if is_killed:
+        found.append(Finding(check=SITE.name, level=Level.WARNING, found=trouble))
+    elif trouble and not any(finding.level is Level.ERROR for finding in found):
+        text = f"{trouble}{': ' if last else ''}{last}"
+        found.append(Finding(check=SITE.name, level=Level.ERROR, found=text))
+    return tuple(found)
+
+
+# -- what the workers will load ---------------------------------------------------------------------------------------
+
+
+def read_versions(paths: Sequence[str] | None = None) -> tuple[tuple[str, str], ...]:
+    """Name and version of Python, torch, its CUDA or HIP, and NCCL, as far as they are found.
+
+    Args:
+        paths: where modules are imported from. None: `sys.path`.
+    """
+    import re  # the start needs none
+
+    found = [("Python", sys.version.split()[0])]
+    for path in sys.path if paths is None else paths:
+        folder = path or os.getcwd()
+        try:
+            with open(os.path.join(folder, "torch", "version.py"), encoding="utf-8") as file:
+                text = file.read(4096)
+        except (OSError, ValueError):
+            continue
+        found += [(_NAMES[name], version) for name, version in re.findall(_VERSION_LINE, text, re.MULTILINE)]
+        found += _read_nccl(folder) if any(name == "CUDA" for name, _ in found) else []
+        break
+    return tuple(found)
+
+
+def _read_nccl(folder: str) -> list[tuple[str, str]]:
+    """Read the version of the NCCL that is installed beside torch. One that torch was built with has torch's."""
+    import re
+
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return []
+    return [("NCCL", match[1]) for name in names if (match := re.fullmatch(_NCCL, name))][:1]

@@ -1,6 +1,6 @@
 """The classes of causes, by the names that `--on` uses, and what people read for them. `--on` has none for GAVE_UP.
 
-`agent.diagnosis.classes` finds the class of a failure. `_shared.verdicts.policy` lets a user say what follows from it.
+`agent.diagnosis.classes` finds the class of a failure. `_shared.policy` lets a user say what follows from it.
 """
 
 from collections.abc import Mapping

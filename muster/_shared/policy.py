@@ -25,8 +25,8 @@ Components, which know nothing of the agent, check with the same grammar.
 import re
 from typing import Final
 
+from muster._shared.causes import CLASSES, DEVICE_OOM, GAVE_UP, HOST_OOM
 from muster._shared.records import record
-from muster._shared.verdicts.causes import CLASSES, DEVICE_OOM, GAVE_UP, HOST_OOM
 
 RESTART: Final = "restart"
 ELSEWHERE: Final = "elsewhere"

@@ -15,7 +15,6 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 Record = Mapping[str, Any]
@@ -30,31 +29,27 @@ def has_event_handler(name: str) -> bool:
     return handlers is not None and name in handlers._log_handlers  # noqa: SLF001  # torch has no public list
 
 
-@dataclass(frozen=True, kw_only=True)
-class GroupFacts:
-    """What events say of every job."""
-
-    entrypoint_name: str
-    run_id: str
-    backend: str
-
-
 class WorkerGroupWatch:
     """Keeps torch's WorkerGroup of one node up to date, and calls torch's handlers. It imports torch."""
 
-    def __init__(self, spec: Any, facts: GroupFacts) -> None:
+    def __init__(self, spec: Any, *, entrypoint_name: str, run_id: str, backend: str) -> None:
         """Report nothing yet.
 
         Args:
             spec: torch's `WorkerSpec`, or an object with its role, local_world_size, max_restarts and
                 event_log_handler.
-            facts: for events.
+            entrypoint_name: for events, as the others.
+            run_id: the job's.
+            backend: of the rendezvous.
         """
-        from torch.distributed.elastic.agent.server.api import WorkerGroup
+        from torch.distributed.elastic.agent.server import api
 
-        self.group: Any = WorkerGroup(spec)
+        self._api: Any = api
+        self.group: Any = api.WorkerGroup(spec)
         self._spec = spec
-        self._facts = facts
+        self._entrypoint_name = entrypoint_name
+        self._run_id = run_id
+        self._backend = backend
         self._restarts_left = spec.max_restarts
         self._rendezvous_began_s = 0.0
         self._round_broke_s: float | None = None
@@ -70,8 +65,6 @@ class WorkerGroupWatch:
 
     def handle(self, record: Record) -> None:
         """Take in one record of the agent."""
-        from torch.distributed.elastic.agent.server.api import WorkerState
-
         match record["what"]:
             case "agent_started":
                 self._rendezvous_began_s = record["monotonic_s"]
@@ -81,7 +74,7 @@ class WorkerGroupWatch:
                 self.group.workers[record["detail"]["local_rank"]].id = record["detail"]["pid"]
             case "workers_started":
                 self._report_started(record)
-                self._set_state(WorkerState.HEALTHY)
+                self._set_state(self._api.WorkerState.HEALTHY)
             case "round_broken":
                 self._round_broke_s = record["monotonic_s"]
                 self._set_broken(record["detail"]["kind"])
@@ -89,13 +82,11 @@ class WorkerGroupWatch:
                 self._rendezvous_began_s = record["monotonic_s"]
                 if self._round_broke_s is not None:
                     self._put_duration("LocalElasticAgent._stop_workers", record["duration_s"] or 0.0)
-                self.group.state = WorkerState.STOPPED
+                self.group.state = self._api.WorkerState.STOPPED
             case _:
                 pass
 
     def _begin_round(self, record: Record) -> None:
-        from torch.distributed.elastic.agent.server.api import Worker
-
         group, detail = self.group, record["detail"]
         duration_s = record["monotonic_s"] - self._rendezvous_began_s
         self._restarts_left = detail["restarts_left"]
@@ -105,7 +96,7 @@ class WorkerGroupWatch:
         group.master_addr, _, port = detail["master"].rpartition(":")
         group.master_port = int(port)
         group.workers = [
-            Worker(
+            self._api.Worker(
                 local_rank=local_rank,
                 global_rank=detail["rank_offset"] + local_rank,
                 role_rank=detail["role_rank_offset"] + local_rank,
@@ -116,12 +107,10 @@ class WorkerGroupWatch:
         ]
 
     def _set_broken(self, kind: str) -> None:
-        from torch.distributed.elastic.agent.server.api import WorkerState
-
         if kind == "final":
-            self.group.state = WorkerState.FAILED  # reported by `record_result`
+            self.group.state = self._api.WorkerState.FAILED  # reported by `record_result`
         else:
-            self._set_state(WorkerState.FAILED if kind == "failure" else WorkerState.UNHEALTHY)
+            self._set_state(self._api.WorkerState.FAILED if kind == "failure" else self._api.WorkerState.UNHEALTHY)
 
     def _report_started(self, record: Record) -> None:
         now_s = record["monotonic_s"]
@@ -213,7 +202,7 @@ class WorkerGroupWatch:
             self._host = socket.getfqdn(socket.gethostname())  # may ask a name server
         about: dict[str, Any] = {
             "group_world_size": self.group.group_world_size,
-            "entry_point": self._facts.entrypoint_name,
+            "entry_point": self._entrypoint_name,
         }
         if worker is not None:  # torch's values are tuples, by accident
             about["local_rank"] = (worker.local_rank,)
@@ -222,7 +211,7 @@ class WorkerGroupWatch:
             about["exit_code"] = (getattr(failure, "exitcode", None),)
             about["worker_pid"] = (getattr(failure, "pid", None),)
         metadata = {
-            "run_id": self._facts.run_id,
+            "run_id": self._run_id,
             "global_rank": getattr(worker, "global_rank", None),
             "group_rank": self.group.group_rank,
             "worker_id": None if worker is None else str(worker.id),
@@ -230,7 +219,7 @@ class WorkerGroupWatch:
             "hostname": self._host,
             "state": state,
             "total_run_time": self._run_time_s,
-            "rdzv_backend": self._facts.backend,
+            "rdzv_backend": self._backend,
             "raw_error": raw_error if failure is None else json.dumps(failure.error_file_data),
             "metadata": json.dumps(about),
             "agent_restarts": self._spec.max_restarts - self._restarts_left,

@@ -78,7 +78,7 @@ def list_cells(row: Row) -> tuple[str, ...]:
 
 
 def build_json(report: Report) -> dict[str, Any]:
-    """Return what docs/rehearse-reference.md promises of `--json`."""
+    """Return what docs/rehearse.md promises of `--json`."""
     rows = []
     for row in report.rows:
         data = asdict(row) | {"verdict": row.verdict.value, "advice": list(row.advice)}

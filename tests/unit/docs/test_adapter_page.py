@@ -1,4 +1,4 @@
-"""The pages *Write an adapter* and *Finish an adapter* show the example as it is, and name what there is."""
+"""The page *Write an adapter* shows the example as it is, and the pages of adapters name what there is."""
 
 import inspect
 import re
@@ -10,26 +10,25 @@ from muster import testing
 from muster.schedulers import adapter
 
 EXAMPLE = ROOT / "examples" / "folders"
-PAGES = ("docs/write-an-adapter.md", "docs/finish-an-adapter.md")
-TEXTS = (*PAGES, "docs/adapter-drivers.md")
+PAGE = "docs/write-an-adapter.md"
+TEXTS = (PAGE, "docs/adapter-drivers.md")
 _FENCED = re.compile(r"^(`{3,}).*?^\1\s*$", re.MULTILINE | re.DOTALL)
 _NAME = re.compile(r"`(?:[A-Za-z]+\.)?([A-Za-z]*[a-z]_[a-z_]+|[A-Z][a-z]+[A-Z]\w+)[`(]")
 """A name of several words, alone or with arguments: `read_lines(...)`, `AppSpec.driver`, `ByteSource`."""
 OF_OTHERS = {"WorkspaceMixin"}  # TorchX's
 
 
-def test_the_pages_build_the_example():
+def test_the_page_builds_the_example():
     shown = {
         block.file: block.text.partition("\n")[2]
-        for page in PAGES
-        for block in read_blocks(page)
+        for block in read_blocks(PAGE)
         if block.file is not None and block.file.startswith("folders/")
     }
     there = {f"folders/{path.name}": path.read_text() for path in EXAMPLE.glob("*.py")}
     assert shown == there
     lines = sum(text.count("\n") for text in there.values())
     assert lines <= 200
-    assert f"four files, {lines} lines together" in " ".join((ROOT / PAGES[0]).read_text().split())
+    assert f"four files, {lines} lines together" in " ".join((ROOT / PAGE).read_text().split())
 
 
 def test_the_example_knows_the_seam_only():

@@ -1,9 +1,8 @@
-"""The page *Write an adapter* shows the example as it is, and the pages of adapters name what there is."""
+"""The page *Write an adapter* shows the example as it is, and names what there is."""
 
 import inspect
 import re
 
-import pytest
 from doc_pages import ROOT, read_blocks
 
 from muster import testing
@@ -11,7 +10,6 @@ from muster.schedulers import adapter
 
 EXAMPLE = ROOT / "examples" / "folders"
 PAGE = "docs/write-an-adapter.md"
-TEXTS = (PAGE, "docs/adapter-drivers.md")
 _FENCED = re.compile(r"^(`{3,}).*?^\1\s*$", re.MULTILINE | re.DOTALL)
 _NAME = re.compile(r"`(?:[A-Za-z]+\.)?([A-Za-z]*[a-z]_[a-z_]+|[A-Z][a-z]+[A-Z]\w+)[`(]")
 """A name of several words, alone or with arguments: `read_lines(...)`, `AppSpec.driver`, `ByteSource`."""
@@ -50,8 +48,7 @@ def list_names():
     return found
 
 
-@pytest.mark.parametrize("page", TEXTS)
-def test_the_pages_name_what_there_is(page):
-    named = set(_NAME.findall(_FENCED.sub("", (ROOT / page).read_text())))
+def test_the_page_names_what_there_is():
+    named = set(_NAME.findall(_FENCED.sub("", (ROOT / PAGE).read_text())))
     assert len(named) > 5
     assert named - list_names() - OF_OTHERS == set()

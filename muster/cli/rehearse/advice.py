@@ -38,7 +38,7 @@ ADVICE: Final[Mapping[str, Advice]] = {
     "data": Advice(
         text="after the restart the script computes something else: save and load what decides its data (the sampler's "
         "or loader's position, the random states), or derive it from the step",
-        page="docs/fsdp-and-checkpoints.md#what-the-checkpoint-must-withstand",
+        page="docs/preemption.md#what-the-checkpoint-must-withstand",
     ),
     "retries": Advice(
         text="all retries were used: raise --max_retries",

@@ -2,8 +2,8 @@
 
     python docs/drawings.py [FOLDER]
 
-Nothing is measured here: the plots show what `comparison.md` says. The colours follow the reader's page, and each picture
-has a title and a description as text.
+Nothing is measured here: the plots show what `comparison.md` says. The colours follow the reader's page, and each
+picture has a title and a description as text.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Draws `static/card.png`, the picture that others show beside a link to the site; its figures are of `figures.md`.
+"""Draws `static/card.png`, the picture that others show beside a link to the site; its figures are of `comparison.md`.
 
     python docs/card.py [FILE]
 
@@ -24,12 +24,12 @@ ROWS = (
     ("first line of a script", "until the first line of a script"),
     ("4 workers with torch, whole tree", "memory of 4 workers and launcher"),
 )
-"""How a row of `figures.md` begins, and what the card calls it."""
+"""How a row of `comparison.md` begins, and what the card calls it."""
 
 
 def draw_card() -> str:
     """Draw the card as SVG: the name, what muster does, and three medians beside torchrun's."""
-    figures = read_figures((DOCS / "figures.md").read_text())
+    figures = read_figures((DOCS / "comparison.md").read_text())
     ground, ink, faint = (COLOURS[name][1] for name in ("ground", "ink", "faint"))
     good, bad = COLOURS["good"][1], COLOURS["bad"][1]
     parts = [

@@ -2,8 +2,8 @@
 
     python docs/drawings.py [FOLDER]
 
-Nothing is measured here: the plots show what `figures.md` says. The colours follow the reader's page, and each picture
-has a title and a description as text.
+Nothing is measured here: the plots show what `comparison.md` says. The colours follow the reader's page, and each
+picture has a title and a description as text.
 """
 
 import math
@@ -125,7 +125,7 @@ PLOTS = {
         ),
     ),
 }
-"""By file: title, and for each row how its line in `figures.md` begins, and what the plot calls it."""
+"""By file: title, and for each row how its line in `comparison.md` begins, and what the plot calls it."""
 _SAMPLE = re.compile(r"([\d.]+) s \(([\d.]+)\.\.([\d.]+), (\d+)\)")
 
 _HALO = "line-ground halo"
@@ -249,7 +249,7 @@ def draw_flow() -> str:
 
 
 def read_figures(text: str) -> dict[str, tuple[str, str]]:
-    """Read the table of `figures.md`: what was measured, and the cells of muster and of torchrun."""
+    """Read the table of `comparison.md`: what was measured, and the cells of muster and of torchrun."""
     rows = (line.strip("|\n ").split(" | ") for line in text.splitlines() if line.startswith("| "))
     return {cells[0]: (cells[1], cells[2].rstrip(" |") if len(cells) > 2 else "") for cells in rows if len(cells) > 1}
 
@@ -299,7 +299,7 @@ def draw_plot(title: str, rows: Sequence[tuple[str, str]], figures: dict[str, tu
 
 def draw_all() -> dict[str, str]:
     """Draw every picture, by the name of its file."""
-    figures = read_figures((DOCS / "figures.md").read_text())
+    figures = read_figures((DOCS / "comparison.md").read_text())
     return {
         "flow.svg": draw_flow(),
         **{f"{name}.svg": draw_sequence(*parts) for name, parts in SEQUENCES.items()},

@@ -8,7 +8,7 @@ from pathlib import Path
 from doubles.kubernetes_cluster import Fault
 from torchx import specs
 
-RIGHTS_PAGE = Path(__file__).resolve().parents[2] / "docs" / "kubernetes-rights.md"
+RIGHTS_PAGE = Path(__file__).resolve().parents[2] / "docs" / "kubernetes-cluster.md"
 
 RIGHTS = {
     "jobs.batch": {"create", "get", "list", "patch", "delete"},

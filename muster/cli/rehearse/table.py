@@ -43,7 +43,7 @@ ADVICE: Final[Mapping[str, Advice]] = {
     "data": Advice(
         text="after the restart the script computes something else: save and load what decides its data (the sampler's "
         "or loader's position, the random states), or derive it from the step",
-        page="docs/fsdp-and-checkpoints.md#what-the-checkpoint-must-withstand",
+        page="docs/preemption.md#what-the-checkpoint-must-withstand",
     ),
     "retries": Advice(
         text="all retries were used: raise --max_retries",
@@ -127,7 +127,7 @@ def list_cells(row: Row) -> tuple[str, ...]:
 
 
 def build_json(report: Report) -> dict[str, Any]:
-    """Return what docs/rehearse-reference.md promises of `--json`."""
+    """Return what docs/rehearse.md promises of `--json`."""
     rows = []
     for row in report.rows:
         data = asdict(row) | {"verdict": row.verdict.value, "advice": list(row.advice)}

@@ -153,7 +153,7 @@ def test_a_wrong_fault_is_one_line(text: str, line: str, capsys: pytest.CaptureF
 def test_every_fault_has_a_name_of_its_own_and_says_what_must_hold(capsys: pytest.CaptureFixture[str]) -> None:
     assert commands.main(["rehearse", "--faults", "list"]) == 0
     listed = capsys.readouterr().out
-    page = (ROOT / "docs/rehearse-reference.md").read_text()
+    page = (ROOT / "docs/rehearse.md").read_text()
     for name, fault in FAULTS.items():
         assert name in listed
         assert f"| `{name}` | {fault.title} |" in page, name

@@ -1,35 +1,32 @@
-"""The pages *Write an adapter* and *Finish an adapter* show the example as it is, and name what there is."""
+"""The page *Write an adapter* shows the example as it is, and names what there is."""
 
 import inspect
 import re
 
-import pytest
 from doc_pages import ROOT, read_blocks
 
 from muster import testing
 from muster.schedulers import adapter
 
 EXAMPLE = ROOT / "examples" / "folders"
-PAGES = ("docs/write-an-adapter.md", "docs/finish-an-adapter.md")
-TEXTS = (*PAGES, "docs/adapter-drivers.md")
+PAGE = "docs/write-an-adapter.md"
 _FENCED = re.compile(r"^(`{3,}).*?^\1\s*$", re.MULTILINE | re.DOTALL)
 _NAME = re.compile(r"`(?:[A-Za-z]+\.)?([A-Za-z]*[a-z]_[a-z_]+|[A-Z][a-z]+[A-Z]\w+)[`(]")
 """A name of several words, alone or with arguments: `read_lines(...)`, `AppSpec.driver`, `ByteSource`."""
 OF_OTHERS = {"WorkspaceMixin"}  # TorchX's
 
 
-def test_the_pages_build_the_example():
+def test_the_page_builds_the_example():
     shown = {
         block.file: block.text.partition("\n")[2]
-        for page in PAGES
-        for block in read_blocks(page)
+        for block in read_blocks(PAGE)
         if block.file is not None and block.file.startswith("folders/")
     }
     there = {f"folders/{path.name}": path.read_text() for path in EXAMPLE.glob("*.py")}
     assert shown == there
     lines = sum(text.count("\n") for text in there.values())
     assert lines <= 200
-    assert f"four files, {lines} lines together" in " ".join((ROOT / PAGES[0]).read_text().split())
+    assert f"four files, {lines} lines together" in " ".join((ROOT / PAGE).read_text().split())
 
 
 def test_the_example_knows_the_seam_only():
@@ -51,8 +48,7 @@ def list_names():
     return found
 
 
-@pytest.mark.parametrize("page", TEXTS)
-def test_the_pages_name_what_there_is(page):
-    named = set(_NAME.findall(_FENCED.sub("", (ROOT / page).read_text())))
+def test_the_page_names_what_there_is():
+    named = set(_NAME.findall(_FENCED.sub("", (ROOT / PAGE).read_text())))
     assert len(named) > 5
     assert named - list_names() - OF_OTHERS == set()

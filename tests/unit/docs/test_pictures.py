@@ -107,11 +107,11 @@ def test_the_card_shows_the_figures_of_today(drawings, monkeypatch):
     monkeypatch.delitem(sys.modules, "card")
     svg = card.draw_card()
     words = read_words(svg)
-    figures = drawings.read_figures((DOCS / "figures.md").read_text())
+    figures = drawings.read_figures((DOCS / "comparison.md").read_text())
     for begin, name in card.ROWS:
         (cells,) = (cells for label, cells in figures.items() if label.startswith(begin))
         assert f"{name} {' '.join(cell.split(' (')[0] for cell in cells)}" in words
-    (lost,) = re.findall(r"7 of 10 did not recover", (DOCS / "figures.md").read_text())
+    (lost,) = re.findall(r"7 of 10 did not recover", (DOCS / "comparison.md").read_text())
     assert lost.replace(" did", " jobs of torchrun did") in words
     png = (DOCS / "static/card.png").read_bytes()
     assert struct.unpack(">II", png[16:24]) == (card.WIDTH, card.HEIGHT)

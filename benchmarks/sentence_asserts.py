@@ -29,7 +29,7 @@ TABLES = {
     "unit/diagnosis/test_failures.py": "evidence and advice of one failure: `diagnosis.failures`",
     "unit/features/hangs/test_collectives.py": "which rank the others wait for: `hangs.collectives`",
     "unit/features/hangs/test_causes.py": "the same in the first line of a report",
-    "unit/features/hangs/test_nccl_monitor.py": "the same from what NCCL's monitor says: `hangs.launches`",
+    "unit/features/hangs/test_nccl_monitor.py": "the same from what NCCL's monitor says: `hangs.nccl_launches`",
     "unit/cli/test_afterwards.py": "the story that `muster timeline` tells: `afterwards.story`",
     "unit/node/test_summary.py": "the lines at the end of a job: `node.summary`",
     "unit/rendezvous/test_asking.py": "the answers to requests of people: `control.answers`",

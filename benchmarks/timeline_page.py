@@ -16,10 +16,10 @@ from _sampling import build_parser, sample_in_turn, show
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from doubles.job_records import Job, make_week
 
-from muster.cli.afterwards.clocks import place
-from muster.cli.afterwards.page import build_page
-from muster.cli.afterwards.sources import parse_files
-from muster.cli.afterwards.story import tell
+from muster.cli.history.clocks import place
+from muster.cli.history.page import build_page
+from muster.cli.history.sources import parse_files
+from muster.cli.history.story import tell
 
 LIMIT_S = 60.0
 BROWSER = ("chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--dump-dom")

@@ -209,7 +209,7 @@ def build_events() -> str:
     text = """# Events
 
 Every agent writes `events.jsonl` into the log folder of the job: one JSON object per line and transition.
-Its JSON schema is `muster/cli/afterwards/events.schema.json` in the package, and `muster events` prints the records of
+Its JSON schema is `muster/cli/history/events.schema.json` in the package, and `muster events` prints the records of
 all nodes in their order ([See a job afterwards](../timeline.md)). A reader must check `format`, and ignore events and
 fields that it does not know. The fields are the same in every record:
 
@@ -224,7 +224,7 @@ fields that it does not know. The fields are the same in every record:
 
 def list_events() -> dict[str, str]:
     """Map each event to its meaning, from the schema: the descriptions of its detail and of the detail's fields."""
-    schema = json.loads(resources.files("muster.cli.afterwards").joinpath("events.schema.json").read_text("utf-8"))
+    schema = json.loads(resources.files("muster.cli.history").joinpath("events.schema.json").read_text("utf-8"))
     found = {}
     for rule in schema["allOf"]:
         name = rule["if"]["properties"]["what"]["const"]

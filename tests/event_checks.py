@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-SCHEMA = Path(__file__).parent.parent / "muster/cli/afterwards/events.schema.json"
+SCHEMA = Path(__file__).parent.parent / "muster/cli/history/events.schema.json"
 
 
 def check_events(folder: Path) -> None:

@@ -185,7 +185,7 @@ class Launches:
     """Its hash. "": of several whose ranks agree, the largest."""
     size: Count
     state: Name = ""
-    """See `agent.features.hangs.launches`. "": it runs."""
+    """See `agent.features.hangs.nccl_launches`. "": it runs."""
     counts: Annotated[tuple[LaunchCount, ...], Limit(most=16)] = ()
     """With an older NCCL, only those in which ranks differ."""
     still_s: Seconds = 0.0

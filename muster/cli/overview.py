@@ -32,7 +32,7 @@ from muster.schedulers.wording.reasons import Code, Reason
 from muster.schedulers.wording.replica_lines import explain_replicas, find_reason
 
 if TYPE_CHECKING:
-    from muster.cli.afterwards.log_folder import RunFolder
+    from muster.cli.history.log_folder import RunFolder
 
 STATE_CODES: Final[Mapping[AppState, int]] = {
     AppState.SUCCEEDED: 0,
@@ -77,7 +77,7 @@ def open_job(word: str) -> "Iterator[tuple[PluginScheduler | RunFolder, str]]":
         ControlError: there is no such app, or its scheduler cannot be asked.
     """
     if os.path.isdir(word):
-        from muster.cli.afterwards import log_folder, sources
+        from muster.cli.history import log_folder, sources
 
         if sources.is_log_folder(word):
             run = log_folder.find_run(word)

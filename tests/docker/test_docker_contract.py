@@ -5,7 +5,7 @@ import os
 import pytest
 
 from muster.schedulers.docker.engine.sdk import pick_address
-from muster.schedulers.docker.live import submissions
+from muster.schedulers.docker.running_apps import submissions
 from muster.schedulers.supervision.registry import find_state_dir
 from muster.testing import SchedulerContract
 
@@ -17,7 +17,7 @@ class TestDocker(SchedulerContract):
 
     factory = "muster.schedulers.docker:create_detached_scheduler"
     image = "muster-test:torch"
-    steps = ("muster.schedulers.docker.live.creation:_join_network", *SchedulerContract.steps)
+    steps = ("muster.schedulers.docker.running_apps.creation:_join_network", *SchedulerContract.steps)
 
     @pytest.mark.long
     def test_rules_say_what_follows_from_a_failure(self, scheduler):

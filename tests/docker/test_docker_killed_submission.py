@@ -15,7 +15,7 @@ from torchx.specs import AppState, Resource
 from muster._shared.control import ExitCode
 from muster.cli.commands import main
 from muster.schedulers import kubernetes
-from muster.schedulers.docker.live import creation
+from muster.schedulers.docker.running_apps import creation
 from muster.schedulers.errors import EngineError
 from muster.schedulers.supervision import client as supervision
 
@@ -41,7 +41,7 @@ Runner("test", {"docker": create_detached_scheduler}).run(AppDef("killed", roles
 
 POINTS = {
     "image_check": ("muster.schedulers.docker.engine.client:Engine", "wait_container"),
-    "reserved": ("muster.schedulers.docker.live.creation", "_join_network"),
+    "reserved": ("muster.schedulers.docker.running_apps.creation", "_join_network"),
     "created": ("muster.schedulers.supervision.client", "submit"),
     "registered": ("muster.schedulers.supervision.client", "start_supervisor"),
 }

@@ -125,7 +125,7 @@ def test_out_of_memory_is_named(apps, app_of):
 
 def test_objects_of_others_are_not_touched(apps, app_of, monkeypatch):
     from muster.schedulers.docker import scheduler
-    from muster.schedulers.docker.live import unregistered
+    from muster.schedulers.docker.running_apps import orphaned_apps
 
     app_id = apps.run(app_of("sleep 600"))
     theirs = {"torchx.pytorch.org/app-id": "theirs", "torchx.pytorch.org/role-name": "w"}
@@ -135,7 +135,7 @@ def test_objects_of_others_are_not_touched(apps, app_of, monkeypatch):
         assert "theirs" not in [item.app_id for item in apps.scheduler.list()]
         apps.delete("theirs")
         with monkeypatch.context() as elsewhere:
-            for module in (scheduler, unregistered):
+            for module in (scheduler, orphaned_apps):
                 elsewhere.setattr(module, "build_user_id", lambda: "0@elsewhere")
             elsewhere.setenv("XDG_STATE_HOME", os.environ["XDG_STATE_HOME"] + "-other")
             assert app_id not in [item.app_id for item in apps.scheduler.list()]

@@ -529,7 +529,7 @@ def open_bench(monkeypatch: pytest.MonkeyPatch, folder: Path, **config: Any) -> 
     monkeypatch.setattr("muster._shared.processes.read_stat", lambda pid: ["S"])
     monkeypatch.setattr("muster.agent.diagnosis.stacks.can_dump", lambda pid: True)
     with contextlib.suppress(ImportError):  # a job without this feature has nothing to wait for
-        monkeypatch.setattr("muster.agent.features.hangs.looks.APART_S", 0.0)
+        monkeypatch.setattr("muster.agent.features.hangs.samples.APART_S", 0.0)
         monkeypatch.setattr(
             "muster.agent.features.hangs.sessions.read_sessions",
             lambda stack_files, _sizes=None: {pid: {} for pid in stack_files},

@@ -7,7 +7,7 @@ import pytest
 
 from muster._shared import processes
 from muster._shared.control import ControlError
-from muster.schedulers.slurm import live
+from muster.schedulers.slurm import running_apps
 from muster.schedulers.supervision.state import ReplicaId
 from muster.testing import SchedulerContract
 from muster.testing.contract_apps import COUNTS, build_agents
@@ -38,7 +38,7 @@ class TestSlurm(SchedulerContract):
 
         The loss of the node itself is in `test_slurm_faults`.
         """
-        app = live.read_app(scheduler._find_registry().open(app_id))
+        app = running_apps.read_app(scheduler._find_registry().open(app_id))
         supervisor = app.nodes[ReplicaId("w", index)].record.supervisor.pid
         for pid, parent in processes.list_parents().items():
             if parent == supervisor:

@@ -21,7 +21,7 @@ from muster._shared.control import ControlError, ExitCode
 from muster.cli.commands import main
 from muster.schedulers.adapter import AskKind, AskOutcome, SchedulerError
 from muster.schedulers.errors import OptionError, UnsafeFolderError
-from muster.schedulers.slurm import client, live
+from muster.schedulers.slurm import client, running_apps
 from muster.schedulers.supervision.state import ReplicaId
 from muster.schedulers.wording.reasons import Code
 
@@ -230,7 +230,7 @@ def test_a_role_that_fails_ends_the_others(slurm, tmp_path):
 
 def find_task(job, index):
     """The process that supervises a node."""
-    app = live.read_app(job.scheduler._find_registry().open(job.app_id))
+    app = running_apps.read_app(job.scheduler._find_registry().open(job.app_id))
     return app.nodes[ReplicaId("w", index)].record.supervisor.pid
 
 

@@ -83,7 +83,7 @@ READ_OTHERWISE = {
     "schedulers/supervision/client "
     "schedulers/supervision/machine schedulers/supervision/app_folder",
     "sources and pages of a package": "_shared/programs agent/hold/difference "
-    "cli/afterwards/page cli/rehearse/page schedulers/bundle schedulers/kubernetes/schema "
+    "cli/history/page cli/rehearse/page schedulers/bundle schedulers/kubernetes/schema "
     "schedulers/adapter/__init__ schedulers/node_program/session schedulers/slurm/payload",
     "the program that is run": "agent/workers/program agent/workers/warm/fork_safety agent/workers/warm/late_changes "
     "agent/workers/warm/preload",
@@ -93,8 +93,8 @@ READ_OTHERWISE = {
     "read piece by piece, or written as well": "cli/rehearse/saves schedulers/node_program/link "
     "schedulers/processes/capture schedulers/workspace/packing",
     "a program that runs elsewhere": "schedulers/node_program/agents schedulers/node_program/run_files",
-    "what a submission has just written": "schedulers/docker/live/payload",
-    "no file of this machine": "schedulers/kubernetes/live/logs",
+    "what a submission has just written": "schedulers/docker/running_apps/payload",
+    "no file of this machine": "schedulers/kubernetes/running_apps/logs",
     "for tests": "testing/shell",
 }
 MODE = re.compile("[rwxabt+]{1,3}")
@@ -133,8 +133,8 @@ def test_all_else_that_reads_a_file_does_it_by_the_one_reader() -> None:
 PRINT_OTHERWISE = {
     "lines of the job, as they came": "cli/output/log_command",
     "each of its texts is cleaned": "cli/rehearse/command cli/top/command cli/doctor/command "
-    "schedulers/runner/shown/live_lines",
-    "JSON, and what `repr` has made": "cli/run_command cli/afterwards/commands agent/control/client",
+    "schedulers/runner/log_display/live_lines",
+    "JSON, and what `repr` has made": "cli/run_command cli/history/commands agent/control/client",
     "numbers and words of our own": "run _shared/guard agent/ask agent/cli/arguments cli/hold_command "
     "cli/commands/completion agent/features/preflight/measure elastic/jobs/job elastic/jobs/file_timers "
     "schedulers/slurm/node",

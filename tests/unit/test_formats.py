@@ -14,7 +14,7 @@ from torchx.specs import AppDef, AppState
 from muster._shared.contract import FORMAT, FormatError, check_format
 from muster.agent.rendezvous.protocol.framing import build_frame
 from muster.agent.rendezvous.protocol.handshake import Codec
-from muster.cli.afterwards.sources import parse_files
+from muster.cli.history.sources import parse_files
 from muster.schedulers.adapter.records import RecordReader
 from muster.schedulers.failure_report import parse_report
 from muster.schedulers.kubernetes.manifests.app_annotation import decode_app

@@ -29,7 +29,7 @@ from muster.agent.errors import MusterError
 from muster.agent.placement import device_count
 from muster.cli import commands, run_command
 from muster.cli.adapters import create_scheduler
-from muster.cli.afterwards import sources
+from muster.cli.history import sources
 from muster.components import environment
 from muster.components.environment import parse_env
 from muster.schedulers.adapter.records import RecordReader

@@ -15,7 +15,7 @@ TESTS = ("startswith", "endswith", "removeprefix", "removesuffix", "partition", 
 OTHER_WORDS = {("agent", "held")}
 """Room and literal: the agent's word for a template that has no program yet."""
 KNOW_AN_ADAPTER = {
-    "cli/afterwards/log_folder.py": ("slurm",),  # agents that were started by hand in a job of Slurm's
+    "cli/history/log_folder.py": ("slurm",),  # agents that were started by hand in a job of Slurm's
     "cli/doctor/services.py": ("docker", "kubernetes", "slurm"),  # it looks at the services themselves
     "cli/hold_command.py": ("held",),
     "cli/overview.py": ("held",),  # what a hold runs

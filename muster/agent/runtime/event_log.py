@@ -1,6 +1,6 @@
 """Every transition of an agent as one frozen record, and the sinks that write the records.
 
-`muster/cli/afterwards/events.schema.json` declares what a record can report and what its detail has. A test of every
+`muster/cli/history/events.schema.json` declares what a record can report and what its detail has. A test of every
 file that an agent writes fails on anything that is not declared there. The records of one node show a recovery:
 `worker_failed` (detected), `round_broken`, `workers_stopped`, `round_formed`, `workers_started`.
 """

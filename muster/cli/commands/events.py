@@ -9,4 +9,4 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_handle("?", "last")
     parser.add_role()
     parser.add_json("print each record as one line of JSON")
-    parser.set_defaults(run="muster.cli.afterwards.commands:print_events")
+    parser.set_defaults(run="muster.cli.history.commands:print_events")

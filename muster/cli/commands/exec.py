@@ -37,8 +37,8 @@ def add_arguments(parser: CommandParser) -> None:
 def _run(
     parser: CommandParser, *, handle: str, takes_all: bool, node: int | None, role: str | None, words: list[str]
 ) -> int:
-    from muster.cli.inside import exec_command
-    from muster.cli.inside.targets import print_failure
+    from muster.cli.exec import exec_command
+    from muster.cli.exec.targets import print_failure
 
     command = words[1:] if words[:1] == ["--"] else words
     if not command:

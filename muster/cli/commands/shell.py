@@ -21,8 +21,8 @@ def add_arguments(parser: CommandParser) -> None:
 
 
 def _run(*, handle: str, node: int | None, role: str | None) -> int:
-    from muster.cli.inside import shell_command
-    from muster.cli.inside.targets import print_failure
+    from muster.cli.exec import shell_command
+    from muster.cli.exec.targets import print_failure
 
     try:
         return shell_command.run(handle, role=role, node=node)

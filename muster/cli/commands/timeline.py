@@ -10,4 +10,4 @@ def add_arguments(parser: CommandParser) -> None:
     parser.add_role()
     parser.add_argument("-o", "--output", metavar="FILE", help="the page (NAME.html in this folder)")
     parser.add_json("print the facts as one line of JSON")
-    parser.set_defaults(run="muster.cli.afterwards.commands:write_timeline")
+    parser.set_defaults(run="muster.cli.history.commands:write_timeline")

@@ -22,9 +22,9 @@ from muster._shared.contract import LogNames, show_controls
 from muster._shared.control import ControlError, ExitCode
 from muster._shared.foreign_files import read_regular
 from muster._shared.reports import Report, name_ranks
-from muster.cli.afterwards.log_folder import RunFolder
-from muster.cli.afterwards.sources import Event, RankPlace, describe_keeping, list_places, parse_files
 from muster.cli.answers import say
+from muster.cli.history.log_folder import RunFolder
+from muster.cli.history.sources import Event, RankPlace, describe_keeping, list_places, parse_files
 from muster.cli.output.reported import (
     find_failure,
     find_printed_rank,
@@ -40,7 +40,7 @@ from muster.schedulers.agent_command import is_agent_role
 from muster.schedulers.errors import EngineError, SchedulerError, UnknownAppError
 from muster.schedulers.failure_report import describe_report, find_root_cause, parse_report
 from muster.schedulers.lines import LineSplitter
-from muster.schedulers.runner.shown.job_console import PREFIX
+from muster.schedulers.runner.log_display.job_console import PREFIX
 
 FILES: Final[Mapping[str, str]] = {"stdout": LogNames.STDOUT, "stderr": LogNames.STDERR}
 """The files of a rank, by stream."""

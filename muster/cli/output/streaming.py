@@ -15,8 +15,8 @@ from typing import Final, TextIO
 
 from muster.cli.answers import say
 from muster.schedulers.lines import TimedLine
-from muster.schedulers.runner.shown.job_console import PREFIX, allows_colours, paint_line
-from muster.schedulers.runner.shown.live_lines import LiveLines
+from muster.schedulers.runner.log_display.job_console import PREFIX, allows_colours, paint_line
+from muster.schedulers.runner.log_display.live_lines import LiveLines
 
 Replica = tuple[str, int]
 """The role's name, and the replica's number."""

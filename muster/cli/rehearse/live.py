@@ -16,7 +16,7 @@ from torchx.specs import AppState, Role, is_terminal
 
 from muster._shared.contract import LogNames
 from muster._shared.control import ControlError, ExitCode
-from muster.cli.afterwards.sources import parse_files
+from muster.cli.history.sources import parse_files
 from muster.cli.operations import open_scheduler
 from muster.cli.rehearse.faults.catalogue import FAULTS
 from muster.cli.rehearse.outcome import Row, Verdict

@@ -9,8 +9,8 @@ from importlib import resources
 from typing import Final
 
 from muster._shared.contract import show_controls
-from muster.cli.afterwards.page import hash_source
-from muster.cli.afterwards.story import PHASES, Story
+from muster.cli.history.page import hash_source
+from muster.cli.history.story import PHASES, Story
 from muster.cli.rehearse.outcome import Row, Verdict
 from muster.cli.rehearse.table import HEAD, Report, list_cells
 
@@ -35,7 +35,7 @@ def build_page(report: Report, runs: Sequence[tuple[str, Story, float | None]]) 
         report: of the rehearsal.
         runs: title, story, and when the fault happened in seconds since the epoch (None: never), the undisturbed first.
     """
-    css = resources.files("muster.cli.afterwards").joinpath("page.css").read_text("utf-8")
+    css = resources.files("muster.cli.history").joinpath("page.css").read_text("utf-8")
     style = css + _STYLE + "".join(f".p{at} {{ fill: var(--{name}); }}\n" for at, name in enumerate(_COLOURS))
     style += "".join(f"i.p{at} {{ background: var(--{name}); }}\n" for at, name in enumerate(_COLOURS))
     policy = f"default-src 'none'; style-src '{hash_source(style)}'; base-uri 'none'; form-action 'none'"

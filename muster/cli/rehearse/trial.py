@@ -11,9 +11,9 @@ from typing import Final
 from torchx.specs import AppDef
 
 from muster._shared.contract import LogNames
-from muster.cli.afterwards import sources
-from muster.cli.afterwards.clocks import place
-from muster.cli.afterwards.story import Story, tell
+from muster.cli.history import sources
+from muster.cli.history.clocks import place
+from muster.cli.history.story import Story, tell
 from muster.cli.rehearse.faults.fault import Course, Fault, Moment, NotPossibleError
 from muster.cli.rehearse.journal import Journal
 from muster.cli.rehearse.saves import Kept, Saves

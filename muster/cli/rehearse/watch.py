@@ -20,7 +20,7 @@ from muster._shared.foreign_files import read_regular
 from muster._shared.goodput import CHECKPOINT_PHASES
 from muster._shared.job_view import limit_steps
 from muster._shared.layouts import StatusPageLayout as Layout
-from muster.cli.afterwards.sources import Event, parse_files
+from muster.cli.history.sources import Event, parse_files
 from muster.cli.rehearse.faults.fault import NotPossibleError
 
 _PAGE: Final = "/memfd:muster-status-page"

@@ -8,7 +8,7 @@
 | `rendering` | from a picture to rows, with rich; pure                                               |
 | `picture`   | what is shown, as it was read, and in which order                                     |
 | `source`    | reads and asks in threads                                                             |
-| `asking`    | what is read and asked, of the schedulers                                             |
+| `agent_requests` | what is read and asked, of the schedulers                                         |
 | `screen`    | the terminal: alternate screen, size, Ctrl-Z, the end                                 |
 | `keys`      | from bytes to keys; pure                                                              |
 

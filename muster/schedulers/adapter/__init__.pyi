@@ -115,11 +115,11 @@ from muster.schedulers.runner.roles import share_workspace as share_workspace
 from muster.schedulers.secret_variables import list_named_secrets as list_named_secrets
 from muster.schedulers.secret_variables import mask_args as mask_args
 from muster.schedulers.secret_variables import mask_env as mask_env
+from muster.schedulers.supervision.agent_requests import AskNode as AskNode
 from muster.schedulers.supervision.app_folder import AppFolder as AppFolder
 from muster.schedulers.supervision.app_folder import AppRecord as AppRecord
 from muster.schedulers.supervision.app_folder import AppSpec as AppSpec
 from muster.schedulers.supervision.app_folder import StateError as StateError
-from muster.schedulers.supervision.asking import AskNode as AskNode
 from muster.schedulers.supervision.driver import DriverFactory as DriverFactory
 from muster.schedulers.supervision.driver import EventQueue as EventQueue
 from muster.schedulers.supervision.driver import Handle as Handle

@@ -25,7 +25,7 @@ from muster.schedulers.supervision.state import ReplicaId
 
 if TYPE_CHECKING:
     from muster.schedulers.node_program.pipe import NodePipe
-    from muster.schedulers.supervision import asking
+    from muster.schedulers.supervision.agent_requests import AskNode
 
 ERROR_FILE = LogNames.ERROR
 """The file in a replica's folder to which the replica's `TORCHELASTIC_ERROR_FILE` points."""
@@ -92,13 +92,13 @@ class ProcessScheduler(SupervisedScheduler, abc.ABC):
         )
         return self._readers.count_reader(lines)
 
-    def build_asker(self, folder: AppFolder) -> "asking.AskNode":
+    def build_asker(self, folder: AppFolder) -> "AskNode":
         """See `SupervisedScheduler`."""
         del folder
         return self.ask_node
 
     def ask_node(self, spec: AppSpec, replica: ReplicaId, words: Sequence[str], limit_s: float) -> tuple[int, str, str]:
-        """Run the agent's command with other words, as an `asking.AskNode`: agents are found by the job's token."""
+        """Run the agent's command with other words, as an `AskNode`: agents are found by the job's token."""
         from muster.schedulers.agent_command import build_ask_command
 
         plan = spec.details["replicas"][replica.role][replica.index]
@@ -144,10 +144,10 @@ class ProcessScheduler(SupervisedScheduler, abc.ABC):
 
     def open_in_node(self, app_id: str, role: str, index: int, words: Sequence[str]) -> "NodePipe":
         """See `PluginScheduler`."""
-        from muster.schedulers.supervision import asking
+        from muster.schedulers.supervision import agent_requests
 
         with self._open_app(app_id) as folder:
-            spec, record = asking.read_running(folder)
+            spec, record = agent_requests.read_running(folder)
             replica = ReplicaId(role, index)
             if replica not in record.app.running() or replica not in record.handles:
                 raise ControlError(f"{replica} of {app_id} does not run", ExitCode.ENDED)

@@ -37,7 +37,7 @@ from muster.schedulers.wording.reasons import Code, Reason, Reasons
 
 if TYPE_CHECKING:
     from muster._shared.reports import Report
-    from muster.schedulers.supervision import asking
+    from muster.schedulers.supervision.agent_requests import AskNode
     from muster.schedulers.wording.facts import AppFacts
     from muster.schedulers.wording.job_facts import JobFacts
 
@@ -108,7 +108,7 @@ class SupervisedScheduler(PluginScheduler, abc.ABC):
         return AppRegistry(find_state_dir(os.environ), self.properties.same_apps_as or self.backend)
 
     @abc.abstractmethod
-    def build_asker(self, folder: AppFolder) -> "asking.AskNode":
+    def build_asker(self, folder: AppFolder) -> "AskNode":
         """Return what runs a command where a replica of this app runs."""
 
     @abc.abstractmethod
@@ -240,32 +240,34 @@ class SupervisedScheduler(PluginScheduler, abc.ABC):
 
     def ask_app(self, app_id: str, kind: AskKind, limit_s: float) -> Answer:
         """See `PluginScheduler`."""
-        from muster.schedulers.supervision import asking
+        from muster.schedulers.supervision import agent_requests
 
         with self._open_app(app_id) as folder:
-            return asking.ask_app(folder, kind, limit_s, self.build_asker(folder))
+            return agent_requests.ask_app(folder, kind, limit_s, self.build_asker(folder))
 
     def stop_app(self, app_id: str, limit_s: float) -> Answer:
         """See `PluginScheduler`."""
-        from muster.schedulers.supervision import asking
+        from muster.schedulers.supervision import agent_requests
 
         with self._open_app(app_id) as folder:
-            return asking.stop_app(folder, limit_s, self.build_asker(folder))
+            return agent_requests.stop_app(folder, limit_s, self.build_asker(folder))
 
     def recover_app(self, app_id: str) -> Answer:
         """See `PluginScheduler`."""
-        from muster.schedulers.supervision import asking
+        from muster.schedulers.supervision import agent_requests
 
         with self._open_app(app_id) as folder:
-            return asking.recover_app(folder)
+            return agent_requests.recover_app(folder)
 
     def resize_app(self, app_id: str, nodes: int, role: str | None) -> Answer:
         """See `PluginScheduler`."""
         from muster.schedulers.runner.roles import find_elastic_role
-        from muster.schedulers.supervision import asking
+        from muster.schedulers.supervision import agent_requests
 
         with self._open_app(app_id) as folder:
-            return asking.resize_app(folder, nodes, lambda spec: find_elastic_role(app_id, spec.roles, role, nodes))
+            return agent_requests.resize_app(
+                folder, nodes, lambda spec: find_elastic_role(app_id, spec.roles, role, nodes)
+            )
 
     @contextlib.contextmanager
     def _open_app(self, app_id: str) -> Iterator[AppFolder]:

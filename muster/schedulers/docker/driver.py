@@ -24,11 +24,11 @@ from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.container_state import ContainerFacts
 from muster.schedulers.docker.engine.errors import DockerError, EngineUnavailable, NotFound
 from muster.schedulers.docker.engine.outside_stops import OutsideStops
-from muster.schedulers.docker.live import reservations
-from muster.schedulers.docker.live.creation import Creator, remove_app
-from muster.schedulers.docker.live.exit_evidence import COMMAND_NOT_FOUND, ended_by_engine, explain_end
-from muster.schedulers.docker.live.payload import read_payload, remove_payload
-from muster.schedulers.docker.live.restarts import read_checkpoint, record_restarts
+from muster.schedulers.docker.running_apps import reservations
+from muster.schedulers.docker.running_apps.creation import Creator, remove_app
+from muster.schedulers.docker.running_apps.exit_evidence import COMMAND_NOT_FOUND, ended_by_engine, explain_end
+from muster.schedulers.docker.running_apps.payload import read_payload, remove_payload
+from muster.schedulers.docker.running_apps.restarts import read_checkpoint, record_restarts
 from muster.schedulers.docker.spec import AppRequest, ContainerRequest, Label
 from muster.schedulers.failure_report import explain_start_failure
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec

@@ -25,13 +25,13 @@ from muster.schedulers.docker.driver import ENGINE_KEY
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.errors import DockerError, EngineUnavailable, UnreadableLogs
 from muster.schedulers.docker.engine.sdk import is_configured, pick_address
-from muster.schedulers.docker.live import creation, reservations, restarts, submissions, unregistered
-from muster.schedulers.docker.live.asking import NodeAsker
-from muster.schedulers.docker.live.image_check import check_images
-from muster.schedulers.docker.live.logs import LogReader
-from muster.schedulers.docker.live.payload import PackedWorkspaces, Payload, build_payload
 from muster.schedulers.docker.options import DockerOptions
 from muster.schedulers.docker.request import WORKSPACE_KEY, RequestBuilder
+from muster.schedulers.docker.running_apps import creation, orphaned_apps, reservations, restarts, submissions
+from muster.schedulers.docker.running_apps.agent_requests import NodeAsker
+from muster.schedulers.docker.running_apps.image_check import check_images
+from muster.schedulers.docker.running_apps.logs import LogReader
+from muster.schedulers.docker.running_apps.payload import PackedWorkspaces, Payload, build_payload
 from muster.schedulers.docker.spec import AppRequest, Label, build_user_id
 from muster.schedulers.errors import (
     EngineError,
@@ -45,6 +45,7 @@ from muster.schedulers.grace import DEFAULT_SHUTDOWN_TIMEOUT_S, GRACE_MARGIN_S
 from muster.schedulers.interrupts import raise_dropped_interrupts
 from muster.schedulers.node_program.pipe import NodePipe
 from muster.schedulers.runner.app_codec import dump_app
+from muster.schedulers.runner.log_display.live_lines import draws_bars
 from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.runner.option_records import declare_options, parse_options
 from muster.schedulers.runner.roles import (
@@ -54,8 +55,7 @@ from muster.schedulers.runner.roles import (
     get_workspace_path,
     share_workspace,
 )
-from muster.schedulers.runner.shown.live_lines import draws_bars
-from muster.schedulers.supervision import asking, client
+from muster.schedulers.supervision import agent_requests, client
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec, ProcessId, StateError
 from muster.schedulers.supervision.file_watch import Watch
 from muster.schedulers.supervision.registry import find_state_dir
@@ -306,10 +306,10 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
 
     def find_unregistered(self, app_id: str) -> AppFacts | None:
         """Do as `SupervisedScheduler`. Return None also for an app of another user."""
-        containers = unregistered.find_app(self._engine, app_id)
+        containers = orphaned_apps.find_app(self._engine, app_id)
         if not containers:
             return None
-        return unregistered.build_facts(app_id, containers, str(find_state_dir(os.environ)))
+        return orphaned_apps.build_facts(app_id, containers, str(find_state_dir(os.environ)))
 
     def read_words(self, folder: AppFolder, spec: AppSpec) -> AgentWords:
         """See `SupervisedScheduler`."""
@@ -330,7 +330,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
     def find_leftovers(self) -> Iterator[Leftover]:
         """See `PluginScheduler`: also what has no app any more."""
         yield from super().find_leftovers()
-        yield from unregistered.find_without_app(self._engine, find_state_dir(os.environ))
+        yield from orphaned_apps.find_without_app(self._engine, find_state_dir(os.environ))
 
     def list_apps(self, cfg: Mapping[str, Any]) -> list[ListAppResponse]:  # noqa: ARG002
         """See `PluginScheduler`: apps with a state folder, and apps that only the engine knows."""
@@ -338,17 +338,17 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         with self.translate_errors():
             states = self.read_states()
             try:
-                found = unregistered.list_apps(self._engine)
+                found = orphaned_apps.list_apps(self._engine)
             except EngineUnavailable as error:
                 if not states and not is_configured(os.environ):
                     raise NotConfiguredError(f"{error}; set DOCKER_HOST") from error
                 logger.warning("%s: apps that only the engine knows are not listed", error)
             else:
                 unknown = {app_id: containers for app_id, containers in found.items() if app_id not in states}
-                states |= {app_id: unregistered.find_app_state(each) for app_id, each in unknown.items()}
+                states |= {app_id: orphaned_apps.find_app_state(each) for app_id, each in unknown.items()}
                 state_dir = str(find_state_dir(os.environ))
                 others = {
-                    app_id for app_id, each in unknown.items() if unregistered.find_other_state_dir(each, state_dir)
+                    app_id for app_id, each in unknown.items() if orphaned_apps.find_other_state_dir(each, state_dir)
                 }
         return [replace(each, has_other_home=each.app_id in others) for each in self.list_states(states)]
 
@@ -393,7 +393,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         if folder is not None:
             self.check_replica_of(folder, request)
             return
-        containers = unregistered.find_app(self._engine, app_id)
+        containers = orphaned_apps.find_app(self._engine, app_id)
         if not containers:
             raise self._build_unknown(app_id)
         # In order: the last of each role counts.
@@ -406,8 +406,8 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         folder = self.find_folder(app_id)
         with self.translate_errors():
             if folder is None:
-                containers = unregistered.find_app(self._engine, app_id)
-                unregistered.stop_app(self._engine, containers, DEFAULT_SHUTDOWN_TIMEOUT_S + GRACE_MARGIN_S)
+                containers = orphaned_apps.find_app(self._engine, app_id)
+                orphaned_apps.stop_app(self._engine, containers, DEFAULT_SHUTDOWN_TIMEOUT_S + GRACE_MARGIN_S)
             else:
                 client.request_stop(folder)
 
@@ -425,7 +425,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
     def open_in_node(self, app_id: str, role: str, index: int, words: Sequence[str]) -> NodePipe:
         """See `PluginScheduler`: `docker exec`."""
         with self._open_app(app_id) as folder:
-            spec, _ = asking.read_running(folder)
+            spec, _ = agent_requests.read_running(folder)
             return self.build_asker(folder).open(spec, ReplicaId(role, index), words)
 
     def end_node(self, app_id: str, role: str, index: int) -> bool:
@@ -454,7 +454,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         with self.translate_errors():
             if submissions.remove_killed(state_dir, app_id):
                 return True
-            remains = unregistered.list_remains(self._engine)
+            remains = orphaned_apps.list_remains(self._engine)
         # Submissions register first, then unmark.
         known = submissions.list_submitting(state_dir) | set(self.find_registry())
         if app_id not in remains or app_id in known:

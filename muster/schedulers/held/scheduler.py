@@ -36,10 +36,10 @@ from muster.schedulers.local.request import LocalRequest
 from muster.schedulers.local.submission import build_spec, prepare_request
 from muster.schedulers.naming import build_app_name, make_secret, make_suffix
 from muster.schedulers.node_program.frames import HOLD_DIR
+from muster.schedulers.runner.log_display.live_lines import draws_bars
 from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.runner.option_records import declare_options, parse_options
 from muster.schedulers.runner.roles import note_workspace
-from muster.schedulers.runner.shown.live_lines import draws_bars
 from muster.schedulers.supervision.app_folder import AppSpec
 from muster.schedulers.supervision.registry import find_state_dir
 from muster.schedulers.supervision.state import ReplicaId

@@ -3,9 +3,9 @@
 `scheduler` is what TorchX and the `muster` command call. `options` declares and checks its `-cfg` options. `names`
 builds every name, `labels` are the keys by which objects are found again, and `kinds` the kinds of objects and their
 API versions. `syntax` has the patterns of Kubernetes' names and values, and `schema` checks documents against the
-published fields. `images` builds and pushes those of `image_repo`. `manifests` builds the
-documents (pure), and `api` sends requests to the API server. `live` submits, watches and ends an app, and explains why
-its pods wait or ended (`live.pod_status`).
+published fields. `images` builds and pushes those of `image_repo`. `manifests` builds the documents (pure), and `api`
+sends requests to the API server. `running_apps` submits, watches and ends an app, and explains why its pods wait or
+ended (`running_apps.pod_status`).
 """
 
 from typing import Final

@@ -25,19 +25,19 @@ from muster.schedulers.kubernetes.api.client import Client, Clock, SystemClock
 from muster.schedulers.kubernetes.api.connection import Access
 from muster.schedulers.kubernetes.api.objects import Objects
 from muster.schedulers.kubernetes.labels import BY_CANCEL, BY_STOP, WORKSPACE_KEY, find_submitter
-from muster.schedulers.kubernetes.live import asking
-from muster.schedulers.kubernetes.live.app import App, AppRef, delete, parse_app_id, resize
-from muster.schedulers.kubernetes.live.cancelling import RoleStop, cancel
-from muster.schedulers.kubernetes.live.kept_logs import forget_logs
-from muster.schedulers.kubernetes.live.logs import ConnectionLimits, NodeLog, PodSnapshot, PodWatch
-from muster.schedulers.kubernetes.live.observation import END_STATES, Observer
-from muster.schedulers.kubernetes.live.status import build_facts
-from muster.schedulers.kubernetes.live.submit import submit
 from muster.schedulers.kubernetes.manifests.bundles import pack_workspace
 from muster.schedulers.kubernetes.manifests.pod import is_claim
 from muster.schedulers.kubernetes.manifests.request import Request, build_request
 from muster.schedulers.kubernetes.names import NAME_LIMIT, compute_app_limit, label_roles
 from muster.schedulers.kubernetes.options import Options, parse_options
+from muster.schedulers.kubernetes.running_apps import agent_requests
+from muster.schedulers.kubernetes.running_apps.app import App, AppRef, delete, parse_app_id, resize
+from muster.schedulers.kubernetes.running_apps.cancelling import RoleStop, cancel
+from muster.schedulers.kubernetes.running_apps.kept_logs import forget_logs
+from muster.schedulers.kubernetes.running_apps.logs import ConnectionLimits, NodeLog, PodSnapshot, PodWatch
+from muster.schedulers.kubernetes.running_apps.observation import END_STATES, Observer
+from muster.schedulers.kubernetes.running_apps.status import build_facts
+from muster.schedulers.kubernetes.running_apps.submit import submit
 from muster.schedulers.naming import build_app_name, make_suffix
 from muster.schedulers.node_program.pipe import NodePipe
 from muster.schedulers.runner import callers
@@ -219,7 +219,7 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
             return None
         observation, state = found
         if asks_agents and state is AppState.RUNNING:
-            observation = replace(observation, jobs=asking.read_jobs(app, observation))
+            observation = replace(observation, jobs=agent_requests.read_jobs(app, observation))
         return build_facts(app_id, observation)
 
     def describe_place(self, app_id: str | None) -> str:
@@ -264,7 +264,7 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
 
     def read_run_file(self, app_id: str, role: str, index: int, name: str, limit_bytes: int) -> bytes | None:
         """See `PluginScheduler`. It reads only from pods that run, and needs the right to `pods/exec`."""
-        return asking.read_run_file(self._find(app_id), role, index, name, limit_bytes)
+        return agent_requests.read_run_file(self._find(app_id), role, index, name, limit_bytes)
 
     def read_log(self, app_id: str, request: LogRequest) -> Iterable[str]:
         """Return the log of one node, over all its pods. See `live.logs`.
@@ -312,20 +312,20 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
 
     def ask_app(self, app_id: str, kind: AskKind, limit_s: float) -> Answer:
         """See `PluginScheduler`. Needs the right to `pods/exec`."""
-        return asking.ask_app(self._find(app_id), kind, limit_s)
+        return agent_requests.ask_app(self._find(app_id), kind, limit_s)
 
     def stop_app(self, app_id: str, limit_s: float) -> Answer:
         """See `PluginScheduler`. Needs the right to `pods/exec`."""
         app = self._find(app_id)
-        return asking.stop_app(app, limit_s, lambda: self._cancel(app, BY_STOP), self._clock)
+        return agent_requests.stop_app(app, limit_s, lambda: self._cancel(app, BY_STOP), self._clock)
 
     def open_in_node(self, app_id: str, role: str, index: int, words: Sequence[str]) -> NodePipe:
         """See `PluginScheduler`: `kubectl exec`. It needs the right to `pods/exec`."""
-        return asking.open_in_node(self._find(app_id), role, index, words)
+        return agent_requests.open_in_node(self._find(app_id), role, index, words)
 
     def end_node(self, app_id: str, role: str, index: int) -> bool:
         """See `PluginScheduler`. Needs the right to delete pods."""
-        asking.end_node(self._find(app_id), role, index)
+        agent_requests.end_node(self._find(app_id), role, index)
         return True
 
     def delete_app(self, app_id: str) -> None:

@@ -18,7 +18,7 @@ from muster.schedulers.local.interpreter import find_interpreter, has_same_muste
 from muster.schedulers.local.options import LocalOptions
 from muster.schedulers.local.request import Host, LocalRequest, build_request, list_device_requests
 from muster.schedulers.naming import make_secret
-from muster.schedulers.runner.shown.live_lines import draws_bars
+from muster.schedulers.runner.log_display.live_lines import draws_bars
 from muster.schedulers.supervision.app_folder import AppSpec
 
 

@@ -9,8 +9,8 @@ from typing import Final
 
 from muster.schedulers.adapter import AgentWords, JobFacts, RecordReader, ReplicaId
 from muster.schedulers.slurm import client
-from muster.schedulers.slurm.live import App
 from muster.schedulers.slurm.node import HOSTS_NAME, RUNS_DIR, list_replicas
+from muster.schedulers.slurm.running_apps import App
 
 _LIMIT_S: Final = 60.0
 _WAIT_S: Final = 2.0

@@ -73,7 +73,7 @@ from muster.schedulers.adapter import (
     word_all,
 )
 from muster.schedulers.agent_command import find_program
-from muster.schedulers.slurm import client, live, payload, reasons
+from muster.schedulers.slurm import client, payload, reasons, running_apps
 from muster.schedulers.slurm.node import LOG_NAME, SCRIPT_NAME, SIZES_NAME, STOP_WORD, read_sizes, record_job
 from muster.schedulers.slurm.options import SlurmOptions
 from muster.schedulers.slurm.request import (
@@ -144,7 +144,7 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
 
     def find_named(self, word: str) -> tuple[Sequence[str], str]:
         """See `PluginScheduler`: a number that squeue shows."""
-        app_id = live.find_app_of_job(word, self._find_registry())
+        app_id = running_apps.find_app_of_job(word, self._find_registry())
         return [] if app_id is None else [app_id], f"no job that was submitted here has the Slurm job id {word}"
 
     def _submit_dryrun(self, app: AppDef, cfg: Mapping[str, Any]) -> AppDryRunInfo:
@@ -204,21 +204,21 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
     def _find_registry(self) -> AppRegistry:
         return AppRegistry(find_state_dir(os.environ), self.backend)
 
-    def _find_app(self, app_id: str) -> live.App | None:
+    def _find_app(self, app_id: str) -> running_apps.App | None:
         """Find an app. None: it is not known (any more)."""
         try:
             return self._read_app(app_id)
         except StateError as error:
             raise EngineError(str(error)) from error
 
-    def _read_app(self, app_id: str) -> live.App | None:
+    def _read_app(self, app_id: str) -> running_apps.App | None:
         folder = self._find_registry().open(app_id)
         try:
-            return None if folder is None else live.read_app(folder)
+            return None if folder is None else running_apps.read_app(folder)
         except FileNotFoundError:  # another shell has deleted it
             return None
 
-    def _read_all(self) -> Iterator[tuple[str, live.App | None]]:
+    def _read_all(self) -> Iterator[tuple[str, running_apps.App | None]]:
         """Read all apps. None: the files of this one are refused."""
         for app_id in self._find_registry():
             try:
@@ -241,7 +241,7 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
             from muster.schedulers.slurm.logs import read_words
 
             told = read_words(app)
-        return live.build_facts(app, told, self._find_registry().find_added_s(app_id))
+        return running_apps.build_facts(app, told, self._find_registry().find_added_s(app_id))
 
     def list_apps(self, cfg: Mapping[str, Any]) -> list[ListAppResponse]:
         """See `PluginScheduler`: the apps that this user has submitted here."""
@@ -262,7 +262,7 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
         registry = self._find_registry()
         for app_id, app in self._read_all():
             added_s = registry.find_added_s(app_id)
-            ended_s = None if app is None or added_s is None else live.find_end_s(app, added_s)
+            ended_s = None if app is None or added_s is None else running_apps.find_end_s(app, added_s)
             if app is not None and ended_s is not None:
                 yield Leftover(
                     name=f"{self.backend}://{app_id}",
@@ -303,7 +303,7 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
         yield from lines
         app = self._find_app(app_id)
         if app is not None and app.is_shared and not app.runs and is_terminal(app.state):
-            for line in live.read_last_lines(app.folder)[-_START_LINES:]:
+            for line in running_apps.read_last_lines(app.folder)[-_START_LINES:]:
                 text = f"{LOG_NAME}: {line}\n"
                 if request.matches(text):
                     yield text
@@ -324,7 +324,7 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
 
     # -- asking and ending --------------------------------------------------------------------------------------------
 
-    def _open_app(self, app_id: str) -> live.App:
+    def _open_app(self, app_id: str) -> running_apps.App:
         """Return an app that has not ended.
 
         Raises:
@@ -334,7 +334,7 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
         if app is None:
             raise ControlError(f"{self.backend} knows no app {app_id!r}", ExitCode.UNKNOWN)
         if is_terminal(app.state) or app.state is AppState.UNKNOWN or app.entry is None:
-            why = word_all(live.explain_end(app, app.state)[:1])
+            why = word_all(running_apps.explain_end(app, app.state)[:1])
             raise ControlError(f"{app_id} has ended already ({app.state.name}{why and ': ' + why})", ExitCode.ENDED)
         if app.is_cancelled:
             raise ControlError(f"{app_id} is being stopped already", ExitCode.REFUSED)
@@ -345,7 +345,7 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
         app = self._open_app(app_id)
         if app.state is AppState.PENDING:
             assert app.entry is not None  # noqa: S101  # it waits
-            raise ControlError(f"{app_id} is PENDING: {word(live.explain_wait(app.entry))}", ExitCode.REFUSED)
+            raise ControlError(f"{app_id} is PENDING: {word(running_apps.explain_wait(app.entry))}", ExitCode.REFUSED)
         return _ask(app, kind, limit_s)
 
     def open_in_node(self, app_id: str, role: str, index: int, words: Sequence[str]) -> NodePipe:
@@ -384,18 +384,18 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
         is_over = self._wait_ended(app_id, app.spec.grace_s + _END_LIMIT_S)
         return close_stop(asked, "replicas", time.monotonic() - began_s, has_ended=is_over)
 
-    def _cancel_waiting(self, app: live.App, was: str, began_s: float) -> Answer:
+    def _cancel_waiting(self, app: running_apps.App, was: str, began_s: float) -> Answer:
         """End an app of which nothing runs: it has never started, or waits to go on."""
         _cancel_jobs(app)
         is_over = self._wait_ended(app.spec.app_id, app.spec.grace_s + _END_LIMIT_S)
         took_s = time.monotonic() - began_s
         if not is_over:
             return close_stop(Answer(outcome=AskOutcome.REFUSED, line=was), "replicas", took_s, has_ended=False)
-        saved = live.find_checkpoint(app)
+        saved = running_apps.find_checkpoint(app)
         line = f"{was} and is cancelled" + (f"; its last checkpoint is {saved}" if saved else "")
         return Answer(outcome=AskOutcome.DONE, line=line, took_s=took_s)
 
-    def _wait(self, app_id: str, is_done: Callable[[live.App], bool], limit_s: float) -> bool:
+    def _wait(self, app_id: str, is_done: Callable[[running_apps.App], bool], limit_s: float) -> bool:
         """Wait until an app is not known any more, or has what is waited for. False: that takes longer than the limit.
 
         The controller serves a whole cluster, so it is asked less and less often.
@@ -410,7 +410,7 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
     def _wait_ended(self, app_id: str, limit_s: float) -> bool:
         return self._wait(app_id, lambda app: app.entry is None or is_terminal(app.state), limit_s)
 
-    def _has_left(self, app: live.App, limit_s: float) -> bool:
+    def _has_left(self, app: running_apps.App, limit_s: float) -> bool:
         """Return whether a node ends within the limit, because its agent has got a request without an answer."""
         before = app.find_running()
         return self._wait(app.spec.app_id, lambda now: now.find_running() != before, limit_s)
@@ -436,7 +436,7 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
             _run_there(app, node, ["kill", f"-{signal.Signals.SIGHUP.name[3:]}", pid], {}, _ASK_MARGIN_S)
         late: list[ReplicaId] = []
 
-        def have_left(now: live.App) -> bool:
+        def have_left(now: running_apps.App) -> bool:
             late[:] = [each for each in leaving if each in now.find_running()]
             return not late
 
@@ -579,7 +579,7 @@ def _cancel_named(name: str) -> None:
         client.run(["scancel", "--name", name], waits=False)
 
 
-def _record_cancel(app: live.App, request: str = "cancel") -> None:
+def _record_cancel(app: running_apps.App, request: str = "cancel") -> None:
     """Record the cancel: from now on nothing queues or starts the app again."""
     app.folder.write_request(request)
     assert app.entry is not None  # noqa: S101  # it has not ended
@@ -588,7 +588,7 @@ def _record_cancel(app: live.App, request: str = "cancel") -> None:
         _tell_first_node(app, request)
 
 
-def _withdraw_cancel(app: live.App) -> None:
+def _withdraw_cancel(app: running_apps.App) -> None:
     """Undo `_record_cancel`."""
     app.folder.request_file.unlink(missing_ok=True)
     assert app.entry is not None  # noqa: S101  # it has not ended
@@ -598,7 +598,7 @@ def _withdraw_cancel(app: live.App) -> None:
         _tell_first_node(app, "")
 
 
-def _tell_first_node(app: live.App, request: str) -> None:
+def _tell_first_node(app: running_apps.App, request: str) -> None:
     """Record the cancel on the first node, too, which does not see the app's folder: its log then says who stops it.
 
     "" withdraws it.
@@ -611,13 +611,13 @@ def _tell_first_node(app: live.App, request: str) -> None:
             _run_there(app, nodes[0], write, {}, _TELL_LIMIT_S)
 
 
-def _cancel_jobs(app: live.App) -> None:
-    for entry in client.list_jobs(app.spec.app_id, live.read_jobs(app.folder)):
+def _cancel_jobs(app: running_apps.App) -> None:
+    for entry in client.list_jobs(app.spec.app_id, running_apps.read_jobs(app.folder)):
         if not is_terminal(reasons.STATES.get(entry.state, AppState.UNKNOWN)):
             client.cancel(entry.job_id)
 
 
-def _describe_rest(app: live.App) -> str:
+def _describe_rest(app: running_apps.App) -> str:
     """Say how an app is of which nothing runs, though it has not ended. "": it runs, as far as is known."""
     if app.state is AppState.PENDING:
         return "it was waiting in the queue"
@@ -625,7 +625,7 @@ def _describe_rest(app: live.App) -> str:
     return "it was between two runs" if is_between and not app.find_running() else ""
 
 
-def _ask(app: live.App, kind: AskKind, limit_s: float) -> Answer:
+def _ask(app: running_apps.App, kind: AskKind, limit_s: float) -> Answer:
     def find_nodes(role: str) -> RoleNodes:
         running = {str(each): (each, node) for each, node in app.find_running(role).items()}
 
@@ -644,6 +644,8 @@ def _ask(app: live.App, kind: AskKind, limit_s: float) -> Answer:
     return ask_roles(app.spec.app_id, roles, kind, limit_s)
 
 
-def _run_there(app: live.App, node: str, command: Any, env: Mapping[str, str], limit_s: float) -> tuple[int, str, str]:
+def _run_there(
+    app: running_apps.App, node: str, command: Any, env: Mapping[str, str], limit_s: float
+) -> tuple[int, str, str]:
     assert app.entry is not None  # noqa: S101  # it runs
     return client.run_on_node(app.entry.job_id, node, command, {**_build_env(), **env}, limit_s)

@@ -15,7 +15,7 @@ from harness import Tree, find_free_port, wait_until
 
 from muster._shared.control import ExitCode
 from muster.cli import commands
-from muster.cli.afterwards import sources
+from muster.cli.history import sources
 from muster.schedulers.slurm import client
 
 SCRIPT = """\

@@ -10,7 +10,7 @@ from control_jobs import COMMANDS, begin, continue_process, finish, list_answers
 from harness import wait_until
 
 from muster._shared.contract import AskKind
-from muster.schedulers.supervision import asking
+from muster.schedulers.supervision import agent_requests
 
 
 @pytest.mark.torchx
@@ -127,7 +127,7 @@ def test_hang_limits_stand_still_during_a_pause(tmp_path):
 
 def test_a_stop_whose_way_to_the_agents_breaks_is_withdrawn(tmp_path, monkeypatch):
     """All ranks got SIGTERM, and what they had not saved was lost."""
-    ask_roles = asking._ask_roles
+    ask_roles = agent_requests._ask_roles
     with start_job(tmp_path, nodes=1) as job:
         assert muster("checkpoint", job.handle).code == 0, job.explain()
 
@@ -137,7 +137,7 @@ def test_a_stop_whose_way_to_the_agents_breaks_is_withdrawn(tmp_path, monkeypatc
             return ask_roles(spec, record, kind, *words)
 
         with monkeypatch.context() as patch:
-            patch.setattr(asking, "_ask_roles", break_the_way)
+            patch.setattr(agent_requests, "_ask_roles", break_the_way)
             refused = muster("stop", job.handle, "--limit", "1")
         job.signal_agent(0, signal.SIGCONT)
         hint = "`muster stop --now` ends"

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from harness import wait_until
 
-from muster.cli.afterwards import sources
-from muster.cli.afterwards.clocks import place
-from muster.cli.afterwards.story import PHASES, tell
+from muster.cli.history import sources
+from muster.cli.history.clocks import place
+from muster.cli.history.story import PHASES, tell
 from muster.components import dist
 from muster.schedulers.local import create_detached_scheduler
 

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from muster._shared.control import ControlError, ExitCode
 from muster.cli import commands
-from muster.cli.afterwards import sources
-from muster.cli.afterwards.clocks import place, show_clock
-from muster.cli.afterwards.page import BUCKETS, build_data, build_page
-from muster.cli.afterwards.sentences import tell_story
-from muster.cli.afterwards.sources import parse_files
-from muster.cli.afterwards.story import PHASES, Story, tell
+from muster.cli.history import sources
+from muster.cli.history.clocks import place, show_clock
+from muster.cli.history.page import BUCKETS, build_data, build_page
+from muster.cli.history.sentences import tell_story
+from muster.cli.history.sources import parse_files
+from muster.cli.history.story import PHASES, Story, tell
 from muster.schedulers.wording.reasons import Code, Reason
 from muster.schedulers.wording.words import word
 

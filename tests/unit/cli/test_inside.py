@@ -16,7 +16,7 @@ from torchx.specs.api import ReplicaStatus
 
 from muster._shared.control import ControlError, ExitCode
 from muster.cli.commands import build_parser
-from muster.cli.inside.targets import find_targets
+from muster.cli.exec.targets import find_targets
 from muster.schedulers.docker.engine.inside_stream import InsideStream
 from muster.schedulers.errors import UnknownAppError
 from muster.schedulers.node_program import agents, served, session

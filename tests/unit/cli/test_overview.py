@@ -14,9 +14,9 @@ from muster._shared.control import ControlError, ExitCode
 from muster._shared.job_view import JobState, JobStatus, NodeState, NodeStatus
 from muster._shared.reports import Failure, Report
 from muster.cli import commands, operations, overview
-from muster.cli.afterwards import log_folder, sources
-from muster.cli.afterwards.clocks import Placed
-from muster.cli.top import asking
+from muster.cli.history import log_folder, sources
+from muster.cli.history.clocks import Placed
+from muster.cli.top import agent_requests
 from muster.schedulers.adapter.scheduler import ListedApp, PluginScheduler
 from muster.schedulers.errors import EngineError, NotConfiguredError
 from muster.schedulers.supervision.registry import find_state_dir, record_last_remote
@@ -364,8 +364,8 @@ def test_top_names_lost_nodes_as_the_status_does(monkeypatch):
     facts = AppFacts(
         app_id="a", app=app, state=AppState.RUNNING, replicas=replicas, jobs={"t": JobFacts(status=status)}
     )
-    monkeypatch.setattr(asking, "read_app", lambda handle: (handle, facts))
-    assert asking.Jobs().read_job("a").line == "2 of 2 nodes run, 1 is lost (node 1)"
+    monkeypatch.setattr(agent_requests, "read_app", lambda handle: (handle, facts))
+    assert agent_requests.Jobs().read_job("a").line == "2 of 2 nodes run, 1 is lost (node 1)"
 
 
 def test_a_node_by_hand_is_lost_also_after_the_others_went_on():

@@ -22,9 +22,9 @@ from muster._shared.control import ControlError, ExitCode
 from muster._shared.folders import remove_folder
 from muster._shared.layouts import StatusPageLayout
 from muster.cli import commands
-from muster.cli.afterwards.clocks import place
-from muster.cli.afterwards.sources import Event
-from muster.cli.afterwards.story import Story, tell
+from muster.cli.history.clocks import place
+from muster.cli.history.sources import Event
+from muster.cli.history.story import Story, tell
 from muster.cli.rehearse import command, journal, live, plan, watch
 from muster.cli.rehearse.faults import nodes, places, ranks
 from muster.cli.rehearse.faults.catalogue import FAULTS

@@ -11,8 +11,8 @@ from docker_samples import build_facts
 from muster.schedulers.docker import create_scheduler
 from muster.schedulers.docker.engine.container_state import ContainerFacts
 from muster.schedulers.docker.engine.errors import EngineUnavailable
-from muster.schedulers.docker.live import unregistered
-from muster.schedulers.docker.live.payload import PackedWorkspaces
+from muster.schedulers.docker.running_apps import orphaned_apps
+from muster.schedulers.docker.running_apps.payload import PackedWorkspaces
 from muster.schedulers.docker.spec import Label
 from muster.schedulers.errors import EngineError, describe_os_error
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec
@@ -57,8 +57,8 @@ def test_of_a_replica_that_was_started_again_the_newest_container_counts():
         labels = {Label.ROLE: "w", Label.REPLICA: "0", Label.INCARNATION: str(incarnation)}
         return build_facts(exit_code=exit_code, labels=labels)
 
-    assert unregistered.find_app_state([make(0, 1), make(1, 0)]).name == "SUCCEEDED"
-    assert unregistered.find_app_state([make(0, 0), make(1, 1)]).name == "FAILED"
+    assert orphaned_apps.find_app_state([make(0, 1), make(1, 0)]).name == "SUCCEEDED"
+    assert orphaned_apps.find_app_state([make(0, 0), make(1, 1)]).name == "FAILED"
 
 
 def test_a_damaged_app_and_one_that_is_just_deleted_hide_no_other(monkeypatch, tmp_path):
@@ -69,7 +69,7 @@ def test_a_damaged_app_and_one_that_is_just_deleted_hide_no_other(monkeypatch, t
         return iter(("damaged", "deleted", "new"))
 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setattr(unregistered, "list_apps", fail)
+    monkeypatch.setattr(orphaned_apps, "list_apps", fail)
     monkeypatch.setattr(AppRegistry, "__iter__", iterate)
     for name in ("damaged", "new"):
         spec = AppSpec(app_id=name, scheduler="docker", folder=str(tmp_path / name), driver="d", roles=(), grace_s=1.0)

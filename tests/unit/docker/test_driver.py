@@ -18,7 +18,7 @@ from muster.schedulers.docker.driver import DockerDriver
 from muster.schedulers.docker.engine import outside_stops
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.errors import DockerError, EngineUnavailable, NotFound
-from muster.schedulers.docker.live.restarts import read_events
+from muster.schedulers.docker.running_apps.restarts import read_events
 from muster.schedulers.docker.spec import Label
 from muster.schedulers.supervision.driver import EventQueue
 from muster.schedulers.supervision.events import ReplicaEnded

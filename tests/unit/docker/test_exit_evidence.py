@@ -4,7 +4,7 @@ import pytest
 from docker_samples import build_facts
 from doubles.samples import write_report
 
-from muster.schedulers.docker.live.exit_evidence import ended_by_engine, explain_state
+from muster.schedulers.docker.running_apps.exit_evidence import ended_by_engine, explain_state
 from muster.schedulers.failure_report import explain_start_failure
 from muster.schedulers.wording.reasons import Code, Reason
 

@@ -29,7 +29,7 @@ def cluster(tmp_path, monkeypatch):
         # the same in C: each session reads a kubeconfig
         monkeypatch.setattr(yaml, "safe_load", functools.partial(yaml.load, Loader=yaml.CSafeLoader))
         for name, seconds in WAITS.items():
-            monkeypatch.setattr(f"muster.schedulers.kubernetes.live.{name}", seconds)
+            monkeypatch.setattr(f"muster.schedulers.kubernetes.running_apps.{name}", seconds)
         yield running
 
 

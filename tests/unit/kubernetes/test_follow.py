@@ -11,7 +11,7 @@ from torchx import specs
 
 from muster.schedulers.adapter.scheduler import LogRequest
 from muster.schedulers.errors import EngineError, SchedulerError
-from muster.schedulers.kubernetes.live.logs import ConnectionLimits
+from muster.schedulers.kubernetes.running_apps.logs import ConnectionLimits
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ from muster.schedulers.adapter.log_position import Position
 from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.kubernetes.api.connection import Access
 from muster.schedulers.kubernetes.api.errors import Refusal, explain
-from muster.schedulers.kubernetes.live import kept_logs, logs
-from muster.schedulers.kubernetes.live.app import App, AppRef, parse_app_id
-from muster.schedulers.kubernetes.live.kept_logs import LOG_LIMIT_BYTES, stop_and_keep_logs
-from muster.schedulers.kubernetes.live.logs import (
+from muster.schedulers.kubernetes.running_apps import kept_logs, logs
+from muster.schedulers.kubernetes.running_apps.app import App, AppRef, parse_app_id
+from muster.schedulers.kubernetes.running_apps.kept_logs import LOG_LIMIT_BYTES, stop_and_keep_logs
+from muster.schedulers.kubernetes.running_apps.logs import (
     ConnectionLimits,
     PodWatch,
     format_stamp,

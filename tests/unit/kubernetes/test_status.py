@@ -10,11 +10,11 @@ from torchx.specs.api import AppState, AppStatus
 from muster._shared.records import replace
 from muster.schedulers.adapter.status import build_status
 from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION, CANCEL_ANNOTATION
-from muster.schedulers.kubernetes.live.app import AppRef
-from muster.schedulers.kubernetes.live.cancelling import _build_record
-from muster.schedulers.kubernetes.live.pod_status import explain_event, find_latest_pods, read_pod
-from muster.schedulers.kubernetes.live.status import Observation, build_facts, find_submitted_s
 from muster.schedulers.kubernetes.manifests.app_annotation import encode_app
+from muster.schedulers.kubernetes.running_apps.app import AppRef
+from muster.schedulers.kubernetes.running_apps.cancelling import _build_record
+from muster.schedulers.kubernetes.running_apps.pod_status import explain_event, find_latest_pods, read_pod
+from muster.schedulers.kubernetes.running_apps.status import Observation, build_facts, find_submitted_s
 from muster.schedulers.timestamps import parse_seconds
 from muster.schedulers.wording.reasons import Code, Reason, has_code, identify
 

@@ -21,8 +21,8 @@ from muster._shared.control import ExitCode
 from muster.cli.commands import main as run_muster
 from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.kubernetes.api.objects import Objects
-from muster.schedulers.kubernetes.live import kept_logs
-from muster.schedulers.kubernetes.live.app import parse_app_id
+from muster.schedulers.kubernetes.running_apps import kept_logs
+from muster.schedulers.kubernetes.running_apps.app import parse_app_id
 from muster.schedulers.wording.reasons import Code, Reason
 
 JOBS, PODS = "/apis/batch/v1/namespaces/team/jobs", "/pods"
@@ -151,7 +151,7 @@ PREREQUISITES = ("secrets", "configmaps", "podgroups", "services")
 @pytest.mark.parametrize("gang", ["native", "volcano"])
 def test_what_a_killed_submission_left_is_deleted(cluster, scheduler, monkeypatch, gang, capsys):
     """It left no Job, so `muster delete` knew no such app."""
-    from muster.schedulers.kubernetes.live import submit as submission
+    from muster.schedulers.kubernetes.running_apps import submit as submission
 
     cluster.allowed = read_rights("pods start together")
     offer_gangs(cluster, gang)

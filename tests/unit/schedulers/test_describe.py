@@ -15,7 +15,7 @@ from muster.schedulers.adapter.status import build_status
 from muster.schedulers.adapter.supervised import AgentWords, build_supervised_facts
 from muster.schedulers.docker import create_scheduler as create_docker
 from muster.schedulers.kubernetes import create_scheduler as create_kubernetes
-from muster.schedulers.kubernetes.live.status import Observation, build_facts
+from muster.schedulers.kubernetes.running_apps.status import Observation, build_facts
 from muster.schedulers.local import create_detached_scheduler as create_local
 from muster.schedulers.secret_variables import mask_env
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec

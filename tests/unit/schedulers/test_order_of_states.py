@@ -14,12 +14,12 @@ import pytest
 from torchx.specs import AppState, is_terminal
 
 from muster.schedulers.adapter.supervised import _find_state
-from muster.schedulers.docker.live import unregistered
+from muster.schedulers.docker.running_apps import orphaned_apps
 from muster.schedulers.docker.spec import Label
 from muster.schedulers.kubernetes.labels import CANCEL_ANNOTATION
-from muster.schedulers.kubernetes.live.pod_status import read_pod
-from muster.schedulers.kubernetes.live.status import Observation, decide_state, has_run
-from muster.schedulers.slurm import live, reasons
+from muster.schedulers.kubernetes.running_apps.pod_status import read_pod
+from muster.schedulers.kubernetes.running_apps.status import Observation, decide_state, has_run
+from muster.schedulers.slurm import reasons, running_apps
 from muster.schedulers.supervision import decisions, events
 from muster.schedulers.supervision.events import ReplicaEnded
 from muster.schedulers.supervision.state import ReplicaId, RetryScope, SupervisedRole
@@ -196,7 +196,7 @@ def test_of_docker_without_a_supervisor() -> None:
         rng = random.Random(seed)
         found, states = [make_container(replica, 0) for replica in (0, 1)], []
         for _ in range(20):
-            states.append(unregistered.find_app_state(found))  # type: ignore[arg-type]
+            states.append(orphaned_apps.find_app_state(found))  # type: ignore[arg-type]
             each = rng.choice(found)
             if each.running:
                 each.running, each.status = False, "exited"
@@ -236,10 +236,10 @@ def find_slurm_state(entry: str | None, status: str | None) -> AppState:
     known = SimpleNamespace(status=SimpleNamespace(value=status))
     node = SimpleNamespace(record=SimpleNamespace(app=SimpleNamespace(replicas={replica: known})))
     role = SimpleNamespace(name="w", runs_agent=True, needed=1)
-    return live.App(
+    return running_apps.App(
         spec=SimpleNamespace(roles=[role]),  # type: ignore[arg-type]
         folder=None,  # type: ignore[arg-type]
-        entry=entry and live.QueueEntry(job_id="7", state=entry),
+        entry=entry and running_apps.QueueEntry(job_id="7", state=entry),
         runs=() if status is None else ("7.0",),
         nodes={} if status is None else {replica: node},  # type: ignore[dict-item]
         is_cancelled=False,

@@ -27,7 +27,7 @@ from muster.schedulers.failure_report import (
     parse_status,
     read_error_file,
 )
-from muster.schedulers.kubernetes.live.status import _build_torch_error
+from muster.schedulers.kubernetes.running_apps.status import _build_torch_error
 from muster.schedulers.lines import LineSplitter
 from muster.schedulers.processes.agent_files import read_records, read_report
 from muster.schedulers.timestamps import parse_seconds, parse_timestamp

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from muster.schedulers.slurm import live
+from muster.schedulers.slurm import running_apps
 from muster.schedulers.slurm.client import QueueEntry
 from muster.schedulers.slurm.node import JOBS_NAME
 from muster.schedulers.supervision.app_folder import AppFolder
@@ -15,7 +15,7 @@ ADDED_S = 1000.0
 
 def find_end_s(folder: Path, entry: QueueEntry | None, ended: tuple[float | None, ...]) -> float | None:
     nodes = {rank: SimpleNamespace(record=SimpleNamespace(ended_s=each)) for rank, each in enumerate(ended)}
-    return live.find_end_s(SimpleNamespace(folder=AppFolder(folder), entry=entry, nodes=nodes), ADDED_S)  # type: ignore[arg-type]
+    return running_apps.find_end_s(SimpleNamespace(folder=AppFolder(folder), entry=entry, nodes=nodes), ADDED_S)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from muster._shared.job_view import JobState, JobStatus
 from muster._shared.reports import Answer
 from muster.schedulers.adapter import AgentWords, JobFacts, LogRequest
 from muster.schedulers.runner.app_codec import dump_app
-from muster.schedulers.slurm import client, create_scheduler, live, logs
+from muster.schedulers.slurm import client, create_scheduler, logs, running_apps
 from muster.schedulers.slurm.client import QueueEntry
 from muster.schedulers.supervision.app_folder import AppFolder, AppRecord
 from muster.schedulers.supervision.machine import Machine
@@ -40,20 +40,22 @@ def test_the_status_file_of_the_run_before_is_not_shown(
 ) -> None:
     entry = QueueEntry(job_id="7", state=slurm_state, start_s=START_S)
     job = JobFacts(status=JobStatus(state=JobState.ENDED, time_s=written_s))
-    facts = live.build_facts(build_app(tmp_path, entry), AgentWords(jobs={"w": job}), None)
+    facts = running_apps.build_facts(build_app(tmp_path, entry), AgentWords(jobs={"w": job}), None)
     assert ("w" in facts.jobs) is is_shown
 
 
-def build_app(folder: Path, entry: QueueEntry, *reasons: Reasons) -> live.App:
+def build_app(folder: Path, entry: QueueEntry, *reasons: Reasons) -> running_apps.App:
     nodes = {}
     for index, each in enumerate(reasons):
         replica = ReplicaId("w", index)
         app = SupervisedApp(replicas={replica: ReplicaState()}, reasons=each)
         record = AppRecord(app=app, machine=Machine.here(), submitted_s=1.0)
-        nodes[replica] = live.NodeState(node=f"n{index}", record=record)
+        nodes[replica] = running_apps.NodeState(node=f"n{index}", record=record)
     description = dump_app(AppDef(name="a", roles=[]))
     spec: Any = SimpleNamespace(app_id="a", details={}, roles=(), folder=str(folder), description=description)
-    return live.App(spec=spec, folder=AppFolder(folder), entry=entry, runs=("7.0",), nodes=nodes, is_cancelled=False)
+    return running_apps.App(
+        spec=spec, folder=AppFolder(folder), entry=entry, runs=("7.0",), nodes=nodes, is_cancelled=False
+    )
 
 
 @pytest.mark.parametrize(
@@ -69,7 +71,7 @@ def test_a_job_that_waits_says_why_the_run_before_ended(
     tmp_path: Path, reasons: tuple[Reasons, ...], why: Reasons
 ) -> None:
     entry = QueueEntry(job_id="7", state="PENDING", reason="Priority")
-    facts = live.build_facts(build_app(tmp_path, entry, *reasons), AgentWords(), None)
+    facts = running_apps.build_facts(build_app(tmp_path, entry, *reasons), AgentWords(), None)
     waits, incarnation, *before = facts.reasons
     assert (waits.code, waits.job, waits.word) == (Code.SLURM_WAITS, "7", "Priority")
     assert incarnation == Reason(code=Code.INCARNATION, count=2)
@@ -82,7 +84,7 @@ def test_a_job_that_waits_says_why_the_run_before_ended(
 def test_the_status_says_since_when_it_waits(tmp_path: Path, state: str, since_s: float | None) -> None:
     """A job that is queued again waits since then."""
     entry = QueueEntry(job_id="7", state=state, submitted_s=500.0, start_s=START_S, end_s=900.0)
-    facts = live.build_facts(build_app(tmp_path, entry), AgentWords(), 100.0)
+    facts = running_apps.build_facts(build_app(tmp_path, entry), AgentWords(), 100.0)
     assert (facts.since_s, facts.submitted_s) == (since_s, 100.0)
 
 
@@ -127,9 +129,9 @@ def test_a_job_that_waits_is_cancelled_and_its_last_checkpoint_is_named(
     )
     assert calls == ["7 once", "7"]
     app = replace(scheduler._open_app("app"), is_cancelled=True)
-    assert live.explain_end(app, AppState.CANCELLED) == (Reason(code=Code.STOPPED),)
+    assert running_apps.explain_end(app, AppState.CANCELLED) == (Reason(code=Code.STOPPED),)
     app.folder.write_request("cancel")
-    assert live.explain_end(app, AppState.CANCELLED) == (Reason(code=Code.CANCELLED),)
+    assert running_apps.explain_end(app, AppState.CANCELLED) == (Reason(code=Code.CANCELLED),)
 
 
 @pytest.mark.parametrize("goes_on", [True, False])
@@ -203,8 +205,8 @@ def test_a_process_of_muster_that_was_killed_is_named(tmp_path: Path, state: str
     run_dir.mkdir(parents=True)
     (run_dir / "log-start").write_text(str(len(before)))
     (app.folder.state_dir / "slurm.log").write_text(before + log)
-    assert list(live.find_killed(app)) == [f"n{index}" for index in is_told]
-    assert {each.code for each in live.find_killed(app).values()} <= {Code.NODE_KILLED}
+    assert list(running_apps.find_killed(app)) == [f"n{index}" for index in is_told]
+    assert {each.code for each in running_apps.find_killed(app).values()} <= {Code.NODE_KILLED}
 
 
 def test_nodes_that_were_started_again_say_so_each(tmp_path: Path) -> None:
@@ -216,7 +218,7 @@ def test_nodes_that_were_started_again_say_so_each(tmp_path: Path) -> None:
         for index in range(2)
     ]
     app = build_app(tmp_path, QueueEntry(job_id="7", state="RUNNING"), *ends)
-    assert word_all(live._list_reasons(app, AppState.RUNNING, set())).count("1 of 2 retries") == 2
+    assert word_all(running_apps._list_reasons(app, AppState.RUNNING, set())).count("1 of 2 retries") == 2
 
 
 def test_a_log_on_a_node_that_is_no_file_is_no_log(tmp_path, monkeypatch) -> None:

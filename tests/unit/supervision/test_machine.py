@@ -8,7 +8,7 @@ import pytest
 from supervised_apps import make_folder
 
 from muster._shared.control import ControlError
-from muster.schedulers.supervision import asking, client, machine
+from muster.schedulers.supervision import agent_requests, client, machine
 from muster.schedulers.supervision.app_folder import AppRecord, ProcessId
 from muster.schedulers.supervision.machine import Machine
 from muster.schedulers.supervision.state import AppPhase, SupervisedApp
@@ -81,7 +81,7 @@ def test_a_dead_supervisor_is_missed_under_any_host_name(folder, where, supervis
     assert started == []  # looking starts nothing
     client.revive_app(folder)
     with nullcontext() if is_lost else pytest.raises(ControlError):
-        asking.recover_app(folder)
+        agent_requests.recover_app(folder)
     assert started == ([{}, {"recovers": True}] if is_lost else [])
 
 

@@ -24,20 +24,20 @@ from torchx.specs import AppDef, Role
 from muster._shared.contract import FORMAT, Env, LogNames
 from muster.schedulers.adapter import AgentWords, RecordReader
 from muster.schedulers.adapter.supervised import build_supervised_facts
-from muster.schedulers.docker.live import unregistered
-from muster.schedulers.docker.live.exit_evidence import explain_end
+from muster.schedulers.docker.running_apps import orphaned_apps
+from muster.schedulers.docker.running_apps.exit_evidence import explain_end
 from muster.schedulers.docker.spec import REPORT_FILE, Label
 from muster.schedulers.failure_report import explain_start_failure
 from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION, CANCEL_ANNOTATION
-from muster.schedulers.kubernetes.live.pod_status import explain_event, read_pod
-from muster.schedulers.kubernetes.live.status import Observation
-from muster.schedulers.kubernetes.live.status import build_facts as build_cluster_facts
 from muster.schedulers.kubernetes.manifests.app_annotation import encode_app
+from muster.schedulers.kubernetes.running_apps.pod_status import explain_event, read_pod
+from muster.schedulers.kubernetes.running_apps.status import Observation
+from muster.schedulers.kubernetes.running_apps.status import build_facts as build_cluster_facts
 from muster.schedulers.node_program.frames import LOST, STATE_NAME
 from muster.schedulers.processes.capture import log_path
 from muster.schedulers.processes.driver import ProcessDriver
 from muster.schedulers.runner.app_codec import dump_app
-from muster.schedulers.slurm import client, live, node
+from muster.schedulers.slurm import client, node, running_apps
 from muster.schedulers.slurm.client import Partition, QueueEntry, Wish
 from muster.schedulers.ssh.driver import SshDriver
 from muster.schedulers.supervision import events
@@ -215,10 +215,10 @@ class Slurm(Local):
 
     def build(self) -> AppFacts:
         known = {
-            each._allocation.task: live.NodeState(node=f"n{at}", record=each.record)
+            each._allocation.task: running_apps.NodeState(node=f"n{at}", record=each.record)
             for at, each in enumerate(self.nodes)
         }
-        app = live.App(
+        app = running_apps.App(
             spec=self.spec,
             folder=self.folder,
             entry=self.entry,
@@ -226,7 +226,7 @@ class Slurm(Local):
             nodes={ReplicaId("trainer", index): each for index, each in known.items()},
             is_cancelled=self.folder.request_file.exists(),
         )
-        facts = live.build_facts(app, self.words, None)
+        facts = running_apps.build_facts(app, self.words, None)
         for each in self.nodes:
             each._event_queue.close()
         return facts
@@ -349,7 +349,7 @@ def unschedulable(text: str, word: str = "Unschedulable") -> Callable[[Any], obj
 def find_labels(world: Docker) -> AppFacts:
     del world
     labels = {Label.ROLE: "trainer", Label.REPLICA: "0", Label.INCARNATION: "0", Label.STATE_DIR: "/state"}
-    return unregistered.build_facts(
+    return orphaned_apps.build_facts(
         "app", [build_container_facts(status="running", exit_code=None, labels=labels)], "/state"
     )
 

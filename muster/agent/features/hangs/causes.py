@@ -1,7 +1,7 @@
 """Finds the ranks that block the others, from the flight recorders and stacks of a job that hangs. Pure.
 
 If the recorders name a rank (`collectives`), that rank counts; otherwise the one that NCCL's own monitor names
-(`launches`). The stack then says at which line the rank is. If neither names one, the stacks alone decide. In
+(`nccl_launches`). The stack then says at which line the rank is. If neither names one, the stacks alone decide. In
 most hangs one rank does not enter the collective in which all others wait. The stacks show this: the others are inside
 `torch.distributed`, and that rank is elsewhere. If all are inside, the ranks are named that wait elsewhere than most.
 What the stacks do not show is not guessed: if all ranks are at one place, or most at different ones, none is named.
@@ -14,7 +14,7 @@ from muster._shared.records import record, replace
 from muster._shared.reports import Stack, name_ranks
 from muster.agent.diagnosis.tracebacks import is_of_program, list_frames
 from muster.agent.features.hangs.collectives import Finding, find_cause
-from muster.agent.features.hangs.launches import find_launch_cause
+from muster.agent.features.hangs.nccl_launches import find_launch_cause
 
 _WAITING = ("/torch/distributed/", "/torch/nn/parallel/", "/torch/autograd/")
 """Folders of the functions in which a rank waits for its peers; the last is for the collectives of a backward pass."""

@@ -18,12 +18,12 @@ from collections.abc import Iterable, Mapping
 
 from muster._shared.records import replace
 from muster._shared.reports import LaunchCount, Launches
-from muster.agent.features.hangs.launches import RUNNING, UNNAMED
 from muster.agent.features.hangs.monitor_reports import (
     Member,
     MonitorReport,
     read_report,
 )
+from muster.agent.features.hangs.nccl_launches import RUNNING, UNNAMED
 
 DEADLINE_S = 2.0
 """The longest that an answer may take. NCCL gives its own processes `_TIMEOUT_S`."""

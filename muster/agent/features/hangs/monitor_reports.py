@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 
 from muster._shared.foreign_files import parse_json
 from muster._shared.records import record
-from muster.agent.features.hangs.launches import DEAD, ENDING, INITIALISING, LEFT, RUNNING, SILENT, UNNAMED
+from muster.agent.features.hangs.nccl_launches import DEAD, ENDING, INITIALISING, LEFT, RUNNING, SILENT, UNNAMED
 from muster.agent.features.hangs.reading import to_dict, to_int, to_list
 
 _STATES = {"INIT": INITIALISING, "FINALIZE": ENDING, "ABORT": ENDING, "NOCOMM": LEFT, "UNKNOWN": LEFT}

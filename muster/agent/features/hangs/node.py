@@ -23,8 +23,8 @@ from muster.agent.runtime.limits import HANG_LEAST_S
 
 if TYPE_CHECKING:
     from muster._shared.reports import RankView
-    from muster.agent.features.hangs.looks import Reported
     from muster.agent.features.hangs.monitor import Monitor
+    from muster.agent.features.hangs.samples import Reported
     from muster.agent.telemetry import Observed, OpenCollective
 
 
@@ -156,14 +156,14 @@ class HangsPart(RoundPart):
 
     def read_views(self, formed: Round, host: str, then: ReadViews) -> None:
         """See `RoundPart`. The flight recorders say it."""
-        from muster.agent.features.hangs import looks
+        from muster.agent.features.hangs import samples
 
         pids = {worker.local_rank: worker.pid for worker in self._workers.live}
         monitor = self._get_monitor()
 
         def read() -> "dict[int, RankView]":
             try:
-                return {rank: look.view for rank, look in looks.look(pids, formed, host, monitor).items()}
+                return {rank: look.view for rank, look in samples.look(pids, formed, host, monitor).items()}
             except (OSError, RuntimeError):  # no descriptors or threads left
                 return {}
 
@@ -171,27 +171,27 @@ class HangsPart(RoundPart):
 
     def read_progress(self, formed: Round, host: str, then: ReadProgress) -> None:
         """See `RoundPart`."""
-        from muster.agent.features.hangs import looks
+        from muster.agent.features.hangs import samples
 
         pids = {worker.local_rank: worker.pid for worker in self._workers.live}
         before, monitor = self._read_reported(formed), self._get_monitor()
 
-        def read() -> "dict[int, tuple[looks.Look, looks.Look]]":
+        def read() -> "dict[int, tuple[samples.Look, samples.Look]]":
             try:
-                return looks.look_twice(pids, formed, host, monitor)
+                return samples.look_twice(pids, formed, host, monitor)
             except (OSError, RuntimeError):
                 return {}
 
-        def compare(found: "dict[int, tuple[looks.Look, looks.Look]]") -> None:
+        def compare(found: "dict[int, tuple[samples.Look, samples.Look]]") -> None:
             now = self._read_reported(formed)
             reported = {rank: (before[rank], now[rank]) for rank in before if rank in now}
-            then({rank: (pair[1].view, looks.compare(pair, reported.get(rank))) for rank, pair in found.items()})
+            then({rank: (pair[1].view, samples.compare(pair, reported.get(rank))) for rank, pair in found.items()})
 
         self._loop.call_in_thread(read, compare)
 
     def _read_reported(self, formed: Round) -> "dict[int, Reported]":
         """Return what all workers of the round have reported, by local rank; empty if there is no page of it."""
-        from muster.agent.features.hangs.looks import Reported
+        from muster.agent.features.hangs.samples import Reported
 
         page = self._workers.page
         if page is None or page.round_number != formed.number:

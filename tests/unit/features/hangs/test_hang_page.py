@@ -3,7 +3,7 @@
 from muster._shared.records import replace
 from muster._shared.reports import ENDED, Collective, Group, RankProgress, RankView, Stack
 from muster.agent.features.hangs.judge import Judge
-from muster.agent.features.hangs.looks import Look, Reported, compare
+from muster.agent.features.hangs.samples import Look, Reported, compare
 from muster.agent.features.hangs.sessions import Reading
 from muster.agent.workers.status_page import SlotStatus
 

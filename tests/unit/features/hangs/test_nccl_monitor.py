@@ -14,9 +14,9 @@ from muster._shared.reports import ENDED, Collective, Group, Launches, RankView,
 from muster.agent.features.hangs import monitor as monitor_module
 from muster.agent.features.hangs.causes import explain_hang
 from muster.agent.features.hangs.judge import find_verdict
-from muster.agent.features.hangs.launches import find_launch_cause
 from muster.agent.features.hangs.monitor import Monitor, ask, count_launches
 from muster.agent.features.hangs.monitor_reports import read_report
+from muster.agent.features.hangs.nccl_launches import find_launch_cause
 from muster.agent.features.hangs.variables import reserve_monitor_address
 
 NAME = "27a079b828ff1a75"

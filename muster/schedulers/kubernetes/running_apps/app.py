@@ -35,9 +35,9 @@ from muster.schedulers.kubernetes.labels import (
     MANAGED_BY,
     read_role,
 )
-from muster.schedulers.kubernetes.live.pod_status import PodFact, read_pod
 from muster.schedulers.kubernetes.manifests.app_annotation import decode_roles
 from muster.schedulers.kubernetes.names import build_config_map_name, build_secret_name, build_workspace_name
+from muster.schedulers.kubernetes.running_apps.pod_status import PodFact, read_pod
 from muster.schedulers.runner.roles import build_role_plan, find_elastic_role
 
 _POD_GROUPS: Final = tuple(

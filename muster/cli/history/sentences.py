@@ -6,8 +6,8 @@ from typing import Final
 from muster._shared.console.summary import CAUSES
 from muster._shared.job_view import describe_steps
 from muster._shared.reports import format_duration
-from muster.cli.afterwards.clocks import show_clock
-from muster.cli.afterwards.story import WAITING_STATES, Story
+from muster.cli.history.clocks import show_clock
+from muster.cli.history.story import WAITING_STATES, Story
 from muster.schedulers.wording.reasons import Code, Reason
 from muster.schedulers.wording.words import word_all
 

@@ -31,10 +31,10 @@ from muster.schedulers.kubernetes.labels import (
     SUBMITTED_ANNOTATION,
     read_role,
 )
-from muster.schedulers.kubernetes.live.app import App, AppRef, is_cancelled, is_suspended, read_job_end
-from muster.schedulers.kubernetes.live.kept_logs import stop_and_keep_logs
-from muster.schedulers.kubernetes.live.pod_status import PodFact
 from muster.schedulers.kubernetes.names import CONTAINER
+from muster.schedulers.kubernetes.running_apps.app import App, AppRef, is_cancelled, is_suspended, read_job_end
+from muster.schedulers.kubernetes.running_apps.kept_logs import stop_and_keep_logs
+from muster.schedulers.kubernetes.running_apps.pod_status import PodFact
 
 _STOP_JOB: Final = {"activeDeadlineSeconds": 1}
 

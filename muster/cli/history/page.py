@@ -18,8 +18,8 @@ from typing import Any, Final
 
 from muster._shared.contract import show_controls
 from muster._shared.goodput import CAUSES
-from muster.cli.afterwards.sentences import WORDS, tell_story
-from muster.cli.afterwards.story import PHASES, NodeStory, Story
+from muster.cli.history.sentences import WORDS, tell_story
+from muster.cli.history.story import PHASES, NodeStory, Story
 
 BUCKETS: Final = ("productive", "unfinished", "pause", *CAUSES, "unknown")
 """In the order of the bar."""

@@ -16,8 +16,8 @@ from typing import Any, Final
 from muster._shared.goodput import HANG_ENDS, HANGS
 from muster._shared.job_history import JobHistory
 from muster._shared.job_view import Goodput, Recovery
-from muster.cli.afterwards.clocks import Placed
-from muster.cli.afterwards.sources import Event, is_number
+from muster.cli.history.clocks import Placed
+from muster.cli.history.sources import Event, is_number
 from muster.schedulers.wording.reasons import Reasons
 
 PHASES: Final = (

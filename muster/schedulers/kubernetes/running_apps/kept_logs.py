@@ -19,9 +19,9 @@ from muster._shared.foreign_files import read_regular
 from muster.schedulers.errors import EngineError, SchedulerError, UnsafeFolderError
 from muster.schedulers.kubernetes.api.client import Client, Stream
 from muster.schedulers.kubernetes.kinds import POD
-from muster.schedulers.kubernetes.live.app import AppRef
-from muster.schedulers.kubernetes.live.pod_status import PodFact
 from muster.schedulers.kubernetes.names import CONTAINER
+from muster.schedulers.kubernetes.running_apps.app import AppRef
+from muster.schedulers.kubernetes.running_apps.pod_status import PodFact
 from muster.schedulers.lines import CHUNK_BYTES, LineSplitter
 from muster.schedulers.supervision.registry import find_state_dir
 

@@ -17,7 +17,7 @@ from datetime import datetime, timezone
 from statistics import median
 from typing import Final
 
-from muster.cli.afterwards.sources import Event, is_number
+from muster.cli.history.sources import Event, is_number
 
 _ROUNDS_S: Final = 1.0
 """How far apart the nodes of a round may have heard of it."""

@@ -22,10 +22,10 @@ from muster.schedulers.kubernetes.api.errors import ApiError, RequestError, Unre
 from muster.schedulers.kubernetes.api.objects import WatchExpired
 from muster.schedulers.kubernetes.kinds import POD
 from muster.schedulers.kubernetes.labels import LABEL_INSTANCE
-from muster.schedulers.kubernetes.live.app import App
-from muster.schedulers.kubernetes.live.kept_logs import read_kept_logs
-from muster.schedulers.kubernetes.live.pod_status import PodFact, read_pod
 from muster.schedulers.kubernetes.names import CONTAINER
+from muster.schedulers.kubernetes.running_apps.app import App
+from muster.schedulers.kubernetes.running_apps.kept_logs import read_kept_logs
+from muster.schedulers.kubernetes.running_apps.pod_status import PodFact, read_pod
 from muster.schedulers.lines import LineSplitter, add_time
 from muster.schedulers.timestamps import Timestamp, parse_timestamp
 from muster.schedulers.wording.words import word

@@ -13,7 +13,7 @@ from muster.schedulers.supervision.state import ReplicaId
 
 
 class NodeAsker:
-    """A `supervision.asking.AskNode`.
+    """A `supervision.agent_requests.AskNode`.
 
     Args:
         engine: the one that runs the containers. The caller closes it.

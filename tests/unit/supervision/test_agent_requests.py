@@ -15,7 +15,7 @@ from muster._shared.control import NOT_REACHED, ControlError, ExitCode
 from muster._shared.reports import Answer
 from muster.schedulers.errors import EngineError
 from muster.schedulers.local import create_detached_scheduler
-from muster.schedulers.supervision import app_folder, asking, client
+from muster.schedulers.supervision import agent_requests, app_folder, client
 from muster.schedulers.supervision.app_folder import AppFolder, AppRecord, StateError
 from muster.schedulers.supervision.machine import Machine
 from muster.schedulers.supervision.state import (
@@ -41,14 +41,14 @@ def test_every_role_has_the_whole_limit(folder, monkeypatch):
     two = replace(folder.read_spec(), roles=(PLAN, replace(PLAN, name="s")))
     record = AppRecord(app=SupervisedApp(replicas={}), machine=Machine.here())
     requests = []
-    monkeypatch.setattr(asking, "read_running", lambda folder: (two, record))
+    monkeypatch.setattr(agent_requests, "read_running", lambda folder: (two, record))
     monkeypatch.setattr(AppFolder, "send_request", lambda folder, request: requests.append(request) or True)
-    monkeypatch.setattr(asking, "_wait_recorded", lambda folder, is_so: folder.read_record())
+    monkeypatch.setattr(agent_requests, "_wait_recorded", lambda folder, is_so: folder.read_record())
     done = Answer(outcome=AskOutcome.DONE, line="stopped")
-    monkeypatch.setattr(asking, "ask_roles", lambda *_: done)
+    monkeypatch.setattr(agent_requests, "ask_roles", lambda *_: done)
     monkeypatch.setattr(client, "wait_ended", lambda folder, limit_s: True)
-    assert asking.stop_app(folder, 60.0, answer_nothing) == done  # it said twice that they had stopped
-    assert requests == [f"drain:{120 + asking.DRAIN_MARGIN_S:g}"]
+    assert agent_requests.stop_app(folder, 60.0, answer_nothing) == done  # it said twice that they had stopped
+    assert requests == [f"drain:{120 + agent_requests.DRAIN_MARGIN_S:g}"]
 
 
 @pytest.mark.parametrize("goes_on", [True, False])
@@ -57,8 +57,8 @@ def test_a_stop_that_cannot_be_asked_for_is_withdrawn_if_no_agent_has_ended(fold
     replicas = {ReplicaId("r", 0): ReplicaState(status=ReplicaStatus.RUNNING)}
     record = AppRecord(app=SupervisedApp(replicas=replicas), machine=Machine.here())
     records, requests = [], []
-    monkeypatch.setattr(asking, "read_running", lambda folder: (folder.read_spec(), record))
-    monkeypatch.setattr(asking, "_wait_recorded", lambda folder, is_so: folder.read_record())
+    monkeypatch.setattr(agent_requests, "read_running", lambda folder: (folder.read_spec(), record))
+    monkeypatch.setattr(agent_requests, "_wait_recorded", lambda folder, is_so: folder.read_record())
 
     def send(folder, request):
         requests.append(request)
@@ -69,8 +69,8 @@ def test_a_stop_that_cannot_be_asked_for_is_withdrawn_if_no_agent_has_ended(fold
     monkeypatch.setattr(AppFolder, "send_request", send)
     monkeypatch.setattr(AppFolder, "read_record", lambda folder: records[-1] if records else None)
     monkeypatch.setattr(client, "wait_ended", lambda folder, limit_s: len(requests) == 3)
-    answer = asking.stop_app(folder, 60.0, lambda *_: (NOT_REACHED, "", "no route"))
-    drains = [f"drain:{60 + asking.DRAIN_MARGIN_S:g}", "drain:0"]
+    answer = agent_requests.stop_app(folder, 60.0, lambda *_: (NOT_REACHED, "", "no route"))
+    drains = [f"drain:{60 + agent_requests.DRAIN_MARGIN_S:g}", "drain:0"]
     assert requests == (drains if goes_on else [*drains, "cancel"])
     assert answer.outcome is (AskOutcome.UNREACHED if goes_on else AskOutcome.DONE)
     assert "asked: no route" in answer.line
@@ -84,24 +84,28 @@ def refuse_to_write(request):
     return refuse
 
 
-@pytest.mark.parametrize("stop", [lambda folder: asking.stop_app(folder, 1.0, answer_nothing), client.request_stop])
+@pytest.mark.parametrize(
+    "stop", [lambda folder: agent_requests.stop_app(folder, 1.0, answer_nothing), client.request_stop]
+)
 def test_an_app_on_a_full_disk_is_stopped_by_its_supervisor(folder, monkeypatch, stop, refuse_to_write):
     record = AppRecord(app=SupervisedApp(replicas={}), machine=Machine.here())
     requests = []
-    monkeypatch.setattr(asking, "read_running", lambda folder: (folder.read_spec(), record))
+    monkeypatch.setattr(agent_requests, "read_running", lambda folder: (folder.read_spec(), record))
     monkeypatch.setattr(app_folder, "write_text", refuse_to_write)
     monkeypatch.setattr(AppFolder, "send_request", lambda folder, request: requests.append(request) or True)
-    monkeypatch.setattr(asking, "_wait_recorded", lambda *_: pytest.fail("nothing can be recorded"))
-    monkeypatch.setattr(asking, "ask_roles", lambda *_: Answer(outcome=AskOutcome.DONE, line="stopped"))
+    monkeypatch.setattr(agent_requests, "_wait_recorded", lambda *_: pytest.fail("nothing can be recorded"))
+    monkeypatch.setattr(agent_requests, "ask_roles", lambda *_: Answer(outcome=AskOutcome.DONE, line="stopped"))
     monkeypatch.setattr(client, "wait_ended", lambda folder, limit_s: True)
     stop(folder)
     assert len(requests) == 1
 
 
-@pytest.mark.parametrize("stop", [lambda folder: asking.stop_app(folder, 1.0, answer_nothing), client.request_stop])
+@pytest.mark.parametrize(
+    "stop", [lambda folder: agent_requests.stop_app(folder, 1.0, answer_nothing), client.request_stop]
+)
 def test_on_a_full_disk_no_supervisor_is_started_that_would_go_on(folder, monkeypatch, stop, refuse_to_write):
     record = AppRecord(app=SupervisedApp(replicas={}), machine=Machine.here())
-    monkeypatch.setattr(asking, "read_running", lambda folder: (folder.read_spec(), record))
+    monkeypatch.setattr(agent_requests, "read_running", lambda folder: (folder.read_spec(), record))
     monkeypatch.setattr(app_folder, "write_text", refuse_to_write)
     monkeypatch.setattr(AppFolder, "send_request", lambda folder, request: False)
     told = rf"{folder.path}: (No space left on device|Read-only file system)$"
@@ -134,11 +138,11 @@ def test_a_resize_on_a_full_disk_is_refused_at_once(folder, monkeypatch):
     record = AppRecord(app=SupervisedApp(replicas={ReplicaId("r", 0): ReplicaState()}), machine=Machine.here())
     folder.write_record(record)
     requests = []
-    monkeypatch.setattr(asking, "read_running", lambda folder: (folder.read_spec(), record))
+    monkeypatch.setattr(agent_requests, "read_running", lambda folder: (folder.read_spec(), record))
     monkeypatch.setattr(AppFolder, "send_request", lambda folder, request: requests.append(request) or True)
     monkeypatch.setattr(tempfile, "NamedTemporaryFile", lambda **_: io.FileIO("/dev/full", "w"))
     with pytest.raises(ControlError) as error:
-        asking.resize_app(folder, 1, lambda spec: PLAN)
+        agent_requests.resize_app(folder, 1, lambda spec: PLAN)
     assert f"{folder.path}: No space" in str(error.value)
     assert (error.value.exit_code, requests) == (ExitCode.REFUSED, [])
 
@@ -156,13 +160,13 @@ def answer_nothing(spec, replica, words, limit_s):
 def test_an_app_that_is_deleted_while_it_is_stopped(folder, monkeypatch):
     record = AppRecord(app=SupervisedApp(replicas={}), machine=Machine.here())
     found = (folder.read_spec(), record)
-    monkeypatch.setattr(asking, "read_running", lambda folder: found)
+    monkeypatch.setattr(agent_requests, "read_running", lambda folder: found)
     shutil.rmtree(folder.path)
     with (
         pytest.raises(ControlError, match="no app 'app-x'") as error,
         open_app(folder) as opened,
     ):
-        asking.stop_app(opened, 1.0, answer_nothing)
+        agent_requests.stop_app(opened, 1.0, answer_nothing)
     assert error.value.exit_code is ExitCode.UNKNOWN
 
 
@@ -182,7 +186,7 @@ def test_an_app_that_is_just_ending(folder, monkeypatch):
     folder.remove_secrets()
     monkeypatch.setattr(client, "is_supervised", lambda folder, record: True)
     with pytest.raises(ControlError, match="has ended already") as error:
-        asking.read_running(folder)
+        agent_requests.read_running(folder)
     assert error.value.exit_code is ExitCode.ENDED
 
 
@@ -191,5 +195,7 @@ def test_an_app_that_ends_before_its_nodes_have_left_was_not_resized(folder, mon
     monkeypatch.setattr(client, "has_ended", lambda record: True)
     folder.write_record(AppRecord(app=SupervisedApp(replicas={}), machine=Machine.here()))
     with pytest.raises(ControlError, match=r"^app-x .* being resized$") as ended:
-        asking._wait_left(folder, folder.read_spec(), "app-x has 1 node from now on: ", [ReplicaId("r", 1)], 0.0)
+        agent_requests._wait_left(
+            folder, folder.read_spec(), "app-x has 1 node from now on: ", [ReplicaId("r", 1)], 0.0
+        )
     assert ended.value.exit_code is ExitCode.ENDED

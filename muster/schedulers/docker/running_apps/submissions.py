@@ -21,7 +21,7 @@ from typing import Final
 from muster._shared.folders import remove_folder
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.errors import DockerError
-from muster.schedulers.docker.live.creation import remove_app
+from muster.schedulers.docker.running_apps.creation import remove_app
 from muster.schedulers.docker.spec import Label, build_user_id
 from muster.schedulers.supervision.registry import AppRegistry
 

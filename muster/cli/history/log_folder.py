@@ -14,9 +14,9 @@ from torchx.specs.api import ReplicaStatus
 from muster._shared.contract import AGENT_MODULE, STATUS_LIMIT_BYTES, LogNames
 from muster._shared.control import ControlError, ExitCode
 from muster._shared.foreign_files import read_regular
-from muster.cli.afterwards import sources
-from muster.cli.afterwards.clocks import Placed, place
-from muster.cli.afterwards.story import find_lost, tell
+from muster.cli.history import sources
+from muster.cli.history.clocks import Placed, place
+from muster.cli.history.story import find_lost, tell
 from muster.schedulers.adapter.properties import Properties
 from muster.schedulers.adapter.records import RecordReader
 from muster.schedulers.adapter.scheduler import LogRequest, read_run_file

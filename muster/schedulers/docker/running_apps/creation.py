@@ -15,8 +15,8 @@ from muster.schedulers.docker import container_body as bodies
 from muster.schedulers.docker.container_body import ImageFacts
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.errors import Conflict, DockerError, NoAddressPool, NotFound
-from muster.schedulers.docker.live import reservations
-from muster.schedulers.docker.live.payload import Payload
+from muster.schedulers.docker.running_apps import reservations
+from muster.schedulers.docker.running_apps.payload import Payload
 from muster.schedulers.docker.spec import CACHE_DIR, HOST_NETWORK, AppRequest, ContainerRequest
 
 _PASSWD_LIMIT_BYTES = 1 << 20

@@ -19,7 +19,7 @@ from muster._shared.control import ControlError, ExitCode, count_nodes
 from muster._shared.processes import READ, read_wake_pipe, wait_events
 from muster.cli import operations
 from muster.cli.answers import say
-from muster.cli.inside.targets import FAILED, Target, find_targets
+from muster.cli.exec.targets import FAILED, Target, find_targets
 from muster.schedulers.adapter.scheduler import PluginScheduler
 from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.node_program.frames import write_all

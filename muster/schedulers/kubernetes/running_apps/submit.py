@@ -23,10 +23,10 @@ from muster.schedulers.kubernetes.kinds import (
     Kind,
     parse_kind,
 )
-from muster.schedulers.kubernetes.live.app import App
 from muster.schedulers.kubernetes.manifests.features import ABSENCES
 from muster.schedulers.kubernetes.manifests.jobs import add_pod_group
 from muster.schedulers.kubernetes.manifests.request import Request, complete_documents
+from muster.schedulers.kubernetes.running_apps.app import App
 from muster.schedulers.kubernetes.schema import check_version
 from muster.schedulers.naming import make_secret
 

@@ -18,8 +18,8 @@ from muster.schedulers.adapter.scheduler import Leftover, measure_folder
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.container_state import ContainerFacts
 from muster.schedulers.docker.engine.errors import DockerError
-from muster.schedulers.docker.live import creation, submissions
-from muster.schedulers.docker.live.submissions import REGISTRY
+from muster.schedulers.docker.running_apps import creation, submissions
+from muster.schedulers.docker.running_apps.submissions import REGISTRY
 from muster.schedulers.docker.spec import Label, build_user_id
 from muster.schedulers.supervision.registry import AppRegistry
 from muster.schedulers.timestamps import parse_seconds

@@ -17,9 +17,16 @@ from muster.schedulers.kubernetes.api.errors import ApiError, read_if_allowed
 from muster.schedulers.kubernetes.api.objects import Objects
 from muster.schedulers.kubernetes.kinds import JOB, JOBSET, POD, POD_GROUP_VERSIONS, Kind, parse_kind
 from muster.schedulers.kubernetes.labels import KUEUE_QUEUE, LABEL_INSTANCE, LABEL_MANAGED_BY, MANAGED_BY
-from muster.schedulers.kubernetes.live.app import App, AppRef, is_inner, is_suspended, list_conditions, read_job_end
-from muster.schedulers.kubernetes.live.pod_status import explain_event
-from muster.schedulers.kubernetes.live.status import (
+from muster.schedulers.kubernetes.running_apps.app import (
+    App,
+    AppRef,
+    is_inner,
+    is_suspended,
+    list_conditions,
+    read_job_end,
+)
+from muster.schedulers.kubernetes.running_apps.pod_status import explain_event
+from muster.schedulers.kubernetes.running_apps.status import (
     Observation,
     count_missing_pods,
     decide_state,

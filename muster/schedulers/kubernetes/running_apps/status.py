@@ -21,16 +21,16 @@ from muster.schedulers.kubernetes.labels import (
     SUBMITTED_ANNOTATION,
     read_role,
 )
-from muster.schedulers.kubernetes.live.app import (
+from muster.schedulers.kubernetes.manifests.app_annotation import decode_app, decode_roles
+from muster.schedulers.kubernetes.names import label_roles
+from muster.schedulers.kubernetes.running_apps.app import (
     find_canceller,
     is_cancelled,
     is_suspended,
     list_conditions,
     read_job_end,
 )
-from muster.schedulers.kubernetes.live.pod_status import PodFact, find_latest_pods
-from muster.schedulers.kubernetes.manifests.app_annotation import decode_app, decode_roles
-from muster.schedulers.kubernetes.names import label_roles
+from muster.schedulers.kubernetes.running_apps.pod_status import PodFact, find_latest_pods
 from muster.schedulers.timestamps import parse_timestamp
 from muster.schedulers.wording.facts import AppFacts, ExplainedReplica
 from muster.schedulers.wording.job_facts import JobFacts

@@ -11,8 +11,8 @@ from typing import Final
 from muster._shared.control import ControlError, ExitCode
 from muster.cli import operations
 from muster.cli.answers import say
-from muster.cli.inside.exec_command import NodeRun, Relay
-from muster.cli.inside.targets import FAILED, find_targets
+from muster.cli.exec.exec_command import NodeRun, Relay
+from muster.cli.exec.targets import FAILED, find_targets
 from muster.schedulers.node_program.session import Order, Session, find_name
 
 _ENDS: Final = {signal.SIGTERM: "TERM", signal.SIGHUP: "HUP", signal.SIGINT: "INT", signal.SIGQUIT: "QUIT"}

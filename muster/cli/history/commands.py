@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Final
 from muster._shared.codec import to_data
 from muster._shared.contract import print_line, show_controls
 from muster._shared.control import ControlError, ExitCode
-from muster.cli.afterwards import sources
-from muster.cli.afterwards.clocks import Placed, place, show_clock
+from muster.cli.history import sources
+from muster.cli.history.clocks import Placed, place, show_clock
 
 if TYPE_CHECKING:
-    from muster.cli.afterwards.story import Story
+    from muster.cli.history.story import Story
 
 _TEXT_CHARS: Final = 2000
 
@@ -143,8 +143,8 @@ def write_timeline(
     Raises:
         ControlError: see `sources.load`. It is also raised for a file that cannot be written.
     """
-    from muster.cli.afterwards.sentences import tell_story
-    from muster.cli.afterwards.story import tell
+    from muster.cli.history.sentences import tell_story
+    from muster.cli.history.story import tell
 
     with _without_collector():
         records = sources.load(handle, role)
@@ -156,7 +156,7 @@ def write_timeline(
             missing=records.missing,
             begins_late=records.begins_late,
         )
-    from muster.cli.afterwards.page import build_page
+    from muster.cli.history.page import build_page
 
     name = "".join(sign if sign.isalnum() or sign in "-_." else "-" for sign in records.name)
     path = output or f"{name}.html"

@@ -9,11 +9,11 @@
     variables        gives that monitor an address of this job
     monitor_reports  reads its answers. Pure
     sessions         reads from /proc what the workers' processes have done
-    looks            looks at all of this once, or twice to see what moves
+    samples          looks at all of this once, or twice to see what moves
     judge            what is printed of all that the nodes have read, at the leader. Pure, as the next three
     causes           finds the ranks that block the others
     collectives      finds them in the views, by the number of each collective
-    launches         finds them in the counts of NCCL's own monitor
+    nccl_launches    finds them in the counts of NCCL's own monitor
 
 Not here: when the job counts as hung (`rendezvous.consensus.failures`), and Python stacks (`diagnosis.stacks`).
 """

@@ -20,7 +20,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import EntryPoint, entry_points
 from itertools import groupby
-from pathlib import Path
 from pprint import pformat
 from typing import Any, Final
 
@@ -44,7 +43,9 @@ from muster.schedulers.agent_command import is_agent_role
 from muster.schedulers.failure_report import find_root_cause
 from muster.schedulers.runner import config_file
 from muster.schedulers.runner.command_line import is_interrupted
+from muster.schedulers.runner.dry_run import get_app
 from muster.schedulers.runner.option_parsing import FALSE_WORDS
+from muster.schedulers.runner.roles import name_workspace
 from muster.schedulers.wording.job_line import format_line
 
 _WAIT_S: Final = 60.0
@@ -94,7 +95,7 @@ def run(given: Given) -> int:
             build_app(component, words),
             name,
             cfg=cfg,
-            workspace=_find_default_workspace() if workspace is None else workspace,
+            workspace=name_workspace(os.getcwd()) if workspace is None else workspace,
             parent_run_id=given.parent_run_id,
         )
         if given.dryrun:
@@ -237,11 +238,6 @@ def find_our_dist() -> EntryPoint | None:
     return found[-1] if found and found[-1].value == _COMPONENTS else None
 
 
-def _find_default_workspace() -> str:
-    cwd = Path.cwd()
-    return str(cwd) if hasattr(specs, "Workspace") else f"file://{cwd}"  # the nightly, 0.7
-
-
 def find_workspace_folder(named: str | None) -> str:
     """Return the folder whose files `muster rerun --watch` watches.
 
@@ -255,8 +251,8 @@ def find_workspace_folder(named: str | None) -> str:
 
 
 def _print_dry_run(info: AppDryRunInfo) -> None:
-    app = info.app if hasattr(info, "app") else info._app  # noqa: SLF001  # the nightly, 0.7
-    print(f"\n=== APPLICATION ===\n{pformat(asdict(app), indent=2, width=80)}")
+    app = get_app(info)
+    print(f"\n=== APPLICATION ===\n{pformat(app and asdict(app), indent=2, width=80)}")
     print(f"\n=== SCHEDULER REQUEST ===\n{info}")
 
 

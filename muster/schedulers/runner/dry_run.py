@@ -37,11 +37,19 @@ for _dumper in (yaml.Dumper, yaml.SafeDumper):
 
 def hide_secrets(info: AppDryRunInfo) -> AppDryRunInfo:
     """Give a dry run a copy of its AppDef that prints no secret. Returns the same dry run."""
-    name = "app" if hasattr(info, "app") else "_app"  # the nightly, 0.7
-    app = getattr(info, name, None)
+    app = get_app(info)
     if app is not None:
-        setattr(info, name, _hide_in_app(app))
+        setattr(info, _find_field(info), _hide_in_app(app))
     return info
+
+
+def get_app(info: AppDryRunInfo) -> AppDef | None:
+    """Return the AppDef of a dry run. None: it has not come from a runner."""
+    return getattr(info, _find_field(info), None)
+
+
+def _find_field(info: AppDryRunInfo) -> str:
+    return "app" if hasattr(info, "app") else "_app"  # the nightly, 0.7
 
 
 def _hide_in_app(app: AppDef) -> AppDef:

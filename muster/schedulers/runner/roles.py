@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from torchx import specs
 from torchx.specs import AppDef, Role, macros
 from torchx.specs.api import RetryPolicy
 
@@ -227,6 +228,11 @@ _SCOPES: Mapping[str, RetryScope] = {
     "ROLE": RetryScope.ROLE,
     "APPLICATION": RetryScope.APPLICATION,
 }
+
+
+def name_workspace(folder: str) -> str:
+    """Return the workspace argument that names a folder of this machine."""
+    return folder if hasattr(specs, "Workspace") else f"file://{folder}"  # the nightly, 0.7
 
 
 def get_workspace_path(workspace: str) -> str:

@@ -6,6 +6,7 @@ torchrun is measured where it recovers at all. Where it does not (its launcher w
 ends the job), the sample fails after LIMIT_S or LOSS_LIMIT_S; `--skip-torchrun` omits it.
 """
 
+import contextlib
 import os
 import signal
 import socket
@@ -98,7 +99,8 @@ def kill_node(node: subprocess.Popen[bytes]) -> float:
     pids = [node.pid, *_launching.list_descendants(node.pid)]
     at_s = time.monotonic()
     for pid in pids:
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # the end of the agent ends others
+            os.kill(pid, signal.SIGKILL)
     return at_s
 
 

@@ -17,7 +17,7 @@ ANSWER_LIMIT_S: Final = 60.0
 """How long the ranks of a job may take for what a person asks of them."""
 
 
-class ExitCode(IntEnum):
+class CommandExit(IntEnum):
     """Exit codes of the `muster` command."""
 
     DONE = 0
@@ -34,9 +34,9 @@ class ExitCode(IntEnum):
     """No agent answers, or the node that was to answer was lost."""
 
 
-def get_exit_code(answer: Answer) -> ExitCode:
+def get_exit_code(answer: Answer) -> CommandExit:
     """Return the exit code of the `muster` command."""
-    return ExitCode.LOST if answer.outcome is AskOutcome.UNREACHED else ExitCode[answer.outcome.name]
+    return CommandExit.LOST if answer.outcome is AskOutcome.UNREACHED else CommandExit[answer.outcome.name]
 
 
 class ControlError(RuntimeError):
@@ -45,7 +45,7 @@ class ControlError(RuntimeError):
     If it is certain that nothing was changed (`is_unchanged`), the line says so.
     """
 
-    def __init__(self, line: str, exit_code: ExitCode, *, is_unchanged: bool = False) -> None:
+    def __init__(self, line: str, exit_code: CommandExit, *, is_unchanged: bool = False) -> None:
         super().__init__(show_controls(f"{line}: nothing was changed" if is_unchanged else line))
         self.exit_code = exit_code
         self.is_unchanged = is_unchanged
@@ -163,7 +163,7 @@ def ask_roles(app_id: str, roles: Mapping[str, RoleNodes], kind: AskKind, limit_
         ControlError: no role runs agents.
     """
     if not roles:
-        raise ControlError(f"{app_id} runs no agents of muster that could be asked", ExitCode.REFUSED)
+        raise ControlError(f"{app_id} runs no agents of muster that could be asked", CommandExit.REFUSED)
     words = build_words(kind, limit_s)
     return merge_answers({name: ask_first(each.names, words, each.ask, each.none) for name, each in roles.items()})
 

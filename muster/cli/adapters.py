@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from muster._shared.contract import show_controls
-from muster._shared.control import ControlError, ExitCode
+from muster._shared.control import CommandExit, ControlError
 from muster.schedulers.adapter.factories import list_entry_points
 from muster.schedulers.adapter.scheduler import PluginScheduler
 from muster.schedulers.errors import EngineError, SchedulerError
@@ -37,23 +37,23 @@ def create_scheduler(name: str, session: str) -> PluginScheduler:
 
         near = get_close_matches(name, points, 1)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ControlError(f"there is no scheduler {name!r}; {hint}there are: {', '.join(points)}", ExitCode.USAGE)
+        raise ControlError(f"there is no scheduler {name!r}; {hint}there are: {', '.join(points)}", CommandExit.USAGE)
     try:
         scheduler = points[name].load()(session)
     except (ControlError, EngineError, SchedulerError):
         raise
     except ImportError as error:
         line = f"scheduler {name!r} cannot be used here: {describe_error(error)}"
-        raise ControlError(line, ExitCode.USAGE) from error
+        raise ControlError(line, CommandExit.USAGE) from error
     except Exception as error:  # another package's
         line = f"scheduler {name!r} cannot be created: {describe_error(error)}"
-        raise ControlError(line, ExitCode.LOST) from error
+        raise ControlError(line, CommandExit.LOST) from error
     if not isinstance(scheduler, PluginScheduler):
         close_quietly(name, scheduler)
         line = (
             f"muster cannot ask scheduler {name!r}, which is not made with muster.schedulers.adapter; use torchx for it"
         )
-        raise ControlError(line, ExitCode.USAGE)
+        raise ControlError(line, CommandExit.USAGE)
     return scheduler
 
 
@@ -80,10 +80,10 @@ def open_runner(name: str, scheduler_args: str | None) -> "Iterator[tuple[Plugin
             config_file.apply_section(scheduler.run_opts(), name, cfg)
             yield scheduler, runner, cfg
     except (EngineError, SchedulerError) as error:
-        raise ControlError(str(error), ExitCode.REFUSED) from error
+        raise ControlError(str(error), CommandExit.REFUSED) from error
     except InvalidRunConfigException as error:
         line = f"-cfg {error.cfg_key}: {error}; `torchx runopts {name}` lists the options"
-        raise ControlError(" ".join(line.split()), ExitCode.REFUSED) from error
+        raise ControlError(" ".join(line.split()), CommandExit.REFUSED) from error
 
 
 def close_quietly(name: str, scheduler: object) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from muster._shared.control import ControlError, ExitCode
+from muster._shared.control import CommandExit, ControlError
 from muster.schedulers.adapter import factories
 from muster.schedulers.errors import EngineError, SchedulerError, UnsafeFolderError
 from muster.schedulers.supervision.registry import AppRegistry, find_last_remote, find_state_dir
@@ -54,7 +54,7 @@ def find_app(word: str, env: Mapping[str, str]) -> AppName:
         raise _refuse_folder(word)
     if match is None:
         example = "local_cwd://torchx/train-x7k2"
-        raise ControlError(f"{word!r} is not an app handle; an example is {example}", ExitCode.USAGE)
+        raise ControlError(f"{word!r} is not an app handle; an example is {example}", CommandExit.USAGE)
     scheduler, app_id = match["scheduler"], match["app_id"]
     session = match["session"] or "muster"
     if scheduler is None and app_id == LAST:
@@ -72,18 +72,18 @@ def find_app(word: str, env: Mapping[str, str]) -> AppName:
     exact = [each for each in found if each.app_id.rpartition(":")[2] == app_id] or found
     if len(exact) > 1:
         names = ", ".join(map(name_handle, exact))
-        raise ControlError(f"{word!r} may be any of {len(exact)} jobs: {names}", ExitCode.USAGE)
+        raise ControlError(f"{word!r} may be any of {len(exact)} jobs: {names}", CommandExit.USAGE)
     if exact:
         return AppName(scheduler=scheduler or exact[0].scheduler, session=session, app_id=exact[0].app_id)
     if scheduler is None:
-        raise ControlError(", and ".join(missing), ExitCode.UNKNOWN)
+        raise ControlError(", and ".join(missing), CommandExit.UNKNOWN)
     return AppName(scheduler=scheduler, session=session, app_id=app_id)  # its adapter reports what it knows
 
 
 def _refuse_folder(word: str) -> ControlError:
     known = "`muster status`, `top`, `log`, `events` and `timeline` read a folder with logs"
     stacks = "`kill -USR2 PID`, with the process id of an agent, prints the stacks of its node"
-    return ControlError(f"{word!r} is a folder, not an app; only {known}; {stacks}", ExitCode.USAGE)
+    return ControlError(f"{word!r} is a folder, not an app; only {known}; {stacks}", CommandExit.USAGE)
 
 
 def _list_asked(app_id: str, scheduler: str | None) -> list[str]:
@@ -115,7 +115,7 @@ def _find_named(scheduler: str, word: str) -> tuple[Sequence[str], str]:
         with closing(create_scheduler(scheduler, "muster")) as made:
             return made.find_named(word)
     except (EngineError, SchedulerError) as error:
-        raise ControlError(f"no job of this machine is named {word!r}; {error}", ExitCode.UNKNOWN) from error
+        raise ControlError(f"no job of this machine is named {word!r}; {error}", CommandExit.UNKNOWN) from error
 
 
 def list_names(env: Mapping[str, str]) -> list[str]:
@@ -146,7 +146,7 @@ def _list_schedulers(state_dir: Path) -> list[str]:
 def _find_last(env: Mapping[str, str]) -> AppName:
     newest = list_newest(env)
     if not newest:
-        raise ControlError("there is no last job: none was submitted on this machine", ExitCode.UNKNOWN)
+        raise ControlError("there is no last job: none was submitted on this machine", CommandExit.UNKNOWN)
     return newest[0]
 
 

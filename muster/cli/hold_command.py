@@ -16,7 +16,7 @@ from torchx.specs import AppDef, AppState, is_terminal, macros
 
 import muster
 from muster._shared.contract import HOLD_FLAG, HOLD_METADATA, AskOutcome, HoldKey, print_line
-from muster._shared.control import ControlError, ExitCode, count_nodes
+from muster._shared.control import CommandExit, ControlError, count_nodes
 from muster._shared.processes import count_usable_cores
 from muster._shared.reports import Answer
 from muster.cli import operations, run_command
@@ -58,11 +58,11 @@ def hold(
     name = scheduler or DEFAULT
     properties = find_properties(name)
     if properties.refuses_hold:
-        raise ControlError(properties.refuses_hold, ExitCode.USAGE)
+        raise ControlError(properties.refuses_hold, CommandExit.USAGE)
     app = build_hold_app(_build_app(component), idle_s=idle_s)
     with open_runner(name, scheduler_args) as (made, runner, cfg):
         if "detach" in dict(made.run_opts()) and str(cfg.setdefault("detach", "true")).lower() != "true":
-            raise ControlError("a hold always goes on when its command ends: leave detach=false out", ExitCode.USAGE)
+            raise ControlError("a hold always goes on when its command ends: leave detach=false out", CommandExit.USAGE)
         for option, value in properties.hold_options.items():
             cfg.setdefault(option, value)
         if made.shares_folders(cfg):
@@ -85,7 +85,7 @@ def _build_app(words: Sequence[str]) -> AppDef:
         count = len(list_devices(os.environ)) or count_usable_cores()
         rest = ["-j", f"1x{count}", *rest]
     if any(word.partition("=")[0] in ("-m", "--m", "--script") for word in rest) or "--" in rest:
-        raise ControlError("a hold has no program of its own: leave --script, -m and arguments out", ExitCode.USAGE)
+        raise ControlError("a hold has no program of its own: leave --script, -m and arguments out", CommandExit.USAGE)
     return run_command.build_app(component, [*rest, "-m", _MODULE])
 
 
@@ -98,7 +98,7 @@ def build_hold_app(app: AppDef, *, idle_s: float) -> AppDef:
     if len(app.roles) != 1 or not is_agent_role(app.roles[0]):
         names = ", ".join(role.name for role in app.roles)
         line = f"a hold needs a component with one role, which runs muster's agent; this one has: {names}"
-        raise ControlError(line, ExitCode.REFUSED)
+        raise ControlError(line, CommandExit.REFUSED)
     role = app.roles[0]
     flags = list_agent_flags(role.args)
     end = next((flag.begin for flag in flags if role.args[flag.begin] == "-m"), flags[-1].end)
@@ -146,14 +146,14 @@ def release(name: str | None, *, now: bool) -> Answer:
         state_dir = find_state_dir(os.environ)
         found = choose_hold(state_dir, name)
     except SchedulerError as error:
-        raise ControlError(str(error), ExitCode.UNKNOWN) from error
+        raise ControlError(str(error), CommandExit.UNKNOWN) from error
     except EngineError as error:
-        raise ControlError(str(error), ExitCode.LOST) from error
+        raise ControlError(str(error), CommandExit.LOST) from error
     run = found.find_run()
     if run and not now:
         stops = "" if " " in run else f"`muster stop {RUNS}://{run}` stops it, "  # else a program's, not an app
         hint = f"{stops}`muster release --now {found.app_id}` ends both"
-        raise ControlError(f"{found.handle} runs {run}: {hint}", ExitCode.REFUSED)
+        raise ControlError(f"{found.handle} runs {run}: {hint}", CommandExit.REFUSED)
     if run and " " not in run:
         _end(f"{RUNS}://{run}")
     _end(found.handle)

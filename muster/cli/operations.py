@@ -18,7 +18,7 @@ from typing import Final
 from torchx.specs import is_terminal
 
 from muster._shared.contract import AskKind, AskOutcome
-from muster._shared.control import ANSWER_LIMIT_S, ControlError, ExitCode
+from muster._shared.control import ANSWER_LIMIT_S, CommandExit, ControlError
 from muster._shared.records import replace
 from muster._shared.reports import Answer
 from muster.cli.adapters import create_scheduler
@@ -69,7 +69,7 @@ def _cancel(scheduler: PluginScheduler, app_id: str) -> Answer:
     if app is None:
         raise UnknownAppError(app_id)
     if is_terminal(app.state):
-        raise ControlError(f"{app_id} has ended already ({app.state.name})", ExitCode.ENDED, is_unchanged=True)
+        raise ControlError(f"{app_id} has ended already ({app.state.name})", CommandExit.ENDED, is_unchanged=True)
     scheduler.cancel(app_id)
     return Answer(outcome=AskOutcome.DONE, line=f"{app_id} is cancelled, and its ranks were not asked to save")
 
@@ -114,9 +114,9 @@ def resize(handle: str, nodes: int, *, role: str | None = None) -> Answer:
         except UnknownAppError:
             raise
         except EndedAppError as error:
-            raise ControlError(str(error), ExitCode.ENDED) from error
+            raise ControlError(str(error), CommandExit.ENDED) from error
         except SchedulerError as error:
-            raise ControlError(str(error), ExitCode.REFUSED) from error
+            raise ControlError(str(error), CommandExit.REFUSED) from error
 
 
 def recover(handle: str) -> Answer:
@@ -161,18 +161,18 @@ def open_scheduler(handle: str) -> Iterator[tuple[PluginScheduler, str]]:
             try:
                 yield scheduler, app.app_id
             except (UnknownAppError, ControlError) as error:
-                if isinstance(error, ControlError) and error.exit_code is not ExitCode.UNKNOWN:
+                if isinstance(error, ControlError) and error.exit_code is not CommandExit.UNKNOWN:
                     raise
                 line = scheduler.describe_unknown(app.app_id)
-                raise ControlError(_explain_last(handle, app, line), ExitCode.UNKNOWN) from error
+                raise ControlError(_explain_last(handle, app, line), CommandExit.UNKNOWN) from error
     except RightError as error:
-        raise ControlError(str(error), ExitCode.REFUSED) from error
+        raise ControlError(str(error), CommandExit.REFUSED) from error
     except EngineError as error:
-        raise ControlError(_explain_last(handle, app, str(error)), ExitCode.LOST) from error
+        raise ControlError(_explain_last(handle, app, str(error)), CommandExit.LOST) from error
     except SchedulerError as error:
-        raise ControlError(str(error), ExitCode.LOST) from error
+        raise ControlError(str(error), CommandExit.LOST) from error
     except OSError as error:
-        raise ControlError(describe_os_error(error, f"the folder of {handle}"), ExitCode.LOST) from error
+        raise ControlError(describe_os_error(error, f"the folder of {handle}"), CommandExit.LOST) from error
 
 
 def _explain_last(handle: str, app: AppName | None, why: str) -> str:

@@ -17,7 +17,7 @@ from torchx.schedulers.api import ListAppResponse
 from torchx.specs import AppDef, AppState
 
 from muster._shared.contract import HOLD_FLAG, print_line
-from muster._shared.control import ControlError, ExitCode
+from muster._shared.control import CommandExit, ControlError
 from muster.cli.adapters import create_scheduler, describe_error
 from muster.cli.answers import say
 from muster.cli.handles import list_newest, name_handle
@@ -44,7 +44,7 @@ STATE_CODES: Final[Mapping[AppState, int]] = {
     AppState.SUBMITTED: 11,
     AppState.UNSUBMITTED: 11,
 }
-"""The exit code of `muster status`. 2, 3 and 6 are those of every command, see `ExitCode`."""
+"""The exit code of `muster status`. 2, 3 and 6 are those of every command, see `CommandExit`."""
 
 _App = TypeVar("_App")
 _FOLDED: Final = 2
@@ -195,7 +195,7 @@ def print_list(schedulers: Sequence[str], *, limit: int, as_json: bool) -> int:
     )
     apps = sort_apps(app for each in listings for app in each.apps)[-limit:]
     problems = {each.scheduler: each.problem for each in listings if each.problem}
-    code = ExitCode.LOST if schedulers and problems else ExitCode.DONE
+    code = CommandExit.LOST if schedulers and problems else CommandExit.DONE
     if as_json:
         entries = [build_entry(app.handle, app.facts) for app in reversed(apps)]
         print(json.dumps({"apps": entries, "not_reachable": problems, "exit_code": int(code)}))
@@ -287,7 +287,7 @@ def _read_listing(name: str, limit: int, *, is_named: bool, counts_others: bool)
             known = tuple(filter(None, read))
             return Listing(scheduler=name, apps=known, count=len(apps) - len(read) + len(known), others=others)
     except ControlError as error:
-        is_other = error.exit_code is ExitCode.USAGE and not is_named
+        is_other = error.exit_code is CommandExit.USAGE and not is_named
         return Listing(scheduler=name, problem="" if is_other else str(error))
     except NotConfiguredError as error:
         newest = _find_newest(name)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from muster._shared.contract import print_line
-from muster._shared.control import ControlError, ExitCode
+from muster._shared.control import CommandExit, ControlError
 from muster._shared.folders import remove_folder
 from muster._shared.foreign_files import walk_files
 from muster._shared.ownership import check_folder
@@ -127,7 +127,7 @@ def _find_of_schedulers(opened: ExitStack) -> Iterator[Leftover]:
             opened.callback(close_quietly, name, scheduler)
             yield from scheduler.find_leftovers()
         except ControlError as error:  # noqa: PERF203  # the others' are removed all the same
-            logger.log(logging.INFO if error.exit_code is ExitCode.USAGE else logging.WARNING, "%s", error)
+            logger.log(logging.INFO if error.exit_code is CommandExit.USAGE else logging.WARNING, "%s", error)
         except Exception as error:  # noqa: BLE001  # another package's
             logger.warning("%s: %s", name, describe_error(error))
 

@@ -30,7 +30,7 @@ from torchx.specs import AppDef, AppDryRunInfo, AppState, is_terminal
 from torchx.specs.builders import materialize_appdef, parse_args
 
 from muster._shared.contract import print_line
-from muster._shared.control import ControlError, ExitCode
+from muster._shared.control import CommandExit, ControlError
 from muster.cli.adapters import open_runner
 from muster.cli.answers import say
 from muster.cli.output.reported import list_stderr
@@ -153,12 +153,12 @@ def build_app(component: str, words: Sequence[str]) -> AppDef:
         if isinstance(error, ComponentNotFoundException):
             hint = _hint_at_component(component)
             if hint:
-                raise ControlError(f"there is no component {component!r}: {hint}", ExitCode.REFUSED) from error
+                raise ControlError(f"there is no component {component!r}: {hint}", CommandExit.REFUSED) from error
         is_no_file = isinstance(error, FileNotFoundError) and function is None
         is_known = isinstance(error, (ComponentValidationException, ComponentNotFoundException))
         if not (is_no_file or is_known or _is_of_decoding(error)):
             raise
-        raise ControlError(f"component {component}: {' '.join(str(error).split())}", ExitCode.REFUSED) from error
+        raise ControlError(f"component {component}: {' '.join(str(error).split())}", CommandExit.REFUSED) from error
 
 
 def _is_of_decoding(error: Exception) -> bool:
@@ -179,7 +179,7 @@ def _check_words(component: str, function: Any, words: Sequence[str], defaults: 
         line = " ".join(errors.getvalue().rpartition(": error: ")[2].split())
         hint = _hint_at_unknown(words, list(inspect.signature(function).parameters))
         hint = hint or f"`muster run {component} --help` lists them"
-        raise ControlError(f"arguments of {component}: {line}; {hint}", ExitCode.USAGE) from end
+        raise ControlError(f"arguments of {component}: {line}; {hint}", CommandExit.USAGE) from end
 
 
 def _hint_at_component(name: str) -> str:
@@ -292,7 +292,7 @@ def _follow(scheduler: PluginScheduler, app_id: str, *, is_attached: bool, shows
             say(f"{app_id} goes on; `muster stop {scheduler.backend}://{app_id}` ends it")
         raise
     if response is None:
-        raise ControlError(f"{app_id} no longer exists: {scheduler.properties.deleted}", ExitCode.UNKNOWN)
+        raise ControlError(f"{app_id} no longer exists: {scheduler.properties.deleted}", CommandExit.UNKNOWN)
     if response.state is AppState.SUCCEEDED or not has_report:
         facts = scheduler.read_facts(app_id)
         say(f"{app_id} {format_line(parse_status(response) if facts is None else facts)}")

@@ -17,9 +17,9 @@ from torchx.specs import AppDef, AppState, is_terminal
 from muster.schedulers.adapter import (
     AskKind,
     AskOutcome,
+    CommandExit,
     ControlError,
     EngineError,
-    ExitCode,
     PluginScheduler,
     SchedulerError,
     dump_app,
@@ -396,7 +396,7 @@ class SchedulerContract:
         if type(scheduler).open_in_node is PluginScheduler.open_in_node:
             with pytest.raises(ControlError, match="no command can be run in the nodes of") as error:
                 scheduler.open_in_node(app_id, ROLE, 1, [])
-            assert error.value.exit_code is ExitCode.REFUSED
+            assert error.value.exit_code is CommandExit.REFUSED
             return
         done = PluginScheduler.run_in_node(scheduler, app_id, ROLE, 1, ["sh", "-c", script], self.limit_s)
         assert done == (3, "1 of 2\n", "err\n"), done

@@ -12,7 +12,7 @@ import pytest
 from harness import LIMIT_S
 from torchx.specs import AppState, Resource
 
-from muster._shared.control import ExitCode
+from muster._shared.control import CommandExit
 from muster.cli.commands import main
 from muster.schedulers import kubernetes
 from muster.schedulers.docker.running_apps import creation
@@ -105,7 +105,7 @@ def test_delete_removes_what_prune_lists_of_a_killed_submission(killed, apps_wit
     assert (done := shell("delete", handle)).code == 0, done
     assert list_left(apps_with_gpus) == []
     assert sorted(path.name for path in (state_home / "muster").rglob(f"*{killed}*")) == []
-    assert shell("delete", handle).code == ExitCode.UNKNOWN
+    assert shell("delete", handle).code == CommandExit.UNKNOWN
 
 
 @pytest.mark.alone

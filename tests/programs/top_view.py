@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from doubles import job_samples
 
 from muster._shared.contract import AskOutcome
-from muster._shared.control import ControlError, ExitCode
+from muster._shared.control import ControlError, CommandExit
 from muster._shared.reports import Answer, Stack
 from muster.cli.top.app import run
 from muster.cli.top.picture import JobList, JobPicture, JobRow
@@ -31,7 +31,7 @@ class SampleJobs:
 
     def read_job(self, handle: str) -> JobPicture:
         if handle == "gone":
-            raise ControlError("local_cwd knows no app 'gone'", ExitCode.UNKNOWN)
+            raise ControlError("local_cwd knows no app 'gone'", CommandExit.UNKNOWN)
         return JobPicture(handle=handle, state="RUNNING", line="attempt 1", statuses=[("train", self._status)])
 
     def ask(self, deed: Deed, handle: str) -> Answer:

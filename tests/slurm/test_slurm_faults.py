@@ -17,7 +17,7 @@ from ssh_jobs import read_shell
 from torchx.specs import is_terminal
 
 from muster._shared import processes
-from muster._shared.control import ControlError, ExitCode
+from muster._shared.control import CommandExit, ControlError
 from muster.cli.commands import main
 from muster.schedulers.adapter import AskKind, AskOutcome, SchedulerError
 from muster.schedulers.errors import OptionError, UnsafeFolderError
@@ -161,7 +161,7 @@ def test_a_job_of_too_many_nodes_says_so(slurm, tmp_path, monkeypatch, capsys):
     job = Job(slurm, tmp_path / "job", app=build_app(tmp_path / "job", nodes=9))
     why = "waits: it asks for 9 nodes, and partition main has 4 (Partition"
     wait_until(lambda: why in job.describe().msg, job.explain)
-    assert main(["log", f"slurm://test/{job.app_id}"]) == ExitCode.REFUSED
+    assert main(["log", f"slurm://test/{job.app_id}"]) == CommandExit.REFUSED
     told = capsys.readouterr()
     assert (told.out, f"{job.app_id} runs, it is PENDING: job " in told.err) == ("", True)
     job.close()

@@ -1,5 +1,6 @@
 """What every adapter must do, of ssh with real servers."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -42,7 +43,8 @@ class TestSsh(SchedulerContract):
         """The keeper and all below it: as when the host is switched off."""
         handle = scheduler.find_folder(app_id).read_record().handles[ReplicaId("w", index)]
         for pid in find_processes(f"{self._runs}/muster-{app_id}/w-{index}-{handle['start']}/"):
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # the end of one before ends others
+                os.kill(pid, signal.SIGKILL)
 
     def list_left(self, app_id):
         folders = [path for path in self._runs.glob("*") if path.name.startswith(f"muster-{app_id}")]

@@ -17,7 +17,7 @@ from torchx.specs.api import ReplicaStatus
 
 import muster
 from muster._shared.contract import print_line
-from muster._shared.control import ControlError, ExitCode
+from muster._shared.control import CommandExit, ControlError
 from muster._shared.folders import remove_folder
 from muster._shared.foreign_files import parse_json, read_regular, read_whole, walk_files
 from muster.cli.commands import main
@@ -177,7 +177,7 @@ def test_a_warning_that_quotes_a_file_has_no_escape_sequences(
 
 
 def test_neither_an_error_nor_a_status_has_escape_sequences() -> None:
-    for error in (EngineError("a\x1b[2J"), SchedulerError("a\x1b[2J"), ControlError("a\x1b[2J", ExitCode.REFUSED)):
+    for error in (EngineError("a\x1b[2J"), SchedulerError("a\x1b[2J"), ControlError("a\x1b[2J", CommandExit.REFUSED)):
         assert str(error) == r"a\x1b[2J"
     error = json.dumps({"message": {"message": "\x1b[2J", "extraInfo": {"py_callstack": "a\n\x1b[31mb"}}})
     replicas = [

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 from muster import __version__
 from muster._shared.contract import show_controls
-from muster._shared.control import ControlError, ExitCode
+from muster._shared.control import CommandExit, ControlError
 from muster.cli.commands.parser import EPILOG, CommandParser
 
 _TORCHX_COMMANDS: Final = ("cancel", "describe", "runopts", "builtins", "configure", "tracker")
@@ -184,7 +184,7 @@ def list_parsers(parser: argparse.ArgumentParser) -> Mapping[str, CommandParser]
 def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
     """Do as `parse_args`, but what a command does not know is refused with the usage of that command."""
     if words and not words[0].startswith("-") and words[0] not in COMMANDS:
-        parser.exit(ExitCode.USAGE, f"muster: {_refuse_command(words[0])}\n")
+        parser.exit(CommandExit.USAGE, f"muster: {_refuse_command(words[0])}\n")
     args, unknown = parser.parse_known_args(words)
     if unknown:
         command = list_parsers(parser)[args.command]

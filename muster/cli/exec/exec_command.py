@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any, Final
 
 from muster._shared.contract import describe_exit_code
-from muster._shared.control import ControlError, ExitCode, count_nodes
+from muster._shared.control import CommandExit, ControlError, count_nodes
 from muster._shared.processes import READ, read_wake_pipe, wait_events
 from muster.cli import operations
 from muster.cli.answers import say
@@ -49,7 +49,7 @@ def run(handle: str, command: Sequence[str], *, role: str | None, node: int | No
         try:
             open_all(scheduler, app_id, runs)
             if not takes_all and runs[0].failure:
-                raise ControlError(f"{targets[0]}: {runs[0].failure}", ExitCode.LOST)
+                raise ControlError(f"{targets[0]}: {runs[0].failure}", CommandExit.LOST)
             with contextlib.suppress(BrokenPipeError):  # not the scheduler's error
                 code = Relay(runs, has_prefix=takes_all).move()
         finally:

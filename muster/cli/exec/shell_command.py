@@ -8,7 +8,7 @@ import tty
 from collections.abc import Iterator
 from typing import Final
 
-from muster._shared.control import ControlError, ExitCode
+from muster._shared.control import CommandExit, ControlError
 from muster.cli import operations
 from muster.cli.answers import say
 from muster.cli.exec.exec_command import NodeRun, Relay
@@ -26,7 +26,7 @@ def run(handle: str, *, role: str | None, node: int | None) -> int:
     """
     if not (os.isatty(0) and os.isatty(1)):
         line = "a shell needs a terminal: `muster exec` runs a command without one"
-        raise ControlError(line, ExitCode.USAGE)
+        raise ControlError(line, CommandExit.USAGE)
     with operations.open_scheduler(handle) as (scheduler, app_id):
         [target] = find_targets(scheduler, app_id, role=role, node=node, takes_all=False)
         env = {"TERM": os.environ.get("TERM", "dumb")}

@@ -6,7 +6,7 @@ from typing import Final
 
 from torchx.specs import AppState, is_terminal
 
-from muster._shared.control import ControlError, ExitCode, count_nodes
+from muster._shared.control import CommandExit, ControlError, count_nodes
 from muster.cli.answers import print_error
 from muster.schedulers.adapter.scheduler import PluginScheduler
 from muster.schedulers.agent_command import is_agent_role
@@ -21,7 +21,7 @@ FAILED: Final = 255
 def print_failure(error: ControlError) -> int:
     """Print why nothing was run, and return the exit code."""
     code = print_error(error, as_json=False)
-    return code if error.exit_code is ExitCode.USAGE else FAILED
+    return code if error.exit_code is CommandExit.USAGE else FAILED
 
 
 @dataclass(frozen=True)
@@ -57,38 +57,38 @@ def find_targets(
     if facts is None:
         raise UnknownAppError(app_id)
     if is_terminal(facts.state):
-        raise ControlError(f"{app_id} has ended already ({facts.state.name})", ExitCode.ENDED)
+        raise ControlError(f"{app_id} has ended already ({facts.state.name})", CommandExit.ENDED)
     if facts.state is not AppState.RUNNING:
         why = word_all(facts.reasons)
-        raise ControlError(f"{app_id} is {facts.state.name}" + (f": {why}" if why else ""), ExitCode.REFUSED)
+        raise ControlError(f"{app_id} is {facts.state.name}" + (f": {why}" if why else ""), CommandExit.REFUSED)
     roles = _choose_roles(app_id, facts, role, takes_all=takes_all)
     nodes = [each for name in roles for each in _list_nodes(facts, name)]
     if not nodes:
-        raise ControlError(f"no node of {app_id} runs", ExitCode.ENDED)
+        raise ControlError(f"no node of {app_id} runs", CommandExit.ENDED)
     if takes_all:
         return nodes
     index = node or 0
     found = [each for each in nodes if each.index == index]
     if not found:
         has = f"it has {count_nodes(len(nodes))}" + (f", 0 to {len(nodes) - 1}" if len(nodes) > 1 else "")
-        raise ControlError(f"{app_id} has no node {index}: {has}", ExitCode.REFUSED)
+        raise ControlError(f"{app_id} has no node {index}: {has}", CommandExit.REFUSED)
     if not found[0].runs:
-        raise ControlError(f"{found[0]} of {app_id} does not run", ExitCode.ENDED)
+        raise ControlError(f"{found[0]} of {app_id} does not run", CommandExit.ENDED)
     return found
 
 
 def _choose_roles(app_id: str, facts: AppFacts, role: str | None, *, takes_all: bool) -> Sequence[str]:
     names = [each.name for each in facts.app.roles if is_agent_role(each)]
     if not names:
-        raise ControlError(f"{app_id} runs no agents of muster: no node of it has workers", ExitCode.REFUSED)
+        raise ControlError(f"{app_id} runs no agents of muster: no node of it has workers", CommandExit.REFUSED)
     if role is not None and role not in names:
         raise ControlError(
-            f"{app_id} has no role {role!r} that runs agents; there is: {', '.join(names)}", ExitCode.USAGE
+            f"{app_id} has no role {role!r} that runs agents; there is: {', '.join(names)}", CommandExit.USAGE
         )
     if role is not None:
         return [role]
     if len(names) > 1 and not takes_all:
-        raise ControlError(f"{app_id} has several roles: name one with --role: {', '.join(names)}", ExitCode.USAGE)
+        raise ControlError(f"{app_id} has several roles: name one with --role: {', '.join(names)}", CommandExit.USAGE)
     return names
 
 

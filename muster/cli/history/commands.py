@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from muster._shared.codec import to_data
 from muster._shared.contract import print_line, show_controls
-from muster._shared.control import ControlError, ExitCode
+from muster._shared.control import CommandExit, ControlError
 from muster.cli.history import sources
 from muster.cli.history.clocks import Placed, place, show_clock
 
@@ -48,11 +48,11 @@ def print_events(handle: str, *, role: str | None = None, as_json: bool = False)
     if as_json:
         for each in placed:
             print(_to_json(each, start_s))
-        return ExitCode.DONE
+        return CommandExit.DONE
     print_line(f"0 s is {show_clock(start_s)} UTC by the leader's clock", sys.stdout)
     for each in _fold_steps(placed):
         print_line(_describe(each, start_s), sys.stdout)
-    return ExitCode.DONE
+    return CommandExit.DONE
 
 
 def _fold_steps(placed: Sequence[Placed]) -> Iterator[Placed]:
@@ -167,10 +167,10 @@ def write_timeline(
     if as_json:
         facts = {**_list_facts(story), "missing": records.missing, "sentences": sentences, "written": [path]}
         print(json.dumps(facts))
-        return ExitCode.DONE
+        return CommandExit.DONE
     print_line("\n".join(sentences), sys.stdout)
     print_line(f"written: {path} ({size})")
-    return ExitCode.DONE
+    return CommandExit.DONE
 
 
 def _list_facts(story: "Story") -> dict[str, object]:
@@ -206,7 +206,7 @@ def _write(path: str, content: bytes) -> str:
             os.unlink(temporary)
             raise
     except OSError as error:
-        raise ControlError(f"cannot write {path}: {error.strerror}", ExitCode.REFUSED) from error
+        raise ControlError(f"cannot write {path}: {error.strerror}", CommandExit.REFUSED) from error
     return _show_size(len(content))
 
 

@@ -12,7 +12,7 @@ from torchx.specs import AppDef, AppState, Role
 from torchx.specs.api import ReplicaStatus
 
 from muster._shared.contract import AGENT_MODULE, STATUS_LIMIT_BYTES, LogNames
-from muster._shared.control import ControlError, ExitCode
+from muster._shared.control import CommandExit, ControlError
 from muster._shared.foreign_files import read_regular
 from muster.cli.history import sources
 from muster.cli.history.clocks import Placed, place
@@ -51,7 +51,7 @@ def find_run(word: str) -> Path:
         what = (
             f"{word} has no {LogNames.EVENTS} of a job: it is no log folder, or not all nodes of its job have come yet"
         )
-        raise ControlError(f"{what}, as the agents' output says", ExitCode.REFUSED)
+        raise ControlError(f"{what}, as the agents' output says", CommandExit.REFUSED)
     return run.resolve()
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeGuard
 from torchx.specs import AppState, Role, is_terminal
 
 from muster._shared.contract import FORMAT, Env, FormatError, LogNames, check_format
-from muster._shared.control import ControlError, ExitCode
+from muster._shared.control import CommandExit, ControlError
 from muster._shared.foreign_files import parse_json, read_regular, walk_files
 from muster.cli.answers import say
 from muster.cli.operations import open_scheduler
@@ -115,7 +115,7 @@ def load(word: str, role: str | None = None) -> JobRecords:
     """
     if "://" not in word and is_log_folder(word):
         if role is not None:
-            raise ControlError("--role is for an app, not for a folder", ExitCode.USAGE)
+            raise ControlError("--role is for an app, not for a folder", CommandExit.USAGE)
         return _load_folder(Path(word))
     return _load_app(word, role)
 
@@ -136,7 +136,7 @@ def _load_folder(folder: Path) -> JobRecords:
         for path in _list_files(folder):
             runs.setdefault(path.resolve().parent.name, []).append(path)
         if not runs:
-            raise ControlError(f"{folder} has no {LogNames.EVENTS}", ExitCode.REFUSED)
+            raise ControlError(f"{folder} has no {LogNames.EVENTS}", CommandExit.REFUSED)
         name, *others = sorted(runs, key=lambda name: find_last_write(runs[name]), reverse=True)
         paths = runs[name]
         if others:
@@ -149,10 +149,10 @@ def _load_folder(folder: Path) -> JobRecords:
         folders = [path.parent for path in paths]
         tracebacks = _read_tracebacks(events, lambda _, name: _read_first(folders, name))
     except OSError as error:
-        raise ControlError(f"{error.filename or folder}: {error.strerror}", ExitCode.LOST) from error
+        raise ControlError(f"{error.filename or folder}: {error.strerror}", CommandExit.LOST) from error
     if not events:
         why = "the job has just begun, or its agents could not write, for example to a full disk"
-        raise ControlError(f"{paths[0]} has no records: {why}", ExitCode.REFUSED)
+        raise ControlError(f"{paths[0]} has no records: {why}", CommandExit.REFUSED)
     missing, begins_late = _describe_missing(events)
     return JobRecords(
         name=name, events=events, report=report, tracebacks=tracebacks, missing=missing, begins_late=begins_late
@@ -221,10 +221,12 @@ def _load_app(word: str, role: str | None) -> JobRecords:
         counts = {name: each.num_replicas for name, each in roles.items()}
         if role is not None and role not in counts:
             names = ", ".join(counts) or "none"
-            raise ControlError(f"{app_id} has no role {role!r} with agents of muster; it has: {names}", ExitCode.USAGE)
+            raise ControlError(
+                f"{app_id} has no role {role!r} with agents of muster; it has: {names}", CommandExit.USAGE
+            )
         if role is None and len(counts) != 1:
             names = ", ".join(counts) or "none of its roles runs agents of muster"
-            raise ControlError(f"name the --role: {names}", ExitCode.USAGE)
+            raise ControlError(f"name the --role: {names}", CommandExit.USAGE)
         role = role or next(iter(counts))
 
         failed: dict[str, str] = {}
@@ -248,7 +250,7 @@ def _load_app(word: str, role: str | None) -> JobRecords:
         say(line)
     if not events and response.state in (AppState.UNSUBMITTED, AppState.SUBMITTED, AppState.PENDING):
         line = f"{app_id} has not started yet, it is {format_line(parse_status(response))}"
-        raise ControlError(line, ExitCode.REFUSED)
+        raise ControlError(line, CommandExit.REFUSED)
     if not events:
         has_ended = is_terminal(response.state) or response.state is AppState.UNKNOWN
         told = "How it ended and what it printed" if has_ended else "How it is doing and what it prints"
@@ -259,7 +261,7 @@ def _load_app(word: str, role: str | None) -> JobRecords:
             f"the records of {app_id} cannot be read: {where}. "
             f"{_describe_keeping(roles[role])} {told} is in `muster status` and `muster log`"
         )
-        raise ControlError(line, ExitCode.REFUSED)
+        raise ControlError(line, CommandExit.REFUSED)
     name = app_id if len(counts) == 1 else f"{app_id}, {role}"
     restarts = max(0, response.num_restarts)
     agents, indices = {each.agent for each in events}, {each.node_index for each in events}
@@ -356,7 +358,7 @@ def _parse(line: bytes, source: str) -> Event | None:
     try:
         check_format(data["format"], source)
     except FormatError as error:
-        raise ControlError(str(error), ExitCode.REFUSED) from error
+        raise ControlError(str(error), CommandExit.REFUSED) from error
     detail: Mapping[str, Any] = data["detail"] if isinstance(data.get("detail"), dict) else {}
     ranks: Sequence[object] = data["ranks"] if isinstance(data.get("ranks"), list) else ()
     time_s, monotonic_s, number, attempt = map(data.get, ("time_s", "monotonic_s", "round", "attempt"))

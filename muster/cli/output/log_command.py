@@ -19,7 +19,7 @@ from torchx.specs import AppState, Role, is_terminal
 from torchx.specs.api import NONE
 
 from muster._shared.contract import LogNames, show_controls
-from muster._shared.control import ControlError, ExitCode
+from muster._shared.control import CommandExit, ControlError
 from muster._shared.foreign_files import read_regular
 from muster._shared.reports import Report, name_ranks
 from muster.cli.answers import say
@@ -110,19 +110,20 @@ def print_log(handle: str, **wanted: Any) -> int:
             log.print_ranks()
         else:
             log.print_replicas()
-    return ExitCode.DONE
+    return CommandExit.DONE
 
 
 def _check_folder(query: LogQuery) -> None:
     """Refuse what the folder of a job that was started by hand does not have."""
     if query.role is not None or query.node is not None:
         raise ControlError(
-            "--role and --node are for an app, not for a folder; use --failed, --rank N or --attempt N", ExitCode.USAGE
+            "--role and --node are for an app, not for a folder; use --failed, --rank N or --attempt N",
+            CommandExit.USAGE,
         )
     if not query.wants_ranks:
         where = "the agents' own output is on the console on which they were started"
         line = f"{where}; `--failed`, `--rank N` and `--attempt N` print the output of ranks"
-        raise ControlError(line, ExitCode.USAGE)
+        raise ControlError(line, CommandExit.USAGE)
 
 
 class _Log:
@@ -161,20 +162,20 @@ class _Log:
         if self._has_lines or query.follow or query.grep or query.stream != "combined":
             return
         if state in WAITS:
-            raise ControlError(self.describe_state(), ExitCode.REFUSED)
+            raise ControlError(self.describe_state(), CommandExit.REFUSED)
         if state not in (AppState.RUNNING, AppState.SUCCEEDED):
-            raise ControlError(f"there is no line to print; {self.describe_state()}", ExitCode.REFUSED)
+            raise ControlError(f"there is no line to print; {self.describe_state()}", CommandExit.REFUSED)
 
     def _list_replicas(self) -> list[tuple[str, int]]:
         counts = count_replicas(self._response)
         role, node = self._query.role, self._query.node
         if role is not None and role not in counts:
-            raise ControlError(f"{self._app_id} has no role {role!r}; it has: {', '.join(counts)}", ExitCode.USAGE)
+            raise ControlError(f"{self._app_id} has no role {role!r}; it has: {', '.join(counts)}", CommandExit.USAGE)
         wanted = {name: count for name, count in counts.items() if role in (None, name)}
         found = [(name, index) for name, count in wanted.items() for index in range(count) if node in (None, index)]
         if not found:
             most = max(wanted.values(), default=0)
-            raise ControlError(f"{self._app_id} has nodes 0 to {most - 1}, not {node}", ExitCode.USAGE)
+            raise ControlError(f"{self._app_id} has nodes 0 to {most - 1}, not {node}", CommandExit.USAGE)
         return found
 
     def _read_replica(self, role: str, index: int) -> Iterator[str]:
@@ -205,7 +206,7 @@ class _Log:
             where = f" of role {role}" if len(roles) > 1 else ""
             say(f"the root cause: rank {rank}{where}" + ("" if attempt is None else f", attempt {attempt}"))
         if role is None and len(roles) > 1:
-            raise ControlError(f"name the --role: {', '.join(roles)}", ExitCode.USAGE)
+            raise ControlError(f"name the --role: {', '.join(roles)}", CommandExit.USAGE)
         role = role or next(iter(roles))
         if self._query.follow:
             self._follow_rank(role, rank, attempt)
@@ -226,7 +227,7 @@ class _Log:
             if rank is None or not self._print_from_report(role, rank, attempt, why):
                 keeping = f"; {describe_keeping(self._find_role(role))}" if self._loses_files else ""
                 line = f"{why}: they are not on this machine, and no node has them{keeping}"
-                raise ControlError(line, ExitCode.REFUSED)
+                raise ControlError(line, CommandExit.REFUSED)
         elif not self._print_from_console(role, rank):
             self._print_what_is_left(role, rank, attempt)
 
@@ -248,7 +249,7 @@ class _Log:
         if rank is not None and self._print_from_report(role, rank, attempt, why):
             return
         report = self._read_report(role) if self._query.failed else None
-        raise ControlError(why if report is None else f"{why}; {describe_report(report)}", ExitCode.REFUSED)
+        raise ControlError(why if report is None else f"{why}; {describe_report(report)}", CommandExit.REFUSED)
 
     def _check_known(self, rank: int | None, attempt: int | None, world_size: int = 0) -> None:
         """Refuse a rank or an attempt that the job's agents have not recorded, if they have recorded any.
@@ -263,10 +264,10 @@ class _Log:
         ranks, attempts = ({place.global_rank for place in known}, {place.attempt for place in known})
         ranks.update(range(max(find_world_size(all_records), world_size)))  # some records may not be here yet
         if rank is not None and ranks and rank not in ranks:
-            raise ControlError(f"there is no rank {rank}; there are {name_ranks(ranks)}", ExitCode.REFUSED)
+            raise ControlError(f"there is no rank {rank}; there are {name_ranks(ranks)}", CommandExit.REFUSED)
         if attempt is not None and attempts and attempt not in attempts:
             there = ", ".join(map(str, sorted(attempts)))
-            raise ControlError(f"there is no attempt {attempt}; there are: {there}", ExitCode.REFUSED)
+            raise ControlError(f"there is no attempt {attempt}; there are: {there}", CommandExit.REFUSED)
 
     def _read_world_size(self, role: str) -> int:
         """Return it as the agents of a role have reported it last. 0: it is not known."""
@@ -283,7 +284,7 @@ class _Log:
         found = {role.name: counts[role.name] for role in wanted if is_agent_role(role)}
         if not found:
             name = self._query.role or self._app_id
-            raise ControlError(f"{name} runs no agents of muster, which number ranks", ExitCode.USAGE)
+            raise ControlError(f"{name} runs no agents of muster, which number ranks", CommandExit.USAGE)
         return found
 
     def _find_failed(self, roles: Mapping[str, int]) -> tuple[str, int, int | None]:
@@ -312,7 +313,7 @@ class _Log:
         ended = f"; it is {state.name}" if state is not AppState.SUCCEEDED else ""
         ended += f": {why}" if state is AppState.FAILED and why not in ("", NONE) else ""
         ended += f"; {self._describe_rest(next(iter(roles)))}" if state in _BAD_ENDS else ""
-        raise ControlError(f"no rank of {self._app_id} is known to have failed{ended}", ExitCode.REFUSED)
+        raise ControlError(f"no rank of {self._app_id} is known to have failed{ended}", CommandExit.REFUSED)
 
     def _read_printed_report(self, role: str) -> list[str]:
         """Return the report that the agents of a role have printed. []: the output of no node has one."""
@@ -416,7 +417,7 @@ class _Log:
         """
         state = self._response.state
         if state in WAITS:
-            raise ControlError(self.describe_state(), ExitCode.REFUSED)
+            raise ControlError(self.describe_state(), CommandExit.REFUSED)
         node_word = self._scheduler.properties.node_word
         why = f"the files and lines of rank {rank} are gone with its {node_word}, or out of reach"
         if self._print_from_report(role, rank, attempt, why):
@@ -430,7 +431,7 @@ class _Log:
             return
         report = self._read_report(role) if self._query.failed else None
         known = "" if report is None else f"this is known of the failure: {describe_report(report)}; "
-        raise ControlError(f"{why}; {known}{self._describe_rest(role)}", ExitCode.REFUSED)
+        raise ControlError(f"{why}; {known}{self._describe_rest(role)}", CommandExit.REFUSED)
 
     def _find_role(self, name: str) -> Role:
         return next(role for role in self._response.roles if role.name == name)
@@ -448,7 +449,7 @@ class _Log:
 
     def _follow_rank(self, role: str, rank: int | None, attempt: int | None) -> None:
         if rank is None:
-            raise ControlError("-f with --attempt needs a --rank", ExitCode.USAGE)
+            raise ControlError("-f with --attempt needs a --rank", CommandExit.USAGE)
         folder = self._scheduler.find_run_dir(self._app_id, role)
         if folder is None:
             replicas = [replica for replica in self._list_replicas() if replica[0] == role]

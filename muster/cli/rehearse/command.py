@@ -13,7 +13,7 @@ from typing import Final
 from torchx.runner import config
 from torchx.specs import AppDef, Role
 
-from muster._shared.control import ControlError, ExitCode
+from muster._shared.control import CommandExit, ControlError
 from muster._shared.folders import remove_folder
 from muster._shared.processes import LINUX
 from muster._shared.reports import format_duration
@@ -86,12 +86,12 @@ def rehearse(request: Request) -> int:
     """
     if request.faults == "list":
         print("\n".join(f"{each.name:28}{each.title}" for each in FAULTS.values()))
-        return ExitCode.DONE
+        return CommandExit.DONE
     _check_options(request)
     if request.app is not None:
         return _disturb(request.app, request)
     if not LINUX:
-        raise ControlError("muster rehearse needs Linux", ExitCode.USAGE)
+        raise ControlError("muster rehearse needs Linux", CommandExit.USAGE)
     config_file.check_files()
     defaults = config.get_configs(prefix="cli", name="run")
     component, words = run_command.split_component(request.component, defaults.get("component"))
@@ -100,9 +100,9 @@ def rehearse(request: Request) -> int:
     try:
         return _rehearse(request)
     except (EngineError, SchedulerError, BundleError) as error:
-        raise ControlError(str(error), ExitCode.REFUSED) from error
+        raise ControlError(str(error), CommandExit.REFUSED) from error
     except OSError as error:
-        raise ControlError(describe_os_error(error, str(request.folder)), ExitCode.REFUSED) from error
+        raise ControlError(describe_os_error(error, str(request.folder)), CommandExit.REFUSED) from error
 
 
 def _check_options(request: Request) -> None:
@@ -112,7 +112,7 @@ def _check_options(request: Request) -> None:
         ControlError: one line says which option.
     """
     if request.quick and request.faults is not None:
-        raise ControlError("--quick and --faults both choose the faults: give one of them", ExitCode.USAGE)
+        raise ControlError("--quick and --faults both choose the faults: give one of them", CommandExit.USAGE)
     if request.app is None:
         unused = ["--yes"] if request.yes else []
         line = "is for a job that runs: name it with --app"
@@ -126,11 +126,11 @@ def _check_options(request: Request) -> None:
         unused = [name for name, value in {**own, "--output": request.output}.items() if value]
         line = "is for a job of its own, not for --app"
     if unused:
-        raise ControlError(f"{unused[0]} {line}", ExitCode.USAGE)
+        raise ControlError(f"{unused[0]} {line}", CommandExit.USAGE)
     if request.junit is not None:
         folder = os.path.dirname(request.junit) or "."
         if os.path.isdir(request.junit) or not os.access(folder, os.W_OK):
-            raise ControlError(f"--junit {request.junit}: cannot be written there", ExitCode.USAGE)
+            raise ControlError(f"--junit {request.junit}: cannot be written there", CommandExit.USAGE)
 
 
 def _disturb(app: str, request: Request) -> int:
@@ -138,12 +138,12 @@ def _disturb(app: str, request: Request) -> int:
     from muster.cli.rehearse import live
 
     if request.component:
-        raise ControlError("--app is for a job that runs: name no component beside it", ExitCode.USAGE)
+        raise ControlError("--app is for a job that runs: name no component beside it", CommandExit.USAGE)
     names = [each.strip() for each in (request.faults or "rank-killed").split(",")]
     wrong = [name for name in names if name not in live.CAUSED]
     if wrong:
         line = f"{wrong[0]!r} cannot be caused in a job that runs; these can: {', '.join(live.CAUSED)}"
-        raise ControlError(line, ExitCode.USAGE)
+        raise ControlError(line, CommandExit.USAGE)
     limit_s = request.time_limit_s or _LIVE_S
 
     def may(what: str) -> bool:
@@ -160,7 +160,7 @@ def _disturb(app: str, request: Request) -> int:
             Path(request.junit).write_text(build_junit(report), encoding="utf-8")
         if rows:
             _print(request, report)
-    return ExitCode.DONE if report.is_good and any(row.is_tried for row in rows) else ExitCode.REFUSED
+    return CommandExit.DONE if report.is_good and any(row.is_tried for row in rows) else CommandExit.REFUSED
 
 
 def _rehearse(request: Request) -> int:
@@ -182,7 +182,7 @@ def _rehearse(request: Request) -> int:
         report = None if stage is None else stage.build_report()
         if report is not None:
             _print(request, report)
-    return ExitCode.DONE if report is not None and report.is_good else ExitCode.REFUSED
+    return CommandExit.DONE if report is not None and report.is_good else CommandExit.REFUSED
 
 
 def _print(request: Request, report: Report) -> None:
@@ -274,13 +274,13 @@ class _Stage:
             line = (
                 f"the undisturbed run did not succeed: {result.reason or result.state}; its output is in {result.logs}"
             )
-            raise ControlError(f"{line}. What .torchxignore names is not in the run's folder", ExitCode.REFUSED)
+            raise ControlError(f"{line}. What .torchxignore names is not in the run's folder", CommandExit.REFUSED)
         if not result.starts:
             line = "the undisturbed run has reported no step: call muster.worker.step(i, total=N) at each step"
-            raise ControlError(f"{line} (docs/worker-api.md)", ExitCode.REFUSED)
+            raise ControlError(f"{line} (docs/worker-api.md)", CommandExit.REFUSED)
         if result.done - result.starts[0] < 3:
             line = f"the undisturbed run did {result.done - result.starts[0]} steps; a rehearsal needs 3 or more"
-            raise ControlError(f"{line}. Is there a checkpoint of an earlier run?", ExitCode.REFUSED)
+            raise ControlError(f"{line}. Is there a checkpoint of an earlier run?", CommandExit.REFUSED)
         if result.state == "reached":
             self._steps = result.done
         say(f"undisturbed: {result.done} steps in {_find_length_s(result):.1f} s")
@@ -358,7 +358,7 @@ def _find_role(app: AppDef) -> Role:
     if len(app.roles) != 1 or not is_agent_role(app.roles[0]):
         names = ", ".join(role.name for role in app.roles)
         raise ControlError(
-            f"a job of one role that runs agents can be rehearsed; this one has: {names}", ExitCode.USAGE
+            f"a job of one role that runs agents can be rehearsed; this one has: {names}", CommandExit.USAGE
         )
     return app.roles[0]
 
@@ -370,12 +370,12 @@ def _copy(workspace: Path, work: Path, request: Request) -> None:
     if (size := sum(sizes)) > _MOST_BYTES:
         line = f"{workspace} has {size / 1e9:.1f} GB, and each run gets a copy"
         raise ControlError(
-            f"{line}: name what runs only read with --link, and the rest in .torchxignore", ExitCode.REFUSED
+            f"{line}: name what runs only read with --link, and the rest in .torchxignore", CommandExit.REFUSED
         )
     copy_workspace(str(workspace), str(work), without)
     for name in request.links:
         if not (workspace / name).exists():
-            raise ControlError(f"--link {name}: {workspace} has no such file or folder", ExitCode.USAGE)
+            raise ControlError(f"--link {name}: {workspace} has no such file or folder", CommandExit.USAGE)
         (work / name).parent.mkdir(parents=True, exist_ok=True)
         (work / name).symlink_to(workspace / name)
 
@@ -389,7 +389,7 @@ def _make_output(folder: Path) -> None:
     if folder.exists() and any(folder.iterdir()) and not (folder / _RESULTS).is_file():
         raise ControlError(
             f"{folder} is not empty, and is not the output of a rehearsal: name another folder with --output",
-            ExitCode.REFUSED,
+            CommandExit.REFUSED,
         )
     with suppress(OSError):
         remove_folder(folder / "runs")

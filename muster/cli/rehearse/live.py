@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from torchx.specs import AppState, Role, is_terminal
 
 from muster._shared.contract import LogNames
-from muster._shared.control import ControlError, ExitCode
+from muster._shared.control import CommandExit, ControlError
 from muster.cli.history.sources import parse_files
 from muster.cli.operations import open_scheduler
 from muster.cli.rehearse.faults.catalogue import FAULTS
@@ -123,11 +123,11 @@ def _find_role(scheduler: PluginScheduler, app_id: str) -> Role:
     if response is None:
         raise UnknownAppError(app_id)
     if response.state is not AppState.RUNNING:
-        code = ExitCode.ENDED if is_terminal(response.state) else ExitCode.REFUSED
+        code = CommandExit.ENDED if is_terminal(response.state) else CommandExit.REFUSED
         raise ControlError(f"{app_id} is {response.state.name}: nothing was done", code)
     roles = [role for role in response.roles if is_agent_role(role)]
     if len(roles) != 1:
-        raise ControlError(f"{app_id} has {len(roles)} roles that run agents; it must be one", ExitCode.REFUSED)
+        raise ControlError(f"{app_id} has {len(roles)} roles that run agents; it must be one", CommandExit.REFUSED)
     return roles[0]
 
 
@@ -144,7 +144,7 @@ class _Job:
             if agent and workers:
                 break
             if time.monotonic() > until_s:
-                raise ControlError(f"node {node} of {self._app_id} has reported no running worker", ExitCode.LOST)
+                raise ControlError(f"node {node} of {self._app_id} has reported no running worker", CommandExit.LOST)
             time.sleep(_LOOK_S)
         kind = _SIGNALS[name][0]
         rank = rng.choice(sorted(workers)) if kind == "rank" else None
@@ -161,7 +161,7 @@ class _Job:
         code, _, errors = self._scheduler.run_in_node(*place, ["python3", "-c", _SEND, *words], _COMMAND_S)
         if code != 0:
             line = " ".join(errors.split()) or f"the command ended with {code}"
-            raise ControlError(f"{target.name} could not be caused: {line}", ExitCode.REFUSED)
+            raise ControlError(f"{target.name} could not be caused: {line}", CommandExit.REFUSED)
 
     def follow(self, target: _Target, before: "JobStatus | None", began_s: float, limit_s: float) -> Row:
         done = None if before is None else before.step

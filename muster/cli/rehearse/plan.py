@@ -4,7 +4,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from muster._shared.control import ControlError, ExitCode
+from muster._shared.control import CommandExit, ControlError
 from muster.cli.rehearse.faults.catalogue import FAULTS
 from muster.cli.rehearse.faults.fault import Fault, Moment
 from muster.cli.rehearse.trial import Case, Result
@@ -32,17 +32,19 @@ def parse_faults(text: str | None, *, quick: bool) -> list[tuple[Fault, Moment]]
     if text is None:
         return [(fault, moment) for fault in FAULTS.values() for moment in fault.moments]
     if not (words := [word.strip() for word in text.split(",") if word.strip()]):
-        raise ControlError(f"--faults {text!r} names no fault; there are: {', '.join(FAULTS)}", ExitCode.USAGE)
+        raise ControlError(f"--faults {text!r} names no fault; there are: {', '.join(FAULTS)}", CommandExit.USAGE)
     return [_parse_fault(word) for word in words]
 
 
 def _parse_fault(word: str) -> tuple[Fault, Moment]:
     name, _, when = word.partition("@")
     if name not in FAULTS:
-        raise ControlError(f"there is no fault {name!r}; there are: {', '.join(FAULTS)}", ExitCode.USAGE)
+        raise ControlError(f"there is no fault {name!r}; there are: {', '.join(FAULTS)}", CommandExit.USAGE)
     moments = [each.value for each in Moment]
     if when and when not in moments:
-        raise ControlError(f"{word!r}: {when!r} is not a moment; the moments are: {', '.join(moments)}", ExitCode.USAGE)
+        raise ControlError(
+            f"{word!r}: {when!r} is not a moment; the moments are: {', '.join(moments)}", CommandExit.USAGE
+        )
     return FAULTS[name], Moment(when) if when else Moment.BETWEEN
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from muster._shared import processes
 from muster._shared.contract import AskOutcome, describe_exit_code
-from muster._shared.control import ControlError, ExitCode, describe_answer
+from muster._shared.control import CommandExit, ControlError, describe_answer
 from muster._shared.foreign_files import parse_json, read_whole
 from muster.cli import operations
 from muster.cli.answers import say
@@ -65,9 +65,11 @@ def read_line() -> list[str]:
         return [str(word) for word in content["words"]]
     except FileNotFoundError:
         line = "no `muster run` was started in this folder: there is nothing to run again"
-        raise ControlError(line, ExitCode.REFUSED) from None
+        raise ControlError(line, CommandExit.REFUSED) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ControlError(f"the last `muster run` of this folder cannot be read: {error}", ExitCode.REFUSED) from error
+        raise ControlError(
+            f"the last `muster run` of this folder cannot be read: {error}", CommandExit.REFUSED
+        ) from error
 
 
 def _find_path() -> Path:
@@ -76,7 +78,7 @@ def _find_path() -> Path:
         state_dir = find_state_dir(os.environ)
         return state_dir / _FOLDER / f"{hashlib.sha256(os.fsencode(os.getcwd())).hexdigest()[:32]}.json"
     except UnsafeFolderError as error:
-        raise ControlError(str(error), ExitCode.REFUSED) from error
+        raise ControlError(str(error), CommandExit.REFUSED) from error
 
 
 def watch(words: Sequence[str], workspace: str) -> int:

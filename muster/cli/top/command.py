@@ -12,7 +12,7 @@ from typing import Final
 
 from muster._shared.codec import to_data
 from muster._shared.contract import print_line, show_controls
-from muster._shared.control import ControlError, ExitCode
+from muster._shared.control import CommandExit, ControlError
 from muster._shared.job_view import JobEvent
 from muster.cli.overview import STATE_CODES, build_entry, print_list, read_app
 from muster.cli.top.agent_requests import MOST_JOBS, Jobs
@@ -93,7 +93,7 @@ def _run_view(handle: str | None) -> int:
 
 def _check_rich() -> None:
     if find_spec("rich") is None:
-        raise ControlError(_NO_RICH, ExitCode.REFUSED)
+        raise ControlError(_NO_RICH, CommandExit.REFUSED)
 
 
 def follow(

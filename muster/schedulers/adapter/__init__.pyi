@@ -6,8 +6,8 @@ from muster._shared.contract import AskKind as AskKind
 from muster._shared.contract import AskOutcome as AskOutcome
 from muster._shared.contract import Env as Env
 from muster._shared.control import NOT_REACHED as NOT_REACHED
+from muster._shared.control import CommandExit as CommandExit
 from muster._shared.control import ControlError as ControlError
-from muster._shared.control import ExitCode as ExitCode
 from muster._shared.control import RoleNodes as RoleNodes
 from muster._shared.control import ask_roles as ask_roles
 from muster._shared.control import call_limited as call_limited
@@ -27,7 +27,7 @@ from muster.schedulers.adapter.process_plan import mask_plans as mask_plans
 from muster.schedulers.adapter.process_plan import plan_replica as plan_replica
 from muster.schedulers.adapter.process_scheduler import ERROR_FILE as ERROR_FILE
 from muster.schedulers.adapter.process_scheduler import ProcessScheduler as ProcessScheduler
-from muster.schedulers.adapter.process_scheduler import read_agent_words as read_agent_words
+from muster.schedulers.adapter.process_scheduler import read_agent_reports as read_agent_reports
 from muster.schedulers.adapter.properties import Factory as Factory
 from muster.schedulers.adapter.properties import Properties as Properties
 from muster.schedulers.adapter.records import ReadBytes as ReadBytes
@@ -39,7 +39,7 @@ from muster.schedulers.adapter.scheduler import PluginScheduler as PluginSchedul
 from muster.schedulers.adapter.scheduler import measure_folder as measure_folder
 from muster.schedulers.adapter.status import build_status as build_status
 from muster.schedulers.adapter.status import check_replica as check_replica
-from muster.schedulers.adapter.supervised import AgentWords as AgentWords
+from muster.schedulers.adapter.supervised import AgentReports as AgentReports
 from muster.schedulers.adapter.supervised import SupervisedScheduler as SupervisedScheduler
 from muster.schedulers.adapter.supervised import combine_facts as combine_facts
 from muster.schedulers.agent_command import AGENT_ENTRY as AGENT_ENTRY

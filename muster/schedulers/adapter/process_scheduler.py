@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from muster._shared.contract import Env, LogNames
-from muster._shared.control import ControlError, ExitCode
+from muster._shared.control import CommandExit, ControlError
 from muster._shared.foreign_files import link_latest, unlink_latest
 from muster.schedulers.adapter.scheduler import LogRequest
-from muster.schedulers.adapter.supervised import AgentWords, SupervisedScheduler
+from muster.schedulers.adapter.supervised import AgentReports, SupervisedScheduler
 from muster.schedulers.naming import derive_token
 from muster.schedulers.supervision import client
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec
@@ -57,9 +57,9 @@ class ProcessScheduler(SupervisedScheduler, abc.ABC):
         if folder is not None:
             unlink_latest(*os.path.split(folder.path))
 
-    def read_words(self, folder: AppFolder, spec: AppSpec) -> AgentWords:
+    def read_words(self, folder: AppFolder, spec: AppSpec) -> AgentReports:
         """See `SupervisedScheduler`."""
-        return read_agent_words(folder, spec)
+        return read_agent_reports(folder, spec)
 
     def find_url(self, folder: AppFolder) -> str:
         """See `SupervisedScheduler`."""
@@ -150,7 +150,7 @@ class ProcessScheduler(SupervisedScheduler, abc.ABC):
             spec, record = agent_requests.read_running(folder)
             replica = ReplicaId(role, index)
             if replica not in record.app.running() or replica not in record.handles:
-                raise ControlError(f"{replica} of {app_id} does not run", ExitCode.ENDED)
+                raise ControlError(f"{replica} of {app_id} does not run", CommandExit.ENDED)
             return self.open_beside(spec, replica, record.handles[replica], words)
 
     def open_beside(
@@ -173,7 +173,7 @@ class ProcessScheduler(SupervisedScheduler, abc.ABC):
         return start_pipe([python, *words], os.environ, root=handle["pid"])
 
 
-def read_agent_words(folder: AppFolder, spec: AppSpec) -> AgentWords:
+def read_agent_reports(folder: AppFolder, spec: AppSpec) -> AgentReports:
     """Return what the agents of an app have reported into the folders of their roles."""
     from muster.schedulers.adapter.records import RecordReader
     from muster.schedulers.processes.agent_files import read_records, read_report
@@ -183,7 +183,7 @@ def read_agent_words(folder: AppFolder, spec: AppSpec) -> AgentWords:
         for role in spec.roles
         if role.runs_agent
     }
-    return AgentWords(
+    return AgentReports(
         restarts=sum(each.restarts for each in readers.values()),
         jobs={role: each.job for role, each in readers.items()},
         error=_read_error(folder, spec),

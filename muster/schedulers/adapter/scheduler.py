@@ -31,7 +31,7 @@ from torchx.specs import AppDef, AppDryRunInfo, AppState, Role, is_terminal
 from torchx.specs.api import NONE
 
 from muster._shared.contract import AskKind, show_controls
-from muster._shared.control import ControlError, ExitCode
+from muster._shared.control import CommandExit, ControlError
 from muster._shared.foreign_files import read_regular, walk_files
 from muster._shared.reports import Answer
 from muster.schedulers.adapter.properties import Properties
@@ -221,7 +221,7 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
             ControlError: it cannot be asked. Nothing was changed.
         """
         del app_id, limit_s
-        raise ControlError(f"{self.backend} jobs cannot be asked for {kind.value}", ExitCode.REFUSED)
+        raise ControlError(f"{self.backend} jobs cannot be asked for {kind.value}", CommandExit.REFUSED)
 
     def stop_app(self, app_id: str, limit_s: float) -> Answer:
         """Record that the app ends, so that nothing is started again. Then let all ranks stop at one step.
@@ -245,7 +245,7 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
             ControlError: it cannot be continued. Nothing was changed.
         """
         del app_id
-        raise ControlError(f"{self.backend} jobs have no supervisor that could be lost", ExitCode.REFUSED)
+        raise ControlError(f"{self.backend} jobs have no supervisor that could be lost", CommandExit.REFUSED)
 
     def resize_app(self, app_id: str, nodes: int, role: str | None) -> Answer:
         """Change the number of nodes of an elastic role, within its MIN:MAX.
@@ -260,7 +260,7 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
             SchedulerError: no such app or role, not elastic, out of bounds, or it has ended.
         """
         del app_id, nodes, role
-        raise ControlError(f"{self.backend} jobs cannot be resized", ExitCode.REFUSED)
+        raise ControlError(f"{self.backend} jobs cannot be resized", CommandExit.REFUSED)
 
     def open_in_node(self, app_id: str, role: str, index: int, words: Sequence[str]) -> "NodePipe":
         """Start a Python where a node of a running app runs, for `muster exec` and `muster shell`.
@@ -278,7 +278,7 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
             ControlError: nothing can be run there, or the node does not run.
         """
         del app_id, role, index, words
-        raise ControlError(f"no command can be run in the nodes of {self.backend} jobs", ExitCode.REFUSED)
+        raise ControlError(f"no command can be run in the nodes of {self.backend} jobs", CommandExit.REFUSED)
 
     def run_in_node(
         self, app_id: str, role: str, index: int, command: Sequence[str], limit_s: float

@@ -21,7 +21,7 @@ from torchx.specs import AppState
 from torchx.specs.api import ReplicaStatus
 
 from muster._shared.contract import AskKind
-from muster._shared.control import ControlError, ExitCode
+from muster._shared.control import CommandExit, ControlError
 from muster._shared.reports import Answer
 from muster.schedulers.adapter.scheduler import Leftover, ListedApp, LogRequest, PluginScheduler, measure_folder
 from muster.schedulers.errors import EngineError, describe_os_error
@@ -57,7 +57,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class AgentWords:
+class AgentReports:
     """What the agents of an app have reported, all roles together."""
 
     restarts: int = 0
@@ -112,7 +112,7 @@ class SupervisedScheduler(PluginScheduler, abc.ABC):
         """Return what runs a command where a replica of this app runs."""
 
     @abc.abstractmethod
-    def read_words(self, folder: AppFolder, spec: AppSpec) -> AgentWords:
+    def read_words(self, folder: AppFolder, spec: AppSpec) -> AgentReports:
         """Return what the agents of an app have reported. See `records.RecordReader`."""
 
     def find_unregistered(self, app_id: str) -> "AppFacts | None":
@@ -276,7 +276,7 @@ class SupervisedScheduler(PluginScheduler, abc.ABC):
         Raises:
             ControlError: it does not exist (any more), or its supervisor cannot be started again.
         """
-        unknown = ControlError(f"{self.backend} knows no app {app_id!r}", ExitCode.UNKNOWN)
+        unknown = ControlError(f"{self.backend} knows no app {app_id!r}", CommandExit.UNKNOWN)
         with self.translate_errors():
             folder = self.find_folder(app_id)
             if folder is None:
@@ -286,7 +286,7 @@ class SupervisedScheduler(PluginScheduler, abc.ABC):
             except FileNotFoundError:
                 raise unknown from None
             except (StateError, EngineError) as error:
-                raise ControlError(str(error), ExitCode.LOST) from error
+                raise ControlError(str(error), CommandExit.LOST) from error
 
     def delete_app(self, app_id: str) -> None:
         """See `PluginScheduler`. Removes the app's logs too."""
@@ -398,7 +398,7 @@ def read_app_for_wait(folder: AppFolder, *, keeps: bool) -> tuple[AppSpec, AppRe
 def build_supervised_facts(
     spec: AppSpec,
     record: AppRecord | None,
-    words: AgentWords,
+    words: AgentReports,
     *,
     lost: Reason | None = None,
     ui_url: str | None = None,
@@ -434,7 +434,7 @@ def build_supervised_facts(
     return combine_facts(known, words, tells_jobs=is_told or has_ended)
 
 
-def combine_facts(known: "AppFacts", words: AgentWords, *, tells_jobs: bool) -> "AppFacts":
+def combine_facts(known: "AppFacts", words: AgentReports, *, tells_jobs: bool) -> "AppFacts":
     """Combine what an adapter knows of an app with what its agents say.
 
     Args:

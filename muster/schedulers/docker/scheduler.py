@@ -14,11 +14,11 @@ from torchx.specs import AppDef, AppDryRunInfo, Role
 from torchx.workspace.api import WorkspaceMixin
 
 from muster._shared.contract import LogNames, print_line
-from muster._shared.control import ControlError, ExitCode
+from muster._shared.control import CommandExit, ControlError
 from muster.schedulers import naming
 from muster.schedulers.adapter.scheduler import Leftover, LogRequest
 from muster.schedulers.adapter.status import check_replica
-from muster.schedulers.adapter.supervised import AgentWords, SupervisedScheduler
+from muster.schedulers.adapter.supervised import AgentReports, SupervisedScheduler
 from muster.schedulers.bundle import build_agent_bundle
 from muster.schedulers.docker import devices
 from muster.schedulers.docker.driver import ENGINE_KEY
@@ -311,14 +311,14 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
             return None
         return orphaned_apps.build_facts(app_id, containers, str(find_state_dir(os.environ)))
 
-    def read_words(self, folder: AppFolder, spec: AppSpec) -> AgentWords:
+    def read_words(self, folder: AppFolder, spec: AppSpec) -> AgentReports:
         """See `SupervisedScheduler`."""
         engine = self._open_engine(folder)
         is_known = not spec.details or engine.is_available()
         trouble = () if is_known else (Reason(code=Code.NO_ENGINE, host=engine.host),)
         count, jobs = restarts.read_events(engine, folder.state_dir, {} if trouble else spec.details)
         error = read_error_file(folder.state_dir / LogNames.ERROR)
-        return AgentWords(restarts=count, jobs=jobs, trouble=trouble, error=error)
+        return AgentReports(restarts=count, jobs=jobs, trouble=trouble, error=error)
 
     def read_run_file(self, app_id: str, role: str, index: int, name: str, limit_bytes: int) -> bytes | None:
         """See `PluginScheduler`. Also from containers that have ended, until the app is deleted."""
@@ -434,7 +434,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
             spec = folder.read_spec()
             container = self.build_asker(folder).find_container(spec, ReplicaId(role, index))
             if container is None:
-                raise ControlError(f"the container of {role}/{index} does not run", ExitCode.ENDED)
+                raise ControlError(f"the container of {role}/{index} does not run", CommandExit.ENDED)
             self._open_engine(folder).stop_container(container, spec.grace_s)
         return True
 

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from muster._shared.control import ControlError, ExitCode
+from muster._shared.control import CommandExit, ControlError
 from muster._shared.processes import wait_events
 from muster.schedulers.adapter.factories import list_entry_points
 from muster.schedulers.errors import EngineError, SchedulerError
@@ -118,13 +118,13 @@ class HeldLink(Link):
                 session.send(Kind.ORDER, json.dumps(self._order["node"]).encode())
             self._move(session, _POLL_S if self._has_claimed else _GATE_S)
             if self._is_orphan():
-                raise ControlError("the supervisor has died", ExitCode.LOST)  # the holder ends the run at once
+                raise ControlError("the supervisor has died", CommandExit.LOST)  # the holder ends the run at once
             if session.has_started:
                 while self._signals:
                     session.send_signal(self._signals.pop(0))
             session.check()
         if session.code is None:
-            raise ControlError(session.failure, ExitCode.LOST)
+            raise ControlError(session.failure, CommandExit.LOST)
         return session.code
 
     def _may_claim(self) -> bool:
@@ -134,7 +134,7 @@ class HeldLink(Link):
     def _handle(self, session: Session, kind: bytes, content: bytes) -> None:
         """See `Link`."""
         if kind == Kind.REFUSED:
-            session.code = int(ExitCode.USAGE)
+            session.code = int(CommandExit.USAGE)
             _print_line(content.decode(errors="replace"))
         elif kind == Kind.CLAIMED and self._order["index"] == 0:
             Path(self._order["gate"]).touch()

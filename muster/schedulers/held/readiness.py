@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 from torchx.specs import AppState, is_terminal
 
 from muster._shared.contract import HoldKey
-from muster._shared.control import ControlError, ExitCode
+from muster._shared.control import CommandExit, ControlError
 from muster.schedulers.adapter.scheduler import PluginScheduler
 from muster.schedulers.adapter.status import build_status
 from muster.schedulers.adapter.waiting_line import WaitingLine
@@ -51,7 +51,7 @@ def _wait(scheduler: PluginScheduler, state_dir: Path, app_id: str, tell: Callab
         facts = scheduler.read_facts(app_id)
         if facts is None or is_terminal(facts.state):
             why = "it was deleted" if facts is None else word_all(facts.reasons) or facts.state.name
-            raise ControlError(f"{app_id} has ended: {why}; `muster log {app_id}` prints why", ExitCode.REFUSED)
+            raise ControlError(f"{app_id} has ended: {why}; `muster log {app_id}` prints why", CommandExit.REFUSED)
         waiting_line.update(build_status(facts))
         states: _States = ()
         if facts.state is AppState.RUNNING and is_here:
@@ -68,5 +68,5 @@ def _wait(scheduler: PluginScheduler, state_dir: Path, app_id: str, tell: Callab
 def _are_ready(app_id: str, states: _States) -> bool:
     names = {str(state.get(HoldKey.STATE, "")) for state in states}
     if "cold" in names:
-        raise ControlError(f"no agent can wait; `muster log {app_id}` prints why", ExitCode.REFUSED)
+        raise ControlError(f"no agent can wait; `muster log {app_id}` prints why", CommandExit.REFUSED)
     return names <= {"ready", "busy"}

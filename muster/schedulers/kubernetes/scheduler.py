@@ -15,7 +15,7 @@ from torchx.specs import AppDef, AppDryRunInfo, AppState, Role, VolumeMount, run
 from torchx.workspace.api import WorkspaceMixin
 
 from muster._shared.contract import AskKind, AskOutcome, Env, print_line
-from muster._shared.control import ControlError, ExitCode, count_nodes
+from muster._shared.control import CommandExit, ControlError, count_nodes
 from muster._shared.reports import Answer
 from muster.schedulers.adapter.scheduler import LogRequest, PluginScheduler
 from muster.schedulers.adapter.status import build_status, check_replica
@@ -254,7 +254,7 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
         last = find_last_remote(find_state_dir(os.environ), self.backend)  # perhaps not of the context's namespace
         if not found and last is not None and last[1].split(":")[1].startswith(word):
             if self.describe_app(last[1]) is None:
-                raise ControlError(self.describe_unknown(last[1]), ExitCode.UNKNOWN)
+                raise ControlError(self.describe_unknown(last[1]), CommandExit.UNKNOWN)
             found = [last[1]]
         return found, f"no job is named {word!r} on this machine or in {self.describe_place(None)}: {_GONE}"
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from muster._shared.control import ControlError, ExitCode
+from muster._shared.control import CommandExit, ControlError
 from muster._shared.processes import LINUX, READ, WRITE, wait_events, wait_readable
 
 _END_LIMIT_S: Final = 10.0
@@ -58,7 +58,7 @@ def start_pipe(
     try:
         process = PipedProcess.start(command, env=env, cwd="/")
     except OSError as error:
-        raise ControlError(f"cannot run {command[0]}: {error.strerror}", ExitCode.LOST) from error
+        raise ControlError(f"cannot run {command[0]}: {error.strerror}", CommandExit.LOST) from error
     return process.open_pipe(explain or (lambda errors, _: find_last_line(errors)), limit_s=limit_s, root=root)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from muster._shared import folders, holder_socket, processes
-from muster._shared.control import ControlError, ExitCode
+from muster._shared.control import CommandExit, ControlError
 from muster._shared.processes import WRITE, wait_events
 from muster.schedulers.node_program import agents, frames, output_pipes, run_files, served
 from muster.schedulers.node_program.frames import FRAME_LIMIT_BYTES, LOST_S, Channel, Kind
@@ -102,7 +102,7 @@ class LostNodeError(ControlError):
     """
 
     def __init__(self, line: str, why: str, *, was_reached: bool) -> None:
-        super().__init__(line, ExitCode.LOST)
+        super().__init__(line, CommandExit.LOST)
         self.why = why
         self.was_reached = was_reached
 
@@ -301,12 +301,12 @@ def run_captured(pipe: NodePipe, order: Order, limit_s: float) -> tuple[int, str
         while not session.is_over:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
-                raise ControlError(f"the command did not end in {limit_s:g} s", ExitCode.LATE)
+                raise ControlError(f"the command did not end in {limit_s:g} s", CommandExit.LATE)
             if wait_events(session.wanted, min(left_s, ALIVE_S)):
                 for stream, data in session.receive():
                     outputs[stream] += data
                     if len(outputs[stream]) > _CAPTURE_LIMIT_BYTES:
-                        raise ControlError("the command prints without end", ExitCode.LOST)
+                        raise ControlError("the command prints without end", CommandExit.LOST)
             session.check()
     finally:
         session.close()

@@ -6,7 +6,7 @@ from typing import Any
 from torchx.runner import config
 from torchx.specs.api import runopts
 
-from muster._shared.control import ControlError, ExitCode
+from muster._shared.control import CommandExit, ControlError
 from muster._shared.foreign_files import read_whole
 
 
@@ -19,7 +19,7 @@ def check_files() -> list[configparser.ConfigParser]:
     try:
         return [_parse(path) for path in config.find_configs()]
     except OSError as error:  # $TORCHXCONFIG
-        raise ControlError(str(error), ExitCode.REFUSED) from error
+        raise ControlError(str(error), CommandExit.REFUSED) from error
 
 
 def _parse(path: str) -> configparser.ConfigParser:
@@ -32,9 +32,9 @@ def _parse(path: str) -> configparser.ConfigParser:
             parser.items(section)  # substitutes %(name)s
     except (OSError, ValueError, RecursionError, configparser.Error) as error:
         why = " ".join(str(getattr(error, "strerror", None) or error).split())
-        raise ControlError(f"{path} cannot be read: {why}", ExitCode.REFUSED) from error
+        raise ControlError(f"{path} cannot be read: {why}", CommandExit.REFUSED) from error
     if "\0" in text:
-        raise ControlError(f"{path} cannot be read: it has a NUL character", ExitCode.REFUSED)
+        raise ControlError(f"{path} cannot be read: it has a NUL character", CommandExit.REFUSED)
     return parser
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from muster.schedulers.adapter import AgentWords, JobFacts, RecordReader, ReplicaId
+from muster.schedulers.adapter import AgentReports, JobFacts, RecordReader, ReplicaId
 from muster.schedulers.slurm import client
 from muster.schedulers.slurm.node import HOSTS_NAME, RUNS_DIR, list_replicas
 from muster.schedulers.slurm.running_apps import App
@@ -53,7 +53,7 @@ def read_there(app: App, node: str, wanted: Sequence[tuple[str, int, int]]) -> l
     return [(size, base64.b64decode(data)) for size, data in json.loads(output)]
 
 
-def read_words(app: App) -> AgentWords:
+def read_words(app: App) -> AgentReports:
     """Return what the agents of an app that runs report. Any node of a role will do."""
     jobs: dict[str, JobFacts] = {}
     restarts = 0
@@ -70,7 +70,7 @@ def read_words(app: App) -> AgentWords:
         reader = RecordReader(read)
         jobs[role.name] = reader.job
         restarts += reader.restarts
-    return AgentWords(jobs=jobs, restarts=restarts)
+    return AgentReports(jobs=jobs, restarts=restarts)
 
 
 def _find_nodes(app: App) -> dict[ReplicaId, str]:

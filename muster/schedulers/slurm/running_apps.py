@@ -17,7 +17,7 @@ from torchx.specs.api import ReplicaStatus
 from muster._shared.contract import LogNames
 from muster._shared.foreign_files import parse_json, read_regular, read_whole
 from muster.schedulers.adapter import (
-    AgentWords,
+    AgentReports,
     AppFacts,
     AppFolder,
     AppRecord,
@@ -230,7 +230,7 @@ def _read_nodes(folder: AppFolder, spec: AppSpec, run: str) -> dict[ReplicaId, N
     return found
 
 
-def build_facts(app: App, told: AgentWords, submitted_s: float | None) -> AppFacts:
+def build_facts(app: App, told: AgentReports, submitted_s: float | None) -> AppFacts:
     """Return what people are shown.
 
     Args:

@@ -30,10 +30,10 @@ from muster.schedulers.adapter import (
     AskKind,
     AskOutcome,
     BundleError,
+    CommandExit,
     ControlError,
     EngineError,
     Env,
-    ExitCode,
     FileSource,
     Leftover,
     ListedApp,
@@ -65,7 +65,7 @@ from muster.schedulers.adapter import (
     measure_folder,
     note_workspace,
     parse_options,
-    read_agent_words,
+    read_agent_reports,
     read_lines,
     share_workspace,
     start_pipe,
@@ -236,7 +236,7 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
         if app is None:
             return None
         if app.is_shared:
-            told = read_agent_words(app.folder, app.spec)
+            told = read_agent_reports(app.folder, app.spec)
         else:
             from muster.schedulers.slurm.logs import read_words
 
@@ -332,12 +332,12 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
         """
         app = self._find_app(app_id)
         if app is None:
-            raise ControlError(f"{self.backend} knows no app {app_id!r}", ExitCode.UNKNOWN)
+            raise ControlError(f"{self.backend} knows no app {app_id!r}", CommandExit.UNKNOWN)
         if is_terminal(app.state) or app.state is AppState.UNKNOWN or app.entry is None:
             why = word_all(running_apps.explain_end(app, app.state)[:1])
-            raise ControlError(f"{app_id} has ended already ({app.state.name}{why and ': ' + why})", ExitCode.ENDED)
+            raise ControlError(f"{app_id} has ended already ({app.state.name}{why and ': ' + why})", CommandExit.ENDED)
         if app.is_cancelled:
-            raise ControlError(f"{app_id} is being stopped already", ExitCode.REFUSED)
+            raise ControlError(f"{app_id} is being stopped already", CommandExit.REFUSED)
         return app
 
     def ask_app(self, app_id: str, kind: AskKind, limit_s: float) -> Answer:
@@ -345,7 +345,9 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
         app = self._open_app(app_id)
         if app.state is AppState.PENDING:
             assert app.entry is not None  # noqa: S101  # it waits
-            raise ControlError(f"{app_id} is PENDING: {word(running_apps.explain_wait(app.entry))}", ExitCode.REFUSED)
+            raise ControlError(
+                f"{app_id} is PENDING: {word(running_apps.explain_wait(app.entry))}", CommandExit.REFUSED
+            )
         return _ask(app, kind, limit_s)
 
     def open_in_node(self, app_id: str, role: str, index: int, words: Sequence[str]) -> NodePipe:
@@ -353,7 +355,7 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
         app, replica = self._open_app(app_id), ReplicaId(role, index)
         node = app.find_running(role).get(replica)
         if node is None:
-            raise ControlError(f"node {index} of {role} does not run", ExitCode.ENDED)
+            raise ControlError(f"node {index} of {role} does not run", CommandExit.ENDED)
         assert app.entry is not None  # noqa: S101  # it runs
         python = app.spec.details["replicas"][role][index]["command"][0]
         supervisor = app.nodes[replica].record.supervisor if replica in app.nodes else None
@@ -423,9 +425,11 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
         before = sizes.get(chosen.name, chosen.replicas)
         if nodes > before:
             line = f"{app_id} has {count_nodes(before)} and cannot get {nodes}: a Slurm job can only shrink"
-            raise ControlError(f"{line}; submit it with spares=N for lost nodes", ExitCode.REFUSED)
+            raise ControlError(f"{line}; submit it with spares=N for lost nodes", CommandExit.REFUSED)
         if not app.is_shared:
-            raise ControlError(f"{app_id} has no folder that its nodes share: it cannot be resized", ExitCode.REFUSED)
+            raise ControlError(
+                f"{app_id} has no folder that its nodes share: it cannot be resized", CommandExit.REFUSED
+            )
         sizes[chosen.name] = nodes
         write_text(app.folder.state_dir / SIZES_NAME, "".join(f"{name} {size}\n" for name, size in sizes.items()))
         leaving = {each: node for each, node in app.find_running(chosen.name).items() if each.index >= nodes}

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from muster._shared import processes
-from muster._shared.control import ControlError, ExitCode
+from muster._shared.control import CommandExit, ControlError
 from muster._shared.foreign_files import read_whole
 from muster.schedulers.node_program.frames import LOST, STATE_NAME, Kind, pack, write_all
 from muster.schedulers.node_program.link import UPLOAD_BYTES, Link, read_pieces, run_link
@@ -151,7 +151,7 @@ class SshLink(Link):
             if self._told_kill_s is not None and now_s - self._told_kill_s > _KILL_LIMIT_S:
                 return
         if session.is_refused:
-            raise ControlError(session.failure, ExitCode.LOST)
+            raise ControlError(session.failure, CommandExit.LOST)
 
     def _handle(self, session: Session, kind: bytes, content: bytes) -> None:
         """See `Link`."""

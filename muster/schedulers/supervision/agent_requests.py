@@ -17,7 +17,7 @@ from typing import Final, TypeAlias
 from urllib.parse import quote
 
 from muster._shared.contract import AskKind, AskOutcome
-from muster._shared.control import ControlError, ExitCode, RoleNodes, ask_roles, close_stop, count_nodes
+from muster._shared.control import CommandExit, ControlError, RoleNodes, ask_roles, close_stop, count_nodes
 from muster._shared.records import replace
 from muster._shared.reports import Answer
 from muster.schedulers.errors import describe_os_error
@@ -47,7 +47,7 @@ def ask_app(folder: AppFolder, kind: AskKind, limit_s: float, ask_node: AskNode)
     """
     spec, record = read_running(folder)
     if record.app.phase is AppPhase.ENDING:
-        raise ControlError(f"{spec.app_id} is being stopped: {word_all(record.app.reasons)}", ExitCode.REFUSED)
+        raise ControlError(f"{spec.app_id} is being stopped: {word_all(record.app.reasons)}", CommandExit.REFUSED)
     return _ask_roles(spec, record, kind, limit_s, ask_node)
 
 
@@ -60,14 +60,14 @@ def read_running(folder: AppFolder) -> tuple[AppSpec, AppRecord]:
     spec, record = client.read_app(folder)
     lost = client.find_loss(folder, record)
     if lost is not None:
-        raise ControlError(f"{spec.app_id}: {word(lost)}", ExitCode.LOST)
+        raise ControlError(f"{spec.app_id}: {word(lost)}", CommandExit.LOST)
     if record is None:
-        raise ControlError(f"{spec.app_id} is being started: ask again", ExitCode.REFUSED)
+        raise ControlError(f"{spec.app_id} is being started: ask again", CommandExit.REFUSED)
     if client.has_ended(record) or not spec.details:  # these go first
         outcome = record.app.outcome.value if record.app.outcome is not None else "ended"
-        raise ControlError(f"{spec.app_id} has ended already ({outcome})", ExitCode.ENDED, is_unchanged=True)
+        raise ControlError(f"{spec.app_id} has ended already ({outcome})", CommandExit.ENDED, is_unchanged=True)
     if not client.runs_here(record):
-        raise ControlError(f"{spec.app_id} runs on {record.machine.host}: ask there", ExitCode.LOST)
+        raise ControlError(f"{spec.app_id} runs on {record.machine.host}: ask there", CommandExit.LOST)
     return spec, record
 
 
@@ -99,7 +99,9 @@ def stop_app(folder: AppFolder, limit_s: float, ask_node: AskNode) -> Answer:
         return _end_lost(folder)
     spec, record = read_running(folder)
     if record.app.phase is AppPhase.ENDING:
-        raise ControlError(f"{spec.app_id} is being stopped already: {word_all(record.app.reasons)}", ExitCode.REFUSED)
+        raise ControlError(
+            f"{spec.app_id} is being stopped already: {word_all(record.app.reasons)}", CommandExit.REFUSED
+        )
     began_s = time.monotonic()
     jobs = sum(role.runs_agent for role in spec.roles)  # asked in turn
     refusal = client.request_stop(folder, sends=f"{DRAIN_WORD}{jobs * limit_s + DRAIN_MARGIN_S:g}")
@@ -146,7 +148,7 @@ def recover_app(folder: AppFolder) -> Answer:
     spec, before = client.read_app(folder)
     if before is None or not client.is_lost(folder, before):
         read_running(folder)
-        raise ControlError(f"{spec.app_id} has a supervisor, which runs", ExitCode.REFUSED, is_unchanged=True)
+        raise ControlError(f"{spec.app_id} has a supervisor, which runs", CommandExit.REFUSED, is_unchanged=True)
     client.start_supervisor(folder, spec, recovers=True)
     after = client.read_app(folder)[1] or before
     if after.app.phase is AppPhase.ENDING or client.has_ended(after):
@@ -180,7 +182,7 @@ def resize_app(folder: AppFolder, nodes: int, choose_role: Callable[[AppSpec], S
             _check_space(folder)
             changed = _request_resize(folder, spec, record, f"{RESIZE_WORD}{nodes}:{quote(role.name, safe='')}")
         if _has_succeeded(changed, role.name):
-            raise ControlError(f"role {role.name!r} of {spec.app_id!r} has ended already", ExitCode.ENDED)
+            raise ControlError(f"role {role.name!r} of {spec.app_id!r} has ended already", CommandExit.ENDED)
     old, new = record.app, changed.app
     starts = [each for each in ids if new.is_wanted(each) and each not in (*old.running(), *old.leaving)]
     gone = [each for each in ids if old.is_wanted(each) and not new.is_wanted(each)]
@@ -214,7 +216,7 @@ def _check_space(folder: AppFolder) -> None:
         raise
     except OSError as error:
         line = describe_os_error(error, str(folder.path))
-        raise ControlError(line, ExitCode.REFUSED, is_unchanged=True) from error
+        raise ControlError(line, CommandExit.REFUSED, is_unchanged=True) from error
 
 
 def _request_resize(folder: AppFolder, spec: AppSpec, before: AppRecord, request: str) -> AppRecord:
@@ -233,9 +235,9 @@ def _request_resize(folder: AppFolder, spec: AppSpec, before: AppRecord, request
                 told = record.supervisor
             time.sleep(0.02)
         else:
-            raise ControlError(f"the supervisor of {spec.app_id} does not answer", ExitCode.LOST)
+            raise ControlError(f"the supervisor of {spec.app_id} does not answer", CommandExit.LOST)
     line = f"{spec.app_id} is being stopped: {word_all(before.app.reasons)}"
-    raise ControlError(line, ExitCode.REFUSED, is_unchanged=True)
+    raise ControlError(line, CommandExit.REFUSED, is_unchanged=True)
 
 
 def _wait_left(folder: AppFolder, spec: AppSpec, line: str, ends: Sequence[ReplicaId], began_s: float) -> Answer:
@@ -249,7 +251,7 @@ def _wait_left(folder: AppFolder, spec: AppSpec, line: str, ends: Sequence[Repli
     while left and time.monotonic() < deadline_s:
         record = folder.read_record()
         if record is None or client.has_ended(record):
-            raise ControlError(f"{spec.app_id} has ended while it was being resized", ExitCode.ENDED)
+            raise ControlError(f"{spec.app_id} has ended while it was being resized", CommandExit.ENDED)
         if any(map(record.app.is_wanted, ends)):
             size = count_nodes(record.app.sizes[ends[0].role])
             return Answer(outcome=AskOutcome.DONE, line=f"{line}but it was resized again, to {size}")
@@ -282,7 +284,7 @@ def _wait_for_turn(folder: AppFolder) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() > deadline_s:
                     line = f"another command resizes {folder.path.name}"
-                    raise ControlError(line, ExitCode.REFUSED, is_unchanged=True) from None
+                    raise ControlError(line, CommandExit.REFUSED, is_unchanged=True) from None
                 time.sleep(0.02)
         yield
     finally:
@@ -311,4 +313,4 @@ def _wait_recorded(folder: AppFolder, is_so: Callable[[SupervisedApp], bool]) ->
         if record is None or is_so(record.app):
             return record
         time.sleep(0.02)
-    raise ControlError(f"the supervisor of {folder.path.name} does not answer", ExitCode.LOST)
+    raise ControlError(f"the supervisor of {folder.path.name} does not answer", CommandExit.LOST)

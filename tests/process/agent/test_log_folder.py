@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from harness import Tree, find_free_port, wait_until
 
-from muster._shared.control import ExitCode
+from muster._shared.control import CommandExit
 from muster.cli import commands
 from muster.cli.history import sources
 from muster.schedulers.slurm import client
@@ -56,7 +56,7 @@ def test_a_job_that_runs_and_is_stopped(start, tmp_path, capsys):
         assert line.startswith(f"{run}  RUNNING: attempt 0, ")
         assert commands.main(["top", "--once", str(logs)]) == 10
         assert "of 500" in capsys.readouterr().out
-        assert commands.main(["stop", str(logs)]) == ExitCode.USAGE
+        assert commands.main(["stop", str(logs)]) == CommandExit.USAGE
         said = capsys.readouterr().err
         assert "`muster status`, `top`, " in said
         agent.send(signal.SIGTERM)
@@ -65,7 +65,7 @@ def test_a_job_that_runs_and_is_stopped(start, tmp_path, capsys):
     assert "agents received SIGTERM; " in read(logs, capsys)[1]
     rest = f"`muster log {run} --attempt N` prints the output of all ranks in attempt N"
     code, printed, said = read_log(capsys, str(run), "--failed")
-    assert (code, printed, f"it is CANCELLED; {rest}" in said) == (ExitCode.REFUSED, "", True)
+    assert (code, printed, f"it is CANCELLED; {rest}" in said) == (CommandExit.REFUSED, "", True)
 
 
 ENDED = [
@@ -125,9 +125,9 @@ def test_the_output_of_the_rank_that_failed(start, tmp_path, capsys):
     assert "ranks 0-1" in read_log(capsys, run, "--rank", "5")[2]
     where = "the agents' own output is on the console on which they were started"
     line = f"muster: {where}; `--failed`, `--rank N` and `--attempt N` print the output of ranks\n"
-    assert read_log(capsys, run) == (ExitCode.USAGE, "", line)
+    assert read_log(capsys, run) == (CommandExit.USAGE, "", line)
     code, printed, said = read_log(capsys, run, "--failed", "--role", "job7")
-    assert (code, printed, "--role and --node" in said) == (ExitCode.USAGE, "", True)
+    assert (code, printed, "--role and --node" in said) == (CommandExit.USAGE, "", True)
     check_a_rank_of_a_node_with_a_folder_of_its_own(Path(run), capsys)
 
 
@@ -139,7 +139,7 @@ def check_a_rank_of_a_node_with_a_folder_of_its_own(run: Path, capsys: pytest.Ca
     (run / "events.jsonl").write_text(re.sub(r'"world_size": ?2\b', '"world_size": 8', events))
     code, _, err = read_log(capsys, str(run), "--failed")
     share = "its node wrote to another log folder: give that one on its node, or let agents share one `--log-dir`"
-    assert code == ExitCode.REFUSED
+    assert code == CommandExit.REFUSED
     assert err.startswith(
         f"muster: the root cause: rank 7, attempt 0\nmuster: {run} has no output of rank 7: {share}; ranks 0-1 f"
     )
@@ -159,10 +159,10 @@ def test_a_rank_whose_output_went_to_the_console(start, tmp_path, capsys):
     (run / "report.json").unlink()
     code, _, err = read_log(capsys, str(run), "--failed")
     lines = [f"muster: {run} has no output of rank {rank}: {why}" for rank in (0, 1)]
-    assert code == ExitCode.REFUSED
+    assert code == CommandExit.REFUSED
     assert err.splitlines()[1] in lines, "without a report the records say which rank it was"
     code, printed, said = read_log(capsys, str(run), "--attempt", "0")
-    assert (code, printed, said.endswith(f": {why}\n")) == (ExitCode.REFUSED, "", True)
+    assert (code, printed, said.endswith(f": {why}\n")) == (CommandExit.REFUSED, "", True)
 
 
 def test_agents_that_were_killed_leave_a_job_that_is_unknown(start, tmp_path, capsys):
@@ -214,11 +214,11 @@ def test_a_job_without_a_record_has_a_line(tmp_path, capsys, words):
     path = tmp_path / "job7" / "events.jsonl"
     path.parent.mkdir()
     path.touch()
-    assert commands.main([*words, str(tmp_path)]) == ExitCode.REFUSED
+    assert commands.main([*words, str(tmp_path)]) == CommandExit.REFUSED
     printed, said = capsys.readouterr()
     assert (printed, said.count("\n"), f"{path} has no records" in said) == ("", 1, True)
 
 
 def test_a_folder_without_a_job_is_refused(tmp_path, capsys):
-    assert commands.main(["status", str(tmp_path)]) == ExitCode.REFUSED
+    assert commands.main(["status", str(tmp_path)]) == CommandExit.REFUSED
     assert f"{tmp_path} has no events.jsonl" in capsys.readouterr().err

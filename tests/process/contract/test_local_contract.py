@@ -8,7 +8,7 @@ import pytest
 from contract_hooks import OnThisMachine
 from doc_pages import ROOT
 
-from muster._shared.control import ExitCode
+from muster._shared.control import CommandExit
 
 COUNT = """
 import time
@@ -79,15 +79,15 @@ class TestFolders(OnThisMachine):
         job = ("dist.ddp", "-j", "1x1", "--start", "cold", "--script", "count.py")
         code, told = call("run", "-s", "folders", *job)
         assert (code, told.startswith("folders://torchx/count-")) == (0, True), told
-        self.wait(lambda: call("checkpoint", "count")[0] != ExitCode.LOST, "its ranks to answer")
+        self.wait(lambda: call("checkpoint", "count")[0] != CommandExit.LOST, "its ranks to answer")
         assert "RUNNING" in call("status", "count")[1]
         assert call("exec", "count", "--", "printenv", "MUSTER_ADAPTER") == (0, "folders\n")
-        assert call("stop", "count")[0] == ExitCode.DONE
+        assert call("stop", "count")[0] == CommandExit.DONE
         assert "stopped at a step" in call("log", "count", "--rank", "0")[1]
         code, told = call("hold", "-s", "folders", "dist.ddp", "-j", "1x1", "--preload", "none")
         assert code == 0, told
         code, told = call("run", "-s", "held", "dist.ddp", "-j", "1x1", "--script", "hello.py")
         assert (code, "hello0]:hello" in told) == (0, True), told
-        assert call("release")[0] == ExitCode.DONE
-        assert call("delete", "count")[0] == ExitCode.DONE
+        assert call("release")[0] == CommandExit.DONE
+        assert call("delete", "count")[0] == CommandExit.DONE
         assert "count-" not in call("list")[1]

@@ -106,7 +106,8 @@ def test_functions_as_workers(folder: Path, bare: Path, method: str) -> None:
         "def rank(): return int(os.environ['RANK'])\n"
         "if __name__ == '__main__':\n"
         "    flags = ['--standalone', '--nproc-per-node', '2']\n"
-        f"    print(sorted(run_program(flags, rank, (), nproc=2, start_method={method!r}).items()))\n"
+        f"    call = dict(nproc=2, start_method={method!r}, environ=os.environ)\n"
+        "    print(sorted(run_program(flags, rank, (), **call)[1].items()))\n"
     )
     outcome = run_tree([str(bare / "bin" / "python"), str(program)], cwd=folder)
     assert outcome.exit_code == 0, outcome.explain()

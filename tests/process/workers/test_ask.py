@@ -68,4 +68,5 @@ def test_a_question_outside_of_a_job_loads_next_to_nothing() -> None:
         "muster.agent.ask",
         "muster._shared",
         "muster._shared.contract",
+        "muster._shared.layouts",
     }

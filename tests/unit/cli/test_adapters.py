@@ -7,7 +7,7 @@ from importlib.metadata import EntryPoint
 import pytest
 
 from muster._shared.contract import AskOutcome
-from muster._shared.control import ControlError, ExitCode
+from muster._shared.control import CommandExit, ControlError
 from muster._shared.reports import Answer
 from muster.cli import adapters
 from muster.cli import prune as prune_module
@@ -101,14 +101,14 @@ def _registered(monkeypatch):
 
 def test_a_scheduler_of_another_package_is_asked(capsys):
     for command in ("stop", "checkpoint", "pause", "resume", "stacks", "delete"):
-        assert main([command, "foreign://torchx/job", "--json"]) == ExitCode.DONE, capsys.readouterr()
+        assert main([command, "foreign://torchx/job", "--json"]) == CommandExit.DONE, capsys.readouterr()
         assert json.loads(capsys.readouterr().out)["outcome"] == "done"
     asked = [each for each in ASKED if each != "closed"]
     names = ("reach", "stop", "checkpoint", "pause", "resume", "stacks", "delete")
     assert asked == [(name, "job") for name in names]
-    assert main(["resize", "foreign://torchx/job", "3"]) == ExitCode.REFUSED
+    assert main(["resize", "foreign://torchx/job", "3"]) == CommandExit.REFUSED
     assert capsys.readouterr().err == "muster: foreign jobs cannot be resized\n"
-    assert main(["delete", "foreign://torchx/gone"]) == ExitCode.UNKNOWN
+    assert main(["delete", "foreign://torchx/gone"]) == CommandExit.UNKNOWN
 
 
 BROKEN = "scheduler 'broken' cannot be created: AttributeError: 'NoneType' object has no attribute 'host'"
@@ -120,16 +120,16 @@ BROKEN = "scheduler 'broken' cannot be created: AttributeError: 'NoneType' objec
         (
             "nothing",
             "there is no scheduler 'nothing'; there are: foreign, other, missing, broken, refused, local_cwd",
-            ExitCode.USAGE,
+            CommandExit.USAGE,
         ),
         (
             "other",
             "muster cannot ask scheduler 'other', which is not made with muster.schedulers.adapter; use torchx for it",
-            ExitCode.USAGE,
+            CommandExit.USAGE,
         ),
-        ("missing", "scheduler 'missing' cannot be used here: No module named 'ray'", ExitCode.USAGE),
-        ("broken", BROKEN, ExitCode.LOST),
-        ("refused", "no controller answers at foreign.example; start one", ExitCode.LOST),
+        ("missing", "scheduler 'missing' cannot be used here: No module named 'ray'", CommandExit.USAGE),
+        ("broken", BROKEN, CommandExit.LOST),
+        ("refused", "no controller answers at foreign.example; start one", CommandExit.LOST),
     ],
 )
 def test_a_scheduler_that_cannot_be_asked_is_one_line(name, line, code, capsys):

@@ -14,7 +14,7 @@ from event_checks import SCHEMA, find_errors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muster._shared.control import ControlError, ExitCode
+from muster._shared.control import CommandExit, ControlError
 from muster.cli import commands
 from muster.cli.history import sources
 from muster.cli.history.clocks import place, show_clock
@@ -744,7 +744,7 @@ def test_a_timeline_is_written_and_said(tmp_path, capsys, monkeypatch) -> None:
     assert said.out.startswith("The job ran for ")
     assert said.err.startswith("written: train-7.html (")
     assert (tmp_path / "train-7.html").read_text().startswith("<!doctype html>")
-    assert commands.main(["timeline", str(folder), "-o", str(tmp_path / "none" / "x.html")]) == ExitCode.REFUSED
+    assert commands.main(["timeline", str(folder), "-o", str(tmp_path / "none" / "x.html")]) == CommandExit.REFUSED
     assert "cannot write" in capsys.readouterr().err
 
 

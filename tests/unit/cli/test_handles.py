@@ -5,7 +5,7 @@ import os
 import pytest
 from torchx.specs import AppState
 
-from muster._shared.control import ControlError, ExitCode
+from muster._shared.control import CommandExit, ControlError
 from muster.cli import commands, operations
 from muster.cli.handles import find_app, list_names
 from muster.schedulers import kubernetes
@@ -97,10 +97,10 @@ def test_a_last_job_that_cannot_be_reached_is_named(words, env, tmp_path, monkey
     """The line did not name the job: "no cluster is configured"."""
     record_last_remote(tmp_path / "muster", "kubernetes", "team:train-9")
     refuse_all(monkeypatch)
-    assert commands.main(words) == ExitCode.LOST
+    assert commands.main(words) == CommandExit.LOST
     last = "muster: last is kubernetes://torchx/team:train-9, and no cluster is configured"
     assert capsys.readouterr().err == f"{last}\n"
-    assert commands.main(["status", "kubernetes://torchx/team:train-9"]) == ExitCode.LOST
+    assert commands.main(["status", "kubernetes://torchx/team:train-9"]) == CommandExit.LOST
     assert capsys.readouterr().err == "muster: no cluster is configured\n", "a job that is named needs no explanation"
 
 
@@ -109,7 +109,7 @@ def test_a_last_job_that_was_deleted_is_named(env, tmp_path, monkeypatch, capsys
     cluster = Cluster()
     cluster.read_facts, cluster.close = cluster.describe_app, lambda: None
     monkeypatch.setattr(operations, "create_scheduler", lambda name, session: cluster)
-    assert commands.main(["status"]) == ExitCode.UNKNOWN
+    assert commands.main(["status"]) == CommandExit.UNKNOWN
     last = "muster: last is kubernetes://torchx/team:train-9, and team:train-9 is gone"
     assert capsys.readouterr().err == f"{last}\n"
 
@@ -135,9 +135,9 @@ def test_a_job_id_of_slurm_names_its_app(env, tmp_path):
 @pytest.mark.parametrize(
     ("word", "line", "code"),
     [
-        ("mai", "'mai' may be any of 2 jobs: detached://torchx/main, local_cwd://torchx/main-a1", ExitCode.USAGE),
-        ("none", "no job is named 'none'; `muster list` lists them", ExitCode.UNKNOWN),
-        ("a/b/c", "'a/b/c' is not an app handle; an example is local_cwd://torchx/train-x7k2", ExitCode.USAGE),
+        ("mai", "'mai' may be any of 2 jobs: detached://torchx/main, local_cwd://torchx/main-a1", CommandExit.USAGE),
+        ("none", "no job is named 'none'; `muster list` lists them", CommandExit.UNKNOWN),
+        ("a/b/c", "'a/b/c' is not an app handle; an example is local_cwd://torchx/train-x7k2", CommandExit.USAGE),
     ],
 )
 def test_what_names_no_app(word, line, code, env):
@@ -199,7 +199,7 @@ def test_the_last_job_of_a_cluster_that_was_deleted_is_no_typo(env, tmp_path, se
     for word in ("train-9", "train"):
         with pytest.raises(ControlError) as caught:
             find_app(word, env)
-        assert (str(caught.value), caught.value.exit_code) == ("team:train-9 is gone", ExitCode.UNKNOWN)
+        assert (str(caught.value), caught.value.exit_code) == ("team:train-9 is gone", CommandExit.UNKNOWN)
     place = "namespace 'team' of context 'c'"
     with pytest.raises(ControlError) as caught:
         find_app("rain", env)

@@ -14,7 +14,7 @@ from other_user import OTHER, needs_two_users
 from torchx.specs import AppDef, AppState, Role
 from torchx.specs.api import ReplicaStatus
 
-from muster._shared.control import ControlError, ExitCode
+from muster._shared.control import CommandExit, ControlError
 from muster.cli.commands import build_parser
 from muster.cli.exec.targets import find_targets
 from muster.schedulers.docker.engine.inside_stream import InsideStream
@@ -94,32 +94,32 @@ def test_which_nodes_are_meant() -> None:
 @pytest.mark.parametrize(
     ("scheduler", "more", "line", "code"),
     [
-        (build_facts([AppState.RUNNING]), {"node": 1}, "app has no node 1: it has 1 node", ExitCode.REFUSED),
-        (build_facts([]), {"takes_all": True}, "no node of app runs", ExitCode.ENDED),
-        (build_facts([AppState.FAILED]), {}, "r/0 of app does not run", ExitCode.ENDED),
-        (build_facts([], state=AppState.FAILED), {}, "app has ended already (FAILED)", ExitCode.ENDED),
-        (build_facts([], state=AppState.PENDING), {}, "app is PENDING: why", ExitCode.REFUSED),
+        (build_facts([AppState.RUNNING]), {"node": 1}, "app has no node 1: it has 1 node", CommandExit.REFUSED),
+        (build_facts([]), {"takes_all": True}, "no node of app runs", CommandExit.ENDED),
+        (build_facts([AppState.FAILED]), {}, "r/0 of app does not run", CommandExit.ENDED),
+        (build_facts([], state=AppState.FAILED), {}, "app has ended already (FAILED)", CommandExit.ENDED),
+        (build_facts([], state=AppState.PENDING), {}, "app is PENDING: why", CommandExit.REFUSED),
         (
             build_facts([AppState.RUNNING], names=("a", "b")),
             {},
             "app has several roles: name one with --role: a, b",
-            ExitCode.USAGE,
+            CommandExit.USAGE,
         ),
         (
             build_facts([AppState.RUNNING]),
             {"role": "x"},
             "app has no role 'x' that runs agents; there is: r",
-            ExitCode.USAGE,
+            CommandExit.USAGE,
         ),
         (
             build_facts([AppState.RUNNING], names=()),
             {},
             "app runs no agents of muster: no node of it has workers",
-            ExitCode.REFUSED,
+            CommandExit.REFUSED,
         ),
     ],
 )
-def test_nodes_that_cannot_be_meant(scheduler: Any, more: dict[str, Any], line: str, code: ExitCode) -> None:
+def test_nodes_that_cannot_be_meant(scheduler: Any, more: dict[str, Any], line: str, code: CommandExit) -> None:
     with pytest.raises(ControlError) as error:
         find(scheduler, **more)
     assert (str(error.value), error.value.exit_code) == (line, code)

@@ -8,7 +8,7 @@ from doubles import samples
 from torchx.specs import AppState, Role
 
 from muster._shared.contract import FORMAT
-from muster._shared.control import ExitCode
+from muster._shared.control import CommandExit
 from muster._shared.job_view import JobStatus
 from muster.cli import commands, operations
 from muster.schedulers.adapter.properties import Properties
@@ -156,7 +156,7 @@ NO_LINES = {key: [] for key in LINES}
     ],
 )
 def test_a_job_without_a_line_says_why(log, state, line):
-    assert log(Apps(lines=NO_LINES, state=state)) == (ExitCode.REFUSED, "", f"muster: {line}\n")
+    assert log(Apps(lines=NO_LINES, state=state)) == (CommandExit.REFUSED, "", f"muster: {line}\n")
     assert log(Apps(state=state))[::2] == (0, "")
 
 
@@ -174,7 +174,7 @@ def test_a_job_that_waits_says_so_before_its_lines_are_followed(log):
     waits = "muster: no node of a runs, it is PENDING: why\n"
     code, out, err = log(Apps(state=AppState.PENDING), "-f", "--role", "e")
     assert (code, out, err) == (0, "e/0 plain\n", waits)
-    assert log(Apps(lines=NO_LINES, state=AppState.PENDING), "--rank", "0") == (ExitCode.REFUSED, "", waits)
+    assert log(Apps(lines=NO_LINES, state=AppState.PENDING), "--rank", "0") == (CommandExit.REFUSED, "", waits)
 
 
 def test_the_lines_of_a_spare_are_shown(log):
@@ -262,7 +262,7 @@ def test_a_rank_whose_node_has_no_records_here_yet_is_found_in_its_output(log):
     code, out, _ = log(Apps({(0, "events.jsonl"): first}), "--rank", "2")
     assert (code, out) == (0, "two\n")
     code, out, err = log(Apps({(0, "events.jsonl"): first}), "--rank", "9")
-    assert (code, out, err) == (ExitCode.REFUSED, "", "muster: there is no rank 9; there are ranks 0-3\n")
+    assert (code, out, err) == (CommandExit.REFUSED, "", "muster: there is no rank 9; there are ranks 0-3\n")
 
 
 def test_a_read_that_failed_is_a_line_with_its_reason(log):
@@ -278,26 +278,26 @@ def test_a_read_that_failed_is_a_line_with_its_reason(log):
 @pytest.mark.parametrize(
     ("files", "words", "code", "line"),
     [
-        (FILES, ["--rank", "9"], ExitCode.REFUSED, "there is no rank 9; there are ranks 0-3"),
-        (FILES, ["--rank", "1", "--attempt", "7"], ExitCode.REFUSED, "there is no attempt 7; there are: 0, 1"),
+        (FILES, ["--rank", "9"], CommandExit.REFUSED, "there is no rank 9; there are ranks 0-3"),
+        (FILES, ["--rank", "1", "--attempt", "7"], CommandExit.REFUSED, "there is no attempt 7; there are: 0, 1"),
         (
             {},
             ["--rank", "9"],
-            ExitCode.REFUSED,
+            CommandExit.REFUSED,
             "the files and lines of rank 9 are gone with its node, or out of reach",
         ),
         (
             {},
             ["--attempt", "0", "--rank", "1"],
-            ExitCode.REFUSED,
+            CommandExit.REFUSED,
             "the files of attempt 0 cannot be read: they are not on this machine, and no node has them",
         ),
-        ({}, ["--failed"], ExitCode.REFUSED, "no rank of a is known to have failed"),
-        ({}, ["--role", "x"], ExitCode.USAGE, "a has no role 'x'; it has: t, e"),
-        ({}, ["--role", "e", "--rank", "0"], ExitCode.USAGE, "e runs no agents of muster, which number ranks"),
-        ({}, ["--node", "5"], ExitCode.USAGE, "a has nodes 0 to 1, not 5"),
-        ({}, ["-f", "--attempt", "0"], ExitCode.USAGE, "-f with --attempt needs a --rank"),
-        ({}, ["gone"], ExitCode.UNKNOWN, "one has no job 'gone': it may have been deleted, or "),
+        ({}, ["--failed"], CommandExit.REFUSED, "no rank of a is known to have failed"),
+        ({}, ["--role", "x"], CommandExit.USAGE, "a has no role 'x'; it has: t, e"),
+        ({}, ["--role", "e", "--rank", "0"], CommandExit.USAGE, "e runs no agents of muster, which number ranks"),
+        ({}, ["--node", "5"], CommandExit.USAGE, "a has nodes 0 to 1, not 5"),
+        ({}, ["-f", "--attempt", "0"], CommandExit.USAGE, "-f with --attempt needs a --rank"),
+        ({}, ["gone"], CommandExit.UNKNOWN, "one has no job 'gone': it may have been deleted, or "),
     ],
 )
 def test_what_cannot_be_read_is_one_line(log, files, words, code, line):
@@ -362,12 +362,12 @@ def test_why_nothing_is_known_of_a_rank(log, state):
     code, out, err = log(Apps(report=build_report(), state=state, flags=TEE, lines=GONE), "--rank", "1")
     gone = "the files and lines of rank 1 are gone with its node, or out of reach"
     line = f"muster: {gone}; {REST}"
-    assert (code, out, err.splitlines()) == (ExitCode.REFUSED, "", [line])
+    assert (code, out, err.splitlines()) == (CommandExit.REFUSED, "", [line])
 
 
 def test_the_ranks_that_there_are_where_no_records_can_be_read(log):
     code, out, err = log(Apps(world_size=4, lines=GONE), "--role", "t", "--rank", "7")
-    assert (code, out, err) == (ExitCode.REFUSED, "", "muster: there is no rank 7; there are ranks 0-3\n")
+    assert (code, out, err) == (CommandExit.REFUSED, "", "muster: there is no rank 7; there are ranks 0-3\n")
 
 
 REST = "`muster log a` prints what is left of the job's output"
@@ -377,7 +377,7 @@ def test_where_no_rank_has_failed_the_cause_of_the_jobs_end_is_said(log):
     """A killed agent, a node that was lost."""
     code, _, err = log(Apps(state=AppState.FAILED), "--failed")
     assert (code, err) == (
-        ExitCode.REFUSED,
+        CommandExit.REFUSED,
         f"muster: no rank of a is known to have failed; it is FAILED: why; {REST}\n",
     )
 
@@ -419,7 +419,7 @@ def test_what_is_known_of_a_hang_whose_pod_is_gone(log, is_printed):
         assert (code, out) == (0, "".join(lines["t", 0]))
         told = f"{gone}; this is the job's report, as its agents have printed it"
     else:
-        assert (code, out) == (ExitCode.REFUSED, "")
+        assert (code, out) == (CommandExit.REFUSED, "")
         told = (
             f"{gone}; this is known of the failure: why; cause: hang; {REST}; "
             "to keep them next time, add `--env MUSTER_LOG_DIR=FOLDER`, on a volume"
@@ -436,7 +436,7 @@ def test_if_all_pods_are_gone_the_line_says_what_is_known_and_how_to_keep_logs(l
     scheduler.properties = PODS
     scheduler.response.roles[0].env = {"MUSTER_LOG_DIR": folder} if folder else {}
     code, out, err = log(scheduler, "--failed")
-    assert (code, out) == (ExitCode.REFUSED, "")
+    assert (code, out) == (CommandExit.REFUSED, "")
     keeps = "to keep them next time, add `--env MUSTER_LOG_DIR=FOLDER`, on a volume"
     keeps = f"if {folder} (MUSTER_LOG_DIR) is on a volume, they are still there" if folder else keeps
     assert err == (f"muster: no rank of a is known to have failed; it is FAILED: why; {REST}; {keeps}\n")
@@ -448,4 +448,4 @@ def test_if_all_pods_are_gone_the_line_says_what_is_known_and_how_to_keep_logs(l
 @pytest.mark.parametrize("state", [AppState.PENDING, AppState.RUNNING])
 def test_where_no_rank_has_failed_yet_the_state_is_said_and_no_report_is_looked_for(log, state):
     told = f"muster: no rank of a is known to have failed; it is {state.name}\n"
-    assert log(Apps(state=state, lines={**LINES, ("t", 0): PRINTED}), "--failed") == (ExitCode.REFUSED, "", told)
+    assert log(Apps(state=state, lines={**LINES, ("t", 0): PRINTED}), "--failed") == (CommandExit.REFUSED, "", told)

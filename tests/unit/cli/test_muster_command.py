@@ -10,7 +10,7 @@ import pytest
 
 from muster import __version__
 from muster._shared.contract import AskKind, AskOutcome
-from muster._shared.control import ControlError, ExitCode, get_exit_code, merge_answers
+from muster._shared.control import CommandExit, ControlError, get_exit_code, merge_answers
 from muster._shared.fields import LateRank
 from muster._shared.reports import Answer, RankProgress, Stack
 from muster.cli import answers, operations, prune
@@ -32,11 +32,11 @@ def test_a_command_asks_what_its_name_says(command, monkeypatch, capsys):
         return Answer(outcome=AskOutcome.LATE, line="rank 3 is late", step=4)
 
     monkeypatch.setattr(operations, "ask", ask)
-    assert main([command, "local_cwd://torchx/x", "--limit", "7", "--json"]) == ExitCode.LATE
+    assert main([command, "local_cwd://torchx/x", "--limit", "7", "--json"]) == CommandExit.LATE
     assert called == [(("local_cwd://torchx/x", AskKind(command)), {"limit_s": 7.0})]
     printed = json.loads(capsys.readouterr().out)
     assert (printed["outcome"], printed["exit_code"], printed["step"]) == ("late", 5, 4)
-    assert main([command, "local_cwd://torchx/x"]) == ExitCode.LATE
+    assert main([command, "local_cwd://torchx/x"]) == CommandExit.LATE
     assert called[1][1] == {"limit_s": 60.0}
     assert capsys.readouterr() == ("", "rank 3 is late\n")
 
@@ -55,7 +55,7 @@ def test_an_answer_as_json(monkeypatch, capsys):
         progress=(shown,),
     )
     monkeypatch.setattr(operations, "ask", lambda *_, **__: answer)
-    assert main(["stacks", "local_cwd://torchx/x", "--json"]) == ExitCode.DONE
+    assert main(["stacks", "local_cwd://torchx/x", "--json"]) == CommandExit.DONE
     assert json.loads(capsys.readouterr().out) == {
         "outcome": "done",
         "line": "x",
@@ -88,12 +88,12 @@ def test_an_answer_as_json(monkeypatch, capsys):
 def test_what_could_not_be_passed_on_is_one_line(monkeypatch, capsys):
     def operation(handle, *, limit_s, now):
         assert (limit_s, now) == (60.0, False)
-        raise ControlError("no such app", ExitCode.UNKNOWN)
+        raise ControlError("no such app", CommandExit.UNKNOWN)
 
     monkeypatch.setattr(operations, "stop", operation)
-    assert main(["stop", "local_cwd://torchx/x"]) == ExitCode.UNKNOWN
+    assert main(["stop", "local_cwd://torchx/x"]) == CommandExit.UNKNOWN
     assert capsys.readouterr() == ("", "muster: no such app\n")
-    assert main(["stop", "local_cwd://torchx/x", "--json"]) == ExitCode.UNKNOWN
+    assert main(["stop", "local_cwd://torchx/x", "--json"]) == CommandExit.UNKNOWN
     assert json.loads(capsys.readouterr().out) == {"outcome": "unknown", "line": "no such app", "exit_code": 3}
 
 
@@ -129,7 +129,7 @@ def test_what_the_file_system_refuses_is_one_line(monkeypatch, capsys):
 
     scheduler = SimpleNamespace(ask_app=refuse, close=lambda: None)
     monkeypatch.setattr(operations, "create_scheduler", lambda name, session: scheduler)
-    assert main(["stop", "local_cwd://torchx/x"]) == ExitCode.LOST
+    assert main(["stop", "local_cwd://torchx/x"]) == CommandExit.LOST
     assert capsys.readouterr() == ("", "muster: the folder of local_cwd://torchx/x: No space left on device\n")
 
 
@@ -149,7 +149,7 @@ def test_what_was_deleted_is_an_answer(monkeypatch, capsys):
 
     scheduler = Scheduler()
     monkeypatch.setattr(operations, "create_scheduler", lambda name, session: scheduler)
-    assert main(["delete", "local_cwd://torchx/x", "--json"]) == ExitCode.DONE
+    assert main(["delete", "local_cwd://torchx/x", "--json"]) == CommandExit.DONE
     printed = json.loads(capsys.readouterr().out)
     assert (printed["outcome"], printed["line"]) == ("done", "x is removed, with its logs")
     assert scheduler.deleted == ("x",)
@@ -199,7 +199,7 @@ def test_a_person_who_does_not_want_to_answer(interrupt, code, out, err, monkeyp
 def test_wrong_words(words, line, capsys):
     with pytest.raises(SystemExit) as stop:
         main(words)
-    assert stop.value.code == ExitCode.USAGE
+    assert stop.value.code == CommandExit.USAGE
     assert line in capsys.readouterr().err
 
 
@@ -244,7 +244,7 @@ def test_roles_are_told_apart():
     assert [(each.role, each.global_rank) for each in merged.late] == [("actor", 0)]
     none = Answer(outcome=AskOutcome.LOST, line="no agent answers")
     unreached = merge_answers({"a": none, "b": Answer(outcome=AskOutcome.UNREACHED, line="cannot be asked"), "c": none})
-    assert (unreached.outcome, get_exit_code(unreached)) == (AskOutcome.UNREACHED, ExitCode.LOST)
+    assert (unreached.outcome, get_exit_code(unreached)) == (AskOutcome.UNREACHED, CommandExit.LOST)
     assert list(answers.format_stacks(merged.stacks)) == [
         "stacks of actor, rank 0:",
         "  a",

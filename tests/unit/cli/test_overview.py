@@ -10,7 +10,7 @@ import pytest
 from torchx.specs import AppDef, AppState, Role
 from torchx.specs.api import NONE, ReplicaStatus
 
-from muster._shared.control import ControlError, ExitCode
+from muster._shared.control import CommandExit, ControlError
 from muster._shared.job_view import JobState, JobStatus, NodeState, NodeStatus
 from muster._shared.reports import Failure, Report
 from muster.cli import commands, operations, overview
@@ -64,7 +64,7 @@ def serve(monkeypatch):
 
         def create(name, session):
             if name not in known:
-                raise ControlError(f"{name!r} is not made with the seam", ExitCode.USAGE)
+                raise ControlError(f"{name!r} is not made with the seam", CommandExit.USAGE)
             return known[name]
 
         monkeypatch.setattr(overview, "create_scheduler", create)
@@ -118,8 +118,8 @@ def test_schedulers_that_are_not_reachable_are_named(serve, capsys):
     out, err = capsys.readouterr()
     assert out.startswith("one://torchx/a")
     assert err == "muster: two is not reachable: no engine answers\n", "slurm, which is TorchX's own, is no problem"
-    assert commands.main(["list", "-s", "two"]) == ExitCode.LOST
-    assert commands.main(["list", "-s", "slurm", "--json"]) == ExitCode.LOST
+    assert commands.main(["list", "-s", "two"]) == CommandExit.LOST
+    assert commands.main(["list", "-s", "slurm", "--json"]) == CommandExit.LOST
     data = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert data == {"apps": [], "not_reachable": {"slurm": "'slurm' is not made with the seam"}, "exit_code": 6}
 
@@ -129,7 +129,7 @@ def test_a_scheduler_that_is_not_configured_is_named_only_if_it_is_asked_for(ser
     serve(Apps("one", {"a": AppState.FAILED}), Apps("two", {}, NotConfiguredError("no cluster is configured")))
     assert commands.main(["list"]) == 0
     assert capsys.readouterr().err == ""
-    assert commands.main(["list", "-s", "two"]) == ExitCode.LOST
+    assert commands.main(["list", "-s", "two"]) == CommandExit.LOST
     assert capsys.readouterr().err == "muster: two: no cluster is configured\n"
 
 
@@ -295,7 +295,7 @@ def test_the_node_at_fault_and_those_that_ended_because_of_it_are_told_apart(ser
 
 def test_an_app_that_is_not_known_is_one_line(serve, capsys):
     serve(Apps("one", {}))
-    assert commands.main(["status", "x"]) == ExitCode.UNKNOWN
+    assert commands.main(["status", "x"]) == CommandExit.UNKNOWN
     assert capsys.readouterr().err.startswith("muster: one has no job 'x': ")
 
 

@@ -18,7 +18,7 @@ import pytest
 import yaml
 from torchx.specs import AppDef, AppState
 
-from muster._shared.control import ControlError, ExitCode
+from muster._shared.control import CommandExit, ControlError
 from muster._shared.folders import remove_folder
 from muster._shared.layouts import StatusPageLayout
 from muster.cli import commands
@@ -613,9 +613,9 @@ def test_the_processes_of_a_node_are_those_of_its_newest_agent_and_round() -> No
 
 
 @pytest.mark.parametrize(
-    ("state", "code"), [(AppState.PENDING, ExitCode.REFUSED), (AppState.CANCELLED, ExitCode.ENDED)]
+    ("state", "code"), [(AppState.PENDING, CommandExit.REFUSED), (AppState.CANCELLED, CommandExit.ENDED)]
 )
-def test_only_a_job_that_is_over_has_ended(state: AppState, code: ExitCode) -> None:
+def test_only_a_job_that_is_over_has_ended(state: AppState, code: CommandExit) -> None:
     scheduler = SimpleNamespace(describe_app=lambda _: SimpleNamespace(state=state, roles=[]))
     with pytest.raises(ControlError, match=f"x is {state.name}: ") as raised:
         live._find_role(cast("PluginScheduler", scheduler), "x")

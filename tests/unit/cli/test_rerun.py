@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from muster._shared.control import ControlError, ExitCode
+from muster._shared.control import CommandExit, ControlError
 from muster.cli.commands import main
 from muster.cli.rerun import command as rerun
 from muster.cli.rerun.workspace_watch import WorkspaceWatch, describe_changes, is_temporary
@@ -42,7 +42,7 @@ def test_each_folder_has_its_last_line(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path / "there")
     with pytest.raises(ControlError, match="no `muster run`") as error:
         rerun.read_line()
-    assert error.value.exit_code is ExitCode.REFUSED
+    assert error.value.exit_code is CommandExit.REFUSED
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[1]", '{"words": 1}'])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from muster._shared.contract import AskOutcome
-from muster._shared.control import ControlError, ExitCode
+from muster._shared.control import CommandExit, ControlError
 from muster._shared.job_view import DeviceStatus, Goodput, JobEvent, JobState, JobStatus, NodeState, NodeStatus
 from muster._shared.records import replace
 from muster._shared.reports import Answer
@@ -374,7 +374,7 @@ class _Jobs:
 
     def read_job(self, handle: str) -> JobPicture:
         if not self._pictures:
-            raise ControlError(f"no job is named {handle!r}", ExitCode.UNKNOWN)
+            raise ControlError(f"no job is named {handle!r}", CommandExit.UNKNOWN)
         return self._pictures.pop(0) if len(self._pictures) > 1 else self._pictures[0]
 
 
@@ -429,7 +429,7 @@ class TestView:
     def test_a_refused_request_is_a_line_and_the_next_one_goes(self) -> None:
         view, reader = make_view()
         view.press("p")
-        reader.tell(ControlError("no agent answers", ExitCode.LOST), Deed.PAUSE)
+        reader.tell(ControlError("no agent answers", CommandExit.LOST), Deed.PAUSE)
         view.take()
         assert any("no agent answers" in row for row in view.draw(PLAIN))
         view.press("c")
@@ -438,7 +438,7 @@ class TestView:
     def test_a_look_that_fails_does_not_end_a_request(self) -> None:
         view, reader = make_view()
         view.press("c")
-        reader.tell(ControlError("the engine does not answer", ExitCode.LOST), Origin.LOOK)
+        reader.tell(ControlError("the engine does not answer", CommandExit.LOST), Origin.LOOK)
         view.take()
         assert any("engine does not" in row for row in view.draw(PLAIN))
         view.press("p")
@@ -481,7 +481,7 @@ class TestView:
         view = TopView(_Jobs(), reader, "gone")
         view.start()
         view.take()
-        assert view.failure.exit_code is ExitCode.UNKNOWN
+        assert view.failure.exit_code is CommandExit.UNKNOWN
 
     def test_the_selected_rank_stays_selected_when_the_order_changes(self) -> None:
         view, reader = make_view()

@@ -13,7 +13,7 @@ from doubles.job_records import Job
 from torchx import specs
 
 from muster._shared.contract import FORMAT, AskKind, AskOutcome
-from muster._shared.control import ControlError, ExitCode, describe_answer
+from muster._shared.control import CommandExit, ControlError, describe_answer
 from muster.cli import operations
 from muster.cli.commands import main
 from muster.schedulers.errors import EngineError, RightError
@@ -207,7 +207,7 @@ def test_a_stop_is_recorded_before_it_is_asked_for(cluster, scheduler, app):
     assert scheduler.describe(app).state.name == "CANCELLED"
     with pytest.raises(ControlError, match="has ended already") as ended:
         scheduler.stop_app(app, 30.0)
-    assert ended.value.exit_code is ExitCode.ENDED
+    assert ended.value.exit_code is CommandExit.ENDED
 
 
 def test_ranks_that_agree_on_no_step_get_the_signal(cluster, scheduler, app):
@@ -246,13 +246,13 @@ def test_a_stop_that_cannot_be_asked_for_changes_nothing(cluster, scheduler, app
     cluster.allowed = RIGHTS
     cluster.run_command = lambda pod, command: done
     before = copy.deepcopy(find_job(cluster, app))
-    assert main(["stop", handle]) == ExitCode.LOST
+    assert main(["stop", handle]) == CommandExit.LOST
     told = capsys.readouterr().err
     assert re.search(f"{line}.*; `muster stop --now` ends the job.*; nothing was changed\n", told), told
     assert find_job(cluster, app) == before
-    assert main(["stop", handle, "--now"]) == ExitCode.DONE
+    assert main(["stop", handle, "--now"]) == CommandExit.DONE
     assert scheduler.describe(app).state.name == "CANCELLED"
-    assert main(["stop", handle, "--now"]) == ExitCode.ENDED
+    assert main(["stop", handle, "--now"]) == CommandExit.ENDED
 
 
 REACHED = (0, encode({"outcome": "done", "line": "an agent answers"}), b"")
@@ -264,7 +264,7 @@ def test_a_stop_whose_way_to_the_nodes_breaks_is_withdrawn(cluster, scheduler, a
     cluster.allowed = RIGHTS
     cluster.run_command = lambda pod, command: None if "stop" in command else reached
     before = copy.deepcopy(find_job(cluster, app))
-    assert main(["stop", f"kubernetes://torchx/{app}", "--limit", "1"]) == ExitCode.LOST
+    assert main(["stop", f"kubernetes://torchx/{app}", "--limit", "1"]) == CommandExit.LOST
     told = capsys.readouterr().err
     assert re.search("`muster stop --now` .* changed\n", told), told
     after = find_job(cluster, app)
@@ -315,7 +315,7 @@ def test_a_stop_of_a_job_that_waits_again_does_not_say_that_it_never_started(clu
 def test_without_the_right_nothing_is_changed(cluster, app, command, capsys):
     cluster.allowed = {**RIGHTS, "pods/exec": set()}
     before = dict(find_job(cluster, app)["metadata"])
-    assert main([command, f"kubernetes://torchx/{app}"]) == ExitCode.REFUSED
+    assert main([command, f"kubernetes://torchx/{app}"]) == CommandExit.REFUSED
     assert capsys.readouterr().err.endswith(": it needs the right to create and get pods/exec\n")
     assert find_job(cluster, app)["metadata"] == before
 
@@ -363,7 +363,7 @@ def test_delete(cluster, scheduler, app):
     ] == []
     with pytest.raises(ControlError, match="no longer exists") as error:
         operations.delete(handle)
-    assert error.value.exit_code is ExitCode.UNKNOWN
+    assert error.value.exit_code is CommandExit.UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -377,7 +377,7 @@ def test_a_damaged_annotation_is_one_line_and_the_app_can_be_deleted(cluster, sc
     handle = f"kubernetes://torchx/{app}"
     start = f"annotation muster.torchx/appdef of Job {before['metadata']['name']} "
     for words in (["pause", handle], ["stop", handle], ["resize", handle, "2"]):
-        assert main(words) == ExitCode.LOST
+        assert main(words) == CommandExit.LOST
         [line] = capsys.readouterr().err.splitlines()
         assert line.startswith(f"muster: {start}"), line
         assert "`muster delete` removes" in line, line
@@ -392,10 +392,10 @@ def test_a_damaged_annotation_is_one_line_and_the_app_can_be_deleted(cluster, sc
 def test_an_unknown_app(cluster, capsys):
     """All commands name the context, as `muster status` does."""
     handle = "kubernetes://torchx/team:nosuch"
-    assert main(["status", handle]) == ExitCode.UNKNOWN
+    assert main(["status", handle]) == CommandExit.UNKNOWN
     line = capsys.readouterr().err
     assert "'nosuch' in namespace 'team'" in line
-    assert list_answers(handle, capsys) == dict.fromkeys(COMMANDS, (ExitCode.UNKNOWN, line))
+    assert list_answers(handle, capsys) == dict.fromkeys(COMMANDS, (CommandExit.UNKNOWN, line))
 
 
 def test_an_app_that_has_ended(cluster, scheduler, capsys):
@@ -403,7 +403,7 @@ def test_an_app_that_has_ended(cluster, scheduler, capsys):
     find_job(cluster, app)["status"] = {"conditions": [{"type": "Complete", "status": "True"}]}
     before = copy.deepcopy(find_job(cluster, app))
     answers = list_answers(f"kubernetes://torchx/{app}", capsys)
-    assert {code for code, _ in answers.values()} == {ExitCode.ENDED}, answers
+    assert {code for code, _ in answers.values()} == {CommandExit.ENDED}, answers
     assert all(re.search("ended already.*: nothing", line) for _, line in answers.values()), answers
     assert find_job(cluster, app) == before
 
@@ -427,7 +427,7 @@ def test_two_shells_stop_an_app(cluster, scheduler, app):
         for refused in (lambda: scheduler.stop_app(app, 30.0), lambda: scheduler.ask_app(app, AskKind.PAUSE, 30.0)):
             with pytest.raises(ControlError, match="being stopped already") as error:
                 refused()
-            assert error.value.exit_code is ExitCode.REFUSED
+            assert error.value.exit_code is CommandExit.REFUSED
     finally:
         goes_on.set()
         first.join(90)
@@ -516,7 +516,7 @@ def test_the_timeline_has_what_pods_that_run_have_and_says_whose_records_are_mis
     assert missing in (tmp_path / "page.html").read_text()
 
     cluster.end_pod(find_pod(cluster, app, 0), 0)
-    assert main(words) == ExitCode.REFUSED
+    assert main(words) == CommandExit.REFUSED
     told = capsys.readouterr().out
     assert "To keep them " in told
     assert "MUSTER_LOG_DIR" in told
@@ -556,7 +556,7 @@ def test_the_timeline_names_the_folder_of_the_logs_of_a_job_that_has_one(cluster
     role = specs.Role(name="t", image="i", entrypoint="python3", args=args, num_replicas=1, env=env)
     app = scheduler.submit(specs.AppDef(name="app", roles=[role]), {})
     cluster.end_pod(find_pod(cluster, app, 0), 0)
-    assert main(["timeline", f"kubernetes://test/{app}"]) == ExitCode.REFUSED
+    assert main(["timeline", f"kubernetes://test/{app}"]) == CommandExit.REFUSED
     told = capsys.readouterr().err
     takes = "`muster timeline` and `muster events` take the folder of the job there"
     assert f"there: {takes}." in told
@@ -565,7 +565,7 @@ def test_the_timeline_names_the_folder_of_the_logs_of_a_job_that_has_one(cluster
 def test_a_job_that_has_not_started_has_no_records_and_says_why(cluster, scheduler, capsys):
     """It said that no running node had them, and where it was told how the job ended."""
     app = submit_elastic(scheduler)
-    assert main(["timeline", f"kubernetes://test/{app}"]) == ExitCode.REFUSED
+    assert main(["timeline", f"kubernetes://test/{app}"]) == CommandExit.REFUSED
     told = capsys.readouterr().err
     assert f"{app} has not started" in told
     assert "MUSTER_LOG_DIR" not in told

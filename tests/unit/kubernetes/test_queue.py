@@ -11,7 +11,7 @@ from doubles.kubernetes_kueue import Kueue
 from torchx import specs
 from torchx.specs.api import AppState
 
-from muster._shared.control import ExitCode
+from muster._shared.control import CommandExit
 from muster.cli.commands import main as run_muster
 from muster.schedulers.errors import EngineError, RightError
 from muster.schedulers.kubernetes.api.objects import Objects
@@ -183,7 +183,7 @@ def test_an_elastic_app_in_a_queue_is_resized(cluster, scheduler, kueue, capsys)
     assert run_muster(["resize", f"kubernetes://session/{app_id}", "3"]) == 0
     partial, other = submit(scheduler, build_agent_role(nodes=4, least=2), kueue_elastic="partial")
     let_run(kueue)
-    assert run_muster(["resize", f"kubernetes://session/{partial}", "3"]) == ExitCode.REFUSED
+    assert run_muster(["resize", f"kubernetes://session/{partial}", "3"]) == CommandExit.REFUSED
     assert "Kueue admitted a" in capsys.readouterr().err
     sizes = {job["metadata"]["name"]: job["spec"]["parallelism"] for job in cluster.find("jobs")}
     assert sizes == {f"{name}-trainer": 3, f"{other}-trainer": 4}
@@ -233,7 +233,7 @@ def test_a_stop_without_the_right_to_delete_a_jobset_changes_nothing(cluster, sc
     app_id, name = submit(scheduler, flavor="jobset", queue=queue, suspend=queue is None)
     before, objects = copy.deepcopy(cluster.find("jobsets")), find_objects(cluster)
     cluster.faults.append(Fault("DELETE", "/jobsets/", 403, "forbidden", "Forbidden"))
-    assert run_muster(["stop", f"kubernetes://session/{app_id}"]) == ExitCode.REFUSED
+    assert run_muster(["stop", f"kubernetes://session/{app_id}"]) == CommandExit.REFUSED
     assert f"to delete jobset/{name}" in capsys.readouterr().err
     assert find_objects(cluster) == objects
     assert cluster.find("jobsets") == before

@@ -17,7 +17,7 @@ from torchx import specs
 from torchx.runner import Runner
 from torchx.specs.api import NONE, AppState
 
-from muster._shared.control import ExitCode
+from muster._shared.control import CommandExit
 from muster.cli.commands import main as run_muster
 from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.kubernetes.api.objects import Objects
@@ -105,13 +105,13 @@ def test_a_delete_that_is_refused_halfway_says_what_is_deleted(cluster, schedule
     app_id = submit(scheduler, build_app(extra=[echo_role()]))
     name = app_id.partition(":")[2]
     cluster.faults.append(Fault("DELETE", f"/jobs/{name}-echo", 403, "no", "Forbidden"))
-    assert run_muster(["delete", f"kubernetes://session/{app_id}"]) == ExitCode.LOST
+    assert run_muster(["delete", f"kubernetes://session/{app_id}"]) == CommandExit.LOST
     line = capsys.readouterr().err.splitlines()[-1]
     assert f"not deleted: job/{name}-echo (" in line, line
     assert [job["metadata"]["name"] for job in cluster.find("jobs")] == [f"{name}-echo"]
     assert {"configmaps", "secrets", "services"} <= set(leftovers(cluster)), "what it needs is there"
     cluster.faults.append(Fault("DELETE", f"/jobs/{name}-echo", 403, "no", "Forbidden"))
-    assert run_muster(["delete", f"kubernetes://session/{app_id}"]) == ExitCode.REFUSED, "nothing was changed"
+    assert run_muster(["delete", f"kubernetes://session/{app_id}"]) == CommandExit.REFUSED, "nothing was changed"
     assert run_muster(["delete", f"kubernetes://session/{app_id}"]) == 0
     assert leftovers(cluster) == []
 
@@ -120,7 +120,7 @@ def test_what_the_cluster_collects_is_not_said_to_be_left(cluster, scheduler, ca
     app_id = submit(scheduler)
     name = app_id.partition(":")[2]
     cluster.faults.append(Fault("DELETE", "/secrets/", 403, "no", "Forbidden", times=2))
-    assert run_muster(["delete", f"kubernetes://session/{app_id}"]) == ExitCode.LOST
+    assert run_muster(["delete", f"kubernetes://session/{app_id}"]) == CommandExit.LOST
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith(f"muster: deleted: job/{name}"), line
     assert "not deleted" not in line

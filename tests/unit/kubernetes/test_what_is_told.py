@@ -8,7 +8,7 @@ from doubles.kubernetes_cluster import Fault
 from torchx import specs
 from torchx.specs.api import AppState, AppStatus
 
-from muster._shared.control import ExitCode
+from muster._shared.control import CommandExit
 from muster.cli.commands import main
 from muster.schedulers.errors import EngineError
 from muster.schedulers.kubernetes.running_apps import observation
@@ -110,7 +110,7 @@ def test_missing_rights_end_with_1_and_the_whole_reason(cluster, start, capsys, 
     app_id = start(least=1)
     cluster.allowed = {**RIGHTS, "jobs.batch": {"get", "list"}}
     handle = f"kubernetes://session/{app_id}"
-    assert main([words[0], handle, *map(str, words[1:])]) == ExitCode.REFUSED
+    assert main([words[0], handle, *map(str, words[1:])]) == CommandExit.REFUSED
     said = capsys.readouterr().err
     if words == ["stacks"]:
         assert said.endswith(": it needs the right to create and get pods/exec\n")
@@ -122,7 +122,7 @@ def test_missing_rights_end_with_1_and_the_whole_reason(cluster, start, capsys, 
 def test_a_server_that_is_away_still_ends_with_6(cluster, start, capsys):
     app_id = start()
     cluster.server.stop()
-    assert main(["stacks", f"kubernetes://session/{app_id}"]) == ExitCode.LOST
+    assert main(["stacks", f"kubernetes://session/{app_id}"]) == CommandExit.LOST
 
 
 @pytest.mark.parametrize("kubelet", ["gone", "silent"])

@@ -12,7 +12,7 @@ from torchx import specs
 from torchx.specs import AppDef, BindMount, DeviceMount, Resource, RetryPolicy, Role, VolumeMount
 
 from muster.schedulers.adapter.status import build_status
-from muster.schedulers.adapter.supervised import AgentWords, build_supervised_facts
+from muster.schedulers.adapter.supervised import AgentReports, build_supervised_facts
 from muster.schedulers.docker import create_scheduler as create_docker
 from muster.schedulers.kubernetes import create_scheduler as create_kubernetes
 from muster.schedulers.kubernetes.running_apps.status import Observation, build_facts
@@ -91,7 +91,7 @@ def describe_supervised(scheduler, roles, tmp_path, description):
         grace_s=1.0, owner=None, description=description, details={},
     )  # fmt: skip
     AppFolder(folder).create(spec)
-    return build_status(build_supervised_facts(AppFolder(folder).read_spec(), None, AgentWords()))
+    return build_status(build_supervised_facts(AppFolder(folder).read_spec(), None, AgentReports()))
 
 
 def describe_local(app, tmp_path):

@@ -209,7 +209,7 @@ def test_describe_returns_what_was_submitted():
         reasons=(Reason(code=Code.SCRIPT_SAID, text="because"),),
     )
     record = AppRecord(app=state, machine=Machine.here())
-    words = supervised.AgentWords(jobs={"r": JobFacts(status=JobStatus(step=3))})
+    words = supervised.AgentReports(jobs={"r": JobFacts(status=JobStatus(step=3))})
     facts = supervised.build_supervised_facts(spec, record, words)
     assert facts.jobs == words.jobs, "what its agents told last"
     response = build_status(facts)
@@ -219,6 +219,6 @@ def test_describe_returns_what_was_submitted():
     again = response.roles[0]
     assert (again.args, again.num_replicas, again.max_retries) == (["-c", "x"], 2, 3)
     assert again.env == {"A": "1", "API_KEY": "***"}
-    assert supervised.build_supervised_facts(spec, None, supervised.AgentWords()).state.name == "SUBMITTED"
+    assert supervised.build_supervised_facts(spec, None, supervised.AgentReports()).state.name == "SUBMITTED"
     ending = replace(record, app=replace(state, phase=AppPhase.ENDING))
     assert build_status(supervised.build_supervised_facts(spec, ending, words)).msg.startswith("is ending: because; ")

@@ -13,10 +13,10 @@ import pytest
 from torchx.specs import AppDef, AppState
 
 from muster._shared.contract import AskKind, AskOutcome
-from muster._shared.control import ControlError, ExitCode
+from muster._shared.control import CommandExit, ControlError
 from muster._shared.job_view import JobState, JobStatus
 from muster._shared.reports import Answer
-from muster.schedulers.adapter import AgentWords, JobFacts, LogRequest
+from muster.schedulers.adapter import AgentReports, JobFacts, LogRequest
 from muster.schedulers.runner.app_codec import dump_app
 from muster.schedulers.slurm import client, create_scheduler, logs, running_apps
 from muster.schedulers.slurm.client import QueueEntry
@@ -40,7 +40,7 @@ def test_the_status_file_of_the_run_before_is_not_shown(
 ) -> None:
     entry = QueueEntry(job_id="7", state=slurm_state, start_s=START_S)
     job = JobFacts(status=JobStatus(state=JobState.ENDED, time_s=written_s))
-    facts = running_apps.build_facts(build_app(tmp_path, entry), AgentWords(jobs={"w": job}), None)
+    facts = running_apps.build_facts(build_app(tmp_path, entry), AgentReports(jobs={"w": job}), None)
     assert ("w" in facts.jobs) is is_shown
 
 
@@ -71,7 +71,7 @@ def test_a_job_that_waits_says_why_the_run_before_ended(
     tmp_path: Path, reasons: tuple[Reasons, ...], why: Reasons
 ) -> None:
     entry = QueueEntry(job_id="7", state="PENDING", reason="Priority")
-    facts = running_apps.build_facts(build_app(tmp_path, entry, *reasons), AgentWords(), None)
+    facts = running_apps.build_facts(build_app(tmp_path, entry, *reasons), AgentReports(), None)
     waits, incarnation, *before = facts.reasons
     assert (waits.code, waits.job, waits.word) == (Code.SLURM_WAITS, "7", "Priority")
     assert incarnation == Reason(code=Code.INCARNATION, count=2)
@@ -84,7 +84,7 @@ def test_a_job_that_waits_says_why_the_run_before_ended(
 def test_the_status_says_since_when_it_waits(tmp_path: Path, state: str, since_s: float | None) -> None:
     """A job that is queued again waits since then."""
     entry = QueueEntry(job_id="7", state=state, submitted_s=500.0, start_s=START_S, end_s=900.0)
-    facts = running_apps.build_facts(build_app(tmp_path, entry), AgentWords(), 100.0)
+    facts = running_apps.build_facts(build_app(tmp_path, entry), AgentReports(), 100.0)
     assert (facts.since_s, facts.submitted_s) == (since_s, 100.0)
 
 
@@ -160,7 +160,7 @@ def test_a_job_that_waits_cannot_be_asked(scheduler: Any) -> None:
     with pytest.raises(ControlError) as caught:
         scheduler.ask_app("app", AskKind.STACKS, 60.0)
     waits = "job 7 waits: jobs with a higher priority are before it (Priority)"
-    assert (str(caught.value), caught.value.exit_code) == (f"app is PENDING: {waits}", ExitCode.REFUSED)
+    assert (str(caught.value), caught.value.exit_code) == (f"app is PENDING: {waits}", CommandExit.REFUSED)
 
 
 @pytest.mark.parametrize(

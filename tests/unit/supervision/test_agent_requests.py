@@ -11,7 +11,7 @@ import pytest
 from supervised_apps import make_folder
 
 from muster._shared.contract import AskOutcome
-from muster._shared.control import NOT_REACHED, ControlError, ExitCode
+from muster._shared.control import NOT_REACHED, CommandExit, ControlError
 from muster._shared.reports import Answer
 from muster.schedulers.errors import EngineError
 from muster.schedulers.local import create_detached_scheduler
@@ -144,7 +144,7 @@ def test_a_resize_on_a_full_disk_is_refused_at_once(folder, monkeypatch):
     with pytest.raises(ControlError) as error:
         agent_requests.resize_app(folder, 1, lambda spec: PLAN)
     assert f"{folder.path}: No space" in str(error.value)
-    assert (error.value.exit_code, requests) == (ExitCode.REFUSED, [])
+    assert (error.value.exit_code, requests) == (CommandExit.REFUSED, [])
 
 
 def open_app(folder):
@@ -167,7 +167,7 @@ def test_an_app_that_is_deleted_while_it_is_stopped(folder, monkeypatch):
         open_app(folder) as opened,
     ):
         agent_requests.stop_app(opened, 1.0, answer_nothing)
-    assert error.value.exit_code is ExitCode.UNKNOWN
+    assert error.value.exit_code is CommandExit.UNKNOWN
 
 
 @pytest.mark.parametrize("error", [EngineError("it ended early"), StateError("it ended early")])
@@ -177,7 +177,7 @@ def test_a_supervisor_that_cannot_go_on(folder, error):
         open_app(folder),
     ):
         raise error
-    assert explained.value.exit_code is ExitCode.LOST
+    assert explained.value.exit_code is CommandExit.LOST
 
 
 def test_an_app_that_is_just_ending(folder, monkeypatch):
@@ -187,7 +187,7 @@ def test_an_app_that_is_just_ending(folder, monkeypatch):
     monkeypatch.setattr(client, "is_supervised", lambda folder, record: True)
     with pytest.raises(ControlError, match="has ended already") as error:
         agent_requests.read_running(folder)
-    assert error.value.exit_code is ExitCode.ENDED
+    assert error.value.exit_code is CommandExit.ENDED
 
 
 def test_an_app_that_ends_before_its_nodes_have_left_was_not_resized(folder, monkeypatch):
@@ -198,4 +198,4 @@ def test_an_app_that_ends_before_its_nodes_have_left_was_not_resized(folder, mon
         agent_requests._wait_left(
             folder, folder.read_spec(), "app-x has 1 node from now on: ", [ReplicaId("r", 1)], 0.0
         )
-    assert ended.value.exit_code is ExitCode.ENDED
+    assert ended.value.exit_code is CommandExit.ENDED

@@ -22,7 +22,7 @@ from supervised_apps import App, agents, build_spec
 from torchx.specs import AppDef, Role
 
 from muster._shared.contract import FORMAT, Env, LogNames
-from muster.schedulers.adapter import AgentWords, RecordReader
+from muster.schedulers.adapter import AgentReports, RecordReader
 from muster.schedulers.adapter.supervised import build_supervised_facts
 from muster.schedulers.docker.running_apps import orphaned_apps
 from muster.schedulers.docker.running_apps.exit_evidence import explain_end
@@ -77,7 +77,7 @@ class Local:
         details = {"replicas": {"trainer": [plan, plan]}, "base_env": {}, "token": "t", "continues": "requeue"}
         details |= {"hosts": ["h0", "h1"], "ssh": {}, "may_lose": False, "shared": True}
         self.spec = build_spec(folder, roles=self.app.plan, description=dump_app(APP), details=details)
-        self.words, self.lost, self.jobs = AgentWords(), None, {}
+        self.words, self.lost, self.jobs = AgentReports(), None, {}
         self.folder = AppFolder(folder)
         self.folder.state_dir.mkdir(parents=True)
         self.driver = self.driver_type(spec=self.spec, event_queue=Mock())
@@ -108,7 +108,7 @@ class Local:
         self.app.decide_event(asked[request])
 
     def tell(self, job: Any) -> None:
-        self.words = AgentWords(jobs={"trainer": job})
+        self.words = AgentReports(jobs={"trainer": job})
 
     def record(self) -> AppRecord:
         return AppRecord(app=self.app.state, machine=Machine.here())
@@ -150,7 +150,7 @@ class Docker(Local):
         self.app.end("trainer/0", 127, reasons=(reason,), final=True)
 
     def lose_engine(self) -> None:
-        self.words = AgentWords(trouble=(Reason(code=Code.NO_ENGINE, host="unix:///docker.sock"),))
+        self.words = AgentReports(trouble=(Reason(code=Code.NO_ENGINE, host="unix:///docker.sock"),))
 
     def remove(self, index: int) -> None:
         self.app.end(f"trainer/{index}", 137, reasons=(Reason(code=Code.CONTAINER_REMOVED),))

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from muster._shared.control import NO_AGENT, ControlError, ExitCode, call_limited
+from muster._shared.control import NO_AGENT, CommandExit, ControlError, call_limited
 from muster.schedulers.agent_command import build_ask_command
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.errors import Conflict, NotFound
@@ -40,11 +40,11 @@ class NodeAsker:
         """
         running = self.find_container(spec, replica)
         if running is None:
-            raise ControlError(f"the container of {replica} does not run", ExitCode.ENDED)
+            raise ControlError(f"the container of {replica} does not run", CommandExit.ENDED)
         try:
             return self._engine.open_inside(running, [_find_command(spec, replica)[0], *words]).pump()
         except (NotFound, Conflict) as error:
-            raise ControlError(str(error), ExitCode.ENDED) from error
+            raise ControlError(str(error), CommandExit.ENDED) from error
 
     def run(self, spec: AppSpec, replica: ReplicaId, command: Sequence[str], limit_s: float) -> tuple[int, str, str]:
         """Run a command in the replica's container: its exit code, standard output and standard error."""

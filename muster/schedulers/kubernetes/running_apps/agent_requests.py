@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Final
 
 from muster._shared.contract import STATUS_LIMIT_BYTES, AskKind, AskOutcome
-from muster._shared.control import NO_AGENT, NOT_REACHED, ControlError, ExitCode, RoleNodes, ask_roles, close_stop
+from muster._shared.control import NO_AGENT, NOT_REACHED, CommandExit, ControlError, RoleNodes, ask_roles, close_stop
 from muster._shared.reports import Answer
 from muster.schedulers.adapter.records import RecordReader
 from muster.schedulers.agent_command import build_ask_command, find_run_file, is_agent_role
@@ -110,9 +110,9 @@ def _find_running(app: App) -> list[dict[str, Any]]:
     if None not in ends:
         how = "failed" if "Failed" in ends else "succeeded"
         how = "cancelled" if how == "failed" and any(map(is_cancelled, parents)) else how
-        raise ControlError(f"{name} has ended already ({how}): nothing was changed", ExitCode.ENDED)
+        raise ControlError(f"{name} has ended already ({how}): nothing was changed", CommandExit.ENDED)
     if any(map(is_cancelled, parents)):
-        raise ControlError(f"{name} is being stopped already: nothing was changed", ExitCode.REFUSED)
+        raise ControlError(f"{name} is being stopped already: nothing was changed", CommandExit.REFUSED)
     return parents
 
 
@@ -233,7 +233,7 @@ def end_node(app: App, role: str, index: int) -> None:
 def _need_pod(app: App, role: str, index: int) -> PodFact:
     pod = _find_pod(app, role, index)
     if pod is None:
-        raise ControlError(f"node {index} of {role} has no pod that runs", ExitCode.ENDED)
+        raise ControlError(f"node {index} of {role} has no pod that runs", CommandExit.ENDED)
     return pod
 
 

@@ -1,7 +1,7 @@
 """What the rooms share: environment names, exit codes, file names and schemas. Standard library only.
 
 The components, the scheduler adapters and the agent never import one another. This module defines everything that two
-of them must agree on. Over 400 lines: a name is looked up in one place.
+of them must agree on.
 """
 
 import signal

@@ -12,7 +12,7 @@ Nothing here reads a clock, a process or a socket, and nothing outside decides. 
 
 `worker_decisions` has the decisions about one round's workers, and the steps of a stop. `drain_decisions` has those
 about a common step of all ranks, and `request_decisions` those about requests of people. The latter two are loaded when
-needed. This module has over 400 lines because it handles every event of a node, in the order of a round.
+needed.
 """
 
 import signal

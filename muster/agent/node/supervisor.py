@@ -2,8 +2,7 @@
 
 Rendezvous, `ChildWatch`, timers and signals post events on the node's queue. Between two turns of the loop all are
 decided, in order. `round_workers` acts on workers, and `evidence` reads about them; this module does all the rest.
-Every transition writes one record to the event log. This module has over 400 lines because one class carries out every
-action that is not on workers.
+Every transition writes one record to the event log.
 """
 
 import os

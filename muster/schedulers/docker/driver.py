@@ -5,8 +5,7 @@ engine's events and reports every end. When the engine stops, the watcher waits 
 have ended by then were ended by the engine. They are started again, and do not count as lost. What a thread of the pool
 could not do is tried again, because an engine that only hung, or failed one request, does not end the watcher's stream
 of events. A person may also restart a container (`docker restart`), so an end by the engine's SIGTERM is not reported
-before it is clear that the container does not run again. No container of the app outlives the app. Over 400 lines: all
-threads share the replicas' state, and the rules of its lock are in one place.
+before it is clear that the container does not run again. No container of the app outlives the app.
 """
 
 import threading

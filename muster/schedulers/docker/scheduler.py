@@ -1,4 +1,4 @@
-"""TorchX's scheduler interface for `local_docker` and `docker`. Over 400 lines: TorchX wants one class."""
+"""TorchX's scheduler interface for `local_docker` and `docker`."""
 
 import json
 import logging

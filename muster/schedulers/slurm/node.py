@@ -3,7 +3,7 @@
 It starts again what was lost, as the supervisor of local_cwd does (`supervision.decisions`), keeps the log, and records
 its state beside those of the other nodes. A signal of Slurm's, or the end of the time limit, lets the agents stop at
 one step. Then the job is queued again, or a follow-up is submitted. The job's script does none of this, so that what is
-left of a job whose first node is lost goes on. Over 400 lines: one program, with all that it asks of Slurm.
+left of a job whose first node is lost goes on.
 """
 
 import contextlib

@@ -13,8 +13,6 @@ supervisor.log errors of the supervisor itself (normally empty)
 
 The driver's own files (the agent's bundle, Docker's workspaces) lie beside these. A role's folder has the role's name,
 with one more dot if the name begins with a dot. So no role's folder is `.muster`.
-
-Over 400 lines: one place names the files and says what is in them.
 """
 
 import contextlib

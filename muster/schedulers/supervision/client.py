@@ -1,7 +1,7 @@
 """What commands do with an app: submit it, read its state, request its end, delete it. Any process, any shell.
 
 Looking at an app changes nothing. An app whose supervisor has died is reported as lost. Its supervisor is started again
-by what waits for the app, by what asks for its end, and by `muster recover`. Over 400 lines: one function per command.
+by what waits for the app, by what asks for its end, and by `muster recover`.
 """
 
 import json

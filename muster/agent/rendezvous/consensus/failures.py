@@ -1,8 +1,7 @@
 """Breaking a round: failures, hangs and losses, and whether they cost an attempt. Pure.
 
 Only a worker's failure makes a new attempt. The restart budget is the job's. A failure that a loss explains costs no
-attempt. This module has over 400 lines because it goes from the first report of a failure to what follows once all
-failures of the round are known.
+attempt.
 """
 
 from muster._shared.records import replace

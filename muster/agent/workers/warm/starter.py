@@ -6,8 +6,6 @@ template is ready and while older ones are being stopped, so that a restart wait
 
 If forking is not safe, or the template has died, the cold starter starts the workers and one notice says why. The same
 happens if the template stands still while it owes an answer (`stall_watch`): then it is killed, and no other follows.
-This module has over 400 lines because one class follows the template, the parked workers and the store from start to
-end.
 """
 
 import os

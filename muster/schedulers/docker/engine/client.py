@@ -1,4 +1,4 @@
-"""The Docker engine: one method per request, hence over 400 lines. `sdk` has the connection and its errors."""
+"""The Docker engine: one method per request. `sdk` has the connection and its errors."""
 
 import io
 import stat

@@ -212,7 +212,7 @@ class DrainWorld:
         self.at(self.now_s + self.random.uniform(0.0, self.visible_s), publish)
         if self.random.random() < 0.3:
             yield self.random.choice((1e-6, 0.0001, 0.003))  # the kernel runs another process
-        rank.is_waiting, wait_s = True, 0.0002
+        wait_s = 0.0002
         while rank.outcome == "runs":
             command = node.command
             if command == 0 or i < Layout.get_step(command):
@@ -220,9 +220,11 @@ class DrainWorld:
             if Layout.is_committed(command):
                 rank.stopped_at = i
                 break
+            rank.is_waiting = True
             yield wait_s
             wait_s = min(2 * wait_s, 0.005)
-        rank.is_waiting = rank.outcome == "killed"
+        if rank.outcome != "killed":
+            rank.is_waiting = False
 
     def _end(self, node: Node, local_rank: int, rank: Rank, outcome: str, code: int) -> None:
         rank.outcome = outcome

@@ -10,7 +10,7 @@ from muster.agent.rendezvous.consensus.events import Joined, LeaseChecked, Membe
 from muster.agent.rendezvous.consensus.members import ConsensusRules, MemberRecord
 from muster.agent.rendezvous.consensus.recovery import RecoveryRecord
 from muster.agent.rendezvous.consensus.state import JobState, NewRound, build_initial_state
-from muster.agent.rendezvous.interface import AllSucceeded
+from muster.agent.rendezvous.interface import AllSucceeded, DrainBegun, DrainReport, DrainReported
 from muster.agent.rendezvous.report_messages import Failed, Stopped
 
 
@@ -58,6 +58,8 @@ class Leader:
     def __init__(self, rules_: ConsensusRules, *, takeover: bool = False) -> None:
         self.now_s = 0.0
         self.is_lease_held = True
+        self.stops_for_joins = False
+        """Whether ranks ask `should_stop`: else a member refuses to stop at one step when nodes join."""
         self.state: JobState = build_initial_state(rules_, 0.0, takeover=takeover)
         self.actions: list = []
 
@@ -68,6 +70,11 @@ class Leader:
         if any(isinstance(each, CheckLease) for each in actions):
             before, answer = self.actions, self.feed(LeaseChecked(is_held=self.is_lease_held))
             self.actions = before + answer
+        begun = next((each for each in self.actions if isinstance(each, DrainBegun) and not each.is_asked), None)
+        if begun is not None and self.state.running.drain.is_join and not self.stops_for_joins:
+            report = DrainReport(ceiling=0, refusal="no rank asks")
+            refused = DrainReported(round_number=begun.round_number, drain=begun.drain, report=report)
+            self.feed(Reported(id="m0", message=refused))
         return self.actions
 
     def join(self, *members: int | MemberRecord, after_s: float = 0.0) -> list:

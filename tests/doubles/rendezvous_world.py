@@ -26,6 +26,9 @@ from muster.agent.rendezvous.interface import (
     AllStarted,
     AllSucceeded,
     BreakKind,
+    DrainBegun,
+    DrainReport,
+    DrainReported,
     JobEnded,
     Leaving,
     Prepared,
@@ -399,6 +402,9 @@ class Process:
         world = self.world
         if isinstance(event, RoundFormed):
             self.start_workers(event.round)
+        elif isinstance(event, DrainBegun):  # for nodes that join
+            report = DrainReport(ceiling=0, refusal="no rank asks")
+            self.member.send(DrainReported(round_number=event.round_number, drain=event.drain, report=report))
         elif isinstance(event, RoundBroken):
             if event.leaves and event.kind is BreakKind.FAILURE:
                 self.member.send(Leaving(reason="it is at fault"))

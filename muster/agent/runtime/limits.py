@@ -30,6 +30,9 @@ ANNOUNCEMENT_DIAL_S = 1.4 * TIME_SCALE
 """Three round trips of 0.4 s. With the interval it is shorter than `ANNOUNCEMENT_WAIT_S`, because node 0 may start
 right after a dial got no answer."""
 
+JOIN_STOP_LIMIT_S = 600.0 * TIME_SCALE
+"""How long ranks may take to stop at one step and save when nodes join. Then they are stopped at once."""
+
 STORM_S = 60.0 * TIME_SCALE
 """More than `failures.STORM_ROUNDS` rounds within this time without a step are a storm."""
 STORM_WAIT_S = 5.0 * TIME_SCALE

@@ -72,7 +72,7 @@ class Story:
         elif self.trouble == "leader":
             world.at(soon_s, world.lose_leader)
         elif self.trouble == "second":
-            world.at(rng.choice((soon_s, self.preempted_s + 1.5)), lambda: world.preempt(other))
+            world.at(rng.choice((soon_s, self.preempted_s + 1.5)), lambda: self.preempt(other))
         elif self.trouble == "stale":
             self.deliver_stale(soon_s)
         world.run()

@@ -1,8 +1,8 @@
 """Seeded histories of nodes that are preempted in turn: the others go on at the next step, or all exit 143.
 
 Leader, members and the decisions of the nodes are the real ones; see `doubles.elastic_world`. Every seed is checked:
-all ranks of a round that stop do so at one step; after a drained round the next one continues at the step after it,
-and no attempt is used; a round resumes only from what all ranks of a round have saved; a preempted node exits; and as
+all ranks of a round that stop do so at one step; after a drained round, also one for nodes that join, the next one
+continues at the step after it, and no attempt is used; a round resumes only from what all ranks of a round have saved; a preempted node exits; and as
 long as `min` others are there, the job ends with success. MUSTER_ELASTIC_DRAIN_SEEDS sets the number of seeds.
 
 Left out of the last rule are nodes that end while no round runs: with the leader gone, the others cannot tell this from
@@ -162,6 +162,10 @@ class Story:
         if any(entry.attempt for entry in world.trained):
             raise Violation("an attempt was used")
         self.check_steps()
+        for _, host, broken in world.breaks:  # a join costs no step, unless workers have just been started
+            is_early = "no rank calls" in broken.reason or "has not started" in broken.reason
+            if broken.is_join and broken.kind is BreakKind.MEMBERSHIP and not is_early:
+                raise Violation(f"{host}: {broken.reason}")
         return self.check_end(processes)
 
     def check_steps(self) -> None:

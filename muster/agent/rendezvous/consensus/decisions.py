@@ -58,7 +58,7 @@ from muster.agent.rendezvous.consensus.failures import (
 from muster.agent.rendezvous.consensus.formation import fail_rendezvous, form_or_end, on_lease_checked
 from muster.agent.rendezvous.consensus.members import MemberRecord
 from muster.agent.rendezvous.consensus.membership import (
-    break_for_joins,
+    admit_newcomers,
     drop_stopping,
     on_joined,
     on_leaving,
@@ -115,12 +115,12 @@ def decide(state: JobState, event: Event, now_s: float) -> Decision:
     """
     is_accepted = _is_accepted(state, event)
     state, actions = _handle(state, event, now_s) if is_accepted else (state, ())
-    state, broken = break_for_joins(state, now_s)
+    state, admitted = admit_newcomers(state, now_s)
     state, formed = form_or_end(state, now_s)
     is_due = is_accepted and isinstance(event, TimerFired)
     state, failed = _check_join_timeout(state, now_s) if is_due else (state, ())
     state, timer = _update_timer(update_recovery(state), now_s)
-    return state, (*actions, *broken, *formed, *failed, *timer)
+    return state, (*actions, *admitted, *formed, *failed, *timer)
 
 
 def _is_accepted(state: JobState, event: Event) -> bool:

@@ -13,6 +13,8 @@ ranks passes the ceiling, so that every rank can still stop at any step at or ab
   it sees the committed step.
 - The leader withdraws the drain if there is no such step, or if a member says that none can be agreed on with a rank.
 - The member that asked for the drain ends it at the deadline: it leaves, and that breaks the round.
+- For nodes that join, the leader itself begins a stop. If no step can be agreed on, or if the ranks take too long, it
+  breaks the round instead.
 - When all workers have ended at the step and `min` members stay, the round is broken as drained: the members that asked
   for the drain leave, and the others form the next round. Otherwise the job ends for all of them, and may be run again.
 - A lost member ends the round, and the drain with it. There is no other way out. No rank waits by its own clock,
@@ -72,6 +74,7 @@ from muster.agent.rendezvous.interface import (
 )
 from muster.agent.rendezvous.report_messages import RequestAnswer, StacksTaken
 from muster.agent.round import Checkpoint
+from muster.agent.runtime.limits import JOIN_STOP_LIMIT_S
 from muster.agent.runtime.persistent import PersistentSet
 
 LATE_LIMIT = 64
@@ -176,12 +179,37 @@ def _is_paused(drain: Drain) -> bool:
     return drain.kind == Layout.PAUSE and drain.step is not None and not drain.askers
 
 
+def begin_join(state: JobState, phase: RoundRunning, reason: str, now_s: float) -> Decision:
+    """Begin a stop for nodes that join, which then take part in the next round. No member leaves with it."""
+    if phase.drains >= Layout.MAX_DRAIN:
+        return break_round(state, BreakKind.MEMBERSHIP, reason, now_s, is_join=True)
+    until_s = now_s + JOIN_STOP_LIMIT_S
+    wanted = WantedDrain(kind=Layout.STOP, reason=reason, limit_s=JOIN_STOP_LIMIT_S, until_s=until_s)
+    return _begin(state, phase, wanted, now_s)
+
+
+def check_join(state: JobState, phase: RoundRunning, drain: Drain, now_s: float) -> Decision:
+    """Give up a stop for nodes that join if it takes too long, or if they are gone before its step is committed."""
+    if now_s >= drain.until_s:
+        return _break_for_join(state, drain, "not all ranks have stopped in time", now_s)
+    if drain.step is not None or phase.batch_since_s is not None:
+        return state, ()
+    state = replace(state, phase=replace(phase, drain=None))
+    return state, (_withdraw_from(state, _list_live(phase, drain), drain.number, "no node joins any more"),)
+
+
+def _break_for_join(state: JobState, drain: Drain, why: str, now_s: float) -> Decision:
+    """Break the round at once, because its ranks do not stop at one step for the nodes that join."""
+    reason = f"{drain.reason}, but {why}: no common last step"
+    return break_round(state, BreakKind.MEMBERSHIP, reason, now_s, is_join=True)
+
+
 def _want_stop(state: JobState, phase: RoundRunning, wanted: WantedDrain, now_s: float) -> Decision:
     """Begin a stop, now or after a checkpoint that is committed."""
     drain = phase.drain
     if drain is None:
         return _begin(state, phase, wanted, now_s)
-    if drain.kind == Layout.STOP:
+    if drain.kind == Layout.STOP and not (drain.is_join and drain.step is None):
         leaving = PersistentSet((*drain.leaving, *wanted.leaving))
         drain = replace(drain, askers=(*drain.askers, *wanted.askers), leaving=leaving)
         return replace(state, phase=replace(phase, drain=drain)), ()
@@ -220,6 +248,7 @@ def _begin(state: JobState, phase: RoundRunning, wanted: WantedDrain, now_s: flo
         begun_s=now_s,
         ids=PersistentSet(ids),
         leaving=PersistentSet(wanted.leaving),
+        until_s=wanted.until_s,
     )
     begun = DrainBegun(
         round_number=state.round_number,
@@ -504,12 +533,17 @@ def on_workers_ended(state: JobState, phase: RoundRunning, drained_rank: int | N
     answers = _answer(drain.askers, answer)
     if phase.loss_wait_until_s is not None or not has_enough_members(state, drain):
         return state, (*answers, notify)
-    state, broken = break_round(state, BreakKind.DRAINED, _describe_leaving(state, drain), now_s, is_leave=True)
+    reason, is_leave = _describe_change(state, drain), bool(drain.leaving)
+    state, broken = break_round(
+        state, BreakKind.DRAINED, reason, now_s, is_join=drain.is_join and not is_leave, is_leave=is_leave
+    )
     return state, (*answers, notify, *broken)
 
 
-def _describe_leaving(state: JobState, drain: Drain) -> str:
-    """Return which nodes leave after the drain's step: "node 1 (host-b) leaves after step 41, the job continues"."""
+def _describe_change(state: JobState, drain: Drain) -> str:
+    """Return which nodes leave or join after the step: "node 1 (host-b) leaves after step 41: the job continues"."""
+    if not drain.leaving:
+        return f"{drain.reason} after step {drain.step}: the job continues"
     names = [describe_member(state, state.members[each]) for each in drain.leaving if each in state.members]
     shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     return f"{shown} {'leaves' if len(names) == 1 else 'leave'} after step {drain.step}: the job continues"
@@ -523,7 +557,7 @@ def _decide_drain(state: JobState, now_s: float) -> Decision:
     drain = phase.drain
     refusal = next((each.refusal for each in drain.reports.values() if each.refusal is not None), None)
     if refusal is not None:
-        return _withdraw(state, phase, drain, refusal)
+        return _withdraw(state, phase, drain, refusal, now_s)
     if any(each not in drain.reports and each not in phase.succeeded for each in drain.ids):
         return state, ()
     if not _list_live(phase, drain):
@@ -531,7 +565,7 @@ def _decide_drain(state: JobState, now_s: float) -> Decision:
     reports = [report for each, report in drain.reports.items() if each not in phase.succeeded]
     step = choose_step(reports)
     if step is None:
-        return _withdraw(state, phase, drain, _explain_no_step(reports, drain.kind))
+        return _withdraw(state, phase, drain, _explain_no_step(reports, drain.kind), now_s)
     committed = DrainCommitted(round_number=state.round_number, drain=drain.number, step=step)
     commit = Send(ids=tuple(state.assignments), message=committed)
     line = describe_commit(drain.reason, step, reports, now_s - drain.begun_s, drain.kind)
@@ -544,7 +578,9 @@ def _explain_no_step(reports: Iterable[DrainReport], kind: int) -> str:
     return NO_COMMON_STEP if any(each.ranks for each in reports) else f"no rank calls {ASKING_FUNCTIONS[kind]}"
 
 
-def _withdraw(state: JobState, phase: RoundRunning, drain: Drain, reason: str) -> Decision:
+def _withdraw(state: JobState, phase: RoundRunning, drain: Drain, reason: str, now_s: float) -> Decision:
+    if drain.is_join:
+        return _break_for_join(state, drain, reason, now_s)
     withdrawal = _withdraw_from(state, _list_live(phase, drain), drain.number, reason)
     if drain.kind == Layout.STOP:
         told: Action = Notify(text=f"{drain.reason}, but {reason}: no common last step")

@@ -122,16 +122,25 @@ def _remove_from_importing(state: JobState, member_id: str) -> JobState:
     )
 
 
-def break_for_joins(state: JobState, now_s: float) -> Decision:
-    """Break the running round for the members that joined it, once their batch is due."""
+def admit_newcomers(state: JobState, now_s: float) -> Decision:
+    """Have the running round stopped for the members that joined it, once their batch is due.
+
+    All ranks stop at one step after they have saved. If that cannot be agreed on, the round is broken.
+    """
     phase = state.phase
-    if not isinstance(phase, RoundRunning) or phase.loss_wait_until_s is not None or phase.drain is not None:
+    if not isinstance(phase, RoundRunning) or phase.loss_wait_until_s is not None:
         return state, ()
-    if now_s < find_batch_due_s(state, phase):
+    drain = phase.drain
+    if now_s < find_batch_due_s(state, phase) if drain is None else not drain.is_join:
         return state, ()
+    from muster.agent.rendezvous.consensus.drain import begin_join, check_join
+
+    if drain is not None:
+        return check_join(state, phase, drain, now_s)
     fresh = [describe_member(state, member) for member in _list_newcomers(state)]
-    joined = ", ".join(fresh[:3]) + (f" and {len(fresh) - 3} more" if len(fresh) > 3 else "")
-    return break_round(state, BreakKind.MEMBERSHIP, f"{joined} joined", now_s, is_join=True)
+    more = f" and {len(fresh) - 3} more" if len(fresh) > 3 else ""
+    verb = "joins" if len(fresh) == 1 else "join"
+    return begin_join(state, phase, f"{', '.join(fresh[:3])}{more} {verb}", now_s)
 
 
 def _add_connected(quorum_round: QuorumRound, member: MemberRecord) -> QuorumRound:

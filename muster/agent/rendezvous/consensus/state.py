@@ -98,6 +98,8 @@ class WantedDrain:
     """Members that do not continue after a stop."""
     preempted: tuple[str, ...] = ()
     """Those among them that leave whatever people are answered."""
+    until_s: float = FOREVER
+    """As `Drain.until_s`."""
 
 
 @record
@@ -137,6 +139,13 @@ class Drain:
     """The committed step."""
     last_rank: int | None = None
     """Of the ranks that stopped at the step, the one that ended last."""
+    until_s: float = FOREVER
+    """When a stop for nodes that join is given up, and the round broken. Infinity: it is for something else."""
+
+    @property
+    def is_join(self) -> bool:
+        """Whether it is for nodes that join."""
+        return self.until_s < FOREVER
 
     @property
     def is_stop(self) -> bool:

@@ -14,6 +14,7 @@
 | a spare node in the place of one whose check fails | R | `spare_wait_s` after the finding | the job ends |
 | more nodes that join a running job | R | `batch_s` after the last join, at most `batch_limit_s` | a round with them |
 | joining nodes that import | R | `import_limit_s` after the first one is ready | a round with them |
+| ranks to stop at one step for nodes that join | R | `JOIN_STOP_LIMIT_S` | they are stopped at once |
 | unreachable members at the job's end | FR | `join_timeout_s` | the end |
 | acknowledgements of the job's end | E | `leader.outgoing.ACKNOWLEDGE_SILENCES` silence limits | all exit |
 | a member that is silent | FRE | the silence limit (`leader.loss_detection`) | it is lost |
@@ -48,8 +49,9 @@ def find_next_due_s(state: JobState, now_s: float) -> float:
             ]
         case RoundRunning() as phase:
             last_s = FOREVER if phase.loss_wait_until_s is None else phase.loss_wait_until_s
-            accepts_joins = last_s == FOREVER and phase.drain is None
-            dues = [phase.end_wait_until_s, find_batch_due_s(state, phase) if accepts_joins else FOREVER]
+            dues = [phase.end_wait_until_s]
+            if last_s == FOREVER:
+                dues.append(find_batch_due_s(state, phase) if phase.drain is None else phase.drain.until_s)
         case Ending():
             return FOREVER
         case _:

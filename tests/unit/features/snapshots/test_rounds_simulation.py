@@ -228,7 +228,8 @@ class World:
         if leaves:
             self.away = [self.nodes.pop(self.draw.randrange(NODES))]
         base, sources = self.find_base()
-        self.check(base, is_lost=lost is not None, is_damaged=is_damaged)
+        is_lost = lost is not None or (leaves and self.confirmed == self.base)  # a base may not be copied yet
+        self.check(base, is_lost=is_lost, is_damaged=is_damaged)
         self.chain[self.lineage] = 1 << 60
         self.begin_round(base, sources)
 

@@ -169,9 +169,7 @@ def test_the_one_function_shows_what_a_terminal_would_obey(capsys: pytest.Captur
     assert capsys.readouterr().out == r"\x1b[2Jred \u202e\x9b1m a\udcffb\r" + "\n"
 
 
-def test_a_warning_that_quotes_a_file_has_no_escape_sequences(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_warning_that_quotes_a_file_has_no_escape_sequences(monkeypatch, capsys) -> None:
     """TorchX's about .torchxconfig."""
     monkeypatch.setattr(logging.root, "handlers", [])
     main(["completion", "apps"])

@@ -22,9 +22,7 @@ from muster.agent.runtime.loop import Loop
         ImportError(f"zlib.so: cannot open shared object file: {os.strerror(errno.EMFILE)}"),
     ],
 )
-def test_no_descriptor_left_is_one_line(
-    error: Exception, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_no_descriptor_left_is_one_line(error, monkeypatch, capfd) -> None:
     def fail(*_: object) -> int:
         raise error
 

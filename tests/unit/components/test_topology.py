@@ -59,9 +59,7 @@ def test_what_is_accepted_round_trips(topology: Topology) -> None:
 @example(j="0", bare=Bare.NODES, host=None)
 @example(j="0x8", bare=Bare.NODES, host=Host(label="-h gpu.small", gpus=1))
 @example(j="1" * 5000, bare=Bare.PROCESSES, host=None)
-def test_everything_else_is_refused_in_one_line_with_an_example_that_is_accepted(
-    j: str, bare: Bare, host: Host | None
-) -> None:
+def test_everything_else_is_refused_in_one_line_with_an_example_that_is_accepted(j, bare, host) -> None:
     refusal: ValueError | None = None
     try:
         topology = parse_topology(j, bare=bare, host=host)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from doubles.samples import make_record
 from doubles.telemetry_nodes import FakeLeader, FakeLoop, Node
 from prometheus_client import openmetrics, parser
 from prometheus_client.openmetrics import parser as open_parser  # noqa: F401  # makes `openmetrics.parser`
@@ -50,16 +51,7 @@ def make_source(parent: str = "", **changes: Any) -> MetricsSource:
 
 
 def record(what: str, *, at_s: float = 0.0, number: int = 1, attempt: int = 0, **detail: Any) -> EventRecord:
-    return EventRecord(
-        time_s=1000.0 + at_s,
-        monotonic_s=at_s,
-        node=0,
-        node_index=0,
-        round=number,
-        attempt=attempt,
-        what=what,
-        detail=detail,
-    )
+    return make_record(what, at_s, round=number, attempt=attempt, detail=detail)
 
 
 @pytest.fixture
@@ -338,9 +330,7 @@ def test_a_job_that_failed_is_as_flaky_as_can_be_and_a_drained_one_counts_no_run
         ("a.localhost.evil.example:80", False),
     ],
 )
-def test_a_name_that_others_can_bind_to_this_address_is_not_answered(
-    field: str, is_own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_that_others_can_bind_to_this_address_is_not_answered(field, is_own, tmp_path, monkeypatch) -> None:
     (tmp_path / "resolv").write_text("# search evil.example\nnameserver 10.0.0.1\n\nsearch ml.svc.corp Svc.Corp. .\n")
     monkeypatch.setattr(endpoint, "_RESOLVER", str(tmp_path / "resolv"))
     monkeypatch.setattr(endpoint.socket, "gethostname", lambda: "gpu7.own.example")

@@ -5,6 +5,7 @@ import threading
 from typing import Any
 
 import pytest
+from doubles.samples import make_record
 from google.protobuf.json_format import Parse
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -39,19 +40,8 @@ class Agent:
         self.at_s += after_s
         if what == "round_formed":
             self.round += 1
-        found = self.maker.read(
-            EventRecord(
-                time_s=1000.0 + self.at_s,
-                monotonic_s=self.at_s,
-                node=self.node,
-                node_index=0,
-                round=self.round,
-                attempt=self.attempt,
-                what=what,
-                ranks=ranks,
-                detail=detail,
-            )
-        )
+        now = {"node": self.node, "round": self.round, "attempt": self.attempt}
+        found = self.maker.read(make_record(what, self.at_s, ranks=ranks, detail=detail, **now))
         self.sent += found
         return found
 
@@ -65,8 +55,8 @@ class Agent:
         return self
 
     def fail(self, kind: str = "failure", **detail: Any) -> list[Span]:
-        found = self.write("worker_failed", ranks=(3,), reason="rank 3 exited with code 1")
-        found += self.write("round_broken", kind=kind, reason="rank 3 exited with code 1", **detail)
+        found = self.write("worker_failed", ranks=(3,), reason="rank 3 failed")
+        found += self.write("round_broken", kind=kind, reason="rank 3 failed", **detail)
         found += self.write("workers_stopped")
         self.attempt += kind == "failure"
         return found
@@ -89,7 +79,7 @@ def test_attempts_and_a_recovery_are_sent_when_they_are_over() -> None:
     assert agent.start() == []
     assert agent.fail() == [], "until it is known which node has group rank 0 in the next round"
     first, recovery = sorted(agent.start(), key=lambda span: span.began_s)
-    assert (first.name, first.status, first.message) == ("muster.attempt", ERROR, "rank 3 exited with code 1")
+    assert (first.name, first.status, first.message) == ("muster.attempt", ERROR, "rank 3 failed")
     assert first.attributes["error.type"] == "failure"
     assert (first.began_s, first.ended_s) == (1001.0, 1005.0)
     assert (recovery.name, recovery.status) == ("muster.recovery", OK)
@@ -128,9 +118,7 @@ def test_the_successor_of_a_lost_node_sends_what_that_one_has_not() -> None:
         (False, True, []),
     ],
 )
-def test_a_node_that_leaves_a_job_which_goes_on_ends_no_span(
-    is_elastic: bool, guard_died: bool, names: list[str]
-) -> None:
+def test_a_node_that_leaves_a_job_which_goes_on_ends_no_span(is_elastic, guard_died, names) -> None:
     agent = Agent(is_elastic=is_elastic).begin()
     agent.write("signal", name="SIGTERM", guard_died=guard_died)
     agent.write("round_broken", kind="membership", reason="node 0 left: received SIGTERM")
@@ -145,9 +133,9 @@ def test_a_drain_and_a_hang_are_sent_while_the_round_goes_on() -> None:
     agent.write("drain_committed", step=40, drain=1)
     [drain] = agent.write("drain_withdrawn", reason="all ranks have saved")
     assert (drain.name, drain.attributes) == ("muster.drain", {"muster.kind": "checkpoint", "muster.step": 40})
-    agent.write("hang_named", text="rank 1 does not enter all_reduce")
+    agent.write("hang_named", text="rank 1 absent")
     [hang] = agent.write("hang_ended")
-    assert (hang.name, hang.status, hang.message) == ("muster.hang", ERROR, "rank 1 does not enter all_reduce")
+    assert (hang.name, hang.status, hang.message) == ("muster.hang", ERROR, "rank 1 absent")
     attempt = derive_span_id(TRACE, "attempt", 1)
     assert {drain.parent_id, hang.parent_id} == {attempt}
     assert [event.name for event in drain.events] == ["drain_begun", "drain_committed", "drain_withdrawn"]
@@ -249,8 +237,8 @@ def _with_base64_ids(body: bytes) -> str:
 
 def test_the_official_definitions_accept_the_metrics() -> None:
     source = MetricsSource("job-x1", "trainer", 3, JOB.format())
-    source.write(_record("agent_started"))
-    source.write(_record("round_broken", kind="failure"))
+    source.write(make_record("agent_started"))
+    source.write(make_record("round_broken", detail={"kind": "failure"}))
     recoveries = (Recovery(round=2, attempt=1, time_s=1000.0, cost_s=7.0),)
     values = (("loss", "nan"), ("big", "-inf"), ("acc", 0.5))
     failures = (("worker", 1),)
@@ -270,12 +258,6 @@ def test_the_official_definitions_accept_the_metrics() -> None:
     assert (point.count, point.sum, sum(point.bucket_counts)) == (1, 7.0, 1)
     assert point.bucket_counts[list(point.explicit_bounds).index(10.0)] == 1
     assert len(point.bucket_counts) == len(point.explicit_bounds) + 1
-
-
-def _record(what: str, **detail: Any) -> EventRecord:
-    return EventRecord(
-        time_s=1000.0, monotonic_s=0.0, node=0, node_index=0, round=1, attempt=0, what=what, detail=detail
-    )
 
 
 # -- variables --------------------------------------------------------------------------------------------------------
@@ -393,8 +375,7 @@ def make_exporter(
 
 
 def flood(made: Exporter, number: int) -> None:
-    record = _record("x")
-    made.write(record.__class__(**{**record.__dict__, "duration_s": float(number)}))
+    made.write(make_record("x", duration_s=float(number)))
 
 
 def test_spans_that_have_no_room_are_lost_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -408,9 +389,7 @@ def test_spans_that_have_no_room_are_lost_and_counted(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("answer", [429, 503, OSError("no route to host"), ValueError("no HTTP")])
-def test_spans_wait_for_a_collector_that_is_busy_or_away(
-    monkeypatch: pytest.MonkeyPatch, answer: int | Exception
-) -> None:
+def test_spans_wait_for_a_collector_that_is_busy_or_away(monkeypatch, answer) -> None:
     made, source, sizes = make_exporter(monkeypatch, answer)
     flood(made, 3)
     assert made._send_spans() == 0.0
@@ -446,9 +425,7 @@ def test_a_batch_that_comes_back_to_a_full_buffer_gives_way_to_newer_spans(monke
     ("is_silent", "asked_ago_s", "waits"),
     [(False, None, True), (False, 0.1, True), (False, 9.0, False), (True, None, False)],
 )
-def test_the_end_waits_for_no_collector_that_is_silent_or_slow(
-    monkeypatch: pytest.MonkeyPatch, is_silent: bool, asked_ago_s: float | None, waits: bool
-) -> None:
+def test_the_end_waits_for_no_collector_that_is_silent_or_slow(monkeypatch, is_silent, asked_ago_s, waits) -> None:
     made, _, _ = make_exporter(monkeypatch)
     waited: list[float] = []
     thread = {"join": lambda _, limit_s: waited.append(limit_s), "is_alive": lambda _: True}

@@ -8,42 +8,29 @@ from doubles.two_members import TwoMembers
 
 from muster._shared.contract import AskKind
 from muster._shared.records import replace
+from muster.agent.rendezvous import interface as rdzv
 from muster.agent.rendezvous.consensus.decisions import ACCEPTED
 from muster.agent.rendezvous.consensus.events import MemberReport, Reported, RoundAcknowledged
 from muster.agent.rendezvous.consensus.state import Ending, Forming, JobState, RoundRunning
-from muster.agent.rendezvous.interface import (
-    AllStarted,
-    AllSucceeded,
-    Asked,
-    DrainAsked,
-    DrainFollowed,
-    DrainReport,
-    DrainReported,
-    Leaving,
-    PartReport,
-    Prepared,
-    Saved,
-    StoodStill,
-)
 from muster.agent.rendezvous.report_messages import Failed, Idle, StacksTaken, Stopped
 
 MESSAGES: list[Any] = [
-    Prepared(),
-    Leaving(reason="SIGTERM"),
+    rdzv.Prepared(),
+    rdzv.Leaving(reason="SIGTERM"),
     RoundAcknowledged(round_number=1),
-    AllStarted(round_number=1),
-    AllSucceeded(round_number=1),
+    rdzv.AllStarted(round_number=1),
+    rdzv.AllSucceeded(round_number=1),
     Failed(round_number=1, failures=(make_failure(node=1),)),
     Idle(round_number=1, failures=(make_failure(node=1),)),
     Stopped(round_number=1),
-    StoodStill(round_number=1, for_s=50.0),
+    rdzv.StoodStill(round_number=1, for_s=50.0),
     StacksTaken(round_number=1, number=1, stacks=()),
-    DrainAsked(round_number=1, reason="received SIGTERM", limit_s=5.0),
-    DrainReported(round_number=1, drain=1, report=DrainReport(ceiling=4)),
-    DrainFollowed(round_number=1, drain=1),
-    Asked(round_number=1, request=1, kind=AskKind.PAUSE, limit_s=5.0),
-    Saved(round_number=1, step=3, path="/3"),
-    PartReport(round_number=1, feature="x", content="{}"),
+    rdzv.DrainAsked(round_number=1, reason="received SIGTERM", limit_s=5.0),
+    rdzv.DrainReported(round_number=1, drain=1, report=rdzv.DrainReport(ceiling=4)),
+    rdzv.DrainFollowed(round_number=1, drain=1),
+    rdzv.Asked(round_number=1, request=1, kind=AskKind.PAUSE, limit_s=5.0),
+    rdzv.Saved(round_number=1, step=3, path="/3"),
+    rdzv.PartReport(round_number=1, feature="x", content="{}"),
 ]
 PHASES: list[Any] = [Forming(since_s=0.0), RoundRunning(), Ending(job_end=None)]
 
@@ -51,7 +38,7 @@ PHASES: list[Any] = [Forming(since_s=0.0), RoundRunning(), Ending(job_end=None)]
 def is_dropped(job: TwoMembers, before: JobState, message: Any, sender: str = "1") -> bool:
     """Tell whether the message changes no more than one of a node that is no member: what is due follows after both."""
     job.state = before
-    idle_actions, idle_state = job.decide(Reported(id="none", message=Prepared())), job.state
+    idle_actions, idle_state = job.decide(Reported(id="none", message=rdzv.Prepared())), job.state
     job.state = before
     return job.decide(Reported(id=sender, message=message)) == idle_actions and job.state == idle_state
 

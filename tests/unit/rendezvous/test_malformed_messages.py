@@ -20,33 +20,14 @@ from muster._shared.fields import Shared
 from muster._shared.records import replace
 from muster._shared.reports import FinalFailure, OomEvidence, Report, Stack
 from muster.agent.config import RendezvousConfig
-from muster.agent.rendezvous.consensus.actions import (
-    JobEnd,
-    RecoveryChanged,
-    RoundBreak,
-    RoundFacts,
-    RoundStart,
-    RoundSummary,
-    Successor,
-)
+from muster.agent.rendezvous import interface as rdzv
+from muster.agent.rendezvous.consensus import actions as do
 from muster.agent.rendezvous.consensus.decisions import decide
 from muster.agent.rendezvous.consensus.events import MemberLost, RoundAcknowledged
 from muster.agent.rendezvous.consensus.members import build_rules
 from muster.agent.rendezvous.consensus.quorum import RecoveredRound
 from muster.agent.rendezvous.consensus.recovery import RecoveryRecord
 from muster.agent.rendezvous.consensus.state import JobState
-from muster.agent.rendezvous.interface import (
-    AllSucceeded,
-    BreakKind,
-    Leaving,
-    Notice,
-    Prepared,
-    RendezvousFailed,
-    RoundBroken,
-    RoundFormed,
-    Saved,
-    Summary,
-)
 from muster.agent.rendezvous.leader.connections import LeaderOptions
 from muster.agent.rendezvous.leader.leader import Leader
 from muster.agent.rendezvous.member.events import Lead
@@ -108,43 +89,43 @@ JOIN = up.Join(
     last_leader_id="m2",
     is_prepared=False,
     rules=RULES,
-    saved=Saved(round_number=1, step=3, path="/c"),
+    saved=rdzv.Saved(round_number=1, step=3, path="/c"),
 )
-SUMMARY = Summary(round_number=1, step=7, most_step=None, text="packed")
+SUMMARY = rdzv.Summary(round_number=1, step=7, most_step=None, text="packed")
 UP: list[Message] = [
     JOIN,
     up.Heartbeat(number=3, echo_s=199.0),
-    Prepared(),
+    rdzv.Prepared(),
     RoundAcknowledged(round_number=1),
-    AllSucceeded(round_number=1),
+    rdzv.AllSucceeded(round_number=1),
     Failed(round_number=1, failures=(FAILED,)),
     Idle(round_number=1, failures=(FAILED,), is_urgent=True),
     Stopped(round_number=1, port=4002, failures=(FAILED,), stacks=STACKS),
-    Leaving(reason="SIGTERM"),
+    rdzv.Leaving(reason="SIGTERM"),
     up.EndAcknowledged(),
     SUMMARY,
 ]
 REPORT = Report(run_id="run", reason="why", attempt=0, max_restarts=1, failures=(FAILED,), stacks=STACKS)
-FACTS = RoundFacts(
+FACTS = do.RoundFacts(
     recovery=RECOVERY,
     successors=(
-        Successor(group_rank=1, index=1, host="10.0.0.2", port=5001),
-        Successor(group_rank=2, index=None, host="fe80::1%eth0", port=5002),
+        do.Successor(group_rank=1, index=1, host="10.0.0.2", port=5001),
+        do.Successor(group_rank=2, index=None, host="fe80::1%eth0", port=5002),
     ),
     group_world_size=3,
     world_size=6,
     master_addr="10.0.0.1",
     master_port=4000,
 )
-ROUND = RoundStart(facts=Shared(FACTS), group_ranks=(1,), rank_offset=2, role_rank_offset=2, role_world_size=6)
+ROUND = do.RoundStart(facts=Shared(FACTS), group_ranks=(1,), rank_offset=2, role_rank_offset=2, role_world_size=6)
 REPLY = down.HeartbeatReply(number=1, at_s=7.5, recovery=Shared(RECOVERY))
-BREAK = RoundBreak(
-    broken=RoundBroken(round_number=1, kind=BreakKind.FAILURE, reason="rank 1 failed", want_stacks=True),
+BREAK = do.RoundBreak(
+    broken=rdzv.RoundBroken(round_number=1, kind=rdzv.BreakKind.FAILURE, reason="rank 1 failed", want_stacks=True),
     recovery=Shared(replace(RECOVERY, attempt=3, restarts=Restarts())),
 )
 LAST_BREAK = replace(
     BREAK,
-    broken=replace(BREAK.broken, kind=BreakKind.FINAL),
+    broken=replace(BREAK.broken, kind=rdzv.BreakKind.FINAL),
     recovery=Shared(
         replace(
             RECOVERY,
@@ -157,13 +138,13 @@ DOWN: list[Message] = [
     down.Welcome(leader_id="leader", listen_port=5000),
     REPLY,
     ROUND,
-    RoundSummary(facts=Shared(FACTS), group_ranks=(None,), is_spare=True),
-    RecoveryChanged(recovery=Shared(RECOVERY)),
+    do.RoundSummary(facts=Shared(FACTS), group_ranks=(None,), is_spare=True),
+    do.RecoveryChanged(recovery=Shared(RECOVERY)),
     BREAK,
     LAST_BREAK,
-    JobEnd(succeeded=False, report=Shared(REPORT), printer_id="m1"),
+    do.JobEnd(succeeded=False, report=Shared(REPORT), printer_id="m1"),
     down.Exit(),
-    RendezvousFailed(reason="too few"),
+    rdzv.RendezvousFailed(reason="too few"),
     down.Rejected(reason="this is another run", usage=True),
     down.Redirect(host="10.0.0.3", port=5003),
     down.Goodbye(reason="silent"),
@@ -260,7 +241,7 @@ class LeaderHarness:
         self.links = [FakeLink("10.0.0.2"), FakeLink("10.0.0.3")]
         for number, link in enumerate(self.links, 1):
             self.leader.admit(link, self.build_join(number))
-        assert [link.kinds()[:2] for link in self.links] == [[down.Welcome, RoundStart]] * 2
+        assert [link.kinds()[:2] for link in self.links] == [[down.Welcome, do.RoundStart]] * 2
 
     @staticmethod
     def build_join(number: int) -> up.Join:
@@ -281,7 +262,7 @@ def test_a_malformed_message_disconnects_the_member_and_leaves_the_leader_as_it_
         assert "invalid message" in harness.notices[-1]
         assert harness.leader.state == decide(before, MemberLost(id="m2", reason=""), harness.clock.now_s())[0]
     assert not harness.links[0].closed
-    harness.links[1].deliver(Leaving(reason="SIGTERM"))
+    harness.links[1].deliver(rdzv.Leaving(reason="SIGTERM"))
     harness.links[0].deliver(up.Heartbeat(number=1, echo_s=None))
     harness.clock.passed_s += 4.0
     harness.loop.turn(0)
@@ -333,7 +314,7 @@ class MemberHarness:
         link.deliver(replace(QUERY_REPLY, role=discovery.DiscoveryRole.LEADER, id="leader", leader=None))
         link.deliver(down.Welcome(leader_id="leader", listen_port=5000))
         link.deliver(ROUND)
-        assert isinstance(self.collect_events()[-1], RoundFormed)
+        assert isinstance(self.collect_events()[-1], rdzv.RoundFormed)
         return link
 
     def collect_events(self) -> list[Any]:
@@ -372,9 +353,9 @@ def test_a_malformed_message_of_the_leader_ends_the_connection_and_changes_no_re
         assert link.closed
         assert node.member.state.recovery.record == carry
         events = node.collect_events()
-        assert [event.kind for event in events if isinstance(event, RoundBroken)] == [BreakKind.FENCED]
-        assert any(isinstance(event, Notice) and "malformed message" in event.text for event in events)
-        assert not any(isinstance(event, RendezvousFailed) for event in events)
+        assert [event.kind for event in events if isinstance(event, rdzv.RoundBroken)] == [rdzv.BreakKind.FENCED]
+        assert any(isinstance(event, rdzv.Notice) and "malformed message" in event.text for event in events)
+        assert not any(isinstance(event, rdzv.RendezvousFailed) for event in events)
     node.collect_events()
     node.close()
 
@@ -456,7 +437,7 @@ def fail(*_args: Any, **_keywords: Any) -> None:
 @pytest.mark.parametrize(
     ("place", "message"),
     [
-        (f"{LEADER}.decide", AllSucceeded(round_number=1)),
+        (f"{LEADER}.decide", rdzv.AllSucceeded(round_number=1)),
         (f"{LEADER}.HeartbeatReply", up.Heartbeat(number=1, echo_s=None)),
         (f"{LEADER}.OutgoingMessages.record_acknowledgement", up.EndAcknowledged()),
     ],
@@ -513,7 +494,7 @@ def test_a_round_number_far_too_high_is_rejected() -> None:
 def test_an_invalid_local_addr_is_a_usage_error() -> None:
     node = MemberHarness(local_addr="two words")
     lost = node.collect_events()[-1]
-    assert isinstance(lost, RendezvousFailed)
+    assert isinstance(lost, rdzv.RendezvousFailed)
     assert lost.usage
     assert "--local-addr 'two words'" in lost.reason
     node.close()
@@ -547,11 +528,11 @@ def test_a_member_sends_a_summary_only_where_nothing_waits() -> None:
     link = harness.join_round()
     link.is_busy = True
     harness.member.send_summary(SUMMARY)
-    assert Summary not in link.kinds()
+    assert rdzv.Summary not in link.kinds()
     link.is_busy = False
     harness.member.send_summary(SUMMARY)
-    assert link.kinds()[-1] is Summary
+    assert link.kinds()[-1] is rdzv.Summary
     assert harness.member.read_members() is None, "it does not lead"
     harness.member.close()
     harness.member.send_summary(SUMMARY)
-    assert link.kinds().count(Summary) == 1
+    assert link.kinds().count(rdzv.Summary) == 1

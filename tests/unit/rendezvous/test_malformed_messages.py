@@ -10,7 +10,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from doubles.rendezvous_links import FakeHandle, FakeLink, FakeNetwork, StandingClock, encode_and_decode
+from doubles.rendezvous_links import (
+    FakeLink,
+    FakeNetwork,
+    StandingClock,
+    encode_and_decode,
+    make_config,
+    make_leader,
+    make_member,
+)
 from doubles.samples import make_failure
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,19 +27,14 @@ from muster._shared.codec import MalformedMessageError, MessageUnion
 from muster._shared.fields import Shared
 from muster._shared.records import replace
 from muster._shared.reports import FinalFailure, OomEvidence, Report, Stack
-from muster.agent.config import RendezvousConfig
 from muster.agent.rendezvous import interface as rdzv
 from muster.agent.rendezvous.consensus import actions as do
 from muster.agent.rendezvous.consensus.decisions import decide
 from muster.agent.rendezvous.consensus.events import MemberLost, RoundAcknowledged
-from muster.agent.rendezvous.consensus.members import build_rules
 from muster.agent.rendezvous.consensus.quorum import RecoveredRound
 from muster.agent.rendezvous.consensus.recovery import RecoveryRecord
 from muster.agent.rendezvous.consensus.state import JobState
-from muster.agent.rendezvous.leader.connections import LeaderOptions
-from muster.agent.rendezvous.leader.leader import Leader
 from muster.agent.rendezvous.member.events import Lead
-from muster.agent.rendezvous.member.member import Member
 from muster.agent.rendezvous.member.seeking import MALFORMED_PAUSE_S
 from muster.agent.rendezvous.protocol import leader_messages as down
 from muster.agent.rendezvous.protocol import member_messages as up
@@ -70,9 +73,7 @@ RESTARTS = Restarts(
     faults=(NodeFault(machine="b", node_index=1, host="h", cause="device", count=1, is_suspected=True),),
 )
 RECOVERY = RecoveryRecord(version=3, round_number=1, attempt=2, restarts=RESTARTS, quorum_rounds=(QUORUM_ROUND,))
-CONFIG = RendezvousConfig(
-    backend="muster", run_id="run", host="leader", port=29400, node_index=1, min_nodes=2, max_nodes=3, max_restarts=1
-)
+CONFIG = make_config(host="leader", node_index=1, min_nodes=2, max_restarts=1)
 RULES = build_job_rules(CONFIG)
 JOIN = up.Join(
     run_id="run",
@@ -223,16 +224,7 @@ class LeaderHarness:
         self.clock = StandingClock()
         self.loop = Loop(self.clock)
         self.notices: list[str] = []
-        options = LeaderOptions(
-            rules=build_rules(CONFIG),
-            job_rules=build_job_rules(CONFIG),
-            silence_s=5.0,
-            takeover=False,
-            notify=lambda text, _kind=None: self.notices.append(text),
-            own_id="m0",
-            listen_port=5000,
-        )
-        self.leader = Leader(self.loop, FakeNetwork(), options)
+        self.leader = make_leader(self.loop, CONFIG, lambda text, _kind=None: self.notices.append(text))
         self.own = self.leader.attach_local()
         self.own.owner = FakeLink()  # it only receives
         self.own.owner.on_message = lambda link, message: None
@@ -290,18 +282,8 @@ class MemberHarness:
         self.loop = Loop(self.clock)
         self.network = FakeNetwork()
         self.events: list[Any] = []
-        self.member = Member(
-            RendezvousConfig(**{**vars(CONFIG), **changes}),
-            nproc=2,
-            role="default",
-            loop=self.loop,
-            post=self.events.append,
-            lease=None,
-            node_name="h1",
-            network=self.network,  # type: ignore[arg-type]
-            reserve=FakeHandle,
-            member_id="m1",
-        )
+        config = make_config(**{**vars(CONFIG), **changes})
+        self.member = make_member(config, self.loop, self.network, "h1", self.events.append, nproc=2)
         self.member.join()
 
     def answer_dial(self) -> FakeLink:

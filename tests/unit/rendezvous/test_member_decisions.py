@@ -10,12 +10,12 @@ from collections.abc import Callable
 from typing import Any, get_args
 
 import pytest
+from doubles.rendezvous_links import make_config
 from doubles.samples import make_failure
 
 from muster._shared.contract import AskKind
 from muster._shared.fields import Shared
 from muster._shared.records import replace
-from muster.agent.config import RendezvousConfig
 from muster.agent.rendezvous import interface as rdzv
 from muster.agent.rendezvous.consensus import actions as leader_actions
 from muster.agent.rendezvous.consensus.quorum import RecoveredRound
@@ -42,14 +42,10 @@ class World:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         pick = self.random.choice
-        config = RendezvousConfig(
+        config = make_config(
             backend=pick(("muster", "muster", "static")),
-            run_id="r",
             host="n0",
-            port=29400,
             node_index=pick((None, 0, 1, 2)),
-            min_nodes=1,
-            max_nodes=SIZE,
             max_restarts=3,
             join_timeout_s=60.0,
             is_host=pick((None, None, True, False)),
@@ -424,12 +420,8 @@ def test_every_event_is_in_the_table_and_an_ended_member_only_leaves() -> None:
     kinds = set(get_args(do.Event))
     assert set().union(*ACCEPTED.values()) == kinds
     assert set(ACCEPTED) == set(Phase)
-    config = RendezvousConfig(
-        backend="muster", run_id="r", host="n0", port=1, node_index=1, min_nodes=1, max_nodes=2, max_restarts=0
-    )
-    ended = replace(
-        build_initial_state(config, "me"), has_ended=True, connection=Connection(is_local=False, is_accepted=True)
-    )
+    connection = Connection(is_local=False, is_accepted=True)
+    ended = replace(build_initial_state(make_config(), "me"), has_ended=True, connection=connection)
     leaving = rdzv.Leaving(reason="SIGTERM")
     assert decide_member(ended, do.NodeSent(message=leaving), 0.0) == (ended, (do.SendUp(message=leaving),))
     assert decide_member(ended, do.NodeSent(message=rdzv.AllSucceeded(round_number=0)), 0.0) == (ended, ())

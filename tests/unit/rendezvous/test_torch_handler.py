@@ -5,11 +5,10 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 from doubles.leader_history import failure
-from doubles.rendezvous_links import StandingClock
+from doubles.rendezvous_links import StandingClock, make_config
 
 from muster._shared.records import replace
 from muster._shared.reports import Stack
-from muster.agent.config import RendezvousConfig
 from muster.agent.diagnosis.hangs import HangJudge
 from muster.agent.rendezvous import interface as rdzv
 from muster.agent.rendezvous.report_messages import Failed, StacksTaken, Stopped
@@ -62,16 +61,7 @@ def thread() -> FakeThread:
 
 @pytest.fixture
 def rendezvous(loop: Loop, posted: list[rdzv.RendezvousEvent], thread: FakeThread) -> Iterator[TorchRendezvous]:
-    config = RendezvousConfig(
-        backend="c10d-torch",
-        run_id="run",
-        host="localhost",
-        port=1,
-        node_index=0,
-        min_nodes=1,
-        max_nodes=1,
-        max_restarts=1,
-    )
+    config = make_config(backend="c10d-torch", host="localhost", max_nodes=1, max_restarts=1)
     rendezvous = TorchRendezvous(config, loop=loop, post=posted.append, make_thread=lambda _owner: thread)
     yield rendezvous
     rendezvous.close()

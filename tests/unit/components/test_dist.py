@@ -53,14 +53,6 @@ def test_every_parameter_of_torchx_is_there_with_its_default(name: str) -> None:
         assert repr(ours.default) == repr(parameter.default)  # what --help shows
 
 
-@pytest.mark.parametrize(
-    "parameter", ["metadata", "rdzv_conf", "rdzv_port", "rdzv_backend", "tee", "start", "preload", "hang_timeout"]
-)
-@pytest.mark.parametrize("component", [dist.ddp, dist.torchrun])
-def test_parameters_of_either_line_are_there_on_both(component: Callable[..., Any], parameter: str) -> None:
-    assert parameter in inspect.signature(component).parameters
-
-
 @pytest.mark.torchx
 @pytest.mark.parametrize("name", THEIR_NAMES)
 @pytest.mark.parametrize(

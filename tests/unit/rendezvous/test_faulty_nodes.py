@@ -197,43 +197,31 @@ def test_of_two_nodes_whose_preflight_fails_one_leaves_to_the_only_spare_and_the
     assert broken.kind is BreakKind.FINAL
 
 
-def test_a_node_that_is_twice_the_first_to_fail_without_progress_between(job: Job) -> None:
-    job.fail(1)
-    assert list_suspected(job.state) == set()
-    job.fail(1, exception="E: another")
-    assert list_suspected(job.state) == {"m1"}
-    assert job.ranks == ["m0", "m2", "m3"]
-
-
-def test_the_same_exception_again_is_the_program_s(job: Job) -> None:
-    for _ in range(3):
-        job.fail(1, exception="ValueError: bad", traceback=TRACEBACK)
-    assert list_suspected_nodes(job.state.restarts) == ()
-    assert job.ranks == ["m0", "m1", "m2"]
+SEGFAULT = {"exit_code": None, "signal": "SIGSEGV"}
+ILLEGAL = {"exception": "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"}
+HIP = {"exception": "RuntimeError: HIP error: unspecified launch failure"}
+RESET = {"cause": "network", "exception": "ConnectionResetError: by peer"}
+BAD = {"exception": "ValueError: bad", "traceback": TRACEBACK}
 
 
 @pytest.mark.parametrize(
-    "what",
+    ("failures", "suspected"),
     [
-        {"exception": "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"},
-        {"exception": "RuntimeError: HIP error: unspecified launch failure"},
-        {"exit_code": None, "signal": "SIGSEGV"},
-        {"exit_code": 139},  # a shell ran it
-        {"cause": "network", "exception": "ConnectionResetError: by peer"},
+        pytest.param([{}], set(), id="once"),
+        pytest.param([{}, {"exception": "E: another"}], {"m1"}, id="twice the first to fail without progress"),
+        pytest.param([{}, {"has_stepped": True, "step": 4}], set(), id="progress between the two voids the first"),
+        pytest.param([BAD] * 3, set(), id="the same exception is the program's"),
+        *(
+            pytest.param([each] * 2, {"m1"}, id=f"the same may be the node's: {number}")
+            for number, each in enumerate((ILLEGAL, HIP, SEGFAULT, {"exit_code": 139}, RESET))  # 139: a shell ran it
+        ),
     ],
 )
-def test_the_same_failure_again_may_be_the_node_s(what: dict, job: Job) -> None:
-    for _ in range(2):
-        job.fail(1, **what)
-    assert list_suspected(job.state) == {"m1"}
-    assert job.ranks == ["m0", "m2", "m3"]
-
-
-def test_progress_between_the_two_voids_the_first() -> None:
-    job = Job(build_rules())
-    job.fail(1)
-    job.fail(1, has_stepped=True, step=4)
-    assert list_suspected(job.state) == set()
+def test_a_node_that_fails_again_and_again(job: Job, failures: list[dict], suspected: set[str]) -> None:
+    for each in failures:
+        job.fail(1, **each)
+    assert list_suspected(job.state) == suspected
+    assert job.ranks == (["m0", "m2", "m3"] if suspected else ["m0", "m1", "m2"])
 
 
 @pytest.mark.parametrize("cause", ["usage", "data", "preemption", "time-limit"])

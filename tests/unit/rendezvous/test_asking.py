@@ -36,6 +36,10 @@ class Job(TwoMembers):
         )
         return self.send(asked)
 
+    def begin(self, kind: AskKind) -> None:
+        self.ask(kind)
+        self.agree()
+
     def agree(self, drain: int = 1):
         asking = [rdzv.AskingRank(global_rank=node, asked=10 + node, stride=1) for node in range(2)]
         reports = [rdzv.DrainReport(ceiling=12, ranks=(each,)) for each in asking]
@@ -93,15 +97,13 @@ def test_a_checkpoint_is_answered_when_all_have_saved_its_step(job):
 @pytest.mark.parametrize("kind", [AskKind.PAUSE, AskKind.CHECKPOINT])
 def test_a_loss_while_ranks_pause_or_save_ends_no_job(kind, job):
     """A job of a fixed size waits for another node."""
-    job.ask(kind)
-    job.agree()
+    job.begin(kind)
     [broken] = [each for each in job.send(MemberLost(id="1", reason="x")) if isinstance(each, RoundBreak)]
     assert broken.leaving == ()
 
 
 def test_a_checkpoint_that_is_late_stays(job):
-    job.ask(AskKind.CHECKPOINT)
-    job.agree()
+    job.begin(AskKind.CHECKPOINT)
     job.follow(0)
     actions = job.follow(1, LATE)
     [(_, outcome, line)] = answers(actions)
@@ -121,8 +123,7 @@ def test_a_checkpoint_that_is_late_stays(job):
 
 
 def test_a_pause_lasts_until_it_is_resumed(job):
-    job.ask(AskKind.PAUSE)
-    job.agree()
+    job.begin(AskKind.PAUSE)
     assert answers(job.follow(0)) == []
     [(_, outcome, line)] = answers(job.follow(1))
     assert outcome is AskOutcome.DONE
@@ -140,8 +141,7 @@ def test_a_pause_lasts_until_it_is_resumed(job):
 
 
 def test_a_pause_that_is_late_is_withdrawn(job):
-    job.ask(AskKind.PAUSE)
-    job.agree()
+    job.begin(AskKind.PAUSE)
     job.follow(0)
     actions = job.follow(1, LATE)
     assert rdzv.DrainWithdrawn in kinds(actions)
@@ -176,8 +176,7 @@ def test_two_who_ask_for_a_stop_are_both_answered_before_the_job_ends(job):
 
 
 def test_a_stop_names_the_checkpoint_from_which_another_job_can_go_on(job):
-    job.ask(AskKind.STOP)
-    job.agree()
+    job.begin(AskKind.STOP)
     job.save(12, "/runs/12")
     job.drain(0)
     actions = job.drain(1)
@@ -198,8 +197,7 @@ class TestContradictions:
         assert [request for request, *_ in answers(job.save(12))] == [1, 2]
 
     def test_a_stop_takes_the_place_of_a_pause(self, job):
-        job.ask(AskKind.PAUSE)
-        job.agree()
+        job.begin(AskKind.PAUSE)
         actions = job.ask(AskKind.STOP, 2)
         assert kinds(actions)[:3] == [RequestAnswer, rdzv.DrainWithdrawn, rdzv.DrainBegun]
         assert answers(actions) == [(1, AskOutcome.REFUSED, "the job is stopped instead (muster stop)")]
@@ -208,16 +206,14 @@ class TestContradictions:
         ]
 
     def test_a_stop_waits_for_a_checkpoint_that_is_committed(self, job):
-        job.ask(AskKind.CHECKPOINT)
-        job.agree()
+        job.begin(AskKind.CHECKPOINT)
         assert job.ask(AskKind.STOP, 2) == []
         actions = job.save(12)
         assert [request for request, *_ in answers(actions)] == [1]
         assert [each.kind for each in actions if isinstance(each, rdzv.DrainBegun)] == [Layout.STOP]
 
     def test_a_preemption_waits_on_when_a_person_is_told_of_a_late_checkpoint(self, job):
-        job.ask(AskKind.CHECKPOINT)
-        job.agree()
+        job.begin(AskKind.CHECKPOINT)
         job.ask(AskKind.STOP, 2)
         job.tell(0, rdzv.DrainAsked, reason="received SIGTERM", limit_s=5.0)
         job.follow(0)
@@ -227,8 +223,7 @@ class TestContradictions:
         assert list(job.state.phase.drain.leaving) == ["0"]
 
     def test_a_preemption_ends_a_pause(self, job):
-        job.ask(AskKind.PAUSE)
-        job.agree()
+        job.begin(AskKind.PAUSE)
         job.follow(0)
         job.follow(1)
         actions = job.tell(0, rdzv.DrainAsked, reason="received SIGTERM", limit_s=5.0)

@@ -451,7 +451,7 @@ def test_memory_that_the_node_has_not_is_one_line(node, capsys, monkeypatch) -> 
         snapshots.save(0, {})
         snapshots.save(1, {})
     (line,) = capsys.readouterr().err.splitlines()
-    assert "for it (No space" in line
+    assert "(No space" in line
 
 
 @pytest.mark.parametrize("where", ["data", "plain values"])

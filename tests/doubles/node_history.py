@@ -18,6 +18,7 @@ class RunningNode:
     """A node whose two workers run."""
 
     def __init__(self, formed: Round, **rules) -> None:
+        self.number = formed.number
         phase = Running(round=formed, awaited=frozenset(), alive=frozenset({0, 1}))
         self.state = NodeState(rules=NodeRules(nproc=2, **rules), phase=phase)
 
@@ -39,7 +40,9 @@ LEAVINGS |= {f"received {name}": "signal" for name in ("SIGTERM", "SIGHUP", "SIG
 SHOWN: dict[type, Callable[[Any], object]] = {
     do.PrintLine: lambda each: "line" if " " in each.text else f"'{each.text}'",
     do.StartTimer: lambda each: f"{each.timer.purpose.name}:{each.delay_s:g}",
-    do.WriteCommand: lambda each: f"Write({each.step}{', committed' * each.is_committed}{show_kind(each.kind)})",
+    do.WriteCommand: lambda each: (
+        f"Write({each.drain}: {each.step}{', committed' * each.is_committed}{show_kind(each.kind)})"
+    ),
     do.ReadSlots: lambda each: f"Read({each.drain}{show_kind(each.kind)})",
     do.AnswerPerson: lambda each: f"Answer({', '.join(map(str, each.requests))} {each.answer.outcome.value})",
     do.SendStacks: lambda each: f"SendStacks({each.number})",
@@ -48,7 +51,7 @@ SHOWN: dict[type, Callable[[Any], object]] = {
     do.InterruptWorker: lambda each: f"InterruptWorker({each.local_rank})",
     do.Finish: lambda each: f"Finish({each.code})",
     do.CollectStacks: lambda each: f"CollectStacks({'hang' * each.is_hang})",
-    rdzv.Asked: lambda each: f"Asked({each.kind.value})",
+    rdzv.Asked: lambda each: f"Asked({each.kind.value}, {each.limit_s:g} s)",
     rdzv.DrainAsked: lambda each: f"DrainAsked({each.limit_s:g})",
     rdzv.AllSucceeded: lambda each: f"AllSucceeded({each.drained_rank})",
     rdzv.Leaving: lambda each: f"Leaving({LEAVINGS.get(each.reason, each.reason) if each.is_told else 'own'})",
@@ -63,10 +66,12 @@ SHOWN: dict[type, Callable[[Any], object]] = {
 
 
 def show_history(node: RunningNode, *events: Any) -> str:
-    """The actions of each event, and the phase after them with what follows it."""
+    """The actions of each event, all of the node's round, and the phase after them with what follows it."""
     shown = []
     for event in events:
-        actions = [SHOWN.get(type(each), lambda one: type(one).__name__)(each) for each in node.send(event)]
+        sent = node.send(event)
+        assert {each.round_number for each in sent if hasattr(each, "round_number")} <= {node.number}
+        actions = [SHOWN.get(type(each), lambda one: type(one).__name__)(each) for each in sent]
         shown.append(" ".join(map(str, actions)) or "-")
     phase = node.state.phase
     name = f"{type(phase).__name__}{' told' * getattr(phase, 'is_told', False)}"

@@ -93,7 +93,7 @@ CASES = {
         "ASKS | - | LEAVES | ENDS", term(5.0), term(5.5), term(6.5)
     ),
     "withdrawn, it leaves": case(
-        "ASKS | Deadline(28.0) Read(1) | Write(4) LOOK:0.002 | WITHDRAWS LEAVES | ENDS",
+        "ASKS | Deadline(28.0) Read(1) | Write(1: 4) LOOK:0.002 | WITHDRAWS LEAVES | ENDS",
         term(),
         BEGUN,
         read(slot(3), slot(3)),
@@ -128,17 +128,17 @@ CASES = {
     "when it is fenced": case("Leaving(signal) KillWorkers | ENDS", broken(KINDS.FENCED), before=(term(), BEGUN)),
     # -- agreeing on a step
     "the ceiling is written, looked at again and reported": case(
-        "BEGINS | Write(11) LOOK:0.002 | Read(1) | Write(13) LOOK:0.002 | Report(13; 2: 12, 3: 9) | - | "
-        "Write(12, committed) | - | - | Running",
+        "BEGINS | Write(1: 11) LOOK:0.002 | Read(1) | Write(1: 13) LOOK:0.002 | Report(13; 2: 12, 3: 9) | - | "
+        "Write(1: 12, committed) | - | - | Running",
         *(BEGUN, read(slot(10), slot(9)), LOOK, read(slot(11), slot(9)), read(slot(12), slot(9)), LOOK),
         *(COMMITTED, WITHDRAWN, rdzv.DrainCommitted(round_number=3, drain=1, step=14)),
     ),
     "a rank that asked once is looked at again until its stride is known": case(
-        "BEGINS | Write(8) LOOK:0.002 | LOOK:0.02 | Report(8; 2: 4, 3: 4) | Running",
+        "BEGINS | Write(1: 8) LOOK:0.002 | LOOK:0.02 | Report(8; 2: 4, 3: 4) | Running",
         *(BEGUN, *[read(slot(0, stride=0), slot(4, stride=4))] * 2, read(slot(4, stride=4), slot(4, stride=4))),
     ),
     "ranks that have ended are left out": case(
-        "- | BEGINS | Write(10) LOOK:0.002 | Report(10; 3: 9) | Running",
+        "- | BEGINS | Write(1: 10) LOOK:0.002 | Report(10; 3: 9) | Running",
         exited(0, asked=None),
         BEGUN,
         read(slot(50), slot(9)),
@@ -150,7 +150,7 @@ CASES = {
         *(BEGUN, expired(on.TimerPurpose.DRAIN, number=2)),
     ),
     "what was read for the last drain verifies no ceiling of this one": case(
-        "WITHDRAWS | Deadline(28.0) DRAIN:8 Read(2) | - | Write(11) LOOK:0.002 | - | Read(2) | Running",
+        "WITHDRAWS | Deadline(28.0) DRAIN:8 Read(2) | - | Write(2: 11) LOOK:0.002 | - | Read(2) | Running",
         *(WITHDRAWN, replace(BEGUN, drain=2), read(slot(10), slot(9)), read(slot(10), slot(9), drain=2), LOOK),
         expired(on.TimerPurpose.LOOK, drain=2),
         before=(BEGUN, read(slot(10), slot(9))),
@@ -187,7 +187,7 @@ CASES = {
         "TOLD:20 | line KillWorkers | ENDS", LATE, TOLD, before=STOPPED
     ),
     "step 0 is a step": case(
-        "Write(0, committed) | - | AllSucceeded(3) | Succeeded told",
+        "Write(1: 0, committed) | - | AllSucceeded(3) | Succeeded told",
         *(AT_ZERO, exited(0, asked=0), exited(1, asked=0)),
         before=(BEGUN, *[read(slot(None), slot(None))] * 2),
     ),

@@ -41,39 +41,51 @@ WORDS = {
 }
 """What an ordinary Ctrl-C does, and the end of the question before it."""
 CASES = {
-    "Ctrl-C pauses the job and then asks": case("line Asked(pause) | 'done' AskPerson | Running", CTRL_C, DONE),
+    "Ctrl-C pauses the job and then asks": case("line Asked(pause, 60 s) | 'done' AskPerson | Running", CTRL_C, DONE),
     "a pause that is refused makes it an ordinary Ctrl-C": case("'refused' ORDINARY | ENDS", REFUSED, before=(CTRL_C,)),
     "one that is late": case("'late' ORDINARY | ENDS", LATE, before=(CTRL_C,)),
     "one whose leader is lost": case("'lost' ORDINARY | - | ENDS", LOST, WorkersGone(round_number=3), before=(CTRL_C,)),
     "save resumes and stops at one step; the ranks end by themselves": case(
-        "Asked(resume) | Asked(stop) | - | Running", SAVE, DONE, DONE, before=ASKED
+        "Asked(resume, 60 s) | Asked(stop, 60 s) | - | Running", SAVE, DONE, DONE, before=ASKED
     ),
     "though the pause has ended": case(
-        "Asked(resume) | 'refused' Asked(stop) | - | Running", SAVE, REFUSED, DONE, before=ASKED
+        "Asked(resume, 60 s) | 'refused' Asked(stop, 60 s) | - | Running", SAVE, REFUSED, DONE, before=ASKED
     ),
     "ranks that never stop save a checkpoint and get the signal": case(
-        "'refused' Asked(checkpoint) | 'done' ORDINARY | ENDS", REFUSED, DONE, before=SAVING
+        "'refused' Asked(checkpoint, 60 s) | 'done' ORDINARY | ENDS", REFUSED, DONE, before=SAVING
     ),
     "a stop that is late makes it an ordinary Ctrl-C": case("'late' ORDINARY | ENDS", LATE, before=SAVING),
     "a stop whose leader is lost": case("'lost' ORDINARY | ENDS", LOST, before=SAVING),
     "stop is an ordinary Ctrl-C": case("ORDINARY | ENDS", STOP, before=ASKED),
     "continue resumes, and the next Ctrl-C asks again": case(
-        "Asked(resume) | EndQuestion | line Asked(pause) | Running", CONTINUE, DONE, CTRL_C, before=ASKED
+        "Asked(resume, 60 s) | EndQuestion | line Asked(pause, 60 s) | Running", CONTINUE, DONE, CTRL_C, before=ASKED
     ),
     "whatever the answer is: refused": case(
-        "Asked(resume) | 'refused' EndQuestion | line Asked(pause) | Running", CONTINUE, REFUSED, CTRL_C, before=ASKED
+        "Asked(resume, 60 s) | 'refused' EndQuestion | line Asked(pause, 60 s) | Running",
+        CONTINUE,
+        REFUSED,
+        CTRL_C,
+        before=ASKED,
     ),
     "whatever the answer is: late": case(
-        "Asked(resume) | 'late' EndQuestion | line Asked(pause) | Running", CONTINUE, LATE, CTRL_C, before=ASKED
+        "Asked(resume, 60 s) | 'late' EndQuestion | line Asked(pause, 60 s) | Running",
+        CONTINUE,
+        LATE,
+        CTRL_C,
+        before=ASKED,
     ),
     "whatever the answer is: lost": case(
-        "Asked(resume) | 'lost' EndQuestion | line Asked(pause) | Running", CONTINUE, LOST, CTRL_C, before=ASKED
+        "Asked(resume, 60 s) | 'lost' EndQuestion | line Asked(pause, 60 s) | Running",
+        CONTINUE,
+        LOST,
+        CTRL_C,
+        before=ASKED,
     ),
     "what is no choice asks again": case(
-        "AskPerson | Asked(resume) | Running", PersonChose(choice=None), CONTINUE, before=ASKED
+        "AskPerson | Asked(resume, 60 s) | Running", PersonChose(choice=None), CONTINUE, before=ASKED
     ),
     "a choice without a question": case("- | Running", STOP),
-    "a second choice": case("Asked(resume) | - | Running", CONTINUE, STOP, before=ASKED),
+    "a second choice": case("Asked(resume, 60 s) | - | Running", CONTINUE, STOP, before=ASKED),
     "a second Ctrl-C kills while ranks pause": case("ORDINARY KillWorkers | ENDS", CTRL_C, before=(CTRL_C,)),
     "while the person is asked": case("ORDINARY KillWorkers | ENDS", CTRL_C, before=ASKED),
     "while the pause ends": case("ORDINARY KillWorkers | ENDS", CTRL_C, before=(*ASKED, SAVE)),
@@ -112,7 +124,7 @@ CASES = {
         before=ASKED,
     ),
     "a round that ends after continue goes on": case(
-        "Asked(resume) | EndQuestion line ParkWorkers SIGTERM GRACE:30 SLOW:5 | Stopping, then Rejoin",
+        "Asked(resume, 60 s) | EndQuestion line ParkWorkers SIGTERM GRACE:30 SLOW:5 | Stopping, then Rejoin",
         CONTINUE,
         BROKEN,
         before=ASKED,

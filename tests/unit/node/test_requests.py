@@ -60,7 +60,7 @@ CASES = {
     # Also the answer as it has travelled.
     **{
         f"a request goes to the leader, and its answer back, once: {kind.__name__}": case(
-            "Asked(pause) | Answer(1 done) | - | Running", ASKED, *[kind(request=1, answer=DONE)] * 2
+            "Asked(pause, 30 s) | Answer(1 done) | - | Running", ASKED, *[kind(request=1, answer=DONE)] * 2
         )
         for kind in (rdzv.RequestAnswered, RequestAnswer)
     },
@@ -98,13 +98,13 @@ CASES = {
     ),
     "a checkpoint has no deadline": case("DRAIN:30 Read(1, checkpoint) | Running", begin(CHECKPOINT)),
     "and stops no worker": case(
-        "Write(12, committed, checkpoint) | WithdrawCommand | Running",
+        "Write(1: 12, committed, checkpoint) | WithdrawCommand | Running",
         commit(CHECKPOINT)[-1],
         WITHDRAWN,
         before=commit(CHECKPOINT)[:-1],
     ),
     "a pause looks whether all ranks wait": case(
-        "Write(12, committed, pause) Read(1, pause) | Running", commit(PAUSE)[-1], before=commit(PAUSE)[:-1]
+        "Write(1: 12, committed, pause) Read(1, pause) | Running", commit(PAUSE)[-1], before=commit(PAUSE)[:-1]
     ),
     "stacks are collected for the leader": case(
         "SendStacks(5) | - | Running",
@@ -112,7 +112,7 @@ CASES = {
         rdzv.StacksWanted(round_number=2, number=6),
     ),
     "SIGQUIT asks the leader for those of all nodes; what it refuses, the node prints of its own": case(
-        "Asked(stacks) | PrintStacks | Running", STACKS, REFUSED, group_world_size=2
+        "Asked(stacks, 4 s) | PrintStacks | Running", STACKS, REFUSED, group_world_size=2
     ),
     "what was asked for stacks is no person": case(
         "KillWorkers | Stopping, then StartNext", NEXT, before=(STACKS,), group_world_size=2

@@ -14,7 +14,7 @@ from muster.agent.rendezvous.consensus.drain import choose_step
 from muster.agent.rendezvous.consensus.events import Reported
 from muster.agent.rendezvous.consensus.state import RoundRunning
 from muster.agent.rendezvous.consensus.waits import find_next_due_s
-from muster.agent.rendezvous.drain_ceiling import RankSlot, build_ceiling, build_report, check_ceiling, find_refusal
+from muster.agent.rendezvous.drain_ceiling import RankSlot, build_ceiling, build_report, check_ceiling
 from muster.agent.rendezvous.report_messages import Failed
 
 
@@ -85,22 +85,6 @@ class TestCeiling:
     def test_a_verified_ceiling_stays(self):
         ceiling = check_ceiling(build_ceiling([slot(0, 10)]), [slot(0, 10)])
         assert check_ceiling(ceiling, [slot(0, 11)]) == ceiling, "a rank that waits there has published it"
-
-    def test_no_report_before_every_stride_is_known(self):
-        ceiling = check_ceiling(build_ceiling([slot(0, 0, stride=0)]), [slot(0, 0, stride=0)])
-        assert build_report(ceiling, [slot(0, 0, stride=0)]) is None
-        assert build_report(ceiling, [slot(0, 4, stride=4)]) is not None
-
-    @pytest.mark.parametrize(
-        ("slots", "reason"),
-        [
-            ([slot(0, 3), slot(1, None, is_asking=False)], "rank 1 called should_stop with decreasing steps"),
-            ([slot(0, 3), slot(2, None, step=5)], "rank 2 has done step 5 and never called should_stop"),
-            ([slot(0, 3), slot(2, None)], None),
-        ],
-    )
-    def test_ranks_with_which_no_step_can_be_agreed_on(self, slots, reason):
-        assert find_refusal(slots) == reason
 
 
 class Job(Leader):

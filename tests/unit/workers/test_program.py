@@ -81,15 +81,6 @@ def test_a_parked_worker_gets_the_whole_spec() -> None:
     assert set(vars(arrived)) == set(vars(SPEC))
 
 
-def test_the_stack_signal_is_one_a_process_may_catch() -> None:
-    import signal
-
-    number = program.get_stack_signal()
-    if number is not None:
-        assert number in signal.valid_signals()
-        assert signal.SIGRTMIN < number < signal.SIGRTMAX
-
-
 @pytest.mark.parametrize(
     ("name", "early"),
     [

@@ -228,13 +228,6 @@ def test_a_reading_that_arrives_after_the_end_changes_nothing(world: World) -> N
     assert world.reports == []
 
 
-def test_steps_are_activity(world: World) -> None:
-    for number in range(5):
-        world.progress_ns[1] = number
-        world.pass_s(6)
-    assert world.reports == []
-
-
 def test_a_rank_that_has_done_steps_is_not_active_by_output_and_cpu_time(world: World) -> None:
     """It loops for ever, or a thread of it prints."""
     world.progress_ns = {0: 1, 1: 1}

@@ -76,18 +76,9 @@ def explain(views: list[RankView]) -> tuple[list[int], str] | None:
     return None if found is None else (sorted(found.ranks), found.clause)
 
 
-@pytest.mark.parametrize("version", JSONS)
+@pytest.mark.parametrize("version", [*TEXTS, *JSONS])
 @pytest.mark.parametrize("size", [2, 4, 32])
 def test_a_rank_that_did_not_launch(version, size, see) -> None:
-    ranks = [rank(FIVE if number == 1 else SIX) for number in range(size)]
-    rest = "rank 0 has" if size == 2 else f"ranks 0, 2-{size - 1} have"
-    text = f"did not launch AllReduce #6 of NCCL communicator {NAME} ({size} ranks); {rest} launched it"
-    assert explain(see(build(*ranks, version=version))) == ([1], text)
-
-
-@pytest.mark.parametrize("version", TEXTS)
-@pytest.mark.parametrize("size", [2, 4, 32])
-def test_a_rank_that_did_not_launch_by_the_text_of_an_older_nccl(version, size, see) -> None:
     """2.24 counts all operations together. Ranks that a text does not list are those of a communicator of all ranks."""
     ranks = [rank(FIVE if number == 1 else SIX) for number in range(size)]
     rest = "rank 0 has" if size == 2 else f"ranks 0, 2-{size - 1} have"

@@ -6,7 +6,6 @@ does nothing it does all the rest for real: so who gets which device is seen wit
 
 import itertools
 import os
-from dataclasses import replace
 
 import pytest
 from torchx.specs import AppState, Resource
@@ -66,27 +65,6 @@ def test_each_replica_has_gpus_of_its_own_and_so_has_each_app(apps_with_gpus, ap
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
     third = apps.run(with_gpus(app_of(SAYS, image="tiny"), 2))  # what an app had is free when it has ended
     assert sees(third) == ["GPU-bbbb,GPU-aaaa\n"]
-
-
-def test_nodes_share_the_gpus_that_all_of_them_would_see(apps_with_gpus, app_of, wait_until, monkeypatch):
-    """NVIDIA's runtime as the engine's default shows all of them to every container."""
-    apps = apps_with_gpus
-    engine = apps.scheduler._engine
-    info = engine.info()
-    monkeypatch.setattr(engine, "info", lambda: {**info, "DefaultRuntime": "nvidia"})
-    from muster.schedulers.docker import request, scheduler
-
-    monkeypatch.setattr(request, "is_agent_role", lambda role: True)
-
-    def without_python(engine, app, folder):
-        """What the check finds on this engine, which has no init and raises no limits; the image has no Python."""
-        containers = (replace(each, host_config={**each.host_config, "Ulimits": []}) for each in app.containers)
-        return replace(app, init=False, containers=tuple(containers))
-
-    monkeypatch.setattr(scheduler, "check_images", without_python)
-    app_id = apps.run(app_of(SAYS, image="tiny", replicas=2), agent="image")
-    seen = [wait_until(lambda replica=replica: apps.logs(app_id, replica=replica), "output") for replica in range(2)]
-    assert seen == [["GPU-aaaa\n"], ["GPU-bbbb\n"]]  # one each of three
 
 
 def test_replicas_see_the_gpus_they_were_given(apps, app_of, client):

@@ -9,16 +9,14 @@ tests of preemption are skipped.
 """
 
 import copy
+import functools
 import json
 import os
-import threading
-import time
-from pathlib import Path
 
+import harness
 import pytest
+from harness import PROGRAMS, skip_or_fail
 
-PROGRAMS = Path(__file__).resolve().parents[1] / "programs"
-DEADLINE_S = 300.0
 """Generous: images may have to be pulled, and the cluster needs time to detect and replace a lost pod."""
 
 # Requests small enough for a single node that others use too; no limits.
@@ -41,21 +39,11 @@ def _missing():
 @pytest.fixture(scope="session", autouse=True)
 def _cluster_or_skip():
     reason = _missing()
-    if reason is None:
-        return
-    if "kubernetes" in os.environ.get("MUSTER_REQUIRE", "").split(","):
-        pytest.fail(f"MUSTER_REQUIRE names kubernetes, but {reason}")
-    pytest.skip(reason)
+    if reason is not None:
+        skip_or_fail("kubernetes", reason)
 
 
-def wait_until(check, what, deadline_s=DEADLINE_S):
-    """Calls `check()` until its result is true; returns the result."""
-    until_s = time.monotonic() + deadline_s
-    never = threading.Event()
-    while not (found := check()):
-        assert time.monotonic() < until_s, f"{what}: not within {deadline_s:g} s"
-        never.wait(0.5)
-    return found
+wait_until = functools.partial(harness.wait_until, timeout_s=300.0, every_s=0.5)
 
 
 @pytest.fixture

@@ -79,7 +79,7 @@ def expect(phase: object, kind: type[P]) -> P:
 def drop(state: S, phase: Phase, event: object) -> tuple[S, tuple[()]]:
     """Decide that nothing follows from an event that the phase does not accept, and record it at debug level.
 
-    The record goes to `logging` if the process uses that; most agents do not.
+    The record goes to `logging` if the process uses that. An agent does only with LOGLEVEL=DEBUG.
     """
     if (logging := sys.modules.get("logging")) is not None:
         logging.getLogger(__name__).debug("%s does not accept %r", getattr(phase, "__name__", phase), event)

@@ -7,6 +7,7 @@ import inspect
 import logging
 import os
 import random
+import signal
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,30 +19,37 @@ from typing import Any, get_args
 import pytest
 from doubles.two_members import TwoMembers
 from hypothesis import given, settings
-from unit.node.test_decisions import RUNNING, any_event, new_state
+from supervised_apps import agents, begin, others
+from unit.features import test_preflight_leader
+from unit.node.test_decisions import AT_FAULT, RUNNING, any_event, broken, exited, formed, gone, new_state
+from unit.node.test_interrupt import CTRL_C
 from unit.rendezvous import test_accepted, test_drain_simulation, test_elastic_drain_simulation, test_simulation
 from unit.rendezvous.test_member_decisions import World
 
 from muster._shared import transitions
+from muster._shared.contract import AskOutcome
 from muster._shared.records import replace
+from muster._shared.reports import Answer
 from muster._shared.transitions import Table
 from muster.agent.node import decisions as node
-from muster.agent.node.events import AgentStarted
+from muster.agent.node.events import AgentStarted, Choice, PersonChose, SignalReceived
 from muster.agent.node.events import Event as NodeEvent
+from muster.agent.node.request_decisions import TERMINAL_REQUEST
 from muster.agent.node.state import Phase as NodePhase
 from muster.agent.node.state import Starting
 from muster.agent.rendezvous.consensus import decisions as consensus
 from muster.agent.rendezvous.consensus.events import LeaderEvent, MemberReport, Reported
 from muster.agent.rendezvous.consensus.state import JobState
-from muster.agent.rendezvous.interface import Prepared
+from muster.agent.rendezvous.interface import Prepared, RequestAnswered
 from muster.agent.rendezvous.member import decisions as member
 from muster.agent.rendezvous.member import events as do
 from muster.agent.rendezvous.member.state import Phase as MemberPhase
+from muster.agent.rendezvous.protocol.leader_messages import Redirect
 from muster.schedulers.supervision import decisions as supervision
 from muster.schedulers.supervision import events
-from muster.schedulers.supervision.state import AppPhase, RetryScope, SupervisedRole
+from muster.schedulers.supervision.state import AppPhase, ReplicaId, RetryScope, SupervisedRole
 
-SEEDS = 60
+DONE = Answer(outcome=AskOutcome.DONE, line="all wait")
 
 
 # -- histories ---------------------------------------------------------------------------------------------------------
@@ -57,20 +65,33 @@ def play_node() -> None:
         found.append(event)
 
     collect()
-    for seed in range(100):
+    answered = RequestAnswered(request=TERMINAL_REQUEST, answer=DONE)
+    ended = (exited(0), exited(1))
+    begins = (
+        (),
+        (formed(is_held=True),),
+        RUNNING,
+        (*RUNNING, SignalReceived(signum=signal.SIGTERM, is_asked=True)),
+        (*RUNNING, formed(2)),
+        (*RUNNING, formed(2, is_held=True)),
+        (*RUNNING, broken(), *ended, gone()),
+        (*RUNNING, CTRL_C, *ended),
+        (*RUNNING, CTRL_C, answered, *ended),
+    )
+    for seed in range(80):
         rng = random.Random(seed)
-        state = replace(new_state(rng.choice((1, 2)), asks_at_interrupt=rng.random() < 0.5), phase=Starting())
-        for event in (AgentStarted(), *RUNNING, *rng.choices(found, k=8)):
-            if rng.random() < 0.9:
-                state, _ = node.decide(state, event)
-            for other in rng.sample(found, 100):
+        state = replace(new_state(asks_at_interrupt=True, restart_backoff_s=rng.choice((0.0, 2.0))), phase=Starting())
+        for event in (AgentStarted(), *begins[seed % len(begins)], *rng.choices(found, k=3)):
+            for other in (gone(), AT_FAULT, PersonChose(choice=Choice.STOP), *rng.sample(found, 100)):
                 node.decide(state, other)
+            state, _ = node.decide(state, event)
 
 
 def play_jobs() -> None:
     """The real decisions of leader and members, and in drains those of nodes."""
-    for seed in range(SEEDS):
+    for seed in range(40):
         test_simulation.Story(seed).play()
+    for seed in range(10):
         test_drain_simulation.Story(seed).play()
         test_elastic_drain_simulation.Story(seed).play()
 
@@ -80,18 +101,23 @@ def play_messages() -> None:
         for phase in test_accepted.PHASES:
             job = TwoMembers(hang_action="report")
             test_accepted.is_dropped(job, replace(job.state, phase=phase), message)
+    test_preflight_leader.test_other_code_ends_the_job_with_one_report()
 
 
 def play_member() -> None:
     for seed in range(400):
         world = World(seed)
+        member.decide_member(world.state, do.Started(open_error="no port"), world.now_s)
         world.play()
         member.decide_member(world.state, do.Excluded(reason="no other node reaches it"), world.now_s)
+        member.decide_member(world.state, do.TimerFired(kind=do.TimerKind.DEADLINE), world.now_s)
+        member.decide_member(world.state, do.LeaderSilent(silence_s=5.0, promise_until_s=0.0), world.now_s)
+        member.decide_member(world.state, do.LeaderSent(message=Redirect(host="n1", port=1)), world.now_s)
 
 
 def play_apps() -> None:
     """Apps to which anything happens."""
-    for seed in range(600):
+    for seed in range(1000):
         rng = random.Random(seed)
         plan = [
             SupervisedRole(
@@ -114,7 +140,7 @@ def play_apps() -> None:
                     "replica": rng.choice(running or replicas),
                     "exit_code": rng.choice((0, 1, 69, 137, 143, None)),
                 },
-                events.Recover: {"replicas": tuple(running[:1])},
+                events.Recover: {"replicas": tuple(running[: rng.choice((1, None))])},
                 events.CancelRequested: {},
                 events.DrainRequested: {"limit_s": 5.0},
                 events.KillRequested: {},
@@ -123,8 +149,20 @@ def play_apps() -> None:
                 events.LingerExpired: {"number": state.lingering},
                 events.KillExpired: {"number": state.grace_number},
             }
-            kind = rng.choice([*draws, *[events.ReplicaEnded] * 20, *[events.Begin] * 3])
+            kind = rng.choice([*draws, *[events.ReplicaEnded] * 9, *[events.Begin] * 2, *[events.Recover] * 2])
             state, _ = supervision.decide(plan, state, kind(**draws[kind]))
+
+
+def play_recoveries() -> None:
+    """Nothing runs any more, and what was to start again is not there."""
+    app = begin(agents(2, min_replicas=1))
+    app.end("trainer/0", 0)
+    app.decide_event(events.Recover(replicas=(ReplicaId("trainer", 1),)))
+    assert app.begin() == ["finish SUCCEEDED"]
+    app = begin(others(2, max_retries=1, retry_scope=RetryScope.ROLE), agents(1))
+    app.end("main/0", 1)
+    app.decide_event(events.Recover(replicas=(ReplicaId("main", 1),)))
+    assert app.end("trainer/0", 2) == ["finish FAILED"]
 
 
 # -- the machines ------------------------------------------------------------------------------------------------------
@@ -185,7 +223,7 @@ def name_phase(phase: Any) -> str:
 
 
 class Watch:
-    """Checks each decision of a machine against its table, and keeps a state of each phase and an event of each kind."""
+    """Checks the decisions of a machine against its table; keeps a state of each phase, and an event of each kind."""
 
     def __init__(self, machine: Machine) -> None:
         self.states: dict[Any, Any] = {}
@@ -214,22 +252,27 @@ class Watch:
 @cache
 def play() -> dict[str, Watch]:
     watches = {name: Watch(machine) for name, machine in MACHINES.items()}
-    do_due, due = consensus._do_due, MACHINES["consensus"].due
+    due = MACHINES["consensus"].due
 
-    def check_due(state: Any, now_s: float, **more: Any) -> Any:
-        decided = do_due(state, now_s, **more)
-        assert find_phase(decided[0]) in due[find_phase(state)]
-        return decided
+    def check_due(do_due: Callable[..., Any]) -> Callable[..., Any]:
+        def decide(state: Any, now_s: float) -> Any:
+            decided = do_due(state, now_s)
+            assert find_phase(decided[0]) in due[find_phase(state)], do_due.__name__
+            return decided
+
+        return decide
 
     with pytest.MonkeyPatch.context() as patch:
         for name, watch in watches.items():
             patch.setattr(MACHINES[name].module, "TABLE", watch.table)
-        patch.setattr(consensus, "_do_due", check_due)
+        for name in ("break_for_joins", "form_or_end", "_check_join_timeout"):
+            patch.setattr(consensus, name, check_due(getattr(consensus, name)))
         play_node()
         play_jobs()
         play_messages()
         play_member()
         play_apps()
+        play_recoveries()
     return watches
 
 

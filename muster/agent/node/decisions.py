@@ -3,12 +3,19 @@
 Nothing here reads a clock, a process or a socket, and nothing outside decides. `supervisor` posts the events of
 `node.events`, and rendezvous those of `rendezvous.interface`. `supervisor` carries out the actions in order.
 
-    STARTING
-       v          RoundFormed                             all exited 0
-    JOINING ---> [DELAYING, back-off] ---> RUNNING ---------------------> SUCCEEDED --JobEnded--> ENDED
-       ^                                      | RoundBroken, signal           |
-       |                                      v                               |
-       +---------- no worker is left ----- STOPPING <---------RoundBroken-----+
+    Starting --AgentStarted--> Joining
+    Starting, Joining --RoundFormed--> Delaying, Running
+    Starting, Delaying --JobEnded, RendezvousFailed, SignalReceived--> Ended
+    Joining --RoundBroken, JobEnded, RendezvousFailed, SignalReceived--> Ended
+    Delaying --RoundFormed, GlobalRank0Started, TimerExpired--> Running
+    Delaying --RoundBroken--> Joining, Ended
+    Running --RoundFormed, RoundBroken, JobEnded, RendezvousFailed, TimerExpired, SignalReceived, DrainWithdrawn,
+        RequestAnswered, PersonChose--> Stopping
+    Running --WorkerExited--> Succeeded, Stopping
+    Succeeded --RoundFormed, RoundBroken, JobEnded, RendezvousFailed, TimerExpired, SignalReceived, RequestAnswered,
+        PersonChose--> Stopping
+    Stopping --WorkersGone--> Joining, Delaying, Running, Ended
+    Stopping --WorkersNotEnded--> Ended
 
 `worker_decisions` has the decisions about one round's workers, and the steps of a stop. `drain_decisions` has those
 about a common step of all ranks, and `request_decisions` those about requests of people. The latter two are loaded when
@@ -134,7 +141,7 @@ group."""
 
 _WAITING = (Starting, Joining, Delaying)
 _WORKING = (Running, Succeeded)
-_ANY = (*_WAITING, *_WORKING, Stopping)
+_ALL = stay(*_WAITING, *_WORKING, Stopping)
 _END = go(*_WAITING, to=(Ended,))
 _STOP = go(*_WORKING, Stopping, to=(Stopping,))
 _MAY_STOP = stay(*_WORKING, or_go=(Stopping,))
@@ -149,13 +156,13 @@ def _build_table() -> "Table[Event, Decision]":
     """
     return (
         on(AgentStarted, _on_agent_started, go(Starting, to=(Joining,)))
-        + on(WorkersPrepared, _on_workers_prepared, stay(*_ANY))
+        + on(WorkersPrepared, _on_workers_prepared, _ALL)
         + on(RoundFormed, _on_round_changed, go(*_WAITING, to=(Delaying, Running)), _STOP)
-        + on(GlobalRank0Started, _on_global_rank0_started, stay(*_ANY), stay(Delaying, or_go=(Running,)))
-        + on(RoundBroken, _on_round_changed, stay(*_ANY), go(Joining, Delaying, to=(Joining, Ended)), _MAY_STOP)
+        + on(GlobalRank0Started, _on_global_rank0_started, _ALL, stay(Delaying, or_go=(Running,)))
+        + on(RoundBroken, _on_round_changed, _ALL, go(Joining, Delaying, to=(Joining, Ended)), _MAY_STOP)
         + on(JobEnded, _on_job_ended, _END, _STOP)
         + on(RendezvousFailed, _on_rendezvous_failed, _END, _STOP)
-        + on(Notice, _on_notice, stay(*_ANY))
+        + on(Notice, _on_notice, _ALL)
         + on(WorkerStarted, on_worker_started, stay(Running, Stopping))
         + on(WorkerExited, _on_worker_exited, stay(Running, or_go=(Succeeded, Stopping)), stay(Stopping))
         + on(SpawnFailed, on_spawn_failed, stay(Running))
@@ -166,7 +173,7 @@ def _build_table() -> "Table[Event, Decision]":
         + on(StoodStill, on_still, stay(Running))
         + on(StacksRequested, on_stacks_requested, stay(Running, Stopping))
         + on(StacksCollected, on_stacks_collected, stay(Running, Stopping))
-        + on(TimerExpired, _on_timer_expired, stay(*_ANY), stay(Delaying, or_go=(Running,)), _MAY_STOP)
+        + on(TimerExpired, _on_timer_expired, _ALL, stay(Delaying, or_go=(Running,)), _MAY_STOP)
         + on(WorkersGone, _on_workers_gone, stay(Stopping, or_go=(Joining, Delaying, Running, Ended)))
         + on(WorkersNotEnded, _on_workers_not_ended, stay(Stopping, or_go=(Ended,)))
         + on(SignalReceived, _on_signal, _END, _MAY_STOP, stay(Stopping))
@@ -174,15 +181,15 @@ def _build_table() -> "Table[Event, Decision]":
         + on(DrainCommitted, _on_drain, stay(*_WORKING))
         + on(DrainWithdrawn, _on_drain, stay(Running, or_go=(Stopping,)), stay(Succeeded))
         + on(SlotsRead, _on_drain, stay(*_WORKING))
-        + on(Requested, _on_request, stay(*_ANY))
-        + on(RequestAnswered, _on_request, stay(*_ANY), _MAY_STOP)
-        + on(PersonChose, _on_request, stay(*_ANY), _MAY_STOP)
+        + on(Requested, _on_request, _ALL)
+        + on(RequestAnswered, _on_request, _ALL, _MAY_STOP)
+        + on(PersonChose, _on_request, _ALL, _MAY_STOP)
         + on(StacksWanted, _on_request, stay(Delaying, *_WORKING, Stopping))
         + on(Saved, _send_on, stay(*_WORKING, Stopping))
         + on(PartReport, _send_on, stay(*_WORKING))
-        + on(PartOrder, _tell_part, stay(*_ANY))
-        + on(PartRemembered, _tell_part, stay(*_ANY))
-        + on(CheckpointCompleted, _keep_checkpoint, stay(*_ANY))
+        + on(PartOrder, _tell_part, _ALL)
+        + on(PartRemembered, _tell_part, _ALL)
+        + on(CheckpointCompleted, _keep_checkpoint, _ALL)
     )
 
 

@@ -1,5 +1,14 @@
 """Decides what a supervisor does with the replicas of its app: pure, from state and event to new state and actions.
 
+    PENDING --CancelRequested, DrainRequested, KillRequested--> ENDED
+    PENDING, RESTARTING --Begin--> RUNNING
+    RUNNING --Begin--> ENDED
+    RUNNING --ReplicaEnded--> RESTARTING, ENDING, ENDED
+    RUNNING, RESTARTING --CancelRequested, DrainRequested, KillRequested--> ENDING, ENDED
+    RESTARTING --ReplicaEnded--> RUNNING, ENDING, ENDED
+    ENDING --ReplicaEnded, Recover, KillExpired--> ENDED
+    ENDING --LingerExpired--> RUNNING
+
 There are two kinds of roles. A role of our agent has exit codes with a meaning (`contract.ExitCode`). 1 and 2 are
 final. 69 and an end by signal are lost replicas, which are started again one by one, at most `max_retries` per role,
 because the agents of the others keep running. 143 means preempted. When one node is preempted, the agents of all may
@@ -111,28 +120,27 @@ KILL_LIMIT_S: Final = 600.0
 that never answers again, must not keep its supervisor running for ever: it would not even end by SIGTERM."""
 
 
-_PENDING, _RUNNING, _RESTARTING, _ENDING = AppPhase.PENDING, AppPhase.RUNNING, AppPhase.RESTARTING, AppPhase.ENDING
-_OPEN = (_PENDING, _RUNNING, _RESTARTING)
-_END = go(*_OPEN, to=(_ENDING, AppPhase.ENDED))
-_MAY_END = stay(_ENDING, or_go=(AppPhase.ENDED,))
-_LOSE = stay(_RUNNING, _RESTARTING, or_go=(*_OPEN[1:], _ENDING, AppPhase.ENDED))
+_PENDING, _RUNNING, _RESTARTING, _ENDING, _ENDED = AppPhase
+_STARTED = (_RUNNING, _RESTARTING)
+_END = go(_PENDING, to=(_ENDED,)), go(*_STARTED, to=(_ENDING, _ENDED))
+_MAY_END = stay(_ENDING, or_go=(_ENDED,))
 
 
 def _build_table() -> "Table[Event, Decision]":
     """Return which phase accepts which event, what handles it, and which phases may follow."""
     return (
-        on(Begin, _begin, go(_PENDING, _RUNNING, to=(_RUNNING, AppPhase.ENDED)))
-        + on(Begin, _repeat_stop, stay(_RESTARTING, or_go=(_RUNNING, AppPhase.ENDED)), stay(_ENDING))
-        + on_with(ReplicaEnded, _handle_replica_ended, _LOSE, _MAY_END)
-        + on(Recover, _recover, stay(*_OPEN), _MAY_END)
-        + on(CancelRequested, _cancel, _END)
+        on(Begin, _begin, go(_PENDING, to=(_RUNNING,)), stay(_RUNNING, or_go=(_ENDED,)))
+        + on(Begin, _repeat_stop, stay(_RESTARTING, or_go=(_RUNNING,)), stay(_ENDING))
+        + on_with(ReplicaEnded, _handle_replica_ended, stay(*_STARTED, or_go=(*_STARTED, _ENDING, _ENDED)), _MAY_END)
+        + on(Recover, _recover, stay(_PENDING, *_STARTED), _MAY_END)
+        + on(CancelRequested, _cancel, *_END)
         + on(CancelRequested, _cancel_again, stay(_ENDING))
-        + on(DrainRequested, _drain, _END)
+        + on(DrainRequested, _drain, *_END)
         + on(DrainRequested, _change_drain, stay(_ENDING))
-        + on(KillRequested, _kill, _END, stay(_ENDING))
-        + on_with(ResizeRequested, _resize, stay(*_OPEN, _ENDING))
-        + on(GraceExpired, _handle_grace_expired, stay(*_OPEN, _ENDING))
-        + on(LingerExpired, _stop_late, stay(*_OPEN))
+        + on(KillRequested, _kill, *_END, stay(_ENDING))
+        + on_with(ResizeRequested, _resize, stay(_PENDING, *_STARTED, _ENDING))
+        + on(GraceExpired, _handle_grace_expired, stay(_PENDING, *_STARTED, _ENDING))
+        + on(LingerExpired, _stop_late, stay(_PENDING, *_STARTED))
         + on(LingerExpired, _end_lingering, stay(_ENDING, or_go=(_RUNNING,)))
         + on(KillExpired, _give_up, _MAY_END)
     )

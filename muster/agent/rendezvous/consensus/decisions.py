@@ -3,9 +3,10 @@
 The leader turns every message and every lost connection into an event and sends the actions that result. The job is in
 one of three phases, each a record of `state`:
 
-    FORMING --(enough members, all workers stopped, quorum)--> RUNNING --(loss, join, failure)--> FORMING ...
-                                                                  |--(all members succeeded)--> ENDING
-    FORMING --(final failure, all workers stopped)--> ENDING
+    Forming --LeaseChecked--> RoundRunning
+    Forming --what is due--> Ending
+    RoundRunning --MemberLost, TimerFired, Leaving, Failed, Idle, AllSucceeded, Stopped, PartReport--> Forming
+    RoundRunning --what is due--> Forming, Ending
 
 The rules:
 
@@ -98,8 +99,7 @@ from muster.agent.runtime.persistent import PersistentMap, PersistentSet
 if TYPE_CHECKING:
     from muster.agent.rendezvous.consensus.drain import CommonStepMessage
 
-_OPEN = (Forming, RoundRunning)
-_ANY = (*_OPEN, Ending)
+_ALL = stay(Forming, RoundRunning, Ending)
 _BROKEN = stay(RoundRunning, or_go=(Forming,))
 
 
@@ -117,14 +117,14 @@ def _build_table() -> "Table[LeaderEvent | MemberReport, Decision]":
     and `Idle` then report what ended the round.
     """
     return (
-        on_with(Joined, _on_joined, stay(*_ANY))
-        + on_with(MemberLost, on_member_lost, stay(*_ANY), _BROKEN)
-        + on(ProcessEnded, on_process_ended, stay(*_ANY))
+        on_with(Joined, _on_joined, _ALL)
+        + on_with(MemberLost, on_member_lost, _ALL, _BROKEN)
+        + on(ProcessEnded, on_process_ended, _ALL)
         + on_with(LeaseChecked, on_lease_checked, stay(Forming, or_go=(RoundRunning,)))
-        + on_with(TimerFired, _on_timer_fired, stay(*_ANY), _BROKEN)
-        + _on_report(Leaving, on_leaving, stay(*_ANY), _BROKEN)
-        + _on_report(Prepared, on_prepared, stay(*_ANY))
-        + _on_report(RoundAcknowledged, _on_round_acknowledged, stay(*_ANY))
+        + on_with(TimerFired, _on_timer_fired, _ALL, _BROKEN)
+        + _on_report(Leaving, on_leaving, _ALL, _BROKEN)
+        + _on_report(Prepared, on_prepared, _ALL)
+        + _on_report(RoundAcknowledged, _on_round_acknowledged, _ALL)
         + _on_report(AllStarted, _on_all_started, stay(RoundRunning))
         + _on_report(Failed, _on_failed, stay(Forming), _BROKEN)
         + _on_report(Idle, _on_idle, stay(Forming), _BROKEN)
@@ -135,8 +135,8 @@ def _build_table() -> "Table[LeaderEvent | MemberReport, Decision]":
         + _on_report(DrainFollowed, _on_common_step, stay(RoundRunning))
         + _on_report(StacksTaken, _on_common_step, stay(RoundRunning))
         + _on_report(StoodStill, _on_common_step, stay(RoundRunning))
-        + _on_report(Asked, _on_common_step, stay(*_ANY))
-        + _on_report(Saved, _on_common_step, stay(*_ANY))
+        + _on_report(Asked, _on_common_step, _ALL)
+        + _on_report(Saved, _on_common_step, _ALL)
         + _on_report(PartReport, _on_part, stay(Forming), _BROKEN)
     )
 

@@ -1,9 +1,14 @@
 """One node's part in rendezvous: a pure function `decide_member(state, event, boottime_s) -> (state, actions)`.
 
-    APART ----(leads, or a leader or a better candidate answers)----> JOINING --(Welcome)--> JOINED
-      ^                                                                  |                     |
-      +----------(the link closes, the leader is silent or gives way)----+---------------------+
-    all --(JobEnded, RendezvousFailed)--> ENDED
+    APART --Started, TimerFired, Excluded--> ENDED
+    APART --EndpointTried, Answered, SearchTurned--> JOINING
+    JOINING --LeaderSent--> JOINED, APART, ENDED
+    JOINING --TimerFired--> APART, ENDED
+    JOINING --Excluded--> ENDED
+    JOINING, JOINED --LeaderMalformed, LinkClosed, LeaderSilent, OtherLeaderFound--> APART
+    JOINED --LeaderSent--> APART, ENDED
+    JOINED --Answered--> JOINING
+    JOINED --TimerFired, Excluded--> ENDED
 
 The rules:
 

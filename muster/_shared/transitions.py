@@ -5,7 +5,7 @@ event of its row. And no event of the closed union lacks a row: `+` adds the eve
 the sum names them all. Which phases follow is no part of a type, so a test checks that, with simulated histories
 (`tests/unit/test_state_machines.py`). It also draws the table for the reducer's docstring.
 
-A table is found by the classes of events, so that it takes one look however many events there are.
+A `match` over all events would take longer for the last of them; a table takes one look for each.
 """
 
 import sys

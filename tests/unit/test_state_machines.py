@@ -11,7 +11,6 @@ import signal
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args
@@ -21,7 +20,7 @@ from doubles.two_members import TwoMembers
 from hypothesis import given, settings
 from supervised_apps import agents, begin, others
 from unit.features import test_preflight_leader
-from unit.node.test_decisions import AT_FAULT, RUNNING, any_event, broken, exited, formed, gone, new_state
+from unit.node.test_decisions import AT_FAULT, RUNNING, any_event, broken, exited, expired, formed, gone, new_state
 from unit.node.test_interrupt import CTRL_C
 from unit.rendezvous import test_accepted, test_drain_simulation, test_elastic_drain_simulation, test_simulation
 from unit.rendezvous.test_member_decisions import World
@@ -32,7 +31,7 @@ from muster._shared.records import replace
 from muster._shared.reports import Answer
 from muster._shared.transitions import Table
 from muster.agent.node import decisions as node
-from muster.agent.node.events import AgentStarted, Choice, PersonChose, SignalReceived
+from muster.agent.node.events import AgentStarted, Choice, PersonChose, SignalReceived, TimerPurpose
 from muster.agent.node.events import Event as NodeEvent
 from muster.agent.node.request_decisions import TERMINAL_REQUEST
 from muster.agent.node.state import Phase as NodePhase
@@ -59,7 +58,7 @@ def play_node() -> None:
     """Any event after any history."""
     found: list[Any] = []
 
-    @settings(max_examples=1000, database=None, derandomize=True)
+    @settings(max_examples=600, database=None, derandomize=True)
     @given(any_event())
     def collect(event: Any) -> None:
         found.append(event)
@@ -67,6 +66,7 @@ def play_node() -> None:
     collect()
     answered = RequestAnswered(request=TERMINAL_REQUEST, answer=DONE)
     ended = (exited(0), exited(1))
+    always = (gone(), AT_FAULT, expired(TimerPurpose.START), PersonChose(choice=Choice.STOP))
     begins = (
         (),
         (formed(is_held=True),),
@@ -78,11 +78,11 @@ def play_node() -> None:
         (*RUNNING, CTRL_C, *ended),
         (*RUNNING, CTRL_C, answered, *ended),
     )
-    for seed in range(80):
+    for seed in range(63):
         rng = random.Random(seed)
         state = replace(new_state(asks_at_interrupt=True, restart_backoff_s=rng.choice((0.0, 2.0))), phase=Starting())
         for event in (AgentStarted(), *begins[seed % len(begins)], *rng.choices(found, k=3)):
-            for other in (gone(), AT_FAULT, PersonChose(choice=Choice.STOP), *rng.sample(found, 100)):
+            for other in (*always, *rng.sample(found, 100)):
                 node.decide(state, other)
             state, _ = node.decide(state, event)
 
@@ -105,7 +105,7 @@ def play_messages() -> None:
 
 
 def play_member() -> None:
-    for seed in range(400):
+    for seed in range(150):
         world = World(seed)
         member.decide_member(world.state, do.Started(open_error="no port"), world.now_s)
         world.play()
@@ -249,8 +249,9 @@ class Watch:
         return decide
 
 
-@cache
-def play() -> dict[str, Watch]:
+@pytest.fixture(scope="module")
+def watches() -> dict[str, Watch]:
+    """Of all machines, after all histories."""
     watches = {name: Watch(machine) for name, machine in MACHINES.items()}
     due = MACHINES["consensus"].due
 
@@ -286,8 +287,9 @@ def test_each_event_has_rows_and_phases_are_those_of_the_machine(name: str) -> N
 
 
 @every_machine
-def test_handlers_return_the_phases_that_the_table_allows(name: str) -> None:
-    rows, watch = MACHINES[name].module.TABLE, play()[name]
+def test_handlers_return_the_phases_that_the_table_allows(name: str, watches: dict[str, Watch]) -> None:
+    """And each change that it allows is made in a history."""
+    rows, watch = MACHINES[name].module.TABLE, watches[name]
     allowed = {(phase, kind, after) for kind, row in rows.items() for phase, (_, then) in row.items() for after in then}
     unseen = [(p, k, a) for p, k, a in allowed - watch.seen]
     lines = sorted(f"{name_phase(p)} --{k.__name__}--> {name_phase(a)}" for p, k, a in unseen if p is not a)
@@ -299,10 +301,10 @@ def test_handlers_return_the_phases_that_the_table_allows(name: str) -> None:
 
 @every_machine
 def test_a_pair_that_the_table_lacks_changes_nothing_and_is_recorded(
-    name: str, caplog: pytest.LogCaptureFixture
+    name: str, watches: dict[str, Watch], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, transitions.__name__)
-    machine, watch = MACHINES[name], play()[name]
+    machine, watch = MACHINES[name], watches[name]
     assert set(watch.states) == set(machine.phases)
     for kind, row in machine.module.TABLE.items():
         for phase in set(machine.phases) - set(row):

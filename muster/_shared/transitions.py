@@ -50,7 +50,7 @@ class Table(dict[type, Mapping[Phase, tuple[Callable[..., Any], tuple[Phase, ...
 
 
 def on(event: type[E], handler: Callable[[S, E], D], *moves: Moves) -> Table[E, D]:
-    """Make a row whose handler needs the state and the event only."""
+    """Make a row whose handler needs the state and the event only. Of moves for one phase the last counts."""
     return on_with(event, lambda state, event, *_: handler(state, event), *moves)
 
 

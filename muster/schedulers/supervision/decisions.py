@@ -57,6 +57,31 @@ from muster.schedulers.supervision.state import (
 )
 from muster.schedulers.wording.reasons import Code, Reason, Reasons
 
+_PENDING, _RUNNING, _RESTARTING, _ENDING, _ENDED = AppPhase
+_STARTED = (_RUNNING, _RESTARTING)
+_END = go(_PENDING, to=(_ENDED,)), go(*_STARTED, to=(_ENDING, _ENDED))
+_MAY_END = stay(_ENDING, or_go=(_ENDED,))
+
+
+def _build_table() -> "Table[Event, Decision]":
+    """Return which phase accepts which event, what handles it, and which phases may follow."""
+    return (
+        on(Begin, _begin, go(_PENDING, to=(_RUNNING,)), stay(_RUNNING, or_go=(_ENDED,)))
+        + on(Begin, _repeat_stop, stay(_RESTARTING, or_go=(_RUNNING,)), stay(_ENDING))
+        + on_with(ReplicaEnded, _handle_replica_ended, stay(*_STARTED, or_go=(*_STARTED, _ENDING, _ENDED)), _MAY_END)
+        + on(Recover, _recover, stay(_PENDING, *_STARTED), _MAY_END)
+        + on(CancelRequested, _cancel, *_END)
+        + on(CancelRequested, _cancel_again, stay(_ENDING))
+        + on(DrainRequested, _drain, *_END)
+        + on(DrainRequested, _change_drain, stay(_ENDING))
+        + on(KillRequested, _kill, *_END, stay(_ENDING))
+        + on_with(ResizeRequested, _resize, stay(_PENDING, *_STARTED, _ENDING))
+        + on(GraceExpired, _handle_grace_expired, stay(_PENDING, *_STARTED, _ENDING))
+        + on(LingerExpired, _stop_late, stay(_PENDING, *_STARTED))
+        + on(LingerExpired, _end_lingering, stay(_ENDING, or_go=(_RUNNING,)))
+        + on(KillExpired, _give_up, _MAY_END)
+    )
+
 
 @record
 class Start:
@@ -118,32 +143,6 @@ they are stopped at once.
 KILL_LIMIT_S: Final = 600.0
 """How long an app that ends waits for the ends of replicas that were killed. What the kernel cannot end, or an engine
 that never answers again, must not keep its supervisor running for ever: it would not even end by SIGTERM."""
-
-
-_PENDING, _RUNNING, _RESTARTING, _ENDING, _ENDED = AppPhase
-_STARTED = (_RUNNING, _RESTARTING)
-_END = go(_PENDING, to=(_ENDED,)), go(*_STARTED, to=(_ENDING, _ENDED))
-_MAY_END = stay(_ENDING, or_go=(_ENDED,))
-
-
-def _build_table() -> "Table[Event, Decision]":
-    """Return which phase accepts which event, what handles it, and which phases may follow."""
-    return (
-        on(Begin, _begin, go(_PENDING, to=(_RUNNING,)), stay(_RUNNING, or_go=(_ENDED,)))
-        + on(Begin, _repeat_stop, stay(_RESTARTING, or_go=(_RUNNING,)), stay(_ENDING))
-        + on_with(ReplicaEnded, _handle_replica_ended, stay(*_STARTED, or_go=(*_STARTED, _ENDING, _ENDED)), _MAY_END)
-        + on(Recover, _recover, stay(_PENDING, *_STARTED), _MAY_END)
-        + on(CancelRequested, _cancel, *_END)
-        + on(CancelRequested, _cancel_again, stay(_ENDING))
-        + on(DrainRequested, _drain, *_END)
-        + on(DrainRequested, _change_drain, stay(_ENDING))
-        + on(KillRequested, _kill, *_END, stay(_ENDING))
-        + on_with(ResizeRequested, _resize, stay(_PENDING, *_STARTED, _ENDING))
-        + on(GraceExpired, _handle_grace_expired, stay(_PENDING, *_STARTED, _ENDING))
-        + on(LingerExpired, _stop_late, stay(_PENDING, *_STARTED))
-        + on(LingerExpired, _end_lingering, stay(_ENDING, or_go=(_RUNNING,)))
-        + on(KillExpired, _give_up, _MAY_END)
-    )
 
 
 def build_state(plan: Plan) -> SupervisedApp:

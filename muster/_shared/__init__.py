@@ -3,6 +3,7 @@
     contract       what they must agree on: variables, exit codes, file names
     layouts        the words of the memory that an agent and its workers share
     records        cheap frozen records, and `assert_never` for unions of them
+    transitions    the tables of the state machines: which phase accepts which event, and what follows
     fields         the types of their fields, with limits
     codec          records to JSON and back, from those types alone
     reports        what a job tells people, as records: failures, stacks, its report, answers

@@ -438,6 +438,7 @@ def test_pure_decisions_import_nothing_that_acts(imports: list[Import]) -> None:
         "muster.agent.runtime.persistent.",
         "muster._shared.records.",
         "muster._shared.reports.",
+        "muster._shared.transitions.",
         "muster.agent.round.",
         "muster.agent.config.",
         *(f"muster.agent.rendezvous.member.{name}" for name in ("seeking", "rounds", "events", "state", "recovery")),

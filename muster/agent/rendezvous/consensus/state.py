@@ -287,13 +287,6 @@ class JobState:
     announcement_wait_until_s: float = -FOREVER
     rejoin_wait_until_s: float = -FOREVER
 
-    @property
-    def running(self) -> RoundRunning:
-        """The running phase, for an event that the table of `decisions` accepts only in a running round."""
-        if not isinstance(self.phase, RoundRunning):
-            raise TypeError(f"no round runs: {self.phase!r}")
-        return self.phase
-
 
 Decision = tuple[JobState, tuple[Action, ...]]
 

@@ -17,8 +17,8 @@ from types import SimpleNamespace
 import pytest
 from harness import LIMIT_S
 
-from muster.schedulers.docker.engine.client import Engine
-from muster.schedulers.docker.engine.sdk import DEFAULT_HOST
+from muster.schedulers.docker.engine import Engine
+from muster.schedulers.docker.sdk import DEFAULT_HOST
 
 IMAGE = "muster-test:torch"
 BARE = "muster-test:bare"

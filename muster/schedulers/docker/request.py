@@ -14,8 +14,7 @@ from muster._shared.contract import Env, RoleKey
 from muster.schedulers import naming
 from muster.schedulers.adapter.agent_role import AgentPlace, assign_arguments, translate_replica
 from muster.schedulers.agent_command import is_agent_role
-from muster.schedulers.docker.option_values import LAST_PORT, PublishedPort
-from muster.schedulers.docker.options import DockerOptions
+from muster.schedulers.docker.options import LAST_PORT, DockerOptions, PublishedPort
 from muster.schedulers.docker.spec import (
     AGENT_DIR,
     CACHE_DIR,

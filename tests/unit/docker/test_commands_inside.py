@@ -9,7 +9,7 @@ from socketserver import ThreadingUnixStreamServer
 
 import pytest
 
-from muster.schedulers.docker.engine.client import Engine
+from muster.schedulers.docker.engine import Engine
 
 HEAD = b"HTTP/1.1 101 UPGRADED\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n"
 FRAMES = b"\1\0\0\0\0\0\0\4out1" + b"\2\0\0\0\0\0\0\4err\n" + b"\1\0\0\0\0\0\0\4out2"

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from muster.schedulers.docker.engine.sdk import complete
+from muster.schedulers.docker.sdk import complete
 
 
 def test_an_interrupt_is_raised_when_the_engine_has_answered():

@@ -4,8 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from muster.schedulers.docker.engine.client import Engine
-from muster.schedulers.docker.engine.container_state import parse_container
+from muster.schedulers.docker.engine import Engine, parse_container
 from muster.schedulers.docker.spec import Label
 
 pytestmark = pytest.mark.torchx

@@ -9,10 +9,10 @@ import pytest
 from docker_samples import build_facts
 
 from muster.schedulers.docker import create_scheduler
-from muster.schedulers.docker.engine.container_state import ContainerFacts
-from muster.schedulers.docker.engine.errors import EngineUnavailable
+from muster.schedulers.docker.engine import ContainerFacts
 from muster.schedulers.docker.running_apps import orphaned_apps
-from muster.schedulers.docker.running_apps.payload import PackedWorkspaces
+from muster.schedulers.docker.running_apps.creation import PackedWorkspaces
+from muster.schedulers.docker.sdk import EngineUnavailable
 from muster.schedulers.docker.spec import Label
 from muster.schedulers.errors import EngineError, describe_os_error
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec

@@ -15,10 +15,9 @@ from docker_samples import build_app, build_container, build_facts
 from muster._shared.contract import AGENT_BUNDLE_NAME, FORMAT, LogNames
 from muster.schedulers.docker import driver as drivers
 from muster.schedulers.docker.driver import DockerDriver
-from muster.schedulers.docker.engine import outside_stops
-from muster.schedulers.docker.engine.client import Engine
-from muster.schedulers.docker.engine.errors import DockerError, EngineUnavailable, NotFound
-from muster.schedulers.docker.running_apps.restarts import read_events
+from muster.schedulers.docker.engine import Engine
+from muster.schedulers.docker.running_apps.exit_evidence import read_events
+from muster.schedulers.docker.sdk import DockerError, EngineUnavailable, NotFound
 from muster.schedulers.docker.spec import Label
 from muster.schedulers.supervision.driver import EventQueue
 from muster.schedulers.supervision.events import ReplicaEnded
@@ -138,7 +137,7 @@ def driver(engine, event_queue, tmp_path, monkeypatch, runs_agent):
     app = build_app(build_container(command=COMMAND, runs_agent=runs_agent))
     driver = DockerDriver(engine, app, tmp_path, event_queue)
     yield driver
-    monkeypatch.setattr(outside_stops, "STOP_S", 0.0)  # no test looks any more
+    monkeypatch.setattr(drivers, "STOP_S", 0.0)  # no test looks any more
     driver._closing.set()
     engine.happens.put(_GOES_AWAY)
     driver.close(succeeded=True)
@@ -417,7 +416,7 @@ def test_a_container_that_a_person_restarts_has_not_ended(driver, engine, event_
 def test_a_container_that_is_stopped_and_not_restarted_is_lost(driver, engine, event_queue, monkeypatch, errors):
     """The driver asks whether the engine stops. Without an answer it forgot the container, and the app ran for ever."""
     monkeypatch.setattr(drivers, "SETTLE_S", 0.02)
-    monkeypatch.setattr(outside_stops, "RESTART_S", 0.1)
+    monkeypatch.setattr(drivers, "RESTART_S", 0.1)
     start(driver)
     engine.fail("list_container_ids", *errors)
     engine.post("kill", signal="15")

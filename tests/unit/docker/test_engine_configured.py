@@ -2,7 +2,7 @@
 
 import pytest
 
-from muster.schedulers.docker.engine import sdk
+from muster.schedulers.docker import sdk
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,10 @@ import pytest
 from torchx.specs import AppDef, Resource, Role
 
 from muster.schedulers.docker.container_body import ImageFacts
-from muster.schedulers.docker.engine.errors import DockerError
 from muster.schedulers.docker.options import DockerOptions
 from muster.schedulers.docker.request import WORKSPACE_KEY, RequestBuilder
 from muster.schedulers.docker.running_apps.image_check import check_images
+from muster.schedulers.docker.sdk import DockerError
 
 
 class _Engine:

@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 
 from muster.schedulers.adapter.scheduler import LogRequest
 from muster.schedulers.docker.driver import ENGINE_KEY
-from muster.schedulers.docker.engine.client import Engine
-from muster.schedulers.docker.engine.errors import EngineUnavailable
-from muster.schedulers.docker.engine.sdk import translate_errors
+from muster.schedulers.docker.engine import Engine
 from muster.schedulers.docker.running_apps.logs import LogReader, join_lines
 from muster.schedulers.docker.scheduler import DockerScheduler
+from muster.schedulers.docker.sdk import EngineUnavailable, translate_errors
 from muster.schedulers.docker.spec import Label
 from muster.schedulers.timestamps import parse_seconds
 from muster.schedulers.wording.reasons import Code, Reason

@@ -6,10 +6,9 @@ import pytest
 from docker_samples import build_app, build_container
 
 from muster.schedulers.docker.container_body import ImageFacts
-from muster.schedulers.docker.engine.errors import DockerError
-from muster.schedulers.docker.engine.probe import MARK, find_words
 from muster.schedulers.docker.running_apps import image_check, reservations
-from muster.schedulers.docker.running_apps.image_check import check_images
+from muster.schedulers.docker.running_apps.image_check import MARK, check_images, find_words
+from muster.schedulers.docker.sdk import DockerError
 
 BANNER = "=============\n== PyTorch ==\n=============\nNVIDIA Release 24.01\n"
 

@@ -16,7 +16,7 @@ from muster._shared.control import parse_answer
 from muster._shared.reports import Report
 from muster.agent.diagnosis.report_files import build_termination_message, write_report
 from muster.schedulers.adapter.records import RecordReader
-from muster.schedulers.docker.engine.errors import one_line
+from muster.schedulers.docker.sdk import one_line
 from muster.schedulers.failure_report import (
     describe_report,
     find_root_cause,

@@ -1,4 +1,4 @@
-"""The Docker engine: one method per request. `sdk` has the connection and its errors."""
+"""The Docker engine: one method per request, and the state of a container. `sdk` has the connection and its errors."""
 
 import io
 import stat
@@ -6,24 +6,81 @@ import tarfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, suppress
+from dataclasses import dataclass
 from typing import Any, Final
 
 from muster.schedulers.docker.container_body import ImageFacts
-from muster.schedulers.docker.engine.container_state import ContainerFacts, parse_container
-from muster.schedulers.docker.engine.errors import Conflict, DockerError, NotFound, one_line
-from muster.schedulers.docker.engine.inside_stream import InsideStream
-from muster.schedulers.docker.engine.sdk import (
+from muster.schedulers.docker.sdk import (
     DEFAULT_HOST,
+    Conflict,
+    DockerError,
+    InsideStream,
+    NotFound,
     accepts_connections,
     close_at_end,
     complete,
     connect,
+    one_line,
     pick_address,
     read_frames,
     take_early,
     translate_errors,
 )
+from muster.schedulers.docker.spec import Label
 from muster.schedulers.timestamps import parse_seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContainerFacts:
+    """The current state of a container."""
+
+    id: str
+    name: str
+    labels: Mapping[str, str]
+    status: str
+    """created, running, paused, restarting, removing, exited or dead."""
+    exit_code: int | None
+    """None unless it has ended."""
+    oom_killed: bool
+    error: str
+    """Why the engine could not run it. It is empty otherwise."""
+    started_at: str
+    finished_at: str
+    """RFC 3339, from the engine. It is "0001-..." if it has not happened."""
+    gpu_ids: tuple[str, ...] = ()
+    memory_bytes: int = 0
+
+    @property
+    def incarnation(self) -> int:
+        """How often its replica was started before. 0 also for a container of no replica."""
+        return int(self.labels.get(Label.INCARNATION, "0"))
+
+    @property
+    def running(self) -> bool:
+        """Whether its process runs."""
+        return self.status in ("running", "paused", "restarting")
+
+
+def parse_container(data: Mapping[str, Any]) -> ContainerFacts:
+    """Parse the answer of `GET /containers/ID/json`."""
+    state, host = data["State"], data.get("HostConfig") or {}
+    # "removing" occurs before and after the end.
+    ended = state["Status"] in ("exited", "dead") or (state["Status"] == "removing" and not state.get("Running"))
+    ids = tuple(i for request in host.get("DeviceRequests") or () for i in request.get("DeviceIDs") or ())
+    return ContainerFacts(
+        id=data["Id"],
+        name=data["Name"].lstrip("/"),
+        labels=data["Config"].get("Labels") or {},
+        status=state["Status"],
+        exit_code=state["ExitCode"] if ended else None,
+        oom_killed=bool(state.get("OOMKilled")),
+        error=state.get("Error") or "",
+        started_at=state.get("StartedAt") or "",
+        finished_at=state.get("FinishedAt") or "",
+        gpu_ids=ids,
+        memory_bytes=host.get("Memory") or 0,
+    )
+
 
 _GO_STICKY: Final = 1 << 20
 CALL_TIMEOUT_S: Final = 120.0
@@ -352,43 +409,16 @@ class Engine:
 
     # -- streams ------------------------------------------------------------------------------------------------------
 
-    def wait_event(
-        self, actions: Sequence[str], labels: Mapping[str, str | None], since_s: float, limit_s: float
-    ) -> float:
-        """Wait for the next event of containers with these labels.
-
-        Args:
-            actions: "start", "die", ...
-            labels: of the containers.
-            since_s: by the engine's clock. An earlier event does not count.
-            limit_s: how long after `since_s` this returns at the latest.
-
-        Returns:
-            `since_s` for the next call.
-        """
-        for event in self.events(actions, since_s=since_s, until_s=since_s + limit_s, labels=labels):
-            return float(event["timeNano"] // 1000 + 1) / 1e6
-        return since_s + limit_s
-
-    def events(
-        self,
-        actions: Sequence[str],
-        since_s: float | None = None,
-        until_s: float | None = None,
-        labels: Mapping[str, str | None] | None = None,
-    ) -> Iterator[dict[str, Any]]:
+    def events(self, actions: Sequence[str], since_s: float) -> Iterator[dict[str, Any]]:
         """Return the events of all containers as they happen. Ends, or raises EngineUnavailable, when the engine stops.
 
         Args:
             actions: "die", "kill", ...
             since_s: by the engine's clock.
-            until_s: ends then, by the engine's clock. None: it does not.
-            labels: only of containers with these. None: all.
         """
-        filters = {"type": "container", "event": list(actions), "label": _label_filter(labels or {})}
-        since, until = (None if time_s is None else f"{time_s:.9f}" for time_s in (since_s, until_s))
+        filters = {"type": "container", "event": list(actions)}
         with self._translate_errors("follow the Docker engine's events"):
-            stream = self._api.events(filters=filters, since=since, until=until, decode=True)
+            stream = self._api.events(filters=filters, since=f"{since_s:.9f}", decode=True)
             with close_at_end(stream):
                 yield from stream
 

@@ -12,7 +12,7 @@ RIGHTS_PAGE = Path(__file__).resolve().parents[2] / "docs" / "kubernetes-cluster
 
 RIGHTS = {
     "jobs.batch": {"create", "get", "list", "patch", "delete"},
-    "pods": {"list", "watch"},
+    "pods": {"list"},
     "pods/log": {"get"},
     "events": {"list"},
     "secrets": {"create", "patch", "delete"},

@@ -209,10 +209,10 @@ def account(resources, namespace):
 
 def list_told(job, resources):
     """The Job's annotations, and the Events that `kubectl describe job` prints: those with its name and uid."""
-    from muster.schedulers.kubernetes.kinds import EVENT, JOB
+    from muster.schedulers.kubernetes.names import EVENT, JOB
 
     found = resources.read(JOB, job.namespace, f"{job.name}-main")
-    items, _ = resources.list_all(EVENT, job.namespace)
+    items = resources.list_all(EVENT, job.namespace)
     about = [item for item in items if item["involvedObject"].get("uid") == found["metadata"]["uid"]]
     told = {item["reason"]: item["message"] for item in about if item["reason"].startswith("Muster")}
     return found["metadata"]["annotations"], told
@@ -242,7 +242,7 @@ def test_without_the_right_to_events_the_job_is_as_without_them(start, wait, res
 
 @pytest.mark.torchx
 def test_cancel_keeps_the_objects_and_delete_leaves_nothing(start, wait, resources):
-    from muster.schedulers.kubernetes.kinds import JOB, POD, Kind
+    from muster.schedulers.kubernetes.names import JOB, POD, Kind
 
     job = start("kubernetes_trains.py", "600")
     job.wait_for_log(0, "training")
@@ -256,7 +256,7 @@ def test_cancel_keeps_the_objects_and_delete_leaves_nothing(start, wait, resourc
     kinds = [JOB, POD, *(Kind(api_version="v1", kind=kind) for kind in ("Secret", "ConfigMap", "Service"))]
 
     def gone():
-        return not any(resources.list_all(kind, job.namespace, labels=f"{LABEL}={job.name}")[0] for kind in kinds)
+        return not any(resources.list_all(kind, job.namespace, labels=f"{LABEL}={job.name}") for kind in kinds)
 
     wait(gone, "nothing is left")
     assert job.status() is None
@@ -326,9 +326,9 @@ def test_a_suspended_job_shows_it_and_can_be_cancelled(start, wait):
 
 
 def list_jobs(job):
-    from muster.schedulers.kubernetes.kinds import JOB
+    from muster.schedulers.kubernetes.names import JOB
 
-    return job.resources.list_all(JOB, job.namespace, labels=f"{LABEL}={job.name}")[0]
+    return job.resources.list_all(JOB, job.namespace, labels=f"{LABEL}={job.name}")
 
 
 def list_names(job):

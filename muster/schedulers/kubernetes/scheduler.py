@@ -4,7 +4,8 @@ import contextlib
 import os
 import posixpath
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -24,17 +25,23 @@ from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.kubernetes.api.client import Client, Clock, SystemClock
 from muster.schedulers.kubernetes.api.connection import Access
 from muster.schedulers.kubernetes.api.objects import Objects
-from muster.schedulers.kubernetes.labels import BY_CANCEL, BY_STOP, WORKSPACE_KEY, find_submitter
 from muster.schedulers.kubernetes.manifests.bundles import pack_workspace
 from muster.schedulers.kubernetes.manifests.pod import is_claim
 from muster.schedulers.kubernetes.manifests.request import Request, build_request
-from muster.schedulers.kubernetes.names import NAME_LIMIT, compute_app_limit, label_roles
+from muster.schedulers.kubernetes.names import (
+    BY_CANCEL,
+    BY_STOP,
+    NAME_LIMIT,
+    WORKSPACE_KEY,
+    compute_app_limit,
+    find_submitter,
+    label_roles,
+)
 from muster.schedulers.kubernetes.options import Options, parse_options
 from muster.schedulers.kubernetes.running_apps import agent_requests
 from muster.schedulers.kubernetes.running_apps.app import App, AppRef, delete, parse_app_id, resize
 from muster.schedulers.kubernetes.running_apps.cancelling import RoleStop, cancel
-from muster.schedulers.kubernetes.running_apps.kept_logs import forget_logs
-from muster.schedulers.kubernetes.running_apps.logs import ConnectionLimits, NodeLog, PodSnapshot, PodWatch
+from muster.schedulers.kubernetes.running_apps.logs import READ_LIMIT, NodeLog, Pods, forget_logs
 from muster.schedulers.kubernetes.running_apps.observation import END_STATES, Observer
 from muster.schedulers.kubernetes.running_apps.status import build_facts
 from muster.schedulers.kubernetes.running_apps.submit import submit
@@ -84,10 +91,10 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
         self._packed_workspaces: dict[str, bytes] = {}
         self._printed: set[str] = set()
         self._clients: dict[Access, Client] = {}
-        self._limits = ConnectionLimits()
-        self._watches: dict[str, PodWatch] = {}
+        self._log_reads = threading.BoundedSemaphore(READ_LIMIT)
+        self._followed: dict[str, Pods] = {}
         self._role_stops: list[RoleStop] = []
-        self._observer = Observer(self._clock)
+        self._observer = Observer()
 
     # -- offline ----------------------------------------------------------------------------------------------------
 
@@ -280,12 +287,10 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
         replicas = {name: role.num_replicas for name, (_, role) in roles.items()}
         check_replica(app_id, replicas, request.role, request.index)
         label, role = roles[request.role]
-        pods = self._find_watch(app_id, app) if request.follow else PodSnapshot(app.list_pods())
         log = NodeLog(
             app=app,
-            pods=pods,
-            limits=self._limits,
-            clock=self._clock,
+            pods=self._find_pods(app_id, app) if request.follow else Pods(app, lambda: True),
+            reads=self._log_reads,
             role=label,
             index=request.index,
             since=None if request.since_s is None else build_timestamp(request.since_s),
@@ -293,16 +298,16 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
             tail=request.follow,
             log_dir=role.env.get(Env.LOG_DIR, ""),
         )
-        return filter(request.matches, _follow(log, pods) if isinstance(pods, PodWatch) else log.read())
+        return filter(request.matches, log.read())
 
-    def _find_watch(self, app_id: str, app: App) -> PodWatch:
-        """Return one watch for all log readers of an app."""
+    def _find_pods(self, app_id: str, app: App) -> Pods:
+        """Return the same for all readers that follow an app."""
 
         def has_ended() -> bool:
             parents = app.find_parents()
             return not parents or self._observer.decide_state(app.ref, parents) in END_STATES
 
-        return self._watches.setdefault(app_id, PodWatch(app, check_ended=has_ended))
+        return self._followed.setdefault(app_id, Pods(app, has_ended))
 
     def _cancel_existing(self, app_id: str) -> None:
         self._cancel(self._find(app_id), BY_CANCEL)
@@ -354,12 +359,7 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
         for client in self._clients.values():
             client.close()
         self._clients.clear()
-        self._watches.clear()
-
-
-def _follow(log: NodeLog, watch: PodWatch) -> Iterator[str]:
-    with watch:
-        yield from log.read()
+        self._followed.clear()
 
 
 def _build_name(app: AppDef, options: Options) -> str:

@@ -181,33 +181,6 @@ def test_a_job_that_is_deleted_while_it_is_awaited_is_no_traceback(cluster, call
     assert re.search("'team:main-[a-z0-9]+ no longer .* ttl_s'", said)
 
 
-@pytest.mark.parametrize("words", [("torchx", "run"), ("muster", "run")])
-@pytest.mark.parametrize(
-    ("ends", "code", "told"),
-    [
-        (("Complete", ""), 0, "SUCCEEDED"),
-        (("Failed", "BackoffLimitExceeded"), 1, "more replicas failed than max_retries allows"),
-        (("Failed", "FailedIndexes"), 1, "a replica failed, and no retry of it was left"),
-        (("Failed", "PodFailurePolicy"), 1, "PodFailurePolicy"),
-        (("Failed", "DeadlineExceeded"), None, "no longer exists"),  # it may have been cancelled
-    ],
-)
-def test_a_job_that_its_ttl_deletes_at_its_end_has_ended_as_it_did(cluster, call, later, words, ends, code, told):
-    """It had been deleted, and the exit code was 3."""
-
-    def act():
-        key = ("/apis/batch/v1", "team", "jobs", find_job(cluster))
-        cluster.start_pod(cluster.find("pods")[0])
-        wait_for_looks(cluster)
-        with cluster.lock:
-            cluster.end_job(key, *ends)
-            cluster.delete_object(key)
-
-    later(act)
-    done = call(*words, "-s", "kubernetes", "-cfg", "ttl_s=1,deadline_s=3600", "--wait", *JOB, "1x1", code=code)
-    assert told in " ".join((done.stdout + done.stderr).split())
-
-
 def test_a_wait_lasts_through_a_restart_of_the_server(cluster, call, later, monkeypatch):
     monkeypatch.setattr("muster.schedulers.kubernetes.api.client._TELL_AFTER_S", 0.0)
 

@@ -11,7 +11,7 @@ from torchx import specs
 
 from muster.schedulers.adapter.scheduler import LogRequest
 from muster.schedulers.errors import EngineError, SchedulerError
-from muster.schedulers.kubernetes.running_apps.logs import ConnectionLimits
+from muster.schedulers.kubernetes.running_apps import logs
 
 
 @pytest.fixture
@@ -149,21 +149,6 @@ def test_the_replacement_is_followed(cluster, scheduler, app):
     assert follower.finish() == ["one\n", "two\n"]
 
 
-def test_a_watch_that_breaks_and_expires_misses_nothing(cluster, scheduler, app):
-    app_id = app()
-    cluster.watch_lifetime = 1
-    follower = Follower(scheduler, app_id)
-    for number in range(3):
-        current = pod(cluster, app_id)
-        cluster.write_log(current, f"pod {number}\n", number)
-        follower.wait_for(lambda number=number: follower.lines[-1:] == [f"pod {number}\n"])
-        cluster.expire_history()
-        cluster.end_pod(current, 143)
-        cluster.start_pod(pod(cluster, app_id))
-    cluster.end_pod(pod(cluster, app_id), 0)
-    assert follower.finish() == ["pod 0\n", "pod 1\n", "pod 2\n"]
-
-
 def test_a_log_that_kubernetes_removed_is_reported(cluster, scheduler, app):
     app_id = app(nodes=2)
     survivor = pod(cluster, app_id, 1)
@@ -209,17 +194,17 @@ def test_following_begins_before_the_pod_runs(cluster, scheduler, app):
     assert follower.finish() == ["hello\n"]
 
 
-def test_many_replicas_share_few_connections(cluster, scheduler, app):
+def test_many_replicas_share_few_connections(cluster, scheduler, app, monkeypatch):
     nodes = 12
-    scheduler._limits = ConnectionLimits(streams=4, reads=3)
+    monkeypatch.setattr(logs, "STREAM_LIMIT", 4)
+    scheduler._log_reads = threading.BoundedSemaphore(3)
     app_id = app(nodes=nodes)
     followers = [Follower(scheduler, app_id, k) for k in range(nodes)]
     for index in range(nodes):
         cluster.write_log(pod(cluster, app_id, index), f"node {index}\n", index)
     for index, follower in enumerate(followers):
         follower.wait_for(lambda follower=follower, index=index: follower.lines == [f"node {index}\n"])
-    # four logs, and one watch for all
-    assert cluster.streams_most <= 5
+    assert cluster.streams_most <= 4
     for index in range(nodes):
         cluster.end_pod(pod(cluster, app_id, index), 0)
     for index, follower in enumerate(followers):

@@ -21,14 +21,13 @@ from torchx import specs
 
 from muster._shared.contract import RoleKey
 from muster.schedulers.errors import SchedulerError
-from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION, find_submitter
-from muster.schedulers.kubernetes.manifests.app_annotation import decode_app
-from muster.schedulers.kubernetes.manifests.bundles import WORKSPACE_LIMIT_BYTES, pack_workspace
+from muster.schedulers.kubernetes.manifests.bundles import WORKSPACE_LIMIT_BYTES, decode_app, pack_workspace
 from muster.schedulers.kubernetes.manifests.request import (
     OBJECT_LIMIT_BYTES,
     build_request,
     complete_documents,
 )
+from muster.schedulers.kubernetes.names import APPDEF_ANNOTATION, find_submitter
 from muster.schedulers.kubernetes.schema import load_table, parse_version
 from muster.schedulers.secret_variables import mask_env
 
@@ -365,7 +364,7 @@ def test_a_time_limit_is_one_of_every_role():
 
 def golden_text(request):
     """As printed, without the bundle's bytes and the AppDef, whose encoding depends on the version of TorchX."""
-    text = re.sub(r'muster-agent\.zip: "<[\d,]+ bytes, sha256 \w{16}>"', 'muster-agent.zip: "..."', str(request))
+    text = re.sub(r'muster-agent\.zip: <[\d,]+ bytes, sha256 \w{16}>', 'muster-agent.zip: "..."', str(request))
     return re.sub(rf"{re.escape(APPDEF_ANNOTATION)}: .+", f"{APPDEF_ANNOTATION}: ...", text)
 
 
@@ -968,17 +967,10 @@ def test_gangs():
             "path of the host without '..'",
         ),
         ([plain_role(image="")], {}, "image '' is not an image name"),
-        ([plain_role(max_retries=2**31)], {}, "max_retries=2147483648 is too large"),
-        ([agent_role(nodes=100_001)], {}, "100001 replicas are more than a Job's limit of 100000"),
         (
             [plain_role(resource=specs.Resource(cpu=1, gpu=0, memMB=1, devices={"fpga": 1}))],
             {},
             "device 'fpga' is not of the form DOMAIN/RESOURCE",
-        ),
-        (
-            [plain_role(resource=specs.Resource(1, 0, 1, {"node.kubernetes.io/instance-type": "no such"}))],
-            {},
-            "'no such' is not a valid label value",
         ),
         (
             [plain_role()],

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from muster.schedulers.errors import OptionError, SchedulerError
-from muster.schedulers.kubernetes.manifests.patch import merge_pod_template
 from muster.schedulers.kubernetes.options import Options, parse_options
+from muster.schedulers.kubernetes.schema import merge_pod_template
 from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.runner.option_records import declare_options
 

@@ -9,14 +9,14 @@ from torchx.specs.api import AppState, AppStatus
 
 from muster._shared.records import replace
 from muster.schedulers.adapter.status import build_status
-from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION, CANCEL_ANNOTATION
-from muster.schedulers.kubernetes.manifests.app_annotation import encode_app
+from muster.schedulers.kubernetes.manifests.bundles import encode_app
+from muster.schedulers.kubernetes.names import APPDEF_ANNOTATION, CANCEL_ANNOTATION
 from muster.schedulers.kubernetes.running_apps.app import AppRef
 from muster.schedulers.kubernetes.running_apps.cancelling import _build_record
 from muster.schedulers.kubernetes.running_apps.pod_status import explain_event, find_latest_pods, read_pod
 from muster.schedulers.kubernetes.running_apps.status import Observation, build_facts, find_submitted_s
 from muster.schedulers.timestamps import parse_seconds
-from muster.schedulers.wording.reasons import Code, Reason, has_code, identify
+from muster.schedulers.wording.reasons import Code, Reason, identify
 
 NODES = 4
 COMPONENT = "app.kubernetes.io/component"
@@ -619,4 +619,4 @@ def test_a_pod_that_was_replaced_is_told():
     killed = Reason(code=Code.EXITED, exit_code=137)
     assert facts.reasons == (Reason(code=Code.POD_REPLACED, nodes=(0,), causes=(killed,)),)
     waits = pod(0, "Pending", created="2026-01-01T00:00:05Z")
-    assert not has_code(find([job()], [lost, waits, pod(1)]).reasons, Code.POD_REPLACED)
+    assert list_codes([job()], [lost, waits, pod(1)]) == [Code.POD_REPLACED, Code.PODS_START]

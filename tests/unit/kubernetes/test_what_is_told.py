@@ -132,7 +132,7 @@ def test_the_log_of_a_node_that_is_gone_is_one_line_soon(cluster, scheduler, clo
     name = find_pod(cluster, app_id, 1)["metadata"]["name"]
     cluster.write_log(find_pod(cluster, app_id, 0), "hello\n", 1)
     (cluster.dead_nodes if kubelet == "gone" else cluster.hanging_nodes).add("n1")
-    monkeypatch.setattr("muster.schedulers.kubernetes.running_apps.logs._ANSWER_LIMIT_S", 1.0)
+    monkeypatch.setattr("muster.schedulers.kubernetes.running_apps.logs.ANSWER_LIMIT_S", 1.0)
     began_s = clock.now_s()
     [line] = scheduler.log_iter(app_id, "trainer", 1)
     why = " (no route to host)" if kubelet == "gone" else ""

@@ -11,11 +11,10 @@ wanted. It parses Retry-After, in `errors`.
 import json
 import random
 import re
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
@@ -24,11 +23,8 @@ from muster.schedulers.kubernetes.api.errors import Refusal, Unreachable, explai
 
 CONNECT_TIMEOUT_S: Final = 10.0
 READ_TIMEOUT_S: Final = 30.0
-STREAM_TIMEOUT_S: Final = 60.0
-"""A stream without data for this long counts as broken and is resumed."""
-
-WATCH_TIMEOUT_S: Final = 10.0
-"""The same for a watch. Without changes it is opened again each time, which a server that is silent does not answer:
+STREAM_TIMEOUT_S: Final = 30.0
+"""A stream without data for this long counts as broken and is resumed, which a server that is silent does not answer:
 nothing else is asked of it while a log is followed."""
 
 RETRY_BUDGET_S: Final = 150.0
@@ -111,11 +107,6 @@ class Stream:
             yield from self._response.stream(65536)
         except (HTTPError, OSError) as error:
             raise Unreachable(f"the stream broke: {type(error).__name__}: {error}") from error
-
-    def interrupt(self) -> None:
-        """End `read_chunks` in another thread, with `Unreachable`."""
-        with suppress(AttributeError, OSError):  # it has ended
-            self._response.connection.sock.shutdown(socket.SHUT_RDWR)
 
 
 class Client:
@@ -219,14 +210,12 @@ class Client:
         what: str,
         verb: str,
         query: Mapping[str, str],
-        budget_s: float | None = None,
-        read_s: float = STREAM_TIMEOUT_S,
+        budget_s: float,
     ) -> Iterator[Stream]:
-        """Open a response without a fixed end, a watch or a followed log, with attempts for `budget_s`.
-
-        Without data for `read_s` it counts as broken. Raises like `request`.
-        """
-        call = Call(method="GET", path=path, what=what, verb=verb, query=query, budget_s=budget_s, read_s=read_s)
+        """Open a response without a fixed end, a followed log, with attempts for `budget_s`. Raises like `request`."""
+        call = Call(
+            method="GET", path=path, what=what, verb=verb, query=query, budget_s=budget_s, read_s=STREAM_TIMEOUT_S
+        )
         response = self._send(call, streams=True)
         try:
             yield Stream(response)

@@ -15,8 +15,7 @@ from muster._shared.control import call_limited
 from muster.schedulers.errors import RightError
 from muster.schedulers.kubernetes.api.connection import Connection
 from muster.schedulers.kubernetes.api.errors import NotRunning, Refusal, Unreachable, explain
-from muster.schedulers.kubernetes.kinds import POD
-from muster.schedulers.kubernetes.names import CONTAINER
+from muster.schedulers.kubernetes.names import CONTAINER, POD
 from muster.schedulers.node_program.pipe import NodePipe, find_last_line, pump_pipe
 
 _STDIN: Final = 0

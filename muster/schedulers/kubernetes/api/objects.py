@@ -1,28 +1,18 @@
-"""Objects of the API server as plain dicts: create, read, patch, delete, list, watch."""
+"""Objects of the API server as plain dicts: create, read, patch, delete, list."""
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from muster.schedulers.kubernetes.api.client import WATCH_TIMEOUT_S, Client
-from muster.schedulers.kubernetes.api.errors import ApiError, RequestError, Unreachable
-from muster.schedulers.kubernetes.kinds import Kind, parse_kind
-from muster.schedulers.kubernetes.labels import LABEL_INSTANCE, SUBMISSION_ANNOTATION
+from muster.schedulers.kubernetes.api.client import Client
+from muster.schedulers.kubernetes.api.errors import ApiError, RequestError
+from muster.schedulers.kubernetes.names import LABEL_INSTANCE, SUBMISSION_ANNOTATION, Kind, parse_kind
 from muster.schedulers.kubernetes.schema import parse_version
-from muster.schedulers.lines import LineSplitter
 
 _PAGE_LIMIT: Final = 500
 
 _METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1, application/json"
 """Source: https://kubernetes.io/docs/reference/using-api/api-concepts/#receiving-resources-as-tables, "metadata"."""
-
-_WATCH_TIMEOUT_S: Final = "120"
-"""The server ends a watch after this many seconds, so that an abandoned one does not stay open."""
-
-
-class WatchExpired(Exception):
-    """The version from which to watch is too old: list again."""
 
 
 class Objects:
@@ -144,76 +134,42 @@ class Objects:
             raise
         return True
 
-    def list_all(self, kind: Kind, namespace: str, *, labels: str = "", fields: str = "") -> tuple[list[Any], str]:
-        """Return all objects that match, in pages, and the version of the collection to watch from.
+    def list_all(
+        self, kind: Kind, namespace: str, *, labels: str = "", fields: str = "", metadata_only: bool = False
+    ) -> list[Any]:
+        """Return all objects that match, in pages. If the continue token expires between two (410), start again.
 
-        If the continue token expires between two pages (410), the list starts again.
+        Args:
+            kind: theirs.
+            namespace: theirs.
+            labels: a selector.
+            fields: a selector.
+            metadata_only: leave out all but `metadata` of each: less than a tenth of a pod.
         """
-        items, version = self._list_again(kind, namespace, labels, fields)
-        # A list's items lack both.
-        return [{**item, "apiVersion": kind.api_version, "kind": kind.kind} for item in items], version
+        query = {"limit": str(_PAGE_LIMIT), "labelSelector": labels, "fieldSelector": fields, "continue": ""}
+        accept, what = _METADATA_ONLY if metadata_only else "", f"{kind.kind.lower()}s"
+        items: list[Any] = []
+        while True:
+            try:
+                response = self.client.request(
+                    "GET", kind.build_path(namespace), what=what, verb="list", query=query, accept=accept
+                )
+            except ApiError as error:
+                if error.refusal.status != 410 or not query["continue"]:
+                    raise
+                items, query["continue"] = [], ""
+                continue
+            # A list's items lack both.
+            items += [
+                {**item, "apiVersion": kind.api_version, "kind": kind.kind} for item in response.get("items") or ()
+            ]
+            query["continue"] = response.get("metadata", {}).get("continue") or ""
+            if not query["continue"]:
+                return items
 
     def list_app(self, kind: Kind, namespace: str, app: str) -> list[Any]:
         """Return all objects of an app, of one kind."""
-        return self.list_all(kind, namespace, labels=f"{LABEL_INSTANCE}={app}")[0]
-
-    def list_metadata(self, kind: Kind, namespace: str, *, labels: str = "", fields: str = "") -> list[Any]:
-        """List as `list_all` does, but only `metadata` of each object: less than a tenth of a pod."""
-        return self._list_again(kind, namespace, labels, fields, accept=_METADATA_ONLY)[0]
-
-    def _list_again(
-        self, kind: Kind, namespace: str, labels: str, fields: str, accept: str = ""
-    ) -> tuple[list[Any], str]:
-        try:
-            return self._list_pages(kind, namespace, labels, fields, accept)
-        except ApiError as error:
-            if error.refusal.status != 410:
-                raise
-        return self._list_pages(kind, namespace, labels, fields, accept)
-
-    def _list_pages(self, kind: Kind, namespace: str, labels: str, fields: str, accept: str) -> tuple[list[Any], str]:
-        query = {"limit": str(_PAGE_LIMIT), "labelSelector": labels, "fieldSelector": fields, "continue": ""}
-        items: list[Any] = []
-        while True:
-            response = self.client.request(
-                "GET", kind.build_path(namespace), what=f"{kind.kind.lower()}s", verb="list", query=query, accept=accept
-            )
-            items += response.get("items") or []
-            metadata = response.get("metadata", {})
-            query["continue"] = metadata.get("continue") or ""
-            if not query["continue"]:
-                return items, str(metadata.get("resourceVersion", ""))
-
-    def watch(self, kind: Kind, namespace: str, *, labels: str, version: str) -> Iterator[dict[str, Any]]:
-        """Yield changes after `version`, as they happen: `{"type": "ADDED", "object": {...}}`.
-
-        The types are ADDED, MODIFIED, DELETED and BOOKMARK: of that only the version of the object counts. Ends when
-        the server ends the watch: call again with the last version.
-
-        Raises:
-            WatchExpired: the version is too old.
-            Unreachable: the connection broke. Call again with the last version.
-        """
-        query = {
-            "watch": "true",
-            "allowWatchBookmarks": "true",
-            "labelSelector": labels,
-            "resourceVersion": version,
-            "timeoutSeconds": _WATCH_TIMEOUT_S,
-        }
-        what, lines = f"{kind.kind.lower()}s", LineSplitter()
-        try:
-            with self.client.stream(
-                kind.build_path(namespace), what=what, verb="watch", query=query, read_s=WATCH_TIMEOUT_S
-            ) as stream:
-                for chunk in stream.read_chunks():
-                    yield from (_parse_event(line) for line in lines.feed(chunk) if line.strip())
-        except ApiError as error:
-            if error.refusal.status == 410:
-                raise WatchExpired from error
-            raise
-        if lines.take_rest().strip():
-            raise Unreachable("the watch broke off inside an event")
+        return self.list_all(kind, namespace, labels=f"{LABEL_INSTANCE}={app}")
 
 
 def _is_same(existing: Mapping[str, Any], document: Mapping[str, Any]) -> bool:
@@ -221,13 +177,3 @@ def _is_same(existing: Mapping[str, Any], document: Mapping[str, Any]) -> bool:
     return (
         submission is not None and existing["metadata"].get("annotations", {}).get(SUBMISSION_ANNOTATION) == submission
     )
-
-
-def _parse_event(line: bytes) -> dict[str, Any]:
-    event: dict[str, Any] = json.loads(line)
-    if event["type"] == "ERROR":
-        item = event["object"]
-        if item.get("code") == 410:
-            raise WatchExpired
-        raise Unreachable(f"the watch ended: {item.get('message', item)}")
-    return event

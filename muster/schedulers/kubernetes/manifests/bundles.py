@@ -5,16 +5,27 @@ A workspace holds the user's code and whatever lies beside it, and more accounts
 
 import base64
 import hashlib
+import json
 import stat
+import zlib
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from muster._shared.contract import AGENT_BUNDLE_NAME
+from muster._shared.contract import AGENT_BUNDLE_NAME, FormatError
 from muster.schedulers.bundle import build_agent_bundle
-from muster.schedulers.errors import SchedulerError
-from muster.schedulers.kubernetes.kinds import CONFIG_MAP, SECRET, build_document
+from muster.schedulers.errors import EngineError, SchedulerError
+from muster.schedulers.kubernetes.names import (
+    APPDEF_ANNOTATION,
+    CONFIG_MAP,
+    SECRET,
+    WORKSPACE_KEY,
+    build_document,
+    label_roles,
+)
+from muster.schedulers.runner.app_codec import dump_app, load_app
+from muster.schedulers.runner.roles import BASE_IMAGE_KEY
 from muster.schedulers.workspace.packing import BundleError, build_workspace_bundle, walk_workspace
 
 WORKSPACE_LIMIT_BYTES: Final = 700 * 1024
@@ -99,3 +110,36 @@ def build_workspace_secret(name: str, labels: Mapping[str, str], workspaces: Map
 
 def _encode(files: Mapping[str, bytes]) -> dict[str, str]:
     return {name: base64.b64encode(content).decode() for name, content in sorted(files.items())}
+
+
+def encode_app(app: Any) -> str:
+    """Return the AppDef as compressed JSON in base64. Deterministic. The server refuses more than 256 KiB."""
+    text = json.dumps(dump_app(app, without_metadata=(WORKSPACE_KEY, BASE_IMAGE_KEY)), separators=(",", ":"))
+    return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+
+
+def decode_app(parent: Mapping[str, Any]) -> Any:
+    """Return the AppDef in the annotation of an app's object. Drops fields that this version of TorchX does not have.
+
+    Args:
+        parent: one of the app's Jobs, or its JobSet.
+
+    Raises:
+        EngineError: the annotation is missing or malformed, because another program has changed it, or it has another
+            format.
+    """
+    metadata = parent["metadata"]
+    try:
+        text = metadata["annotations"][APPDEF_ANNOTATION]
+        return load_app(json.loads(zlib.decompress(base64.b64decode(text, validate=True))))
+    except FormatError as error:
+        raise EngineError(f"{parent['kind']} {metadata['name']}: {error}") from error
+    except (AttributeError, LookupError, TypeError, ValueError, zlib.error) as error:
+        what = f"annotation {APPDEF_ANNOTATION} of {parent['kind']} {metadata['name']} is missing or malformed"
+        raise EngineError(f"{what} ({type(error).__name__}: {error}); `muster delete` removes the app") from error
+
+
+def decode_roles(parent: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the roles of the AppDef, by their labels, in its order. Arguments and errors are those of `decode_app`."""
+    roles = decode_app(parent).roles
+    return dict(zip(label_roles([role.name for role in roles]), roles, strict=True))

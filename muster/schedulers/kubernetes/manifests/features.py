@@ -14,10 +14,17 @@ from typing import Any, Final
 from muster._shared.contract import Env, parse_listen_address
 from muster.schedulers.agent_command import find_agent_flag
 from muster.schedulers.errors import OptionError, SchedulerError
-from muster.schedulers.kubernetes.kinds import JOB, JOBSET, Kind, build_document
-from muster.schedulers.kubernetes.labels import LABEL_INSTANCE
 from muster.schedulers.kubernetes.manifests.inputs import NAMESPACE_PLACEHOLDER, AppInputs, RoleInputs
-from muster.schedulers.kubernetes.names import ACCOUNT_DIR, CONTAINER, build_job_name
+from muster.schedulers.kubernetes.names import (
+    ACCOUNT_DIR,
+    CONTAINER,
+    JOB,
+    JOBSET,
+    LABEL_INSTANCE,
+    Kind,
+    build_document,
+    build_job_name,
+)
 
 _PORT_NAME: Final = "metrics"
 _ALL: Final = "::"

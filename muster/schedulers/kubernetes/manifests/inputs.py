@@ -13,7 +13,6 @@ from muster.schedulers.adapter.agent_role import assign_arguments
 from muster.schedulers.agent_command import is_agent_role
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.grace import decide_grace_s
-from muster.schedulers.kubernetes import syntax
 from muster.schedulers.kubernetes.names import (
     INDEX_VARIABLE,
     NAMESPACE_VARIABLE,
@@ -219,12 +218,6 @@ def _check_role(role: Any) -> None:
         _check_text(arg, role, "argument")
     if not role.image or role.image != role.image.strip():
         raise SchedulerError(f"role {role.name!r}: image {role.image!r} is not an image name")
-    if role.num_replicas > syntax.INDEXED_LIMIT:
-        raise SchedulerError(
-            f"role {role.name!r}: {role.num_replicas} replicas are more than a Job's limit of {syntax.INDEXED_LIMIT}"
-        )
-    if role.max_retries + role.num_replicas > syntax.COUNT_LIMIT:
-        raise SchedulerError(f"role {role.name!r}: max_retries={role.max_retries} is too large")
 
 
 def _check_text(text: Any, role: Any, name: str) -> str:

@@ -14,24 +14,6 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from muster.schedulers.kubernetes.kinds import (
-    JOB,
-    JOBSET,
-    NATIVE_GROUP,
-    POD_GROUP_VERSIONS,
-    SERVICE,
-    Kind,
-    build_document,
-)
-from muster.schedulers.kubernetes.labels import (
-    KUEUE_ELASTIC,
-    KUEUE_EQUAL,
-    KUEUE_MINIMUM,
-    KUEUE_PRIORITY,
-    KUEUE_QUEUE,
-    LABEL_COMPONENT,
-    LABEL_INSTANCE,
-)
 from muster.schedulers.kubernetes.manifests.inputs import AppInputs, RoleInputs
 from muster.schedulers.kubernetes.manifests.pod import (
     DISRUPTION_RULE,
@@ -40,7 +22,23 @@ from muster.schedulers.kubernetes.manifests.pod import (
     build_labels,
     build_pod_template,
 )
-from muster.schedulers.kubernetes.names import build_job_name
+from muster.schedulers.kubernetes.names import (
+    JOB,
+    JOBSET,
+    KUEUE_ELASTIC,
+    KUEUE_EQUAL,
+    KUEUE_MINIMUM,
+    KUEUE_PRIORITY,
+    KUEUE_QUEUE,
+    LABEL_COMPONENT,
+    LABEL_INSTANCE,
+    NATIVE_GROUP,
+    POD_GROUP_VERSIONS,
+    SERVICE,
+    Kind,
+    build_document,
+    build_job_name,
+)
 
 _VOLCANO_ANNOTATION: Final = "scheduling.k8s.io/group-name"
 

@@ -16,17 +16,6 @@ from muster.schedulers.adapter.agent_role import AgentPlace, build_agent_env
 from muster.schedulers.agent_command import build_agent_args
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.gpus import build_cache_env
-from muster.schedulers.kubernetes import syntax
-from muster.schedulers.kubernetes.labels import (
-    INDEX_DRAINS,
-    JOB_INDEX_LABEL,
-    LABEL_COMPONENT,
-    LABEL_INSTANCE,
-    LABEL_MANAGED_BY,
-    LABEL_NAME,
-    LABEL_SUBMITTER,
-    MANAGED_BY,
-)
 from muster.schedulers.kubernetes.manifests.features import list_wants
 from muster.schedulers.kubernetes.manifests.inputs import (
     INDEX_PLACEHOLDER,
@@ -35,17 +24,28 @@ from muster.schedulers.kubernetes.manifests.inputs import (
     RoleInputs,
     escape,
 )
-from muster.schedulers.kubernetes.manifests.patch import merge_pod_template
 from muster.schedulers.kubernetes.names import (
     CONTAINER,
+    DEVICE_NAME,
+    INDEX_DRAINS,
     INDEX_VARIABLE,
+    JOB_INDEX_LABEL,
+    LABEL_COMPONENT,
+    LABEL_INSTANCE,
+    LABEL_MANAGED_BY,
+    LABEL_NAME,
+    LABEL_SUBMITTER,
+    MANAGED_BY,
     NAMESPACE_VARIABLE,
+    OBJECT_NAME,
+    QUANTITY,
     build_config_map_name,
     build_secret_name,
     build_token_key,
     build_variable_key,
     build_workspace_name,
 )
+from muster.schedulers.kubernetes.schema import merge_pod_template
 from muster.schedulers.naming import build_label
 from muster.schedulers.runner.roles import count_cpus
 
@@ -133,7 +133,7 @@ def _build_placement(inputs: AppInputs, role: RoleInputs) -> dict[str, Any]:
     placement: dict[str, Any] = {}
     selector = dict(options.node_selector)
     if _INSTANCE_TYPE in role.role.resource.capabilities:
-        selector[_INSTANCE_TYPE] = _check_instance_type(role, str(role.role.resource.capabilities[_INSTANCE_TYPE]))
+        selector[_INSTANCE_TYPE] = str(role.role.resource.capabilities[_INSTANCE_TYPE])
     if selector:
         placement["nodeSelector"] = selector
     if options.service_account:
@@ -143,12 +143,6 @@ def _build_placement(inputs: AppInputs, role: RoleInputs) -> dict[str, Any]:
     if options.priority_class and options.resolved_gang != "kueue":
         placement["priorityClassName"] = options.priority_class
     return placement
-
-
-def _check_instance_type(role: RoleInputs, text: str) -> str:
-    if syntax.LABEL_VALUE.fullmatch(text) is None:
-        raise SchedulerError(f"role {role.role.name!r}: {_INSTANCE_TYPE} {text!r} is not a valid label value")
-    return text
 
 
 def _build_tolerations(inputs: AppInputs) -> list[dict[str, Any]]:
@@ -309,13 +303,11 @@ def _count_devices(inputs: AppInputs, role: RoleInputs) -> dict[str, int]:
     if options.rdma and options.rdma != "true":
         device, _, number = options.rdma.partition(":")
         devices[device] = int(number or 1)
-    for name, count in devices.items():
-        if syntax.RESOURCE.fullmatch(name) is None:
+    for name in devices:
+        if DEVICE_NAME.fullmatch(name) is None:
             raise SchedulerError(
                 f"role {role.role.name!r}: device {name!r} is not of the form DOMAIN/RESOURCE, as in nvidia.com/gpu"
             )
-        if count < 0:
-            raise SchedulerError(f"role {role.role.name!r}: number of devices {name!r} is negative: {count}")
     return {name: count for name, count in devices.items() if count}
 
 
@@ -456,12 +448,12 @@ def _build_volume_source(role: RoleInputs, source: str, read_only: bool) -> dict
     if not slash:
         kind, name = "pvc", source
     if kind == "emptydir":
-        if name and syntax.QUANTITY.fullmatch(name) is None:
+        if name and QUANTITY.fullmatch(name) is None:
             raise SchedulerError(
                 f"role {role.role.name!r}: volume {source!r} needs a size such as 10Gi after the slash, or nothing"
             )
         return {"emptyDir": {"sizeLimit": name} if name else {}}
-    if kind in ("configmap", "secret", "pvc") and syntax.NAME.fullmatch(name) is None:
+    if kind in ("configmap", "secret", "pvc") and OBJECT_NAME.fullmatch(name) is None:
         raise SchedulerError(f"role {role.role.name!r}: volume {source!r}: {name!r} is not a Kubernetes object name")
     if kind == "configmap":
         return {"configMap": {"name": name}}

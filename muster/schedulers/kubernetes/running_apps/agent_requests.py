@@ -16,9 +16,8 @@ from muster.schedulers.errors import EngineError, RightError
 from muster.schedulers.kubernetes.api.client import Clock
 from muster.schedulers.kubernetes.api.errors import NotRunning, Unreachable
 from muster.schedulers.kubernetes.api.execution import open_in_pod, run_in_pod
-from muster.schedulers.kubernetes.kinds import JOB, POD, parse_kind
-from muster.schedulers.kubernetes.labels import BY_STOP, CANCEL_ANNOTATION
-from muster.schedulers.kubernetes.manifests.app_annotation import decode_roles
+from muster.schedulers.kubernetes.manifests.bundles import decode_roles
+from muster.schedulers.kubernetes.names import BY_STOP, CANCEL_ANNOTATION, JOB, POD, parse_kind
 from muster.schedulers.kubernetes.running_apps.app import App, is_cancelled, is_suspended, read_job_end
 from muster.schedulers.kubernetes.running_apps.pod_status import PodFact, find_latest_pods
 from muster.schedulers.kubernetes.running_apps.status import Observation, count_replaced_pods

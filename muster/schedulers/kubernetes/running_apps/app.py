@@ -15,28 +15,28 @@ from muster.schedulers.errors import EndedAppError, EngineError, SchedulerError,
 from muster.schedulers.kubernetes.api.connection import Access
 from muster.schedulers.kubernetes.api.errors import ApiError, ForbiddenError, read_if_allowed
 from muster.schedulers.kubernetes.api.objects import Objects
-from muster.schedulers.kubernetes.kinds import (
+from muster.schedulers.kubernetes.manifests.bundles import decode_roles
+from muster.schedulers.kubernetes.names import (
+    CANCEL_ANNOTATION,
     CONFIG_MAP,
     EVENT,
     JOB,
     JOBSET,
+    KUEUE_MINIMUM,
+    LABEL_INSTANCE,
+    LABEL_MANAGED_BY,
+    MANAGED_BY,
     POD,
     POD_GROUP_VERSIONS,
     SECRET,
     SERVICE,
     Kind,
+    build_config_map_name,
+    build_secret_name,
+    build_workspace_name,
     parse_kind,
-)
-from muster.schedulers.kubernetes.labels import (
-    CANCEL_ANNOTATION,
-    KUEUE_MINIMUM,
-    LABEL_INSTANCE,
-    LABEL_MANAGED_BY,
-    MANAGED_BY,
     read_role,
 )
-from muster.schedulers.kubernetes.manifests.app_annotation import decode_roles
-from muster.schedulers.kubernetes.names import build_config_map_name, build_secret_name, build_workspace_name
 from muster.schedulers.kubernetes.running_apps.pod_status import PodFact, read_pod
 from muster.schedulers.runner.roles import build_role_plan, find_elastic_role
 
@@ -120,7 +120,7 @@ class App:
 
     def list_events(self, fields: str) -> list[dict[str, Any]]:
         """Return the events of the app's namespace that match. They are kept for 1 h."""
-        return self.resources.list_all(EVENT, self.ref.namespace, fields=fields)[0]
+        return self.resources.list_all(EVENT, self.ref.namespace, fields=fields)
 
     def patch(self, parent: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
         """Apply a merge patch to one of its parents, and return that as it is then."""

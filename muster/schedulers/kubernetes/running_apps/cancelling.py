@@ -21,19 +21,22 @@ from typing import Any, Final
 from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.kubernetes.api.client import Clock
 from muster.schedulers.kubernetes.api.errors import ApiError, ForbiddenError, RequestError
-from muster.schedulers.kubernetes.kinds import JOB, JOBSET, build_document, parse_kind
-from muster.schedulers.kubernetes.labels import (
+from muster.schedulers.kubernetes.names import (
     APPDEF_ANNOTATION,
     CANCEL_ANNOTATION,
+    CONTAINER,
+    JOB,
+    JOBSET,
     KUEUE_PRIORITY,
     KUEUE_QUEUE,
     LABEL_COMPONENT,
     SUBMITTED_ANNOTATION,
+    build_document,
+    parse_kind,
     read_role,
 )
-from muster.schedulers.kubernetes.names import CONTAINER
 from muster.schedulers.kubernetes.running_apps.app import App, AppRef, is_cancelled, is_suspended, read_job_end
-from muster.schedulers.kubernetes.running_apps.kept_logs import stop_and_keep_logs
+from muster.schedulers.kubernetes.running_apps.logs import stop_and_keep_logs
 from muster.schedulers.kubernetes.running_apps.pod_status import PodFact
 
 _STOP_JOB: Final = {"activeDeadlineSeconds": 1}
@@ -63,7 +66,7 @@ def cancel(app: App, by: str, clock: Clock, notify: Callable[[str], None]) -> No
         notify: called with each line for the user.
     """
     if any(read_job_end(parent) is None for parent in app.find_parents()):
-        stop_and_keep_logs(app.resources.client, app.ref, app.list_pods, lambda: _stop(app, by), notify)
+        stop_and_keep_logs(app, app.list_pods, lambda: _stop(app, by), notify)
         _confirm(app, by, clock, notify)
 
 
@@ -247,7 +250,7 @@ def _stop_other_roles(app: App, notify: Callable[[str], None]) -> bool:
     def list_pods() -> list[PodFact]:
         return [fact for fact in app.list_pods() if fact.role in roles]
 
-    stop_and_keep_logs(app.resources.client, app.ref, list_pods, stop, notify)
+    stop_and_keep_logs(app, list_pods, stop, notify)
     notify(
         f"{app.ref.name}: role {', '.join(sorted(map(read_role, failed)))} has failed: stopped role {', '.join(roles)}"
     )

@@ -12,17 +12,18 @@ from muster._shared.contract import ExitCode, show_controls
 from muster._shared.reports import Report
 from muster.schedulers.errors import EngineError
 from muster.schedulers.failure_report import describe_report, explain_report, find_root_cause
-from muster.schedulers.kubernetes.kinds import JOB, parse_kind
-from muster.schedulers.kubernetes.labels import (
+from muster.schedulers.kubernetes.manifests.bundles import decode_app, decode_roles
+from muster.schedulers.kubernetes.names import (
     BY_STOP,
     FAILED_ANNOTATION,
+    JOB,
     KUEUE_QUEUE,
     LABEL_COMPONENT,
     SUBMITTED_ANNOTATION,
+    label_roles,
+    parse_kind,
     read_role,
 )
-from muster.schedulers.kubernetes.manifests.app_annotation import decode_app, decode_roles
-from muster.schedulers.kubernetes.names import label_roles
 from muster.schedulers.kubernetes.running_apps.app import (
     find_canceller,
     is_cancelled,
@@ -35,7 +36,6 @@ from muster.schedulers.timestamps import parse_timestamp
 from muster.schedulers.wording.facts import AppFacts, ExplainedReplica
 from muster.schedulers.wording.job_facts import JobFacts
 from muster.schedulers.wording.reasons import Code, Reason, Reasons, identify
-from muster.schedulers.wording.words import word
 
 _POD_STATES: Final = {
     "Pending": AppState.PENDING,
@@ -108,7 +108,7 @@ def build_facts(app_id: str, observation: Observation) -> AppFacts:
         restarts=count_replaced_pods(observation) + (0 if report is None else report.attempt),
         reasons=(*damage, *explain_app(observation, state, report)),
         jobs=observation.jobs,
-        error=None if report is None else json.dumps(_build_torch_error(report)),
+        error=None if report is None else _build_torch_error(report),
         reports=_find_reports(app, observation),
         logs=", ".join(dict.fromkeys(fact.logs for fact in observation.pods if fact.logs)),
         submitted_s=submitted_s,
@@ -249,7 +249,7 @@ def explain_app(observation: Observation, state: AppState, report: Report | None
     found += _group_pods(observation, state, report)
     found += [Reason(code=unknown, role=name) for name in list_unknown_roles(observation)]
     if state is AppState.RUNNING:
-        found += [*_explain_starting(observation), *_explain_replaced(observation)]
+        found += [*_explain_replaced(observation), *_explain_starting(observation)]
     found += _explain_missing(observation, state)
     if state is AppState.PENDING and observation.queue is None and not observation.events_refused:
         found += _count_unexplained(observation)
@@ -357,17 +357,18 @@ def _explain_starting(observation: Observation) -> Iterator[Reason]:
 
 
 def _explain_replaced(observation: Observation) -> Reasons:
-    """Say of the last pod that has failed, and was replaced by one that runs, how it ended. Empty: none that exists."""
+    """Say of the last pod that has failed and was replaced how it ended. Empty: none that exists.
+
+    A pod that ended with another one, which was disrupted, says nothing.
+    """
     current = _find_current(observation)
     ended = [
         (fact, fact.reason)
         for fact in observation.pods
         if fact.phase == "Failed"
         and fact.reason is not None
-        and not fact.is_drained
-        and (newest := current.get((fact.role, fact.index))) is not None
-        and newest is not fact
-        and newest.phase == "Running"
+        and not (fact.is_drained and fact.reason.code is Code.EXITED)
+        and current.get((fact.role, fact.index), fact) is not fact
     ]
     if not ended:
         return ()
@@ -541,30 +542,13 @@ def _find_reports(app: Any, observation: Observation) -> dict[str, Report]:
     return {name: report for name, report in found.items() if report is not None}
 
 
-def _explain_pod(fact: PodFact) -> Reason:
-    if fact.report is not None:
-        return explain_report(fact.report)
-    text = fact.text.splitlines()[-1] if fact.text else ""
-    return Reason(code=Code.POD_ENDED, text=text, causes=() if fact.reason is None else (fact.reason,))
-
-
-def _build_torch_error(report: Report, exit_code: int | None = None) -> dict[str, Any]:
-    """Return torch's error format, which TorchX prints."""
+def _build_torch_error(report: Report) -> str:
+    """Return torch's error format as JSON, which TorchX prints."""
     root, line = find_root_cause(report), describe_report(report)
     text = "" if root is None else root.traceback or "\n".join(root.stderr_tail)
     code, time_s = (None, 0.0) if root is None else (root.exit_code, root.time_s)
-    return _build_error(line, code or exit_code, text or line, str(int(time_s)))
-
-
-def _build_pod_error(fact: PodFact) -> dict[str, Any]:
-    if fact.report is not None:
-        return _build_torch_error(fact.report, fact.exit_code)
-    return _build_error(word(_explain_pod(fact)), fact.exit_code, fact.text, str(int(_parse_time(fact.finished) or 0)))
-
-
-def _build_error(line: str, exit_code: int | None, text: str, time: str) -> dict[str, Any]:
-    info = {"py_callstack": text, "timestamp": time}
-    return {"message": {"message": line, "errorCode": exit_code or 1, "extraInfo": info}}
+    info = {"py_callstack": text or line, "timestamp": str(int(time_s))}
+    return json.dumps({"message": {"message": line, "errorCode": code or 1, "extraInfo": info}})
 
 
 # -- replicas ---------------------------------------------------------------------------------------------------------
@@ -606,8 +590,9 @@ def _build_replica(
         return ReplicaStatus(id=index, state=without_pod, role=role, hostname="")
     state = _POD_STATES.get(fact.phase, AppState.UNKNOWN)
     known = ExplainedReplica(id=index, state=state, role=role, hostname=fact.name)
-    if fact.phase == "Failed":
-        known.reasons, known.structured_error_msg = (_explain_pod(fact),), json.dumps(_build_pod_error(fact))
+    if fact.phase == "Failed" and fact.report is None:
+        text = fact.text.splitlines()[-1] if fact.text else ""
+        known.reasons = (Reason(code=Code.POD_ENDED, text=text, causes=(fact.reason,) if fact.reason else ()),)
     return known
 
 

@@ -10,7 +10,10 @@ from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.interrupts import raise_dropped_interrupts
 from muster.schedulers.kubernetes.api.errors import ApiError, ForbiddenError, RequestError, Unreachable
 from muster.schedulers.kubernetes.api.objects import Objects
-from muster.schedulers.kubernetes.kinds import (
+from muster.schedulers.kubernetes.manifests.features import ABSENCES
+from muster.schedulers.kubernetes.manifests.jobs import add_pod_group
+from muster.schedulers.kubernetes.manifests.request import Request, complete_documents
+from muster.schedulers.kubernetes.names import (
     JOB,
     JOBSET,
     NATIVE_GROUP,
@@ -23,9 +26,6 @@ from muster.schedulers.kubernetes.kinds import (
     Kind,
     parse_kind,
 )
-from muster.schedulers.kubernetes.manifests.features import ABSENCES
-from muster.schedulers.kubernetes.manifests.jobs import add_pod_group
-from muster.schedulers.kubernetes.manifests.request import Request, complete_documents
 from muster.schedulers.kubernetes.running_apps.app import App
 from muster.schedulers.kubernetes.schema import check_version
 from muster.schedulers.naming import make_secret
@@ -180,8 +180,7 @@ def _check_queue(app: App, request: Request) -> None:
         return
     with contextlib.suppress(ForbiddenError):  # an account that may not read queues: no check
         if app.resources.read(kind, app.ref.namespace, options.queue) is None:
-            items, _ = app.resources.list_all(kind, app.ref.namespace)
-            names = sorted(item["metadata"]["name"] for item in items)
+            names = sorted(item["metadata"]["name"] for item in app.resources.list_all(kind, app.ref.namespace))
             known = f"existing queues: {', '.join(names)}" if names else "there are no queues"
             raise SchedulerError(f"{problem} {options.queue!r}; {known}")
 

@@ -209,7 +209,7 @@ def account(resources, namespace):
 
 def list_told(job, resources):
     """The Job's annotations, and the Events that `kubectl describe job` prints: those with its name and uid."""
-    from muster.schedulers.kubernetes.names import EVENT, JOB
+    from muster.schedulers.kubernetes.kube import EVENT, JOB
 
     found = resources.read(JOB, job.namespace, f"{job.name}-main")
     items = resources.list_all(EVENT, job.namespace)
@@ -242,7 +242,7 @@ def test_without_the_right_to_events_the_job_is_as_without_them(start, wait, res
 
 @pytest.mark.torchx
 def test_cancel_keeps_the_objects_and_delete_leaves_nothing(start, wait, resources):
-    from muster.schedulers.kubernetes.names import JOB, POD, Kind
+    from muster.schedulers.kubernetes.kube import JOB, POD, Kind
 
     job = start("kubernetes_trains.py", "600")
     job.wait_for_log(0, "training")
@@ -326,7 +326,7 @@ def test_a_suspended_job_shows_it_and_can_be_cancelled(start, wait):
 
 
 def list_jobs(job):
-    from muster.schedulers.kubernetes.names import JOB
+    from muster.schedulers.kubernetes.kube import JOB
 
     return job.resources.list_all(JOB, job.namespace, labels=f"{LABEL}={job.name}")
 

@@ -22,15 +22,8 @@ from typing import Any, Final
 from muster._shared import processes
 from muster._shared.contract import LogNames
 from muster.schedulers.docker.engine import ContainerFacts, Engine
-from muster.schedulers.docker.running_apps import reservations
+from muster.schedulers.docker.running_apps import exit_evidence, reservations
 from muster.schedulers.docker.running_apps.creation import Creator, read_payload, remove_app, remove_payload
-from muster.schedulers.docker.running_apps.exit_evidence import (
-    COMMAND_NOT_FOUND,
-    ended_by_engine,
-    explain_end,
-    read_checkpoint,
-    record_restarts,
-)
 from muster.schedulers.docker.sdk import DockerError, EngineUnavailable, NotFound
 from muster.schedulers.docker.spec import AppRequest, ContainerRequest, Label
 from muster.schedulers.failure_report import explain_start_failure
@@ -338,7 +331,7 @@ class DockerDriver:
         request = self._replicas[replica].request
         if newest is None:
             return self._creator.create(request, 0)
-        checkpoint = read_checkpoint(self._engine, request, newest.id)
+        checkpoint = exit_evidence.read_checkpoint(self._engine, request, newest.id)
         others = self._engine.list_container_ids({**self._app.labels, Label.ROLE: replica.role}, running_only=True)
         return self._creator.create(request, newest.incarnation + 1, checkpoint, is_alone=not others)
 
@@ -354,7 +347,7 @@ class DockerDriver:
         if container is not None:
             with suppress(DockerError):  # report the end in any case; delete removes it
                 self._engine.remove_container(container)
-        self._report_end(replica, container, COMMAND_NOT_FOUND, reason, final=True)
+        self._report_end(replica, container, exit_evidence.COMMAND_NOT_FOUND, reason, final=True)
 
     def _signal(self, replica: ReplicaId, name: str) -> None:
         known = self._replicas[replica]
@@ -540,16 +533,18 @@ class DockerDriver:
             return
         if facts.exit_code is None:
             return
-        by_engine = ended_by_engine(facts, runs_agent=known.request.runs_agent)
+        by_engine = exit_evidence.ended_by_engine(facts, runs_agent=known.request.runs_agent)
         if was_away and by_engine and not known.asked:
             self._restart(replica, container)
             return
         if not settled and not known.asked and self._outside_stops.was_signalled(container):
             self._submit(self._wait_settled, replica, container, by_engine)
             return
-        record_restarts(self._engine, self._folder, known.request, container)
+        exit_evidence.record_restarts(self._engine, self._folder, known.request, container)
         error_file = self._folder / LogNames.ERROR
-        reasons, final = explain_end(self._engine, facts, known.request, error_file, has_init=self._app.init)
+        reasons, final = exit_evidence.explain_end(
+            self._engine, facts, known.request, error_file, has_init=self._app.init
+        )
         self._report_end(replica, container, facts.exit_code, *reasons, final=final)
 
     def _restart(self, replica: ReplicaId, container: str) -> None:

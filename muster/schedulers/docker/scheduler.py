@@ -22,30 +22,16 @@ from muster.schedulers.adapter.status import check_replica
 from muster.schedulers.adapter.supervised import AgentReports, SupervisedScheduler
 from muster.schedulers.agent_command import build_ask_command
 from muster.schedulers.bundle import build_agent_bundle
+from muster.schedulers.docker import sdk
 from muster.schedulers.docker.driver import ENGINE_KEY
 from muster.schedulers.docker.engine import Engine
 from muster.schedulers.docker.options import DockerOptions
 from muster.schedulers.docker.request import WORKSPACE_KEY, RequestBuilder
 from muster.schedulers.docker.running_apps import creation, exit_evidence, orphaned_apps, reservations
-from muster.schedulers.docker.running_apps.creation import PackedWorkspaces, Payload, build_payload
 from muster.schedulers.docker.running_apps.image_check import check_images
 from muster.schedulers.docker.running_apps.logs import LogReader
-from muster.schedulers.docker.sdk import (
-    Conflict,
-    DockerError,
-    EngineUnavailable,
-    NotFound,
-    UnreadableLogs,
-    is_configured,
-    pick_address,
-)
 from muster.schedulers.docker.spec import AppRequest, Label, build_user_id
-from muster.schedulers.errors import (
-    EngineError,
-    NotConfiguredError,
-    SchedulerError,
-    describe_os_error,
-)
+from muster.schedulers.errors import EngineError, NotConfiguredError, SchedulerError, describe_os_error
 from muster.schedulers.failure_report import read_error_file
 from muster.schedulers.gpus import GpuError, list_gpus
 from muster.schedulers.grace import DEFAULT_SHUTDOWN_TIMEOUT_S, GRACE_MARGIN_S
@@ -117,7 +103,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         self._engine = Engine(os.environ)
         self._others: dict[str, Engine] = {}
         """Engines of apps that another DOCKER_HOST has started, by address."""
-        self._workspaces = PackedWorkspaces()
+        self._workspaces = creation.PackedWorkspaces()
         self._with_dockerfile: set[str] = set()
         self._described: set[str] = set()
 
@@ -182,7 +168,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
             driver=_DRIVER,
             roles=tuple(build_role_plan(role) for role in app.roles),
             grace_s=request.grace_s,
-            description={**dump_app(app, without_metadata=(WORKSPACE_KEY,)), ENGINE_KEY: pick_address(os.environ)},
+            description={**dump_app(app, without_metadata=(WORKSPACE_KEY,)), ENGINE_KEY: sdk.pick_address(os.environ)},
         )
         submission = Submission(request=request, spec=spec, quiet=options.quiet, detach=options.detach)
         return AppDryRunInfo(submission, lambda made: str(made.request.show()))
@@ -196,7 +182,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         """
         submission: Submission = dryrun_info.request
         report_progress = (lambda _: None) if submission.quiet else _print_progress
-        state_dir, address, asked = find_state_dir(os.environ), pick_address(os.environ), submission.request
+        state_dir, address, asked = find_state_dir(os.environ), sdk.pick_address(os.environ), submission.request
         with self.translate_errors():
             if self.find_registry().open(asked.app_id) is not None:
                 raise SchedulerError(f"app {asked.app_id!r} exists already; give this one another name")
@@ -231,7 +217,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
             owner = None if submission.detach else ProcessId.of(os.getpid())
             spec = replace(submission.spec, owner=owner, details={"request": request.to_json()})
             undo.callback(self._roll_back, spec)  # Ctrl-C may come now
-            client.submit(spec, self.find_registry(), files=build_payload(payload))
+            client.submit(spec, self.find_registry(), files=creation.build_payload(payload))
             with raise_dropped_interrupts():
                 self._wait_started(spec, request)
             undo.pop_all()
@@ -258,13 +244,13 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         free = reservations.check_gpus(self._engine, request, visible)
         return (reservations.share_gpus(request, len(free)) if shares else request), free
 
-    def _build_payload(self, request: AppRequest) -> Payload:
+    def _build_payload(self, request: AppRequest) -> creation.Payload:
         keys = {container.workspace for container in request.containers if container.workspace is not None}
         missing = sorted(keys - set(self._workspaces.files))
         if missing:
             raise SchedulerError(f"{missing[0]} was packed by another command: submit with the workspace again")
         bundled = any(container.bundled for container in request.containers)
-        return Payload(
+        return creation.Payload(
             agent=build_agent_bundle() if bundled else b"",
             workspaces={key: self._workspaces.files[key] for key in keys},
         )
@@ -336,8 +322,8 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
             states = self.read_states()
             try:
                 found = orphaned_apps.list_apps(self._engine)
-            except EngineUnavailable as error:
-                if not states and not is_configured(os.environ):
+            except sdk.EngineUnavailable as error:
+                if not states and not sdk.is_configured(os.environ):
                     raise NotConfiguredError(f"{error}; set DOCKER_HOST") from error
                 logger.warning("%s: apps that only the engine knows are not listed", error)
             else:
@@ -380,7 +366,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         """Let what follows a job's output, as `torchx run` does, show an error as if there were no output."""
         try:
             yield from lines
-        except UnreadableLogs:
+        except sdk.UnreadableLogs:
             self._print_once(
                 f"the output of {app_id} cannot be shown: the log driver of its containers keeps no output that "
                 "can be read; --log-dir and --tee 3 keep it in files"
@@ -455,7 +441,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
     def _open_engine(self, folder: AppFolder | None) -> Engine:
         """Return the engine that runs an app: this shell's DOCKER_HOST may name another one."""
         address = None if folder is None else folder.read_spec().description.get(ENGINE_KEY)
-        if address in (None, pick_address(os.environ)):
+        if address in (None, sdk.pick_address(os.environ)):
             return self._engine
         return self._others.setdefault(str(address), Engine(address))
 
@@ -464,7 +450,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         """See `SupervisedScheduler`."""
         try:
             yield
-        except (DockerError, GpuError, StateError) as error:
+        except (sdk.DockerError, GpuError, StateError) as error:
             raise EngineError(str(error)) from error
         except FileExistsError as error:
             raise SchedulerError(f"an app of this name exists already: {error.filename}") from error
@@ -496,7 +482,7 @@ class NodeAsker:
         command = build_ask_command(_find_command(spec, replica), words)
         try:
             return call_limited(lambda: self._engine.run_inside(running, command), limit_s)
-        except (NotFound, Conflict) as error:  # it has ended
+        except (sdk.NotFound, sdk.Conflict) as error:  # it has ended
             return NO_AGENT, "", str(error)
         except TimeoutError as error:  # it was paused, or the engine hangs
             return 1, "", str(error)
@@ -518,7 +504,7 @@ class NodeAsker:
             raise ControlError(f"the container of {replica} does not run", CommandExit.ENDED)
         try:
             return self._engine.open_inside(running, [_find_command(spec, replica)[0], *words]).pump()
-        except (NotFound, Conflict) as error:
+        except (sdk.NotFound, sdk.Conflict) as error:
             raise ControlError(str(error), CommandExit.ENDED) from error
 
 

@@ -22,21 +22,13 @@ from muster.schedulers.adapter.scheduler import LogRequest, PluginScheduler
 from muster.schedulers.adapter.status import build_status, check_replica
 from muster.schedulers.agent_command import is_agent_role
 from muster.schedulers.errors import EngineError, SchedulerError
+from muster.schedulers.kubernetes import kube
 from muster.schedulers.kubernetes.api.client import Client, Clock, SystemClock
 from muster.schedulers.kubernetes.api.connection import Access
 from muster.schedulers.kubernetes.api.objects import Objects
 from muster.schedulers.kubernetes.manifests.bundles import pack_workspace
 from muster.schedulers.kubernetes.manifests.pod import is_claim
 from muster.schedulers.kubernetes.manifests.request import Request, build_request
-from muster.schedulers.kubernetes.names import (
-    BY_CANCEL,
-    BY_STOP,
-    NAME_LIMIT,
-    WORKSPACE_KEY,
-    compute_app_limit,
-    find_submitter,
-    label_roles,
-)
 from muster.schedulers.kubernetes.options import Options, parse_options
 from muster.schedulers.kubernetes.running_apps import agent_requests
 from muster.schedulers.kubernetes.running_apps.app import App, AppRef, delete, parse_app_id, resize
@@ -118,7 +110,7 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
                 self._print_once(line)
             self._print_once(describe_missing_script(role, path, has_image=True))
             if cfg.get("image_repo"):
-                report = _discard if cfg.get("quiet") else _print_line
+                report = (lambda _: None) if cfg.get("quiet") else _print_line
                 role.metadata[BASE_IMAGE_KEY] = role.image
                 role.image = _load_images().build_image(role.image, path, report)
                 return
@@ -128,7 +120,7 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
             self._print_once(_UNUSED_DOCKERFILE)
         key, content = pack_workspace(path)
         self._packed_workspaces[key] = content
-        role.metadata[WORKSPACE_KEY] = key
+        role.metadata[kube.WORKSPACE_KEY] = key
 
     def _print_once(self, text: str) -> None:
         """Print a text once: TorchX packs the same folder once for every role."""
@@ -138,12 +130,14 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
 
     def _submit_dryrun(self, app: AppDef, cfg: Mapping[str, Any]) -> AppDryRunInfo:
         options = parse_options(cfg)
-        app = share_workspace(app, WORKSPACE_KEY)
+        app = share_workspace(app, kube.WORKSPACE_KEY)
         images: Mapping[str, Any] = {}
         if options.image_repo:
-            app, images = _plan_images(app, cfg)
+            # A copy, with the names that the images will have in the registry.
+            app = replace(app, roles=[replace(role) for role in app.roles])
+            images = _load_images().plan_images(app, cfg)
         else:
-            for line in describe_unsent_scripts(app, WORKSPACE_KEY):
+            for line in describe_unsent_scripts(app, kube.WORKSPACE_KEY):
                 self._print_once(line)
         for role in app.roles:
             self._print_once(_describe_default_image(role))
@@ -155,7 +149,7 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
             name=name,
             workspaces=self._packed_workspaces,
             images_to_push=images,
-            submitter=find_submitter(),
+            submitter=kube.find_submitter(),
         )
         return AppDryRunInfo(request, str)
 
@@ -310,7 +304,7 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
         return self._followed.setdefault(app_id, Pods(app, has_ended))
 
     def _cancel_existing(self, app_id: str) -> None:
-        self._cancel(self._find(app_id), BY_CANCEL)
+        self._cancel(self._find(app_id), kube.BY_CANCEL)
 
     def _cancel(self, app: App, by: str) -> None:
         cancel(app, by, self._clock, _print_line)
@@ -322,7 +316,7 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
     def stop_app(self, app_id: str, limit_s: float) -> Answer:
         """See `PluginScheduler`. Needs the right to `pods/exec`."""
         app = self._find(app_id)
-        return agent_requests.stop_app(app, limit_s, lambda: self._cancel(app, BY_STOP), self._clock)
+        return agent_requests.stop_app(app, limit_s, lambda: self._cancel(app, kube.BY_STOP), self._clock)
 
     def open_in_node(self, app_id: str, role: str, index: int, words: Sequence[str]) -> NodePipe:
         """See `PluginScheduler`: `kubectl exec`. It needs the right to `pods/exec`."""
@@ -363,10 +357,10 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
 
 
 def _build_name(app: AppDef, options: Options) -> str:
-    labels = label_roles([role.name for role in app.roles]) if app.roles else ["app"]
+    labels = kube.label_roles([role.name for role in app.roles]) if app.roles else ["app"]
     nodes = max((role.num_replicas for role in app.roles), default=1)
-    limit = compute_app_limit(labels, options.flavor, nodes)
-    return build_app_name(app.name, make_suffix(), reserve=NAME_LIMIT - limit)
+    limit = kube.compute_app_limit(labels, options.flavor, nodes)
+    return build_app_name(app.name, make_suffix(), reserve=kube.NAME_LIMIT - limit)
 
 
 def _describe_default_image(role: Role) -> str:
@@ -390,12 +384,6 @@ def _describe_lost_paths(role: Role) -> str:
     )
 
 
-def _plan_images(app: AppDef, cfg: Mapping[str, Any]) -> tuple[AppDef, Mapping[str, Any]]:
-    """Return a copy of the app with the names that its images will have in the registry, and what to push."""
-    named = replace(app, roles=[replace(role) for role in app.roles])
-    return named, _load_images().plan_images(named, cfg)
-
-
 def _load_images() -> Any:
     """Return the module, which only `image_repo` loads."""
     from muster.schedulers.kubernetes import images
@@ -405,7 +393,3 @@ def _load_images() -> Any:
 
 def _print_line(text: str) -> None:
     print_line(f"muster: {text}")
-
-
-def _discard(text: str) -> None:
-    del text

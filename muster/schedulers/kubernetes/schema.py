@@ -1,8 +1,13 @@
-"""Checks documents against Kubernetes' published fields, offline and in about a millisecond.
+"""Merges the user's `pod_template` into ours, the way `kubectl patch --type strategic` would.
+
+Lists of named items (containers, volumes, env, ports) are merged item by item. Other lists are replaced. `null` removes
+a field, `$patch: delete` an item, `$patch: replace` all earlier items or fields. Fields that the version of Kubernetes
+does not have are refused offline; the API server checks their values.
 
 `fields.json` is derived from the OpenAPI schemas of every version we support (`tests/doubles/kubernetes_fields.py`
-writes it, a test compares it with them). It has field names, kinds and required fields, which `kubectl apply
---validate=strict` checks without an admission controller.
+writes it, a test compares it with them).
+
+Source: kubernetes/community, contributors/devel/sig-api-machinery/strategic-merge-patch.md.
 """
 
 import copy
@@ -14,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from muster.schedulers.errors import OptionError, SchedulerError
-from muster.schedulers.kubernetes.names import CONTAINER
+from muster.schedulers.kubernetes import kube
 
 MINIMUM: Final = (1, 29)
 """Fixed number of nodes: backoffLimitPerIndex and podReplacementPolicy are enabled by default."""
@@ -23,15 +28,6 @@ MINIMUM_ELASTIC: Final = (1, 31)
 """Elastic jobs: successPolicy is enabled by default."""
 
 VERSION_SENTENCE: Final = "Kubernetes 1.29 or newer is needed for a fixed number of nodes, 1.31 for elastic jobs"
-
-_SCALARS: Final[Mapping[str, tuple[type, ...]]] = {
-    "string": (str,),
-    "integer": (int,),
-    "boolean": (bool,),
-    "number": (int, float),
-    "quantity": (str, int, float),
-    "int-or-string": (int, str),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +49,8 @@ class Table:
     """The whole of `fields.json`."""
 
     newest: tuple[int, int]
-    roots: Mapping[str, str]
     types: Mapping[str, Mapping[str, Any]]
-    """Name -> `fields`, and `required` if there are such."""
+    """Name -> the rows of its fields."""
 
 
 def parse_version(text: str) -> tuple[int, int]:
@@ -88,7 +83,7 @@ def check_version(version: tuple[int, int], *, elastic: bool, source: str) -> No
 def load_table() -> Table:
     """Read `fields.json`, once per process."""
     raw = json.loads((Path(__file__).parent / "fields.json").read_text())
-    return Table(newest=parse_version(raw["newest"]), roots=raw["roots"], types=raw["types"])
+    return Table(newest=parse_version(raw["newest"]), types=raw["types"])
 
 
 def _read_field(row: Any) -> Field:
@@ -103,33 +98,13 @@ def _read_field(row: Any) -> Field:
     )
 
 
-def check_document(document: Mapping[str, Any], version: tuple[int, int]) -> None:
-    """Check one document. Kinds that are not in the table (JobSet, Volcano) pass.
-
-    Raises:
-        SchedulerError: with the path of the first wrong field.
-    """
-    root = load_table().roots.get(f"{document['apiVersion']}/{document['kind']}")
-    if root is not None:
-        _check_value(document, "#" + root, str(document["kind"]), version)
-
-
-def check_pod_template(template: Mapping[str, Any], version: tuple[int, int]) -> None:
-    """Check a finished pod template.
-
-    Raises:
-        SchedulerError: with the path of the first wrong field.
-    """
-    _check_value(template, "#PodTemplateSpec", "template", version)
-
-
 def find_field(type_name: str, name: str, path: str, version: tuple[int, int]) -> Field:
     """Return the field `name` of a type.
 
     Raises:
         OptionError: this version has no such field. The message suggests a similar name.
     """
-    fields = load_table().types[type_name]["fields"]
+    fields = load_table().types[type_name]
     if name not in fields:
         type_word = type_name.rpartition(".")[2]
         raise OptionError(f"{path}.{name} is not a field of {type_word}{_suggest(name, fields)}", "pod_template")
@@ -148,38 +123,6 @@ def _suggest(name: str, known: Mapping[str, Any]) -> str:
 
     near = difflib.get_close_matches(name, known, n=1)
     return f"; did you mean {near[0]}?" if near else f"; known: {', '.join(sorted(known))}"
-
-
-def _check_value(value: Any, kind: str, path: str, version: tuple[int, int]) -> None:
-    if value is None or kind == "any":
-        return
-    if kind.startswith("[]"):
-        _require(isinstance(value, (list, tuple)), "a list", value, path)
-        for index, item in enumerate(value):
-            _check_value(item, kind[2:], f"{path}[{index}]", version)
-    elif kind.startswith("{}"):
-        _require(isinstance(value, Mapping), "a mapping", value, path)
-        for key, item in value.items():
-            _check_value(item, kind[2:], f"{path}.{key}", version)
-    elif kind.startswith("#"):
-        _require(isinstance(value, Mapping), "a mapping", value, path)
-        _check_fields(value, kind[1:], path, version)
-    else:
-        valid = isinstance(value, _SCALARS[kind]) and (kind == "boolean" or not isinstance(value, bool))
-        _require(valid, f"{'an' if kind.startswith('i') else 'a'} {kind}", value, path)
-
-
-def _check_fields(value: Mapping[str, Any], type_name: str, path: str, version: tuple[int, int]) -> None:
-    for name, item in value.items():
-        _check_value(item, find_field(type_name, name, path, version).kind, f"{path}.{name}", version)
-    for name in load_table().types[type_name].get("required", ()):
-        if value.get(name) is None:
-            raise SchedulerError(f"{path}.{name} is required but missing")
-
-
-def _require(valid: bool, expected: str, value: Any, path: str) -> None:
-    if not valid:
-        raise SchedulerError(f"{path} must be {expected}, not {value!r}")
 
 
 _DIRECTIVE: Final = "$patch"
@@ -206,7 +149,6 @@ def merge_pod_template(
 
     Raises:
         OptionError: the patch sets a field that does not exist, or a reserved one.
-        SchedulerError: the result is not a valid pod template.
     """
     spec = patch.get("spec")
     for name, reason in _RESERVED_FIELDS.items():
@@ -214,7 +156,6 @@ def merge_pod_template(
             raise OptionError(f"pod_template.spec.{name} cannot be set: {reason}", "pod_template")
     merged = _merge_mapping(template, patch, "PodTemplateSpec", "pod_template", version)
     _check_labels(template, merged)
-    check_pod_template(merged, version)
     _check_images(merged)
     return merged
 
@@ -226,7 +167,7 @@ def _check_images(merged: Mapping[str, Any]) -> None:
         if not container.get("image"):
             raise OptionError(
                 f"pod_template adds a container {container['name']!r} without an image; muster's container is "
-                f"{CONTAINER!r}",
+                f"{kube.CONTAINER!r}",
                 "pod_template",
             )
 
@@ -261,14 +202,21 @@ def _merge_mapping(
 
 def _merge_value(base: Any, value: Any, field: Field, path: str, version: tuple[int, int]) -> Any:
     kind = field.kind
-    if kind.startswith("#") and isinstance(value, Mapping):
-        return _merge_mapping(base or {}, value, kind[1:], path, version)
-    if kind.startswith("{}") and isinstance(value, Mapping):
-        merged = {**(base or {}), **value}
+    if kind.startswith("#"):
+        return _merge_mapping(base or {}, _check_form(value, Mapping, path), kind[1:], path, version)
+    if kind.startswith("{}"):
+        merged = {**(base or {}), **_check_form(value, Mapping, path)}
         return {name: item for name, item in merged.items() if item is not None}
-    if kind.startswith("[]#") and field.merge_key is not None and isinstance(value, (list, tuple)):
-        return _merge_list(base or [], value, field, path, version)
+    if kind.startswith("[]#") and field.merge_key is not None:
+        return _merge_list(base or [], _check_form(value, list, path), field, path, version)
     return copy.deepcopy(value)
+
+
+def _check_form(value: Any, form: type[Any], path: str) -> Any:
+    if not isinstance(value, form):
+        word = "list" if form is list else "mapping"
+        raise OptionError(f"{path} must be a {word}, not {value!r}", "pod_template")
+    return value
 
 
 def _merge_list(base: Any, items: Any, field: Field, path: str, version: tuple[int, int]) -> list[Any]:

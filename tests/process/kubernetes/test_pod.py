@@ -13,9 +13,9 @@ from harness import LIMIT_S, find_free_port, wait_until
 
 from muster.components.dist import ddp
 from muster.schedulers.failure_report import describe_report
+from muster.schedulers.kubernetes.kube import APPDEF_ANNOTATION, SUBMISSION_ANNOTATION, WORKSPACE_KEY
 from muster.schedulers.kubernetes.manifests.bundles import pack_workspace
 from muster.schedulers.kubernetes.manifests.request import build_request, complete_documents
-from muster.schedulers.kubernetes.names import APPDEF_ANNOTATION, SUBMISSION_ANNOTATION, WORKSPACE_KEY
 from muster.schedulers.kubernetes.running_apps.pod_status import read_pod
 
 PROGRAMS = Path(__file__).parents[2] / "programs"

@@ -14,7 +14,7 @@ from torchx.specs import AppDef, Resource, Role
 
 from muster.schedulers.docker import create_scheduler as create_docker
 from muster.schedulers.kubernetes import create_scheduler as create_kubernetes
-from muster.schedulers.kubernetes.names import APPDEF_ANNOTATION
+from muster.schedulers.kubernetes.kube import APPDEF_ANNOTATION
 from muster.schedulers.local import create_scheduler as create_local
 from muster.schedulers.runner.app_codec import dump_app
 

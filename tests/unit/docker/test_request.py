@@ -10,12 +10,7 @@ from torchx.specs import AppDef, BindMount, DeviceMount, Resource, Role, VolumeM
 
 from muster._shared.contract import Env, RoleKey
 from muster.schedulers.docker import spec
-from muster.schedulers.docker.container_body import (
-    ImageFacts,
-    build_body,
-    build_container_name,
-    parse_user,
-)
+from muster.schedulers.docker.container_body import ImageFacts, build_body, build_container_name, parse_user
 from muster.schedulers.docker.request import WORKSPACE_KEY, RequestBuilder
 from muster.schedulers.errors import OptionError, SchedulerError
 

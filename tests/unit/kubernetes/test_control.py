@@ -18,7 +18,7 @@ from muster.cli import operations
 from muster.cli.commands import main
 from muster.schedulers.errors import EngineError, RightError
 from muster.schedulers.kubernetes.api.objects import Objects
-from muster.schedulers.kubernetes.names import APPDEF_ANNOTATION, POD
+from muster.schedulers.kubernetes.kube import APPDEF_ANNOTATION, POD
 from muster.schedulers.wording.job_line import format_line
 
 RIGHTS = {**apps.RIGHTS, "pods/exec": {"create", "get"}}

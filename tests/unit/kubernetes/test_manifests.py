@@ -21,13 +21,9 @@ from torchx import specs
 
 from muster._shared.contract import RoleKey
 from muster.schedulers.errors import SchedulerError
+from muster.schedulers.kubernetes.kube import APPDEF_ANNOTATION, find_submitter
 from muster.schedulers.kubernetes.manifests.bundles import WORKSPACE_LIMIT_BYTES, decode_app, pack_workspace
-from muster.schedulers.kubernetes.manifests.request import (
-    OBJECT_LIMIT_BYTES,
-    build_request,
-    complete_documents,
-)
-from muster.schedulers.kubernetes.names import APPDEF_ANNOTATION, find_submitter
+from muster.schedulers.kubernetes.manifests.request import OBJECT_LIMIT_BYTES, build_request, complete_documents
 from muster.schedulers.kubernetes.schema import load_table, parse_version
 from muster.schedulers.secret_variables import mask_env
 
@@ -364,7 +360,7 @@ def test_a_time_limit_is_one_of_every_role():
 
 def golden_text(request):
     """As printed, without the bundle's bytes and the AppDef, whose encoding depends on the version of TorchX."""
-    text = re.sub(r'muster-agent\.zip: <[\d,]+ bytes, sha256 \w{16}>', 'muster-agent.zip: "..."', str(request))
+    text = re.sub(r"muster-agent\.zip: <[\d,]+ bytes, sha256 \w{16}>", 'muster-agent.zip: "..."', str(request))
     return re.sub(rf"{re.escape(APPDEF_ANNOTATION)}: .+", f"{APPDEF_ANNOTATION}: ...", text)
 
 

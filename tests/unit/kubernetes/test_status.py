@@ -9,8 +9,8 @@ from torchx.specs.api import AppState, AppStatus
 
 from muster._shared.records import replace
 from muster.schedulers.adapter.status import build_status
+from muster.schedulers.kubernetes.kube import APPDEF_ANNOTATION, CANCEL_ANNOTATION
 from muster.schedulers.kubernetes.manifests.bundles import encode_app
-from muster.schedulers.kubernetes.names import APPDEF_ANNOTATION, CANCEL_ANNOTATION
 from muster.schedulers.kubernetes.running_apps.app import AppRef
 from muster.schedulers.kubernetes.running_apps.cancelling import _build_record
 from muster.schedulers.kubernetes.running_apps.pod_status import explain_event, find_latest_pods, read_pod

@@ -5,7 +5,7 @@ plain dicts, streams stay bytes, and versions 36 and 37 of the library, whose ty
 
 Retries are our own, too, for three reasons: urllib3's Retry cannot read the credentials again between two attempts. It
 cannot tell the caller that an attempt may have been carried out. And it counts attempts where a limit in seconds is
-wanted. It parses Retry-After, in `errors`.
+wanted.
 """
 
 import json
@@ -87,26 +87,6 @@ class Call:
     """From the first attempt to the last. None: as for any request."""
     read_s: float = READ_TIMEOUT_S
     """How long the server may be silent."""
-
-
-class Stream:
-    """An open response."""
-
-    def __init__(self, response: Any) -> None:
-        self._response = response
-
-    def read_chunks(self) -> Iterator[bytes]:
-        """Yield bytes as they arrive, until the server ends the response.
-
-        Raises:
-            Unreachable: the connection broke, or had no data for `STREAM_TIMEOUT_S`.
-        """
-        from urllib3.exceptions import HTTPError
-
-        try:
-            yield from self._response.stream(65536)
-        except (HTTPError, OSError) as error:
-            raise Unreachable(f"the stream broke: {type(error).__name__}: {error}") from error
 
 
 class Client:
@@ -211,14 +191,19 @@ class Client:
         verb: str,
         query: Mapping[str, str],
         budget_s: float,
-    ) -> Iterator[Stream]:
-        """Open a response without a fixed end, a followed log, with attempts for `budget_s`. Raises like `request`."""
+    ) -> Iterator[Iterator[bytes]]:
+        """Open a response without a fixed end, a followed log, with attempts for `budget_s`. Raises like `request`.
+
+        Yields:
+            Its bytes as they arrive, until the server ends it. Unreachable: the connection broke, or had no data for
+            `STREAM_TIMEOUT_S`.
+        """
         call = Call(
             method="GET", path=path, what=what, verb=verb, query=query, budget_s=budget_s, read_s=STREAM_TIMEOUT_S
         )
         response = self._send(call, streams=True)
         try:
-            yield Stream(response)
+            yield _read_chunks(response)
         finally:
             response.close()
             response.release_conn()
@@ -302,6 +287,15 @@ class Client:
         if streams:
             response.release_conn()
         return refusal
+
+
+def _read_chunks(response: Any) -> Iterator[bytes]:
+    from urllib3.exceptions import HTTPError
+
+    try:
+        yield from response.stream(65536)
+    except (HTTPError, OSError) as error:
+        raise Unreachable(f"the stream broke: {type(error).__name__}: {error}") from error
 
 
 def _build_headers(connection: Connection, call: Call) -> dict[str, str]:

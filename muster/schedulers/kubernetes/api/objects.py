@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from muster.schedulers.kubernetes import kube
 from muster.schedulers.kubernetes.api.client import Client
 from muster.schedulers.kubernetes.api.errors import ApiError, RequestError
-from muster.schedulers.kubernetes.names import LABEL_INSTANCE, SUBMISSION_ANNOTATION, Kind, parse_kind
 from muster.schedulers.kubernetes.schema import parse_version
 
 _PAGE_LIMIT: Final = 500
@@ -36,7 +36,7 @@ class Objects:
         versions = [item["groupVersion"] for item in response.get("versions", [])]
         return sorted(versions, key=lambda version: version != preferred)
 
-    def has_kind(self, kind: Kind) -> bool:
+    def has_kind(self, kind: kube.Kind) -> bool:
         """Return whether the server offers a kind in this version of its group."""
         found = self._discover(kind.api_version, kind.api_version)
         return any(item["name"] == kind.plural for item in found.get("resources", []))
@@ -65,7 +65,7 @@ class Objects:
         Raises:
             RequestError: it already exists, and this call did not create it.
         """
-        kind, metadata = parse_kind(document), document["metadata"]
+        kind, metadata = kube.parse_kind(document), document["metadata"]
         query = {"fieldValidation": "Strict", "fieldManager": "muster", **({"dryRun": "All"} if dry_run else {})}
         what = f"{kind.kind.lower()}/{metadata['name']}"
         path = kind.build_path(metadata["namespace"])
@@ -88,7 +88,7 @@ class Objects:
         """
         metadata = document["metadata"]
         try:
-            existing = self.read(parse_kind(document), metadata["namespace"], metadata["name"])
+            existing = self.read(kube.parse_kind(document), metadata["namespace"], metadata["name"])
         except ApiError as read_error:
             if read_error.refusal.status != 403 or needs_uid:
                 raise ApiError(str(read_error), replace(read_error.refusal, maybe_done=True)) from error
@@ -97,7 +97,7 @@ class Objects:
             raise RequestError(str(error), replace(error.refusal, maybe_done=False)) from error
         return existing
 
-    def read(self, kind: Kind, namespace: str, name: str) -> dict[str, Any] | None:
+    def read(self, kind: kube.Kind, namespace: str, name: str) -> dict[str, Any] | None:
         """Return one object, or None if it does not exist."""
         try:
             found: dict[str, Any] = self.client.request(
@@ -109,7 +109,7 @@ class Objects:
             raise
         return found
 
-    def patch(self, kind: Kind, namespace: str, name: str, change: Mapping[str, Any]) -> dict[str, Any]:
+    def patch(self, kind: kube.Kind, namespace: str, name: str, change: Mapping[str, Any]) -> dict[str, Any]:
         """Apply the merge patch `change`: new values of fields. null removes a field."""
         changed: dict[str, Any] = self.client.request(
             "PATCH",
@@ -121,7 +121,7 @@ class Objects:
         )
         return changed
 
-    def delete(self, kind: Kind, namespace: str, name: str) -> bool:
+    def delete(self, kind: kube.Kind, namespace: str, name: str) -> bool:
         """Delete an object and, in the background, all that it owns. False: it did not exist."""
         body = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
         try:
@@ -135,7 +135,7 @@ class Objects:
         return True
 
     def list_all(
-        self, kind: Kind, namespace: str, *, labels: str = "", fields: str = "", metadata_only: bool = False
+        self, kind: kube.Kind, namespace: str, *, labels: str = "", fields: str = "", metadata_only: bool = False
     ) -> list[Any]:
         """Return all objects that match, in pages. If the continue token expires between two (410), start again.
 
@@ -167,13 +167,14 @@ class Objects:
             if not query["continue"]:
                 return items
 
-    def list_app(self, kind: Kind, namespace: str, app: str) -> list[Any]:
+    def list_app(self, kind: kube.Kind, namespace: str, app: str) -> list[Any]:
         """Return all objects of an app, of one kind."""
-        return self.list_all(kind, namespace, labels=f"{LABEL_INSTANCE}={app}")
+        return self.list_all(kind, namespace, labels=f"{kube.LABEL_INSTANCE}={app}")
 
 
 def _is_same(existing: Mapping[str, Any], document: Mapping[str, Any]) -> bool:
-    submission = document["metadata"].get("annotations", {}).get(SUBMISSION_ANNOTATION)
+    submission = document["metadata"].get("annotations", {}).get(kube.SUBMISSION_ANNOTATION)
     return (
-        submission is not None and existing["metadata"].get("annotations", {}).get(SUBMISSION_ANNOTATION) == submission
+        submission is not None
+        and existing["metadata"].get("annotations", {}).get(kube.SUBMISSION_ANNOTATION) == submission
     )

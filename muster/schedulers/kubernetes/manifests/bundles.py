@@ -16,14 +16,7 @@ from typing import Any, Final
 from muster._shared.contract import AGENT_BUNDLE_NAME, FormatError
 from muster.schedulers.bundle import build_agent_bundle
 from muster.schedulers.errors import EngineError, SchedulerError
-from muster.schedulers.kubernetes.names import (
-    APPDEF_ANNOTATION,
-    CONFIG_MAP,
-    SECRET,
-    WORKSPACE_KEY,
-    build_document,
-    label_roles,
-)
+from muster.schedulers.kubernetes import kube
 from muster.schedulers.runner.app_codec import dump_app, load_app
 from muster.schedulers.runner.roles import BASE_IMAGE_KEY
 from muster.schedulers.workspace.packing import BundleError, build_workspace_bundle, walk_workspace
@@ -92,7 +85,9 @@ def _raise_too_large(subject: str, size_bytes: int, qualifier: str, sizes: Count
 def build_agent_config_map(name: str, labels: Mapping[str, str]) -> dict[str, Any]:
     """Return the ConfigMap with the agent, immutable so that thousands of kubelets need not watch it."""
     files = _encode({AGENT_BUNDLE_NAME: build_agent_bundle()})
-    return build_document(CONFIG_MAP, {"name": name, "labels": dict(labels)}, immutable=True, binaryData=files)
+    return kube.build_document(
+        kube.CONFIG_MAP, {"name": name, "labels": dict(labels)}, immutable=True, binaryData=files
+    )
 
 
 def build_workspace_secret(name: str, labels: Mapping[str, str], workspaces: Mapping[str, bytes]) -> dict[str, Any]:
@@ -105,7 +100,7 @@ def build_workspace_secret(name: str, labels: Mapping[str, str], workspaces: Map
     if total > WORKSPACE_LIMIT_BYTES:
         _raise_too_large(f"the app's {len(workspaces)} workspaces together are", total, "packed")
     metadata = {"name": name, "labels": dict(labels)}
-    return build_document(SECRET, metadata, type="Opaque", immutable=True, data=_encode(workspaces))
+    return kube.build_document(kube.SECRET, metadata, type="Opaque", immutable=True, data=_encode(workspaces))
 
 
 def _encode(files: Mapping[str, bytes]) -> dict[str, str]:
@@ -114,7 +109,7 @@ def _encode(files: Mapping[str, bytes]) -> dict[str, str]:
 
 def encode_app(app: Any) -> str:
     """Return the AppDef as compressed JSON in base64. Deterministic. The server refuses more than 256 KiB."""
-    text = json.dumps(dump_app(app, without_metadata=(WORKSPACE_KEY, BASE_IMAGE_KEY)), separators=(",", ":"))
+    text = json.dumps(dump_app(app, without_metadata=(kube.WORKSPACE_KEY, BASE_IMAGE_KEY)), separators=(",", ":"))
     return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
 
 
@@ -130,16 +125,16 @@ def decode_app(parent: Mapping[str, Any]) -> Any:
     """
     metadata = parent["metadata"]
     try:
-        text = metadata["annotations"][APPDEF_ANNOTATION]
+        text = metadata["annotations"][kube.APPDEF_ANNOTATION]
         return load_app(json.loads(zlib.decompress(base64.b64decode(text, validate=True))))
     except FormatError as error:
         raise EngineError(f"{parent['kind']} {metadata['name']}: {error}") from error
     except (AttributeError, LookupError, TypeError, ValueError, zlib.error) as error:
-        what = f"annotation {APPDEF_ANNOTATION} of {parent['kind']} {metadata['name']} is missing or malformed"
+        what = f"annotation {kube.APPDEF_ANNOTATION} of {parent['kind']} {metadata['name']} is missing or malformed"
         raise EngineError(f"{what} ({type(error).__name__}: {error}); `muster delete` removes the app") from error
 
 
 def decode_roles(parent: Mapping[str, Any]) -> dict[str, Any]:
     """Return the roles of the AppDef, by their labels, in its order. Arguments and errors are those of `decode_app`."""
     roles = decode_app(parent).roles
-    return dict(zip(label_roles([role.name for role in roles]), roles, strict=True))
+    return dict(zip(kube.label_roles([role.name for role in roles]), roles, strict=True))

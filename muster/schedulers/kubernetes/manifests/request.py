@@ -15,35 +15,12 @@ from typing import Any, Final
 
 from muster._shared.contract import TOKEN_PLACEHOLDER
 from muster.schedulers.errors import SchedulerError
-from muster.schedulers.kubernetes.manifests.bundles import (
-    build_agent_config_map,
-    build_workspace_secret,
-    encode_app,
-)
+from muster.schedulers.kubernetes import kube
+from muster.schedulers.kubernetes.manifests import bundles, jobs
 from muster.schedulers.kubernetes.manifests.features import build_feature_objects
 from muster.schedulers.kubernetes.manifests.inputs import SECRET_ARGUMENT, AppInputs, build_inputs
-from muster.schedulers.kubernetes.manifests.jobs import (
-    add_pod_group,
-    build_jobs,
-    build_jobset,
-    build_service,
-    find_native_version,
-)
 from muster.schedulers.kubernetes.manifests.pod import build_labels, needs_agent
-from muster.schedulers.kubernetes.names import (
-    APPDEF_ANNOTATION,
-    PARENT_KINDS,
-    SECRET,
-    SUBMISSION_ANNOTATION,
-    VOLCANO_POD_GROUP_VERSION,
-    WORKSPACE_KEY,
-    build_config_map_name,
-    build_document,
-    build_secret_name,
-    build_workspace_name,
-)
 from muster.schedulers.kubernetes.options import parse_options
-from muster.schedulers.kubernetes.schema import check_document
 from muster.schedulers.naming import derive_token
 from muster.schedulers.secret_variables import MASK, is_secret, mask_args
 
@@ -71,7 +48,7 @@ class Request:
     @property
     def parents(self) -> Sequence[Mapping[str, Any]]:
         """The documents that own the others."""
-        return [document for document in self.documents if document["kind"] in PARENT_KINDS]
+        return [document for document in self.documents if document["kind"] in kube.PARENT_KINDS]
 
     @property
     def has_several_jobs(self) -> bool:
@@ -89,7 +66,7 @@ class Request:
         added = [] if self.inputs.options.namespace else ["the namespace of the context"]
         added += ["the values of the Secret"] if self.inputs.token_roles or self.inputs.secret_values else []
         owners = ", ".join(parent["metadata"]["name"] for parent in self.parents)
-        added += [f"the annotation {SUBMISSION_ANNOTATION}", f"ownerReferences to {owners}"]
+        added += [f"the annotation {kube.SUBMISSION_ANNOTATION}", f"ownerReferences to {owners}"]
         added += ["a PodGroup if the cluster has them (gang=auto)"] if self.may_add_pod_group else []
         return added
 
@@ -121,13 +98,16 @@ def build_request(
     """
     options = parse_options(cfg)
     packed = dict(workspaces or {})
-    keys = {role.name: role.metadata[WORKSPACE_KEY] for role in app.roles if role.metadata.get(WORKSPACE_KEY) in packed}
+    keys = {
+        role.name: role.metadata[kube.WORKSPACE_KEY]
+        for role in app.roles
+        if role.metadata.get(kube.WORKSPACE_KEY) in packed
+    }
     inputs = build_inputs(app, options, name=name, workspaces=keys, submitter=submitter)
     documents = [*_build_prerequisites(inputs, packed), *_build_workload(inputs)]
     documents = _add_gang(inputs, documents)
     for document in documents:
         _set_namespace(document, options.namespace)
-        check_document(document, options.schema_version)
     request = Request(inputs=inputs, documents=tuple(documents), images_to_push=images_to_push or {})
     for document in complete_documents(request, namespace="n" * 63, secret="0" * 64, submission_id="0" * 16):
         _check_size(document)
@@ -140,15 +120,15 @@ def _build_prerequisites(inputs: AppInputs, packed: Mapping[str, bytes]) -> list
     prerequisites: list[dict[str, Any]] = []
     if inputs.token_roles or inputs.secret_values:
         # Without its values.
-        head = {"name": build_secret_name(inputs.name), "labels": dict(labels)}
-        prerequisites.append(build_document(SECRET, head, type="Opaque"))
+        head = {"name": kube.build_secret_name(inputs.name), "labels": dict(labels)}
+        prerequisites.append(kube.build_document(kube.SECRET, head, type="Opaque"))
     if any(needs_agent(inputs, role) for role in inputs.roles):
-        prerequisites.append(build_agent_config_map(build_config_map_name(inputs.name), labels))
+        prerequisites.append(bundles.build_agent_config_map(kube.build_config_map_name(inputs.name), labels))
     used = {role.workspace: packed[role.workspace] for role in inputs.roles if role.workspace}
     if used:
-        prerequisites.append(build_workspace_secret(build_workspace_name(inputs.name), labels, used))
+        prerequisites.append(bundles.build_workspace_secret(kube.build_workspace_name(inputs.name), labels, used))
     if inputs.options.flavor == "job":
-        prerequisites.append(build_service(inputs))
+        prerequisites.append(jobs.build_service(inputs))
     return prerequisites + build_feature_objects(inputs, labels)
 
 
@@ -164,10 +144,10 @@ def _check_size(document: Mapping[str, Any]) -> None:
 
 
 def _build_workload(inputs: AppInputs) -> list[dict[str, Any]]:
-    workload = build_jobs(inputs) if inputs.options.flavor == "job" else [build_jobset(inputs)]
-    encoded = encode_app(inputs.app)
+    workload = jobs.build_jobs(inputs) if inputs.options.flavor == "job" else [jobs.build_jobset(inputs)]
+    encoded = bundles.encode_app(inputs.app)
     for parent in workload:  # one role's Job may be deleted first
-        parent["metadata"].setdefault("annotations", {})[APPDEF_ANNOTATION] = encoded
+        parent["metadata"].setdefault("annotations", {})[kube.APPDEF_ANNOTATION] = encoded
     return workload
 
 
@@ -176,13 +156,13 @@ def _add_gang(inputs: AppInputs, documents: list[dict[str, Any]]) -> list[dict[s
     if options.resolved_gang not in ("podgroup", "volcano"):
         return documents
     is_native = options.resolved_gang == "podgroup"
-    version = find_native_version(options.schema_version) if is_native else VOLCANO_POD_GROUP_VERSION
+    version = jobs.find_native_version(options.schema_version) if is_native else kube.VOLCANO_POD_GROUP_VERSION
     if version is None:
         raise SchedulerError(
             f"gang=podgroup needs Kubernetes 1.36 or newer; kube_version is "
             f"{options.schema_version[0]}.{options.schema_version[1]}"
         )
-    return add_pod_group(documents, version, inputs)
+    return jobs.add_pod_group(documents, version, inputs)
 
 
 def _set_namespace(document: dict[str, Any], namespace: str | None) -> None:
@@ -210,19 +190,19 @@ def complete_documents(
     documents = [copy.deepcopy(dict(document)) for document in request.documents]
     inputs = request.inputs
     if pod_group_version is not None:
-        documents = add_pod_group(documents, pod_group_version, inputs)
+        documents = jobs.add_pod_group(documents, pod_group_version, inputs)
     tokens = {key: derive_token(secret, role) for key, role in inputs.token_roles.items()}
     values = {**inputs.secret_values, **tokens}
     for document in documents:
         metadata = document["metadata"]
         metadata["namespace"] = namespace
-        metadata.setdefault("annotations", {})[SUBMISSION_ANNOTATION] = submission_id
-        if document["kind"] == "Secret" and metadata["name"] == build_secret_name(inputs.name):
+        metadata.setdefault("annotations", {})[kube.SUBMISSION_ANNOTATION] = submission_id
+        if document["kind"] == "Secret" and metadata["name"] == kube.build_secret_name(inputs.name):
             document["data"] = {key: base64.b64encode(value.encode()).decode() for key, value in values.items()}
     return documents
 
 
-_FILE_FIELDS: Final = ("binaryData", "data")
+_FILE_FIELDS: Final = frozenset({"binaryData", "data"})
 
 _REFERENCE: Final = re.compile(re.escape(f"$({SECRET_ARGUMENT})").replace(re.escape("{number}"), r"\d+"))
 """A reference to a variable that our Secret has."""
@@ -261,10 +241,11 @@ def _render(document: Mapping[str, Any], placeholders: Mapping[str, str], *, ful
         comment = _PLACEHOLDERS.format(expressions=" ".join(map(_build_expression, placeholders.values())))
     if not full:
         shown["metadata"] = _summarize_app(shown["metadata"])
-        for field in _FILE_FIELDS:
-            shown |= {field: {name: _summarize(text) for name, text in shown[field].items()}} if field in shown else {}
-    text: str = yaml.dump(shown, Dumper=_build_dumper(), sort_keys=False, default_flow_style=False, width=120)
-    return comment + text
+        for part in shown.keys() & _FILE_FIELDS:
+            shown[part] = {name: _summarize(text) for name, text in shown[part].items()}
+    # A mapping that occurs twice is written twice, for any YAML reader.
+    plain = json.loads(json.dumps(shown))
+    return comment + str(yaml.safe_dump(plain, sort_keys=False, default_flow_style=False, width=120))
 
 
 def _build_expression(placeholder: str) -> str:
@@ -275,10 +256,10 @@ def _build_expression(placeholder: str) -> str:
 
 
 def _summarize_app(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
-    encoded = (metadata.get("annotations") or {}).get(APPDEF_ANNOTATION)
+    encoded = (metadata.get("annotations") or {}).get(kube.APPDEF_ANNOTATION)
     if encoded is None:
         return metadata
-    return {**metadata, "annotations": {**metadata["annotations"], APPDEF_ANNOTATION: _summarize(encoded)}}
+    return {**metadata, "annotations": {**metadata["annotations"], kube.APPDEF_ANNOTATION: _summarize(encoded)}}
 
 
 def _mask(content: Any, found: list[str]) -> Any:
@@ -313,14 +294,3 @@ def _mask_words(words: Sequence[str], found: list[str]) -> list[str]:
 def _summarize(content: str) -> str:
     raw = base64.b64decode(content)
     return f"<{len(raw):,} bytes, sha256 {hashlib.sha256(raw).hexdigest()[:16]}>"
-
-
-def _build_dumper() -> Any:
-    """Return a dumper without anchors: writes a mapping that occurs twice twice, for any YAML reader."""
-    import yaml
-
-    class PlainDumper(yaml.SafeDumper):
-        def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002  # PyYAML's signature
-            return True
-
-    return PlainDumper

@@ -27,9 +27,9 @@ from muster._shared.contract import Env
 from muster._shared.foreign_files import read_regular
 from muster.schedulers.adapter.log_position import Position
 from muster.schedulers.errors import EngineError, SchedulerError, UnsafeFolderError
+from muster.schedulers.kubernetes import kube
 from muster.schedulers.kubernetes.api.client import Client
 from muster.schedulers.kubernetes.api.errors import ApiError, RequestError, Unreachable
-from muster.schedulers.kubernetes.names import CONTAINER, POD
 from muster.schedulers.kubernetes.running_apps.app import App, AppRef
 from muster.schedulers.kubernetes.running_apps.pod_status import PodFact
 from muster.schedulers.lines import CHUNK_BYTES, LineSplitter, add_time
@@ -175,8 +175,8 @@ class NodeLog:
                 verb="read",
                 query=parameters | {"follow": "true"},
                 budget_s=ANSWER_LIMIT_S,
-            ) as stream:
-                lines = _split_lines(stream.read_chunks())
+            ) as chunks:
+                lines = _split_lines(chunks)
                 yield from self._select_all((raw for raw in lines if raw.endswith(b"\n")), position)
         except Unreachable:
             pass  # it is opened again, if the pod still runs
@@ -227,11 +227,11 @@ class NodeLog:
         return client.read_bytes(path, what=what, query=parameters, limit_s=ANSWER_LIMIT_S)
 
     def _build_request(self, pod: PodFact, position: Position) -> tuple[str, dict[str, str]]:
-        parameters = {"container": CONTAINER, "timestamps": "true"}
+        parameters = {"container": kube.CONTAINER, "timestamps": "true"}
         since = position.resume()
         if since is not None:
             parameters["sinceTime"] = format_stamp(since)
-        return f"{POD.build_path(self.app.ref.namespace, pod.name)}/log", parameters
+        return f"{kube.POD.build_path(self.app.ref.namespace, pod.name)}/log", parameters
 
     def _select_all(self, lines: Iterable[bytes], position: Position) -> Iterator[str]:
         """Yield the lines that are new and wanted."""
@@ -445,13 +445,13 @@ class _PodLog:
 
     def read(self, app: App, is_closed: threading.Event) -> None:
         """Read until the pod ends."""
-        path = f"{POD.build_path(app.ref.namespace, self.fact.name)}/log"
-        query = {"container": CONTAINER, "timestamps": "true", "follow": "true", "tailLines": str(_LINE_LIMIT)}
+        path = f"{kube.POD.build_path(app.ref.namespace, self.fact.name)}/log"
+        query = {"container": kube.CONTAINER, "timestamps": "true", "follow": "true", "tailLines": str(_LINE_LIMIT)}
         what = f"log of {self.fact.name}"
         try:
-            with app.resources.client.stream(path, what=what, verb="read", query=query, budget_s=0) as stream:
+            with app.resources.client.stream(path, what=what, verb="read", query=query, budget_s=0) as chunks:
                 self.answered.set()
-                for chunk in stream.read_chunks():
+                for chunk in chunks:
                     if is_closed.is_set():
                         break
                     with self._lock:

@@ -11,21 +11,11 @@ from torchx.schedulers.api import ListAppResponse
 from torchx.specs.api import AppState
 
 from muster.schedulers.adapter.scheduler import ListedApp
+from muster.schedulers.kubernetes import kube
 from muster.schedulers.kubernetes.api.connection import Access
 from muster.schedulers.kubernetes.api.errors import ApiError, read_if_allowed
 from muster.schedulers.kubernetes.api.objects import Objects
-from muster.schedulers.kubernetes.names import (
-    JOB,
-    JOBSET,
-    KUEUE_QUEUE,
-    LABEL_INSTANCE,
-    LABEL_MANAGED_BY,
-    MANAGED_BY,
-    POD,
-    POD_GROUP_VERSIONS,
-    Kind,
-    parse_kind,
-)
+from muster.schedulers.kubernetes.running_apps import status
 from muster.schedulers.kubernetes.running_apps.app import (
     App,
     AppRef,
@@ -35,15 +25,6 @@ from muster.schedulers.kubernetes.running_apps.app import (
     read_job_end,
 )
 from muster.schedulers.kubernetes.running_apps.pod_status import explain_event
-from muster.schedulers.kubernetes.running_apps.status import (
-    Observation,
-    count_missing_pods,
-    decide_state,
-    find_submitted_s,
-    has_run,
-    list_ends,
-    list_missing_prefixes,
-)
 from muster.schedulers.wording.reasons import Code, Reason
 
 _REPEATING_EVENTS: Final = (("Failed", "Error: ErrImagePull"), ("Failed", "Error: ImagePullBackOff"))
@@ -72,7 +53,7 @@ class Observer:
         self._ran: set[AppRef] = set()
         """Apps that were seen to run."""
 
-    def observe(self, app: App) -> tuple[Observation, AppState] | None:
+    def observe(self, app: App) -> tuple[status.Observation, AppState] | None:
         """Read an app. Return None if it does not exist."""
         observation = _observe(app)
         if observation is None:
@@ -80,13 +61,13 @@ class Observer:
             return None
         ends = self._note_ends(app.ref, observation.parents)
         observation = replace(observation, ends=ends, ran_before=app.ref in self._ran)
-        if has_run(observation):
+        if status.has_run(observation):
             self._ran.add(app.ref)
-        return observation, decide_state(observation)
+        return observation, status.decide_state(observation)
 
     def _note_ends(self, ref: AppRef, parents: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         """Return how Jobs have ended that were seen to end, now or before."""
-        ends = self._ends[ref] = {**self._ends.get(ref, {}), **list_ends(parents)}
+        ends = self._ends[ref] = {**self._ends.get(ref, {}), **status.list_ends(parents)}
         return ends
 
     def forget(self, ref: AppRef) -> None:
@@ -97,15 +78,15 @@ class Observer:
     def decide_state(self, ref: AppRef, parents: Sequence[dict[str, Any]]) -> AppState:
         """Return the state without the pods. It does not distinguish an app that runs from one that waits."""
         ends = self._note_ends(ref, parents)
-        return decide_state(Observation(parents=parents, pods=(), ends=ends, ran_before=ref in self._ran))
+        return status.decide_state(status.Observation(parents=parents, pods=(), ends=ends, ran_before=ref in self._ran))
 
     def list_apps(self, resources: Objects, access: Access, namespace: str) -> list[ListAppResponse]:
         """Return the apps of a namespace."""
         apps: dict[AppRef, list[dict[str, Any]]] = {}
-        for kind in (JOBSET, JOB):
+        for kind in (kube.JOBSET, kube.JOB):
             for item in _list_parents(resources, kind, namespace):
                 if not is_inner(item):
-                    name = item["metadata"]["labels"][LABEL_INSTANCE]
+                    name = item["metadata"]["labels"][kube.LABEL_INSTANCE]
                     apps.setdefault(AppRef(namespace=namespace, name=name, access=access), []).append(item)
         states = {ref: self.decide_state(ref, parents) for ref, parents in apps.items()}
         ran = _find_started(resources, namespace) if not _WAITS.isdisjoint(states.values()) else frozenset()
@@ -114,17 +95,17 @@ class Observer:
             ListedApp(
                 app_id=str(ref),
                 state=AppState.RUNNING if state in _WAITS and ref.name in ran else state,
-                submitted_s=find_submitted_s(apps[ref]),
+                submitted_s=status.find_submitted_s(apps[ref]),
             )
             for ref, state in sorted(states.items(), key=lambda item: item[0].name)
         ]
 
 
-def _list_parents(resources: Objects, kind: Kind, namespace: str) -> list[dict[str, Any]]:
+def _list_parents(resources: Objects, kind: kube.Kind, namespace: str) -> list[dict[str, Any]]:
     try:
-        return resources.list_all(kind, namespace, labels=f"{LABEL_MANAGED_BY}={MANAGED_BY}")
+        return resources.list_all(kind, namespace, labels=f"{kube.LABEL_MANAGED_BY}={kube.MANAGED_BY}")
     except ApiError as error:
-        if error.refusal.status == 404 or (error.refusal.status == 403 and kind != JOB):
+        if error.refusal.status == 404 or (error.refusal.status == 403 and kind != kube.JOB):
             return []
         raise
 
@@ -135,14 +116,14 @@ def _find_started(resources: Objects, namespace: str) -> frozenset[str]:
     Parents do not distinguish such a pod from one that waits. One request for all apps, for the metadata alone: a
     list must not read every pod. An account that may not list pods sees PENDING.
     """
-    labels, fields = f"{LABEL_MANAGED_BY}={MANAGED_BY}", "status.phase!=Pending"
+    labels, fields = f"{kube.LABEL_MANAGED_BY}={kube.MANAGED_BY}", "status.phase!=Pending"
     items = read_if_allowed(
-        lambda: resources.list_all(POD, namespace, labels=labels, fields=fields, metadata_only=True)
+        lambda: resources.list_all(kube.POD, namespace, labels=labels, fields=fields, metadata_only=True)
     )
-    return frozenset(str((item["metadata"].get("labels") or {}).get(LABEL_INSTANCE)) for item in items or ())
+    return frozenset(str((item["metadata"].get("labels") or {}).get(kube.LABEL_INSTANCE)) for item in items or ())
 
 
-def _observe(app: App) -> Observation | None:
+def _observe(app: App) -> status.Observation | None:
     """Read an app. Return None if it does not exist. A healthy app needs two requests.
 
     A state needs no right to events, Kueue's workloads or PodGroups.
@@ -152,14 +133,14 @@ def _observe(app: App) -> Observation | None:
         return None
     pods = app.list_pods()
     waiting = [fact for fact in pods if fact.phase == "Pending"]
-    failed = [parent for parent in parents if parse_kind(parent) == JOB and read_job_end(parent) == "Failed"]
-    needs_events = any(fact.needs_events for fact in waiting) or count_missing_pods(parents, pods) > 0
+    failed = [parent for parent in parents if kube.parse_kind(parent) == kube.JOB and read_job_end(parent) == "Failed"]
+    needs_events = any(fact.needs_events for fact in waiting) or status.count_missing_pods(parents, pods) > 0
     warnings = read_if_allowed(lambda: _read_warnings(app)) if needs_events else {}
     has_ended = all(read_job_end(parent) is not None for parent in parents)
     runs = any(fact.phase == "Running" for fact in pods)
-    prefixes = list_missing_prefixes(parents, pods) if runs else [f"{app.ref.name}-"]
+    prefixes = status.list_missing_prefixes(parents, pods) if runs else [f"{app.ref.name}-"]
     asks_end = needs_events and warnings is not None and not has_ended and prefixes
-    return Observation(
+    return status.Observation(
         parents=parents,
         pods=pods,
         lost_pod=_explain_lost_pod(app, failed[0])
@@ -248,8 +229,8 @@ def _read_pod_ends(app: App, prefixes: Sequence[str]) -> dict[str, tuple[str, Re
 
 def _read_queue(app: App, parent: Mapping[str, Any]) -> Reason | None:
     labels = parent["metadata"].get("labels") or {}
-    if KUEUE_QUEUE in labels:
-        return _read_kueue(app, parent, labels[KUEUE_QUEUE])
+    if kube.KUEUE_QUEUE in labels:
+        return _read_kueue(app, parent, labels[kube.KUEUE_QUEUE])
     template = ((parent.get("spec") or {}).get("template") or {}).get("spec") or {}
     if "schedulingGroup" in template or template.get("schedulerName") == "volcano":
         return _read_pod_group(app)
@@ -260,7 +241,7 @@ def _read_kueue(app: App, parent: Mapping[str, Any], queue: str) -> Reason | Non
     versions = app.resources.list_group_versions("kueue.x-k8s.io")
     if not versions:
         return None
-    workloads = Kind(api_version=versions[0], kind="Workload")
+    workloads = kube.Kind(api_version=versions[0], kind="Workload")
     items = read_if_allowed(lambda: app.resources.list_all(workloads, app.ref.namespace))
     if items is None:
         return Reason(code=Code.QUEUE_HIDDEN, queue=queue, what=workloads.resource)
@@ -278,8 +259,8 @@ def _forget_numbers(text: str) -> str:
 
 
 def _read_pod_group(app: App) -> Reason | None:
-    for version in itertools.chain.from_iterable(POD_GROUP_VERSIONS.values()):
-        group = app.resources.read(Kind(api_version=version, kind="PodGroup"), app.ref.namespace, app.ref.name)
+    for version in itertools.chain.from_iterable(kube.POD_GROUP_VERSIONS.values()):
+        group = app.resources.read(kube.Kind(api_version=version, kind="PodGroup"), app.ref.namespace, app.ref.name)
         if group is not None:
             text = _read_condition(group, ("PodGroupScheduled", "Scheduled"), "False")
             text = text or _read_condition(group, ("Unschedulable",), "True")

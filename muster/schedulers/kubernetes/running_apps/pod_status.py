@@ -10,12 +10,7 @@ from muster._shared.records import replace
 from muster._shared.reports import Report
 from muster.schedulers.agent_command import find_run_file
 from muster.schedulers.failure_report import explain_start_failure, parse_report
-from muster.schedulers.kubernetes.names import (
-    CONTAINER,
-    INDEX_FAILURES,
-    JOB_INDEX_LABEL,
-    read_role,
-)
+from muster.schedulers.kubernetes import kube
 from muster.schedulers.wording.reasons import Code, Reason
 
 _IMAGE_REASONS: Final = ("InvalidImageName", "ErrImageNeverPull")
@@ -115,10 +110,12 @@ def read_pod(pod: Mapping[str, Any]) -> PodFact:
     lost_dir = "" if volume else run_dir or ""
     if report is not None and lost_dir:
         report = _forget_paths(report)
-    failed_before, drained_before = (_read_count(metadata.get("annotations") or {}, name) for name in INDEX_FAILURES)
+    failed_before, drained_before = (
+        _read_count(metadata.get("annotations") or {}, name) for name in kube.INDEX_FAILURES
+    )
     return PodFact(
         name=metadata["name"],
-        role=read_role(pod),
+        role=kube.read_role(pod),
         index=_read_index(pod),
         phase=phase,
         created=metadata.get("creationTimestamp") or "",
@@ -179,13 +176,13 @@ def find_latest_pods(facts: Sequence[PodFact]) -> dict[tuple[str, int], PodFact]
 
 
 def _read_index(pod: Mapping[str, Any]) -> int:
-    text = (pod["metadata"].get("labels") or {}).get(JOB_INDEX_LABEL, "")
+    text = (pod["metadata"].get("labels") or {}).get(kube.JOB_INDEX_LABEL, "")
     return int(text) if text.isdecimal() else -1
 
 
 def _find_container(containers: Sequence[Mapping[str, Any]] | None) -> Mapping[str, Any]:
     """Find our container, or its status, in a list of them."""
-    return next((each for each in containers or () if each.get("name") == CONTAINER), {})
+    return next((each for each in containers or () if each.get("name") == kube.CONTAINER), {})
 
 
 def _find_terminated(status: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -12,18 +12,8 @@ from muster._shared.contract import ExitCode, show_controls
 from muster._shared.reports import Report
 from muster.schedulers.errors import EngineError
 from muster.schedulers.failure_report import describe_report, explain_report, find_root_cause
+from muster.schedulers.kubernetes import kube
 from muster.schedulers.kubernetes.manifests.bundles import decode_app, decode_roles
-from muster.schedulers.kubernetes.names import (
-    BY_STOP,
-    FAILED_ANNOTATION,
-    JOB,
-    KUEUE_QUEUE,
-    LABEL_COMPONENT,
-    SUBMITTED_ANNOTATION,
-    label_roles,
-    parse_kind,
-    read_role,
-)
 from muster.schedulers.kubernetes.running_apps.app import (
     find_canceller,
     is_cancelled,
@@ -159,7 +149,11 @@ def _waits_again(observation: Observation) -> bool:
 def find_submitted_s(parents: Sequence[Mapping[str, Any]]) -> float | None:
     """Return when an app was submitted, by the cluster's clock, in seconds since the epoch. None: not known."""
     created = [
-        str((metadata.get("annotations") or {}).get(SUBMITTED_ANNOTATION) or metadata.get("creationTimestamp") or "")
+        str(
+            (metadata.get("annotations") or {}).get(kube.SUBMITTED_ANNOTATION)
+            or metadata.get("creationTimestamp")
+            or ""
+        )
         for metadata in (parent["metadata"] for parent in parents)
     ]
     return min(filter(None, map(_parse_time, created)), default=None)
@@ -194,7 +188,7 @@ def count_replaced_pods(observation: Observation) -> int:
 
 def _list_jobs(parents: Sequence[Mapping[str, Any]], *, running: bool = False) -> list[Mapping[str, Any]]:
     """Return the parents that are Jobs of Kubernetes, all or those that have not ended."""
-    jobs = [parent for parent in parents if parse_kind(parent) == JOB]
+    jobs = [parent for parent in parents if kube.parse_kind(parent) == kube.JOB]
     return [job for job in jobs if read_job_end(job) is None] if running else jobs
 
 
@@ -239,7 +233,7 @@ def explain_app(observation: Observation, state: AppState, report: Report | None
         return ()
     if state is AppState.CANCELLED:
         by = find_canceller(observation.parents)
-        return (Reason(code=Code.STOPPED if by == BY_STOP else Code.CANCELLED),) if by else ()
+        return (Reason(code=Code.STOPPED if by == kube.BY_STOP else Code.CANCELLED),) if by else ()
     if state is AppState.FAILED:
         return tuple(dict.fromkeys(_explain_failure(observation, report)))
     unknown = Code.ROLE_UNKNOWN if state is AppState.UNKNOWN else Code.ROLE_DELETED
@@ -266,7 +260,7 @@ def _explain_failure(observation: Observation, report: Report | None) -> Iterato
     for label in _list_gone_roles(observation):
         if observation.ends.get(label) == "Failed":
             yield Reason(code=Code.ROLE_FAILED, role=label)
-    running = tuple(sorted(map(read_role, _list_jobs(observation.parents, running=True))))
+    running = tuple(sorted(map(kube.read_role, _list_jobs(observation.parents, running=True))))
     if running:  # its submitter is gone (flavour `job`, see `cancelling.RoleStop`)
         yield Reason(code=Code.ROLES_RUN, roles=running)
     yield from _group_pods(observation, AppState.FAILED, report)
@@ -301,7 +295,7 @@ def _lacks_report(fact: PodFact) -> bool:
 def _list_told(parents: Sequence[Mapping[str, Any]]) -> list[Reason]:
     """Return what the agents of an app have left of its failure in the annotations of its Jobs, without the time."""
     annotations = (parent["metadata"].get("annotations") or {} for parent in parents)
-    told = [text for each in annotations for name, text in each.items() if FAILED_ANNOTATION.fullmatch(name)]
+    told = [text for each in annotations for name, text in each.items() if kube.FAILED_ANNOTATION.fullmatch(name)]
     return [Reason(code=Code.AGENT_SAID, text=show_controls(text.partition(" ")[2])) for text in told]
 
 
@@ -331,7 +325,7 @@ def _build_kubectl(parent: Mapping[str, Any]) -> str:
 
 
 def _name_object(parent: Mapping[str, Any]) -> str:
-    return f"{parse_kind(parent).kind.lower()} {parent['metadata']['name']}"
+    return f"{kube.parse_kind(parent).kind.lower()} {parent['metadata']['name']}"
 
 
 def _find_missing_s(observation: Observation) -> float | None:
@@ -379,7 +373,7 @@ def _explain_replaced(observation: Observation) -> Reasons:
 def count_nodes_now(parents: Sequence[Mapping[str, Any]], label: str) -> int | None:
     """Return how many nodes a role has after any resize. None: not known, or its kind cannot be resized."""
     for job in _list_jobs(parents):
-        if (job["metadata"].get("labels") or {}).get(LABEL_COMPONENT) == label:
+        if (job["metadata"].get("labels") or {}).get(kube.LABEL_COMPONENT) == label:
             nodes = (job.get("spec") or {}).get("completions")
             return nodes if isinstance(nodes, int) else None
     return None
@@ -416,14 +410,14 @@ def list_missing_prefixes(parents: Sequence[Mapping[str, Any]], pods: Sequence[P
         f"{job['metadata']['name']}-{index}-"
         for job in _list_jobs(parents, running=True)
         for index in range((job.get("spec") or {}).get("parallelism") or 0)
-        if (fact := latest.get((read_role(job), index))) is None or fact.is_drained
+        if (fact := latest.get((kube.read_role(job), index))) is None or fact.is_drained
     ]
 
 
 def _explain_suspended(parent: Mapping[str, Any]) -> Reason:
     labels = parent["metadata"].get("labels") or {}
-    if KUEUE_QUEUE in labels:
-        return Reason(code=Code.SUSPENDED_IN_QUEUE, queue=labels[KUEUE_QUEUE])
+    if kube.KUEUE_QUEUE in labels:
+        return Reason(code=Code.SUSPENDED_IN_QUEUE, queue=labels[kube.KUEUE_QUEUE])
     patch = """--type=merge -p '{"spec":{"suspend":false}}'"""
     return Reason(code=Code.SUSPENDED, by=f"{_build_kubectl(parent)} patch {_name_object(parent)} {patch}")
 
@@ -458,7 +452,7 @@ def _has_failed_before(observation: Observation, parent: Mapping[str, Any]) -> b
 
 def _list_gone_roles(observation: Observation) -> list[str]:
     """List labels of roles whose Job was deleted after its own end, while others remain (flavour `job`)."""
-    present = {role for role in map(read_role, _list_jobs(observation.parents)) if role}
+    present = {role for role in map(kube.read_role, _list_jobs(observation.parents)) if role}
     try:
         labels = list(decode_roles(observation.parents[0])) if present else []
     except EngineError:  # damaged, as the status says
@@ -473,7 +467,7 @@ def list_unknown_roles(observation: Observation) -> list[str]:
 
 def list_ends(parents: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return how the Jobs have ended that did, by the label of their role (flavour `job`). Leave out cancelled ones."""
-    ends = [(read_role(job), read_job_end(job), is_cancelled(job)) for job in _list_jobs(parents)]
+    ends = [(kube.read_role(job), read_job_end(job), is_cancelled(job)) for job in _list_jobs(parents)]
     return {role: end for role, end, cancelled in ends if end == "Complete" or (end and not cancelled)}
 
 
@@ -537,7 +531,7 @@ def _find_reports(app: Any, observation: Observation) -> dict[str, Report]:
     names = [role.name for role in app.roles]
     found = {
         name: find_report([fact for fact in observation.pods if fact.role == label])
-        for name, label in zip(names, label_roles(names), strict=True)
+        for name, label in zip(names, kube.label_roles(names), strict=True)
     }
     return {name: report for name, report in found.items() if report is not None}
 
@@ -556,7 +550,7 @@ def _build_torch_error(report: Report) -> str:
 
 def _build_replicas(app: Any, observation: Observation, state: AppState) -> list[ReplicaStatus]:
     current = _find_current(observation)
-    labels = label_roles([role.name for role in app.roles])
+    labels = kube.label_roles([role.name for role in app.roles])
     ended = (AppState.FAILED, AppState.CANCELLED)
     unknown = [] if state in ended else list_unknown_roles(observation)
     ends = _list_all_ends(observation)

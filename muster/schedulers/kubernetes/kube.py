@@ -205,6 +205,7 @@ POD_GROUP_VERSIONS: Final = {
     VOLCANO_GROUP: (VOLCANO_POD_GROUP_VERSION,),
 }
 """API group -> its versions with a PodGroup that we support, the preferred first."""
+POD_GROUPS: Final = [Kind(api_version=each, kind="PodGroup") for found in POD_GROUP_VERSIONS.values() for each in found]
 
 
 def build_document(kind: Kind, metadata: Mapping[str, Any], **content: Any) -> dict[str, Any]:

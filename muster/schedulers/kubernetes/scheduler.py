@@ -23,7 +23,7 @@ from muster.schedulers.adapter.status import build_status, check_replica
 from muster.schedulers.agent_command import is_agent_role
 from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.kubernetes import kube
-from muster.schedulers.kubernetes.api.client import Client, Clock, SystemClock
+from muster.schedulers.kubernetes.api.client import Client, Clock
 from muster.schedulers.kubernetes.api.connection import Access
 from muster.schedulers.kubernetes.api.objects import Objects
 from muster.schedulers.kubernetes.manifests.bundles import pack_workspace
@@ -79,7 +79,7 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
 
     def __init__(self, name: str, session_name: str, clock: Clock | None = None) -> None:
         super().__init__(name, session_name)
-        self._clock: Clock = clock or SystemClock()
+        self._clock: Clock = clock or Clock()
         self._packed_workspaces: dict[str, bytes] = {}
         self._printed: set[str] = set()
         self._clients: dict[Access, Client] = {}

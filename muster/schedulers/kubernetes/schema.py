@@ -31,20 +31,6 @@ VERSION_SENTENCE: Final = "Kubernetes 1.29 or newer is needed for a fixed number
 
 
 @dataclass(frozen=True, kw_only=True)
-class Field:
-    """One field of a type."""
-
-    kind: str
-    """"string", "#Container", "[]#Container", "{}string"..."""
-    merge_key: str | None = None
-    """The key that identifies a list's items when a patch is merged. None: the patch's list replaces it."""
-    retain: bool = False
-    """A merged item is replaced as a whole (a volume has one source)."""
-    since: tuple[int, int] = MINIMUM
-    until: tuple[int, int] | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Table:
     """The whole of `fields.json`."""
 
@@ -86,20 +72,12 @@ def load_table() -> Table:
     return Table(newest=parse_version(raw["newest"]), types=raw["types"])
 
 
-def _read_field(row: Any) -> Field:
-    if isinstance(row, str):
-        return Field(kind=row)
-    return Field(
-        kind=row["kind"],
-        merge_key=row.get("key"),
-        retain=row.get("retain", False),
-        since=parse_version(row["since"]) if "since" in row else MINIMUM,
-        until=parse_version(row["until"]) if "until" in row else None,
-    )
+def find_field(type_name: str, name: str, path: str, version: tuple[int, int]) -> Mapping[str, Any]:
+    """Return the row of the field `name` of a type.
 
-
-def find_field(type_name: str, name: str, path: str, version: tuple[int, int]) -> Field:
-    """Return the field `name` of a type.
+    Its `kind` is "string", "#Container", "[]#Container", "{}string"... Its `key` identifies a list's items when a patch
+    is merged; without it the patch's list replaces the list. `retain`: a merged item is replaced as a whole (a volume
+    has one source). `since` and `until`: the first and the last version that has it.
 
     Raises:
         OptionError: this version has no such field. The message suggests a similar name.
@@ -108,14 +86,13 @@ def find_field(type_name: str, name: str, path: str, version: tuple[int, int]) -
     if name not in fields:
         type_word = type_name.rpartition(".")[2]
         raise OptionError(f"{path}.{name} is not a field of {type_word}{_suggest(name, fields)}", "pod_template")
-    field = _read_field(fields[name])
-    newest = field.until or load_table().newest
-    if version < field.since or (field.until is not None and version > newest):
-        span = f"{field.since[0]}.{field.since[1]} to {newest[0]}.{newest[1]}"
-        raise OptionError(
-            f"{path}.{name} exists in Kubernetes {span}, not in {version[0]}.{version[1]}", "pod_template"
-        )
-    return field
+    row: Mapping[str, Any] = {"kind": fields[name]} if isinstance(fields[name], str) else fields[name]
+    newest = ".".join(map(str, load_table().newest))
+    since, until = row.get("since", "1.29"), row.get("until", newest)
+    if not parse_version(since) <= version <= parse_version(until):
+        given = ".".join(map(str, version))
+        raise OptionError(f"{path}.{name} exists in Kubernetes {since} to {until}, not in {given}", "pod_template")
+    return row
 
 
 def _suggest(name: str, known: Mapping[str, Any]) -> str:
@@ -200,14 +177,14 @@ def _merge_mapping(
     return merged
 
 
-def _merge_value(base: Any, value: Any, field: Field, path: str, version: tuple[int, int]) -> Any:
-    kind = field.kind
+def _merge_value(base: Any, value: Any, field: Mapping[str, Any], path: str, version: tuple[int, int]) -> Any:
+    kind = field["kind"]
     if kind.startswith("#"):
         return _merge_mapping(base or {}, _check_form(value, Mapping, path), kind[1:], path, version)
     if kind.startswith("{}"):
         merged = {**(base or {}), **_check_form(value, Mapping, path)}
         return {name: item for name, item in merged.items() if item is not None}
-    if kind.startswith("[]#") and field.merge_key is not None:
+    if kind.startswith("[]#") and "key" in field:
         return _merge_list(base or [], _check_form(value, list, path), field, path, version)
     return copy.deepcopy(value)
 
@@ -219,8 +196,8 @@ def _check_form(value: Any, form: type[Any], path: str) -> Any:
     return value
 
 
-def _merge_list(base: Any, items: Any, field: Field, path: str, version: tuple[int, int]) -> list[Any]:
-    key, type_name = str(field.merge_key), field.kind[3:]
+def _merge_list(base: Any, items: Any, field: Mapping[str, Any], path: str, version: tuple[int, int]) -> list[Any]:
+    key, type_name = field["key"], field["kind"][3:]
     merged = list(copy.deepcopy(base))
     for index, item in enumerate(items):
         where = f"{path}[{index}]"
@@ -236,7 +213,7 @@ def _merge_list(base: Any, items: Any, field: Field, path: str, version: tuple[i
             if position is not None:
                 del merged[position]
             continue
-        old = {} if position is None or field.retain else merged[position]
+        old = {} if position is None or field.get("retain") else merged[position]
         new = _merge_mapping(old, item, type_name, where, version)
         if position is None:
             merged.append(new)

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
-from doubles.kubernetes_cluster import Fault
 from doubles.kubernetes_memory import start_again
 from doubles.samples import write_report
 from harness import wait_until
@@ -137,30 +136,6 @@ def test_a_job_that_is_awaited_says_why_its_pods_wait(cluster, call, later, word
     waits = re.search(r"team:main-\w+ PENDING: 1 of 1 pod waits: Insufficient cpu \(2 of 2 nodes\)", said)
     runs = re.search(r"team:main-\w+ RUNNING: 1 of 1 node runs", said)
     assert waits.start() < runs.start() < said.index("SUCCEEDED")
-
-
-@pytest.mark.parametrize("words", [("torchx", "run"), ("muster", "run")])
-def test_a_job_that_is_awaited_says_why_a_part_of_its_pods_is_missing(cluster, call, later, words):
-    """Once one pod ran, nothing was printed."""
-    cluster.pod_quota = 1
-
-    def act():
-        find_job(cluster)
-        [pod] = cluster.find("pods")
-        cluster.start_pod(pod)
-        wait_for_looks(cluster)
-        cluster.pod_quota = None
-        [job] = cluster.find("jobs")
-        cluster.create_pod(job, 1)
-        cluster.start_pod(cluster.find_pod("main", 1))
-        wait_for_looks(cluster)
-        for each in cluster.find("pods"):
-            cluster.end_pod(each, 0)
-
-    later(act)
-    said = call(*words, "-s", "kubernetes", "--wait", *JOB, "2x1").stderr
-    assert len(re.findall(r"main-\w+ RUNNING: 1 pod .*: all.*; 1 of 2 nodes runs", said)) == 1
-    assert said.index("exceeded quota") < said.index("RUNNING: 2 of 2 nodes run") < said.index("SUCCEEDED")
 
 
 def wait_for_looks(cluster):
@@ -288,11 +263,6 @@ def test_list_and_delete(cluster, call):
     assert "RUNNING" in call("torchx", "status", first).stdout
 
 
-def test_a_wrong_option_is_one_line(call):
-    done = call("torchx", "run", "-s", "kubernetes", "-cfg", "flavor=jobs", *JOB, "1x1", code=1)
-    assert "flavor='jobs' is not" in done.stderr
-
-
 COMMANDS = [("status", ""), ("log", "/main/0"), ("cancel", ""), ("describe", ""), *[("delete", "")] * HAS_DELETE]
 
 
@@ -321,20 +291,3 @@ def test_a_cluster_that_is_not_reachable_is_named(cluster, call):
     assert "cannot be reached" in call("muster", "status", "kubernetes://torchx/team:nope", code=6).stderr
     shown = call("torchx", "list", "-s", "kubernetes", code=None)
     assert "cannot be reached" in shown.stdout + shown.stderr
-
-
-def test_a_submission_that_is_interrupted_leaves_nothing(cluster, call, monkeypatch):
-    """Only Ctrl-C took back what was created before, not SIGTERM: see `tests/process/kubernetes`."""
-    cluster.faults.append(Fault("POST", r"/jobs\?(?!.*dryRun)", 503, times=10**6))
-    slept = []
-
-    def interrupt(seconds):
-        if [key for key in cluster.objects if key[2] == "services"]:
-            slept.append(seconds)
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr("muster.schedulers.kubernetes.api.client.SystemClock.sleep", lambda _self, s: interrupt(s))
-    with pytest.raises(KeyboardInterrupt):
-        call("torchx", "run", "-s", "kubernetes", *JOB, "1x1")
-    assert slept
-    assert [key[2] for key in cluster.objects if key[2] != "events"] == []

@@ -91,31 +91,6 @@ def test_following_ends_with_the_app(cluster, scheduler, app):
     assert follower.finish() == ["first\n", "second\n", "last line"]
 
 
-@pytest.mark.parametrize("gently", [False, True])
-@pytest.mark.parametrize("breaks", [(), (5000, 9000)])
-def test_every_line_of_both_streams_comes_once(cluster, scheduler, app, gently, breaks):
-    """The node dates stdout and stderr separately: lines are in the order of their dates only within a stream."""
-    app_id = app()
-    count, long = 500, "." * 20_000
-    for after_bytes in breaks:
-        cluster.break_log(pod(cluster, app_id), after_bytes)
-    follower = Follower(scheduler, app_id)
-    expected = {"out": [], "err": []}
-    for number in range(count):
-        for name, late_nanos in (("out", 900_000), ("err", 0)):
-            line = f"{name} {number:06d} {long if number % 50 == 0 else ''}\n"
-            expected[name].append(line)
-            cluster.write_log(pod(cluster, app_id), line, number // 100, number % 100 * 10_000_000 + late_nanos)
-        if gently:
-            follower.wait_for(lambda number=number: len(follower.lines) >= 2 * number)
-    follower.wait_for(lambda: len(follower.lines) >= 2 * count)
-    cluster.end_pod(pod(cluster, app_id), 0)
-    lines = follower.finish()
-    assert len(lines) == 2 * count
-    for name, of_stream in expected.items():
-        assert [line for line in lines if line.startswith(name)] == of_stream
-
-
 @pytest.mark.parametrize("after_bytes", [1, 40, 43, 60, 100])
 def test_a_stream_that_breaks_is_resumed_without_loss_or_repetition(cluster, scheduler, app, after_bytes):
     app_id = app()

@@ -90,7 +90,7 @@ class LogServer:
     @contextmanager
     def stream(self, path, *, query, budget_s, **_more):
         assert (query["follow"], budget_s) == ("true", 0)
-        yield SimpleNamespace(read_chunks=lambda: self.read(path.split("/")[-2]))
+        yield self.read(path.split("/")[-2])
 
     def read(self, name):
         for chunk in self.logs[name]:
@@ -146,6 +146,7 @@ def keep(tmp_path, monkeypatch):
         ([b"0123456\n" * 30], b"0123456\n" * 12),  # nothing comes after it was trimmed
         ([b"0123456\n", EngineError("the stream broke")], b"0123456\n"),
     ],
+    ids=["short", "a line", "many lines", "one chunk", "broken"],
 )
 def test_whole_lines_of_the_end_of_a_log_are_kept(keep, monkeypatch, chunks, kept):
     """People look at the end. What a broken log had is kept, too."""
@@ -156,7 +157,7 @@ def test_whole_lines_of_the_end_of_a_log_are_kept(keep, monkeypatch, chunks, kep
     assert ("of p are lost" in line) == isinstance(chunks[-1], Exception)
 
 
-@pytest.mark.parametrize("more", [{"p0": [b"one\n"]}, {}])
+@pytest.mark.parametrize("more", [{"p0": [b"one\n"]}, {}], ids=["one", "none"])
 def test_pods_without_a_log_are_named_up_to_five(keep, more):
     lost = {f"p{number}": [EngineError(f"no log of p{number}")] for number in range(1, 8)}
     found, line = keep({**more, **lost})

@@ -194,8 +194,9 @@ def test_directives():
         ({"spec": {"initContainers": [{"name": "i"}]}}, "pod_template adds a container 'i' without an image"),
         ({"spec": {"restartPolicy": "Always"}}, "restartPolicy cannot be set: the Job replaces pods itself"),
         ({"spec": {"subdomain": "x"}}, "subdomain cannot be set"),
-        ({"spec": {"priority": "high"}}, "template.spec.priority must be an integer, not 'high'"),
-        ({"spec": {"volumes": [{"name": "w", "nfs": {"path": "/x"}}]}}, "nfs.server is required but missing"),
+        ({"spec": "x"}, r"pod_template\.spec must be a mapping, not 'x'"),
+        ({"metadata": {"labels": ["x"]}}, r"labels must be a mapping, not \['x'\]"),
+        ({"spec": {"volumes": {"name": "w"}}}, "volumes must be a list, not {'name': 'w'}"),
         (
             {"spec": {"containers": [{"name": "main", "$patch": "remove"}]}},
             "'remove' is not one of delete, merge, replace",

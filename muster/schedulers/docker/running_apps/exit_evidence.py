@@ -240,12 +240,9 @@ def _read_file(
     engine: Engine, request: ContainerRequest, container: str, name: str, limit_bytes: int = RECORDS_LIMIT_BYTES
 ) -> bytes | None:
     path = request.find_run_file(name)
-    if path is None:
-        return None
-    try:
-        return engine.copy_out(container, path, limit_bytes)
-    except DockerError:
-        return None
+    with suppress(DockerError):
+        return None if path is None else engine.copy_out(container, path, limit_bytes)
+    return None
 
 
 def _read_number(path: Path) -> int:

@@ -209,12 +209,13 @@ class _Probe:
             exit_code, output = run_probe(self.engine, f"{self.container.name}-image-check", self._build_body(findings))
         except CannotStart as error:
             return str(error)
+        words = find_words(output)
+        if self.container.runs_agent and words is None and (exit_code == 0 or self.image.entrypoint):
+            raise DockerError(self._explain_entrypoint(output))
         if exit_code != 0:
-            if self.image.entrypoint and self.container.runs_agent and find_words(output) is None:
-                raise DockerError(self._explain_entrypoint(output))
             return output.strip() or f"exit code {exit_code}"
         if self.container.runs_agent:
-            self._check_output(output)
+            self._check_words(words or [])
         return ""
 
     def _build_body(self, findings: Findings) -> dict[str, Any]:
@@ -237,13 +238,9 @@ class _Probe:
         words = f" {list(self.image.entrypoint)}" if self.image.entrypoint else ""
         return f"image {self._name!r} does not run the command that it is given: see its entrypoint{words}{shown}"
 
-    def _check_output(self, output: str) -> None:
-        """Check the output of our own probe against the agent's needs."""
-        name = self._name
-        words = find_words(output)
-        if words is None:
-            raise DockerError(self._explain_entrypoint(output))
-        version, *found = words
+    def _check_words(self, words: Sequence[str]) -> None:
+        """Check what our own probe has found against the agent's needs."""
+        name, (version, *found) = self._name, words
         if tuple(int(part) for part in version.split(".")) < (3, 10):
             raise DockerError(f"image {name!r} has Python {version}; muster's agent needs Python 3.10 or newer")
         if "torch" not in found:

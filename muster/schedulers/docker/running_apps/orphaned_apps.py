@@ -194,12 +194,6 @@ def list_remains(engine: Engine) -> dict[str, list[Mapping[str, str]]]:
     return {app_id: found for app_id, found in remains.items() if app_id not in left_out}
 
 
-def list_caches(engine: Engine) -> dict[str, float | None]:
-    """List this user's volumes with compile caches that no container has, and when each was made, since the epoch."""
-    found = engine.list_unused_volumes({Label.USER: build_user_id(), Label.CACHE: None})
-    return {name: parse_seconds(created) if created else None for name, created in found.items()}
-
-
 def find_other_state_dir(containers: Sequence[ContainerFacts], state_dir: str) -> str | None:
     """Return the folder for state with which an app was submitted, if that is another one than `state_dir`."""
     dirs = {facts.labels[Label.STATE_DIR] for facts in containers} - {state_dir}
@@ -269,13 +263,7 @@ def find_without_app(engine: Engine, state_dir: Path) -> Iterator[Leftover]:
         engine: the environment's.
         state_dir: the user's. What was submitted with another one is left out.
     """
-    yield from _find_killed_submissions(state_dir)
-    yield from _find_lost_containers(engine, state_dir)
-
-
-def _find_killed_submissions(state_dir: Path) -> Iterator[Leftover]:
-    """Return what a command on the way to an engine has left: no supervisor knows of it."""
-    for mark in find_killed(state_dir):
+    for mark in find_killed(state_dir):  # no supervisor knows of it
         yield Leftover(
             name=f"{REGISTRY}://{mark.app_id}",
             what="its submission was killed: containers, network, reservations",
@@ -283,13 +271,9 @@ def _find_killed_submissions(state_dir: Path) -> Iterator[Leftover]:
             ended_s=mark.made_s,
             remove=partial(remove_killed, state_dir, mark.app_id),
         )
-
-
-def _find_lost_containers(engine: Engine, state_dir: Path) -> Iterator[Leftover]:
-    """Return the containers of this home's apps whose state folder is gone, and reservations without an app."""
     try:
         apps, remains = list_apps(engine), list_remains(engine)
-        caches = list_caches(engine)
+        caches = engine.list_unused_volumes({Label.USER: build_user_id(), Label.CACHE: None})
     except DockerError as error:
         logger.info("%s", error)
         return
@@ -310,10 +294,10 @@ def _find_lost_containers(engine: Engine, state_dir: Path) -> Iterator[Leftover]
     for app_id, labels in remains.items():
         if app_id not in known and labels[0][Label.STATE_DIR] == str(state_dir):
             yield build(app_id, "reservations, networks or volumes of a job that is gone")
-    for volume, created_s in caches.items():
+    for volume, created in caches.items():
         yield Leftover(
             name=f"{REGISTRY} volume {volume}",
             what="compile caches that no container has",
-            ended_s=created_s,
+            ended_s=parse_seconds(created) if created else None,
             remove=partial(engine.remove_volume, volume),
         )

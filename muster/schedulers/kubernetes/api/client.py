@@ -16,7 +16,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
+from urllib.parse import urlencode
 
 from muster.schedulers.kubernetes.api.connection import Access, Connection, open_connection
 from muster.schedulers.kubernetes.api.errors import Refusal, Unreachable, explain
@@ -46,28 +47,12 @@ _TELL_AFTER_S: Final = 3.0
 _CONTENT_TYPES: Final = {"PATCH": "application/merge-patch+json"}
 
 
-class Clock(Protocol):
-    """A clock, injected so that tests control it."""
+@dataclass(frozen=True, kw_only=True)
+class Clock:
+    """Monotonic time, so that tests control it."""
 
-    def now_s(self) -> float:
-        """Return the monotonic seconds."""
-        ...
-
-    def sleep(self, seconds: float) -> None:
-        """Wait."""
-        ...
-
-
-class SystemClock:
-    """The machine's monotonic clock."""
-
-    def now_s(self) -> float:
-        """See `Clock`."""
-        return time.monotonic()
-
-    def sleep(self, seconds: float) -> None:
-        """See `Clock`."""
-        time.sleep(seconds)
+    now_s: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +87,7 @@ class Client:
     ) -> None:
         self._access = access
         self._notify = notify
-        self._clock: Clock = clock or SystemClock()
+        self._clock: Clock = clock or Clock()
         self._connect = connect
         self._connection: Connection | None = None
         self._responded = False
@@ -268,10 +253,11 @@ class Client:
         import urllib3
         from urllib3.exceptions import HTTPError
 
+        query = urlencode({key: value for key, value in call.query.items() if value})
         try:
             response = connection.pool.request(
                 call.method,
-                connection.host + call.path + _encode_query(call.query),
+                f"{connection.host}{call.path}{'?' if query else ''}{query}",
                 headers=_build_headers(connection, call),
                 body=None if call.body is None else json.dumps(call.body).encode(),
                 preload_content=not streams,
@@ -304,13 +290,6 @@ def _build_headers(connection: Connection, call: Call) -> dict[str, str]:
     if call.body is not None:
         headers["Content-Type"] = _CONTENT_TYPES.get(call.method, "application/json")
     return headers
-
-
-def _encode_query(query: Mapping[str, str]) -> str:
-    from urllib.parse import urlencode
-
-    given = {key: value for key, value in query.items() if value}
-    return f"?{urlencode(given)}" if given else ""
 
 
 def _is_stale(outcome: Refusal | Unreachable) -> bool:

@@ -20,12 +20,6 @@ from muster.schedulers.kubernetes.manifests.bundles import decode_roles
 from muster.schedulers.kubernetes.running_apps.pod_status import PodFact, read_pod
 from muster.schedulers.runner.roles import build_role_plan, find_elastic_role
 
-_POD_GROUPS: Final = tuple(
-    kube.Kind(api_version=version, kind="PodGroup")
-    for versions in kube.POD_GROUP_VERSIONS.values()
-    for version in versions
-)
-
 _ENDS: Final = {
     **dict.fromkeys(("Complete", "Completed"), "Complete"),
     **dict.fromkeys(("Failed", "FailureTarget"), "Failed"),
@@ -192,7 +186,7 @@ def delete(app: App) -> bool:
     for kind, each in prerequisites:
         if parents or _is_ours(app, kind, each):
             remove(kind, each)
-    for kind in _POD_GROUPS:  # without the right, the submission created none
+    for kind in kube.POD_GROUPS:  # without the right, the submission created none
         if _is_ours(app, kind, name):
             remove(kind, name)
     _check_refused(deleted, refused, is_owned=bool(parents))

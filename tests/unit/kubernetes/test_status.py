@@ -15,7 +15,6 @@ from muster.schedulers.kubernetes.running_apps.app import AppRef
 from muster.schedulers.kubernetes.running_apps.cancelling import _build_record
 from muster.schedulers.kubernetes.running_apps.pod_status import explain_event, find_latest_pods, read_pod
 from muster.schedulers.kubernetes.running_apps.status import Observation, build_facts, find_submitted_s
-from muster.schedulers.timestamps import parse_seconds
 from muster.schedulers.wording.reasons import Code, Reason, identify
 
 NODES = 4
@@ -416,25 +415,6 @@ def test_a_job_that_waits_again_says_that_it_ran_before():
         facts = build_facts("ns:app-x1", Observation(parents=[some], pods=[read_pod(item) for item in pods], **more))
         assert facts.reasons[0] == Reason(code=Code.RAN_BEFORE)
         assert facts.since_s - facts.submitted_s == 420
-
-
-@pytest.mark.parametrize("is_refused", [False, True])
-def test_of_pods_that_are_missing_the_status_says_how_long(is_refused):
-    """It said "1 pod not created", and not since when."""
-    begins_s = parse_seconds("2026-01-01T00:00:00Z")
-    some = job() | {"spec": {"parallelism": 2, "completions": 2}}
-    some["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
-    some["status"]["startTime"] = "2026-01-01T00:00:02Z"
-    why = {"warnings": {"app-x1-trainer": "FailedCreate: exceeded quota"}} if is_refused else {}
-    code = Code.PODS_MISSING if is_refused else Code.PODS_REPLACED_SOON
-    for pods, seen, age_s in (
-        ([pod(0)], {}, None),  # it may never have been created
-        ([pod(0), pod(1, "Failed", containerStatuses=terminated(143))], {}, 33.0),
-        ([pod(0)], {"last_end": "2026-01-01T00:00:35Z"}, 7.0),
-    ):
-        reasons = find([some], pods, now_s=begins_s + 42, **why, **seen).reasons
-        reason = next(each for each in reasons if each.code is code)
-        assert (reason.count, reason.age_s) == (1, age_s)
 
 
 def test_pods_that_were_never_created_are_counted():

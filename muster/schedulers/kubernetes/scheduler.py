@@ -268,7 +268,7 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
         return agent_requests.read_run_file(self._find(app_id), role, index, name, limit_bytes)
 
     def read_log(self, app_id: str, request: LogRequest) -> Iterable[str]:
-        """Return the log of one node, over all its pods. See `live.logs`.
+        """Return the log of one node, over all its pods. See `running_apps.logs`.
 
         Raises:
             SchedulerError: no such app or role, or a single stream was requested.
@@ -340,7 +340,7 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
         return found
 
     def resize_app(self, app_id: str, nodes: int, role: str | None) -> Answer:
-        """See `PluginScheduler` and `live.app.resize`."""
+        """See `PluginScheduler` and `running_apps.app.resize`."""
         resize(self._find(app_id), nodes, role)
         return Answer(outcome=AskOutcome.DONE, line=f"{app_id} has {count_nodes(nodes)} from now on")
 

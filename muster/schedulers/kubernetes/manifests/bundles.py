@@ -1,4 +1,4 @@
-"""The files that travel with an app: the agent in a ConfigMap, the packed workspaces in a Secret of their own.
+"""What travels with an app: the agent in a ConfigMap, packed workspaces in a Secret, the AppDef in an annotation.
 
 A workspace holds the user's code and whatever lies beside it, and more accounts may read ConfigMaps than Secrets.
 """

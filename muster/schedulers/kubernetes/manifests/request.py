@@ -2,6 +2,9 @@
 
 `build_request` builds what a dry run prints. `complete_documents` adds what only the submission knows, and nothing else
 changes them. `Request.describe_additions` names these additions.
+
+A dry run prints files and the AppDef's annotation by name, size and digest or, with `dryrun=full`, whole. `kubectl
+create` takes what `dryrun=full` prints. It does not take the summary, on purpose: its files are not base64.
 """
 
 import base64

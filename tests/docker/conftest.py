@@ -16,8 +16,8 @@ from types import SimpleNamespace
 import pytest
 from harness import LIMIT_S, skip_or_fail, wait_until
 
-from muster.schedulers.docker.engine.client import Engine
-from muster.schedulers.docker.engine.sdk import DEFAULT_HOST
+from muster.schedulers.docker.engine import Engine
+from muster.schedulers.docker.sdk import DEFAULT_HOST
 
 IMAGE = "muster-test:torch"
 BARE = "muster-test:bare"

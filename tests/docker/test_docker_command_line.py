@@ -68,7 +68,7 @@ def test_ctrl_c_is_kept_while_a_response_ends(torchx, apps, list_running, functi
 @pytest.mark.long
 @pytest.mark.parametrize(
     "moment",
-    ["muster.schedulers.supervision.client:submit", "muster.schedulers.docker.running_apps.submissions:Mark.remove"],
+    ["muster.schedulers.supervision.client:submit", "muster.schedulers.docker.running_apps.orphaned_apps:Mark.remove"],
 )
 def test_ctrl_c_at_the_end_of_a_submission(torchx, apps, state_home, list_running, moment):
     """The app was nobody's then: the command ended before it, and its supervisor ended it later."""

@@ -11,8 +11,8 @@ import pytest
 from torchx.specs import AppState, Resource
 
 from muster.schedulers import gpus as listing
-from muster.schedulers.docker import devices
-from muster.schedulers.docker.engine.errors import DockerError
+from muster.schedulers.docker.running_apps import reservations
+from muster.schedulers.docker.sdk import DockerError
 from muster.schedulers.docker.spec import Label
 
 pytestmark = pytest.mark.docker
@@ -30,7 +30,7 @@ def with_gpus(app, *gpus):
 
 def test_missing_runtime_is_refused_before_anything_is_created(apps, app_of, client):
     try:
-        devices.check_runtime(client.info())
+        reservations.check_runtime(client.info())
     except DockerError:
         created = client.events(filters={"event": "create", "type": "container"}, decode=True)
         # an image that is nowhere: not even a pull is tried
@@ -70,8 +70,8 @@ def test_each_replica_has_gpus_of_its_own_and_so_has_each_app(apps_with_gpus, ap
 def test_replicas_see_the_gpus_they_were_given(apps, app_of, client):
     """On a machine that has some."""
     try:
-        gpus = devices.limit_visible(listing.list_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
-        devices.check_runtime(client.info())
+        gpus = reservations.limit_visible(listing.list_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+        reservations.check_runtime(client.info())
     except (DockerError, listing.GpuError) as fault:
         pytest.skip(str(fault))
     replicas = min(2, len(gpus))

@@ -38,7 +38,7 @@ Runner("test", {"docker": create_detached_scheduler}).run(AppDef("killed", roles
 """
 
 POINTS = {
-    "image_check": ("muster.schedulers.docker.engine.client:Engine", "wait_container"),
+    "image_check": ("muster.schedulers.docker.engine:Engine", "wait_container"),
     "reserved": ("muster.schedulers.docker.running_apps.creation", "_join_network"),
     "created": ("muster.schedulers.supervision.client", "submit"),
     "registered": ("muster.schedulers.supervision.client", "start_supervisor"),

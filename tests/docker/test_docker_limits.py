@@ -6,8 +6,8 @@ from contextlib import closing
 import pytest
 from torchx.specs import AppState, BindMount
 
-from muster.schedulers.docker.engine.client import Engine
-from muster.schedulers.docker.engine.errors import NoAddressPool
+from muster.schedulers.docker.engine import Engine
+from muster.schedulers.docker.sdk import NoAddressPool
 from muster.schedulers.errors import EngineError, SchedulerError
 
 pytestmark = pytest.mark.docker

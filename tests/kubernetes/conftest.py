@@ -134,10 +134,9 @@ class Job:
         return wait_until(reached, f"{self.name} becomes {wanted}")
 
     def pods(self):
-        from muster.schedulers.kubernetes.kinds import POD
+        from muster.schedulers.kubernetes.kube import POD
 
-        items, _ = self.resources.list_all(POD, self.namespace, labels=f"app.kubernetes.io/instance={self.name}")
-        return items
+        return self.resources.list_all(POD, self.namespace, labels=f"app.kubernetes.io/instance={self.name}")
 
     def pod(self, index):
         """The pod of an index that is not being deleted."""
@@ -162,7 +161,7 @@ class Job:
         return wait_until(find_text, f"{text!r} in the log of node {index}")
 
     def kill_pod(self, index, grace_s=1):
-        from muster.schedulers.kubernetes.kinds import POD
+        from muster.schedulers.kubernetes.kube import POD
 
         pod = self.pod(index)
         path = POD.build_path(self.namespace, pod["metadata"]["name"])
@@ -172,7 +171,7 @@ class Job:
 
     def evict_pod(self, index):
         """What `kubectl drain` does to a pod."""
-        from muster.schedulers.kubernetes.kinds import POD
+        from muster.schedulers.kubernetes.kube import POD
 
         pod = self.pod(index)
         name = pod["metadata"]["name"]

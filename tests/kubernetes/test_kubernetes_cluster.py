@@ -179,10 +179,10 @@ def account(resources, namespace):
 
 def list_told(job, resources):
     """The Job's annotations, and the Events that `kubectl describe job` prints: those with its name and uid."""
-    from muster.schedulers.kubernetes.kinds import EVENT, JOB
+    from muster.schedulers.kubernetes.kube import EVENT, JOB
 
     found = resources.read(JOB, job.namespace, f"{job.name}-main")
-    items, _ = resources.list_all(EVENT, job.namespace)
+    items = resources.list_all(EVENT, job.namespace)
     about = [item for item in items if item["involvedObject"].get("uid") == found["metadata"]["uid"]]
     told = {item["reason"]: item["message"] for item in about if item["reason"].startswith("Muster")}
     return found["metadata"]["annotations"], told
@@ -201,7 +201,7 @@ def test_kubectl_describe_shows_the_root_cause(start, wait, resources, account):
 
 @pytest.mark.torchx
 def test_cancel_keeps_the_objects_and_delete_leaves_nothing(start, wait, resources):
-    from muster.schedulers.kubernetes.kinds import JOB, POD, Kind
+    from muster.schedulers.kubernetes.kube import JOB, POD, Kind
 
     job = start("kubernetes_trains.py", "600")
     job.wait_for_log(0, "training")
@@ -215,7 +215,7 @@ def test_cancel_keeps_the_objects_and_delete_leaves_nothing(start, wait, resourc
     kinds = [JOB, POD, *(Kind(api_version="v1", kind=kind) for kind in ("Secret", "ConfigMap", "Service"))]
 
     def gone():
-        return not any(resources.list_all(kind, job.namespace, labels=f"{LABEL}={job.name}")[0] for kind in kinds)
+        return not any(resources.list_all(kind, job.namespace, labels=f"{LABEL}={job.name}") for kind in kinds)
 
     wait(gone, "nothing is left")
     assert job.status() is None

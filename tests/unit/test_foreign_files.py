@@ -93,7 +93,7 @@ READ_OTHERWISE = {
     "read piece by piece, or written as well": "cli/rehearse/saves schedulers/node_program/link "
     "schedulers/processes/capture schedulers/workspace/packing",
     "a program that runs elsewhere": "schedulers/node_program/agents schedulers/node_program/run_files",
-    "what a submission has just written": "schedulers/docker/running_apps/payload",
+    "what a submission has just written": "schedulers/docker/running_apps/creation",
     "no file of this machine": "schedulers/kubernetes/running_apps/logs",
     "for tests": "testing/shell",
 }

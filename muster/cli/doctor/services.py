@@ -29,8 +29,8 @@ def _try(name: str, look: Callable[[Mapping[str, str]], Observation], environ: M
 
 def _look_at_docker(environ: Mapping[str, str]) -> Observation:
     """Return the engine, and whether it gives containers GPUs."""
-    from muster.schedulers.docker.engine.client import Engine
-    from muster.schedulers.docker.engine.errors import DockerError, EngineUnavailable
+    from muster.schedulers.docker.engine import Engine
+    from muster.schedulers.docker.sdk import DockerError, EngineUnavailable
 
     engine = Engine(environ, _LIMIT_S)
     host = hide_credentials(engine.host)

@@ -13,7 +13,7 @@ from harness import LIMIT_S, PROGRAMS, find_free_port, wait_until
 
 from muster.components.dist import ddp
 from muster.schedulers.failure_report import describe_report
-from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION, SUBMISSION_ANNOTATION, WORKSPACE_KEY
+from muster.schedulers.kubernetes.kube import APPDEF_ANNOTATION, SUBMISSION_ANNOTATION, WORKSPACE_KEY
 from muster.schedulers.kubernetes.manifests.bundles import pack_workspace
 from muster.schedulers.kubernetes.manifests.request import build_request, complete_documents
 from muster.schedulers.kubernetes.running_apps.pod_status import read_pod

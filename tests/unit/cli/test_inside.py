@@ -17,7 +17,7 @@ from torchx.specs.api import ReplicaStatus
 from muster._shared.control import CommandExit, ControlError
 from muster.cli.commands import build_parser
 from muster.cli.exec.targets import find_targets
-from muster.schedulers.docker.engine.inside_stream import InsideStream
+from muster.schedulers.docker.sdk import InsideStream
 from muster.schedulers.errors import UnknownAppError
 from muster.schedulers.node_program import agents, served, session
 from muster.schedulers.node_program.frames import MAGIC, Channel, Kind, NodeError, pack

@@ -26,9 +26,7 @@ def home(tmp_path, monkeypatch):
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     # Docker's SDK leaves its socket open when no engine answers; tests/docker has an engine.
-    monkeypatch.setattr(
-        "muster.schedulers.docker.running_apps.orphaned_apps._find_lost_containers", lambda *_: iter(())
-    )
+    monkeypatch.setattr("muster.schedulers.docker.running_apps.orphaned_apps.find_without_app", lambda *_: iter(()))
 
 
 def make_app(app_id, phase, **ends):

@@ -16,7 +16,7 @@ from torchx.specs import AppState, is_terminal
 from muster.schedulers.adapter.supervised import _find_state
 from muster.schedulers.docker.running_apps import orphaned_apps
 from muster.schedulers.docker.spec import Label
-from muster.schedulers.kubernetes.labels import CANCEL_ANNOTATION
+from muster.schedulers.kubernetes.kube import CANCEL_ANNOTATION
 from muster.schedulers.kubernetes.running_apps.pod_status import read_pod
 from muster.schedulers.kubernetes.running_apps.status import Observation, decide_state, has_run
 from muster.schedulers.slurm import reasons, running_apps

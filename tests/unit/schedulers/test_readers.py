@@ -16,7 +16,7 @@ from muster._shared.control import parse_answer
 from muster._shared.reports import Report
 from muster.agent.diagnosis.report_files import build_termination_message, write_report
 from muster.schedulers.adapter.records import RecordReader
-from muster.schedulers.docker.engine.errors import one_line
+from muster.schedulers.docker.sdk import one_line
 from muster.schedulers.failure_report import (
     describe_report,
     find_root_cause,
@@ -296,10 +296,9 @@ def test_what_a_container_wrote_itself_ends_no_command(tmp_path, value):
             if report is None:
                 assert reason != "why" or value == NESTED, "it is no report, or nested too deeply"
                 continue
-            error = _build_torch_error(report)
+            error = json.loads(_build_torch_error(report))
             assert isinstance(error["message"]["message"], str)
             int(error["message"]["extraInfo"]["timestamp"])  # TorchX does
-            json.dumps(error)
     path = tmp_path / "error.json"
     path.write_text(json.dumps(value))
     found = read_error_file(path)

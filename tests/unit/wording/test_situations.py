@@ -28,8 +28,8 @@ from muster.schedulers.docker.running_apps import orphaned_apps
 from muster.schedulers.docker.running_apps.exit_evidence import explain_end
 from muster.schedulers.docker.spec import REPORT_FILE, Label
 from muster.schedulers.failure_report import explain_start_failure
-from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION, CANCEL_ANNOTATION
-from muster.schedulers.kubernetes.manifests.app_annotation import encode_app
+from muster.schedulers.kubernetes.kube import APPDEF_ANNOTATION, CANCEL_ANNOTATION
+from muster.schedulers.kubernetes.manifests.bundles import encode_app
 from muster.schedulers.kubernetes.running_apps.pod_status import explain_event, read_pod
 from muster.schedulers.kubernetes.running_apps.status import Observation
 from muster.schedulers.kubernetes.running_apps.status import build_facts as build_cluster_facts

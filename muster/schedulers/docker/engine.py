@@ -1,4 +1,4 @@
-"""The Docker engine: one method per request. `sdk` has the connection and its errors."""
+"""The Docker engine: one method per request, and the state of a container. `sdk` has the connection and its errors."""
 
 import io
 import stat
@@ -6,24 +6,66 @@ import tarfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, suppress
+from dataclasses import dataclass
 from typing import Any, Final
 
+from muster.schedulers.docker import sdk
 from muster.schedulers.docker.container_body import ImageFacts
-from muster.schedulers.docker.engine.container_state import ContainerFacts, parse_container
-from muster.schedulers.docker.engine.errors import Conflict, DockerError, NotFound, one_line
-from muster.schedulers.docker.engine.inside_stream import InsideStream
-from muster.schedulers.docker.engine.sdk import (
-    DEFAULT_HOST,
-    accepts_connections,
-    close_at_end,
-    complete,
-    connect,
-    pick_address,
-    read_frames,
-    take_early,
-    translate_errors,
-)
+from muster.schedulers.docker.spec import Label
 from muster.schedulers.timestamps import parse_seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContainerFacts:
+    """The current state of a container."""
+
+    id: str
+    name: str
+    labels: Mapping[str, str]
+    status: str
+    """created, running, paused, restarting, removing, exited or dead."""
+    exit_code: int | None
+    """None unless it has ended."""
+    oom_killed: bool
+    error: str
+    """Why the engine could not run it. It is empty otherwise."""
+    started_at: str
+    finished_at: str
+    """RFC 3339, from the engine. It is "0001-..." if it has not happened."""
+    gpu_ids: tuple[str, ...] = ()
+    memory_bytes: int = 0
+
+    @property
+    def incarnation(self) -> int:
+        """How often its replica was started before. 0 also for a container of no replica."""
+        return int(self.labels.get(Label.INCARNATION, "0"))
+
+    @property
+    def running(self) -> bool:
+        """Whether its process runs."""
+        return self.status in ("running", "paused", "restarting")
+
+
+def parse_container(data: Mapping[str, Any]) -> ContainerFacts:
+    """Parse the answer of `GET /containers/ID/json`."""
+    state, host = data["State"], data.get("HostConfig") or {}
+    # "removing" occurs before and after the end.
+    ended = state["Status"] in ("exited", "dead") or (state["Status"] == "removing" and not state.get("Running"))
+    ids = tuple(i for request in host.get("DeviceRequests") or () for i in request.get("DeviceIDs") or ())
+    return ContainerFacts(
+        id=data["Id"],
+        name=data["Name"].lstrip("/"),
+        labels=data["Config"].get("Labels") or {},
+        status=state["Status"],
+        exit_code=state["ExitCode"] if ended else None,
+        oom_killed=bool(state.get("OOMKilled")),
+        error=state.get("Error") or "",
+        started_at=state.get("StartedAt") or "",
+        finished_at=state.get("FinishedAt") or "",
+        gpu_ids=ids,
+        memory_bytes=host.get("Memory") or 0,
+    )
+
 
 _GO_STICKY: Final = 1 << 20
 CALL_TIMEOUT_S: Final = 120.0
@@ -39,7 +81,7 @@ class Engine:
     """
 
     def __init__(self, environ: Mapping[str, str], timeout_s: float = CALL_TIMEOUT_S) -> None:
-        self._environ = pick_address(environ)
+        self._environ = sdk.pick_address(environ)
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._client: Any = None
@@ -49,16 +91,16 @@ class Engine:
         """Connects when first used: a supervisor may start while the engine is unavailable."""
         with self._lock:
             if self._client is None:
-                self._client = connect(self._environ, self._timeout_s)
+                self._client = sdk.connect(self._environ, self._timeout_s)
             return self._client.api
 
     @property
     def host(self) -> str:
         """Its address, such as unix:///var/run/docker.sock."""
-        return self._environ.get("DOCKER_HOST", DEFAULT_HOST)
+        return self._environ.get("DOCKER_HOST", sdk.DEFAULT_HOST)
 
     def _translate_errors(self, what: str) -> AbstractContextManager[None]:
-        return translate_errors(what, self.host)
+        return sdk.translate_errors(what, self.host)
 
     def close(self) -> None:
         """Release the sockets. Idempotent."""
@@ -83,12 +125,12 @@ class Engine:
 
     def is_available(self) -> bool:
         """Return whether an engine answers now."""
-        if not accepts_connections(self.host):
+        if not sdk.accepts_connections(self.host):
             return False
         try:
             with self._translate_errors("ping the Docker engine"):
                 return bool(self._api.ping())
-        except DockerError:
+        except sdk.DockerError:
             return False
 
     def inspect_image(self, image: str) -> ImageFacts:
@@ -109,7 +151,7 @@ class Engine:
         with self._translate_errors(f"pull image {image!r}"):
             for event in self._api.pull(image, stream=True, decode=True):
                 if "error" in event:
-                    raise DockerError(f"cannot pull image {image!r}: {one_line(event['error'])}")
+                    raise sdk.DockerError(f"cannot pull image {image!r}: {sdk.one_line(event['error'])}")
                 line = f"{event.get('id', '')} {event.get('status', '')}".strip()
                 if line and line not in seen and "progress" not in event:
                     seen.add(line)
@@ -145,17 +187,17 @@ class Engine:
             )
             for event in events:
                 if "error" in event:
-                    raise DockerError(f"cannot build the workspace's image: {one_line(event['error'])}")
+                    raise sdk.DockerError(f"cannot build the workspace's image: {sdk.one_line(event['error'])}")
                 if said := event.get("stream", "").strip():
                     on_progress(said)
                 image_id = (event.get("aux") or {}).get("ID", image_id)
         if not image_id:
-            raise DockerError("cannot build the workspace's image: the engine returned no image id")
+            raise sdk.DockerError("cannot build the workspace's image: the engine returned no image id")
         return image_id
 
     def remove_image(self, image: str) -> None:
         """Remove a name, and the image when it was its last name. It is no error if it is missing or in use."""
-        with suppress(NotFound, Conflict), self._translate_errors(f"remove image {image!r}"):
+        with suppress(sdk.NotFound, sdk.Conflict), self._translate_errors(f"remove image {image!r}"):
             self._api.remove_image(image)
 
     def list_images(self, labels: Mapping[str, str]) -> list[str]:
@@ -173,7 +215,9 @@ class Engine:
             NoAddressPool: no address range is left.
         """
         with self._translate_errors(f"create network {name!r}"):
-            complete(lambda: self._api.create_network(name, driver="bridge", labels=dict(labels), check_duplicate=True))
+            sdk.complete(
+                lambda: self._api.create_network(name, driver="bridge", labels=dict(labels), check_duplicate=True)
+            )
 
     def has_network(self, name: str) -> bool:
         """Return whether a network of exactly this name exists."""
@@ -187,7 +231,7 @@ class Engine:
 
     def remove_network(self, network: str) -> None:
         """Remove a network if it exists."""
-        with suppress(NotFound), self._translate_errors(f"remove network {network!r}"):
+        with suppress(sdk.NotFound), self._translate_errors(f"remove network {network!r}"):
             self._api.remove_network(network)
 
     def create_volume(self, name: str, labels: Mapping[str, str]) -> Mapping[str, str]:
@@ -197,7 +241,7 @@ class Engine:
             The labels it has: of two concurrent callers only one gets its own labels.
         """
         with self._translate_errors(f"create volume {name!r}"):
-            made = complete(lambda: self._api.create_volume(name, labels=dict(labels)))
+            made = sdk.complete(lambda: self._api.create_volume(name, labels=dict(labels)))
         return dict(made.get("Labels") or {})
 
     def list_volumes(self, labels: Mapping[str, str | None]) -> dict[str, Mapping[str, str]]:
@@ -214,7 +258,7 @@ class Engine:
 
     def remove_volume(self, name: str) -> None:
         """Remove a volume if it exists."""
-        with suppress(NotFound), self._translate_errors(f"remove volume {name!r}"):
+        with suppress(sdk.NotFound), self._translate_errors(f"remove volume {name!r}"):
             self._api.remove_volume(name)
 
     # -- containers ---------------------------------------------------------------------------------------------------
@@ -222,7 +266,7 @@ class Engine:
     def create_container(self, name: str, body: Mapping[str, Any]) -> str:
         """Create but do not start, and return the id. Raises Conflict when the name exists already."""
         with self._translate_errors(f"create container {name!r}"):
-            return str(complete(lambda: self._api.create_container_from_config(dict(body), name))["Id"])
+            return str(sdk.complete(lambda: self._api.create_container_from_config(dict(body), name))["Id"])
 
     def start_container(self, container: str) -> None:
         """Start a created container."""
@@ -231,22 +275,25 @@ class Engine:
 
     def signal_container(self, container: str, signal: str) -> None:
         """Send a signal to a container's first process if it runs."""
-        with suppress(NotFound, Conflict), self._translate_errors(f"send {signal} to container {container[:12]!r}"):
+        with (
+            suppress(sdk.NotFound, sdk.Conflict),
+            self._translate_errors(f"send {signal} to container {container[:12]!r}"),
+        ):
             self._api.kill(container, signal)
 
     def pause_container(self, container: str) -> None:
         """Freeze all processes of a container if it runs."""
-        with suppress(NotFound, Conflict), self._translate_errors(f"pause container {container[:12]!r}"):
+        with suppress(sdk.NotFound, sdk.Conflict), self._translate_errors(f"pause container {container[:12]!r}"):
             self._api.pause(container)
 
     def unpause_container(self, container: str) -> None:
         """Let the processes of a frozen container go on. Nothing happens to another container."""
-        with suppress(NotFound, Conflict), self._translate_errors(f"unpause container {container[:12]!r}"):
+        with suppress(sdk.NotFound, sdk.Conflict), self._translate_errors(f"unpause container {container[:12]!r}"):
             self._api.unpause(container)
 
     def stop_container(self, container: str, grace_s: float) -> None:
         """Send the polite signal, wait up to `grace_s`, then send SIGKILL. Returns when the container has ended."""
-        with suppress(NotFound), self._translate_errors(f"stop container {container[:12]!r}"):
+        with suppress(sdk.NotFound), self._translate_errors(f"stop container {container[:12]!r}"):
             self._api.stop(container, timeout=max(0, round(grace_s)))
 
     def wait_container(self, container: str, timeout_s: float | None = None) -> int:
@@ -259,9 +306,9 @@ class Engine:
         try:
             with self._translate_errors(f"remove container {container[:12]!r}"):
                 self._api.remove_container(container, v=True, force=True)
-        except NotFound:
+        except sdk.NotFound:
             return
-        except Conflict as error:
+        except sdk.Conflict as error:
             if "already in progress" not in str(error):
                 raise
 
@@ -285,7 +332,7 @@ class Engine:
         """
         found = []
         for container in self.list_container_ids(labels, running_only=running_only):
-            with suppress(NotFound):
+            with suppress(sdk.NotFound):
                 found.append(self.inspect_container(container))
         return sorted(found, key=lambda facts: facts.incarnation)
 
@@ -306,14 +353,14 @@ class Engine:
             code = self._api.exec_inspect(started)["ExitCode"]
         return code, output.decode(errors="replace"), inside.read_errors()
 
-    def open_inside(self, container: str, command: Sequence[str]) -> InsideStream:
+    def open_inside(self, container: str, command: Sequence[str]) -> sdk.InsideStream:
         """Start a command in a running container, whose standard input and output are here."""
         with self._translate_errors(f"run a command in container {container[:12]!r}"):
             return self._start_inside(self._api.exec_create(container, list(command), stdin=True)["Id"])
 
-    def _start_inside(self, created: str) -> InsideStream:
+    def _start_inside(self, created: str) -> sdk.InsideStream:
         opened = self._api.exec_start(created, socket=True)
-        return InsideStream(opened, take_early(opened))
+        return sdk.InsideStream(opened, sdk.take_early(opened))
 
     def copy_in(self, container: str, folder: str, archive: bytes | Iterator[bytes]) -> None:
         """Unpack a tar (compressed or not, whole or in pieces) into a folder of a container, which must exist there."""
@@ -329,7 +376,7 @@ class Engine:
                     stream.close()
                     return None
                 packed = b"".join(stream)
-        except NotFound:
+        except sdk.NotFound:
             return None
         try:
             with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
@@ -337,7 +384,9 @@ class Engine:
                 content = archive.extractfile(member) if member is not None and member.isreg() else None
                 return None if content is None else content.read()
         except tarfile.TarError as error:
-            raise DockerError(f"cannot copy {path!r} out of container {container[:12]!r}: {one_line(error)}") from error
+            raise sdk.DockerError(
+                f"cannot copy {path!r} out of container {container[:12]!r}: {sdk.one_line(error)}"
+            ) from error
 
     def read_folder_mode(self, container: str, path: str) -> int | None:
         """Return the permissions of a folder of a container. Return None if it is a link, or missing."""
@@ -345,51 +394,24 @@ class Engine:
             with self._translate_errors(f"look at {path!r} in container {container[:12]!r}"):
                 stream, status = self._api.get_archive(container, path)
                 stream.close()
-        except NotFound:
+        except sdk.NotFound:
             return None
         mode = int(status["mode"])  # Go's, with another sticky bit
         return None if status["linkTarget"] else mode & 0o777 | (stat.S_ISVTX if mode & _GO_STICKY else 0)
 
     # -- streams ------------------------------------------------------------------------------------------------------
 
-    def wait_event(
-        self, actions: Sequence[str], labels: Mapping[str, str | None], since_s: float, limit_s: float
-    ) -> float:
-        """Wait for the next event of containers with these labels.
-
-        Args:
-            actions: "start", "die", ...
-            labels: of the containers.
-            since_s: by the engine's clock. An earlier event does not count.
-            limit_s: how long after `since_s` this returns at the latest.
-
-        Returns:
-            `since_s` for the next call.
-        """
-        for event in self.events(actions, since_s=since_s, until_s=since_s + limit_s, labels=labels):
-            return float(event["timeNano"] // 1000 + 1) / 1e6
-        return since_s + limit_s
-
-    def events(
-        self,
-        actions: Sequence[str],
-        since_s: float | None = None,
-        until_s: float | None = None,
-        labels: Mapping[str, str | None] | None = None,
-    ) -> Iterator[dict[str, Any]]:
+    def events(self, actions: Sequence[str], since_s: float) -> Iterator[dict[str, Any]]:
         """Return the events of all containers as they happen. Ends, or raises EngineUnavailable, when the engine stops.
 
         Args:
             actions: "die", "kill", ...
             since_s: by the engine's clock.
-            until_s: ends then, by the engine's clock. None: it does not.
-            labels: only of containers with these. None: all.
         """
-        filters = {"type": "container", "event": list(actions), "label": _label_filter(labels or {})}
-        since, until = (None if time_s is None else f"{time_s:.9f}" for time_s in (since_s, until_s))
+        filters = {"type": "container", "event": list(actions)}
         with self._translate_errors("follow the Docker engine's events"):
-            stream = self._api.events(filters=filters, since=since, until=until, decode=True)
-            with close_at_end(stream):
+            stream = self._api.events(filters=filters, since=f"{since_s:.9f}", decode=True)
+            with sdk.close_at_end(stream):
                 yield from stream
 
     def logs(
@@ -419,8 +441,8 @@ class Engine:
                 since=since_s,
                 until=until_s,
             )
-            with close_at_end(stream):
-                yield from read_frames(self._api, stream, follow=follow)
+            with sdk.close_at_end(stream):
+                yield from sdk.read_frames(self._api, stream, follow=follow)
 
 
 def _label_filter(labels: Mapping[str, str | None]) -> list[str]:

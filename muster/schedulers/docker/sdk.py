@@ -1,4 +1,4 @@
-"""The only module that imports Docker's SDK. It translates the SDK's errors."""
+"""The only module that imports Docker's SDK. It translates the SDK's errors, which the scheduler prints as one line."""
 
 import os
 import socket
@@ -9,15 +9,42 @@ from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
-from muster.schedulers.docker.engine.errors import (
-    Conflict,
-    DockerError,
-    EngineUnavailable,
-    NoAddressPool,
-    NotFound,
-    UnreadableLogs,
-    one_line,
-)
+from muster._shared.contract import show_controls
+from muster.schedulers.node_program.pipe import NodePipe, find_last_line, pump_pipe
+
+
+def one_line(text: object) -> str:
+    """Return the text with its lines joined into one."""
+    return show_controls(" ".join(str(text).split()))
+
+
+class DockerError(RuntimeError):
+    """An error of the engine or the machine: one line with the request and the engine's answer."""
+
+
+class EngineUnavailable(DockerError):
+    """No engine answers (any more). It may answer again later."""
+
+
+class NotFound(DockerError):
+    """The object does not exist on the engine."""
+
+
+class UnreadableLogs(DockerError):
+    """The container's log driver keeps no output that could be read."""
+
+
+class Conflict(DockerError):
+    """The name exists already, or the object is in use."""
+
+
+class CannotStart(DockerError):
+    """A container was created but its command could not be started. `str()` is the engine's message."""
+
+
+class NoAddressPool(DockerError):
+    """The engine has no address pool left for another network (about 31 with its defaults)."""
+
 
 ADDRESS_VARIABLES: Final = ("DOCKER_HOST", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH")
 """They say where the engine is and how to connect to it."""
@@ -187,3 +214,77 @@ def complete(call: Callable[[], Any]) -> Any:
     except BaseException:
         wait([answer], CREATE_LIMIT_S)
         raise
+
+
+_ERRORS: Final = 2
+_ERRORS_BYTES: Final = 4000
+_CHUNK_BYTES: Final = 1 << 16
+
+
+class InsideStream:
+    """The input and output of a command.
+
+    Args:
+        opened: what the SDK's `exec_start(..., socket=True)` has returned.
+        early: see `take_early`.
+    """
+
+    def __init__(self, opened: Any, early: bytes) -> None:
+        self._opened = opened
+        self.connection: Any = getattr(opened, "_sock", opened)
+        self.connection.settimeout(None)
+        self._rest = b""
+        self._errors = b""
+        self.first = self._add(early)
+        """The standard output that came before the first `receive`."""
+
+    def receive(self) -> bytes | None:
+        """Read some of the standard output. None: it has ended."""
+        data = self.connection.recv(_CHUNK_BYTES)
+        return self._add(data) if data else None
+
+    def _add(self, data: bytes) -> bytes:
+        self._rest += data
+        output = b""
+        while len(self._rest) >= _FRAME_HEADER.size:
+            number, length = _FRAME_HEADER.unpack_from(self._rest)
+            end = _FRAME_HEADER.size + length
+            if len(self._rest) < end:
+                break
+            content, self._rest = self._rest[_FRAME_HEADER.size : end], self._rest[end:]
+            if number == _ERRORS:
+                self._errors = (self._errors + content)[-_ERRORS_BYTES:]
+            else:
+                output += content
+        return output
+
+    def send(self, data: bytes) -> None:
+        """Write to its standard input."""
+        self.connection.sendall(data)
+
+    def pump(self) -> NodePipe:
+        """Carry the bytes of the command in both directions from now on, in threads."""
+        return pump_pipe(
+            self.connection,
+            first=self.first,
+            receive=self.receive,
+            send=self.send,
+            close=self.close,
+            explain=self.explain,
+        )
+
+    def close(self) -> None:
+        """Close the connection: the standard input ends."""
+        response = getattr(self._opened, "_response", None)
+        for each in (response, self._opened, self.connection):  # the last to close closes the descriptor
+            with suppress(OSError):
+                if each is not None:
+                    each.close()
+
+    def read_errors(self) -> str:
+        """Return the end of the standard error."""
+        return self._errors.decode(errors="replace")
+
+    def explain(self) -> str:
+        """Return the last line of the standard error."""
+        return find_last_line(self._errors)

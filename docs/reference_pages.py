@@ -12,7 +12,7 @@ import inspect
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -43,8 +43,11 @@ SCHEDULERS = (
     ("held, local_held", "Nodes that `muster hold` keeps; `local_held` jobs end with their command.", HeldOptions),
 )
 
-FOR_PEOPLE = {contract.Env.TOKEN, contract.Env.REQUIRE_TOKEN}
-"""Variables that people set, of those that the agent removes from its workers' environment."""
+FOR_PEOPLE = (
+    *("RANK0_HOST", "TOKEN", "REQUIRE_TOKEN", "LOG_DIR", "NODE_NAME", "SEGMENT", "NVML", "PREFLIGHT_DIR", "PREFLIGHT"),
+    *("JOB_ID", "ATTEMPT_ID", "RESUME_PATH", "RESUME_STEP", "SNAPSHOT_STEP", "NOTIFY_EVENT", "NOTIFY_REASON"),
+)
+"""Names in `contract.Env` of variables that people set, or that their programs read."""
 SHARED_BY = 3
 """Arguments that more commands have are explained once."""
 
@@ -125,7 +128,9 @@ and exit codes. Several commands have these arguments, which are only named belo
     for name, listed in arguments.items():
         also = ", ".join(argument for argument, meaning in listed if (argument, meaning) in shared)
         text += f"\n## muster {name}\n\n" + (f"{also}\n\n" if also else "")
-        text += "".join(f"- {argument}: {meaning}\n" for argument, meaning in listed if (argument, meaning) not in shared)
+        text += "".join(
+            f"- {argument}: {meaning}\n" for argument, meaning in listed if (argument, meaning) not in shared
+        )
     return f"{text.rstrip()}\n"
 
 
@@ -177,7 +182,7 @@ Options are given as `-cfg name=value,...`, or in `.torchxconfig`. A list is `A;
 """
     for (option, meaning), count in counts.items():
         if count > 1:
-            holders = "; ".join(title for title, listed in rows.items() if (option, meaning) in listed)
+            holders = ", ".join(title.split(",")[0] for title, listed in rows.items() if (option, meaning) in listed)
             text += f"- {option}: {meaning} ({holders})\n"
     for title, sentence, _ in SCHEDULERS:
         text += f"\n## {title}\n\n{sentence}\n\n"
@@ -200,8 +205,8 @@ def build_components() -> str:
     """Build the parameters of each component, from its signature and docstring; of later ones what differs."""
     text = """# Components
 
-`torchx run COMPONENT --help` prints all of this. [The flags](flags.md) of the agent say more of the parameters with
-their names.
+`torchx run COMPONENT --help` prints all parameters. Those without a text mean the same as [the flag of the
+agent](flags.md) with this name.
 """
     known: list[str] = []
     for component in COMPONENTS:
@@ -209,7 +214,7 @@ their names.
         about = "\n\n".join(filter(None, [_escape(summary), f"```text\n{usage}\n```", _escape(rest)]))
         rows = [_build_parameter(*each, sentences) for each in inspect.signature(component).parameters.items()]
         names = {_find_name(row) for row in rows}
-        text += f"\n## dist.{component.__name__}\n\n{about}\n\n{''.join(row for row in rows if row not in known)}"
+        text += f"\n## dist.{component.__name__}\n\n{about}\n\n{_join(row for row in rows if row not in known)}"
         if known:
             lacks = ", ".join(f"`{name}`" for name in map(_find_name, known) if name not in names)
             text += f"\nAll others are as in dist.ddp{f'; it lacks {lacks}' if lacks else ''}.\n"
@@ -221,15 +226,19 @@ def _find_name(row: str) -> str:
     return row.split("`")[1]
 
 
+def _join(rows: Iterable[str]) -> str:
+    """Make a list of rows; those without a text share one line."""
+    told = list(rows)
+    bare = ", ".join(row for row in told if ": " not in row)
+    return "".join(f"- {row}\n" for row in [*(row for row in told if ": " in row), *([bare] if bare else [])])
+
+
 def _build_parameter(name: str, parameter: inspect.Parameter, sentences: dict[str, str]) -> str:
-    sentence = sentences[name]
     if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-        return f"- what follows `--`: {_escape(sentence)}\n"
-    if name in {flag.dest for flag in list_flags()}:
-        sentence = shorten(sentence, limit=0)
+        return f"what follows `--`: {_escape(sentences[name])}"
     flag = f"-{name}" if len(name) == 1 else f"--{name}"
-    default = "" if parameter.default in (None, "") else f" (`{parameter.default}`)"
-    return f"- `{flag}`{default}: {_escape(sentence)}\n"
+    row = f"`{flag}`" + ("" if parameter.default in (None, "") else f" (`{parameter.default}`)")
+    return row if name in {flag.dest for flag in list_flags()} else f"{row}: {_escape(sentences[name])}"
 
 
 def shorten(text: str, limit: int = 25) -> str:
@@ -258,7 +267,9 @@ def read_docstring(component: Any) -> tuple[str, str, str, dict[str, str]]:
 
 def build_agent() -> str:
     """Build the page of what an agent returns, checks, writes and reads."""
-    head = "# Exit codes, checks, events, variables\n\nThese belong to `muster-agent`, which runs on each node of a job.\n"
+    head = (
+        "# Exit codes, checks, events, variables\n\nThese belong to `muster-agent`, which runs on each node of a job.\n"
+    )
     return head + build_exit_codes() + build_preflight() + build_events() + build_environment()
 
 
@@ -274,7 +285,9 @@ events` prints the records of all nodes in their order ([See a job afterwards](.
 
 """
     fields = _list_attributes(event_log, "EventRecord")
-    text += "".join(f"- `{name}`: {_escape(meaning)}\n" for name, meaning in fields.items() if meaning)
+    text += "".join(
+        f"- `{name}`: {_escape(shorten(meaning, limit=0))}\n" for name, meaning in fields.items() if meaning
+    )
     text += "\n`what` is one of these; the fields of `detail` follow:\n\n"
     return text + "".join(f"- `{name}`: {_escape(meaning)}\n" for name, meaning in list_events().items())
 
@@ -313,18 +326,15 @@ def build_environment() -> str:
     text = """
 ## Environment variables
 
-muster has these variables in addition to torchrun's (`RANK`, `WORLD_SIZE`, `MASTER_ADDR`, ..., `PET_*`). Schedulers set
-some of them for agents, and agents set others for workers.
+muster has these variables in addition to torchrun's (`RANK`, `WORLD_SIZE`, `MASTER_ADDR`, ..., `PET_*`):
 
 """
-    meanings = {name: meaning for name, meaning in _list_attributes(contract, "Env").items() if meaning}
-    values = {name: getattr(contract.Env, name) for name in meanings}
-    (removed,) = (value for value in values.values() if not isinstance(value, str))
-    for name, value in values.items():
-        if isinstance(value, str) and (value not in removed or value in FOR_PEOPLE):
-            text += f"- `{value}`: {_escape(_name_variables(shorten(meanings[name], limit=0)))}\n"
-    named = ", ".join(f"`{each}`" for each in removed if each not in FOR_PEOPLE)
-    return text + f"\nOnly adapters, programs that launch jobs, and agents use {named}.\n"
+    meanings = _list_attributes(contract, "Env")
+    for name in FOR_PEOPLE:
+        text += f"- `{getattr(contract.Env, name)}`: {_escape(_name_variables(shorten(meanings[name])))}\n"
+    others = [getattr(contract.Env, name) for name, meaning in meanings.items() if meaning and name not in FOR_PEOPLE]
+    named = ", ".join(f"`{value}`" for value in others if isinstance(value, str))
+    return text + f"\nOnly muster itself uses {named}.\n"
 
 
 def _name_variables(text: str) -> str:

@@ -152,9 +152,7 @@ class Env:
     """Name of this node's machine in reports (pod or container name). The host name counts if it is unset."""
 
     SEGMENT: Final = "MUSTER_SEGMENT"
-    """The NVLink domain of this node, for `--rank-order segment`. It counts if neither the driver nor the scheduler
-    reports one.
-    """
+    """The NVLink domain of this node, for `--rank-order segment`, in place of what driver or scheduler report."""
 
     MACHINE_NAME: Final = "MUSTER_MACHINE_NAME"
     """The name of this node's machine, as administrators know it. Set if the host name is another one (Kubernetes: the

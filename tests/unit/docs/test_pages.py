@@ -130,7 +130,7 @@ def test_only_what_needs_more_than_this_machine_is_marked():
 def test_the_page_of_the_muster_command_names_every_command():
     text = (doc_pages.ROOT / "docs/muster-command.md").read_text()
     for name in COMMANDS:
-        assert re.search(rf"^\| `muster {name}\b.*` \| \w", text, re.MULTILINE), name
+        assert re.search(rf"^- `muster {name}\b.*`: \w", text, re.MULTILINE), name
 
 
 def test_the_map_names_files_that_exist():

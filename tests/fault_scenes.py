@@ -8,7 +8,7 @@ from pathlib import Path
 
 from harness import Tree
 
-from muster.cli.rehearse.faults.fault import Fault, NotPossibleError
+from muster.cli.rehearse.faults import Fault, NotPossibleError
 from muster.cli.rehearse.journal import Journal
 
 

@@ -23,8 +23,7 @@ from fault_scenes import TreeScene, cause
 from harness import Tree, wait_until
 from launchers import ONE_START, SCALED
 
-from muster.cli.rehearse.faults.fault import NotPossibleError
-from muster.cli.rehearse.faults.nodes import AGENT_KILLED
+from muster.cli.rehearse.faults import FAULTS, NotPossibleError
 from muster.cli.rehearse.journal import Journal
 from muster.cli.rehearse.world import Network, run_tool
 
@@ -129,7 +128,7 @@ class Node:
 
     def kill_agent(self) -> None:
         """SIGKILL the agent alone: the guard cleans up, so that nothing of the node is left."""
-        cause(AGENT_KILLED, TreeScene(self.tree))
+        cause(FAULTS["agent-killed"], TreeScene(self.tree))
         outcome = self.tree.wait()
         assert (outcome.exit_code, outcome.leftovers) == (128 + signal.SIGKILL, ()), outcome.explain()
 

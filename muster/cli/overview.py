@@ -22,7 +22,7 @@ from muster.cli.adapters import create_scheduler, describe_error
 from muster.cli.answers import say
 from muster.cli.handles import list_newest, name_handle
 from muster.cli.operations import open_scheduler
-from muster.schedulers.adapter.factories import list_properties
+from muster.schedulers.adapter.properties import list_properties
 from muster.schedulers.adapter.scheduler import ListedApp, PluginScheduler
 from muster.schedulers.errors import EngineError, NotConfiguredError, SchedulerError, UnknownAppError
 from muster.schedulers.supervision.registry import find_last_remote, find_state_dir

@@ -16,7 +16,7 @@ from fault_scenes import TreeScene, cause
 from harness import Tree, find_free_port, run_tree, wait_until
 from launchers import MOSTLY_WARM, START_FLAGS, STARTS
 
-from muster.cli.rehearse.faults.nodes import AGENT_KILLED
+from muster.cli.rehearse.faults import FAULTS
 
 PROGRAM = str(Path(__file__).parent.parent / "programs" / "agent" / "ready.py")
 AGENT = [sys.executable, "-m", "muster.agent", "--shutdown-timeout", "1", *START_FLAGS]
@@ -127,7 +127,7 @@ def test_sigkill(tmp_path: Path, start: str, victim: str, words: str) -> None:
         if victim == "guard":
             tree.send(signal.SIGKILL)
         else:
-            cause(AGENT_KILLED, TreeScene(tree))
+            cause(FAULTS["agent-killed"], TreeScene(tree))
         outcome = tree.wait()
     expected = -9 if victim == "guard" else 137
     assert (outcome.exit_code, outcome.leftovers) == (expected, ()), outcome.explain()

@@ -18,7 +18,7 @@ import pytest
 from fault_scenes import TreeScene, cause
 from harness import LIMIT_S, Outcome, Tree, find_free_port, wait_until
 
-from muster.cli.rehearse.faults.nodes import PREEMPTED
+from muster.cli.rehearse.faults import FAULTS
 
 PROGRAMS = Path(__file__).parent.parent / "programs"
 NODES, NPROC, ACCUMULATE = 3, 2, 4
@@ -55,7 +55,7 @@ def preempt(trees: list[Tree], victim: int) -> None:
     wait_until(lambda: any("rank 0 of 6 evaluates" in tree.stdout for tree in trees), what="an evaluation")
     scene = TreeScene(*trees, node=victim)
     stalled = scene.find_agent((victim + 1) % NODES)
-    cause(PREEMPTED, scene)
+    cause(FAULTS["preempted"], scene)
     os.kill(stalled, signal.SIGSTOP)
     time.sleep(0.05)
     os.kill(stalled, signal.SIGCONT)

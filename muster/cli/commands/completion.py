@@ -13,7 +13,6 @@ from collections.abc import Collection, Mapping
 from typing import Final
 
 from muster.cli.commands import build_parser, list_parsers
-from muster.cli.commands.parser import CommandParser
 
 _APPS: Final = "apps"
 _LIST_APPS = "muster completion apps 2>/dev/null"
@@ -46,18 +45,8 @@ compdef _muster muster
 """
 
 
-def add_arguments(parser: CommandParser) -> None:
-    """Add the shells."""
-    parser.description = parser.epilog = None
-    parser.add_argument(
-        "shell",
-        choices=("bash", "zsh", "fish", _APPS),
-        help="apps: print the names of jobs, for the completion itself",
-    )
-    parser.set_defaults(run=_run)
-
-
-def _run(*, shell: str) -> int:
+def print_completion(shell: str) -> int:
+    """Print the completion of a shell, or the names of jobs for it. Return the exit code."""
     if shell == _APPS:
         from muster.cli.handles import list_names
 

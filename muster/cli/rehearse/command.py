@@ -20,8 +20,7 @@ from muster._shared.reports import format_duration
 from muster.cli import run_command
 from muster.cli.adapters import create_scheduler
 from muster.cli.answers import confirm, say
-from muster.cli.rehearse.faults.catalogue import FAULTS
-from muster.cli.rehearse.faults.fault import NotPossibleError, Place
+from muster.cli.rehearse.faults import FAULTS, NotPossibleError, Place
 from muster.cli.rehearse.journal import Journal, undo_dead
 from muster.cli.rehearse.outcome import Row, compare, judge
 from muster.cli.rehearse.plan import choose_cases, find_obstacles, parse_faults
@@ -29,7 +28,7 @@ from muster.cli.rehearse.saves import Kept
 from muster.cli.rehearse.table import Report, build_json, build_junit, build_table
 from muster.cli.rehearse.trial import Case, Limits, Result, Trial, enter_folder
 from muster.cli.rehearse.world import make_world
-from muster.schedulers.adapter.factories import DEFAULT
+from muster.schedulers.adapter.properties import DEFAULT
 from muster.schedulers.adapter.supervised import SupervisedScheduler
 from muster.schedulers.agent_command import is_agent_role
 from muster.schedulers.errors import EngineError, SchedulerError, describe_os_error

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from muster.cli.rehearse.faults.fault import Moment
+from muster.cli.rehearse.faults import Moment
 from muster.cli.rehearse.saves import is_equal
 from muster.cli.rehearse.trial import Result
 

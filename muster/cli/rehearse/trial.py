@@ -14,7 +14,7 @@ from muster._shared.contract import LogNames
 from muster.cli.history import sources
 from muster.cli.history.clocks import place
 from muster.cli.history.story import Story, tell
-from muster.cli.rehearse.faults.fault import Course, Fault, Moment, NotPossibleError
+from muster.cli.rehearse.faults import Course, Fault, Moment, NotPossibleError
 from muster.cli.rehearse.journal import Journal
 from muster.cli.rehearse.saves import Kept, Saves
 from muster.cli.rehearse.watch import Slot, Watch
@@ -416,7 +416,7 @@ class Trial:
     def _read_story(self, app: AppFolder) -> Story | None:
         files = sorted(app.role_dir(self._app.roles[0].name).glob(f"*/{LogNames.EVENTS}"))
         events = sources.parse_files((str(path), sources.read_events(path)) for path in files)
-        return tell(self._case.name, place(events)) if events else None
+        return tell(sources.JobRecords(name=self._case.name, events=events), place(events)) if events else None
 
 
 def _has_used_retries(reason: Reason) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from muster._shared.contract import Env
-from muster.cli.rehearse.faults.fault import NotPossibleError, Place
+from muster.cli.rehearse.faults import NotPossibleError, Place
 from muster.cli.rehearse.journal import Journal, Undo
 from muster.schedulers.supervision.app_folder import AppSpec
 

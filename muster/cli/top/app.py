@@ -14,11 +14,10 @@ from muster._shared.control import ControlError, describe_answer
 from muster._shared.job_view import JobState, JobStatus, RankStatus
 from muster._shared.reports import Answer, name_ranks
 from muster.cli.answers import format_stacks
-from muster.cli.top.agent_requests import Jobs
+from muster.cli.top.agent_requests import Jobs, Origin, Reader
 from muster.cli.top.picture import KEPT_LINES, History, JobList, JobPicture
 from muster.cli.top.rendering import Size, draw_job, draw_jobs, draw_text, fold_line, fold_words, get_status, list_rows
 from muster.cli.top.screen import Screen
-from muster.cli.top.source import Origin, Reader
 from muster.cli.top.state import Deed, Place, Search, View, fit, found, press
 
 FRAME_S: Final = 0.25

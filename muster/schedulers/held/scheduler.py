@@ -24,10 +24,10 @@ from muster.schedulers.held.holds import (
     take_hold,
 )
 from muster.schedulers.held.link import load_scheduler
-from muster.schedulers.held.options import HeldOptions
 from muster.schedulers.held.remote import (
     DRIVER,
     WORKSPACE,
+    HeldOptions,
     RemoteRequest,
     build_remote_request,
     check_remote,
@@ -36,7 +36,7 @@ from muster.schedulers.local.request import LocalRequest
 from muster.schedulers.local.submission import build_spec, prepare_request
 from muster.schedulers.naming import build_app_name, make_secret, make_suffix
 from muster.schedulers.node_program.frames import HOLD_DIR
-from muster.schedulers.runner.log_display.live_lines import draws_bars
+from muster.schedulers.runner.live_lines import draws_bars
 from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.runner.option_records import declare_options, parse_options
 from muster.schedulers.runner.roles import note_workspace

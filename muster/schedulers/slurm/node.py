@@ -34,7 +34,7 @@ from muster._shared.foreign_files import parse_json, read_regular, read_whole
 from muster._shared.records import replace as replace_fields
 from muster.schedulers.processes.driver import Launch, ProcessDriver
 from muster.schedulers.slurm.hosts import expand_hosts, parse_fields, parse_time
-from muster.schedulers.supervision import events
+from muster.schedulers.supervision import decisions
 from muster.schedulers.supervision.app_folder import (
     AppFolder,
     AppRecord,
@@ -265,15 +265,15 @@ class NodeSupervisor(Supervisor):
         """What earlier runs have written, and the beginning of this one."""
         self._earlier = _read_checkpoints(folder, spec)
 
-    def handle_event(self, event: events.Event | Told) -> None:
+    def handle_event(self, event: decisions.Event | Told) -> None:
         """Ask Slurm what happens to the job before an agent that was preempted starts again."""
         if isinstance(event, Told):
             event.act()
             return
-        if isinstance(event, events.ReplicaEnded) and not event.reasons and event.exit_code not in NEVER_RETRY:
+        if isinstance(event, decisions.ReplicaEnded) and not event.reasons and event.exit_code not in NEVER_RETRY:
             where = Reason(code=Code.ON_HOST, host=self._allocation.hosts[self._allocation.task])
             event = replace_fields(event, reasons=(where,))
-        code = event.exit_code if isinstance(event, events.ReplicaEnded) else None
+        code = event.exit_code if isinstance(event, decisions.ReplicaEnded) else None
         if code not in (ExitCode.TERMINATED, ExitCode.RENDEZVOUS) or self.record.app.phase is AppPhase.ENDING:
             super().handle_event(event)
         elif code == ExitCode.RENDEZVOUS:
@@ -286,7 +286,7 @@ class NodeSupervisor(Supervisor):
                 lambda: _may_go_on(self._folder, self._allocation), lambda goes_on: self._replace(event, goes_on)
             )
 
-    def _replace(self, event: events.Event, goes_on: bool) -> None:
+    def _replace(self, event: decisions.Event, goes_on: bool) -> None:
         role = next(iter(self.record.app.replicas)).role
         if not goes_on:
             self.leave(self._find_why() or Reason(code=Code.CANCELLED), continues=False)
@@ -294,7 +294,7 @@ class NodeSupervisor(Supervisor):
             self.leave(Reason(code=Code.OTHER_PREEMPTED), continues=True)
         super().handle_event(event)
 
-    def _go_elsewhere(self, event: events.Event, lost: Sequence[str]) -> None:
+    def _go_elsewhere(self, event: decisions.Event, lost: Sequence[str]) -> None:
         """Have the job queued again if its agents could not go on without nodes that Slurm has lost, too."""
         if lost and self._spec.details["continues"] != "no":
             self.leave(Reason(code=Code.NODES_LOST, hosts=tuple(lost)), continues=True)
@@ -317,7 +317,7 @@ class NodeSupervisor(Supervisor):
         if not self._left_s:
             self._print_reason(why)
             self._left_s = time.time()
-        super().handle_event(events.CancelRequested(reasons=(why,)))
+        super().handle_event(decisions.CancelRequested(reasons=(why,)))
 
     def _print_reason(self, why: Reason) -> None:
         """Print why the job stops in the log of the first node: the agent only knows of the signal that it gets."""

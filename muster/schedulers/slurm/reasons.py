@@ -9,7 +9,7 @@ from torchx.specs import AppState
 from muster._shared.records import replace
 from muster.schedulers.adapter import Code, Reason
 from muster.schedulers.slurm.client import NodeSize, Partition, QueueEntry, Wish
-from muster.schedulers.wording.slurm_names import ENDS
+from muster.schedulers.wording.words import ENDS
 
 _NAMES: Final = {
     AppState.PENDING: "PENDING CONFIGURING REQUEUED REQUEUE_HOLD REQUEUE_FED SPECIAL_EXIT RESV_DEL_HOLD",

@@ -7,8 +7,7 @@ from torchx.specs import AppDef, AppState
 from torchx.specs.api import ReplicaStatus
 
 from muster._shared.reports import Report
-from muster.schedulers.wording.job_facts import JobFacts
-from muster.schedulers.wording.reasons import Reasons
+from muster.schedulers.wording.reasons import JobFacts, Reasons
 
 
 @dataclass

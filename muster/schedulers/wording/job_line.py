@@ -17,10 +17,10 @@ from torchx.specs import AppState
 from torchx.specs.api import is_terminal
 
 from muster._shared.contract import show_controls
+from muster._shared.reports import format_duration
 from muster.schedulers.wording.facts import AppFacts
-from muster.schedulers.wording.job_facts import JobFacts
-from muster.schedulers.wording.reasons import Reason, to_data
-from muster.schedulers.wording.words import format_clock, format_duration, word, word_all
+from muster.schedulers.wording.reasons import JobFacts, Reason, to_data
+from muster.schedulers.wording.words import format_clock, word, word_all
 
 if TYPE_CHECKING:  # see `failure_report`
     from muster._shared.job_view import JobStatus
@@ -164,7 +164,7 @@ def _list_clauses(facts: AppFacts, state: str = "", shows_progress: bool = True)
         has_ended = is_terminal(facts.state)
         clauses.append(f"{'ended at' if has_ended else 'since'} {format_clock(since_s)}")
         if has_ended and facts.submitted_s is not None:
-            clauses[-1] += f" after {format_duration(since_s - facts.submitted_s)}"
+            clauses[-1] += f" after {format_duration(since_s - facts.submitted_s, 0)}"
     return clauses
 
 
@@ -206,25 +206,14 @@ def _list_nodes(facts: AppFacts) -> Iterator[str]:
 
 
 def _name_lost(facts: AppFacts) -> str:
-    """Return the names of the lost nodes in brackets. "": none is known.
-
-    If another node now has the number of a lost one, the lost ones are named by their hosts.
-    """
+    """Return the names of the lost nodes in brackets. "": none is known."""
     lost = _find_lost(facts)
-    known = [(role, index, host) for role, (_, nodes) in lost.items() for index, host in nodes]
-    names = [str(index) for _, index, _ in known] if len(lost) == 1 else [f"{role}/{index}" for role, index, _ in known]
+    known = [(role, index) for role, (_, nodes) in lost.items() for index, _ in nodes]
+    names = [str(index) for _, index in known] if len(lost) == 1 else [f"{role}/{index}" for role, index in known]
     word = "" if len(lost) > 1 else f"node{'s'[: len(names) != 1]} "
-    if _has_renumbered(facts) and all(host for _, _, host in known):
-        word, names = "on ", [host for _, _, host in known]
     shown = list(dict.fromkeys(names))[:_MOST_NAMED]
     left = sum(count for count, _ in lost.values()) - sum(name in shown for name in names)
     return f" ({word}{', '.join(shown)}{f' and {left} more' if left else ''})" if shown else ""
-
-
-def _has_renumbered(facts: AppFacts) -> bool:
-    """Return whether two nodes have the same number, because nodes were numbered anew after a loss."""
-    names = [(each.role, each.id) for each in facts.replicas or ()]
-    return len(set(names)) < len(names)
 
 
 def _list_progress(jobs: Mapping[str, JobFacts]) -> Iterator[str]:
@@ -232,7 +221,7 @@ def _list_progress(jobs: Mapping[str, JobFacts]) -> Iterator[str]:
     for role, job in jobs.items():
         eta_s = None if job.status is None else find_eta_s(job.status)
         text = "" if job.status is None else describe_status(job.status)
-        texts[role] = text if eta_s is None else f"{text}; ETA {format_duration(eta_s)}"
+        texts[role] = text if eta_s is None else f"{text}; ETA {format_duration(eta_s, 0)}"
     return _name_roles(texts)
 
 

@@ -136,6 +136,6 @@ def test_a_suspended_job_stands_still_on_all_nodes(scheduler, tmp_path, still_s)
 
 def test_the_interpreter_is_this_one() -> None:
     """Else modules are not looked up, and the test of them would prove nothing."""
-    from muster.schedulers.local.interpreter import find_interpreter
+    from muster.schedulers.local.submission import find_interpreter
 
     assert find_interpreter({}, sys.executable) == sys.executable

@@ -16,7 +16,7 @@ from muster.schedulers.adapter.scheduler import PluginScheduler
 from muster.schedulers.errors import EngineError
 from muster.schedulers.failure_report import parse_report
 from muster.schedulers.lines import TimedLine
-from muster.schedulers.wording.job_facts import JobFacts
+from muster.schedulers.wording.reasons import JobFacts
 
 AGENT = ["-m", "muster.agent", "--nnodes", "2", "main.py"]
 LINES = {
@@ -294,7 +294,7 @@ def test_a_read_that_failed_is_a_line_with_its_reason(log):
         ),
         ({}, ["--failed"], CommandExit.REFUSED, "no rank of a is known to have failed"),
         ({}, ["--role", "x"], CommandExit.USAGE, "a has no role 'x'; it has: t, e"),
-        ({}, ["--role", "e", "--rank", "0"], CommandExit.USAGE, "e runs no agents of muster, which number ranks"),
+        ({}, ["--role", "e", "--rank", "0"], CommandExit.USAGE, "a has no role 'e' that runs agents"),
         ({}, ["--node", "5"], CommandExit.USAGE, "a has nodes 0 to 1, not 5"),
         ({}, ["-f", "--attempt", "0"], CommandExit.USAGE, "-f with --attempt needs a --rank"),
         ({}, ["gone"], CommandExit.UNKNOWN, "one has no job 'gone': it may have been deleted, or "),

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from muster._shared.control import CommandExit, ControlError
+from muster.cli import rerun_command as rerun
 from muster.cli.commands import main
-from muster.cli.rerun import command as rerun
-from muster.cli.rerun.workspace_watch import WorkspaceWatch, describe_changes, is_temporary
 from muster.cli.run_command import find_workspace_folder
+from muster.cli.workspace_watch import WorkspaceWatch, describe_changes, is_temporary
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from torchx.specs import AppState
 
 from muster._shared.control import ControlError
 from muster.cli import commands, run_command
-from muster.cli.output.streaming import LinePrinter, add_prefix
+from muster.cli.streaming import LinePrinter, add_prefix
 
 
 @pytest.fixture(autouse=True)

@@ -15,12 +15,12 @@ from muster._shared.control import CommandExit, ControlError
 from muster._shared.job_view import DeviceStatus, Goodput, JobEvent, JobState, JobStatus, NodeState, NodeStatus
 from muster._shared.records import replace
 from muster._shared.reports import Answer
+from muster.cli.top.agent_requests import Origin, Reader
 from muster.cli.top.app import Folds, TopView, describe_waits
 from muster.cli.top.command import Changes, follow
 from muster.cli.top.keys import KeyParser
 from muster.cli.top.picture import History, JobList, JobPicture, JobRow, sort_nodes, sort_ranks
 from muster.cli.top.rendering import Size, draw_job, draw_jobs, draw_text, list_rows, print_once
-from muster.cli.top.source import Origin, Reader
 from muster.cli.top.state import Deed, Place, Search, View, fit, found, press
 
 _KEYS = {

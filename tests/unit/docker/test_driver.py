@@ -20,8 +20,8 @@ from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.errors import DockerError, EngineUnavailable, NotFound
 from muster.schedulers.docker.running_apps.restarts import read_events
 from muster.schedulers.docker.spec import Label
+from muster.schedulers.supervision.decisions import ReplicaEnded
 from muster.schedulers.supervision.driver import EventQueue
-from muster.schedulers.supervision.events import ReplicaEnded
 from muster.schedulers.supervision.state import ReplicaId
 from muster.schedulers.wording.reasons import Code, Reason
 

@@ -11,9 +11,8 @@ from torchx.specs.api import NONE, ReplicaStatus
 from muster._shared.job_view import JobState, JobStatus, NodeState, NodeStatus, RankStatus
 from muster.schedulers.adapter.status import build_status, parse_status
 from muster.schedulers.wording.facts import AppFacts
-from muster.schedulers.wording.job_facts import JobFacts
 from muster.schedulers.wording.job_line import build_data, find_eta_s, format_line, format_message
-from muster.schedulers.wording.reasons import Code, Reason
+from muster.schedulers.wording.reasons import Code, JobFacts, Reason
 from muster.schedulers.wording.words import word
 
 NOW_S = float(int(time.time()) - 600)
@@ -220,24 +219,6 @@ def test_lost_nodes_of_several_roles_have_the_names_of_their_roles():
     assert format_line(build_facts(replicas=replicas)) == "RUNNING: 1 of 3 nodes runs, 2 are lost (a/1, b/1)"
     replicas = [ReplicaStatus(id=index, state=AppState.FAILED, role="t", hostname="h") for index in range(9)]
     assert format_line(build_facts(replicas=replicas)).endswith("9 are lost (nodes 0, 1, 2, 3, 4, 5, 6, 7 and 1 more)")
-
-
-@pytest.mark.parametrize(
-    ("lost", "words"),
-    [
-        ([(0, "h-a")], "1 is lost (on h-a)"),
-        ([(0, "h-a"), (0, "h-b")], "2 are lost (on h-a, h-b)"),
-        ([(0, "h-a"), (0, "h-a")], "2 are lost (on h-a)"),
-        ([(2, "h-c")], "1 is lost (node 2)"),
-    ],
-)
-def test_a_lost_node_whose_number_another_one_has_now_is_named_by_its_host(lost, words):
-    """Each number counted once: of two lost nodes, one was not in the line."""
-    nodes = [(0, AppState.RUNNING, "h"), *((index, AppState.FAILED, host) for index, host in lost)]
-    replicas = [ReplicaStatus(id=index, state=state, role="t", hostname=host) for index, state, host in nodes]
-    facts = build_facts(replicas=replicas)
-    assert format_line(facts) == f"RUNNING: 1 of {len(nodes)} nodes runs, {words}"
-    assert build_data(facts)["nodes"]["lost"] == len(lost)
 
 
 def test_torchx_dumps_states_by_their_names():

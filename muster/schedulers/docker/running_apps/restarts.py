@@ -8,13 +8,12 @@ from urllib.parse import quote
 
 from muster._shared.contract import LogNames
 from muster._shared.foreign_files import read_whole
-from muster.schedulers.adapter.records import RecordReader
 from muster.schedulers.docker.engine.client import Engine
 from muster.schedulers.docker.engine.container_state import ContainerFacts
 from muster.schedulers.docker.engine.errors import DockerError
 from muster.schedulers.docker.spec import AppRequest, ContainerRequest, Label, build_user_id
-from muster.schedulers.failure_report import parse_attempt
-from muster.schedulers.wording.job_facts import JobFacts
+from muster.schedulers.failure_report import RecordReader, parse_attempt
+from muster.schedulers.wording.reasons import JobFacts
 
 RECORDS_LIMIT_BYTES: Final = 8 << 20
 """Some 20,000 records. A job with more of them shows no restarts while it runs."""

@@ -24,12 +24,13 @@ from muster._shared.control import CommandExit, ControlError, describe_answer
 from muster._shared.foreign_files import parse_json, read_whole
 from muster.cli import operations
 from muster.cli.answers import say
-from muster.schedulers.adapter.factories import find_properties
+from muster.schedulers.adapter.properties import find_properties
 from muster.schedulers.errors import UnsafeFolderError
+from muster.schedulers.supervision.app_folder import write_text
 from muster.schedulers.supervision.registry import find_state_dir
 
 if TYPE_CHECKING:  # every `muster run` records its line
-    from muster.cli.rerun.workspace_watch import WorkspaceWatch
+    from muster.cli.workspace_watch import WorkspaceWatch
 
 _FOLDER: Final = "last-lines"
 _LOOK_S: Final = 0.1
@@ -48,10 +49,7 @@ def record_line(words: Sequence[str]) -> None:
     with contextlib.suppress(OSError, ControlError):
         path = _find_path()
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        made = path.with_name(f".{path.name}.{os.getpid()}")
-        made.touch(mode=0o600)
-        made.write_text(json.dumps({"folder": os.getcwd(), "words": list(words)}))
-        made.replace(path)
+        write_text(path, json.dumps({"folder": os.getcwd(), "words": list(words)}))
 
 
 def read_line() -> list[str]:
@@ -88,7 +86,7 @@ def watch(words: Sequence[str], workspace: str) -> int:
         words: of the line.
         workspace: its folder.
     """
-    from muster.cli.rerun.workspace_watch import WorkspaceWatch, describe_changes
+    from muster.cli.workspace_watch import WorkspaceWatch, describe_changes
 
     with WorkspaceWatch(Path(workspace)) as files, _blocked_signals():
         while True:

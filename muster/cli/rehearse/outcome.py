@@ -54,11 +54,6 @@ class Row:
     """Names of `table.ADVICE`."""
     logs: str = ""
 
-    @property
-    def is_tried(self) -> bool:
-        """The fault was caused."""
-        return self.verdict is not Verdict.NOT_TRIED
-
 
 def judge(result: Result, undisturbed: Result, *, is_repeatable: bool | None, first_save: int | None = None) -> Row:
     """Judge one run.

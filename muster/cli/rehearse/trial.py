@@ -159,6 +159,7 @@ class Trial:
         self.rank, self.node, self.nodes, self.journal = case.rank, case.node, case.nodes, journal
         self._case, self._app, self._scheduler, self._limits = case, app, scheduler, limits
         self._world, self._work = world, world.folder / "work"
+        self.disk, self.cut = world.folder, world.cut
         self._result = Result(case=case)
         self._app_folder: AppFolder | None = None
         self._slots: dict[int, Slot] = {}
@@ -213,15 +214,6 @@ class Trial:
     def find_agent(self, node: int) -> int:
         """See `Scene`."""
         return self._watch.find_agent(node)
-
-    @property
-    def disk(self) -> Path:
-        """See `Scene`."""
-        return self._world.folder
-
-    def cut(self, node: int) -> contextlib.AbstractContextManager[None]:
-        """See `Scene`."""
-        return self._world.cut(node)
 
     def has_all_workers(self) -> bool:
         """See `Scene`."""

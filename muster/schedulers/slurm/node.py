@@ -228,13 +228,6 @@ class SlurmDriver(ProcessDriver):
         return replace(launch, command=command, env=env)
 
 
-@dataclass(frozen=True)
-class Told:
-    """What a thread or a signal handler reports to the loop, which decides."""
-
-    act: Callable[[], None]
-
-
 class NodeSupervisor(Supervisor):
     """A `Supervisor` of one replica that knows what Slurm's signals and time limit mean."""
 
@@ -265,10 +258,10 @@ class NodeSupervisor(Supervisor):
         """What earlier runs have written, and the beginning of this one."""
         self._earlier = _read_checkpoints(folder, spec)
 
-    def handle_event(self, event: decisions.Event | Told) -> None:
+    def handle_event(self, event: decisions.Event | Callable[[], None]) -> None:
         """Ask Slurm what happens to the job before an agent that was preempted starts again."""
-        if isinstance(event, Told):
-            event.act()
+        if callable(event):  # what a thread or a signal handler reports
+            event()
             return
         if isinstance(event, decisions.ReplicaEnded) and not event.reasons and event.exit_code not in NEVER_RETRY:
             where = Reason(code=Code.ON_HOST, host=self._allocation.hosts[self._allocation.task])
@@ -307,7 +300,7 @@ class NodeSupervisor(Supervisor):
         def run() -> None:
             time.sleep(delay_s)
             answer = ask()
-            self._event_queue.post(Told(lambda: then(answer)))
+            self._event_queue.post(lambda: then(answer))
 
         threading.Thread(target=run, daemon=True).start()
 
@@ -389,7 +382,7 @@ class NodeSupervisor(Supervisor):
             if continues:
                 self._search_loss()
 
-        self._event_queue.post(Told(act))
+        self._event_queue.post(act)
 
     def _find_why(self) -> Reason | None:
         """Return why muster itself ends the job. None: it does not, or this node is not told."""

@@ -141,20 +141,18 @@ class Supervisor:
         if isinstance(action, decisions.Start):
             self._start(action.replicas)
         elif isinstance(action, decisions.Stop):
-            number = action.number
-            self._event_queue.set_timer(
-                "grace", self._spec.grace_s, lambda: self._event_queue.post(decisions.GraceExpired(number=number))
-            )
+            self._set_timer("grace", self._spec.grace_s, decisions.GraceExpired(number=action.number))
             for each in action.replicas:
                 self._driver.stop(each, is_interrupt=action.is_interrupt)
         elif isinstance(action, decisions.Linger):
-            expired = decisions.LingerExpired(number=action.number)
-            self._event_queue.set_timer("linger", action.delay_s, lambda: self._event_queue.post(expired))
+            self._set_timer("linger", action.delay_s, decisions.LingerExpired(number=action.number))
         elif isinstance(action, decisions.Kill):
-            too_late = decisions.KillExpired(number=action.number)
-            self._event_queue.set_timer("kill", decisions.KILL_LIMIT_S, lambda: self._event_queue.post(too_late))
+            self._set_timer("kill", decisions.KILL_LIMIT_S, decisions.KillExpired(number=action.number))
             for each in action.replicas:
                 self._driver.kill(each)
+
+    def _set_timer(self, name: str, delay_s: float, event: decisions.Event) -> None:
+        self._event_queue.set_timer(name, delay_s, lambda: self._event_queue.post(event))
 
     def _start(self, replicas: tuple[ReplicaId, ...]) -> None:
         handles: dict[ReplicaId, Handle] = dict(self._record.handles)

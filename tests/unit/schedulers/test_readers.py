@@ -19,6 +19,7 @@ from muster.schedulers.docker.engine.errors import one_line
 from muster.schedulers.failure_report import (
     RecordReader,
     describe_report,
+    explain_report,
     find_root_cause,
     find_trouble,
     find_usage_line,
@@ -119,7 +120,7 @@ def test_the_root_cause_is_named_once():
     failures = [FAILURE | {"exception": "late", "collateral": True}, FAILURE | {"exception": "ValueError: x"}]
     report = read(reason="rank 1\n failed", failures=failures)
     assert find_root_cause(report).exception == "ValueError: x"
-    assert describe_report(report) == "rank 1 failed: ValueError: x"
+    assert explain_report(report).exception == "ValueError: x"
     assert describe_report(read(reason="rank 1: ValueError: x", failures=failures)) == "rank 1: ValueError: x"
     assert describe_report(read(reason="")) == ""
 

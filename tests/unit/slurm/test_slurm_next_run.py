@@ -3,6 +3,7 @@
 import json
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -97,7 +98,7 @@ class Supervised:
     ) -> None:
         self.folder = write_node(Path(spec.folder), replica, build_running(replica, phase=AppPhase.RUNNING))
         self.replica, self.driver, queue = replica, Driver(), EventQueue()
-        self.posted: list[node.Told] = []
+        self.posted: list[Callable[[], None]] = []
         monkeypatch.setattr(queue, "post", self.posted.append)
         self.supervisor = node.NodeSupervisor(self.folder, spec, queue, self.driver, allocation)  # type: ignore[arg-type]
 

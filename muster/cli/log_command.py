@@ -135,7 +135,7 @@ class _Log:
         """By role."""
         self._printed: dict[str, list[str]] = {}
         """Reports in the output of nodes, by role."""
-        self._told: set[str] = set()
+        self._written: set[str] = set()
         self._has_lines = False
 
     def describe_state(self) -> str:
@@ -341,8 +341,8 @@ class _Log:
         try:
             return self._scheduler.read_run_file(self._app_id, role, index, name, _LIMIT_BYTES)
         except EngineError as error:
-            if str(error) not in self._told:
-                self._told.add(str(error))
+            if str(error) not in self._written:
+                self._written.add(str(error))
                 say(f"{name} of node {index} cannot be read: {error}")
             return None
 

@@ -258,13 +258,13 @@ class RecordReader:
         """What is known of a job that runs."""
         records, status = self._files
         try:
-            told = parse_status(status)
+            parsed = parse_status(status)
         except FormatError as error:
             return JobFacts(trouble=(Reason(code=Code.OTHER_FORMAT, text=str(error)),))
-        if told is not None and self._is_older(told.time_s):
+        if parsed is not None and self._is_older(parsed.time_s):
             return JobFacts()
-        attempt = max(self.restarts, 0 if told is None else told.attempt)
-        return JobFacts(trouble=find_trouble(records), attempt=attempt, status=told)
+        attempt = max(self.restarts, 0 if parsed is None else parsed.attempt)
+        return JobFacts(trouble=find_trouble(records), attempt=attempt, status=parsed)
 
     def _is_older(self, written_s: float) -> bool:
         from muster.schedulers.timestamps import parse_timestamp  # nodes of Slurm's have none

@@ -120,10 +120,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def run_words(words: Sequence[str]) -> int:
+def run_words(argv: Sequence[str]) -> int:
     """Do what the words say, and return the exit code."""
-    parser = build_parser(words)
-    options = vars(parse(parser, words))
+    parser = build_parser(argv)
+    options = vars(parse(parser, argv))
     if os.path.expanduser("~") == "~":  # TorchX looks for it when it is imported
         print("muster: this user has no home folder: set HOME", file=sys.stderr)
         return 2
@@ -177,11 +177,11 @@ def list_parsers(parser: argparse.ArgumentParser) -> Mapping[str, CommandParser]
     )
 
 
-def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
+def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
     """Do as `parse_args`, but what a command does not know is refused with the usage of that command."""
-    if words and not words[0].startswith("-") and words[0] not in COMMANDS:
-        parser.exit(CommandExit.USAGE, f"muster: {_refuse_command(words[0])}\n")
-    args, unknown = parser.parse_known_args(words)
+    if argv and not argv[0].startswith("-") and argv[0] not in COMMANDS:
+        parser.exit(CommandExit.USAGE, f"muster: {_refuse_command(argv[0])}\n")
+    args, unknown = parser.parse_known_args(argv)
     if unknown:
         command = list_parsers(parser)[args.command]
         near = _find_near(unknown[0].partition("=")[0], command.list_words())

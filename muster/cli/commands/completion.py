@@ -64,8 +64,8 @@ def build_completion(shell: str) -> str:
     if shell == "fish":
         return _build_fish(words, asks)
     names = " ".join(words)
-    asked = f"$({_LIST_APPS})" if shell == "bash" else f'${{(f)"$({_LIST_APPS})"}}'
-    rows = {name: " ".join([*found, *([asked] if name in asks else [])]) for name, found in words.items()}
+    apps = f"$({_LIST_APPS})" if shell == "bash" else f'${{(f)"$({_LIST_APPS})"}}'
+    rows = {name: " ".join([*found, *([apps] if name in asks else [])]) for name, found in words.items()}
     if shell == "bash":
         cases = "\n".join(f'            {name}) words="{row}" ;;' for name, row in rows.items())
         return _BASH.replace("@COMMANDS@", names).replace("@CASES@", cases)

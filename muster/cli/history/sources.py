@@ -286,8 +286,8 @@ def describe_keeping(role: Role) -> str:
 
 
 def _describe_keeping(role: Role) -> str:
-    told = describe_keeping(role)
-    return f"{told[0].upper()}{told[1:]}: `muster timeline` and `muster events` take the folder of the job there."
+    advice = describe_keeping(role)
+    return f"{advice[0].upper()}{advice[1:]}: `muster timeline` and `muster events` take the folder of the job there."
 
 
 def _read_tracebacks(events: Sequence[Event], read: Callable[[int, str], bytes]) -> dict[tuple[int, int], str]:

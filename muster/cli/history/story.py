@@ -282,8 +282,8 @@ def _replay(placed: Sequence[Placed]) -> list[Event]:
                 followers += [name for name in agents if name not in (*followers, chosen[at])]
                 kept += _find_loss(kept[-1], agents, own)
             for name in followers:  # what the lost one could not write
-                told = {other.event.what for other in kept} | {"agent_started", "fenced"}
-                kept += [other for other in agents.get(name, ()) if other.event.what not in told]
+                written = {other.event.what for other in kept} | {"agent_started", "fenced"}
+                kept += [other for other in agents.get(name, ()) if other.event.what not in written]
             records += kept
         replayed = [_move(each.event, _find_time(each)) for each in records]
         replayed.sort(key=lambda each: each.time_s)

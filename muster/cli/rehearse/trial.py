@@ -284,8 +284,8 @@ class Trial:
         # An optimizer's steps count until the script's own come.
         self._counts = self._counts or any(each.is_counted for each in slots.values())
         by_rank = {rank: each.done for rank, each in slots.items() if each.done and each.is_counted is self._counts}
-        told = list(by_rank.values())
-        if not told:
+        counts = list(by_rank.values())
+        if not counts:
             self._has_begun = False
         else:
             result.is_counted = self._counts
@@ -298,8 +298,8 @@ class Trial:
                 result.starts.append(start)
                 self._last_step_s, result.done = None, start
             # A rank that ended stepless had none left.
-            if min(told) > result.done and all(map(self._watch.has_ended, slots.keys() - by_rank.keys())):
-                self._record_step(min(told))
+            if min(counts) > result.done and all(map(self._watch.has_ended, slots.keys() - by_rank.keys())):
+                self._record_step(min(counts))
         if has_saved or any(each.is_saving for each in slots.values()):
             self._is_saving = True
             if result.saved_at[-1:] != [result.done]:

@@ -183,15 +183,15 @@ def find_tool(program: str) -> str:
     return found
 
 
-def run_tool(program: str, *words: str) -> None:
+def run_tool(program: str, *arguments: str) -> None:
     """Run a program to its end.
 
     Raises:
         NotPossibleError: there is none, or it failed. The message has its output.
     """
-    command = (find_tool(program), *words)
+    command = (find_tool(program), *arguments)
     try:
         subprocess.run(command, capture_output=True, text=True, check=True)
     except subprocess.CalledProcessError as error:
         why = " ".join(str(error.stderr).split())
-        raise NotPossibleError(f"{' '.join((program, *words[:3]))} ...: {why}") from error
+        raise NotPossibleError(f"{' '.join((program, *arguments[:3]))} ...: {why}") from error

@@ -128,7 +128,7 @@ class Reader:
             wake: called by threads when there is something to get.
         """
         self._wake = wake
-        self._told: queue.SimpleQueue[tuple[Origin | Deed, object, Content]] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[Origin | Deed, object, Content]] = queue.SimpleQueue()
         """What was reported, with the call that reported it."""
         self._looks: object = None
         """Names the present `repeat`. A thread that finds another one ends."""
@@ -143,7 +143,7 @@ class Reader:
         found: list[tuple[Origin | Deed, Content]] = []
         while True:
             try:
-                origin, call, content = self._told.get_nowait()
+                origin, call, content = self._answers.get_nowait()
             except queue.Empty:
                 return found
             if isinstance(origin, Deed) or call is self._looks or call is self._log:
@@ -201,7 +201,7 @@ class Reader:
         self._tell(origin, call, content)
 
     def _tell(self, origin: Origin | Deed, call: object, content: Content) -> None:
-        self._told.put((origin, call, content))
+        self._answers.put((origin, call, content))
         self._wake()
 
 

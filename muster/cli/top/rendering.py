@@ -274,10 +274,10 @@ def _list_progress(status: JobStatus, bar: int, *, is_live: bool) -> Iterator[Te
         text.append("─" * (bar - round(part * bar)), style="dim")
         text.append(f" {part:.0%}{_GAP}".replace("%", " %"))
     if has_step and (is_live or status.step is None):
-        words = status.describe()
+        line = status.describe()
     else:
-        words = ", ".join([_describe_done(status), *(f"{name} {format_value(each)}" for name, each in status.values)])
-    text.append(show_controls(words).replace(", ", _GAP))
+        line = ", ".join([_describe_done(status), *(f"{name} {format_value(each)}" for name, each in status.values)])
+    text.append(show_controls(line).replace(", ", _GAP))
     if is_live and status.eta_s is not None and status.still_s is None:
         text.append(f"{_GAP}ETA {format_duration(status.eta_s, 0)}")
     yield text

@@ -299,7 +299,7 @@ def take_hold(hold: AnyHold, name: str, *, waits: bool = False, hint: str = "") 
     Raises:
         EngineError: it has a run. It is one line.
     """
-    told = ""
+    reported = ""
     while True:
         fd = lock_hold(hold.lock_path, name)
         if fd is not None:
@@ -307,9 +307,9 @@ def take_hold(hold: AnyHold, name: str, *, waits: bool = False, hint: str = "") 
         run = hold.find_run()
         if run and not waits:
             raise EngineError(f"{hold.handle} runs {run} now{hint}")
-        if run and run != told:
+        if run and run != reported:
             print_line(f"held: waiting for {run} on {hold.handle}")
-            told = run
+            reported = run
         time.sleep(_POLL_S)
 
 

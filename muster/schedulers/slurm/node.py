@@ -387,9 +387,9 @@ class NodeSupervisor(Supervisor):
     def _find_why(self) -> Reason | None:
         """Return why muster itself ends the job. None: it does not, or this node is not told."""
         with contextlib.suppress(OSError):
-            told = read_whole(self._end_file)
+            content = read_whole(self._end_file)
             with contextlib.suppress(KeyError, TypeError, ValueError):
-                return Reason(code=Code.JOB_ENDS, causes=parse_reasons(parse_json(told)))
+                return Reason(code=Code.JOB_ENDS, causes=parse_reasons(parse_json(content)))
             return Reason(code=Code.JOB_ENDS)
         with contextlib.suppress(OSError):
             code = STOPS.get(self._folder.read_request() or "")
@@ -552,9 +552,9 @@ def limit_child_of_srun(arguments: Sequence[str]) -> None:
     Args:
         arguments: of this program, with which the command of its srun ends.
     """
-    words = [os.fsencode(each) for each in arguments]
+    argv = [os.fsencode(each) for each in arguments]
     parents = processes.list_parents()
-    commands = {pid: command for pid in parents if (command := _read_command(pid))[-len(words) :] == words}
+    commands = {pid: command for pid in parents if (command := _read_command(pid))[-len(argv) :] == argv}
     for pid, command in commands.items():
         if os.path.basename(command[0]) == b"srun" and commands.get(parents[pid]) == command:
             with contextlib.suppress(OSError):  # it has ended, or is another user's
@@ -682,8 +682,8 @@ def _end_others(folder: AppFolder, allocation: Allocation, why: Reasons) -> None
     They would wait for a node that does not come, or run on without a role that has failed. Record why, for them.
     """
     with contextlib.suppress(OSError):
-        told = json.dumps([to_data(each) for each in why])
-        write_text(folder.state_dir / RUNS_DIR / allocation.run / END_NAME, told)
+        content = json.dumps([to_data(each) for each in why])
+        write_text(folder.state_dir / RUNS_DIR / allocation.run / END_NAME, content)
     _run("scontrol", "update", f"JobId={allocation.job_id}", "Requeue=0")
     _run("scancel", "--signal=USR1", allocation.job_id)
 
@@ -822,11 +822,11 @@ def _has_lost_script(allocation: Allocation) -> bool:
 
 def _submit_follow_up(folder: AppFolder, spec: AppSpec, allocation: Allocation) -> None:
     excluded = _choose_excluded(folder, spec, allocation)
-    words = [f"--exclude={','.join(excluded)}"] if excluded else []
+    options = [f"--exclude={','.join(excluded)}"] if excluded else []
     script = str(folder.state_dir / SCRIPT_NAME)
     for number in range(_STATE_TRIES):  # the controller may be restarting
         time.sleep(number and _STATE_PAUSE_S)
-        job_id = _run("sbatch", "--parsable", *words, f"--dependency=afterany:{allocation.job_id}", script)
+        job_id = _run("sbatch", "--parsable", *options, f"--dependency=afterany:{allocation.job_id}", script)
         if job_id:
             print(job_id, flush=True)
             record_job(folder, job_id.partition(";")[0])

@@ -215,12 +215,12 @@ def _read_nodes(folder: adapter.AppFolder, spec: adapter.AppSpec, run: str) -> d
     return found
 
 
-def build_facts(app: App, told: adapter.AgentReports, submitted_s: float | None) -> adapter.AppFacts:
+def build_facts(app: App, reports: adapter.AgentReports, submitted_s: float | None) -> adapter.AppFacts:
     """Return what people are shown.
 
     Args:
         app: see `read_app`.
-        told: what its agents report.
+        reports: what its agents report.
         submitted_s: when the app was submitted. Its job counts from its last requeue.
     """
     state = app.state
@@ -240,8 +240,8 @@ def build_facts(app: App, told: adapter.AgentReports, submitted_s: float | None)
         submitted_s=submitted_s,
         since_s=_find_since_s(app.entry, state),
     )
-    told = replace(told, jobs={role: job for role, job in told.jobs.items() if _is_of_this_run(app, job)})
-    return adapter.combine_facts(known, told, tells_jobs=state is AppState.RUNNING or is_terminal(state))
+    reports = replace(reports, jobs={role: job for role, job in reports.jobs.items() if _is_of_this_run(app, job)})
+    return adapter.combine_facts(known, reports, tells_jobs=state is AppState.RUNNING or is_terminal(state))
 
 
 def _find_since_s(entry: QueueEntry | None, state: AppState) -> float | None:
@@ -301,8 +301,8 @@ def _list_reasons(app: App, state: AppState, lost: set[str]) -> adapter.Reasons:
     else:
         found += [adapter.Reason(code=adapter.Code.NODES_LOST, hosts=(name,)) for name in sorted(lost)]
         found += find_killed(app).values()
-        told = filter(None, (known.record.app.reasons for known in app.nodes.values()))
-        found += [adapter.Reason(code=adapter.Code.NODE_REPORTS, causes=each) for each in told]
+        causes = filter(None, (known.record.app.reasons for known in app.nodes.values()))
+        found += [adapter.Reason(code=adapter.Code.NODE_REPORTS, causes=each) for each in causes]
         word = "" if entry.state == "RUNNING" else entry.state.lower()
         found.append(adapter.Reason(code=adapter.Code.SLURM_JOB, job=entry.job_id, word=word))
     if len(app.runs) > 1 or (app.runs and state is AppState.PENDING):
@@ -339,10 +339,10 @@ def explain_end(app: App, state: AppState) -> adapter.Reasons:
     killed = tuple(find_killed(app).values())[:1]
     by_slurm = None if app.entry is None else reasons.explain_end(app.entry)
     if not killed and not ended:
-        said = _read_last_line(app.folder) if app.is_shared else _explain_node_dir(app)
-        return tuple(each for each in (by_slurm, said) if each is not None)
-    told = killed or first  # the first failure is the cause
-    return told if by_slurm is None else (*told, by_slurm)
+        line = _read_last_line(app.folder) if app.is_shared else _explain_node_dir(app)
+        return tuple(each for each in (by_slurm, line) if each is not None)
+    by_nodes = killed or first  # the first failure is the cause
+    return by_nodes if by_slurm is None else (*by_nodes, by_slurm)
 
 
 def _explain_node_dir(app: App) -> adapter.Reason | None:
@@ -366,8 +366,8 @@ def find_killed(app: App) -> dict[str, adapter.Reason]:
         return {}
     try:
         start = int(read_whole(app.folder.state_dir / RUNS_DIR / app.runs[-1] / LOG_START_NAME))
-        said = read_regular(app.folder.state_dir / LOG_NAME, _RUN_LOG_LIMIT_BYTES, start)
-        text = _BY_SLURM.split(said.decode(errors="replace"))[0]
+        output = read_regular(app.folder.state_dir / LOG_NAME, _RUN_LOG_LIMIT_BYTES, start)
+        text = _BY_SLURM.split(output.decode(errors="replace"))[0]
     except (OSError, ValueError):
         return {}
     running = {known.node for each, known in app.nodes.items() if known.has_running(each)}
@@ -393,8 +393,8 @@ def find_checkpoint(app: App) -> str:
 def _read_last_line(folder: adapter.AppFolder) -> adapter.Reason | None:
     """Return what the script or srun has said last that is more than an exit code: why nothing has started."""
     lines = read_last_lines(folder)
-    said = [line for line in lines if not _SAYS_LITTLE.search(line)] or lines
-    return adapter.Reason(code=adapter.Code.SCRIPT_SAID, text=said[-1]) if said else None
+    chosen = [line for line in lines if not _SAYS_LITTLE.search(line)] or lines
+    return adapter.Reason(code=adapter.Code.SCRIPT_SAID, text=chosen[-1]) if chosen else None
 
 
 def read_last_lines(folder: adapter.AppFolder) -> list[str]:

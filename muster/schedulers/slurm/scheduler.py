@@ -188,12 +188,12 @@ class SlurmScheduler(adapter.PluginScheduler, WorkspaceMixin[None]):  # type: ig
         if app is None:
             return None
         if app.is_shared:
-            told = adapter.read_agent_reports(app.folder, app.spec)
+            reports = adapter.read_agent_reports(app.folder, app.spec)
         else:
             from muster.schedulers.slurm.logs import read_words
 
-            told = read_words(app)
-        return running_apps.build_facts(app, told, self._find_registry().find_added_s(app_id))
+            reports = read_words(app)
+        return running_apps.build_facts(app, reports, self._find_registry().find_added_s(app_id))
 
     def list_apps(self, cfg: Mapping[str, Any]) -> list[ListAppResponse]:
         """See `PluginScheduler`: the apps that this user has submitted here."""

@@ -59,7 +59,7 @@ class SshLink(Link):
         self._alive_s = min(ALIVE_S, float(order["lost_s"]) / 4)
         self._stop_s: float | None = None
         self._told_kill_s: float | None = None
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         """The signals that were sent over this connection."""
         self._lent: Sequence[int] = order["fds"]
         """The descriptors of an `ssh` that has looked at the host already. They are for the first connection."""
@@ -107,7 +107,7 @@ class SshLink(Link):
         host, python = self._order["host"], self._order["python"]
         command = build_ssh(self._order["ssh"], host, python)
         ssh = PipedProcess.adopt(self._lent) if self._lent else PipedProcess.start(command, prepare=_end_with_parent)
-        self._told.clear()
+        self._reported.clear()
         self._uploads = iter(()) if self._has_started else self._read_files()
         lost_s = float(self._order["lost_s"])
         return Session(
@@ -190,8 +190,8 @@ class SshLink(Link):
             self._stop_s = self._stop_s or time.monotonic()
             if name == "KILL":
                 self._told_kill_s = self._told_kill_s or time.monotonic()
-            if session.has_started and name not in self._told:
-                self._told.add(name)
+            if session.has_started and name not in self._reported:
+                self._reported.add(name)
                 session.send_signal(name)
 
     def _is_left(self) -> bool:

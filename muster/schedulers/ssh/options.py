@@ -87,9 +87,9 @@ def find_hosts(options: SshOptions) -> list[Host]:
         OptionError: not exactly one option names them.
         SchedulerError: they cannot be read, there are none, or one is named twice.
     """
-    given = [name for name in ("hosts", "hostfile", "discover") if getattr(options, name)]
-    if len(given) != 1:
-        what = " and ".join(given) or "none of them is given"
+    sources = [name for name in ("hosts", "hostfile", "discover") if getattr(options, name)]
+    if len(sources) != 1:
+        what = " and ".join(sources) or "none of them is given"
         raise adapter.OptionError(
             f"name the hosts by one of -cfg hosts=A,B, hostfile=PATH, discover=SCRIPT: {what}", "hosts"
         )
@@ -99,11 +99,11 @@ def find_hosts(options: SshOptions) -> list[Host]:
         raise adapter.SchedulerError(str(error)) from error
     names = [host.name for host in hosts]
     if not names:
-        raise adapter.OptionError(f"{given[0]} names no host", given[0])
+        raise adapter.OptionError(f"{sources[0]} names no host", sources[0])
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        line = f"{given[0]} names {twice!r} twice: a host runs one node, of up to N processes with HOST:N"
-        raise adapter.OptionError(line, given[0])
+        line = f"{sources[0]} names {twice!r} twice: a host runs one node, of up to N processes with HOST:N"
+        raise adapter.OptionError(line, sources[0])
     return hosts
 
 

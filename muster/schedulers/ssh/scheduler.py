@@ -125,19 +125,19 @@ class SshScheduler(adapter.ProcessScheduler, WorkspaceMixin[None]):  # type: ign
         """
         record = AppFolder(spec.folder).read_record()
         running = [] if record is None else record.app.running([replica.role])
-        asked = [replica, *(each for each in running if each != replica)]
+        replicas = [replica, *(each for each in running if each != replica)]
         began_s, passed_s = time.monotonic(), 0.0
         failed: list[tuple[int, str, str]] = []
         while True:
-            each = asked[len(failed) % len(asked)]
+            each = replicas[len(failed) % len(replicas)]
             found = super().ask_node(spec, each, words, round(limit_s - passed_s, 1))
             if found[0] != _NOT_REACHED:
                 return found
             failed.append(found)
             passed_s = time.monotonic() - began_s
-            if passed_s > (_RETRY_S if len(failed) >= len(asked) else _SEARCH_S):
+            if passed_s > (_RETRY_S if len(failed) >= len(replicas) else _SEARCH_S):
                 return 1, *failed[0][1:]
-            if len(failed) % len(asked) == 0:
+            if len(failed) % len(replicas) == 0:
                 time.sleep(_PAUSE_S)
 
     def ask_command(

@@ -468,8 +468,8 @@ def _kill(state: SupervisedApp, event: KillRequested) -> Decision:
 def _handle_grace_expired(state: SupervisedApp, event: GraceExpired) -> Decision:
     if event.number != state.grace_number:
         return state, ()
-    told = state.running() if state.phase is AppPhase.ENDING else (*state.running(state.restarting), *state.leaving)
-    stopped = tuple(each for each in told if not _lingers(state, each))
+    targets = state.running() if state.phase is AppPhase.ENDING else (*state.running(state.restarting), *state.leaving)
+    stopped = tuple(each for each in targets if not _lingers(state, each))
     return state, (Kill(replicas=stopped, number=event.number),) if stopped else ()
 
 

@@ -88,11 +88,11 @@ def count_nodes(facts: AppFacts) -> dict[str, int]:
     """Return how many nodes there are to be, run, are spare, are lost and run without a part, all roles together."""
     replicas = facts.replicas or ()
     states = Counter(each.state for each in replicas)
-    told = [each.status for each in _list_live_jobs(facts).values() if each.status is not None]
+    statuses = [each.status for each in _list_live_jobs(facts).values() if each.status is not None]
     return {
         "all": sum(1 for each in replicas if each.state is not AppState.CANCELLED),
         "running": states[AppState.RUNNING],
-        "spare": sum(each.nodes_spare for each in told),
+        "spare": sum(each.nodes_spare for each in statuses),
         "lost": sum(count for count, _ in _find_lost(facts).values()),
         "apart": sum(_count_apart(facts, role, job) for role, job in _list_live_jobs(facts).items()),
     }
@@ -135,8 +135,8 @@ def _count_apart(facts: AppFacts, role: str, job: JobFacts) -> int:
 def find_since_s(facts: AppFacts) -> float | None:
     """Return since when the app is in its state, in wall-clock seconds. None: not known."""
     statuses = [each.status for each in facts.jobs.values() if each.status is not None]
-    told = [each.since_s for each in statuses if each.since_s is not None]
-    return max(told) if told and facts.state is AppState.RUNNING else facts.since_s
+    times = [each.since_s for each in statuses if each.since_s is not None]
+    return max(times) if times and facts.state is AppState.RUNNING else facts.since_s
 
 
 def find_eta_s(status: "JobStatus") -> float | None:
@@ -170,8 +170,8 @@ def _list_clauses(facts: AppFacts, state: str = "", shows_progress: bool = True)
 
 def _list_reasons(facts: AppFacts, state: str = "") -> list[str]:
     """Return why it is in its state. A job that runs and has trouble says so first."""
-    told = _name_roles({role: word_all(job.trouble) for role, job in _list_live_jobs(facts).items()})
-    return [*told, *filter(None, [word_all(facts.reasons, state=state)])]
+    trouble = _name_roles({role: word_all(job.trouble) for role, job in _list_live_jobs(facts).items()})
+    return [*trouble, *filter(None, [word_all(facts.reasons, state=state)])]
 
 
 def _list_live_jobs(facts: AppFacts) -> Mapping[str, JobFacts]:

@@ -429,8 +429,8 @@ _CHANGES: Final = frozenset(
 
 def identify(reason: Reason) -> tuple[object, ...]:
     """Return what tells one wait from another: the code, and the facts that do not change by themselves."""
-    told = {name: each for name, each in list_facts(reason).items() if name not in _CHANGES}
-    kept = ((name, tuple(sorted(each)) if isinstance(each, tuple) else each) for name, each in told.items())
+    facts = {name: each for name, each in list_facts(reason).items() if name not in _CHANGES}
+    kept = ((name, tuple(sorted(each)) if isinstance(each, tuple) else each) for name, each in facts.items())
     return reason.code, *kept, *map(identify, reason.causes)
 
 

@@ -496,7 +496,7 @@ def build_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: Limits) -
         Case(name="x", fault=FAULTS["rank-killed"], moment=Moment.END),
         AppDef("x"),
         scheduler=cast("Any", None),
-        world=cast("Any", SimpleNamespace(folder=tmp_path)),
+        world=cast("Any", SimpleNamespace(folder=tmp_path, cut=None)),
         journal=cast("Any", None),
         limits=limits,
     )

@@ -84,7 +84,7 @@ READ_OTHERWISE = {
     "schedulers/supervision/machine schedulers/supervision/app_folder",
     "sources and pages of a package": "_shared/programs agent/hold/difference "
     "cli/history/page cli/rehearse/page schedulers/bundle schedulers/kubernetes/schema "
-    "schedulers/adapter/__init__ schedulers/node_program/session schedulers/slurm/payload",
+    "schedulers/adapter/__init__ schedulers/node_program/session schedulers/slurm/request",
     "the program that is run": "agent/workers/program agent/workers/warm/fork_safety agent/workers/warm/late_changes "
     "agent/workers/warm/preload",
     "tokens that a cluster mounts": "agent/placement/segments agent/features/job_object/sink "

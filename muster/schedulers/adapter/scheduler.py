@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Scheduler, Stream
 from torchx.specs import AppDef, AppDryRunInfo, AppState, Role, is_terminal
+from torchx.specs.api import NONE
 
 from muster._shared.contract import AskKind, show_controls
 from muster._shared.control import CommandExit, ControlError
@@ -39,7 +40,7 @@ from muster.schedulers.errors import EngineError, SchedulerError, UnknownAppErro
 from muster.schedulers.interrupts import raise_dropped_interrupts
 from muster.schedulers.runner import callers
 from muster.schedulers.runner.command_line import is_interrupted, print_errors_as_lines, unwind_on_signals
-from muster.schedulers.runner.live_lines import LiveLines, say_that_it_goes_on
+from muster.schedulers.runner.live_lines import LiveLines, repeat_failure, say_that_it_goes_on
 from muster.schedulers.runner.option_parsing import StrictOpts
 
 if TYPE_CHECKING:
@@ -474,9 +475,11 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
         return response
 
     def close(self) -> None:
-        """Print nothing more but that a job goes on whose command is interrupted. TorchX calls it at the end."""
+        """Print nothing more but what becomes of a job that a command has waited for. TorchX calls it at the end."""
         self._live_lines.close()
         awaited, self._awaited = self._awaited, None
+        if awaited is not None and awaited.state == AppState.FAILED and awaited.msg != NONE:
+            repeat_failure(awaited.app_id, awaited.msg)
         ended_id = awaited.app_id if awaited is not None and is_terminal(awaited.state) else ""
         if is_interrupted(sys.exc_info()[1]):
             submitted, self._submitted = self._submitted - {ended_id}, set()  # said once

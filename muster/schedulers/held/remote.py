@@ -19,7 +19,7 @@ from muster.schedulers.adapter.process_scheduler import ERROR_FILE
 from muster.schedulers.agent_command import is_agent_role
 from muster.schedulers.errors import OptionError, SchedulerError
 from muster.schedulers.held.holds import RemoteHold
-from muster.schedulers.local.scheduler import LocalOptions
+from muster.schedulers.local.options import LocalOptions
 from muster.schedulers.naming import build_role_labels
 from muster.schedulers.node_program.frames import HOLD_DIR
 from muster.schedulers.runner.option_records import option

@@ -13,7 +13,7 @@ from muster.schedulers.adapter.process_plan import build_process_spec, mask_plan
 from muster.schedulers.adapter.process_scheduler import ERROR_FILE
 from muster.schedulers.agent_command import AGENT_ENTRY, is_agent_role
 from muster.schedulers.gpus import VISIBLE, DeviceRequest, assign_devices, share_devices
-from muster.schedulers.local.scheduler import LocalOptions
+from muster.schedulers.local.options import LocalOptions
 from muster.schedulers.naming import LOOPBACK, build_role_labels
 from muster.schedulers.runner.roles import apply_macros
 from muster.schedulers.supervision.app_folder import STATE_DIR_NAME, AppSpec, build_role_dir_name

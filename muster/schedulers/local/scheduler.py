@@ -4,36 +4,21 @@ Other shells need nothing from this process: an app's state is in its folder, an
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torchx.specs import AppDef, AppDryRunInfo, AppState
 
 from muster._shared.contract import HOLD_METADATA
 from muster.schedulers.adapter.process_scheduler import ProcessScheduler
+from muster.schedulers.local.options import LocalOptions
 from muster.schedulers.naming import build_app_name, make_suffix
 from muster.schedulers.runner.option_parsing import StrictOpts
-from muster.schedulers.runner.option_records import DETACH, ENV, GRACE_S, declare_options, option, parse_options
+from muster.schedulers.runner.option_records import declare_options, parse_options
 
 if TYPE_CHECKING:
     from muster.schedulers.local.request import LocalRequest
     from muster.schedulers.wording.facts import AppFacts
-
-
-@dataclass(frozen=True, kw_only=True)
-class LocalOptions:
-    """The caller's options, checked."""
-
-    log_dir: str | None = option(str, "folder for logs and state (default: ~/.local/state/muster)")
-    prepend_cwd: bool = option(bool, "put the current folder first in PATH instead of last", default=False)
-    auto_set_cuda_visible_devices: bool | None = option(
-        bool,
-        "true: every replica gets the GPUs that it requests, and too few GPUs are an error; false: every replica "
-        "sees all; default: if the app has several nodes on this machine, they divide the GPUs",
-    )
-    env: Mapping[str, str] = ENV.as_field()
-    detach: bool = DETACH.as_field()
-    grace_s: float | None = GRACE_S.as_field()
 
 
 class LocalScheduler(ProcessScheduler):

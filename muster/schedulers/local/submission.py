@@ -18,8 +18,8 @@ from muster._shared.programs import explain_missing
 from muster.schedulers.agent_command import find_program, is_agent_role
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.gpus import list_devices, needs_sharing
+from muster.schedulers.local.options import LocalOptions
 from muster.schedulers.local.request import Host, LocalRequest, build_request, list_device_requests
-from muster.schedulers.local.scheduler import LocalOptions
 from muster.schedulers.naming import make_secret
 from muster.schedulers.runner.live_lines import draws_bars
 from muster.schedulers.supervision.app_folder import AppSpec

@@ -2,11 +2,12 @@
 
 import os
 import sys
+import textwrap
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, TextIO
 
-from muster._shared.contract import print_line
+from muster._shared.contract import print_line, show_controls
 from muster.schedulers.runner.callers import find_printer, runs_command_line
 
 if TYPE_CHECKING:  # loaded only where lines are shown
@@ -16,6 +17,21 @@ if TYPE_CHECKING:  # loaded only where lines are shown
 def draws_bars(environ: Mapping[str, str]) -> bool:
     """Return whether this process is TorchX's command line on a terminal that can draw progress bars."""
     return runs_command_line() and sys.stdout.isatty() and sys.stderr.isatty() and environ.get("TERM") != "dumb"
+
+
+def repeat_failure(app_id: str, reason: str, environ: Mapping[str, str] = os.environ) -> None:
+    """Print the first paragraph of a failed job's report once more at the end of `torchx run` on a terminal.
+
+    TorchX prints the app's status after the report, in more lines than many terminals have.
+    """
+    if not runs_command_line() or not sys.stderr.isatty():
+        return
+    from muster.schedulers.runner.job_console import allows_colours, measure
+
+    text = show_controls(f"JOB FAILED  {app_id}: {reason}")
+    for line in textwrap.wrap(text, measure(sys.stderr).columns - 1, break_long_words=False, break_on_hyphens=False):
+        sys.stderr.write(f"\x1b[1;31m{line}\x1b[0m\n" if allows_colours(environ) else f"{line}\n")
+    sys.stderr.flush()
 
 
 def say_that_it_goes_on(line: str) -> None:

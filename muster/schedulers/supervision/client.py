@@ -86,7 +86,11 @@ def submit(
 def _put_file(path: Path, content: bytes | Path) -> None:
     if isinstance(content, bytes):
         path.write_bytes(content)
-    else:
+        return
+    try:
+        # A packed workspace may be large. With any descriptor, `link` follows a path of /proc to a file without a name.
+        os.link(content, path, src_dir_fd=0)
+    except OSError:
         shutil.copyfile(content, path)
 
 

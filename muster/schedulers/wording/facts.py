@@ -34,7 +34,7 @@ class AppFacts:
     jobs: Mapping[str, JobFacts] = field(default_factory=dict)
     """What the agents of each role report, by role. For an app that has ended, it is their last report.
 
-    See `adapter.records.RecordReader`.
+    See `failure_report.RecordReader`.
     """
     error: str | None = None
     """The root cause in torch's format, as JSON. None: there is none."""

@@ -481,7 +481,7 @@ def _parse_reason(data: Any) -> Reason:
 
 @dataclass(frozen=True, kw_only=True)
 class JobFacts:
-    """What the agents of one role say of their job while it runs. See `adapter.records`."""
+    """What the agents of one role say of their job while it runs. See `failure_report`."""
 
     trouble: Reasons = ()
     """A hang with which it goes on, and why it forms a new round."""

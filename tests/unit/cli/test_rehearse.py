@@ -382,7 +382,7 @@ def test_the_journal_is_on_disk_before_and_gone_afterwards(tmp_path: Path) -> No
         with kept.keep(Undo("folder", (str(left),))):
             left.mkdir()
             (path,) = (tmp_path / "journals").glob("*.json")
-            assert json.loads(path.read_text())["undo"] == [{"kind": "folder", "words": [str(left)]}]
+            assert json.loads(path.read_text())["undo"] == [{"kind": "folder", "argv": [str(left)]}]
             assert journal.undo_dead(tmp_path / "journals") == [], "its process runs"
         assert not left.exists()
     assert list((tmp_path / "journals").iterdir()) == []
@@ -393,7 +393,7 @@ def test_what_a_killed_rehearsal_left_is_undone_by_the_next(tmp_path: Path) -> N
     folder, left = tmp_path / "journals", tmp_path / "left"
     folder.mkdir()
     left.mkdir()
-    content = {"owner": {"pid": os.getpid(), "start_ticks": "1"}, "undo": [{"kind": "folder", "words": [str(left)]}]}
+    content = {"owner": {"pid": os.getpid(), "start_ticks": "1"}, "undo": [{"kind": "folder", "argv": [str(left)]}]}
     (folder / "1.json").write_text(json.dumps(content))
     assert journal.undo_dead(folder) == [f"an earlier rehearsal was killed; undone: folder {left}"]
     assert not left.exists()

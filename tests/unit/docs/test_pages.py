@@ -12,7 +12,7 @@ from muster.cli.commands import COMMANDS
 from muster.schedulers.docker.options import DockerOptions
 from muster.schedulers.held.remote import HeldOptions
 from muster.schedulers.kubernetes.options import Options as KubernetesOptions
-from muster.schedulers.local.scheduler import LocalOptions
+from muster.schedulers.local.options import LocalOptions
 from muster.schedulers.runner.option_records import list_options
 from muster.schedulers.slurm.options import SlurmOptions
 from muster.schedulers.ssh.options import SshOptions

@@ -15,8 +15,8 @@ import muster
 from muster.schedulers.agent_command import AGENT_ENTRY
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.gpus import DeviceRequest, assign_devices, list_devices, needs_sharing, share_devices
+from muster.schedulers.local.options import LocalOptions
 from muster.schedulers.local.request import Host, build_request
-from muster.schedulers.local.scheduler import LocalOptions
 from muster.schedulers.local.submission import find_interpreter, has_same_muster
 
 TINY = Resource(cpu=1, gpu=0, memMB=1)

@@ -1,13 +1,19 @@
 """What `torchx run` and `torchx log` show: colours and live bars on a terminal, plain lines to all others."""
 
 import io
+import os
+import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from doubles.samples import make_round
+from torchx.schedulers.api import DescribeAppResponse
+from torchx.specs import AppState
 
 from muster.agent.logs.lines import build_prefix
-from muster.schedulers.runner import live_lines
+from muster.schedulers.adapter.scheduler import PluginScheduler
+from muster.schedulers.runner import job_console, live_lines
 from muster.schedulers.runner.live_lines import LiveLines
 
 ROUND = make_round(group_rank=1, group_world_size=2, rank_offset=2, world_size=4)
@@ -115,3 +121,54 @@ def test_rows_are_in_the_order_of_ranks_and_go_with_their_replica(screen: Screen
     shown = screen.getvalue().split("\x1b[K")
     assert "main/0 [main2]: 3%\nmain/0 [main10]: 1%\nmain/1 [main2]: 5%\r" in shown
     assert shown[-2:] == ["main/1 [main2]: 5%\r", ""]
+
+
+class Job(PluginScheduler):
+    """A scheduler whose only app is in one state."""
+
+    def __init__(self, state: AppState, msg: str) -> None:
+        super().__init__("test", "torchx")
+        self.response = DescribeAppResponse(app_id="train-1", state=state, msg=msg)
+
+    def describe_app(self, app_id: str) -> DescribeAppResponse:
+        return self.response
+
+    read_facts = add_options = list_apps = delete_app = read_log = schedule = None  # type: ignore[assignment]
+    _cancel_existing = _submit_dryrun = None  # type: ignore[assignment]
+
+
+WHY = "ranks 0-7 failed in the same way: ValueError: no file; no restarts are allowed"
+FAILED = ["JOB FAILED  train-1: ranks 0-7 failed in", "the same way: ValueError: no file; no", "restarts are allowed"]
+
+
+@pytest.mark.parametrize(
+    ("function", "state", "is_terminal", "shown"),
+    [
+        ("wait", AppState.FAILED, True, FAILED),
+        ("wait", AppState.CANCELLED, True, []),
+        ("wait", AppState.FAILED, False, []),
+        ("status", AppState.FAILED, True, []),
+    ],
+)
+def test_why_a_job_failed_is_the_last_thing_on_the_screen(
+    monkeypatch: pytest.MonkeyPatch, function: str, state: AppState, is_terminal: bool, shown: list[str]
+) -> None:
+    terminal = Screen() if is_terminal else io.StringIO()
+    monkeypatch.setattr(live_lines, "runs_command_line", lambda: True)
+    monkeypatch.setattr(job_console, "measure", lambda _: os.terminal_size((41, 24)))
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("NO_COLOR", "1")
+    job = Job(state, WHY)
+    namespace: dict[str, Any] = {"__name__": "torchx.runner.api"}
+    exec(f"def {function}(job): job.describe('train-1')", namespace)  # a frame with those globals
+    namespace[function](job)
+    assert terminal.getvalue() == "", "not before TorchX has printed the status"
+    job.close()
+    job.close()
+    assert terminal.getvalue().splitlines() == shown
+
+
+def test_a_program_is_not_told_why_a_job_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", Screen())
+    live_lines.repeat_failure("train-1", WHY, XTERM)
+    assert sys.stderr.getvalue() == ""  # type: ignore[attr-defined]

@@ -11,9 +11,9 @@ from muster._shared.contract import RoleKey
 from muster.schedulers.agent_command import AGENT_ENTRY
 from muster.schedulers.docker.options import DockerOptions
 from muster.schedulers.docker.request import RequestBuilder
+from muster.schedulers.local.options import LocalOptions
 from muster.schedulers.local.request import Host
 from muster.schedulers.local.request import build_request as build_local_request
-from muster.schedulers.local.scheduler import LocalOptions
 
 pytestmark = pytest.mark.torchx
 

@@ -221,6 +221,24 @@ def test_lost_nodes_of_several_roles_have_the_names_of_their_roles():
     assert format_line(build_facts(replicas=replicas)).endswith("9 are lost (nodes 0, 1, 2, 3, 4, 5, 6, 7 and 1 more)")
 
 
+@pytest.mark.parametrize(
+    ("lost", "words"),
+    [
+        ([(0, "h-a")], "1 is lost (on h-a)"),
+        ([(0, "h-a"), (0, "h-b")], "2 are lost (on h-a, h-b)"),
+        ([(0, "h-a"), (0, "h-a")], "2 are lost (on h-a)"),
+        ([(2, "h-c")], "1 is lost (node 2)"),
+    ],
+)
+def test_a_lost_node_whose_number_another_one_has_now_is_named_by_its_host(lost, words):
+    """Each number counted once: of two lost nodes, one was not in the line."""
+    nodes = [(0, AppState.RUNNING, "h"), *((index, AppState.FAILED, host) for index, host in lost)]
+    replicas = [ReplicaStatus(id=index, state=state, role="t", hostname=host) for index, state, host in nodes]
+    facts = build_facts(replicas=replicas)
+    assert format_line(facts) == f"RUNNING: 1 of {len(nodes)} nodes runs, {words}"
+    assert build_data(facts)["nodes"]["lost"] == len(lost)
+
+
 def test_torchx_dumps_states_by_their_names():
     """Each replica's state was `!!python/object/apply:torchx.specs.api.AppState [5]` at the end of `torchx run`."""
     build_status(build_facts(AppState.FAILED))

@@ -24,9 +24,9 @@ from muster.cli import commands
 from muster.components import dist
 from muster.schedulers import adapter
 from muster.schedulers.docker.options import DockerOptions
-from muster.schedulers.held.options import HeldOptions
+from muster.schedulers.held.remote import HeldOptions
 from muster.schedulers.kubernetes.options import Options as KubernetesOptions
-from muster.schedulers.local.options import LocalOptions
+from muster.schedulers.local.scheduler import LocalOptions
 from muster.schedulers.runner.option_records import Option, list_options
 from muster.schedulers.slurm.options import SlurmOptions
 from muster.schedulers.ssh.options import SshOptions

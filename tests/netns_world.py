@@ -18,7 +18,7 @@ from pathlib import Path
 from harness import AGENT, PROGRAMS, Tree, skip_or_fail, wait_until
 from launchers import ONE_START, SCALED
 
-from muster.cli.rehearse.faults.fault import NotPossibleError
+from muster.cli.rehearse.faults import NotPossibleError
 from muster.cli.rehearse.journal import Journal
 from muster.cli.rehearse.world import Network, run_tool
 

@@ -84,7 +84,7 @@ READ_OTHERWISE = {
     "schedulers/supervision/machine schedulers/supervision/app_folder",
     "sources and pages of a package": "_shared/programs agent/hold/difference "
     "cli/history/page cli/rehearse/page schedulers/bundle schedulers/kubernetes/schema "
-    "schedulers/adapter/__init__ schedulers/node_program/session schedulers/slurm/payload",
+    "schedulers/adapter/__init__ schedulers/node_program/session schedulers/slurm/request",
     "the program that is run": "agent/workers/program agent/workers/warm/fork_safety agent/workers/warm/late_changes "
     "agent/workers/warm/preload",
     "tokens that a cluster mounts": "agent/placement/segments agent/features/job_object/sink "
@@ -135,9 +135,9 @@ def list_there(root: Path, listed: dict[str, str]) -> set[str]:
 # -- what is printed --------------------------------------------------------------------------------------------------
 
 PRINT_OTHERWISE = {
-    "lines of the job, as they came": "cli/output/log_command",
+    "lines of the job, as they came": "cli/log_command",
     "each of its texts is cleaned": "cli/rehearse/command cli/top/command cli/doctor/command "
-    "schedulers/runner/log_display/live_lines",
+    "schedulers/runner/live_lines",
     "JSON, and what `repr` has made": "cli/run_command cli/history/commands agent/control/client",
     "numbers and words of our own": "run _shared/guard agent/ask agent/cli/arguments cli/hold_command "
     "cli/commands/completion agent/features/preflight/measure elastic/jobs/job elastic/jobs/file_timers "

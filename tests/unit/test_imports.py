@@ -22,7 +22,7 @@ PACKAGE = Path(muster.__file__).parent
 ROOMS = ("agent", "components", "elastic", "schedulers")
 START_THE_AGENT = {"elastic": ("agent",), "run.py": ("agent", "elastic"), "launch": ("agent",)}
 """The Python API: it uses the agent's flags, configuration and reports, and starts the agent as a process."""
-LENDS = ("muster.schedulers.held.lending.", "muster.schedulers.errors.")
+LENDS = ("muster.schedulers.held.holds.", "muster.schedulers.errors.")
 """`elastic` runs on a hold."""
 PURE_OF_NODE = ("actions", "decisions", "drain_decisions", "events", "worker_decisions")
 LAZY = {"docker", "kubernetes", "torch", "urllib3"}

@@ -10,7 +10,7 @@ place by bisection among at most `_HELD_LIMIT`, and a unit is moved once. So the
 A warning that ranks write while they start is printed once even where lines are not merged: the first rank's, at once.
 What others say of it later is left out.
 
-Prefixes (`muster.agent.logs.lines`, `muster.schedulers.runner.log_display`) and what waits until `due_s` are not here.
+Prefixes (`muster.agent.logs.lines`, `muster.schedulers.runner.job_console`) and what waits until `due_s` are not here.
 """
 
 from bisect import bisect_left, bisect_right, insort

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from muster.cli.doctor.observations import Observation, Verdict, hide_credentials
+from muster.cli.doctor.machine import Observation, Verdict, hide_credentials
 
 _LIMIT_S: Final = 5.0
 _OBJECT: Final = re.compile(r"^<[^>]*>: |^\w+\([^)]*\): ")

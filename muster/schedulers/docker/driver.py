@@ -28,8 +28,8 @@ from muster.schedulers.docker.sdk import DockerError, EngineUnavailable, NotFoun
 from muster.schedulers.docker.spec import AppRequest, ContainerRequest, Label
 from muster.schedulers.failure_report import explain_start_failure
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec
+from muster.schedulers.supervision.decisions import ReplicaEnded
 from muster.schedulers.supervision.driver import EventQueue, Handle
-from muster.schedulers.supervision.events import ReplicaEnded
 from muster.schedulers.supervision.state import ReplicaId
 from muster.schedulers.wording.reasons import Code, Reason
 

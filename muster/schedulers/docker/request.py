@@ -12,14 +12,13 @@ from torchx.specs import AppDef, BindMount, DeviceMount, Role, VolumeMount
 
 from muster._shared.contract import Env, RoleKey
 from muster.schedulers import naming
-from muster.schedulers.adapter.agent_role import AgentPlace, assign_arguments, translate_replica
+from muster.schedulers.adapter.agent_role import AgentPlace, ReplicaPlan, assign_arguments, translate_replica
 from muster.schedulers.agent_command import is_agent_role
 from muster.schedulers.docker import spec
 from muster.schedulers.docker.options import LAST_PORT, DockerOptions, PublishedPort
 from muster.schedulers.errors import OptionError, SchedulerError
 from muster.schedulers.gpus import build_cache_env
 from muster.schedulers.grace import decide_app_grace_s
-from muster.schedulers.processes.plan import ReplicaPlan
 from muster.schedulers.runner.roles import apply_macros, count_cpus
 
 _HOST_RANK0: Final = "127.0.0.1"

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,7 +39,7 @@ from muster.schedulers.grace import DEFAULT_SHUTDOWN_TIMEOUT_S, GRACE_MARGIN_S
 from muster.schedulers.interrupts import raise_dropped_interrupts
 from muster.schedulers.node_program.pipe import NodePipe
 from muster.schedulers.runner.app_codec import dump_app
-from muster.schedulers.runner.log_display.live_lines import draws_bars
+from muster.schedulers.runner.live_lines import draws_bars
 from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.runner.option_records import declare_options, parse_options
 from muster.schedulers.runner.roles import (
@@ -359,7 +360,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         The supervisor follows the engine's events, and writes the app's state when it has started the next container.
         """
         with Watch(folder.state_dir) as watch:
-            has_ended = client.EndCheck(folder, keeps=app_id in self._submitted)
+            has_ended = partial(client.has_ended_logs, folder, keeps=app_id in self._submitted)
             yield from LogReader(engine, app_id, request, wait=watch.wait, has_ended=has_ended).lines()
 
     def _follow_or_explain(self, app_id: str, lines: Iterator[str]) -> Iterator[str]:

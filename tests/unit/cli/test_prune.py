@@ -10,7 +10,6 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from muster.cli import prune as module
 from muster.cli.commands import main
 from muster.schedulers.supervision.app_folder import AppFolder, AppRecord, AppSpec, ProcessId
 from muster.schedulers.supervision.machine import Machine
@@ -166,8 +165,3 @@ def test_ages(age, capsys):
     with pytest.raises(SystemExit):
         main(["prune", "--older-than", age])
     assert "30m, 12h, 7d or 2w" in capsys.readouterr().err
-
-
-def test_sizes():
-    sizes = [module.format_size(size) for size in (0, 999, 1000, 1_234_567, 9e11, 9e15)]
-    assert sizes == ["0 B", "999 B", "1.0 kB", "1.2 MB", "900.0 GB", "9000.0 TB"]

@@ -10,7 +10,7 @@ import yaml
 from muster._shared.contract import Env
 from muster.cli.commands import COMMANDS
 from muster.schedulers.docker.options import DockerOptions
-from muster.schedulers.held.options import HeldOptions
+from muster.schedulers.held.remote import HeldOptions
 from muster.schedulers.kubernetes.options import Options as KubernetesOptions
 from muster.schedulers.local.options import LocalOptions
 from muster.schedulers.runner.option_records import list_options

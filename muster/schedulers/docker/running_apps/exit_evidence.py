@@ -12,13 +12,17 @@ from urllib.parse import quote
 
 from muster._shared.contract import ExitCode, LogNames
 from muster._shared.foreign_files import read_whole
-from muster.schedulers.adapter.records import RecordReader
 from muster.schedulers.docker.engine import ContainerFacts, Engine
 from muster.schedulers.docker.sdk import DockerError, EngineUnavailable, one_line
 from muster.schedulers.docker.spec import ERROR_FILE, REPORT_FILE, AppRequest, ContainerRequest, Label, build_user_id
-from muster.schedulers.failure_report import explain_message, explain_start_failure, find_usage_line, parse_attempt
-from muster.schedulers.wording.job_facts import JobFacts
-from muster.schedulers.wording.reasons import Code, Reason, Reasons
+from muster.schedulers.failure_report import (
+    RecordReader,
+    explain_message,
+    explain_start_failure,
+    find_usage_line,
+    parse_attempt,
+)
+from muster.schedulers.wording.reasons import Code, JobFacts, Reason, Reasons
 
 COMMAND_NOT_FOUND: Final = 127
 """The exit code, as in a shell, of a container whose command does not exist or could not be started."""

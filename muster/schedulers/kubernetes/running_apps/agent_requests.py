@@ -10,9 +10,9 @@ from typing import Any, Final
 from muster._shared.contract import STATUS_LIMIT_BYTES, AskKind, AskOutcome
 from muster._shared.control import NO_AGENT, NOT_REACHED, CommandExit, ControlError, RoleNodes, ask_roles, close_stop
 from muster._shared.reports import Answer
-from muster.schedulers.adapter.records import RecordReader
 from muster.schedulers.agent_command import build_ask_command, find_run_file, is_agent_role
 from muster.schedulers.errors import EngineError, RightError
+from muster.schedulers.failure_report import RecordReader
 from muster.schedulers.kubernetes import kube
 from muster.schedulers.kubernetes.api.client import Clock
 from muster.schedulers.kubernetes.api.errors import NotRunning, Unreachable
@@ -23,7 +23,7 @@ from muster.schedulers.kubernetes.running_apps.pod_status import PodFact, find_l
 from muster.schedulers.kubernetes.running_apps.status import Observation
 from muster.schedulers.node_program.pipe import NodePipe
 from muster.schedulers.timestamps import parse_timestamp
-from muster.schedulers.wording.job_facts import JobFacts
+from muster.schedulers.wording.reasons import JobFacts
 
 EXEC_MARGIN_S: Final = 40.0
 """How much longer than the limit the command in the pod may take."""

@@ -24,8 +24,7 @@ from muster.schedulers.kubernetes.running_apps.app import (
 from muster.schedulers.kubernetes.running_apps.pod_status import PodFact, find_latest_pods
 from muster.schedulers.timestamps import parse_timestamp
 from muster.schedulers.wording.facts import AppFacts, ExplainedReplica
-from muster.schedulers.wording.job_facts import JobFacts
-from muster.schedulers.wording.reasons import Code, Reason, Reasons, identify
+from muster.schedulers.wording.reasons import Code, JobFacts, Reason, Reasons, identify
 
 _POD_STATES: Final = {
     "Pending": AppState.PENDING,

@@ -24,12 +24,13 @@ from muster._shared.control import CommandExit, ControlError, describe_answer
 from muster._shared.foreign_files import parse_json, read_whole
 from muster.cli import operations
 from muster.cli.answers import say
-from muster.schedulers.adapter.factories import find_properties
+from muster.schedulers.adapter.properties import find_properties
 from muster.schedulers.errors import UnsafeFolderError
+from muster.schedulers.supervision.app_folder import write_text
 from muster.schedulers.supervision.registry import find_state_dir
 
 if TYPE_CHECKING:  # every `muster run` records its line
-    from muster.cli.rerun.workspace_watch import WorkspaceWatch
+    from muster.cli.workspace_watch import WorkspaceWatch
 
 _FOLDER: Final = "last-lines"
 _LOOK_S: Final = 0.1
@@ -39,19 +40,16 @@ _QUIET_LIMIT_S: Final = 3.0
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def record_line(words: Sequence[str]) -> None:
+def record_line(argv: Sequence[str]) -> None:
     """Keep the words of a `muster` command as the last line of this folder. Without space for it, the one before stays.
 
     Args:
-        words: what follows `muster`.
+        argv: what follows `muster`.
     """
     with contextlib.suppress(OSError, ControlError):
         path = _find_path()
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        made = path.with_name(f".{path.name}.{os.getpid()}")
-        made.touch(mode=0o600)
-        made.write_text(json.dumps({"folder": os.getcwd(), "words": list(words)}))
-        made.replace(path)
+        write_text(path, json.dumps({"folder": os.getcwd(), "words": list(argv)}))
 
 
 def read_line() -> list[str]:
@@ -81,19 +79,19 @@ def _find_path() -> Path:
         raise ControlError(str(error), CommandExit.REFUSED) from error
 
 
-def watch(words: Sequence[str], workspace: str) -> int:
+def watch(argv: Sequence[str], workspace: str) -> int:
     """Run a line, and again whenever a file of the workspace has changed, until Ctrl-C. The exit code.
 
     Args:
-        words: of the line.
+        argv: of the line.
         workspace: its folder.
     """
-    from muster.cli.rerun.workspace_watch import WorkspaceWatch, describe_changes
+    from muster.cli.workspace_watch import WorkspaceWatch, describe_changes
 
     with WorkspaceWatch(Path(workspace)) as files, _blocked_signals():
         while True:
             files.begin_run()
-            run = _Run(words)
+            run = _Run(argv)
             changes, signum = _wait(run, files)
             if changes:
                 say(f"{describe_changes(changes)}: the run starts again")
@@ -115,10 +113,10 @@ class _Run:
     """One `muster run` that has been started. It is for one use.
 
     Args:
-        words: of the line.
+        argv: of the line.
     """
 
-    def __init__(self, words: Sequence[str]) -> None:
+    def __init__(self, argv: Sequence[str]) -> None:
         parent = os.getpid()
 
         def prepare() -> None:
@@ -130,7 +128,7 @@ class _Run:
 
         self.handle = ""
         self._process: subprocess.Popen[bytes] = subprocess.Popen(
-            [sys.executable, "-m", "muster", *words],
+            [sys.executable, "-m", "muster", *argv],
             stdout=subprocess.PIPE,
             preexec_fn=prepare,  # noqa: PLW1509  # it only makes system calls
         )

@@ -11,8 +11,7 @@ from typing import Final
 from muster._shared.control import CommandExit, ControlError
 from muster.cli import operations
 from muster.cli.answers import say
-from muster.cli.exec.exec_command import NodeRun, Relay
-from muster.cli.exec.targets import FAILED, find_targets
+from muster.cli.exec_command import FAILED, NodeRun, Relay, find_targets
 from muster.schedulers.node_program.session import Order, Session, find_name
 
 _ENDS: Final = {signal.SIGTERM: "TERM", signal.SIGHUP: "HUP", signal.SIGINT: "INT", signal.SIGQUIT: "QUIT"}

@@ -11,9 +11,7 @@ from muster._shared.contract import print_line, show_controls
 from muster.schedulers.runner.callers import find_printer, runs_command_line
 
 if TYPE_CHECKING:  # loaded only where lines are shown
-    from muster.schedulers.runner.log_display.job_console import JobConsole, PlainLines
-
-_HEADLINE = "JOB FAILED "
+    from muster.schedulers.runner.job_console import JobConsole, PlainLines
 
 
 def draws_bars(environ: Mapping[str, str]) -> bool:
@@ -28,9 +26,9 @@ def repeat_failure(app_id: str, reason: str, environ: Mapping[str, str] = os.env
     """
     if not runs_command_line() or not sys.stderr.isatty():
         return
-    from muster.schedulers.runner.log_display.job_console import allows_colours, measure
+    from muster.schedulers.runner.job_console import allows_colours, measure
 
-    text = show_controls(f"{_HEADLINE} {app_id}: {reason}")
+    text = show_controls(f"JOB FAILED  {app_id}: {reason}")
     for line in textwrap.wrap(text, measure(sys.stderr).columns - 1, break_long_words=False, break_on_hyphens=False):
         sys.stderr.write(f"\x1b[1;31m{line}\x1b[0m\n" if allows_colours(environ) else f"{line}\n")
     sys.stderr.flush()
@@ -74,7 +72,7 @@ class LiveLines:
             count_merged_ranks: see `agent_command.count_merged_ranks`. It is called for a terminal only.
             read_status: see `JobConsole.follow_status`. None: nothing says how the job is doing.
         """
-        from muster.schedulers.runner.log_display.job_console import JobConsole, PlainLines, unmark_bars
+        from muster.schedulers.runner.job_console import JobConsole, PlainLines, unmark_bars
 
         file = find_printer() if file is None else file
         self.has_printed = self.has_printed or file is not None

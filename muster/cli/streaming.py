@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Final, TextIO
 
+from muster._shared.reports import Failure
 from muster.cli.answers import say
 from muster.schedulers.lines import TimedLine
-from muster.schedulers.runner.log_display.job_console import PREFIX, allows_colours, paint_line
-from muster.schedulers.runner.log_display.live_lines import LiveLines
+from muster.schedulers.runner.job_console import PREFIX, allows_colours, paint_line
+from muster.schedulers.runner.live_lines import LiveLines
 
 Replica = tuple[str, int]
 """The role's name, and the replica's number."""
@@ -228,3 +229,12 @@ def add_prefix(prefix: str, line: str) -> str:
     if "\r" in line.rstrip("\r\n"):
         line = line.replace("\r", f"\r{prefix}")
     return line if line.startswith("\r") else f"{prefix}{line}"
+
+
+def list_stderr(failure: Failure) -> Iterator[str]:
+    """Yield the last lines of a rank's stderr, and its traceback unless they have it. Nothing: the report has none."""
+    yield from failure.stderr_tail
+    tail = "\n".join(failure.stderr_tail)
+    text = failure.traceback or failure.exception or ""
+    if any(line.strip() not in tail for line in text.splitlines()):
+        yield from text.splitlines()

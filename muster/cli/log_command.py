@@ -21,26 +21,20 @@ from torchx.specs.api import NONE
 from muster._shared.contract import LogNames, show_controls
 from muster._shared.control import CommandExit, ControlError
 from muster._shared.foreign_files import read_regular
-from muster._shared.reports import Report, name_ranks
+from muster._shared.reports import Failure, Report, name_ranks
 from muster.cli.answers import say
 from muster.cli.history.log_folder import RunFolder
 from muster.cli.history.sources import Event, RankPlace, describe_keeping, list_places, parse_files
-from muster.cli.output.reported import (
-    find_failure,
-    find_printed_rank,
-    find_printed_report,
-    list_stderr,
-)
-from muster.cli.output.streaming import LinePrinter
+from muster.cli.operations import choose_agent_role, list_agent_roles
 from muster.cli.overview import open_job
+from muster.cli.streaming import LinePrinter, hold_report, list_stderr
 from muster.schedulers.adapter.scheduler import LogRequest, PluginScheduler
 from muster.schedulers.adapter.status import count_replicas
 from muster.schedulers.adapter.waiting_line import WAITS
-from muster.schedulers.agent_command import is_agent_role
 from muster.schedulers.errors import EngineError, SchedulerError, UnknownAppError
 from muster.schedulers.failure_report import describe_report, find_root_cause, parse_report
 from muster.schedulers.lines import LineSplitter
-from muster.schedulers.runner.log_display.job_console import PREFIX
+from muster.schedulers.runner.job_console import PREFIX
 
 FILES: Final[Mapping[str, str]] = {"stdout": LogNames.STDOUT, "stderr": LogNames.STDERR}
 """The files of a rank, by stream."""
@@ -53,6 +47,8 @@ _EVENTS_LIMIT_BYTES: Final = 256 << 20
 _FAILURES: Final = ("worker_failed", "hang_explained")
 _WAITS: Final = ("hang_named", "stood_still")
 _GOES_ON: Final = ("hang_ended", "moved_again", "round_formed")
+_RANK: Final = re.compile(r"  rank +: (\d+) \(local rank ")
+"""The line of a printed report that names the rank of the root cause. It comes before all other ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +135,7 @@ class _Log:
         """By role."""
         self._printed: dict[str, list[str]] = {}
         """Reports in the output of nodes, by role."""
-        self._told: set[str] = set()
+        self._written: set[str] = set()
         self._has_lines = False
 
     def describe_state(self) -> str:
@@ -205,9 +201,7 @@ class _Log:
             attempt = failed_in if attempt is None else attempt
             where = f" of role {role}" if len(roles) > 1 else ""
             say(f"the root cause: rank {rank}{where}" + ("" if attempt is None else f", attempt {attempt}"))
-        if role is None and len(roles) > 1:
-            raise ControlError(f"name the --role: {', '.join(roles)}", CommandExit.USAGE)
-        role = role or next(iter(roles))
+        role = str(choose_agent_role(self._app_id, self._response.roles, role).name)
         if self._query.follow:
             self._follow_rank(role, rank, attempt)
             return
@@ -279,13 +273,9 @@ class _Log:
         return 0 if job is None or job.status is None else int(job.status.world_size)
 
     def _list_agent_roles(self) -> dict[str, int]:
-        wanted = [role for role in self._response.roles if self._query.role in (None, role.name)]
         counts = count_replicas(self._response)
-        found = {role.name: counts[role.name] for role in wanted if is_agent_role(role)}
-        if not found:
-            name = self._query.role or self._app_id
-            raise ControlError(f"{name} runs no agents of muster, which number ranks", CommandExit.USAGE)
-        return found
+        found = list_agent_roles(self._app_id, self._response.roles, self._query.role)
+        return {role.name: counts[role.name] for role in found}
 
     def _find_failed(self, roles: Mapping[str, int]) -> tuple[str, int, int | None]:
         """Return the role, rank and attempt of the root cause. None: the attempt is not known.
@@ -351,8 +341,8 @@ class _Log:
         try:
             return self._scheduler.read_run_file(self._app_id, role, index, name, _LIMIT_BYTES)
         except EngineError as error:
-            if str(error) not in self._told:
-                self._told.add(str(error))
+            if str(error) not in self._written:
+                self._written.add(str(error))
                 say(f"{name} of node {index} cannot be read: {error}")
             return None
 
@@ -572,3 +562,22 @@ def find_world_size(events: Iterable[Event]) -> int:
     """Return the size of the largest round that any node has recorded. 0: the records have none."""
     sizes = (event.detail.get("world_size") for event in events if event.what == "round_formed")
     return max((size for size in sizes if isinstance(size, int)), default=0)
+
+
+def find_failure(report: Report, rank: int, attempt: int | None) -> Failure | None:
+    """Return how a rank has failed, in this attempt or else in its last. None: the report does not have it."""
+    found = [each for each in report.failures if each.global_rank == rank and attempt in (None, each.attempt)]
+    return max(found, key=lambda each: each.attempt, default=None)
+
+
+def find_printed_report(lines: Iterable[str]) -> list[str]:
+    """Return the last report of a failed job in the output of a node, and what follows it. []: it has none."""
+    report: list[str] = []
+    for _ in hold_report(lines, report):
+        pass
+    return report
+
+
+def find_printed_rank(report: Sequence[str]) -> int | None:
+    """Return the rank of the root cause of a printed report. None: it names none."""
+    return next((int(found[1]) for line in report if (found := _RANK.match(line))), None)

@@ -1,4 +1,4 @@
-"""`muster exec`: runs a command on one node, or on all nodes, of a running job.
+"""`muster exec`: finds the nodes that are meant, and runs a command on one or all of them.
 
 One loop moves the bytes. A signal to this process is passed on to the command, and whatever ends this process ends the
 command. See `muster.schedulers.node_program.command`.
@@ -11,19 +11,98 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Final
+
+from torchx.specs import AppState, is_terminal
 
 from muster._shared.contract import describe_exit_code
 from muster._shared.control import CommandExit, ControlError, count_nodes
 from muster._shared.processes import READ, read_wake_pipe, wait_events
 from muster.cli import operations
-from muster.cli.answers import say
-from muster.cli.exec.targets import FAILED, Target, find_targets
+from muster.cli.answers import print_error, say
 from muster.schedulers.adapter.scheduler import PluginScheduler
-from muster.schedulers.errors import EngineError, SchedulerError
+from muster.schedulers.errors import EngineError, SchedulerError, UnknownAppError
 from muster.schedulers.node_program.frames import write_all
 from muster.schedulers.node_program.session import WORDS, Order, Session, find_name, start_command
+from muster.schedulers.wording.facts import AppFacts
+from muster.schedulers.wording.words import word_all
+
+FAILED: Final = 255
+"""Exit code of `exec` and `shell` where muster has failed, and not the command: as of `ssh`."""
+
+
+def print_failure(error: ControlError) -> int:
+    """Print why nothing was run, and return the exit code."""
+    code = print_error(error, as_json=False)
+    return code if error.exit_code is CommandExit.USAGE else FAILED
+
+
+@dataclass(frozen=True)
+class Target:
+    """One node."""
+
+    role: str
+    index: int
+    runs: bool
+    """Whether it runs, as its scheduler reports it."""
+
+    def __str__(self) -> str:
+        return f"{self.role}/{self.index}"
+
+
+def find_targets(
+    scheduler: PluginScheduler, app_id: str, *, role: str | None, node: int | None, takes_all: bool
+) -> list[Target]:
+    """Find the nodes that are meant.
+
+    Args:
+        scheduler: of the app.
+        app_id: its id.
+        role: the only one of which nodes are meant. None: of all that run agents, or the only one.
+        node: its index. None: 0.
+        takes_all: all nodes, also those that do not run.
+
+    Raises:
+        ControlError: the app does not run, or has no such role or node.
+        UnknownAppError: the app is not known.
+    """
+    facts = scheduler.read_facts(app_id)
+    if facts is None:
+        raise UnknownAppError(app_id)
+    if is_terminal(facts.state):
+        raise ControlError(f"{app_id} has ended already ({facts.state.name})", CommandExit.ENDED)
+    if facts.state is not AppState.RUNNING:
+        why = word_all(facts.reasons)
+        raise ControlError(f"{app_id} is {facts.state.name}" + (f": {why}" if why else ""), CommandExit.REFUSED)
+    roles = operations.list_agent_roles(app_id, facts.app.roles, role)
+    if not takes_all:
+        roles = [operations.choose_agent_role(app_id, roles)]
+    nodes = [each for found in roles for each in _list_nodes(facts, found.name)]
+    if not nodes:
+        raise ControlError(f"no node of {app_id} runs", CommandExit.ENDED)
+    if takes_all:
+        return nodes
+    index = node or 0
+    found = [each for each in nodes if each.index == index]
+    if not found:
+        has = f"it has {count_nodes(len(nodes))}" + (f", 0 to {len(nodes) - 1}" if len(nodes) > 1 else "")
+        raise ControlError(f"{app_id} has no node {index}: {has}", CommandExit.REFUSED)
+    if not found[0].runs:
+        raise ControlError(f"{found[0]} of {app_id} does not run", CommandExit.ENDED)
+    return found
+
+
+def _list_nodes(facts: AppFacts, role: str) -> list[Target]:
+    """List the nodes of a role, of an elastic one those that it has now."""
+    known = [each for each in facts.replicas or () if each.role == role]
+    return [
+        Target(role, each.id, each.state is AppState.RUNNING)
+        for each in sorted(known, key=lambda each: each.id)
+        if each.state is not AppState.CANCELLED
+    ]
+
 
 _OPENED_AT_ONCE: Final = 16
 _END_LIMIT_S: Final = 10.0

@@ -1,8 +1,8 @@
 """Components: `torchx run dist.ddp ...` and pipelines call them to build an AppDef. They never import the agent.
 
-`dist` holds the three components, `application` builds their AppDef. `flags` has the parameters that set one flag of
-the agent each, those of features too. `topology` parses `-j`, `names` parses `--name`, `resources` builds the resources
-of a node, `environment` reads `--env` and `--env_file`. `errors` holds the one error for a wrong argument.
+`dist` holds the three components, `application` parses `--name` and builds their AppDef. `flags` has the parameters
+that set one flag of the agent each, those of features too. `topology` parses `-j`, `resources` builds the resources of
+a node, `environment` reads `--env` and `--env_file`. `errors` holds the one error for a wrong argument.
 
 From outside, import `dist`.
 """

@@ -26,7 +26,7 @@ from muster.elastic.worker_group import WorkerGroupWatch
 if TYPE_CHECKING:
     from muster.elastic.jobs.held import HeldNode
 
-_FUNCTION_PROGRAM = "agent/workers/function.py"
+_FUNCTION_PROGRAM = "elastic/jobs/function.py"
 _PRELOADED = (
     *("torch", "torch._dynamo", "torch.distributed", "torch.distributed.launcher.api"),
     "torch.distributed.elastic.agent.server.api",

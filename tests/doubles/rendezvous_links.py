@@ -8,8 +8,7 @@ from muster._shared.codec import encode_message
 from muster.agent.rendezvous.consensus.recovery import RecoveryRecord
 from muster.agent.rendezvous.protocol.framing import FRAME_LIMIT_BYTES, Frame
 from muster.agent.rendezvous.protocol.job_rules import JobRules
-from muster.agent.rendezvous.protocol.member_messages import Join
-from muster.agent.rendezvous.protocol.messages import Message
+from muster.agent.rendezvous.protocol.messages import Join, Message
 
 
 def encode_and_decode(message: Message) -> Any:

@@ -145,8 +145,6 @@ def test_the_agent_and_the_shared_modules_are_standard_library_only(imports: lis
     allowed = set(sys.stdlib_module_names) | {"muster"}
 
     def torch_is_allowed(found: Import) -> bool:
-        if (found.path, found.top) == ("agent/workers/function.py", "cloudpickle"):
-            return True  # for results of functions, where it is installed
         in_workers = ("agent/workers/", "agent/features/preflight/measure.py", *FOR_TORCH)
         return found.top == "torch" and found.path.startswith(in_workers)
 
@@ -182,9 +180,7 @@ def test_the_python_api_knows_only_the_agents_data(imports: list[Import]) -> Non
     api = (found for found in imports if found.place in ("elastic", "launch") or found.path == "run.py")
     used = (found for found in api if found.module.startswith("muster.agent") and found.module not in program)
     forked = (
-        "adopted.",
         "runtime.records.",
-        "workers.function.",
         "workers.program.",
         "workers.spec.",
         "workers.stall_watch.",
@@ -410,22 +406,21 @@ def test_pure_decisions_import_nothing_that_acts(imports: list[Import]) -> None:
         *(f"agent/features/hangs/{name}.py" for name in ("judge", "causes", "collectives", "launches")),
         "agent/features/preflight/leader.py",
         "agent/rendezvous/round_messages.py",
-        "agent/rendezvous/verdicts/",
+        "agent/rendezvous/verdicts.py",
+        "agent/rendezvous/restarts.py",
         "agent/rendezvous/faulty_nodes.py",
         *(
             f"agent/node/{name}.py"
             for name in ("decisions", "worker_decisions", "drain_decisions", "events", "actions")
         ),
-        *(
-            f"agent/rendezvous/member/{name}.py"
-            for name in ("decisions", "seeking", "rounds", "events", "state", "recovery")
-        ),
+        *(f"agent/rendezvous/member/{name}.py" for name in ("decisions", "seeking", "rounds", "events", "state")),
     )
     allowed = (
         "muster.agent.rendezvous.consensus.",
         "muster.agent.rendezvous.drain_ceiling.",
         "muster.agent.features.",
         "muster.agent.rendezvous.verdicts.",
+        "muster.agent.rendezvous.restarts.",
         "muster.agent.rendezvous.faulty_nodes.",
         "muster._shared.causes.",
         "muster._shared.policy.",
@@ -440,7 +435,7 @@ def test_pure_decisions_import_nothing_that_acts(imports: list[Import]) -> None:
         "muster._shared.reports.",
         "muster.agent.round.",
         "muster.agent.config.",
-        *(f"muster.agent.rendezvous.member.{name}" for name in ("seeking", "rounds", "events", "state", "recovery")),
+        *(f"muster.agent.rendezvous.member.{name}" for name in ("seeking", "rounds", "events", "state")),
         "muster.agent.rendezvous.protocol.",  # records
         "muster.agent.rendezvous.transport.links.",  # why a link has ended
         "muster._shared.codec.",

@@ -28,7 +28,7 @@ from typing import Final
 from muster._shared import holder_socket, processes
 from muster._shared.contract import Env, ExitCode, HoldKey, find_hold_dir
 from muster._shared.guard import STOP_LIMIT_VARIABLE
-from muster.agent.hold import difference, facts
+from muster.agent.hold import facts
 from muster.agent.hold.agents import Original, WaitingAgent, end_orphans
 from muster.agent.hold.listening import Listener, Message, Order, close_all, send
 
@@ -339,7 +339,7 @@ class Holder:
         """Return why a process here cannot become what the client's would be; "" if it can."""
         if "facts" not in order:  # from another machine
             return ""
-        reason = difference.find_difference(order, self._facts, self._prefix)
+        reason = facts.find_difference(order, self._facts, self._prefix)
         if reason:
             return reason
         env = order["env"]

@@ -23,8 +23,7 @@ from muster._shared.job_view import (
 from muster._shared.records import NO_ITEMS, record, replace
 from muster.agent.rendezvous.interface import JobMembers, MemberStatus
 from muster.agent.round import Round
-from muster.agent.telemetry.sampling import Pause, count_steps, find_slowest
-from muster.agent.telemetry.summaries import NodeSummary, unpack
+from muster.agent.telemetry.sampling import NodeSummary, Pause, count_steps, find_slowest, unpack
 
 _MOST_S = 1e12
 _BEGUN_S = 1.0

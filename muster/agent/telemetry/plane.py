@@ -11,29 +11,32 @@ Ranks themselves record when they did the first step of an attempt. So the durat
 however late the first look is.
 """
 
+import contextlib
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
+from muster._shared.codec import encode
+from muster._shared.contract import STATUS_LIMIT_BYTES, LogNames
 from muster._shared.goodput import WAITING_S
 from muster._shared.job_history import JobHistory
 from muster._shared.job_view import LISTED_RANKS, JobState, JobStatus, SlowRank
 from muster._shared.records import NO_ITEMS, replace
+from muster.agent.logs import open_own
 from muster.agent.rendezvous.interface import STORM_REASON, JobMembers, LeaderClock, MemberStatus, Rendezvous, Summary
 from muster.agent.runtime.event_log import EventLog, EventRecord
 from muster.agent.runtime.loop import Loop, Timer
 from muster.agent.telemetry.merging import MergedNodes, StepsDone, build_status, find_steps, merge_nodes
-from muster.agent.telemetry.sampling import NodeSampler, Observed
+from muster.agent.telemetry.sampling import BYTES_PER_S, NodeSampler, NodeSummary, Observed, Usage, pack, read_usage
 from muster.agent.telemetry.slow_ranks import JobSlowRanks
-from muster.agent.telemetry.status_file import StatusFile
-from muster.agent.telemetry.summaries import BYTES_PER_S, NodeSummary, pack
-from muster.agent.telemetry.usage import Usage, read_usage
 
 if TYPE_CHECKING:
     from muster.agent.runtime.event_log import OnLook
     from muster.agent.telemetry.devices import Devices, DeviceUse
+
 
 LOOK_S = 1.0
 _NODES_A_SECOND = 256
@@ -55,6 +58,77 @@ _OLD_S = 5.0
 """The leader's own node is not shown as it was so long ago."""
 _STUCK_S = 10.0
 """A read that takes this long has hung, as a GPU's driver may. Then the last values are no longer shown."""
+
+
+_ANOTHERS_S = 20.0
+
+
+class StatusFile:
+    """The status file of one node, `status.json` in the run's folder, of one line.
+
+    A status that cannot be written is dropped, because the next one is newer. While the disk does not answer, at most
+    one waits.
+    """
+
+    def __init__(self, run_dir: str, submit: Callable[[Callable[[], None]], None]) -> None:
+        """Write nothing yet.
+
+        Args:
+            run_dir: the folder that contains it.
+            submit: runs a call in the thread that writes files.
+        """
+        self._path = os.path.join(run_dir, LogNames.STATUS)
+        self._submit = submit
+        self._is_writing = False
+        """Whether a call waits in the thread."""
+        self._own: os.stat_result | None = None
+        """The file as the thread last wrote it."""
+
+    def write(self, status: JobStatus, *, is_last: bool = False, gives_way: bool = False) -> None:
+        """Replace the file soon. Drop the status while the thread has not written the one before, unless `is_last`.
+
+        Args:
+            status: the content.
+            is_last: whether it is this agent's last status.
+            gives_way: whether another agent knows more and may write into the same folder. While it does, nothing is
+                written.
+        """
+        if self._is_writing and not is_last:
+            return
+        self._is_writing = True
+        text = encode(status, STATUS_LIMIT_BYTES)
+        self._submit(lambda: self._replace(f"{text}\n", gives_way=gives_way))
+
+    def _replace(self, text: str, *, gives_way: bool) -> None:
+        if not (gives_way and self._is_anothers()):
+            _write_file(self._path, text)
+            self._own = _read_stat(self._path)
+        self._is_writing = False
+
+    def _is_anothers(self) -> bool:
+        """Return whether another agent has recently replaced the file."""
+        found = _read_stat(self._path)
+        if found is None or (self._own is not None and found.st_ino == self._own.st_ino):
+            return False
+        return abs(time.time() - found.st_mtime) < _ANOTHERS_S
+
+
+def _read_stat(path: str) -> os.stat_result | None:
+    with contextlib.suppress(OSError):
+        return os.stat(path)
+    return None
+
+
+def _write_file(path: str, text: str) -> None:
+    temporary = f"{path}.{os.getpid()}"
+    with contextlib.suppress(OSError):
+        fd = open_own(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        try:
+            with open(fd, "w", encoding="utf-8") as file:
+                file.write(text)
+            os.replace(temporary, path)
+        except OSError:  # disk full
+            os.unlink(temporary)
 
 
 class ObservedNode(Protocol):

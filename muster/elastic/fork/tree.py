@@ -1,6 +1,6 @@
 """Forks guard, agent and image from this program, each as the parent of the next.
 
-`agent.adopted` describes the tree. The image must descend from the guard, or the guard would not adopt the workers'
+`agent.driven` describes the tree. The image must descend from the guard, or the guard would not adopt the workers'
 orphans. It must also be a fork of this program. So guard and agent begin as forks of this program, too, and exec once
 their child exists.
 
@@ -23,8 +23,7 @@ from typing import NoReturn
 from muster._shared import guard, processes
 from muster._shared.contract import ADOPTED_FLAG
 from muster._shared.records import record
-from muster.agent.adopted import AGENT, GUARD, encode_fds
-from muster.agent.driven import send_identity
+from muster.agent.driven import AGENT, GUARD, encode_fds, send_identity
 from muster.agent.errors import SpawnError
 from muster.agent.workers import stall_watch
 from muster.elastic.fork.hazards import ForkedCall

@@ -1,6 +1,6 @@
 """Serves a job's function workers on this node: it sends them the call, and keeps what they return.
 
-The other side is `muster.agent.workers.function`. Every worker connects once. What it returns comes as a descriptor of
+The other side is `muster.elastic.jobs.function`. Every worker connects once. What it returns comes as a descriptor of
 an unnamed file, so a large result passes neither through JSON nor through the agent, and leaves nothing behind. A
 worker that has returned waits until all of this node have. So what one of them hosts lasts that long, as with torch.
 """

@@ -12,7 +12,7 @@ import pytest
 from harness import Outcome, Tree, find_free_port, run_tree
 from launchers import MOSTLY_WARM
 
-from muster.agent.features.preflight.reach import find_obstacle
+from muster.agent.features.preflight.others import find_obstacle
 
 AGENT = [sys.executable, "-m", "muster.agent"]
 ALONE = [*AGENT, "--standalone", "--nproc-per-node", "2"]

@@ -15,10 +15,10 @@ import pytest
 from harness import Tree, wait_until
 from other_user import call_as_other, needs_two_users
 
+from muster.agent.features import http_peer
+from muster.agent.features.http_peer import PEERS
 from muster.agent.features.trainer.endpoint import BODY_LIMIT_BYTES, TrainerEndpoint
 from muster.agent.features.trainer.node import TrainerPort
-from muster.agent.runtime import http_peer
-from muster.agent.runtime.http_peer import PEERS
 from muster.agent.runtime.loop import Loop
 from muster.agent.workers.status_page import Told
 

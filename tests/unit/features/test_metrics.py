@@ -16,8 +16,8 @@ from muster._shared.job_view import DeviceStatus, Goodput, JobState, JobStatus, 
 from muster._shared.layouts import StatusPageLayout as Layout
 from muster._shared.records import replace
 from muster.agent.features.export.metrics import endpoint
-from muster.agent.features.export.metrics.elastic_names import ENDS, STATES
-from muster.agent.features.export.metrics.exposition import write_text
+from muster.agent.features.export.metrics.endpoint import write_text
+from muster.agent.features.export.metrics.families import ENDS, STATES
 from muster.agent.features.export.metrics.source import MetricsSource
 from muster.agent.runtime.event_log import EventRecord
 

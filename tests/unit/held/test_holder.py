@@ -285,7 +285,7 @@ def test_what_an_order_of_another_machine_does_not_say_is_added(world: World) ->
 
 
 def test_what_its_agent_cannot_become_starts_cold(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holder_module.difference, "find_difference", lambda *_: "Seccomp is not the hold's")
+    monkeypatch.setattr(holder_module.facts, "find_difference", lambda *_: "Seccomp is not the hold's")
     world.begin()
     world.send_run(facts={})
     assert read(world.client) == {"cold": "Seccomp is not the hold's"}

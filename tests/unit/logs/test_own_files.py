@@ -14,7 +14,7 @@ from muster.agent.errors import EnvironmentFault
 from muster.agent.logs import open_own
 from muster.agent.logs.files import RunFolder
 from muster.agent.runtime.event_log import EventRecord, JsonlSink
-from muster.agent.telemetry import status_file
+from muster.agent.telemetry import plane
 
 __all__ = ["other_dir", "shared_dir"]
 
@@ -85,10 +85,10 @@ def test_a_link_is_not_followed(public_dir: Path) -> None:
 def test_nor_by_the_file_that_says_how_far_the_job_is(tmp_path: Path) -> None:
     """The owner of a volume knows its name."""
     (tmp_path / f"status.json.{os.getpid()}").symlink_to(tmp_path / "mine")
-    status_file._write(str(tmp_path / "status.json"), "{}")
+    plane._write_file(str(tmp_path / "status.json"), "{}")
     assert not (tmp_path / "mine").exists()
     (tmp_path / f"status.json.{os.getpid()}").unlink()
-    status_file._write(str(tmp_path / "status.json"), "{}")
+    plane._write_file(str(tmp_path / "status.json"), "{}")
     assert (tmp_path / "status.json").read_text() == "{}"
 
 

@@ -11,7 +11,7 @@ from muster.agent.rendezvous.leader.connections import LeaderOptions
 from muster.agent.rendezvous.leader.leader import Leader
 from muster.agent.rendezvous.member.lease_renewal import LeaseRenewal
 from muster.agent.rendezvous.protocol.job_rules import build_job_rules
-from muster.agent.rendezvous.protocol.leader_messages import HeartbeatReply
+from muster.agent.rendezvous.protocol.messages import HeartbeatReply
 from muster.agent.runtime.loop import Loop
 
 

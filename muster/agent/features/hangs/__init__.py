@@ -2,7 +2,6 @@
 
     node             the part: begins a watch, and reads what is asked of it
     watch            when the workers of this node count as idle, and when they stand still
-    limits           learns how long a job may pause
     servers          asks the workers (`workers.hooks.groups` is their side)
     reading          turns their answers into records. Pure
     monitor          asks NCCL's own monitor, if there are devices

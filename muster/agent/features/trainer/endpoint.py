@@ -21,7 +21,7 @@ from muster._shared.fields import Limit
 from muster._shared.foreign_files import parse_json
 from muster._shared.layouts import StatusPageLayout as Layout
 from muster._shared.records import record
-from muster.agent.runtime.http_peer import HEAD_LIMIT_BYTES, HttpPeers, parse_head
+from muster.agent.features.http_peer import HEAD_LIMIT_BYTES, HttpPeers, parse_head
 from muster.agent.runtime.loop import Loop
 from muster.agent.workers.status_page import Told
 

@@ -28,14 +28,21 @@ from muster.agent.rendezvous.interface import (
 from muster.agent.rendezvous.member import events as do
 from muster.agent.rendezvous.member.decisions import NO_LISTENER, decide_member
 from muster.agent.rendezvous.member.lease_renewal import LeaseRenewal
-from muster.agent.rendezvous.member.master_ports import MasterPorts
 from muster.agent.rendezvous.member.search import Search
 from muster.agent.rendezvous.member.server import Server
 from muster.agent.rendezvous.member.state import build_initial_state, find_endpoint
 from muster.agent.rendezvous.protocol.framing import Frame
-from muster.agent.rendezvous.protocol.leader_messages import LEADER_MESSAGES, HeartbeatReply
-from muster.agent.rendezvous.protocol.member_messages import EndAcknowledged, Join, MemberMessage
-from muster.agent.rendezvous.protocol.messages import LeaderQuery, Message, QueryReply, StreamOpened
+from muster.agent.rendezvous.protocol.messages import (
+    LEADER_MESSAGES,
+    EndAcknowledged,
+    HeartbeatReply,
+    Join,
+    LeaderQuery,
+    MemberMessage,
+    Message,
+    QueryReply,
+    StreamOpened,
+)
 from muster.agent.rendezvous.report_messages import Failed
 from muster.agent.rendezvous.transport.addresses import is_loopback
 from muster.agent.rendezvous.transport.links import Closing, Link, LinkEnd, LocalLink, Network, Reservation
@@ -44,6 +51,7 @@ from muster.agent.runtime.loop import Loop, Timer
 
 if TYPE_CHECKING:
     from muster.agent.rendezvous.interface import Stream
+
 
 FIRST_WAIT_LINE_S = 3.0
 """After this time a node that waits for a round prints why, and again after each `NEXT_WAIT_LINE_S`."""
@@ -509,3 +517,39 @@ class Member:
         self, text: str, kind: NoticeKind = NoticeKind.LINE, ranks: tuple[int, ...] = (), feature: str = ""
     ) -> None:
         self._post(Notice(text=text, kind=kind, ranks=ranks, feature=feature))
+
+
+class MasterPorts:
+    """A fresh port for every round, so that no round reuses the store of an older one. Close it."""
+
+    def __init__(self, reserve: Callable[[], Reservation]) -> None:
+        self._reserve = reserve
+        self._offer: Reservation | None = None
+        self._held: Reservation | None = None
+
+    @property
+    def offered(self) -> int:
+        """The port on offer; 0 if there is none."""
+        return self._offer.port if self._offer is not None else 0
+
+    def offer(self) -> None:
+        """Reserve a port for the next round, unless one is reserved already."""
+        if self._offer is None:
+            self._offer = self._reserve()
+
+    def begin_round(self, *, hosts_rank_0: bool) -> None:
+        """Keep the offered port for the round if this node hosts rank 0; otherwise release it."""
+        if self._held is not None:
+            self._held.close()
+            self._held = None
+        if hosts_rank_0:
+            self._held = self._offer
+        elif self._offer is not None:
+            self._offer.close()
+        self._offer = None
+
+    def close(self) -> None:
+        """Release both ports. Idempotent."""
+        for reservation in (self._offer, self._held):
+            if reservation is not None:
+                reservation.close()

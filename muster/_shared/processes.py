@@ -274,14 +274,13 @@ def list_parents() -> dict[int, int]:
 
     `/proc/<pid>/task/*/children` would be quicker, but needs a kernel option that is often off.
     """
-    parents: dict[int, int] = {}
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        stat = read_stat(int(name))
-        if stat is not None and stat[0] not in ("Z", "X"):
-            parents[int(name)] = int(stat[1])
-    return parents
+    stats = {pid: stat for pid in list_pids() if (stat := read_stat(pid)) is not None}
+    return {pid: int(stat[1]) for pid, stat in stats.items() if stat[0] not in ("Z", "X")}
+
+
+def list_pids() -> list[int]:
+    """Return the processes that the kernel shows, zombies too."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
 def read_stat(pid: int) -> list[str] | None:
@@ -300,6 +299,15 @@ def read_stat(pid: int) -> list[str] | None:
         return None
     finally:
         os.close(fd)
+
+
+def read_status(pid: int) -> dict[str, str]:
+    """Return the rows of /proc/<pid>/status by their names; empty if the process has ended."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
+            return dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
+    except OSError:
+        return {}
 
 
 def list_descendants(root: int, *, keep: Container[int] = ()) -> list[int]:

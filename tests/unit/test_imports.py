@@ -172,7 +172,7 @@ def test_worker_imports_the_contract_and_at_a_breakpoint_the_debugger(imports: l
 
 def test_the_python_api_knows_only_the_agents_data(imports: list[Import]) -> None:
     data = ("cli.", "config.", "diagnosis.", "driven.", "errors.", "hold.facts.", "placement.device_count.")
-    data += ("runtime.event_log.",)
+    data += ("runtime.event_log.", "runtime.ports.")
     data += ("rendezvous.protocol.", "rendezvous.transport.stream.")  # programs of several nodes exchange results
     data += ("rendezvous.torch_handlers.thread.", "rendezvous.torch_handlers.messages.")  # for handlers of the caller
     allowed = tuple(f"muster.agent.{name}" for name in data)

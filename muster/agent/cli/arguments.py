@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NoReturn
 
 from muster import __version__
@@ -29,6 +30,7 @@ from muster.agent.cli.command_line import (
     format_help,
     parse_command_line,
     parse_seconds,
+    read_variable,
 )
 from muster.agent.cli.rendezvous_flags import build_rendezvous_config, parse_hang_timeout_s
 from muster.agent.config import AgentConfig, LogConfig, RendezvousConfig, Std, StdChoice
@@ -244,11 +246,8 @@ def _choose_shutdown_timeout_s(values: FlagValues, environ: Mapping[str, str]) -
     flag_s = values.seconds("shutdown-timeout", zero=True)
     if flag_s is not None:
         return flag_s
-    text = environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30")
-    variable_s = parse_seconds(text, zero=True)
-    if variable_s is None:
-        raise UsageError(f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT {text!r}: must be {describe_seconds(zero=True)}")
-    return variable_s
+    allowed, parse = describe_seconds(zero=True), partial(parse_seconds, zero=True)
+    return read_variable(environ, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 30.0, parse, allowed)
 
 
 def _choose_restart_backoff_s(values: FlagValues) -> float:
@@ -297,13 +296,8 @@ def _parse_preempt_signal(values: FlagValues) -> str | None:
 
 
 def _read_drain_limit_s(environ: Mapping[str, str]) -> float:
-    text = environ.get(Env.DRAIN_LIMIT_S)
-    if not text:
-        return DEFAULT_DRAIN_LIMIT_S
-    limit_s = parse_seconds(text, zero=True)
-    if limit_s is None:
-        raise UsageError(f"{Env.DRAIN_LIMIT_S} {text!r}: must be a number of seconds, 0 or more")
-    return limit_s
+    allowed, parse = "a number of seconds, 0 or more", partial(parse_seconds, zero=True)
+    return read_variable(environ, Env.DRAIN_LIMIT_S, DEFAULT_DRAIN_LIMIT_S, parse, allowed)
 
 
 def _choose_omp_num_threads(environ: Mapping[str, str], nproc: int) -> int | None:

@@ -7,8 +7,8 @@ changed between Python 3.11 and 3.13: `--start_m` and `--start-m` name one flag,
 page of usage before the line that matters.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, TypeVar
 
 from muster._shared import contract
 from muster._shared.records import record
@@ -16,6 +16,8 @@ from muster.agent.cli.flag_table import FLAGS, Flag, list_flags, list_groups
 from muster.agent.errors import UsageError
 from muster.agent.features import FLAG_OWNERS, load_module
 from muster.agent.workers.spec import Program
+
+T = TypeVar("T")
 
 ON: Final = "1"
 COUNT_LIMIT: Final = 2**31 - 1
@@ -188,43 +190,30 @@ class FlagValues:
             raise UsageError(f"{self.origin(name)} {value!r}: must be UTF-8 text without control characters")
         return value
 
+    def _parse(self, name: str, parse: Callable[[str], T | None], allowed: str) -> T | None:
+        value = self.text(name)
+        found = None if value is None else parse(value)
+        if value is not None and found is None:
+            raise self.build_error(name, allowed)
+        return found
+
     def switch(self, name: str) -> bool:
         """Return whether the switch is on, by the flag or by a variable that is a number other than 0."""
-        value = self.text(name)
-        if value is None:
-            return False
-        number = contract.parse_digits(value)
-        if number is None:
-            raise self.build_error(name, "0 or 1")
-        return number != 0
+        return bool(self._parse(name, contract.parse_digits, "0 or 1"))
 
-    def integer(self, name: str, *, minimum: int = 0, maximum: int | None = None) -> int | None:
-        """Return a whole number within bounds; None when there is none."""
-        value = self.text(name)
-        if value is None:
-            return None
-        allowed = f"a whole number, at least {minimum}" + ("" if maximum is None else f" and at most {maximum}")
-        number = contract.parse_digits(value, COUNT_LIMIT if maximum is None else maximum)
-        if number is None or number < minimum:
-            raise self.build_error(name, allowed)
-        return number
+    def integer(self, name: str, *, maximum: int | None = None) -> int | None:
+        """Return a whole number from 0 on; None when there is none."""
+        allowed = "a whole number, at least 0" + ("" if maximum is None else f" and at most {maximum}")
+        limit = COUNT_LIMIT if maximum is None else maximum
+        return self._parse(name, lambda text: contract.parse_digits(text, limit), allowed)
 
     def seconds(self, name: str, *, zero: bool) -> float | None:
         """Return a finite number of seconds; None when there is none."""
-        value = self.text(name)
-        if value is None:
-            return None
-        number = parse_seconds(value, zero=zero)
-        if number is None:
-            raise self.build_error(name, describe_seconds(zero=zero))
-        return number
+        return self._parse(name, lambda text: parse_seconds(text, zero=zero), describe_seconds(zero=zero))
 
     def choice(self, name: str, allowed: Sequence[str]) -> str | None:
         """Return one of `allowed`; None when there is none."""
-        value = self.text(name)
-        if value is not None and value not in allowed:
-            raise self.build_error(name, "one of " + ", ".join(allowed))
-        return value
+        return self._parse(name, lambda text: text if text in allowed else None, "one of " + ", ".join(allowed))
 
     def build_error(self, name: str, allowed: str) -> UsageError:
         """Build the error for a value that is not allowed."""
@@ -252,6 +241,21 @@ def parse_seconds(text: str, *, zero: bool) -> float | None:
     """Return a number of seconds, from 0 on (`zero`) or above it; None if the text is no such number."""
     number = contract.parse_seconds(text)
     return number if number or zero else None
+
+
+def read_variable(
+    environ: Mapping[str, str], name: str, default: T, parse: Callable[[str], T | None], allowed: str
+) -> T:
+    """Read a variable that is no flag; `default` if it is not set, or empty.
+
+    Raises:
+        UsageError: `parse` returns None for it.
+    """
+    text = environ.get(name)
+    found = parse(text) if text else default
+    if found is None:
+        raise UsageError(f"{name} {text!r}: must be {allowed}")
+    return found
 
 
 def describe_seconds(*, zero: bool) -> str:

@@ -121,5 +121,8 @@ def end_orphans(known: Collection[int]) -> None:
 
 def _list_children() -> set[int]:
     """Return this process's children, also those that have ended."""
-    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    return {pid for pid in pids if (stat := processes.read_stat(pid)) is not None and int(stat[1]) == os.getpid()}
+    return {
+        pid
+        for pid in processes.list_pids()
+        if (stat := processes.read_stat(pid)) is not None and int(stat[1]) == os.getpid()
+    }

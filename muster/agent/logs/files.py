@@ -259,6 +259,23 @@ def open_own(path: str, flags: int) -> int:
     return fd
 
 
+def replace_file(path: str, data: bytes) -> None:
+    """Write a file, whole or not at all. The folder may be one that several nodes have.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    temporary = f"{path}.{os.uname().nodename}.{os.getpid()}.tmp"
+    try:
+        with open(open_own(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
+            file.write(data)
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
 def _make_own_dir(path: str, mode: int = 0o777) -> None:
     try:
         os.mkdir(path, mode)

@@ -11,7 +11,6 @@ Ranks themselves record when they did the first step of an attempt. So the durat
 however late the first look is.
 """
 
-import contextlib
 import os
 import time
 from collections import deque
@@ -25,7 +24,7 @@ from muster._shared.goodput import WAITING_S
 from muster._shared.job_history import JobHistory
 from muster._shared.job_view import LISTED_RANKS, JobState, JobStatus, SlowRank
 from muster._shared.records import NO_ITEMS, replace
-from muster.agent.logs import open_own
+from muster.agent.logs import replace_file
 from muster.agent.rendezvous.interface import STORM_REASON, JobMembers, LeaderClock, MemberStatus, Rendezvous, Summary
 from muster.agent.runtime.event_log import EventLog, EventRecord
 from muster.agent.runtime.loop import Loop, Timer
@@ -101,7 +100,8 @@ class StatusFile:
 
     def _replace(self, text: str, *, gives_way: bool) -> None:
         if not (gives_way and self._is_anothers()):
-            _write_file(self._path, text)
+            with suppress(OSError):
+                replace_file(self._path, text.encode())
             self._own = _read_stat(self._path)
         self._is_writing = False
 
@@ -114,21 +114,9 @@ class StatusFile:
 
 
 def _read_stat(path: str) -> os.stat_result | None:
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         return os.stat(path)
     return None
-
-
-def _write_file(path: str, text: str) -> None:
-    temporary = f"{path}.{os.getpid()}"
-    with contextlib.suppress(OSError):
-        fd = open_own(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        try:
-            with open(fd, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.replace(temporary, path)
-        except OSError:  # disk full
-            os.unlink(temporary)
 
 
 class ObservedNode(Protocol):

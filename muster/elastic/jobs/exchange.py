@@ -24,6 +24,7 @@ from collections.abc import Collection, Mapping
 from muster.agent.rendezvous.protocol.framing import ProtocolError
 from muster.agent.rendezvous.protocol.handshake import Codec
 from muster.agent.rendezvous.transport.stream import TcpStream
+from muster.agent.runtime.ports import bind_address
 from muster.elastic.jobs.errors import ResultsMissing
 from muster.elastic.jobs.results import RoundPlace, close_fds
 
@@ -196,7 +197,7 @@ class _Meeting:
 
 
 def _listen(place: RoundPlace) -> socket.socket:
-    """Listen where the other nodes look.
+    """Listen where the other nodes look, as the store did.
 
     Raises:
         OSError: the port is still in use after the limit.
@@ -204,29 +205,14 @@ def _listen(place: RoundPlace) -> socket.socket:
     deadline_s = time.monotonic() + _MEETING_LIMIT_S
     while True:
         try:
-            return _create_server(place)
-        except OSError as error:  # noqa: PERF203  # until then it may be the store's
+            listener = bind_address(place.master_addr, place.master_port)
+            break
+        except OSError as error:  # until then it may be the store's
             if error.errno != errno.EADDRINUSE or time.monotonic() >= deadline_s:
                 raise
             time.sleep(_RETRY_S)
-
-
-def _create_server(place: RoundPlace) -> socket.socket:
-    """Listen at MASTER_ADDR alone, as the store did.
-
-    If it is a name, or not this machine's address (NAT), listen at all addresses.
-    """
-    host, port, backlog = place.master_addr, place.master_port, place.nodes + _STRANGERS
-    try:
-        numeric = "127.0.0.1" if host == "localhost" else host
-        family, _, _, _, address = socket.getaddrinfo(numeric, port, flags=socket.AI_NUMERICHOST)[0]
-        return socket.create_server(address[:2], family=family, backlog=backlog)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", port), family=socket.AF_INET6, backlog=backlog, dualstack_ipv6=True)
-    return socket.create_server(("", port), backlog=backlog)
+    listener.listen(place.nodes + _STRANGERS)
+    return listener
 
 
 # -- the others' ------------------------------------------------------------------------------------------------------

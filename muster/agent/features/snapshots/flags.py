@@ -47,5 +47,5 @@ def read(given: Given) -> SnapshotSettings:
     found = (DEFAULT_SNAPSHOT_SHARE, None) if text is None else parse_snapshot_memory(text)
     if found is None:
         raise UsageError(f"--snapshot-memory {text!r}: must be {SNAPSHOT_MEMORY}")
-    copies = given.values.integer("snapshot-copies", minimum=0, maximum=1)
+    copies = given.values.integer("snapshot-copies", maximum=1)
     return SnapshotSettings(share=found[0], limit_bytes=found[1], copies=1 if copies is None else copies)

@@ -1,7 +1,6 @@
 """One node's part in the job: feeds events to `decisions.decide_member`, and acts on what it decides.
 
-It adds identity and time: the link to the leader, the search's links, and when the lease ends. This module has over 400
-lines because one class does all that `rendezvous.interface` requires, and all that is decided.
+It adds identity and time: the link to the leader, the search's links, and when the lease ends.
 """
 
 import os
@@ -313,7 +312,7 @@ class Member:
         finally:
             self._events.clear()  # a bug surfaces; then continue
 
-    def _act(self, action: do.Action) -> None:
+    def _act(self, action: do.Action) -> None:  # noqa: C901  # one case for each
         match action:
             case do.Post():
                 self._post(action.event)
@@ -339,20 +338,8 @@ class Member:
                 self._ports.offer()
             case do.StopRenewal():
                 self._lease_renewal.stop()
-            case do.Search() | do.AskAgain() | do.AddTarget() | do.StopSearch():
-                self._act_on_search(action)
-            case _:
-                self._act_on_leader(action)
-
-    def _act_on_search(self, action: do.Search | do.AskAgain | do.AddTarget | do.StopSearch) -> None:
-        match action:
             case do.Search():
-                query = LeaderQuery(run_id=clean_name(self._config.run_id))
-                refuse = lambda reason: self._feed(do.Excluded(reason=reason))  # noqa: E731
-                self._search = Search(
-                    self._loop, self._network, query, self._on_query_reply, self._on_search_progress, refuse
-                )
-                self._search.start(list(action.targets))
+                self._start_search(action.targets)
             case do.AskAgain():
                 if self._search is not None:
                     self._search.ask_now()
@@ -361,21 +348,6 @@ class Member:
                     self._search.add(action.target)
             case do.StopSearch():
                 self._stop_search()
-            case _:
-                assert_never(action)
-
-    def _act_on_leader(
-        self,
-        action: do.TakeLink
-        | do.DropLink
-        | do.Lead
-        | do.StopLeading
-        | do.FollowLeader
-        | do.Probe
-        | do.CheckLocal
-        | do.OpenEndpoint,
-    ) -> None:
-        match action:
             case do.TakeLink():
                 self._search, found = None, self._found
                 if found is not None:
@@ -401,6 +373,18 @@ class Member:
                 assert_never(action)
 
     # -- the search -------------------------------------------------------------------------------------------------
+
+    def _start_search(self, targets: tuple[do.Target, ...]) -> None:
+        query = LeaderQuery(run_id=clean_name(self._config.run_id))
+        self._search = Search(
+            self._loop,
+            self._network,
+            query,
+            self._on_query_reply,
+            self._on_search_progress,
+            lambda reason: self._feed(do.Excluded(reason=reason)),
+        )
+        self._search.start(list(targets))
 
     def _stop_search(self) -> None:
         if self._search is not None:

@@ -12,9 +12,8 @@ from torchx.specs import AppDef, AppState
 
 from muster._shared.contract import HoldKey
 from muster._shared.control import ControlError
-from muster.agent.hold import facts
-from muster.agent.placement import thread_counts
-from muster.agent.workers.warm.template_handle import HeldTemplate
+from muster.agent.hold import facts, thread_counts
+from muster.agent.hold.start import HeldTemplate
 from muster.cli import hold_command
 from muster.cli.commands import main
 from muster.elastic import launch

@@ -17,6 +17,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
@@ -28,7 +29,6 @@ from muster.agent.workers.warm.forking import (
     exit_unsafe,
     exit_with_agent,
     fork_on_demand,
-    receive_order,
     send,
     wait_for_release,
 )
@@ -44,7 +44,7 @@ from muster.agent.workers.warm.preload import (
 )
 
 if TYPE_CHECKING:
-    from muster.agent.placement.thread_counts import ThreadSettings
+    from muster.agent.hold.thread_counts import ThreadSettings
 
 _LINE_CHARACTERS: Final = 500
 _PAUSED_THRESHOLD: Final = 1_000_003
@@ -80,11 +80,12 @@ def serve(
     if kind == HELD:
         rename_process(["muster-original"])
         settings, early = _import_early(requested)
-        copy = __import__(words[0], fromlist=("serve",)).serve(control, early, known)
+        original = import_module(words[0])
+        copy = original.serve(control, early, known)
         rename_process(["muster-template"])
         control, agent_pid, known, hazard = copy.control, str(copy.agent_pid), copy.known, copy.hazard
         exit_with_agent(copy.agent_pid)
-        requested, program = _adopt_order(control, settings, early)
+        requested, program = original.adopt_order(control, settings, early)
     else:
         program = Program(kind=ProgramKind(kind), target=words[0], args=tuple(words[1:]))
     rename_process(["muster-template", program.target])
@@ -129,7 +130,7 @@ class _Before:
 
 def _import_early(requested: str) -> "tuple[ThreadSettings, EarlyImports]":
     """Import without a program."""
-    from muster.agent.placement.thread_counts import read_settings
+    from muster.agent.hold.thread_counts import read_settings
 
     before = read_settings(os.environ)
     thresholds = _pause_collections()
@@ -139,21 +140,6 @@ def _import_early(requested: str) -> "tuple[ThreadSettings, EarlyImports]":
         if stream is not None:
             stream.flush()
     return before, early
-
-
-def _adopt_order(control: socket.socket, before: "ThreadSettings", early: "EarlyImports") -> tuple[str, Program]:
-    """Wait for a program, and take over what its processes inherit."""
-    from muster.agent.placement.thread_counts import adopt_settings
-
-    send(control, {"held": list(early.modules), "import_s": early.duration_s})
-    order, program = receive_order(control)
-    forked_worker.replace_environment(order["env"])
-    forked_worker.apply_settings(order["settings"])
-    obstacle = adopt_settings(before, early.modules)
-    if obstacle is not None:
-        send(control, {"refused": obstacle})
-        os._exit(0)
-    return order["preload"], program
 
 
 def _import_all(control: socket.socket, requested: str, program: Program, before: _Before) -> list[str]:

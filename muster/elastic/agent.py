@@ -8,12 +8,17 @@ from typing import Any, NamedTuple
 from muster._shared.contract import Env, ExitCode
 from muster._shared.guard import STOP_LIMIT_VARIABLE
 from muster.agent.errors import UsageError
-from muster.elastic.context_settings import refuse_private_overrides
 from muster.elastic.events import Events, IceEvents, begin_job
 from muster.elastic.failures import build_process_failures, build_signal_exception, raise_for_outcome
 from muster.elastic.flags import PREFIX_VARIABLE, build_log_flags, build_worker_flags
 from muster.elastic.jobs.job import Outcome
-from muster.elastic.launcher import name_entrypoint, read_signals, run_program, serve_health_check
+from muster.elastic.launcher import (
+    name_entrypoint,
+    read_signals,
+    refuse_private_overrides,
+    run_program,
+    serve_health_check,
+)
 from muster.elastic.rendezvous import BACKEND, CallersRendezvous, build_static_flags
 from muster.elastic.tail import Screen
 from muster.elastic.worker_group import WorkerGroupWatch

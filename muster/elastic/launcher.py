@@ -344,3 +344,17 @@ def name_entrypoint(entrypoint: Callable[..., Any] | str, args: Sequence[Any]) -
     if entrypoint == sys.executable:
         return next((str(arg) for arg in args if not str(arg).startswith("-")), "")
     return entrypoint
+
+
+def refuse_private_overrides(cls: type, names: tuple[str, ...], base: str) -> None:
+    """Refuse a subclass that overrides private methods of torch's class: they are not called here.
+
+    Raises:
+        UsageError: names them.
+    """
+    found = [name for name in names if name in cls.__dict__]
+    if found:
+        raise UsageError(
+            f"{cls.__module__}.{cls.__qualname__} overrides {', '.join(found)} of torch's {base}; muster's {base} has "
+            "no such methods, because the agent is a process of its own"
+        )

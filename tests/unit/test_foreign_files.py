@@ -74,7 +74,7 @@ def test_a_number_that_no_float_can_hold_is_refused() -> None:
 
 READ_OTHERWISE = {
     "the reader itself": "_shared/foreign_files",
-    "files of the system": "agent/features/export/metrics/endpoint",
+    "files of the system": "agent/features/export/endpoint",
     "files of the kernel, descriptors and pipes of our own": "_shared/debugger _shared/preflight "
     "_shared/processes _shared/snapshot_file agent/control/address agent/placement/machine "
     "agent/features/preflight/facts agent/features/preflight/measure agent/workers/memory cli/doctor/machine "

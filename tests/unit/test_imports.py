@@ -20,7 +20,7 @@ from muster_entry import SCHEDULERS
 
 PACKAGE = Path(muster.__file__).parent
 ROOMS = ("agent", "components", "elastic", "schedulers")
-START_THE_AGENT = {"elastic": ("agent",), "run.py": ("agent", "elastic"), "launch": ("agent",)}
+START_THE_AGENT = {"elastic": ("agent",), "run.py": ("agent", "elastic"), "launch.py": ("agent",)}
 """The Python API: it uses the agent's flags, configuration and reports, and starts the agent as a process."""
 LENDS = ("muster.schedulers.held.lending.", "muster.schedulers.errors.")
 """`elastic` runs on a hold."""
@@ -177,7 +177,7 @@ def test_the_python_api_knows_only_the_agents_data(imports: list[Import]) -> Non
     data += ("rendezvous.torch_handlers.thread.", "rendezvous.torch_handlers.messages.")  # for handlers of the caller
     allowed = tuple(f"muster.agent.{name}" for name in data)
     program = {"muster.agent.__main__.main"}  # `python -m muster.run` is the agent
-    api = (found for found in imports if found.place in ("elastic", "launch") or found.path == "run.py")
+    api = (found for found in imports if found.place == "elastic" or found.path in ("run.py", "launch.py"))
     used = (found for found in api if found.module.startswith("muster.agent") and found.module not in program)
     forked = (
         "runtime.records.",
@@ -198,7 +198,7 @@ def test_the_python_api_knows_only_the_agents_data(imports: list[Import]) -> Non
 
 def test_the_python_api_imports_torch_only_when_a_class_of_torch_is_needed(imports: list[Import]) -> None:
     lazy = {f"elastic/{name.rpartition('.')[2]}.py" for name in muster.elastic._LAZY.values() if "muster" in name}
-    api = (found for found in imports if found.place in ("elastic", "launch") or found.path == "run.py")
+    api = (found for found in imports if found.place == "elastic" or found.path in ("run.py", "launch.py"))
     assert (
         offenders(found for found in api if found.top == "torch" and found.at_import and found.path not in lazy) == []
     )
@@ -403,7 +403,7 @@ def test_pure_decisions_import_nothing_that_acts(imports: list[Import]) -> None:
         "agent/rendezvous/consensus/",
         "agent/rendezvous/drain_ceiling.py",
         "agent/features/snapshots/leader.py",
-        *(f"agent/features/hangs/{name}.py" for name in ("judge", "causes", "collectives", "launches")),
+        *(f"agent/features/hangs/{name}.py" for name in ("judge", "collectives", "launches")),
         "agent/features/preflight/leader.py",
         "agent/rendezvous/round_messages.py",
         "agent/rendezvous/verdicts.py",

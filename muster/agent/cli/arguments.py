@@ -230,7 +230,7 @@ def _choose_logs_specs(values: FlagValues) -> str | None:
     name = values.text("logs-specs")
     if name is None or name == "default":
         return None
-    from muster.agent.runtime.packages import find_entry_points
+    from muster._shared.programs import find_entry_points
 
     known = sorted(find_entry_points("torchrun.logs_specs"))
     if name not in known:

@@ -221,7 +221,7 @@ def _choose_backend(values: FlagValues, max_nodes: int) -> str:
 
 
 def _list_handlers() -> list[str]:
-    from muster.agent.runtime.packages import find_entry_points
+    from muster._shared.programs import find_entry_points
 
     return sorted(find_entry_points("torchrun.handlers"))
 

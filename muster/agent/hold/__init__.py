@@ -6,13 +6,11 @@
     thread_counts  gives that template the numbers of threads that the run's environment names
     facts       what must be alike in both sides, and why one cannot become what the other would be
     client      the process that stands for a node of a run: gives what it was started with to the holder
-    agents      starts agents that wait, as forks of a process that has imported
-    original    is that process; what it imports is in `workers.warm.preload`
+    original    the process that has imported (what: `workers.warm.preload`), and whose forks waiting agents are
     listening   the loop of a holder, and what is sent to it
 
 Nothing of a run outlives it: each run has its own guard, agent, template and workers. Adapters run `client` as a file.
 
 From outside, import `holder` and `waiting`, which `muster.agent.__main__` starts, and `start.HeldStart`.
-`workers.warm.template` imports `thread_counts`.
-`muster.elastic` imports `facts`.
+`workers.warm.template` imports `thread_counts`, and `muster.elastic` imports `facts`.
 """

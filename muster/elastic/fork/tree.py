@@ -148,7 +148,7 @@ def _become_agent(tree: _Tree) -> None:
 def _exec(start: AgentStart, args: Sequence[str], kept: Sequence[int]) -> None:
     """Become guard or agent. All signals stay blocked: it says when it can take them.
 
-    Without the modules that installed packages have Python import at its start (`-S`): see `runtime.packages`.
+    Without the modules that installed packages have Python import at its start (`-S`): see `_shared.programs`.
     """
     processes.close_all_but(kept)
     processes.reset_ignored()

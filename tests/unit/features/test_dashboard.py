@@ -11,8 +11,8 @@ import pytest
 from prometheus_client import parser
 
 from muster._shared.job_view import Goodput, JobState, JobStatus, NodeStatus, RankStatus, Recovery, SlowRank
-from muster.agent.features.export.metrics.endpoint import write_text
-from muster.agent.features.export.metrics.source import MetricsSource
+from muster.agent.features.export.endpoint import write_text
+from muster.agent.features.export.source import MetricsSource
 from muster.agent.runtime.event_log import EventRecord
 
 ROOT = Path(__file__).parents[3]

@@ -17,8 +17,7 @@ from muster._shared.contract import Env, HoldKey
 from muster._shared.holder_socket import SOCKET
 from muster.agent.hold import holder as holder_module
 from muster.agent.hold import waiting
-from muster.agent.hold.agents import WaitingAgent
-from muster.agent.hold.holder import Holder
+from muster.agent.hold.holder import Holder, WaitingAgent
 from muster.agent.hold.listening import Listener, close_all
 
 ENDS_S = 3.0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from muster import __version__
 from muster._shared.job_view import JobState, JobStatus, NodeStatus, RankStatus
 from muster._shared.records import replace
-from muster.agent.features.export.metrics.families import (
+from muster.agent.features.export.families import (
     Counts,
     Exemplar,
     Family,

@@ -16,8 +16,8 @@ from typing import Final
 from muster._shared.codec import encode
 from muster._shared.contract import STATUS_LIMIT_BYTES
 from muster._shared.job_view import JobState
-from muster.agent.features.export.metrics.families import RECOVERY_BOUNDS_S, Exemplar, Family, Kind, Labels
-from muster.agent.features.export.metrics.source import MetricsSource
+from muster.agent.features.export.families import RECOVERY_BOUNDS_S, Exemplar, Family, Kind, Labels
+from muster.agent.features.export.source import MetricsSource
 from muster.agent.features.http_peer import HEAD_LIMIT_BYTES, PEERS, HttpPeers, parse_head
 from muster.agent.runtime.loop import Loop, LoopThread, Timer
 

@@ -171,7 +171,7 @@ def spawn(
 
 
 def spawn_program(
-    words: Sequence[str],
+    argv: Sequence[str],
     env: Mapping[str, str],
     cwd: str,
     streams: Sequence[int],
@@ -183,7 +183,7 @@ def spawn_program(
     """Start a program in a folder. See `spawn`.
 
     Args:
-        words: the program, which is searched in the PATH of `env` unless it has a slash, and its arguments.
+        argv: the program, which is searched in the PATH of `env` unless it has a slash, and its arguments.
         env: all of its variables.
         cwd: the folder.
         streams: see `spawn`.
@@ -198,13 +198,13 @@ def spawn_program(
     def become() -> None:
         prepare()
         os.chdir(cwd)
-        os.execvpe(words[0], list(words), dict(env))  # noqa: S606  # no shell, on purpose
+        os.execvpe(argv[0], list(argv), dict(env))  # noqa: S606  # no shell, on purpose
 
     try:
         return spawn(become, streams, keep_fds, death_signal=death_signal)
     except OSError as error:
         if error.filename not in (None, cwd):  # a place where it was searched
-            error.filename = words[0]
+            error.filename = argv[0]
         raise
 
 
@@ -424,18 +424,18 @@ def count_usable_cores(
 
 
 def _read_quota(cgroup: str) -> float | None:
-    words = _read_words(f"{cgroup}/cpu.max")
-    if not words:
-        words = _read_words(f"{cgroup}/cpu/cpu.cfs_quota_us") + _read_words(f"{cgroup}/cpu/cpu.cfs_period_us")
+    fields = _read_fields(f"{cgroup}/cpu.max")
+    if not fields:
+        fields = _read_fields(f"{cgroup}/cpu/cpu.cfs_quota_us") + _read_fields(f"{cgroup}/cpu/cpu.cfs_period_us")
     try:
-        quota, period = words
+        quota, period = fields
         cores = int(quota) / int(period)
     except (ValueError, ZeroDivisionError):
         return None  # "max", or unreadable
     return cores if cores > 0 else None  # -1 in v1: no limit
 
 
-def _read_words(path: str) -> list[str]:
+def _read_fields(path: str) -> list[str]:
     try:
         with open(path, encoding="ascii") as file:
             return file.read().split()

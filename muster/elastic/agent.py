@@ -198,17 +198,17 @@ class LocalElasticAgent:
     def _build_flags(self) -> list[str]:
         spec, settings = self._spec, self._settings
         if self._static_flags is not None:
-            place = self._static_flags
+            rendezvous_flags = self._static_flags
         elif spec.rdzv_handler is not None:
-            place = [f"--rdzv-backend={BACKEND}", f"--rdzv-id={spec.rdzv_handler.get_run_id()}"]
+            rendezvous_flags = [f"--rdzv-backend={BACKEND}", f"--rdzv-id={spec.rdzv_handler.get_run_id()}"]
         elif spec.master_port:
-            place = [f"--master-addr={spec.master_addr or '127.0.0.1'}", f"--master-port={spec.master_port}"]
-            place.append("--rdzv-backend=static")
+            rendezvous_flags = [f"--master-addr={spec.master_addr or '127.0.0.1'}", f"--master-port={spec.master_port}"]
+            rendezvous_flags.append("--rdzv-backend=static")
         else:
-            place = ["--standalone", *([f"--local-addr={spec.master_addr}"] if spec.master_addr else [])]
+            rendezvous_flags = ["--standalone", *([f"--local-addr={spec.master_addr}"] if spec.master_addr else [])]
         specs = settings.logs_specs
         logs = build_log_flags(specs) if specs is not None else self._build_older_log_flags()
-        return [*build_worker_flags(spec), *place, *logs, f"--shutdown-timeout={settings.shutdown_timeout}"]
+        return [*build_worker_flags(spec), *rendezvous_flags, *logs, f"--shutdown-timeout={settings.shutdown_timeout}"]
 
     def _build_rendezvous(self) -> CallersRendezvous | None:
         spec = self._spec

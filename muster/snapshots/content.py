@@ -28,7 +28,7 @@ from typing import Any, Final, NamedTuple
 
 from muster._shared.snapshot_file import SLOT_SPACE, RemoteReader
 from muster.snapshots.devices import Pin
-from muster.snapshots.layout import MOST_IN_RUN, Place, Plan, Typed, Vector, make_contiguous, parse_layout, round_up
+from muster.snapshots.layout import MOST_IN_RUN, Location, Plan, Typed, Vector, make_contiguous, parse_layout, round_up
 
 HUGE_BYTES: Final = 1 << 21
 _MAP_PAGE: Final = mmap.PAGESIZE
@@ -396,14 +396,14 @@ class Content:
         self._ends = (0, -1)
         self._typed: Typed | None = None
 
-    def read_unit(self, place: Place) -> Any:
+    def read_unit(self, location: Location) -> Any:
         """Read the unit of a tensor, as a tensor of bytes that nothing else uses.
 
         Raises:
             Damaged: it is not what was saved.
             OSError: it cannot be read.
         """
-        return self._read(place.unit_start, place.unit_start + place.unit_bytes).clone()
+        return self._read(location.unit_start, location.unit_start + location.unit_bytes).clone()
 
     def copy_run(self, vector: Vector) -> None:
         """Copy a run of what is near to memory.
@@ -416,7 +416,7 @@ class Content:
         fd, start = self._file or (-1, 0)
         transfer("preadv", fd, start + self.head.data_start, vector)
 
-    def view(self, place: Place, first: int = 0, rows: int | None = None) -> Any:
+    def view(self, location: Location, first: int = 0, rows: int | None = None) -> Any:
         """View a tensor to copy it at once, or `rows` of it from `first` on.
 
         Raises:
@@ -426,15 +426,15 @@ class Content:
         if self.is_near:
             if self._typed is None:
                 self._typed = Typed(self._read(0, self.head.data_bytes))
-            whole = self._typed.view(place)
+            whole = self._typed.view(location)
             return whole if rows is None else whole[first : first + rows]
-        if rows is None or place.stride != make_contiguous(place.shape):
-            whole = Typed(self.read_unit(place)).view(place, place.start - place.unit_start)
+        if rows is None or location.stride != make_contiguous(location.shape):
+            whole = Typed(self.read_unit(location)).view(location, location.start - location.unit_start)
             return whole if rows is None else whole[first : first + rows]
-        row_bytes = place.dtype.itemsize * math.prod(place.shape[1:])
-        start = place.start + first * row_bytes
+        row_bytes = location.dtype.itemsize * math.prod(location.shape[1:])
+        start = location.start + first * row_bytes
         data = self._read(start, start + rows * row_bytes).clone()
-        return data.view(place.dtype).view(rows, *place.shape[1:])
+        return data.view(location.dtype).view(rows, *location.shape[1:])
 
     def _read(self, start: int, end: int) -> Any:
         """Read bytes of the data, verified, as a view."""

@@ -74,8 +74,8 @@ class Agreement:
         fd = self._files.open_content(0)
         try:
             content = open_near(fd, slot, control.read_slots(0)[slot].bytes)
-            places = [content.layout.find(number) for number in numbers]
-            sums = [_sum(content.view(place)) for place in places if place.start != ELSEWHERE]
+            locations = [content.layout.find(number) for number in numbers]
+            sums = [_sum(content.view(location)) for location in locations if location.start != ELSEWHERE]
         except (Damaged, IndexError):
             return None
         finally:

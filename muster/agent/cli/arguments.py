@@ -24,7 +24,7 @@ from muster._shared.guard import STOP_LIMIT_VARIABLE, parse_stop_limit_s
 from muster._shared.processes import count_usable_cores
 from muster.agent.cli.command_line import (
     FlagValues,
-    Given,
+    Invocation,
     describe_seconds,
     format_completion,
     format_help,
@@ -74,11 +74,11 @@ def parse_args(argv: Sequence[str], environ: Mapping[str, str]) -> AgentConfig:
         _print_and_exit(format_help(min(_HELP_COLUMNS, get_terminal_size((_HELP_COLUMNS, 0)).columns)))
     if line.wants_version:
         _print_and_exit(f"muster-agent {__version__}, Python {sys.version.split()[0]}")
-    if "print_completion" in line.given:
-        _print_and_exit(format_completion(line.given["print_completion"]))
+    if "print_completion" in line.texts:
+        _print_and_exit(format_completion(line.texts["print_completion"]))
     if line.script is None:
         raise UsageError("no script: give a program to run after the flags; --help lists them")
-    values = FlagValues(line.given, environ if environ.get(Env.CONTROL_FD) is None else {})
+    values = FlagValues(line.texts, environ if environ.get(Env.CONTROL_FD) is None else {})
     return _build_config(values, environ, _choose_program(values, line.script, line.script_args, environ))
 
 
@@ -122,7 +122,7 @@ def _build_config(values: FlagValues, environ: Mapping[str, str], program: Progr
         asks_at_interrupt=_asks_at_interrupt(values),
         preempt_signal=_parse_preempt_signal(values),
         drain_limit_s=_read_drain_limit_s(environ),
-        features=_read_features(Given(values=values, environ=environ, program=program, run_id=rendezvous.run_id)),
+        features=_read_features(Invocation(values=values, environ=environ, program=program, run_id=rendezvous.run_id)),
         virtual_local_rank=virtual_local_rank,
         numa_binding=values.choice("numa-binding", _NUMA_BINDINGS),
         omp_num_threads=_choose_omp_num_threads(environ, nproc),
@@ -143,10 +143,10 @@ def _build_config(values: FlagValues, environ: Mapping[str, str], program: Progr
     )
 
 
-def _read_features(given: Given) -> dict[str, object]:
+def _read_features(texts: Invocation) -> dict[str, object]:
     """Return what the flags of features say, by the features' names; nothing of those without a flag."""
-    owners = {owner for flag, owner in FLAG_OWNERS.items() if given.values.is_on_command_line(flag)}
-    return {name: load_module(name, "flags").read(given) for name in sorted(owners)}
+    owners = {owner for flag, owner in FLAG_OWNERS.items() if texts.values.is_on_command_line(flag)}
+    return {name: load_module(name, "flags").read(texts) for name in sorted(owners)}
 
 
 def _choose_program(values: FlagValues, script: str, args: tuple[str, ...], environ: Mapping[str, str]) -> Program:

@@ -29,7 +29,7 @@ _BY_SHORT: Final = {flag.short: flag for flag in FLAGS if flag.short}
 class CommandLine:
     """The command line, split into flags, script and the script's arguments."""
 
-    given: Mapping[str, str]
+    texts: Mapping[str, str]
     """The text by dest, or `ON` for a switch; only flags of the command line."""
     script: str | None
     """The script; None if there was none."""
@@ -44,26 +44,26 @@ def parse_command_line(argv: Sequence[str]) -> CommandLine:
     Raises:
         UsageError: an unknown or ambiguous flag, a missing value, or a value that a switch cannot have.
     """
-    given: dict[str, str] = {}
-    words = list(argv)
-    while words and _is_flag(words[0]):
-        word = words.pop(0)
+    texts: dict[str, str] = {}
+    remaining = list(argv)
+    while remaining and _is_flag(remaining[0]):
+        word = remaining.pop(0)
         if word == "--":
             break
         if word in ("-h", "--help"):
-            return CommandLine(given=given, script=None, script_args=(), wants_help=True)
+            return CommandLine(texts=texts, script=None, script_args=(), wants_help=True)
         if word == "--version":
-            return CommandLine(given=given, script=None, script_args=(), wants_version=True)
+            return CommandLine(texts=texts, script=None, script_args=(), wants_version=True)
         if word.startswith("--"):
-            _parse_long(word, words, given)
+            _parse_long(word, remaining, texts)
         else:
-            _parse_short(word, words, given)
-    if not words:
-        return CommandLine(given=given, script=None, script_args=())
-    script, args = words[0], words[1:]
+            _parse_short(word, remaining, texts)
+    if not remaining:
+        return CommandLine(texts=texts, script=None, script_args=())
+    script, args = remaining[0], remaining[1:]
     if args[:1] == ["--"]:
         del args[0]  # like torchrun
-    return CommandLine(given=given, script=script, script_args=tuple(args))
+    return CommandLine(texts=texts, script=script, script_args=tuple(args))
 
 
 def _is_flag(word: str) -> bool:
@@ -73,20 +73,20 @@ def _is_flag(word: str) -> bool:
     return not word[1:].replace(".", "", 1).isdecimal()
 
 
-def _parse_long(word: str, words: list[str], given: dict[str, str]) -> None:
+def _parse_long(word: str, remaining: list[str], texts: dict[str, str]) -> None:
     spelling, equals, value = word.partition("=")
     flag = find_flag(spelling)
     if not flag.is_switch:
-        value = value if equals else _pop_value(flag, words)
-        is_added = flag.repeats and flag.dest in given
-        given[flag.dest] = f"{given[flag.dest]}; {value}" if is_added else value
+        value = value if equals else _pop_value(flag, remaining)
+        is_added = flag.repeats and flag.dest in texts
+        texts[flag.dest] = f"{texts[flag.dest]}; {value}" if is_added else value
     elif equals:
         raise UsageError(f"--{flag.name} takes no value, got {value!r}")
     else:
-        given[flag.dest] = ON
+        texts[flag.dest] = ON
 
 
-def _parse_short(word: str, words: list[str], given: dict[str, str]) -> None:
+def _parse_short(word: str, remaining: list[str], texts: dict[str, str]) -> None:
     """Parse `-m`, `-r 3`, `-r3`, `-r=3`, `-mr3`."""
     rest = word[1:]
     while rest:
@@ -95,17 +95,21 @@ def _parse_short(word: str, words: list[str], given: dict[str, str]) -> None:
             raise UsageError(f"unknown flag -{rest[0]} in {word!r}; the short flags are {_list_short()}, -h")
         rest = rest[1:]
         if flag.is_switch:
-            given[flag.dest] = ON
+            texts[flag.dest] = ON
             continue
-        given[flag.dest] = rest.removeprefix("=") if rest else _pop_value(flag, words)
+        texts[flag.dest] = rest.removeprefix("=") if rest else _pop_value(flag, remaining)
         return
 
 
-def _pop_value(flag: Flag, words: list[str]) -> str:
-    if not words or _is_flag(words[0]):
-        got = f", got the flag {words[0]!r} (write --{flag.name}={words[0]} if that is the value)" if words else ""
+def _pop_value(flag: Flag, remaining: list[str]) -> str:
+    if not remaining or _is_flag(remaining[0]):
+        got = (
+            f", got the flag {remaining[0]!r} (write --{flag.name}={remaining[0]} if that is the value)"
+            if remaining
+            else ""
+        )
         raise UsageError(f"--{flag.name} needs a value ({flag.metavar}){got}")
-    return words.pop(0)
+    return remaining.pop(0)
 
 
 def find_flag(spelling: str) -> Flag:
@@ -162,28 +166,28 @@ def _list_short() -> str:
 class FlagValues:
     """The values of flags, from the command line or the PET_* variables. Every error names the value's origin."""
 
-    def __init__(self, given: Mapping[str, str], environ: Mapping[str, str]) -> None:
-        self._given = given
+    def __init__(self, texts: Mapping[str, str], environ: Mapping[str, str]) -> None:
+        self._texts = texts
         self._environ = environ
 
     def origin(self, name: str) -> str:
         """Name where the value comes from: `--max-restarts`, or the variable `PET_MAX_RESTARTS`."""
         flag = get_flag(name)
-        return "--" + name if flag.dest in self._given or not self.is_given(name) else flag.variable
+        return "--" + name if flag.dest in self._texts or not self.is_given(name) else flag.variable
 
     def is_given(self, name: str) -> bool:
         """Return whether the command line or a variable sets it."""
         flag = get_flag(name)
-        return flag.dest in self._given or (flag.has_variable and bool(self._environ.get(flag.variable)))
+        return flag.dest in self._texts or (flag.has_variable and bool(self._environ.get(flag.variable)))
 
     def is_on_command_line(self, name: str) -> bool:
         """Return whether the command line sets it."""
-        return name.replace("-", "_") in self._given
+        return name.replace("-", "_") in self._texts
 
     def text(self, name: str) -> str | None:
         """Return the unparsed value; None when there is none."""
         flag = get_flag(name)
-        value = self._given.get(flag.dest)
+        value = self._texts.get(flag.dest)
         if value is None and flag.has_variable:
             value = self._environ.get(flag.variable) or None
         if value is not None and not flag.is_free and (contract.has_controls(value) or not is_utf8(value)):
@@ -226,7 +230,7 @@ def is_utf8(text: str) -> bool:
 
 
 @record
-class Given:
+class Invocation:
     """What the flags of a feature are read from."""
 
     values: FlagValues

@@ -153,9 +153,9 @@ def parse_nnodes(text: str, *, origin: str) -> tuple[int, int]:
     Raises:
         UsageError: it is neither, MIN is less than 1, or MIN is more than MAX.
     """
-    words = text.split(":")
-    low, high = parse_digits(words[0], SIZE_LIMIT), parse_digits(words[-1], SIZE_LIMIT)
-    if len(words) > 2 or not low or not high or low > high:
+    ends = text.split(":")
+    low, high = parse_digits(ends[0], SIZE_LIMIT), parse_digits(ends[-1], SIZE_LIMIT)
+    if len(ends) > 2 or not low or not high or low > high:
         raise UsageError(f"{origin} {text!r}: must be N or MIN:MAX, with 1 <= MIN <= MAX <= {SIZE_LIMIT}")
     return low, high
 
@@ -272,17 +272,17 @@ def _look_up_host(variable: str, environ: Mapping[str, str], *, node_index: int 
 
 def _name_endpoint(values: FlagValues, host: str, port: int) -> str:
     """Return the endpoint for torch's handlers: as given, or built from --rank0-env and --rdzv-port."""
-    given = values.text("rdzv-endpoint")
-    if values.is_given("rank0-env") or (values.is_given("rdzv-port") and not given):
+    text = values.text("rdzv-endpoint")
+    if values.is_given("rank0-env") or (values.is_given("rdzv-port") and not text):
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    return given or ""
+    return text or ""
 
 
 def _choose_run_id(values: FlagValues, *, standalone: bool) -> str:
-    given = values.text("rdzv-id")
-    if given:
-        return given
-    if given is not None and not standalone:
+    text = values.text("rdzv-id")
+    if text:
+        return text
+    if text is not None and not standalone:
         raise values.build_error("rdzv-id", "a name that is the same on all nodes")
     return os.urandom(8).hex() if standalone else DEFAULT_RUN_ID
 

@@ -86,10 +86,10 @@ class Original:
         self._order_fd = os.memfd_create("order")
         os.write(self._order_fd, json.dumps({"command": command, "flags": flags, "env": dict(env)}).encode())
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        words = [*command, WAITING_FLAG, WaitingRole.ORIGINAL, str(theirs.fileno()), *flags]
+        argv = [*command, WAITING_FLAG, WaitingRole.ORIGINAL, str(theirs.fileno()), *flags]
         with theirs:
             self.pid = processes.spawn(
-                lambda: os.execve(words[0], words, dict(env)),  # noqa: S606  # no shell, on purpose
+                lambda: os.execve(argv[0], argv, dict(env)),  # noqa: S606  # no shell, on purpose
                 (0, 1, 2),
                 [theirs.fileno()],
                 death_signal=signal.SIGTERM,
@@ -176,8 +176,8 @@ class Holder:
         self._idle_s = idle_s if self._is_local or index == 0 else idle_s + _LAST_S
         self._flags = flags
         self._facts = facts.read_facts()
-        words = len(sys.argv) - 1
-        self._prefix = [sys.executable, *sys.orig_argv[1 : len(sys.orig_argv) - words]]
+        count = len(sys.argv) - 1
+        self._prefix = [sys.executable, *sys.orig_argv[1 : len(sys.orig_argv) - count]]
         self._folder = _make_folder(index)
         self._loop = Listener(self._folder, self._handle)
         self._original: Original | None = None

@@ -184,8 +184,8 @@ def _exec(order: TreeOrder, role: str, kept: Sequence[int], *pids: int) -> NoRet
     """Become guard or agent. All signals stay blocked: it says when it can take them."""
     processes.close_all_but(kept)
     processes.reset_ignored()
-    words = [WAITING_FLAG, role, ",".join(map(str, (*pids, *kept)))]
-    command = [*order["command"], *words, *order["flags"]]
+    own_args = [WAITING_FLAG, role, ",".join(map(str, (*pids, *kept)))]
+    command = [*order["command"], *own_args, *order["flags"]]
     os.execve(command[0], command, order["env"])  # noqa: S606  # no shell, on purpose
 
 

@@ -162,10 +162,10 @@ class HeldStart:
 
     def read_ready(self) -> dict[str, object] | None:
         """Wait until the template waits, and return what people see of it; None if it has ended."""
-        told = self._template.receive_held()
-        if told is None:
+        imported = self._template.receive_held()
+        if imported is None:
             return None
-        return {"nproc": self._nproc, "modules": told["held"], "import_s": told["import_s"]}
+        return {"nproc": self._nproc, "modules": imported["held"], "import_s": imported["import_s"]}
 
     def import_ahead(self) -> None:
         """Import what a run would import at its start, while none waits for it."""
@@ -215,10 +215,10 @@ def become_original(control_fd: int, flags: Sequence[str], environ: Mapping[str,
     options = TemplateOptions(
         program=config.program, nproc=config.nproc, env=build_common_env(config), preload=config.preload
     )
-    words = (program.TEMPLATE, str(control_fd), str(os.getppid()), config.preload, HELD, "muster.agent.hold.original")
+    argv = (program.TEMPLATE, str(control_fd), str(os.getppid()), config.preload, HELD, "muster.agent.hold.original")
     # What the imports print belongs to each worker, see `TemplateHandle`.
     printed = [os.memfd_create(name) for name in ("stdout", "stderr")]
-    spec = options.build_spec(*words, stdout_fd=printed[0], stderr_fd=printed[1])
+    spec = options.build_spec(*argv, stdout_fd=printed[0], stderr_fd=printed[1])
     processes.set_death_signal(signal.SIGKILL)
     processes.strip_process((0, *printed), [control_fd], keeps_ignored=True)
     exec_worker(spec)

@@ -282,10 +282,10 @@ def _choose_exclusive(topology: CpuTopology, homes: Sequence[int], index: int) -
             f"--numa-binding exclusive: NUMA node {homes[index]} has {len(cores)} physical cores for "
             f"{len(neighbours)} workers or GPUs"
         )
-    place = neighbours.index(index)
+    position = neighbours.index(index)
     share, extra = divmod(len(cores), len(neighbours))
-    begin = place * share + min(place, extra)
-    names = sorted(cores)[begin : begin + share + (place < extra)]
+    begin = position * share + min(position, extra)
+    names = sorted(cores)[begin : begin + share + (position < extra)]
     return frozenset().union(*(cores[name] for name in names))
 
 
@@ -294,9 +294,9 @@ def _choose_core_complex(topology: CpuTopology, homes: Sequence[int], index: int
     complexes = _group_cpus(topology.cpus_of_node(homes[index]), topology.complex_of)
     if not complexes:
         return frozenset()
-    place = [other for other, home in enumerate(homes) if home == homes[index]].index(index)
+    position = [other for other, home in enumerate(homes) if home == homes[index]].index(index)
     names = sorted(complexes, key=lambda name: (-len(complexes[name]), name))
-    return frozenset(complexes[names[place % len(names)]])
+    return frozenset(complexes[names[position % len(names)]])
 
 
 def _group_cpus(cpus: frozenset[int], name_of: Callable[[int], int]) -> dict[int, set[int]]:

@@ -365,9 +365,9 @@ class Telemetry:
     def _find_slow_ranks(self, merged: MergedNodes, number: int, now_s: float) -> tuple[SlowRank, ...]:
         if self._history.state is not JobState.RUNNING:
             return self._slow_ranks.repeat()
-        told = [each for summary in merged.summaries for each in summary.slow_ranks]
+        reported = [each for summary in merged.summaries for each in summary.slow_ranks]
         hosts = {node.node: node.host for node in merged.nodes if node.node is not None}
-        found = self._slow_ranks.find(number, merged.ranks, told, hosts, now_s, merged.ages_s)
+        found = self._slow_ranks.find(number, merged.ranks, reported, hosts, now_s, merged.ages_s)
         for each in found:
             if each.is_chronic and each.global_rank not in self._named_slow and len(self._named_slow) < LISTED_RANKS:
                 self._named_slow.add(each.global_rank)
@@ -418,18 +418,18 @@ class Telemetry:
         self._history.record_steps(
             steps.done, steps.at_s, is_counted=steps.is_counted, phase=steps.rank.phase, total=steps.rank.total
         )
-        place = number, steps.done
+        position = number, steps.done
         if not self._is_leading or self._event_log is None:
             return
         if is_first and steps.first is not None:
             done, at_s = steps.first
             ago_s = round(now_s - at_s, 3)
             self._event_log.write("steps_done", done=done, is_counted=steps.is_counted, ago_s=ago_s)
-        if place == self._recorded:
+        if position == self._recorded:
             return
-        is_due = is_last or now_s >= self._record_due_s or place[0] != self._recorded[0]
+        is_due = is_last or now_s >= self._record_due_s or position[0] != self._recorded[0]
         if is_due or self._history.is_held:
-            self._recorded = place
+            self._recorded = position
             self._record_due_s = now_s + min(_STEPS_S, max(LOOK_S, (now_s - self._began_s) / 60)) - 0.01
             self._write_steps(self._event_log, steps, now_s)
 

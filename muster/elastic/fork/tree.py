@@ -118,8 +118,8 @@ def _become_guard(tree: _Tree) -> None:
     if pid == 0:
         _run(lambda: _become_agent(tree))
     kept = (tree.start.control.fileno(), tree.start.caller_fd, *tree.lease_fds)
-    words = [str(kept[0]), str(kept[1]), encode_fds(tree.lease_fds), tree.start.folder, str(pid)]
-    _exec(tree.start, [GUARD, *words], kept)
+    argv = [str(kept[0]), str(kept[1]), encode_fds(tree.lease_fds), tree.start.folder, str(pid)]
+    _exec(tree.start, [GUARD, *argv], kept)
 
 
 def _redirect(start: AgentStart) -> None:
@@ -141,8 +141,8 @@ def _become_agent(tree: _Tree) -> None:
         silence((ours.fileno(), tree.start.control.fileno(), tree.start.caller_fd, *tree.lease_fds, *tree.own_fds))
         _run(lambda: run_image(theirs, agent_pid, tree.call))
     kept = (tree.start.control.fileno(), ours.fileno(), *tree.lease_fds)
-    words = [str(kept[0]), f"{pid}:{kept[1]}", encode_fds(tree.lease_fds), tree.start.folder, str(guard_pid)]
-    _exec(tree.start, [AGENT, *words, *tree.start.flags], kept)
+    argv = [str(kept[0]), f"{pid}:{kept[1]}", encode_fds(tree.lease_fds), tree.start.folder, str(guard_pid)]
+    _exec(tree.start, [AGENT, *argv, *tree.start.flags], kept)
 
 
 def _exec(start: AgentStart, args: Sequence[str], kept: Sequence[int]) -> None:
@@ -153,6 +153,6 @@ def _exec(start: AgentStart, args: Sequence[str], kept: Sequence[int]) -> None:
     processes.close_all_but(kept)
     processes.reset_ignored()
     *interpreter, entry = start.python
-    words = [*interpreter, "-S", entry, ADOPTED_FLAG, *args]
-    execute = posix.execve if os.sep in words[0] else os.execvpe
-    execute(words[0], words, dict(start.environ))  # no shell, on purpose
+    argv = [*interpreter, "-S", entry, ADOPTED_FLAG, *args]
+    execute = posix.execve if os.sep in argv[0] else os.execvpe
+    execute(argv[0], argv, dict(start.environ))  # no shell, on purpose

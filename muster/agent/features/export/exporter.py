@@ -111,10 +111,10 @@ def _check_protocol(environ: Mapping[str, str], signal: str) -> str:
 
 def _parse_url(url: str) -> Address | None:
     scheme, found, rest = url.partition("://")
-    place, slash, path = rest.partition("/")
-    host, colon, port = place.rpartition(":")
-    if not colon or place.endswith("]"):
-        host, port = place, "443" if scheme == "https" else "80"
+    authority, slash, path = rest.partition("/")
+    host, colon, port = authority.rpartition(":")
+    if not colon or authority.endswith("]"):
+        host, port = authority, "443" if scheme == "https" else "80"
     host = host.removeprefix("[").removesuffix("]")
     is_port = port.isascii() and port.isdecimal() and 0 < int(port) < 65536
     if scheme not in ("http", "https") or not found or not host or not is_port or "@" in host:
@@ -137,9 +137,9 @@ def _unquote(text: str) -> str:
 
 
 def _parse_resource(environ: Mapping[str, str]) -> dict[str, str]:
-    given = _parse_pairs(environ.get("OTEL_RESOURCE_ATTRIBUTES", ""))
+    attributes = _parse_pairs(environ.get("OTEL_RESOURCE_ATTRIBUTES", ""))
     service = environ.get("OTEL_SERVICE_NAME", "").strip()
-    return {**given, "service.name": service} if service else given
+    return {**attributes, "service.name": service} if service else attributes
 
 
 def _read_ms(environ: Mapping[str, str], name: str, default_s: float) -> float:
@@ -370,9 +370,9 @@ def parse_answer(answer: bytes) -> tuple[int, float]:
         ValueError: it is not an HTTP answer.
     """
     first, *lines = answer.partition(b"\r\n\r\n")[0].decode("latin-1").split("\r\n")
-    words = first.split(" ")
-    if not first.startswith("HTTP/") or len(words) < 2 or not (words[1].isascii() and words[1].isdecimal()):
+    parts = first.split(" ")
+    if not first.startswith("HTTP/") or len(parts) < 2 or not (parts[1].isascii() and parts[1].isdecimal()):
         raise ValueError("its answer is none of HTTP")
     fields = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     wait = fields.get("retry-after", "")
-    return int(words[1]), min(_MOST_AGAIN_S, float(wait)) if wait.isascii() and wait.isdecimal() else 0.0
+    return int(parts[1]), min(_MOST_AGAIN_S, float(wait)) if wait.isascii() and wait.isdecimal() else 0.0

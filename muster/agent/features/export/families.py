@@ -416,8 +416,8 @@ def _read(known: object, path: str) -> float | int | None:
 
 def _gather(name: str, text: str, points: Points, kind: Kind = Kind.GAUGE) -> Family:
     """Return a family with the points that have a value."""
-    given = tuple(Point(labels=labels, value=value) for labels, value in points if value is not None)
-    return Family(name=name, kind=kind, text=text, points=given)
+    shown = tuple(Point(labels=labels, value=value) for labels, value in points if value is not None)
+    return Family(name=name, kind=kind, text=text, points=shown)
 
 
 def _parse_value(value: float | str) -> float | None:

@@ -32,7 +32,7 @@ _LOADING = "/torch/utils/data/"
 
 
 @record
-class _Place:
+class _Position:
     """Where the main thread of a rank is."""
 
     is_waiting: bool
@@ -51,80 +51,90 @@ class _Place:
 
 def explain_hang(stacks: Sequence[Stack]) -> Finding | None:
     """Name the ranks that block the others; None if flight recorders, NCCL's monitor and stacks show none."""
-    places = {stack.global_rank: place for stack in stacks if (place := _find_place(stack.text)) is not None}
+    positions = {
+        stack.global_rank: position for stack in stacks if (position := _find_position(stack.text)) is not None
+    }
     views = [stack.view for stack in stacks if stack.view is not None]
     recorded = find_cause(views) if views else None
     launched = find_launch_cause(views) if recorded is None or not recorded.ranks else None
     if launched is not None and launched.ranks:
-        return _add_places(launched, places, shows_function=True)
+        return _add_places(launched, positions, shows_function=True)
     if recorded is not None:
-        return _add_places(recorded, places)
-    seen = _explain_stacks(places)
+        return _add_places(recorded, positions)
+    seen = _explain_stacks(positions)
     if seen is not None or launched is None:
         return seen
-    return _add_places(launched, places)
+    return _add_places(launched, positions)
 
 
-def _explain_stacks(places: "dict[int, _Place]") -> Finding | None:
-    waiting = {rank: place for rank, place in places.items() if place.is_waiting}
-    absent = {rank: place for rank, place in places.items() if not place.is_waiting}
+def _explain_stacks(positions: "dict[int, _Position]") -> Finding | None:
+    waiting = {rank: position for rank, position in positions.items() if position.is_waiting}
+    absent = {rank: position for rank, position in positions.items() if not position.is_waiting}
     if not waiting:
         return None
     if absent:
-        seen = Counter(place.describe() for place in absent.values()).most_common(1)[0][0]
+        seen = Counter(position.describe() for position in absent.values()).most_common(1)[0][0]
         clause = f"{_describe_absence(len(absent), waiting)}; last seen {seen}"
         return Finding(ranks=frozenset(absent), clause=clause, waiting=frozenset(waiting))
     return _find_minority(waiting)
 
 
-def describe_places(stacks: Iterable[Stack]) -> str | None:
+def describe_positions(stacks: Iterable[Stack]) -> str | None:
     """Return where most of the ranks are: `ranks 0-1 are at main.py:7`; None if no stack shows it."""
-    places = {stack.global_rank: place.describe() for stack in stacks if (place := _find_place(stack.text)) is not None}
-    if not places:
+    positions = {
+        stack.global_rank: position.describe()
+        for stack in stacks
+        if (position := _find_position(stack.text)) is not None
+    }
+    if not positions:
         return None
-    usual, _ = Counter(places.values()).most_common(1)[0]
-    ranks = [rank for rank, place in places.items() if place == usual]
+    usual, _ = Counter(positions.values()).most_common(1)[0]
+    ranks = [rank for rank, position in positions.items() if position == usual]
     return f"{name_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} {usual}"
 
 
-def _add_places(found: Finding, places: "dict[int, _Place]", *, shows_function: bool = False) -> Finding:
+def _add_places(found: Finding, positions: "dict[int, _Position]", *, shows_function: bool = False) -> Finding:
     """Add the line at which the named ranks were last seen, and the function in which they wait there.
 
     If no rank is named, and the ranks are at few different lines, add these: the reader sees who does something else.
     """
     if not found.ranks:
-        return replace(found, ranks=found.waiting, clause=f"{found.clause}{_describe_apart(found.waiting, places)}")
+        return replace(found, ranks=found.waiting, clause=f"{found.clause}{_describe_apart(found.waiting, positions)}")
     seen = Counter(
-        places[rank].describe()
-        + (f", in {places[rank].function}" if shows_function and places[rank].is_waiting else "")
+        positions[rank].describe()
+        + (f", in {positions[rank].function}" if shows_function and positions[rank].is_waiting else "")
         for rank in found.ranks
-        if rank in places
+        if rank in positions
     )
     last = f"; last seen {seen.most_common(1)[0][0]}" if seen else ""
     return replace(found, clause=f"{found.clause}{last}")
 
 
-def _describe_apart(ranks: Iterable[int], places: "dict[int, _Place]") -> str:
+def _describe_apart(ranks: Iterable[int], positions: "dict[int, _Position]") -> str:
     """Return a text such as `; rank 1 is at main.py:7, rank 0 at main.py:9`, the fewest ranks first.
 
     It is "" if all are at one line, or at more than three.
     """
     by_place: dict[str, list[int]] = {}
     for rank in sorted(ranks):
-        if rank in places:
-            by_place.setdefault(places[rank].describe(), []).append(rank)
+        if rank in positions:
+            by_place.setdefault(positions[rank].describe(), []).append(rank)
     if not 2 <= len(by_place) <= 3:
         return ""
-    (place, few), *others = sorted(by_place.items(), key=lambda item: len(item[1]))
-    first = f"{name_ranks(few)} {'is' if len(few) == 1 else 'are'} {place}"
+    (position, few), *others = sorted(by_place.items(), key=lambda item: len(item[1]))
+    first = f"{name_ranks(few)} {'is' if len(few) == 1 else 'are'} {position}"
     return "; " + ", ".join([first, *(f"{name_ranks(rest)} {at}" for at, rest in others)])
 
 
-def _find_minority(waiting: dict[int, _Place]) -> Finding | None:
+def _find_minority(waiting: dict[int, _Position]) -> Finding | None:
     """Return the ranks that wait at another place than more than half of all."""
-    (function, where), count = Counter((place.function, place.where) for place in waiting.values()).most_common(1)[0]
-    most = {rank: place for rank, place in waiting.items() if (place.function, place.where) == (function, where)}
-    rest = {rank: place for rank, place in waiting.items() if rank not in most}
+    (function, where), count = Counter(
+        (position.function, position.where) for position in waiting.values()
+    ).most_common(1)[0]
+    most = {
+        rank: position for rank, position in waiting.items() if (position.function, position.where) == (function, where)
+    }
+    rest = {rank: position for rank, position in waiting.items() if rank not in most}
     if not rest or 2 * count <= len(waiting):
         return None
     other = next(iter(rest.values()))
@@ -132,7 +142,7 @@ def _find_minority(waiting: dict[int, _Place]) -> Finding | None:
     return Finding(ranks=frozenset(rest), clause=clause, waiting=frozenset(most))
 
 
-def _describe_absence(count: int, waiting: dict[int, _Place]) -> str:
+def _describe_absence(count: int, waiting: dict[int, _Position]) -> str:
     """Return a text such as `did not enter barrier (main.py:7), where rank 0 waits`, for this many ranks."""
     function, where = _find_usual(waiting)
     if function not in _PAIRED:
@@ -141,7 +151,7 @@ def _describe_absence(count: int, waiting: dict[int, _Place]) -> str:
     return f"{'is' if count == 1 else 'are'} elsewhere while {name_ranks(waiting)} {verb} in {function} ({where})"
 
 
-def _describe_wait(waiting: dict[int, _Place]) -> str:
+def _describe_wait(waiting: dict[int, _Position]) -> str:
     """Return where ranks wait, `all_reduce (main.py:7), where ranks 0, 2 wait`.
 
     If there are several places, name the most frequent one.
@@ -151,12 +161,12 @@ def _describe_wait(waiting: dict[int, _Place]) -> str:
     return f"{function} ({where}), where {ranks} {'waits' if len(waiting) == 1 else 'wait'}"
 
 
-def _find_usual(waiting: dict[int, _Place]) -> tuple[str, str]:
+def _find_usual(waiting: dict[int, _Position]) -> tuple[str, str]:
     """Return the function and the line at which most ranks wait."""
-    return Counter((place.function, place.where) for place in waiting.values()).most_common(1)[0][0]
+    return Counter((position.function, position.where) for position in waiting.values()).most_common(1)[0][0]
 
 
-def _find_place(text: str) -> _Place | None:
+def _find_position(text: str) -> _Position | None:
     """Return where the main thread is; None if the text has no frame of it."""
     frames = list_frames(text)
     if not frames:
@@ -169,7 +179,7 @@ def _find_place(text: str) -> _Place | None:
         if any(part in frame["file"] for part in _WAITING):
             in_torch.append(frame["function"])
     named = [name for name in in_torch if name not in _WRAPPERS]
-    return _Place(
+    return _Position(
         is_waiting=bool(in_torch),
         function=(named or in_torch or [program["function"]])[-1],
         where=f"{program['file'].rpartition('/')[2]}:{program['line']}",
@@ -235,9 +245,9 @@ def _describe_standstill(stacks: Sequence[Stack]) -> str | None:
         return None
     if any(each.moved is not None or each.is_busy for each in progress):
         return None
-    place = describe_places(stacks)
-    places = () if place is None else (place,)
-    return "; ".join(("no rank seems to keep the others waiting", *places, *format_steps(progress)))
+    position = describe_positions(stacks)
+    positions = () if position is None else (position,)
+    return "; ".join(("no rank seems to keep the others waiting", *positions, *format_steps(progress)))
 
 
 def find_verdict(stacks: Sequence[Stack]) -> str | None:
@@ -262,10 +272,10 @@ def _sort_slowest_first(ranks: Iterable[RankProgress]) -> list[RankProgress]:
 
 
 def _format_cause(cause: Finding, stacks: Sequence[Stack]) -> str:
-    place = _name_place(cause.ranks, (stack.view for stack in stacks if stack.view is not None))
+    position = _name_place(cause.ranks, (stack.view for stack in stacks if stack.view is not None))
     busy = {each.global_rank for each in list_progress(stacks) if each.is_busy} & (cause.ranks - cause.waiting)
     works = f"; {name_ranks(busy)} {'works' if len(busy) == 1 else 'work'} (CPU time, reads or writes)" if busy else ""
-    return f"{name_ranks(cause.ranks)}{place} {cause.clause}{works}"
+    return f"{name_ranks(cause.ranks)}{position} {cause.clause}{works}"
 
 
 def _find_doubt(cause: Finding, progress: Iterable[RankProgress]) -> str | None:
@@ -296,10 +306,10 @@ def _list_slow(stacks: Sequence[Stack]) -> Iterator[str]:
 
 def _name_place(ranks: frozenset[int], views: Iterable[RankView]) -> str:
     """Return a text such as ` (node 0, main1)`, if all of them are on one node."""
-    places = {(view.node, view.host) for view in views if view.global_rank in ranks}
-    if len(places) != 1:
+    positions = {(view.node, view.host) for view in views if view.global_rank in ranks}
+    if len(positions) != 1:
         return ""
-    node, host = places.pop()
+    node, host = positions.pop()
     return f" (node {node}, {host})"
 
 

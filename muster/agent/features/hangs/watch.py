@@ -377,8 +377,8 @@ class HangWatch:
             allowed_s = find_background_s(now_s - baseline.at_s)
             if not _has_moved(baseline.activity, activity, allowed_s):
                 if any(
-                    known is None is not told  # a first report
-                    for known, told in (
+                    known is None is not reported  # a first report
+                    for known, reported in (
                         (baseline.activity.launches, activity.launches),
                         (baseline.activity.collectives, activity.collectives),
                     )

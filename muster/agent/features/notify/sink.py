@@ -135,9 +135,9 @@ def build_env(config: AgentConfig, notification: Notification, run_dir: str | No
         "LOG_DIR": run_dir,
         "HOST": config.node_name,
     }
-    told = {Env.NOTIFY_EVENT: notification.event, Env.NOTIFY_REASON: notification.reason}
+    about = {Env.NOTIFY_EVENT: notification.event, Env.NOTIFY_REASON: notification.reason}
     known = {f"MUSTER_NOTIFY_{name}": str(fact) for name, fact in facts.items() if fact is not None and fact != ""}
-    return {**config.base_env, **{name: value.replace("\0", "") for name, value in {**told, **known}.items()}}
+    return {**config.base_env, **{name: value.replace("\0", "") for name, value in {**about, **known}.items()}}
 
 
 def _claim(run_dir: str, notification: Notification) -> bool:

@@ -102,8 +102,8 @@ def _find_coerced_locale() -> str | None:
     if value is None:
         return None
     with open("/proc/self/environ", "rb") as file:
-        given = b"\0LC_CTYPE=" in b"\0" + file.read()
-    return None if given else value
+        is_set = b"\0LC_CTYPE=" in b"\0" + file.read()
+    return None if is_set else value
 
 
 def bind_to_cpus(cpus: Collection[int]) -> None:

@@ -166,8 +166,8 @@ def fork_on_demand(
         reason = fork_safety.find_hazard_now()
         if reason is not None:
             exit_unsafe(control, reason)
-        given = None if hand_out is None else hand_out(sockets)
-        answer = given or fork_batch(sockets, agent_pid, ahead)
+        handed_out = None if hand_out is None else hand_out(sockets)
+        answer = handed_out or fork_batch(sockets, agent_pid, ahead)
         ahead, is_due = None, hand_out is None
         if isinstance(answer, socket.socket):
             return answer

@@ -470,8 +470,8 @@ class TemplateStarter(WorkerStarter):
         if self._template is None:
             return
         pids = message["forked"]
-        pending, asked = self._template.pending_sockets, message["asked"]
-        sockets, self._template.pending_sockets = pending[:asked], pending[asked:]
+        pending, requested = self._template.pending_sockets, message["asked"]
+        sockets, self._template.pending_sockets = pending[:requested], pending[requested:]
         for pid, one in zip(pids, sockets, strict=False):
             self._park_worker(_Parked(pid=pid, socket=one))
         self._follow_requests()

@@ -70,7 +70,7 @@ def serve(
         What this process is launched as, and what ends it when the program has ended.
     """
     early_end = EarlyEnd()
-    control_fd, agent_pid, requested, kind, *words = argv
+    control_fd, agent_pid, requested, kind, *target_argv = argv
     control = socket.socket(fileno=int(control_fd))
     control.set_inheritable(False)
     exit_with_agent(int(agent_pid))
@@ -80,14 +80,14 @@ def serve(
     if kind == HELD:
         rename_process(["muster-original"])
         settings, early = _import_early(requested)
-        original = import_module(words[0])
+        original = import_module(target_argv[0])
         copy = original.serve(control, early, known)
         rename_process(["muster-template"])
         control, agent_pid, known, hazard = copy.control, str(copy.agent_pid), copy.known, copy.hazard
         exit_with_agent(copy.agent_pid)
         requested, program = original.adopt_order(control, settings, early)
     else:
-        program = Program(kind=ProgramKind(kind), target=words[0], args=tuple(words[1:]))
+        program = Program(kind=ProgramKind(kind), target=target_argv[0], args=tuple(target_argv[1:]))
     rename_process(["muster-template", program.target])
     path_before = len(sys.path)
     prepare_main(program)
@@ -102,8 +102,8 @@ def serve(
     control.close()
     spec = wait_for_release(parked, rename_process)
     forked_worker.become_worker(spec)
-    says = spec.env.get("RANK", "0") == "0"
-    check_late_changes = _watch_late_changes(early_end.template_modules, says=says)
+    reports = spec.env.get("RANK", "0") == "0"
+    check_late_changes = _watch_late_changes(early_end.template_modules, reports=reports)
     if first_folder in sys.path:
         sys.path.remove(first_folder)
     early_end.record_start(check_late_changes)
@@ -254,10 +254,10 @@ def _find_inserted(files: tuple[str, ...]) -> str | None:
     return find_inserted(files)
 
 
-def _watch_late_changes(modules: Mapping[str, ModuleType], *, says: bool) -> Callable[[], object]:
+def _watch_late_changes(modules: Mapping[str, ModuleType], *, reports: bool) -> Callable[[], object]:
     """Watch this worker, and return what to call at its end."""
     if "torch" not in sys.modules:
         return bool
     from muster.agent.workers.warm.late_changes import LateChanges
 
-    return LateChanges(modules, says=says).check_path
+    return LateChanges(modules, reports=reports).check_path

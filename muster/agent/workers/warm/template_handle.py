@@ -37,9 +37,9 @@ class TemplateOptions:
     """CPU affinity. With bound workers, it has as many CPUs as the worker with the fewest, because libraries count them
     at import, and their thread pools can grow later but not shrink."""
 
-    def build_spec(self, *words: str, stdout_fd: int = 1, stderr_fd: int = 2) -> WorkerSpec:
+    def build_spec(self, *args: str, stdout_fd: int = 1, stderr_fd: int = 2) -> WorkerSpec:
         """Build the spec of one of our processes in this environment; `program.main` gets the words."""
-        command = Program(kind=ProgramKind.COMMAND, target=sys.executable, args=tuple(program.build_argv(words)))
+        command = Program(kind=ProgramKind.COMMAND, target=sys.executable, args=tuple(program.build_argv(args)))
         return WorkerSpec(
             local_rank=-1, program=command, env=self.env, stdout_fd=stdout_fd, stderr_fd=stderr_fd, cpus=self.cpus
         )
@@ -85,8 +85,8 @@ class TemplateHandle:
                 raise SpawnError(f"cannot start the template: {error.strerror}", error.errno) from error
             self._control.setblocking(False)
             known = (program.TEMPLATE, str(theirs.fileno()), str(os.getpid()), options.preload)
-            words = (*known, *list_program(options.program))
-            spec = options.build_spec(*words, stdout_fd=out_fd, stderr_fd=self._stderr_fd)
+            args = (*known, *list_program(options.program))
+            spec = options.build_spec(*args, stdout_fd=out_fd, stderr_fd=self._stderr_fd)
             # Like a cold worker, for the same inheritance. (glibc's posix_spawn leaves its two internal signals
             # ignored.)
             self.pid = spawn(spec, keep_fds=[theirs.fileno()])

@@ -12,5 +12,5 @@
 Nothing of a run outlives it: each run has its own guard, agent, template and workers. Adapters run `client` as a file.
 
 From outside, import `holder` and `waiting`, which `muster.agent.__main__` starts, and `start.HeldStart`.
-`workers.warm.template` imports `thread_counts`, and `muster.elastic` imports `facts`.
+`muster.elastic` imports `facts`.
 """

@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypedDict
 from muster._shared import processes
 from muster._shared.contract import WAITING_FLAG, WaitingRole
 from muster._shared.records import record
+from muster.agent.hold import thread_counts
 from muster.agent.workers.spec import Program, ProgramKind
 from muster.agent.workers.warm import fork_safety
 
 if TYPE_CHECKING:
-    from muster.agent.hold.thread_counts import ThreadSettings
     from muster.agent.workers.warm.preload import EarlyImports
 
 _MOST_FDS: Final = 8
@@ -189,9 +189,10 @@ def _exec(order: TreeOrder, role: str, kept: Sequence[int], *pids: int) -> NoRet
     os.execve(command[0], command, order["env"])  # noqa: S606  # no shell, on purpose
 
 
-def adopt_order(control: socket.socket, before: "ThreadSettings", early: "EarlyImports") -> tuple[str, Program]:
+def adopt_order(
+    control: socket.socket, before: thread_counts.ThreadSettings, early: "EarlyImports"
+) -> tuple[str, Program]:
     """Wait for a program, and take over what its processes inherit."""
-    from muster.agent.hold.thread_counts import adopt_settings
     from muster.agent.workers.warm import forked_worker
     from muster.agent.workers.warm.forking import send
 
@@ -199,7 +200,7 @@ def adopt_order(control: socket.socket, before: "ThreadSettings", early: "EarlyI
     order, program = _receive_order(control)
     forked_worker.replace_environment(order["env"])
     apply_settings(order["settings"])
-    obstacle = adopt_settings(before, early.modules)
+    obstacle = thread_counts.adopt_settings(before, early.modules)
     if obstacle is not None:
         send(control, {"refused": obstacle})
         os._exit(0)

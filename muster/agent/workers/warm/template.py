@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from muster._shared.records import record
 from muster.agent.workers.spec import HELD, Program, ProgramKind, WorkerSpec
@@ -42,9 +42,6 @@ from muster.agent.workers.warm.preload import (
     find_early_obstacle,
     import_early,
 )
-
-if TYPE_CHECKING:
-    from muster.agent.hold.thread_counts import ThreadSettings
 
 _LINE_CHARACTERS: Final = 500
 _PAUSED_THRESHOLD: Final = 1_000_003
@@ -79,8 +76,9 @@ def serve(
     hazard = None
     if kind == HELD:
         rename_process(["muster-original"])
-        settings, early = _import_early(requested)
         original = import_module(target_argv[0])
+        settings = original.thread_counts.read_settings(os.environ)
+        early = _import_early(requested)
         copy = original.serve(control, early, known)
         rename_process(["muster-template"])
         control, agent_pid, known, hazard = copy.control, str(copy.agent_pid), copy.known, copy.hazard
@@ -128,18 +126,15 @@ class _Before:
     """Why no worker may be forked from the original."""
 
 
-def _import_early(requested: str) -> "tuple[ThreadSettings, EarlyImports]":
+def _import_early(requested: str) -> EarlyImports:
     """Import without a program."""
-    from muster.agent.hold.thread_counts import read_settings
-
-    before = read_settings(os.environ)
     thresholds = _pause_collections()
     early = import_early(requested)
     _resume_collections(thresholds)
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
-    return before, early
+    return early
 
 
 def _import_all(control: socket.socket, requested: str, program: Program, before: _Before) -> list[str]:

@@ -168,22 +168,22 @@ def ask_roles(app_id: str, roles: Mapping[str, RoleNodes], kind: AskKind, limit_
     return merge_answers({name: ask_first(each.names, argv, each.ask, each.none) for name, each in roles.items()})
 
 
-def close_stop(answer: Answer, what: str, took_s: float, *, has_ended: bool) -> Answer:
+def close_stop(asked: Answer, what: str, took_s: float, *, has_ended: bool) -> Answer:
     """Return the answer to a stop. The agents were asked, and then the app was told to end.
 
     Args:
-        answer: the agents' answer.
+        asked: the agents' answer.
         what: "replicas" or "pods": what got the polite signal.
         took_s: seconds since the stop began.
         has_ended: whether all of them have ended.
     """
     if not has_ended:
-        line = f"{answer.line}; its {what} were told to end, and some still run after {took_s:.1f} s"
-        return replace(answer, outcome=AskOutcome.LATE, line=line, is_unchanged=False, took_s=took_s)
-    if answer.outcome is AskOutcome.DONE:
-        return answer
-    line = f"{answer.line}, so no common step was saved; all {what} got SIGTERM and have ended, after {took_s:.1f} s"
-    return Answer(outcome=AskOutcome.DONE, line=line, took_s=took_s, late=answer.late)
+        line = f"{asked.line}; its {what} were told to end, and some still run after {took_s:.1f} s"
+        return replace(asked, outcome=AskOutcome.LATE, line=line, is_unchanged=False, took_s=took_s)
+    if asked.outcome is AskOutcome.DONE:
+        return asked
+    line = f"{asked.line}, so no common step was saved; all {what} got SIGTERM and have ended, after {took_s:.1f} s"
+    return Answer(outcome=AskOutcome.DONE, line=line, took_s=took_s, late=asked.late)
 
 
 def describe_answer(answer: Answer) -> str:

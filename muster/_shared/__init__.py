@@ -21,7 +21,7 @@
     preflight      what can be wrong with a node: the table of checks, and the reading of this machine
     gpus           reads the NVIDIA GPUs, through NVML
     ownership      whether another user could change or replace a file or folder
-    programs       whether the program of a job exists
+    programs       whether the program of a job exists, and installed packages
     debugger       pdb in one worker, at the terminal of its node's agent
     snapshot_file  the memory that holds snapshots: its layout, who writes what, how much of it there may be
     console        what a terminal shows of a job: lines of many ranks once, live rows at the bottom (a package)

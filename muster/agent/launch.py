@@ -276,9 +276,11 @@ def describe_incarnation(config: AgentConfig, environ: Mapping[str, str], now_s:
 
 
 def _open_event_log(config: AgentConfig, loop: Loop, logs: "LogRouter") -> "EventLog":
-    from muster.agent.runtime.event_log import EventLog, open_sinks
+    from muster.agent.runtime.event_log import ConsoleSink, EventLog
 
-    event_log = EventLog(loop.clock, open_sinks(config.event_log_handler, logs.print_text))
+    event_log = EventLog(loop.clock)
+    if config.event_log_handler == "console":
+        event_log.add_sink(ConsoleSink(logs.print_text))
     event_log.status_readers.append(logs.show_status)
     if config.control_fd is not None:
         from muster.agent.control_socket import ControlSink

@@ -26,9 +26,8 @@ AGENT_BUNDLE_LIMIT_BYTES: Final = 503_000
 """Small enough for a Kubernetes ConfigMap (1 MiB) with other content, and for a Docker upload per node."""
 
 _PYTHON_API: Final = (
-    *("__main__.py", "_shared/control.py", "_shared/ownership.py", "run.py"),
-    *("agent/hold/client.py", "agent/driven.py", "agent/adopted.py", "agent/control_socket.py"),
-    *("agent/workers/function.py", "agent/workers/image.py"),
+    *("__main__.py", "_shared/control.py", "_shared/ownership.py", "launch.py", "run.py"),
+    *("agent/hold/client.py", "agent/driven.py", "agent/control_socket.py", "agent/workers/image.py"),
     "agent/rendezvous/torch_handlers/caller.py",
 )
 """For programs that start an agent: they have muster installed."""

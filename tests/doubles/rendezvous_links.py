@@ -13,8 +13,7 @@ from muster.agent.rendezvous.leader.leader import Leader
 from muster.agent.rendezvous.member.member import Member
 from muster.agent.rendezvous.protocol.framing import FRAME_LIMIT_BYTES, Frame
 from muster.agent.rendezvous.protocol.job_rules import JobRules, build_job_rules
-from muster.agent.rendezvous.protocol.member_messages import Join
-from muster.agent.rendezvous.protocol.messages import Message
+from muster.agent.rendezvous.protocol.messages import Join, Message
 from muster.agent.runtime.loop import Loop
 
 

@@ -74,15 +74,15 @@ def test_a_number_that_no_float_can_hold_is_refused() -> None:
 
 READ_OTHERWISE = {
     "the reader itself": "_shared/foreign_files",
-    "files of the system": "agent/features/export/metrics/endpoint",
+    "files of the system": "agent/features/export/endpoint",
     "files of the kernel, descriptors and pipes of our own": "_shared/debugger _shared/preflight "
-    "_shared/processes _shared/snapshot_file agent/control/address agent/placement/machine "
-    "agent/features/preflight/facts agent/features/preflight/measure agent/workers/memory cli/doctor/machine "
+    "_shared/processes _shared/snapshot_file agent/control/address agent/placement/affinity "
+    "agent/features/preflight/others agent/features/preflight/measure agent/workers/memory cli/doctor/machine "
     "cli/rehearse/journal cli/rehearse/watch "
     "elastic/fork/worker elastic/jobs/results schedulers/node_program/pipe schedulers/processes/driver "
     "schedulers/supervision/client "
     "schedulers/supervision/machine schedulers/supervision/app_folder",
-    "sources and pages of a package": "_shared/programs agent/hold/difference "
+    "sources and pages of a package": "_shared/programs agent/hold/facts "
     "cli/history/page cli/rehearse/page schedulers/bundle schedulers/kubernetes/schema "
     "schedulers/adapter/__init__ schedulers/node_program/session schedulers/slurm/request",
     "the program that is run": "agent/workers/program agent/workers/warm/fork_safety agent/workers/warm/late_changes "

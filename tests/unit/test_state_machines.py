@@ -43,9 +43,8 @@ from muster.agent.rendezvous.interface import Prepared, RequestAnswered
 from muster.agent.rendezvous.member import decisions as member
 from muster.agent.rendezvous.member import events as do
 from muster.agent.rendezvous.member.state import Phase as MemberPhase
-from muster.agent.rendezvous.protocol.leader_messages import Redirect
+from muster.agent.rendezvous.protocol.messages import Redirect
 from muster.schedulers.supervision import decisions as supervision
-from muster.schedulers.supervision import events
 from muster.schedulers.supervision.state import AppPhase, ReplicaId, RetryScope, SupervisedRole
 
 DONE = Answer(outcome=AskOutcome.DONE, line="all wait")
@@ -135,21 +134,23 @@ def play_apps() -> None:
             replicas = tuple(state.replicas)
             running = [*state.running()]
             draws = {
-                events.Begin: {},
-                events.ReplicaEnded: {
+                supervision.Begin: {},
+                supervision.ReplicaEnded: {
                     "replica": rng.choice(running or replicas),
                     "exit_code": rng.choice((0, 1, 69, 137, 143, None)),
                 },
-                events.Recover: {"replicas": tuple(running[: rng.choice((1, None))])},
-                events.CancelRequested: {},
-                events.DrainRequested: {"limit_s": 5.0},
-                events.KillRequested: {},
-                events.ResizeRequested: {"role": rng.choice("ab"), "replicas": rng.choice((1, 2))},
-                events.GraceExpired: {"number": state.grace_number},
-                events.LingerExpired: {"number": state.lingering},
-                events.KillExpired: {"number": state.grace_number},
+                supervision.Recover: {"replicas": tuple(running[: rng.choice((1, None))])},
+                supervision.CancelRequested: {},
+                supervision.DrainRequested: {"limit_s": 5.0},
+                supervision.KillRequested: {},
+                supervision.ResizeRequested: {"role": rng.choice("ab"), "replicas": rng.choice((1, 2))},
+                supervision.GraceExpired: {"number": state.grace_number},
+                supervision.LingerExpired: {"number": state.lingering},
+                supervision.KillExpired: {"number": state.grace_number},
             }
-            kind = rng.choice([*draws, *[events.ReplicaEnded] * 9, *[events.Begin] * 2, *[events.Recover] * 2])
+            kind = rng.choice(
+                [*draws, *[supervision.ReplicaEnded] * 9, *[supervision.Begin] * 2, *[supervision.Recover] * 2]
+            )
             state, _ = supervision.decide(plan, state, kind(**draws[kind]))
 
 
@@ -157,11 +158,11 @@ def play_recoveries() -> None:
     """Nothing runs any more, and what was to start again is not there."""
     app = begin(agents(2, min_replicas=1))
     app.end("trainer/0", 0)
-    app.decide_event(events.Recover(replicas=(ReplicaId("trainer", 1),)))
+    app.decide_event(supervision.Recover(replicas=(ReplicaId("trainer", 1),)))
     assert app.begin() == ["finish SUCCEEDED"]
     app = begin(others(2, max_retries=1, retry_scope=RetryScope.ROLE), agents(1))
     app.end("main/0", 1)
-    app.decide_event(events.Recover(replicas=(ReplicaId("main", 1),)))
+    app.decide_event(supervision.Recover(replicas=(ReplicaId("main", 1),)))
     assert app.end("trainer/0", 2) == ["finish FAILED"]
 
 

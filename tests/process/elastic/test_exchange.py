@@ -17,7 +17,7 @@ from muster.agent.rendezvous.protocol.handshake import Codec
 from muster.elastic import ResultsMissing
 from muster.elastic.jobs import exchange
 from muster.elastic.jobs.exchange import exchange_results
-from muster.elastic.jobs.results import RoundPlace, close_fds
+from muster.elastic.jobs.results import RoundPosition, close_fds
 
 LARGE = os.urandom(1 << 10) * (3 << 10)
 
@@ -27,8 +27,10 @@ def port() -> int:
     return find_free_port()
 
 
-def build_place(node: int, port: int, nodes: int = 2) -> RoundPlace:
-    return RoundPlace(number=3, node=node, nodes=nodes, world_size=2 * nodes, master_addr="127.0.0.1", master_port=port)
+def build_place(node: int, port: int, nodes: int = 2) -> RoundPosition:
+    return RoundPosition(
+        number=3, node=node, nodes=nodes, world_size=2 * nodes, master_addr="127.0.0.1", master_port=port
+    )
 
 
 def make_file(data: bytes) -> int:

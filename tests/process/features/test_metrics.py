@@ -15,8 +15,8 @@ from harness import AGENT, PROGRAMS, Tree, wait_until
 from prometheus_client import openmetrics, parser
 from prometheus_client.openmetrics import parser as open_parser  # noqa: F401  # makes `openmetrics.parser`
 
-from muster.agent.features.export.metrics.endpoint import MetricsEndpoint
-from muster.agent.features.export.metrics.source import MetricsSource
+from muster.agent.features.export.endpoint import MetricsEndpoint
+from muster.agent.features.export.source import MetricsSource
 from muster.agent.runtime.loop import Loop
 from muster.schedulers.failure_report import parse_status
 

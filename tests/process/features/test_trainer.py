@@ -14,12 +14,12 @@ import pytest
 from harness import AGENT, LIMIT_S, PROGRAMS, Tree, wait_until
 from other_user import call_as_other, needs_two_users
 
+from muster.agent.features import http_peer
+from muster.agent.features.http_peer import PEERS
 from muster.agent.features.trainer.endpoint import BODY_LIMIT_BYTES, TrainerEndpoint
 from muster.agent.features.trainer.node import TrainerPort
-from muster.agent.runtime import http_peer
-from muster.agent.runtime.http_peer import PEERS
 from muster.agent.runtime.loop import Loop
-from muster.agent.workers.status_page import Told
+from muster.agent.workers.status_page import ReportedStatus
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="a system without memory files")
 
@@ -69,7 +69,7 @@ class Port:
 
     def __init__(self) -> None:
         self.loop = Loop()
-        self.told: list[tuple[str, Told]] = []
+        self.told: list[tuple[str, ReportedStatus]] = []
         self.opened = 0
         self.port = TrainerPort(self.loop, self.open_endpoint)
         self.env = self.port.build_env({}, "/7")

@@ -7,7 +7,7 @@ import pytest
 from rendezvous_nodes import wait_for, wait_for_each
 
 from muster.agent.rendezvous.interface import AllSucceeded, JobEnded, Notice, RendezvousFailed, RoundBroken, RoundFormed
-from muster.agent.rendezvous.leader.peer_lines import UNPROVED
+from muster.agent.rendezvous.leader.newcomers import UNPROVED
 from muster.agent.rendezvous.protocol.framing import ProtocolError, build_frame
 from muster.agent.rendezvous.protocol.messages import LeaderQuery
 from muster.agent.rendezvous.report_messages import Stopped

@@ -155,7 +155,7 @@ def test_a_node_that_searches_for_long_connects_again_before_it_is_closed() -> N
 
     class Owner:
         def on_message(self, link: Any, frame: Any) -> None:
-            from muster.agent.rendezvous.protocol.leader_messages import Goodbye
+            from muster.agent.rendezvous.protocol.messages import Goodbye
 
             link.send(Goodbye(reason="a message of no use to the search, but an answer"))
 

@@ -9,7 +9,7 @@ import pytest
 from fidelity import PROBES, Probe, build_env, run_plainly, run_started
 from harness import AGENT, Outcome, run_tree
 
-from muster.agent.placement.machine import parse_ranges
+from muster.agent.placement.affinity import parse_ranges
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600), pytest.mark.usefixtures("gpus")]
 BOTH = pytest.mark.parametrize("how", ["cold", "warm"])

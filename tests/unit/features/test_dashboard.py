@@ -12,8 +12,8 @@ from doubles.samples import make_record
 from prometheus_client import parser
 
 from muster._shared.job_view import Goodput, JobState, JobStatus, NodeStatus, RankStatus, Recovery, SlowRank
-from muster.agent.features.export.metrics.exposition import write_text
-from muster.agent.features.export.metrics.source import MetricsSource
+from muster.agent.features.export.endpoint import write_text
+from muster.agent.features.export.source import MetricsSource
 
 ROOT = Path(__file__).parents[3]
 BOARD = json.loads((ROOT / "examples/grafana/muster.json").read_text())

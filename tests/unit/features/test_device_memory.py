@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.agent.features.device_memory.memory import DeviceMemory
+from muster.agent.features.device_memory.node import DeviceMemory
 
 GIB = 1 << 30
 

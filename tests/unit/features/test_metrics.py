@@ -16,10 +16,10 @@ from prometheus_client.openmetrics import parser as open_parser  # noqa: F401  #
 from muster._shared.job_view import DeviceStatus, Goodput, JobState, JobStatus, RankStatus, Recovery
 from muster._shared.layouts import StatusPageLayout as Layout
 from muster._shared.records import replace
-from muster.agent.features.export.metrics import endpoint
-from muster.agent.features.export.metrics.elastic_names import ENDS, STATES
-from muster.agent.features.export.metrics.exposition import write_text
-from muster.agent.features.export.metrics.source import MetricsSource
+from muster.agent.features.export import endpoint
+from muster.agent.features.export.endpoint import write_text
+from muster.agent.features.export.families import ENDS, STATES
+from muster.agent.features.export.source import MetricsSource
 from muster.agent.runtime.event_log import EventRecord
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -217,7 +217,7 @@ def test_what_each_device_does() -> None:
 
 def test_the_page_has_every_metric_and_no_other() -> None:
     root = Path(__file__).parents[3]
-    code = (root / "muster/agent/features/export/metrics/families.py").read_text()
+    code = (root / "muster/agent/features/export/families.py").read_text()
     page = (root / "docs/metrics.md").read_text()
     names = set(re.findall(r'"((?:muster_(?:job|node|rank|agent)|torchelastic)_\w+)"', code))
     names |= {f"torchelastic_workers_{each}" for each in (*STATES, *ENDS)}

@@ -171,7 +171,7 @@ def test_the_node_with_rank_0_does_not_dial_itself_and_one_node_alone_is_compare
 
 def test_a_master_that_cannot_be_reached_is_the_rounds_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     node = Node()
-    monkeypatch.setattr("muster.agent.features.preflight.reach.find_obstacle", lambda *_: "no route")
+    monkeypatch.setattr("muster.agent.features.preflight.others.find_obstacle", lambda *_: "no route")
     context = node.part._context
     context.config.rendezvous.keep_alive_interval_s = context.config.rendezvous.keep_alive_max_attempt = 1  # type: ignore[misc]
     context.loop.call_in_thread = lambda read, then, without: then(read())  # type: ignore[method-assign]

@@ -11,12 +11,18 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from muster._shared.job_view import JobStatus, Recovery
-from muster.agent.features.export.metrics.source import MetricsSource
-from muster.agent.features.export.traces import exporter
-from muster.agent.features.export.traces.encoding import write_metrics, write_spans
-from muster.agent.features.export.traces.exporter import BATCH_SPANS, KEPT_SPANS, Exporter, parse_answer
-from muster.agent.features.export.traces.settings import Address, read_settings
-from muster.agent.features.export.traces.spans import ERROR, OK, Span, SpanEvent, SpanMaker
+from muster.agent.features.export import exporter
+from muster.agent.features.export.encoding import write_metrics, write_spans
+from muster.agent.features.export.exporter import (
+    BATCH_SPANS,
+    KEPT_SPANS,
+    Address,
+    Exporter,
+    parse_answer,
+    read_settings,
+)
+from muster.agent.features.export.source import MetricsSource
+from muster.agent.features.export.spans import ERROR, OK, Span, SpanEvent, SpanMaker
 from muster.agent.runtime.event_log import EventRecord
 from muster.agent.workers.run_names import TraceParent, derive_span_id
 

@@ -12,9 +12,8 @@ from torchx.specs import AppDef, AppState
 
 from muster._shared.contract import HoldKey
 from muster._shared.control import ControlError
-from muster.agent.hold import difference, facts
-from muster.agent.placement import thread_counts
-from muster.agent.workers.warm.template_handle import HeldTemplate
+from muster.agent.hold import facts, thread_counts
+from muster.agent.hold.start import HeldTemplate
 from muster.cli import hold_command
 from muster.cli.commands import main
 from muster.elastic import launch
@@ -223,10 +222,10 @@ FACTS = facts.read_facts()
     ids=str,
 )
 def test_a_client_that_differs(change: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(difference.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(facts.os, "geteuid", lambda: 1000)
     theirs = {**FACTS, **change.get("facts", {})}
     order: Any = {"command": PREFIX, "limits": {}, "nice": 0, **change, "facts": theirs}
-    assert difference.find_difference(order, FACTS, PREFIX) == reason
+    assert facts.find_difference(order, FACTS, PREFIX) == reason
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,9 @@ from other_user import OTHER, call_as_other, needs_two_users, other_dir, shared_
 
 from muster.agent import checkpoint_file
 from muster.agent.errors import EnvironmentFault
-from muster.agent.logs import open_own
+from muster.agent.logs import open_own, replace_file
 from muster.agent.logs.files import RunFolder
 from muster.agent.runtime.event_log import JsonlSink
-from muster.agent.telemetry import status_file
 
 __all__ = ["other_dir", "shared_dir"]
 
@@ -83,11 +82,12 @@ def test_a_link_is_not_followed(public_dir: Path) -> None:
 
 def test_nor_by_the_file_that_says_how_far_the_job_is(tmp_path: Path) -> None:
     """The owner of a volume knows its name."""
-    (tmp_path / f"status.json.{os.getpid()}").symlink_to(tmp_path / "mine")
-    status_file._write(str(tmp_path / "status.json"), "{}")
+    made = f"status.json.{os.uname().nodename}.{os.getpid()}.tmp"
+    (tmp_path / made).symlink_to(tmp_path / "mine")
+    with pytest.raises(OSError, match="it is a link"):
+        replace_file(str(tmp_path / "status.json"), b"{}")
     assert not (tmp_path / "mine").exists()
-    (tmp_path / f"status.json.{os.getpid()}").unlink()
-    status_file._write(str(tmp_path / "status.json"), "{}")
+    replace_file(str(tmp_path / "status.json"), b"{}")
     assert (tmp_path / "status.json").read_text() == "{}"
 
 

@@ -6,8 +6,16 @@ from typing import Any
 import pytest
 
 from muster.agent.errors import EnvironmentFault, UsageError
-from muster.agent.placement.affinity import find_numactl, plan_affinity
-from muster.agent.placement.machine import CpuTopology, Gpu, choose_visible, format_ranges, list_gpus, parse_ranges
+from muster.agent.placement.affinity import (
+    CpuTopology,
+    Gpu,
+    choose_visible,
+    find_numactl,
+    format_ranges,
+    list_gpus,
+    parse_ranges,
+    plan_affinity,
+)
 
 CORES_PER_NODE, NODES, NODES_PER_SOCKET, CORES_PER_COMPLEX = 4, 4, 2, 2
 CORES = CORES_PER_NODE * NODES

@@ -18,8 +18,7 @@ from muster.agent.rendezvous.protocol.framing import (
     build_frame,
 )
 from muster.agent.rendezvous.protocol.handshake import OTHER_TOKEN, Codec
-from muster.agent.rendezvous.protocol.leader_messages import Exit, Goodbye
-from muster.agent.rendezvous.protocol.messages import LeaderQuery
+from muster.agent.rendezvous.protocol.messages import Exit, Goodbye, LeaderQuery
 
 STARTED = AllStarted(round_number=1)
 STARTED_FRAME = {"type": "AllStarted", "round_number": 1}

@@ -6,7 +6,7 @@ import pytest
 from doubles.rendezvous_links import FakeLink, StandingClock, make_config, make_leader
 
 from muster.agent.rendezvous.member.lease_renewal import LeaseRenewal
-from muster.agent.rendezvous.protocol.leader_messages import HeartbeatReply
+from muster.agent.rendezvous.protocol.messages import HeartbeatReply
 from muster.agent.runtime.loop import Loop
 
 

@@ -36,13 +36,12 @@ from muster.agent.rendezvous.consensus.recovery import RecoveryRecord
 from muster.agent.rendezvous.consensus.state import JobState
 from muster.agent.rendezvous.member.events import Lead
 from muster.agent.rendezvous.member.seeking import MALFORMED_PAUSE_S
-from muster.agent.rendezvous.protocol import leader_messages as down
-from muster.agent.rendezvous.protocol import member_messages as up
+from muster.agent.rendezvous.protocol import messages
 from muster.agent.rendezvous.protocol import messages as discovery
 from muster.agent.rendezvous.protocol.job_rules import build_job_rules
 from muster.agent.rendezvous.protocol.messages import Message
 from muster.agent.rendezvous.report_messages import Failed, Idle, Stopped
-from muster.agent.rendezvous.verdicts.restarts import CauseCount, NodeFault, Restarts
+from muster.agent.rendezvous.restarts import CauseCount, NodeFault, Restarts
 from muster.agent.round import Checkpoint
 from muster.agent.runtime.loop import Loop
 
@@ -75,7 +74,7 @@ RESTARTS = Restarts(
 RECOVERY = RecoveryRecord(version=3, round_number=1, attempt=2, restarts=RESTARTS, quorum_rounds=(QUORUM_ROUND,))
 CONFIG = make_config(host="leader", node_index=1, min_nodes=2, max_restarts=1)
 RULES = build_job_rules(CONFIG)
-JOIN = up.Join(
+JOIN = messages.Join(
     run_id="run",
     id="m9",
     index=2,
@@ -95,7 +94,7 @@ JOIN = up.Join(
 SUMMARY = rdzv.Summary(round_number=1, step=7, most_step=None, text="packed")
 UP: list[Message] = [
     JOIN,
-    up.Heartbeat(number=3, echo_s=199.0),
+    messages.Heartbeat(number=3, echo_s=199.0),
     rdzv.Prepared(),
     RoundAcknowledged(round_number=1),
     rdzv.AllSucceeded(round_number=1),
@@ -103,7 +102,7 @@ UP: list[Message] = [
     Idle(round_number=1, failures=(FAILED,), is_urgent=True),
     Stopped(round_number=1, port=4002, failures=(FAILED,), stacks=STACKS),
     rdzv.Leaving(reason="SIGTERM"),
-    up.EndAcknowledged(),
+    messages.EndAcknowledged(),
     SUMMARY,
 ]
 REPORT = Report(run_id="run", reason="why", attempt=0, max_restarts=1, failures=(FAILED,), stacks=STACKS)
@@ -119,7 +118,7 @@ FACTS = do.RoundFacts(
     master_port=4000,
 )
 ROUND = do.RoundStart(facts=Shared(FACTS), group_ranks=(1,), rank_offset=2, role_rank_offset=2, role_world_size=6)
-REPLY = down.HeartbeatReply(number=1, at_s=7.5, recovery=Shared(RECOVERY))
+REPLY = messages.HeartbeatReply(number=1, at_s=7.5, recovery=Shared(RECOVERY))
 BREAK = do.RoundBreak(
     broken=rdzv.RoundBroken(round_number=1, kind=rdzv.BreakKind.FAILURE, reason="rank 1 failed", want_stacks=True),
     recovery=Shared(replace(RECOVERY, attempt=3, restarts=Restarts())),
@@ -136,7 +135,7 @@ LAST_BREAK = replace(
     ),
 )
 DOWN: list[Message] = [
-    down.Welcome(leader_id="leader", listen_port=5000),
+    messages.Welcome(leader_id="leader", listen_port=5000),
     REPLY,
     ROUND,
     do.RoundSummary(facts=Shared(FACTS), group_ranks=(None,), is_spare=True),
@@ -144,11 +143,11 @@ DOWN: list[Message] = [
     BREAK,
     LAST_BREAK,
     do.JobEnd(succeeded=False, report=Shared(REPORT), printer_id="m1"),
-    down.Exit(),
+    messages.Exit(),
     rdzv.RendezvousFailed(reason="too few"),
-    down.Rejected(reason="this is another run", usage=True),
-    down.Redirect(host="10.0.0.3", port=5003),
-    down.Goodbye(reason="silent"),
+    messages.Rejected(reason="this is another run", usage=True),
+    messages.Redirect(host="10.0.0.3", port=5003),
+    messages.Goodbye(reason="silent"),
 ]
 QUERY_REPLY = discovery.QueryReply(
     role=discovery.DiscoveryRole.FOLLOWING,
@@ -162,7 +161,7 @@ QUERY_REPLY = discovery.QueryReply(
 QUERY = discovery.LeaderQuery(run_id="run")
 ANNOUNCEMENT = discovery.Announcement(run_id="run", id="m4", round_number=2, port=5004, rules=RULES)
 FIRST: list[Message] = [JOIN, QUERY, ANNOUNCEMENT]
-REPLIES: list[Message] = [QUERY_REPLY, down.Rejected(reason="this is another run")]
+REPLIES: list[Message] = [QUERY_REPLY, messages.Rejected(reason="this is another run")]
 ANSWERS: list[Message] = [discovery.AnnouncementAcknowledged(), discovery.AnnouncementRefused(port=5005)]
 
 
@@ -233,10 +232,10 @@ class LeaderHarness:
         self.links = [FakeLink("10.0.0.2"), FakeLink("10.0.0.3")]
         for number, link in enumerate(self.links, 1):
             self.leader.admit(link, self.build_join(number))
-        assert [link.kinds()[:2] for link in self.links] == [[down.Welcome, do.RoundStart]] * 2
+        assert [link.kinds()[:2] for link in self.links] == [[messages.Welcome, do.RoundStart]] * 2
 
     @staticmethod
-    def build_join(number: int) -> up.Join:
+    def build_join(number: int) -> messages.Join:
         return replace(JOIN, id=f"m{number}", index=number, local_addr=None, recovery=RecoveryRecord(), group_ranks=())
 
     def close(self) -> None:
@@ -249,16 +248,16 @@ def test_a_malformed_message_disconnects_the_member_and_leaves_the_leader_as_it_
     harness = LeaderHarness()
     before: JobState = harness.leader.state
     harness.links[1].deliver(message)
-    if is_malformed(up.MEMBER_MESSAGES, message, id="m2", suspicion_s=0.0):
+    if is_malformed(messages.MEMBER_MESSAGES, message, id="m2", suspicion_s=0.0):
         assert harness.links[1].closed
         assert "invalid message" in harness.notices[-1]
         assert harness.leader.state == decide(before, MemberLost(id="m2", reason=""), harness.clock.now_s())[0]
     assert not harness.links[0].closed
     harness.links[1].deliver(rdzv.Leaving(reason="SIGTERM"))
-    harness.links[0].deliver(up.Heartbeat(number=1, echo_s=None))
+    harness.links[0].deliver(messages.Heartbeat(number=1, echo_s=None))
     harness.clock.passed_s += 4.0
     harness.loop.turn(0)
-    assert down.HeartbeatReply in harness.links[0].kinds()
+    assert messages.HeartbeatReply in harness.links[0].kinds()
     harness.close()
 
 
@@ -269,7 +268,7 @@ def test_a_malformed_join_adds_no_member(message) -> None:
     new_link.owner = harness.leader
     before = harness.leader.state
     new_link.deliver(message)
-    if is_malformed(up.MEMBER_MESSAGES, message):
+    if is_malformed(messages.MEMBER_MESSAGES, message):
         assert harness.leader.state is before
     harness.close()
 
@@ -294,7 +293,7 @@ class MemberHarness:
     def join_round(self) -> FakeLink:
         link = self.answer_dial()
         link.deliver(replace(QUERY_REPLY, role=discovery.DiscoveryRole.LEADER, id="leader", leader=None))
-        link.deliver(down.Welcome(leader_id="leader", listen_port=5000))
+        link.deliver(messages.Welcome(leader_id="leader", listen_port=5000))
         link.deliver(ROUND)
         assert isinstance(self.collect_events()[-1], rdzv.RoundFormed)
         return link
@@ -319,7 +318,7 @@ def test_a_successor_that_joined_on_loopback_listens_where_the_leader_sends_othe
     link = node.answer_dial()
     link.local_host = near
     link.deliver(replace(QUERY_REPLY, role=discovery.DiscoveryRole.LEADER, id="leader", leader=None))
-    link.deliver(down.Welcome(leader_id="leader", listen_port=5000))
+    link.deliver(messages.Welcome(leader_id="leader", listen_port=5000))
     link.deliver(ROUND)
     assert node.network.hosts == hosts
     node.close()
@@ -331,7 +330,7 @@ def test_a_malformed_message_of_the_leader_ends_the_connection_and_changes_no_re
     link = node.join_round()
     carry = node.member.state.recovery.record
     link.deliver(message)
-    if is_malformed(down.LEADER_MESSAGES, message):
+    if is_malformed(messages.LEADER_MESSAGES, message):
         assert link.closed
         assert node.member.state.recovery.record == carry
         events = node.collect_events()
@@ -378,7 +377,7 @@ def test_a_malformed_first_message_closes_the_link(index: int, message) -> None:
     node.network.listeners[-1](link, message)
     if is_malformed(discovery.FIRST_MESSAGES, message):
         assert link.closed
-        assert set(link.kinds()) <= {down.Rejected}
+        assert set(link.kinds()) <= {messages.Rejected}
     node.collect_events()
     node.close()
 
@@ -402,7 +401,7 @@ def test_a_malformed_reply_to_an_announcement_changes_nothing(message) -> None:
 
 def test_an_echo_from_the_future_does_not_extend_the_leaders_lease() -> None:
     harness = LeaderHarness()
-    harness.links[0].deliver(up.Heartbeat(number=1, echo_s=1e9))
+    harness.links[0].deliver(messages.Heartbeat(number=1, echo_s=1e9))
     assert harness.leader.lease_until_s() < 1000.0
     harness.close()
 
@@ -420,8 +419,8 @@ def fail(*_args: Any, **_keywords: Any) -> None:
     ("place", "message"),
     [
         (f"{LEADER}.decide", rdzv.AllSucceeded(round_number=1)),
-        (f"{LEADER}.HeartbeatReply", up.Heartbeat(number=1, echo_s=None)),
-        (f"{LEADER}.OutgoingMessages.record_acknowledgement", up.EndAcknowledged()),
+        (f"{LEADER}.HeartbeatReply", messages.Heartbeat(number=1, echo_s=None)),
+        (f"{LEADER}.OutgoingMessages.record_acknowledgement", messages.EndAcknowledged()),
     ],
 )
 def test_a_bug_in_the_leader_surfaces(monkeypatch, place, message) -> None:
@@ -436,7 +435,7 @@ def test_a_bug_in_the_leader_surfaces(monkeypatch, place, message) -> None:
 @pytest.mark.parametrize(
     ("place", "message"),
     [
-        ("muster.agent.rendezvous.member.recovery.MemberRecovery.with_round", ROUND),
+        ("muster.agent.rendezvous.member.state.MemberRecovery.with_round", ROUND),
         ("muster.agent.rendezvous.member.rounds.post_break", BREAK),
         ("muster.agent.rendezvous.member.lease_renewal.LeaseRenewal.record_reply", REPLY),
     ],

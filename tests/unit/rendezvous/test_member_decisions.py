@@ -23,7 +23,7 @@ from muster.agent.rendezvous.consensus.recovery import RecoveryRecord
 from muster.agent.rendezvous.member import events as do
 from muster.agent.rendezvous.member.decisions import TABLE, decide_member
 from muster.agent.rendezvous.member.state import Connection, MemberState, Phase, build_initial_state
-from muster.agent.rendezvous.protocol import leader_messages as down
+from muster.agent.rendezvous.protocol import messages
 from muster.agent.rendezvous.protocol.messages import DiscoveryRole, QueryReply
 from muster.agent.rendezvous.report_messages import Failed, Stopped
 from muster.agent.rendezvous.transport.links import Cause, LinkEnd
@@ -194,11 +194,11 @@ class World:
             if not self.has_asked:
                 return None
             if self.random.random() < 0.05:
-                return do.LeaderSent(message=down.Rejected(reason="no"))
+                return do.LeaderSent(message=messages.Rejected(reason="no"))
             self.is_accepted = True
-            return do.LeaderSent(message=down.Welcome(leader_id=self.random.choice(("m0", "m1")), listen_port=5000))
+            return do.LeaderSent(message=messages.Welcome(leader_id=self.random.choice(("m0", "m1")), listen_port=5000))
         if self.told_end:
-            return do.LeaderSent(message=down.Exit()) if self.random.random() < 0.4 else None
+            return do.LeaderSent(message=messages.Exit()) if self.random.random() < 0.4 else None
         draw = self.random.random()
         if draw < 0.35 and not self.running:
             self.has_formed = self.has_formed or self.link == "local"
@@ -220,13 +220,15 @@ class World:
             broken = rdzv.RoundBroken(round_number=number, kind=kind, reason="why")
             return do.LeaderSent(message=leader_actions.RoundBreak(broken=broken, recovery=Shared(self.build_record())))
         if draw < 0.75:
-            return do.LeaderSent(message=down.HeartbeatReply(number=1, at_s=1.0, recovery=Shared(self.build_record())))
+            return do.LeaderSent(
+                message=messages.HeartbeatReply(number=1, at_s=1.0, recovery=Shared(self.build_record()))
+            )
         if draw < 0.9:
             return do.LeaderSent(message=leader_actions.RecoveryChanged(recovery=Shared(self.build_record())))
         if draw < 0.94:
-            return do.LeaderSent(message=down.Goodbye(reason="silent"))
+            return do.LeaderSent(message=messages.Goodbye(reason="silent"))
         if draw < 0.97:
-            return do.LeaderSent(message=down.Redirect(host="n2", port=4))
+            return do.LeaderSent(message=messages.Redirect(host="n2", port=4))
         self.told_end = True
         return do.LeaderSent(message=leader_actions.JobEnd(succeeded=True, report=None, printer_id=None))
 

@@ -9,10 +9,10 @@ from doubles.rendezvous_links import FakeLink, FakeNetwork, StandingClock, make_
 
 from muster._shared.codec import encode_message
 from muster.agent.rendezvous.consensus.recovery import RecoveryRecord
-from muster.agent.rendezvous.leader.peer_lines import LIMIT, PeerLines
+from muster.agent.rendezvous.leader.newcomers import LIMIT, PeerLines
 from muster.agent.rendezvous.protocol.framing import FRAME_LIMIT_BYTES
 from muster.agent.rendezvous.protocol.job_rules import build_job_rules
-from muster.agent.rendezvous.protocol.member_messages import Join
+from muster.agent.rendezvous.protocol.messages import Join
 from muster.agent.runtime.loop import Loop
 
 

@@ -9,8 +9,8 @@ from muster._shared.reports import FinalFailure
 from muster.agent.rendezvous.consensus.actions import RoundFacts
 from muster.agent.rendezvous.consensus.quorum import RecoveredRound
 from muster.agent.rendezvous.consensus.recovery import RecoveryRecord, merge_recovery
-from muster.agent.rendezvous.member.recovery import MemberRecovery
-from muster.agent.rendezvous.verdicts.restarts import CauseCount, NodeFault, Restarts
+from muster.agent.rendezvous.member.state import MemberRecovery
+from muster.agent.rendezvous.restarts import CauseCount, NodeFault, Restarts
 from muster.agent.round import Checkpoint
 
 SIZE = 4

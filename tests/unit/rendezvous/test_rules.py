@@ -21,8 +21,7 @@ from muster._shared.records import replace
 from muster.agent.rendezvous.interface import JobEnded, RendezvousFailed
 from muster.agent.rendezvous.protocol.framing import FRAME_LIMIT_BYTES, Frame
 from muster.agent.rendezvous.protocol.job_rules import build_job_rules, describe_difference
-from muster.agent.rendezvous.protocol.leader_messages import Welcome
-from muster.agent.rendezvous.protocol.messages import Announcement, AnnouncementAcknowledged, Message
+from muster.agent.rendezvous.protocol.messages import Announcement, AnnouncementAcknowledged, Message, Welcome
 from muster.agent.runtime import limits
 from muster.agent.runtime.loop import Loop
 

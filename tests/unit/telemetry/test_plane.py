@@ -17,8 +17,7 @@ from muster._shared.records import replace
 from muster.agent.rendezvous.interface import LeaderClock
 from muster.agent.runtime.event_log import EventRecord
 from muster.agent.telemetry import Pause, StatusFile
-from muster.agent.telemetry.sampling import OpenCollective
-from muster.agent.telemetry.summaries import pack, unpack
+from muster.agent.telemetry.sampling import OpenCollective, pack, unpack
 from muster.schedulers.wording.job_line import describe_status
 
 

@@ -14,7 +14,7 @@ from muster.agent.workers.warm.late_changes import LateChanges
 def changes(monkeypatch: pytest.MonkeyPatch) -> LateChanges:
     monkeypatch.setattr(os, "putenv", os.putenv)  # restored after the test
     monkeypatch.setattr(sys, "path", sys.path[:])
-    return LateChanges({"json": json}, says=True)
+    return LateChanges({"json": json}, reports=True)
 
 
 @pytest.fixture

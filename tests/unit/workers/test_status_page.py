@@ -14,7 +14,7 @@ from doubles.drain_commands import get_drain
 from muster import worker
 from muster._shared.contract import Env
 from muster._shared.layouts import StatusPageLayout as Layout
-from muster.agent.workers.status_page import StatusPage, Told
+from muster.agent.workers.status_page import ReportedStatus, StatusPage
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memory files, which only Linux has")
 
@@ -401,21 +401,21 @@ def write_optimizer_steps(page: StatusPage, local_rank: int, steps: int) -> None
 def test_between_what_a_trainer_tells_the_optimizers_count_on(page: StatusPage) -> None:
     """It has continued at step 100, and says so every 5 s only; the other ranks' Trainers say nothing."""
     write_optimizer_steps(page, 0, 3)
-    page.record_told(0, Told(total=200))
+    page.record_reported(0, ReportedStatus(total=200))
     assert page.read_shown(0).step is None, "after a resume the count would be wrong"
-    page.record_told(0, Told(step=103, total=200, values={"loss": 0.5}))
+    page.record_reported(0, ReportedStatus(step=103, total=200, values={"loss": 0.5}))
     write_optimizer_steps(page, 0, 5)
     write_optimizer_steps(page, 1, 4)
     assert [page.read_shown(rank)[1:3] for rank in (0, 1)] == [(105, 200), (104, 200)]
     assert page.read_values(0) == {"loss": 0.5}
     assert page.read_slot(0).step is None, "nothing is decided on it"
-    page.record_told(0, Told(values={"loss": 0.25}))  # its last one names no step
+    page.record_reported(0, ReportedStatus(values={"loss": 0.25}))  # its last one names no step
     assert (page.read_shown(0).step, page.read_values(0)) == (105, {"loss": 0.25})
     write_optimizer_steps(page, 0, 1000)
     assert page.read_shown(0).step == 200
 
 
 def test_what_a_script_reports_itself_goes_before_what_a_trainer_tells(page: StatusPage) -> None:
-    page.record_told(0, Told(step=103, total=200))
+    page.record_reported(0, ReportedStatus(step=103, total=200))
     page._words[Layout.WORDS + Layout.STEP] = 8
     assert (page.read_shown(0).step, page.read_shown(0).total) == (7, None)

@@ -30,8 +30,8 @@ from muster.agent.rendezvous.consensus.state import (
 from muster.agent.rendezvous.faulty_nodes import choose_leaving, judge_certain, judge_node
 from muster.agent.rendezvous.interface import BreakKind, NoticeKind, RoundBroken
 from muster.agent.rendezvous.report_messages import Idle, Stopped
-from muster.agent.rendezvous.verdicts.deciding import Verdict, VerdictRules, decide_verdict
-from muster.agent.rendezvous.verdicts.restarts import Restarts
+from muster.agent.rendezvous.restarts import Restarts
+from muster.agent.rendezvous.verdicts import Verdict, VerdictRules, decide_verdict
 from muster.agent.runtime.limits import STORM_S, STORM_WAIT_S
 from muster.agent.runtime.persistent import PersistentSet
 

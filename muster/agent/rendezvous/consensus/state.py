@@ -18,7 +18,7 @@ from muster.agent.rendezvous.consensus.members import ConsensusRules, MemberReco
 from muster.agent.rendezvous.consensus.quorum import QuorumRound
 from muster.agent.rendezvous.consensus.recovery import RecoveryRecord
 from muster.agent.rendezvous.interface import DrainReport
-from muster.agent.rendezvous.verdicts.restarts import Restarts
+from muster.agent.rendezvous.restarts import Restarts
 from muster.agent.round import Checkpoint, PartMemory
 from muster.agent.runtime.persistent import PersistentMap, PersistentSet
 

@@ -15,8 +15,8 @@
 | more nodes that join a running job | R | `batch_s` after the last join, at most `batch_limit_s` | a round with them |
 | joining nodes that import | R | `import_limit_s` after the first one is ready | a round with them |
 | unreachable members at the job's end | FR | `join_timeout_s` | the end |
-| acknowledgements of the job's end | E | `leader.outgoing.ACKNOWLEDGE_SILENCES` silence limits | all exit |
-| a member that is silent | FRE | the silence limit (`leader.loss_detection`) | it is lost |
+| acknowledgements of the job's end | E | `leader.connections.ACKNOWLEDGE_SILENCES` silence limits | all exit |
+| a member that is silent | FRE | the silence limit (`leader.leader`) | it is lost |
 
 A hang ends no wait here: nodes measure `--hang-timeout` and report idleness, `failures` decides whether the job hangs.
 """

@@ -62,7 +62,7 @@ from muster.agent.rendezvous.member.seeking import (
     report_prepared,
 )
 from muster.agent.rendezvous.member.state import NEVER, MemberState, Once, Phase
-from muster.agent.rendezvous.protocol import leader_messages as down
+from muster.agent.rendezvous.protocol import messages as down
 from muster.agent.rendezvous.report_messages import Stopped
 
 NO_LISTENER = "cannot open a listening socket where other nodes reach this one"

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 import pytest
 from doubles.clocks import HandClock
 
-from muster.agent.features.hangs.limits import LearnedLimits, Limits
 from muster.agent.features.hangs.sessions import Reading
-from muster.agent.features.hangs.watch import Activity, HangWatch
+from muster.agent.features.hangs.watch import Activity, HangWatch, LearnedLimits, Limits
 from muster.agent.runtime.loop import Loop
 
 RANKS = 4

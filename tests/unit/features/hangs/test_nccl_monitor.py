@@ -12,8 +12,7 @@ from doubles.nccl_monitor import Communicator, Job, Rank, Server, render_json, r
 from muster._shared.records import replace as replace_record
 from muster._shared.reports import ENDED, Collective, Group, Launches, RankView, Stack
 from muster.agent.features.hangs import monitor as monitor_module
-from muster.agent.features.hangs.causes import explain_hang
-from muster.agent.features.hangs.judge import find_verdict
+from muster.agent.features.hangs.judge import explain_hang, find_verdict
 from muster.agent.features.hangs.monitor import Monitor, ask, count_launches
 from muster.agent.features.hangs.monitor_reports import read_report
 from muster.agent.features.hangs.nccl_launches import find_launch_cause

@@ -9,21 +9,17 @@ Two differences remain. Threads other than the main one learn the count from tor
 is not torch's sees the template's count there. And MKL keeps its count when a program calls `omp_set_num_threads`.
 """
 
-import ctypes
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from muster._shared.records import record
+from muster.agent.workers.warm.forked_worker import fit_openblas, open_loaded
 
 THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 _RUNTIMES: Final = ("libgomp", "libiomp", "libomp", "libmkl_rt")
 _OPENBLAS_VARIABLES: Final = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS")
-_SETTERS: Final = tuple(
-    f"{prefix}openblas_set_num_threads{suffix}" for prefix in ("scipy_", "") for suffix in ("64_", "", "_64")
-)
-"""The names that builds of OpenBLAS export. numpy's wheels add a prefix, and 64-bit builds a suffix."""
 
 
 @record
@@ -126,32 +122,6 @@ def _find_mkl(path: str) -> tuple[Callable[[int], object], Callable[[], int]]:
 
 def _find_function(path: str, name: str) -> "Callable[..., int]":
     try:
-        return getattr(_open_loaded(path), name)  # type: ignore[no-any-return]
+        return getattr(open_loaded(path), name)  # type: ignore[no-any-return]
     except (OSError, AttributeError):
         raise _CannotAdoptError("it is read only at start") from None
-
-
-def _open_loaded(path: str) -> ctypes.CDLL:
-    return ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-
-
-def fit_openblas(count: int) -> None:
-    """Set the number of threads in every loaded OpenBLAS, because numpy, scipy and others each bring one."""
-    with open("/proc/self/maps", "rb") as file:
-        lines = [os.fsdecode(line.rstrip(b"\n")) for line in file if b"openblas" in line]
-    for path in {fields[5] for line in lines if len(fields := line.split(None, 5)) == 6 and ".so" in fields[5]}:
-        try:
-            library = _open_loaded(path)
-        except OSError:  # not mapped by the loader
-            continue
-        _fit_library(library, count)
-
-
-def _fit_library(library: ctypes.CDLL, count: int) -> None:
-    for name in _SETTERS:
-        setter = getattr(library, name, None)
-        getter = getattr(library, name.replace("_set_", "_get_"), None)
-        if setter is not None and getter is not None:
-            if getter() != count:
-                setter(count)
-            return

@@ -27,7 +27,7 @@ class LimitedCommand:
         self,
         loop: Loop,
         children: ChildWatch,
-        words: Sequence[str],
+        argv: Sequence[str],
         *,
         prepare: Callable[[], Mapping[str, str] | None],
         text: str,
@@ -42,7 +42,7 @@ class LimitedCommand:
         Args:
             loop: the agent's.
             children: collects it.
-            words: the command.
+            argv: the command.
             prepare: called in the thread; returns its environment, or None if it must not run.
             text: its standard input.
             limit_s: the time after which it is killed.
@@ -53,7 +53,7 @@ class LimitedCommand:
         """
         self._loop = loop
         self._children = children
-        self._words = words
+        self._words = argv
         self._prepare = prepare
         self._text = text
         self._limit_s = limit_s

@@ -24,7 +24,7 @@ from muster._shared.causes import DEVICE, HOST_OOM, NETWORK, PREEMPTION, TIME_LI
 from muster._shared.records import record, replace
 from muster._shared.reports import Failure, FinalFailure
 from muster.agent.diagnosis.root_cause import describe_failure, find_kind
-from muster.agent.rendezvous.verdicts.restarts import CauseCount, Restarts
+from muster.agent.rendezvous.restarts import CauseCount, Restarts
 
 if TYPE_CHECKING:
     from muster._shared.policy import Rule

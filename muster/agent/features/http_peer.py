@@ -126,6 +126,6 @@ def parse_head(head: str) -> tuple[str, dict[str, str]]:
     ('/3', {'content-length': '2'})
     """
     first, *lines = head.split("\r\n")
-    words = first.split(" ")
+    parts = first.split(" ")
     fields = (line.partition(":") for line in lines)
-    return words[1] if len(words) > 1 else "", {name.lower().strip(): value.strip() for name, _, value in fields}
+    return parts[1] if len(parts) > 1 else "", {name.lower().strip(): value.strip() for name, _, value in fields}

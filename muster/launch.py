@@ -6,11 +6,13 @@
 Source: torch/distributed/launch.py of torch 2.13.
 """
 
+import sys
 import warnings
 from argparse import Namespace
 from collections.abc import Sequence
 
 from muster import run
+from muster._shared.contract import ExitCode, print_line
 
 DEPRECATED = (
     "muster.launch stands in for torch.distributed.launch, which is deprecated\n"
@@ -58,3 +60,21 @@ def main(args: Sequence[str] | None = None) -> None:
     """Parse a command line and run it. A FutureWarning says what to use instead."""
     warnings.warn(DEPRECATED, category=FutureWarning, stacklevel=2)
     launch(parse_args(args))
+
+
+def _become_guard() -> int:
+    """Run one node as this process, like `python -m muster.run`; return the exit code."""
+    from muster.agent.__main__ import main as run_agent
+
+    warnings.warn(DEPRECATED, category=FutureWarning, stacklevel=2)
+    args = parse_args(None)
+    try:
+        check_args(args)
+    except ValueError as error:
+        print_line(f"muster: {error}")
+        return ExitCode.USAGE
+    return run_agent(run.build_flags(args))
+
+
+if __name__ == "__main__":
+    sys.exit(_become_guard())

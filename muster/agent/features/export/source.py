@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Final
 from muster import __version__
 from muster._shared.job_view import JobState, JobStatus, NodeStatus, RankStatus
 from muster._shared.records import replace
-from muster.agent.features.export.metrics.elastic_names import follow
-from muster.agent.features.export.metrics.families import (
+from muster.agent.features.export.families import (
     Counts,
     Exemplar,
     Family,
@@ -19,6 +18,7 @@ from muster.agent.features.export.metrics.families import (
     View,
     build_families,
     count_value,
+    follow,
 )
 from muster.agent.workers.run_names import derive_span_id, parse_trace_parent
 

@@ -1,18 +1,53 @@
-"""Nodes that join with the index of a member that is still connected.
+"""Nodes that try to join: claims to the index of a member that is still connected, and lines about refused nodes.
 
-Either that member is gone, which is not known yet, or two nodes were started with the same --node-rank. The leader
-connects to the member's own port, which decides the claim at once if the process has ended. Otherwise the claim waits.
-It succeeds when the member is lost, and is refused when the member sends something after `DUPLICATE_S`. A claim of the
-leader's own index is refused at once before the first round. Later it waits for the leader's end, because the node may
-be the leader's replacement.
+In a claim, either that member is gone, which is not known yet, or two nodes were started with the same --node-rank. The
+leader connects to the member's own port, which decides the claim at once if the process has ended. Otherwise the claim
+waits. It succeeds when the member is lost, and is refused when the member sends something after `DUPLICATE_S`. A claim
+of the leader's own index is refused at once before the first round. Later it waits for the leader's end, because the
+node may be the leader's replacement.
 """
 
 from muster._shared.records import record
+from muster.agent.rendezvous.interface import PostNotice
 from muster.agent.rendezvous.leader.connections import MemberConnection, describe_newcomer
-from muster.agent.rendezvous.leader.peer_lines import PeerLines, refuse
-from muster.agent.rendezvous.protocol.member_messages import Join
+from muster.agent.rendezvous.protocol.messages import Join, Rejected
 from muster.agent.rendezvous.transport.links import Link
 from muster.agent.runtime.loop import Clock
+
+LIMIT = 50
+"""How many lines one node prints."""
+
+UNPROVED = (
+    "the leader has refused this node, and shows why only on its own console, because the job has no MUSTER_TOKEN; "
+    "if another job listens at this host and port, use another port (--rdzv-endpoint)"
+)
+
+
+def refuse(link: Link, reason: str, *, usage: bool = False) -> None:
+    """Refuse a node and close its link. A node that has not proved the job's token gets no reason."""
+    link.send(Rejected(reason=reason if link.is_proved else UNPROVED, usage=usage))
+    link.close()
+
+
+class PeerLines:
+    """The lines that one node has printed about others: which was refused, and why.
+
+    A refused node tries again, and any process may connect. So each line is printed once, and their number is limited.
+    """
+
+    def __init__(self, notify: PostNotice) -> None:
+        self._notify = notify
+        self._printed: set[str] = set()
+
+    def print_once(self, line: str) -> None:
+        """Print a line, unless it was printed before."""
+        if line in self._printed or len(self._printed) > LIMIT:
+            return
+        self._printed.add(line)
+        self._notify(
+            line if len(self._printed) <= LIMIT else "no further lines about nodes that try to join are printed"
+        )
+
 
 DUPLICATE_S = 1.5
 """How long after a claim the first node must send something to count as alive."""

@@ -5,7 +5,11 @@ is counted (`muster_agent_otlp_lost`). A collector that is absent, slow or busy 
 are not kept, because the next ones are newer. The agent's end waits at most `_CLOSE_S`, and only for a collector that
 answers.
 
-It is hand-written, because `http.client` imports `ssl` and `email`, together 6 MB, which an http address does not need.
+OpenTelemetry's variables say where both go. Source: https://opentelemetry.io/docs/specs/otel/protocol/exporter and
+.../configuration/sdk-environment-variables.
+
+The client is hand-written, because `http.client` imports `ssl` and `email`, together 6 MB, which an http address does
+not need.
 """
 
 import contextlib
@@ -15,15 +19,133 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
-from muster._shared.contract import show_controls
-from muster.agent.features.export.traces.encoding import write_metrics, write_spans
-from muster.agent.features.export.traces.spans import Span, SpanMaker
+from muster._shared.contract import OtelEnv, show_controls
+from muster._shared.records import NO_ITEMS, record
+from muster.agent.features.export.encoding import write_metrics, write_spans
+from muster.agent.features.export.spans import Span, SpanMaker
 from muster.agent.runtime.loop import SideThread
 
 if TYPE_CHECKING:
-    from muster.agent.features.export.metrics.source import MetricsSource
-    from muster.agent.features.export.traces.settings import Address, Settings
+    from muster.agent.features.export.source import MetricsSource
     from muster.agent.runtime.event_log import EventRecord
+
+
+SIGNALS: Final = ("traces", "metrics")
+_PROTOCOLS: Final = ("", "http/json", "http/protobuf")
+"""A receiver of OTLP over HTTP takes JSON at the same address as protobuf."""
+
+
+@record
+class Address:
+    """The destination of one signal."""
+
+    scheme: str
+    """http or https."""
+    host: str
+    port: int
+    path: str
+
+
+@record
+class Settings:
+    """What the variables say."""
+
+    addresses: Mapping[str, Address] = NO_ITEMS
+    """Addresses by signal; a missing signal is not sent."""
+    headers: Mapping[str, str] = NO_ITEMS
+    timeout_s: float = 10.0
+    """The limit for one request."""
+    metrics_every_s: float = 60.0
+    ca_file: str | None = None
+    resource: Mapping[str, str] = NO_ITEMS
+    """Attributes of the resource, as the user has given them."""
+    problems: tuple[str, ...] = ()
+    """Why signals are not sent, with a line for each variable."""
+
+
+def read_settings(environ: Mapping[str, str]) -> Settings:
+    """Read the settings; `problems` names variables with invalid values."""
+    if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return Settings()
+    addresses: dict[str, Address] = {}
+    problems: list[str] = []
+    for signal in SIGNALS:
+        upper = signal.upper()
+        if environ.get(f"OTEL_{upper}_EXPORTER", "otlp").strip().lower() == "none":
+            continue
+        own, base = f"OTEL_EXPORTER_OTLP_{upper}_ENDPOINT", OtelEnv.ENDPOINT
+        name = own if environ.get(own) else base
+        url = environ.get(name, "").strip()
+        if not url:
+            continue
+        problem = _check_protocol(environ, upper)
+        address = None if problem else _parse_url(url if name == own else f"{url.rstrip('/')}/v1/{signal}")
+        if address is not None:
+            addresses[signal] = address
+        else:
+            shown = f"...@{url.rpartition('@')[2]}" if "@" in url else url  # hides passwords
+            problems.append(problem or f"{name} is {shown!r}, which is not the address of an HTTP server")
+    return Settings(
+        addresses=addresses,
+        headers=_parse_pairs(environ.get("OTEL_EXPORTER_OTLP_HEADERS", "")),
+        timeout_s=_read_ms(environ, "OTEL_EXPORTER_OTLP_TIMEOUT", 10.0),
+        metrics_every_s=_read_ms(environ, "OTEL_METRIC_EXPORT_INTERVAL", 60.0),
+        ca_file=environ.get("OTEL_EXPORTER_OTLP_CERTIFICATE") or None,
+        resource=_parse_resource(environ),
+        problems=tuple(dict.fromkeys(problems)),
+    )
+
+
+def _check_protocol(environ: Mapping[str, str], signal: str) -> str:
+    """Return what is wrong with the requested protocol; "" if nothing is."""
+    own = f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL"
+    name = own if environ.get(own) else "OTEL_EXPORTER_OTLP_PROTOCOL"
+    protocol = environ.get(name, "").strip()
+    if protocol in _PROTOCOLS:
+        return ""
+    return (
+        f"{name} is {protocol!r}: muster sends its own spans and metrics over HTTP only, so none are sent; set it to "
+        "http/json, and the endpoint to the collector's port for HTTP, which is usually 4318"
+    )
+
+
+def _parse_url(url: str) -> Address | None:
+    scheme, found, rest = url.partition("://")
+    authority, slash, path = rest.partition("/")
+    host, colon, port = authority.rpartition(":")
+    if not colon or authority.endswith("]"):
+        host, port = authority, "443" if scheme == "https" else "80"
+    host = host.removeprefix("[").removesuffix("]")
+    is_port = port.isascii() and port.isdecimal() and 0 < int(port) < 65536
+    if scheme not in ("http", "https") or not found or not host or not is_port or "@" in host:
+        return None
+    return Address(scheme=scheme, host=host, port=int(port), path=f"{slash}{path}" or "/")
+
+
+def _parse_pairs(text: str) -> dict[str, str]:
+    """Parse `k=v,k=v` with values that may be percent-encoded."""
+    pairs = (pair.partition("=") for pair in text.split(","))
+    return {name.strip(): _unquote(value.strip()) for name, sign, value in pairs if sign and name.strip()}
+
+
+def _unquote(text: str) -> str:
+    if "%" not in text:
+        return text
+    from urllib.parse import unquote
+
+    return "".join(unquote(text).splitlines())
+
+
+def _parse_resource(environ: Mapping[str, str]) -> dict[str, str]:
+    attributes = _parse_pairs(environ.get("OTEL_RESOURCE_ATTRIBUTES", ""))
+    service = environ.get("OTEL_SERVICE_NAME", "").strip()
+    return {**attributes, "service.name": service} if service else attributes
+
+
+def _read_ms(environ: Mapping[str, str], name: str, default_s: float) -> float:
+    text = environ.get(name, "").strip()
+    return max(0.1, int(text) / 1000) if text.isascii() and text.isdecimal() and len(text) < 12 else default_s
+
 
 KEPT_SPANS: Final = 512
 """The most spans that wait for the collector."""
@@ -248,9 +370,9 @@ def parse_answer(answer: bytes) -> tuple[int, float]:
         ValueError: it is not an HTTP answer.
     """
     first, *lines = answer.partition(b"\r\n\r\n")[0].decode("latin-1").split("\r\n")
-    words = first.split(" ")
-    if not first.startswith("HTTP/") or len(words) < 2 or not (words[1].isascii() and words[1].isdecimal()):
+    parts = first.split(" ")
+    if not first.startswith("HTTP/") or len(parts) < 2 or not (parts[1].isascii() and parts[1].isdecimal()):
         raise ValueError("its answer is none of HTTP")
     fields = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     wait = fields.get("retry-after", "")
-    return int(words[1]), min(_MOST_AGAIN_S, float(wait)) if wait.isascii() and wait.isdecimal() else 0.0
+    return int(parts[1]), min(_MOST_AGAIN_S, float(wait)) if wait.isascii() and wait.isdecimal() else 0.0

@@ -16,7 +16,7 @@ class CauseCount:
     """One cause of failed attempts since the last progress."""
 
     signature: Signature
-    """See `deciding.find_signature`."""
+    """See `verdicts.find_signature`."""
     count: Count
     is_stepless: bool
     """Whether the last attempt that failed of it is known to have done no step."""

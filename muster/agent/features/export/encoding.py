@@ -10,8 +10,8 @@ from typing import Final
 
 from muster import __version__
 from muster._shared.codec import to_json
-from muster.agent.features.export.metrics.families import RECOVERY_BOUNDS_S, Exemplar, Family, Kind, Labels
-from muster.agent.features.export.traces.spans import Span, Value
+from muster.agent.features.export.families import RECOVERY_BOUNDS_S, Exemplar, Family, Kind, Labels
+from muster.agent.features.export.spans import Span, Value
 
 _SCOPE: Final[dict[str, object]] = {"name": "muster", "version": __version__}
 _CUMULATIVE: Final = 2

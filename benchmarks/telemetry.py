@@ -99,8 +99,8 @@ def measure_leader(folder, nodes):
     from muster._shared.job_view import NodeStatus, RankStatus
     from muster.agent.rendezvous.interface import JobMembers, MemberStatus, Summary
     from muster.agent.rendezvous.protocol.handshake import Codec
-    from muster.agent.rendezvous.protocol.member_messages import MEMBER_MESSAGES
-    from muster.agent.telemetry.summaries import NodeSummary, pack
+    from muster.agent.rendezvous.protocol.messages import MEMBER_MESSAGES
+    from muster.agent.telemetry.sampling import NodeSummary, pack
 
     wire = bytearray()
     client = Codec("token", is_server=False, write=wire.extend)

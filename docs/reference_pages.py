@@ -11,21 +11,22 @@ import importlib
 import inspect
 import json
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from muster._shared import contract, preflight
-from muster.agent.cli.flag_table import Flag, list_groups
+from muster.agent.cli.flag_table import Flag, list_flags, list_groups
 from muster.agent.runtime import event_log
 from muster.cli import commands
 from muster.components import dist
 from muster.schedulers import adapter
 from muster.schedulers.docker.options import DockerOptions
-from muster.schedulers.held.options import HeldOptions
+from muster.schedulers.held.remote import HeldOptions
 from muster.schedulers.kubernetes.options import Options as KubernetesOptions
-from muster.schedulers.local.options import LocalOptions
+from muster.schedulers.local.scheduler import LocalOptions
 from muster.schedulers.runner.option_records import Option, list_options
 from muster.schedulers.slurm.options import SlurmOptions
 from muster.schedulers.ssh.options import SshOptions
@@ -41,6 +42,14 @@ SCHEDULERS = (
     ("ssh", "One node on each host.", SshOptions),
     ("held, local_held", "Nodes that `muster hold` keeps; `local_held` jobs end with their command.", HeldOptions),
 )
+
+FOR_PEOPLE = (
+    *("RANK0_HOST", "TOKEN", "REQUIRE_TOKEN", "LOG_DIR", "NODE_NAME", "SEGMENT", "NVML", "PREFLIGHT_DIR", "PREFLIGHT"),
+    *("JOB_ID", "ATTEMPT_ID", "RESUME_PATH", "RESUME_STEP", "SNAPSHOT_STEP", "NOTIFY_EVENT", "NOTIFY_REASON"),
+)
+"""Names in `contract.Env` of variables that people set, or that their programs read."""
+SHARED_BY = 3
+"""Arguments that more commands have are explained once."""
 
 EXPECTED = {
     "driver": "If the job was submitted with GPUs, a driver of GPUs is loaded, whatever their make.",
@@ -88,10 +97,7 @@ def build_pages() -> dict[str, str]:
         "flags": build_flags(),
         "options": build_options(),
         "components": build_components(),
-        "events": build_events(),
-        "exit-codes": build_exit_codes(),
-        "environment": build_environment(),
-        "preflight": build_preflight(),
+        "agent": build_agent(),
         "adapter": build_adapter(),
     }
     return {name: NOTE + text for name, text in pages.items()}
@@ -107,27 +113,35 @@ def write_pages(folder: Path) -> None:
 
 
 def build_commands() -> str:
-    """Build the commands of `muster` with their arguments, from the table of the commands and their parsers."""
+    """Build the arguments of the commands of `muster`, from their table and their parsers."""
+    parsers = commands.list_parsers(commands.build_parser())
+    arguments = {name: [_build_argument(each) for each in _list_arguments(parser)] for name, parser in parsers.items()}
+    counts = Counter(each for listed in arguments.values() for each in listed)
+    shared = [each for each, count in counts.items() if count > SHARED_BY]
     text = """# Commands of muster
 
-`muster COMMAND --help` prints the same, and the exit codes. [The muster command](../muster-command.md) has the rest.
+[The muster command](../muster-command.md) says what each command does. `muster COMMAND --help` prints its arguments
+and exit codes. Several commands have these arguments, which are only named below:
+
 """
-    group = ""
-    for name, parser in commands.list_parsers(commands.build_parser()).items():
-        if commands.COMMANDS[name].group != group:
-            group = commands.COMMANDS[name].group
-            text += f"\n## {group}\n"
-        about = parser.description or f"{parser.about}."
-        text += f"\n### muster {name}\n\n{_escape(about[0].upper() + about[1:])}\n"
-        rows = [_build_argument(each) for each in parser._actions if each.dest != "help"]  # noqa: SLF001
-        text += "\n".join(["\n| argument | means |", "|---|---|", *rows]) + "\n"
-    return text
+    text += "".join(f"- {argument}: {meaning}\n" for argument, meaning in shared)
+    for name, listed in arguments.items():
+        also = ", ".join(argument for argument, meaning in listed if (argument, meaning) in shared)
+        text += f"\n## muster {name}\n\n" + (f"{also}\n\n" if also else "")
+        text += "".join(
+            f"- {argument}: {meaning}\n" for argument, meaning in listed if (argument, meaning) not in shared
+        )
+    return f"{text.rstrip()}\n"
 
 
-def _build_argument(action: argparse.Action) -> str:
+def _list_arguments(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    return [each for each in parser._actions if each.dest != "help"]  # noqa: SLF001
+
+
+def _build_argument(action: argparse.Action) -> tuple[str, str]:
     one_of = f"{{{','.join(action.choices)}}}" if action.choices else action.dest.upper()
     words = [", ".join(action.option_strings), "" if action.nargs == 0 else str(action.metavar or one_of)]
-    return f"| `{' '.join(filter(None, words))}` | {_escape(action.help or '')} |"
+    return f"`{' '.join(filter(None, words))}`", _escape(action.help or "")
 
 
 def build_flags() -> str:
@@ -140,9 +154,9 @@ muster-agent [flags] script [arguments of the script]
 
 muster-agent has all flags of torchrun. They mean the same as in torchrun, unless the text says otherwise. Flags that
 torchrun lacks are marked **new**. Every flag can be abbreviated, and written with underscores. If a variable is named,
-its value is the flag's default.
+its value is the flag's default. `muster-agent --help` says more of some flags.
 """
-    return head + "".join(f"\n## {title}\n{''.join(map(_build_flag, flags))}" for title, flags in list_groups())
+    return head + "".join(f"\n## {title}\n\n{''.join(map(_build_flag, flags))}" for title, flags in list_groups())
 
 
 def _build_flag(flag: Flag) -> str:
@@ -151,43 +165,90 @@ def _build_flag(flag: Flag) -> str:
     facts = [*(["**new**"] if flag.ours else []), *([f"default: {_escape(flag.default)}"] if flag.default else [])]
     facts += [f"`{flag.variable}`"] if flag.has_variable else []
     shown = f" ({'; '.join(facts)})" if facts else ""
-    return f"\n### --{flag.name}\n\n{short}`{words}`{shown}\n\n{_escape(flag.text)}\n"
+    return f"- {short}`{words}`{shown}: {_escape(shorten(flag.text))}\n"
 
 
 def build_options() -> str:
     """Build the options of each scheduler, from the records that parse them."""
-    text = "# Scheduler options\n\nOptions are given as `-cfg name=value,...`, or in `.torchxconfig`.\n"
-    for title, sentence, record in SCHEDULERS:
-        text += f"\n## {title}\n\n{sentence}\n\n| option | type | default | means |\n|---|---|---|---|\n"
-        text += "".join(_build_option(each.name or field, each) for field, each in list_options(record).items())
+    rows = {title: _list_rows(record) for title, _, record in SCHEDULERS}
+    counts = Counter(row for listed in rows.values() for row in listed)
+    text = """# Scheduler options
+
+Options are given as `-cfg name=value,...`, or in `.torchxconfig`. A list is `A;B`, and a dict `NAME:value;NAME:value`.
+`torchx runopts SCHEDULER` says more of some options.
+
+## Several schedulers
+
+"""
+    for (option, meaning), count in counts.items():
+        if count > 1:
+            holders = ", ".join(title.split(",")[0] for title, listed in rows.items() if (option, meaning) in listed)
+            text += f"- {option}: {meaning} ({holders})\n"
+    for title, sentence, _ in SCHEDULERS:
+        text += f"\n## {title}\n\n{sentence}\n\n"
+        text += "".join(f"- {option}: {meaning}\n" for option, meaning in rows[title] if counts[option, meaning] == 1)
     return text
 
 
-def _build_option(name: str, option: Option) -> str:
-    kind = option.type.__name__ if isinstance(option.type, type) and option.type.__module__ == "builtins" else ""
-    kind = kind if kind and "[" not in str(option.type) else str(option.type)
+def _list_rows(record: type) -> list[tuple[str, str]]:
+    return [_build_option(each.name or field, each) for field, each in list_options(record).items()]
+
+
+def _build_option(name: str, option: Option) -> tuple[str, str]:
+    kind = str(getattr(option.type, "__name__", option.type)).partition("[")[0]
     default = "" if option.default is None else f"`{option.default}`"
-    return f"| `{name}` | {kind} | {default} | {_escape(option.help).replace('|', chr(92) + '|')} |\n"
+    facts = ", ".join(filter(None, ["" if kind == "str" else kind, default]))
+    return f"`{name}`{facts and f' ({facts})'}", _escape(shorten(option.help))
 
 
 def build_components() -> str:
-    """Build the parameters of each component, from its signature and docstring."""
-    text = "# Components\n\n`torchx run COMPONENT --help` prints the same.\n"
+    """Build the parameters of each component, from its signature and docstring; of later ones what differs."""
+    text = """# Components
+
+`torchx run COMPONENT --help` prints all parameters. Those without a text mean the same as [the flag of the
+agent](flags.md) with this name.
+"""
+    known: list[str] = []
     for component in COMPONENTS:
         summary, usage, rest, sentences = read_docstring(component)
-        text += f"\n## dist.{component.__name__}\n\n{_escape(summary)}\n\n```text\n{usage}\n```\n\n{_escape(rest)}\n\n"
-        text += "| parameter | default | means |\n|---|---|---|\n"
-        for name, parameter in inspect.signature(component).parameters.items():
-            text += _build_parameter(name, parameter, sentences[name])
+        about = "\n\n".join(filter(None, [_escape(summary), f"```text\n{usage}\n```", _escape(rest)]))
+        rows = [_build_parameter(*each, sentences) for each in inspect.signature(component).parameters.items()]
+        names = {_find_name(row) for row in rows}
+        text += f"\n## dist.{component.__name__}\n\n{about}\n\n{_join(row for row in rows if row not in known)}"
+        if known:
+            lacks = ", ".join(f"`{name}`" for name in map(_find_name, known) if name not in names)
+            text += f"\nAll others are as in dist.ddp{f'; it lacks {lacks}' if lacks else ''}.\n"
+        known = known or rows
     return text
 
 
-def _build_parameter(name: str, parameter: inspect.Parameter, sentence: str) -> str:
+def _find_name(row: str) -> str:
+    return row.split("`")[1]
+
+
+def _join(rows: Iterable[str]) -> str:
+    """Make a list of rows; those without a text share one line."""
+    told = list(rows)
+    bare = ", ".join(row for row in told if ": " not in row)
+    return "".join(f"- {row}\n" for row in [*(row for row in told if ": " in row), *([bare] if bare else [])])
+
+
+def _build_parameter(name: str, parameter: inspect.Parameter, sentences: dict[str, str]) -> str:
     if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-        return f"| what follows `--` | | {_escape(sentence)} |\n"
+        return f"what follows `--`: {_escape(sentences[name])}"
     flag = f"-{name}" if len(name) == 1 else f"--{name}"
-    default = "" if parameter.default is None else f"`{parameter.default}`"
-    return f"| `{flag}` | {default} | {_escape(sentence).replace('|', chr(92) + '|')} |\n"
+    row = f"`{flag}`" + ("" if parameter.default in (None, "") else f" (`{parameter.default}`)")
+    return row if name in {flag.dest for flag in list_flags()} else f"{row}: {_escape(sentences[name])}"
+
+
+def shorten(text: str, limit: int = 25) -> str:
+    """Return as many sentences as have so many words together; at least one, and more if it has few words."""
+    first, *further = re.split(r"(?<=[^.][.]) (?=[A-Z\"`])", text)
+    for each in further:
+        if len(first.split()) > 4 and len(f"{first} {each}".split()) > limit:
+            break
+        first += f" {each}"
+    return first
 
 
 def read_docstring(component: Any) -> tuple[str, str, str, dict[str, str]]:
@@ -204,55 +265,55 @@ def read_docstring(component: Any) -> tuple[str, str, str, dict[str, str]]:
     return summary, usage.removeprefix("Usage: "), " ".join(rest), sentences
 
 
+def build_agent() -> str:
+    """Build the page of what an agent returns, checks, writes and reads."""
+    head = (
+        "# Exit codes, checks, events, variables\n\nThese belong to `muster-agent`, which runs on each node of a job.\n"
+    )
+    return head + build_exit_codes() + build_preflight() + build_events() + build_environment()
+
+
 def build_events() -> str:
     """Build the records of `events.jsonl`, from their record and their schema."""
-    text = """# Events
+    text = """
+## Events
 
 Every agent writes `events.jsonl` into the log folder of the job: one JSON object per line and transition.
-Its JSON schema is `muster/cli/history/events.schema.json` in the package, and `muster events` prints the records of
-all nodes in their order ([See a job afterwards](../timeline.md)). A reader must check `format`, and ignore events and
-fields that it does not know. The fields are the same in every record:
+Its JSON schema, `muster/cli/history/events.schema.json` in the package, explains the fields of `detail`. `muster
+events` prints the records of all nodes in their order ([See a job afterwards](../timeline.md)). A reader must check
+`format`, and ignore events and fields that it does not know. Every record has these fields:
 
-| field | means |
-|---|---|
 """
     fields = _list_attributes(event_log, "EventRecord")
-    text += "".join(f"| `{name}` | {_escape(meaning)} |\n" for name, meaning in fields.items() if meaning)
-    text += "\n`what` is one of:\n\n| event | when, and what `detail` has |\n|---|---|\n"
-    return text + "".join(f"| `{name}` | {_escape(meaning)} |\n" for name, meaning in list_events().items())
+    text += "".join(
+        f"- `{name}`: {_escape(shorten(meaning, limit=0))}\n" for name, meaning in fields.items() if meaning
+    )
+    text += "\n`what` is one of these; the fields of `detail` follow:\n\n"
+    return text + "".join(f"- `{name}`: {_escape(meaning)}\n" for name, meaning in list_events().items())
 
 
 def list_events() -> dict[str, str]:
-    """Map each event to its meaning, from the schema: the descriptions of its detail and of the detail's fields."""
+    """Map each event to its meaning, from the schema: the first sentence of its description, and its fields."""
     schema = json.loads(resources.files("muster.cli.history").joinpath("events.schema.json").read_text("utf-8"))
     found = {}
     for rule in schema["allOf"]:
         name = rule["if"]["properties"]["what"]["const"]
         kind = schema["$defs"][rule["then"]["properties"]["detail"]["$ref"].rpartition("/")[2]]
-        meanings = {field: each.get("description") for field, each in kind["properties"].items()}
-        fields = [f"{field} ({meaning})" if meaning else field for field, meaning in meanings.items()]
-        found[name] = f"{kind['description']} {'; '.join(fields)}".strip()
+        fields = ", ".join(f"`{field}`" for field in kind["properties"])
+        found[name] = f"{shorten(kind['description'], limit=0)} {fields}".strip()
     return found
 
 
 def build_preflight() -> str:
-    """Build the checks before the start, from the table that agents apply."""
-    head = """# Checks of --preflight
-
-This table says what each check expects, and what a finding advises. [Checks before the start](../preflight.md) has the
-rest.
-
-"""
-    rows = [f"| `{row.name}` | {EXPECTED[row.name]} | {row.advice} |" for row in preflight.TABLE]
-    return head + "\n".join(["| check | expected | advice |", "|---|---|---|", *rows]) + "\n"
+    """Build the checks before the start, from the table that agents apply; a finding says itself what to do."""
+    head = "\n## Checks before the start\n\nWhat each check of [`--preflight`](../preflight.md) expects:\n\n"
+    return head + "".join(f"- `{row.name}`: {EXPECTED[row.name]}\n" for row in preflight.TABLE)
 
 
 def build_exit_codes() -> str:
     """Build the agent's exit codes, from the class that defines them."""
-    text = (
-        "# Exit codes\n\nThese are the exit codes of `muster-agent`, which runs on each node of a job. The table also"
-    )
-    text += " says whether the schedulers start the node again.\n\n| code | name | means |\n|---|---|---|\n"
+    text = "\n## Exit codes\n\nThe table also says whether the schedulers start the node again.\n\n"
+    text += "| code | name | means |\n|---|---|---|\n"
     meanings = _list_attributes(contract, "ExitCode")
     for code in contract.ExitCode:
         text += f"| {int(code)} | {code.name} | {_escape(meanings[code.name])} |\n"
@@ -262,19 +323,18 @@ def build_exit_codes() -> str:
 
 def build_environment() -> str:
     """Build the variables that cross from one part to another, from the class that names them."""
-    text = (
-        "# Environment variables\n\nmuster has these variables in addition to torchrun's (`RANK`, `WORLD_SIZE`,"
-        " `MASTER_ADDR`, ..., `PET_*`). Schedulers set most of them for agents, and agents set others for workers."
-        "\n\n| variable | means |\n|---|---|\n"
-    )
-    sentences = ""
-    for name, meaning in _list_attributes(contract, "Env").items():
-        value = getattr(contract.Env, name)
-        if meaning and isinstance(value, str):
-            text += f"| `{value}` | {_escape(_name_variables(meaning))} |\n"
-        elif meaning:
-            sentences += f"\n{_escape(meaning.rstrip('.'))}: {', '.join(f'`{each}`' for each in value)}.\n"
-    return text + sentences
+    text = """
+## Environment variables
+
+muster has these variables in addition to torchrun's (`RANK`, `WORLD_SIZE`, `MASTER_ADDR`, ..., `PET_*`):
+
+"""
+    meanings = _list_attributes(contract, "Env")
+    for name in FOR_PEOPLE:
+        text += f"- `{getattr(contract.Env, name)}`: {_escape(_name_variables(shorten(meanings[name])))}\n"
+    others = [getattr(contract.Env, name) for name, meaning in meanings.items() if meaning and name not in FOR_PEOPLE]
+    named = ", ".join(f"`{value}`" for value in others if isinstance(value, str))
+    return text + f"\nOnly muster itself uses {named}.\n"
 
 
 def _name_variables(text: str) -> str:
@@ -283,32 +343,20 @@ def _name_variables(text: str) -> str:
 
 
 def build_adapter() -> str:
-    """Build the names that adapters of other packages import, each with the first paragraph of its docstring."""
-    text = (
-        "# Names for adapters\n\nThese are the names in `muster.schedulers.adapter`, for [adapters of other packages]"
-        "(../write-an-adapter.md); `help(NAME)` prints the rest.\n\n| name | what |\n|---|---|\n"
-    )
-    return text + "".join(
-        f"| `{name}{_show_parameters(getattr(adapter, name))}` | {_escape(meaning)} |\n"
-        for name, meaning in list_adapter_names().items()
-    )
+    """Build the names that adapters of other packages import, by the modules that have them."""
+    text = """# Names for adapters
 
+These are the names in `muster.schedulers.adapter`, for [adapters of other packages](../write-an-adapter.md), in groups;
+`help(NAME)` prints the docstring of each. Import them from this package only.
 
-def list_adapter_names() -> dict[str, str]:
-    """Map each name to the first paragraph of its docstring, an option's help, or the text below a constant."""
-    found: dict[str, str] = {}
+"""
+    places: dict[str, list[str]] = {}
     for name, place in adapter._MODULES.items():  # noqa: SLF001
-        value = getattr(adapter, name)
-        text = value.help if isinstance(value, Option) else value.__doc__
-        if not inspect.isclass(value) and not inspect.isfunction(value) and not isinstance(value, Option):
-            tree = ast.parse(Path(importlib.import_module(place).__file__ or "").read_text())
-            text = dict(_read_attributes(tree))[name]
-        found[name] = " ".join((text or "").strip().partition("\n\n")[0].split())
-    return found
-
-
-def _show_parameters(value: Any) -> str:
-    return f"({', '.join(inspect.signature(value).parameters)})" if inspect.isfunction(value) else ""
+        places.setdefault(place, []).append(name)
+    for place, names in places.items():
+        about = " ".join((importlib.import_module(place).__doc__ or "").partition("\n\n")[0].split())
+        text += f"- {', '.join(f'`{name}`' for name in names)}: {_escape(shorten(about, limit=0))}\n"
+    return text
 
 
 def _list_attributes(module: Any, class_name: str) -> dict[str, str]:

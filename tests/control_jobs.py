@@ -11,7 +11,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppres
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness import wait_until
+from harness import PROGRAMS, wait_until
 from torchx.specs import AppDef, Resource, Role
 from torchx.specs.api import macros
 
@@ -20,7 +20,7 @@ from muster.cli.commands import main
 from muster.schedulers.local import create_detached_scheduler
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
 
-PROGRAM = Path(__file__).parent / "programs" / "control_steps.py"
+PROGRAM = PROGRAMS / "control_steps.py"
 COMMANDS = ("stop", "checkpoint", "pause", "resume", "stacks", "resize")
 PATIENT = ("--rdzv-conf", "keep_alive_max_attempt=60")
 """An agent without CPU time for some seconds is no lost node, unless the loss of one is the subject."""

@@ -1,6 +1,6 @@
 """What unit tests of the Docker adapter are about: options, requests and containers as an engine describes them."""
 
-from muster.schedulers.docker.engine.container_state import ContainerFacts
+from muster.schedulers.docker.engine import ContainerFacts
 from muster.schedulers.docker.options import DockerOptions
 from muster.schedulers.docker.spec import AppRequest, ContainerRequest
 from muster.schedulers.runner.option_parsing import StrictOpts

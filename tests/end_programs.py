@@ -17,7 +17,6 @@ class EndProgram:
 
     source: str
     early: bool = False
-    needs_torch: bool = False
     shows_frames: bool = False
     """Standard error has frames of `workers/program`, which says why, and is not compared with plain Python's."""
 
@@ -64,19 +63,14 @@ print(values)
 """
 
 
-def early(source: str, *, needs_torch: bool = False) -> EndProgram:
-    """A program whose warm worker ends early."""
-    return EndProgram(source=source, early=True, needs_torch=needs_torch)
+def early(source: str, *before: str) -> EndProgram:
+    """A program whose warm worker ends early; `before` are the parts that it begins with."""
+    return EndProgram(source="".join(before) + source, early=True)
 
 
-def late(source: str, *, needs_torch: bool = False) -> EndProgram:
+def late(source: str, *before: str) -> EndProgram:
     """A program that the interpreter ends, or that ends itself."""
-    return EndProgram(source=source, needs_torch=needs_torch)
-
-
-def database(source: str) -> EndProgram:
-    """A program that leaves a connection open: a finalizer of its own since Python 3.12, else an object of C only."""
-    return EndProgram(source=source, early=sys.version_info < (3, 12))
+    return EndProgram(source="".join(before) + source)
 
 
 EXIT_CODES = {
@@ -120,30 +114,29 @@ class Odd(Exception):
 raise Odd
 """),
     "raises_with_locals": late(
-        LOUD
-        + SUSPENDED
-        + UNWRITTEN
-        + """
+        """
 def fail():
     local, pending = Loud("local"), file
     raise KeyError(local.name)
 fail()
-"""
+""",
+        LOUD,
+        SUSPENDED,
+        UNWRITTEN,
     ),
     "interrupted": late("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nsignal.pause()"),
     "keyboard": late("raise KeyboardInterrupt"),
     "generator_exit": early("raise GeneratorExit('gone')"),
     "hook": early(
-        FAIL
-        + """
+        """
 import sys
 sys.excepthook = lambda kind, value, tb: print("hook", kind.__name__, value, sys.last_value is value)
 fail()
-"""
+""",
+        FAIL,
     ),
     "hook_fails": EndProgram(
-        source=FAIL
-        + """
+        source=f"""{FAIL}
 import sys
 def hook(kind, value, tb):
     raise RuntimeError("the hook fails")
@@ -155,23 +148,23 @@ fail()
     "hook_exits": late(FAIL + "import sys\nsys.excepthook = lambda *_: sys.exit(4)\nfail()"),
     "hook_deleted": late(FAIL + "import sys\ndel sys.excepthook\nfail()"),
     "unraisable_hook": late(
-        LOUD
-        + """
+        """
 import sys
 sys.unraisablehook = lambda about: print("unraisable", about.exc_value)
 class Failing:
     def __del__(self):
         raise ValueError("at its end")
 failing = Failing()
-"""
+""",
+        LOUD,
     ),
     "thread_hook": early(
-        FAIL
-        + """
+        """
 import threading
 threading.excepthook = lambda about: print("hook", about.exc_type.__name__)
 threading.Thread(target=fail).start()
-"""
+""",
+        FAIL,
     ),
     "group": early("""
 import sys
@@ -207,14 +200,6 @@ def interrupt():
     time.sleep(1)
 atexit.register(interrupt)
 """),
-    "finalize": late(
-        LOUD
-        + """
-import weakref
-thing = Loud("thing")
-weakref.finalize(thing, print, "finalized")
-"""
-    ),
     "finalize_only": early("""
 import weakref
 class Thing:
@@ -248,45 +233,21 @@ json.kept_by_the_template = Small()
     ),
     "object_garbage_uncollected": late(LOUD + "import gc\ngc.disable()\none = Loud('a')\none.own = one\ndel one"),
     "object_frozen": late(LOUD + "import gc\nthing = Loud('frozen')\ngc.freeze()"),
-    "object_frozen_uses_a_name": late(
-        "import gc\nclass A:\n    def __del__(self):\n        use(self)\ndef use(_):\n    pass\none = A()\ngc.freeze()"
-    ),
     "object_elsewhere": late(LOUD + "import json\njson.kept_by_the_template = Loud('kept by json')"),
     "object_of_builtins": late(LOUD + "import builtins\nbuiltins.kept = Loud('kept by builtins')"),
     "object_cached": late(LOUD + "import functools\ncached = functools.lru_cache(Loud)\ncached('cached')"),
     "object_of_a_context": late(LOUD + "import contextvars\ncontextvars.ContextVar('v').set(Loud('in a context'))"),
     "object_of_a_thread_local": late(LOUD + "import threading\nlocal = threading.local()\nlocal.a = Loud('local')"),
     "object_of_a_module": late(
-        LOUD
-        + """
+        """
 import sys
 module = type(sys)("own_module")
 module._private, module.public, module.both = Loud("private"), Loud("public"), [Loud("listed")]
 module.itself = sys.modules["own_module"] = module
-"""
+""",
+        LOUD,
     ),
     "object_of_sys": late(LOUD + "import sys\nsys.path_hooks.append(Loud('a hook'))\nsys.kept = Loud('an attribute')"),
-    "object_imports": late("""
-class Importing:
-    def __del__(self):
-        import json
-        print(json.dumps(1))
-thing = Importing()
-"""),
-    "object_fails": late("""
-class Failing:
-    def __del__(self):
-        raise ValueError("it fails at its end")
-thing = Failing()
-"""),
-    "object_looks_at_sys": late("""
-import os, sys
-class Curious:
-    def __del__(self, write=os.write, sys=sys):
-        state = (sys.is_finalizing(), sys.meta_path is None, sys.path is None, "os" in sys.modules, os is None)
-        write(1, f"{state}".encode())
-thing = Curious()
-"""),
     "weak_callback": late("""
 import os, weakref
 class Thing:
@@ -389,22 +350,17 @@ file.write("text")
         "import tempfile\nfolder = tempfile.TemporaryDirectory(dir='.')\nopen(folder.name + '/a', 'w').close()"
     ),
     "shelf": late("import shelve\nshelf = shelve.open('kept', writeback=True)\nshelf['a'] = [1]"),
-    "database": database("""
+    # Left open: it has a finalizer of its own since Python 3.12, and was an object of C only.
+    "database": EndProgram(
+        early=sys.version_info < (3, 12),
+        source="""
 import sqlite3
 database = sqlite3.connect("kept.db")
 database.execute("pragma journal_mode=wal")
 database.execute("create table t (a)")
 database.execute("insert into t values (1)")
-"""),
-    "database_of_a_failure": database("""
-import sqlite3
-def run():
-    database = sqlite3.connect("kept.db")
-    database.execute("pragma journal_mode=wal")
-    database.execute("create table t (a)")
-    raise ValueError("no")
-run()
-"""),
+""",
+    ),
     "no_descriptors": late("""
 import contextlib, os, resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
@@ -416,12 +372,6 @@ with contextlib.suppress(OSError):
 
 LOGGING = {
     "logging": early("import logging\nlogging.basicConfig(filename='log')\nlogging.warning('a line')"),
-    "logging_in_memory": early("""
-import logging, logging.handlers
-target = logging.FileHandler("log")
-logging.getLogger().addHandler(logging.handlers.MemoryHandler(100, target=target))
-logging.getLogger().error("a line")
-"""),
     "logging_at_the_end": late("""
 import logging
 logging.basicConfig(filename="log")
@@ -441,25 +391,12 @@ THREADS = {
     ),
     "thread_fails": early(FAIL + "import threading\nthreading.Thread(target=fail, name='t').start()"),
     "thread_exits": early("import sys, threading\nthreading.Thread(target=sys.exit, args=(9,)).start()"),
-    "thread_outlives_an_exception": early("""
-import threading, time
-threading.Thread(target=lambda: (time.sleep(0.2), print("done"))).start()
-{}["missing"]
-"""),
     "thread_lingers": early("""
 import threading
 main = threading.main_thread()
 threading.Thread(target=lambda: (main.join(), print("the thread outlived the main program"))).start()
 """),
     "daemon_waits": late("import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()"),
-    "daemon_prints": late("""
-import os, threading, time
-def run():
-    while True:
-        time.sleep(0.001)
-        os.getpid()
-threading.Thread(target=run, daemon=True).start()
-"""),
     "timer": early("import threading\nthreading.Timer(0.1, print, ['the timer is due']).start()"),
     "executor": early("""
 from concurrent.futures import ThreadPoolExecutor
@@ -490,16 +427,6 @@ loop = asyncio.new_event_loop()
 task = loop.create_task(run())
 loop.run_until_complete(asyncio.sleep(0))
 """),
-    "asyncio_task_fails": late("""
-import asyncio
-async def fail():
-    raise ValueError("never retrieved")
-async def run():
-    global task
-    task = asyncio.ensure_future(fail())
-    await asyncio.sleep(0)
-asyncio.run(run())
-"""),
     "asyncio_generator": late("""
 import asyncio
 async def count():
@@ -517,27 +444,19 @@ asyncio.run(run())
 
 PROCESSES = {
     "fork": late(
-        LOUD
-        + """
+        """
 import os
 if os.fork():
     os.wait()
     thing = Loud("of the parent")
-"""
+""",
+        LOUD,
     ),
     "fork_fails": early("""
 import os
 pid = os.fork()
 if pid == 0:
     raise ValueError("in a forked child")
-print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-"""),
-    "fork_exits": early("""
-import atexit, os, sys
-atexit.register(lambda: print("exit handler"))
-pid = os.fork()
-if pid == 0:
-    sys.exit(5)
 print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """),
     "subprocess": early("import subprocess\nsubprocess.run(['echo', 'a child'], check=True)"),
@@ -548,26 +467,10 @@ child = subprocess.Popen(["cat"], stdin=subprocess.PIPE, text=True)
 atexit.register(lambda: (child.stdin.close(), child.wait()))  # what it writes later is seen now and then only
 child.stdin.write("a line for the child")
 """),
-    "multiprocessing": late("""
-import multiprocessing
-child = multiprocessing.get_context("fork").Process(target=print, args=("a child",))
-child.start()
-child.join()
-"""),
     "multiprocessing_not_joined": late("""
 import multiprocessing, time
 child = multiprocessing.get_context("fork").Process(target=lambda: (time.sleep(0.2), print("a child")))
 child.start()
-"""),
-    "multiprocessing_daemon": late("""
-import multiprocessing, time
-child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(100,), daemon=True)
-child.start()
-"""),
-    "multiprocessing_pool": late("""
-import multiprocessing
-pool = multiprocessing.get_context("fork").Pool(2)
-print(pool.map(abs, [-1, -2]))
 """),
     "multiprocessing_queue": late("""
 import multiprocessing
@@ -596,14 +499,6 @@ signal.signal(signal.SIGTERM, lambda *_: sys.exit(17))
 os.kill(os.getpid(), signal.SIGTERM)
 signal.pause()
 """),
-    "handler_raises": early("""
-import os, signal
-def fail(*_):
-    raise TimeoutError("too slow")
-signal.signal(signal.SIGALRM, fail)
-os.kill(os.getpid(), signal.SIGALRM)
-signal.pause()
-"""),
     "alarm_left": early("import signal\nsignal.signal(signal.SIGALRM, print)\nsignal.alarm(100)"),
     "wakeup": late("""
 import signal, socket
@@ -629,31 +524,25 @@ with open("/proc/self/maps", "rb") as file:
 }
 
 TORCH = {
-    "torch_backward": early(
-        """
+    "torch_backward": early("""
 import torch
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 model(torch.ones(2, 4)).sum().backward()
 optimizer.step()
 print(model.weight.shape)
-""",
-        needs_torch=True,
-    ),
-    "torch_loader": late(
-        """
+"""),
+    "torch_loader": late("""
 import torch.utils.data as data
 loader = data.DataLoader(range(8), num_workers=1, persistent_workers=True)
 print(sum(int(batch) for batch in loader))
-""",
-        needs_torch=True,
-    ),
-    "gloo": early(GLOO + "work = dist.all_reduce(values, async_op=True)", needs_torch=True),
-    "gloo_and_object": late(GLOO + LOUD + "thing = Loud('after the group')", needs_torch=True),
-    "gloo_raises": early(GLOO + "work = dist.all_reduce(values, async_op=True)\n{}['missing']", needs_torch=True),
+"""),
+    "gloo": early(GLOO + "work = dist.all_reduce(values, async_op=True)"),
+    "gloo_and_object": late(GLOO + LOUD + "thing = Loud('after the group')"),
+    "gloo_raises": early(GLOO + "work = dist.all_reduce(values, async_op=True)\n{}['missing']"),
 }
 
-END_PROGRAMS = {
+LIGHT = {
     **EXIT_CODES,
     **EXCEPTIONS,
     **EXIT_HANDLERS,
@@ -664,5 +553,5 @@ END_PROGRAMS = {
     **ASYNCIO,
     **PROCESSES,
     **SIGNALS,
-    **TORCH,
 }
+"""Without those of `TORCH`."""

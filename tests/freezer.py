@@ -6,8 +6,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-from harness import wait_until
+from harness import skip_or_fail, wait_until
 
 _MOUNT = Path("/sys/fs/cgroup/freezer")
 
@@ -34,10 +33,7 @@ class Freezer:
 def make_freezer() -> Iterator[Freezer]:
     """Make a freezer; skips the test where there is none: with cgroup version 2, frozen processes can be killed."""
     if not (_MOUNT / "cgroup.procs").exists() or not os.access(_MOUNT, os.W_OK):
-        message = "needs root and the freezer of cgroup version 1"
-        if "freezer" in os.environ.get("MUSTER_REQUIRE", "").split(","):
-            pytest.fail(message)
-        pytest.skip(message)
+        skip_or_fail("freezer", "needs root and the freezer of cgroup version 1")
     folder = _MOUNT / f"muster-test-{uuid.uuid4().hex}"
     folder.mkdir()
     freezer = Freezer(folder)

@@ -1,12 +1,11 @@
 """Runs commands below a subreaper, so that a test can say what they leave behind.
 
-    outcome = run_tree([sys.executable, "-m", "muster.agent", "script.py"])
-    assert (outcome.exit_code, outcome.leftovers) == (0, ())
+    outcome = run_tree([*AGENT, "script.py"]).check()
 
     with Tree([...]) as tree:
         tree.wait_for_line("worker 1 runs")
         tree.send(signal.SIGTERM)
-        outcome = tree.wait()
+        tree.wait().check(143)
 
 Whatever happens, nothing that the command started outlives the `with` block.
 """
@@ -26,11 +25,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, Any, NoReturn, TypeVar
 
 from subreaper import list_descendants, list_processes
 
 SUBREAPER = Path(__file__).with_name("subreaper.py")
+PROGRAMS = Path(__file__).with_name("programs")
+ROOT = Path(__file__).parents[1]
+BIN = Path(sys.executable).parent
+"""Where `torchx` and `muster` are installed."""
+AGENT = (sys.executable, "-m", "muster.agent")
+T = TypeVar("T")
 LIMIT_S = 150.0
 """How long a test waits for what must come. A test waits less only where the time itself is what it is about."""
 
@@ -61,6 +66,14 @@ class Outcome:
             f"--- stdout\n{self.stdout[-6000:]}\n--- stderr\n{self.stderr[-6000:]}"
         )
 
+    def check(self, code: int = 0) -> "Outcome":
+        """Expect this exit code, and that nothing is left behind.
+
+        Returns: itself.
+        """
+        assert (self.exit_code, self.leftovers) == (code, ()), self.explain()
+        return self
+
 
 class Tree:
     """A command and everything below it, running; a context manager."""
@@ -81,6 +94,7 @@ class Tree:
             cwd: its working directory.
             settle_s: how long descendants may outlive the command before they count as left behind.
         """
+        self._how = (argv, env, cwd, settle_s)
         report_r, report_w = os.pipe()
         self.started_s = time.monotonic()
         command = [sys.executable, "-I", "-S", str(SUBREAPER), str(report_w), str(settle_s), *argv]
@@ -161,6 +175,16 @@ class Tree:
         """Send a signal, to the command's own process unless `pid` says otherwise."""
         os.kill(self.pid if pid is None else pid, signum)
 
+    def kill_agent(self) -> None:
+        """SIGKILL of the agent alone, the command being its guard, which cleans up."""
+        self.send(signal.SIGKILL, self.children()[0])
+        self.wait().check(128 + signal.SIGKILL)
+
+    def start_again(self) -> "Tree":
+        """Start the same command."""
+        argv, env, cwd, settle_s = self._how
+        return Tree(argv, env=env, cwd=cwd, settle_s=settle_s)
+
     def kill_all(self) -> Outcome:
         """Kill a node: the command and all below it, at once."""
         for pid in self.descendants():
@@ -235,23 +259,75 @@ def run_tree(
         return tree.wait(timeout_s)
 
 
+@contextlib.contextmanager
+def start_nodes(
+    count: int,
+    *words: str | Path,
+    envs: Sequence[Mapping[str, str] | None] = (),
+    cwd: Path | None = None,
+    wrapper: Sequence[str] = (),
+) -> Iterator[list[Tree]]:
+    """Run the agents of the nodes of one job on this machine, each in its environment.
+
+    `words` are flags, which come after those of the job, the program, and its words; "{node}" in one is the node's
+    index. `wrapper` is a command that starts each agent.
+    """
+    job = ["--nnodes", str(count), "--rdzv-backend", "muster", "--rdzv-endpoint", f"127.0.0.1:{find_free_port()}"]
+    with contextlib.ExitStack() as stack:
+        trees = []
+        for node, env in enumerate(envs or [None] * count):
+            own = [str(word).replace("{node}", str(node)) for word in words]
+            command = [*wrapper, *AGENT, *job, "--rdzv-id", "job", "--node-rank", str(node), *own]
+            trees.append(stack.enter_context(Tree(command, env=env, cwd=cwd)))
+        yield trees
+
+
+def check_all(trees: Sequence[Tree], code: int = 0, *, timeout_s: float = LIMIT_S) -> list[Outcome]:
+    """Wait for the end of all: each has this exit code and leaves nothing behind."""
+    outcomes = [tree.wait(timeout_s) for tree in trees]
+    ends = [(outcome.exit_code, outcome.leftovers) for outcome in outcomes]
+    assert ends == [(code, ())] * len(trees), "\n".join(outcome.explain() for outcome in outcomes)
+    return outcomes
+
+
+def read_events(folder: Path) -> list[dict[str, Any]]:
+    """The event records so far of all jobs and nodes that log below this folder."""
+    text = "".join(path.read_text() for path in sorted(folder.rglob("events.jsonl")))
+    return [json.loads(line) for line in text.splitlines()]
+
+
 def wait_until(
-    holds: Callable[[], object],
-    *,
+    holds: Callable[[], T],
+    what: object = "the condition",
     timeout_s: float = LIMIT_S,
-    what: str = "the condition",
+    *,
     show: Callable[[], object] = lambda: "",
-) -> None:
-    """Poll a condition of the real world until it holds.
+    every_s: float = 0.01,
+) -> T:
+    """Poll a condition of the real world until it holds; `what` names it, and may be called for its name.
+
+    Returns: what it has returned then.
 
     Raises:
         AssertionError: it did not within `timeout_s`. The message has what `show` returns.
     """
     pause = threading.Event()
     deadline_s = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline_s, f"{timeout_s} s passed and {what} does not hold {show()}"
-        pause.wait(0.01)
+    while not (found := holds()):
+        if time.monotonic() > deadline_s:
+            name = what() if callable(what) else what
+            raise AssertionError(f"{timeout_s} s passed and {name} does not hold {show()}")
+        pause.wait(every_s)
+    return found
+
+
+def skip_or_fail(name: str, reason: str) -> NoReturn:
+    """Skip a test for which this machine lacks something, or fail it where MUSTER_REQUIRE has the name."""
+    import pytest
+
+    if name in os.environ.get("MUSTER_REQUIRE", "").split(","):
+        pytest.fail(f"MUSTER_REQUIRE names {name}, but {reason}")
+    pytest.skip(reason)
 
 
 def read_command(pid: int) -> str:

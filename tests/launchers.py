@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Outcome, Tree, run_tree
+from harness import PROGRAMS, Outcome, Tree, run_tree
 
-PROGRAMS = Path(__file__).with_name("programs")
 TORCHRUN, MUSTER = "torchrun", "muster"
 ONE_START = os.environ.get("MUSTER_TEST_START", "")
 STARTS = (ONE_START,) if ONE_START else ("cold", "warm")
@@ -77,10 +76,7 @@ def run_api(program: str, *words: str, folder: Path, timeout_s: float = 150, **m
     """Run one of programs/elastic to its end, which must be clean; its job's files go to `folder`."""
     command = [sys.executable, *more.pop("flags", ()), str(PROGRAMS / "elastic" / program), *words]
     env = {**os.environ, "TMPDIR": str(folder), **more.pop("env", {})}
-    outcome = run_tree(command, env=env, cwd=more.pop("cwd", folder), timeout_s=timeout_s, **more)
-    assert outcome.exit_code == 0, outcome.explain()
-    assert outcome.leftovers == (), outcome.explain()
-    return outcome
+    return run_tree(command, env=env, cwd=more.pop("cwd", folder), timeout_s=timeout_s, **more).check()
 
 
 def read_facts(text: str) -> list[dict[str, Any]]:

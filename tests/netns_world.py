@@ -12,24 +12,17 @@ import itertools
 import os
 import re
 import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import pytest
-from fault_scenes import TreeScene, cause
-from harness import Tree, wait_until
+from harness import AGENT, PROGRAMS, Tree, skip_or_fail, wait_until
 from launchers import ONE_START, SCALED
 
-from muster.cli.rehearse.faults.fault import NotPossibleError
-from muster.cli.rehearse.faults.nodes import AGENT_KILLED
+from muster.cli.rehearse.faults import NotPossibleError
 from muster.cli.rehearse.journal import Journal
 from muster.cli.rehearse.world import Network, run_tool
 
-PROGRAM = Path(__file__).parent / "programs" / "netns_sums.py"
-HUB = Path(__file__).parent / "slow_hub.py"
+PROGRAM = PROGRAMS / "netns_sums.py"
 SERIAL = itertools.count()
 
 
@@ -39,7 +32,6 @@ class Net(Network):
     def __init__(self, folder: Path) -> None:
         """Leave what is to be undone in a folder."""
         super().__init__(f"m{os.getpid()}-{next(SERIAL)}", Journal(folder / "journal"))
-        self.hub: subprocess.Popen[str] | None = None
 
     def drop(self, index: int, chain: str) -> None:
         """Drop what reaches the node (`INPUT`) or what it sends (`OUTPUT`); the other direction stays open."""
@@ -61,24 +53,7 @@ class Net(Network):
     def _filter(self, index: int, *words: str) -> None:
         run_tool("ip", "netns", "exec", self.spaces[index], "iptables", "--wait", *words)
 
-    def delay(self, delay_ms: int) -> None:
-        """Delay every packet of every node added so far: a slow hub replaces the bridge.
-
-        Not tc's netem, which many kernels are built without. Links and filters of these nodes cannot be changed then.
-        """
-        if not os.path.exists("/dev/net/tun"):
-            pytest.skip("latency is not available: this kernel has no TAP devices (/dev/net/tun)")
-        for space in self.spaces:
-            run_tool("ip", "-n", space, "link", "del", "eth0")
-        places = [f"{space}=10.77.0.{index + 1}/24" for index, space in enumerate(self.spaces)]
-        command = [sys.executable, "-I", "-S", str(HUB), str(delay_ms), *places]
-        self.hub = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert self.hub.stdout.readline() == "ready\n"
-
     def __exit__(self, *exc: object) -> None:
-        if self.hub is not None:
-            self.hub.kill()
-            self.hub.communicate()
         super().__exit__(*exc)
         for space in self.spaces:
             shutil.rmtree(Path("/etc/netns", space), ignore_errors=True)
@@ -102,7 +77,7 @@ class Node:
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # the program's own sums are at MASTER_PORT
         }
         flags = ["--node-rank", str(index), "--log-dir", str(self.log_dir)]
-        agent = [sys.executable, "-m", "muster.agent", *flags, *command]
+        agent = [*AGENT, *flags, *command]
         # `ip netns exec` replaces itself with the command: the tree's first process is the agent's guard.
         self.tree = Tree(["ip", "netns", "exec", space, *agent], env=env, cwd=folder)
 
@@ -129,9 +104,7 @@ class Node:
 
     def kill_agent(self) -> None:
         """SIGKILL the agent alone: the guard cleans up, so that nothing of the node is left."""
-        cause(AGENT_KILLED, TreeScene(self.tree))
-        outcome = self.tree.wait()
-        assert (outcome.exit_code, outcome.leftovers) == (128 + signal.SIGKILL, ()), outcome.explain()
+        self.tree.kill_agent()
 
     def read_events(self) -> str:
         """Its event records so far, as the file has them."""
@@ -175,8 +148,7 @@ class World:
                 reason = f"no network namespaces here: {error}"
         if reason is not None:
             self._stack.close()
-            required = "netns" in os.environ.get("MUSTER_REQUIRE", "").split(",")
-            (pytest.fail if required else pytest.skip)(reason)
+            skip_or_fail("netns", reason)
         return self
 
     def __exit__(self, *_exc: object) -> None:

@@ -1,5 +1,6 @@
 """A second user of this machine, for tests of what it must not be able to do. Root can be any user."""
 
+import json
 import os
 import shutil
 import tempfile
@@ -16,11 +17,15 @@ OTHER = 42422
 needs_two_users = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as two users")
 
 
-def call_as_other(call: Callable[[], Any]) -> None:
+def call_as_other(call: Callable[[], Any], meanwhile: Callable[[], object] | None = None) -> Any:
     """Call something in a child process of the other user; its exception fails the test.
 
-    That user may be unable to read this interpreter's files: `call` imports nothing.
+    That user may be unable to read this interpreter's files: `call` imports nothing. `meanwhile` is called again and
+    again until it has ended.
+
+    Returns: what `call` returned, by way of JSON of at most 64 KiB.
     """
+    reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
         code = 1
@@ -28,13 +33,21 @@ def call_as_other(call: Callable[[], Any]) -> None:
             os.setgroups([])
             os.setgid(OTHER)
             os.setuid(OTHER)
-            call()
+            os.write(writer, json.dumps(call()).encode())
             code = 0
         except BaseException:
             traceback.print_exc()
         finally:
             os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    os.close(writer)
+    ended, status = 0, 0
+    while not ended:
+        ended, status = os.waitpid(pid, os.WNOHANG if meanwhile else 0)
+        if meanwhile:
+            meanwhile()
+    with os.fdopen(reader) as answer:
+        assert os.waitstatus_to_exitcode(status) == 0
+        return json.loads(answer.read())
 
 
 @pytest.fixture

@@ -1,21 +1,20 @@
 """A real Slurm on this machine, as .ci/slurm starts it, and jobs on it whose ranks count and save steps."""
 
+import functools
 import os
 import subprocess
-import time
 from pathlib import Path
 from typing import ClassVar
 
-from harness import LIMIT_S
+import harness
+from harness import LIMIT_S, PROGRAMS, ROOT
 from torchx.specs import AppDef, Resource, Role, is_terminal
 from torchx.specs.api import macros
 
 from muster.schedulers.slurm import create_scheduler
 
-ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / ".ci" / "slurm"
-DEADLINE_S = 60.0
-PROGRAM = Path(__file__).parent / "programs" / "slurm_steps.py"
+PROGRAM = PROGRAMS / "slurm_steps.py"
 
 
 class Cluster:
@@ -85,14 +84,7 @@ def find_shared():
     return cluster if len(set(nodes)) == 4 else None
 
 
-def wait_until(check, what, deadline_s=DEADLINE_S):
-    """Look until `check()` is true; returns what it returned. `what` may be called for it."""
-    until_s = time.monotonic() + deadline_s
-    while not (found := check()):
-        assert time.monotonic() < until_s, f"{what() if callable(what) else what}: not within {deadline_s:g} s"
-        time.sleep(0.1)
-    return found
-
+wait_until = functools.partial(harness.wait_until, every_s=0.1)
 
 PATIENT = "keep_alive_max_attempt=60"
 """An agent without CPU time for some seconds is no lost node, where the loss of one is not the subject."""

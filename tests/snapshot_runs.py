@@ -24,10 +24,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness import Outcome, Tree, find_free_port, run_tree, wait_until
+from harness import AGENT, PROGRAMS, Outcome, Tree, find_free_port, run_tree, wait_until
 from netns_world import Net
 
-PROGRAMS = Path(__file__).parent / "programs" / "snapshots"
+PROGRAMS = PROGRAMS / "snapshots"
 sys.path.append(str(PROGRAMS))
 
 Key = tuple[int, int]
@@ -35,7 +35,6 @@ ONE_NODE = ("rank", "all ranks", "saving", "loading", "skew", "fall-back")
 THREE_NODES = ("node", "leader", "copy", "report", "overwrite", "rank of three", "resize")
 KINDS = ("ddp", *ONE_NODE, *THREE_NODES, "shards")
 PROGRAMS_OF = {"ddp": "ddp.py", "shards": "shards.py"}
-AGENT = [sys.executable, "-m", "muster.agent"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -318,8 +317,7 @@ class Run:
         end = int((self.folder / "end").read_text())
         for nproc, words in ((4, ["-", str(base)]), (2, [str(self.folder / f"{base}.pt") if base else "-", str(end)])):
             command = [*AGENT, "--standalone", "--nproc-per-node", str(nproc), str(PROGRAMS / "shards.py")]
-            outcome = run_tree([*command, str(self.folder), *words], cwd=self.folder)
-            assert outcome.exit_code == 0, outcome.explain()
+            outcome = run_tree([*command, str(self.folder), *words], cwd=self.folder).check()
         (wanted,) = re.findall(r"all of 2 done .*", outcome.stdout)
         assert wanted in stdout, f"other bits than those of a job resized through torch.save: {wanted}"
 
@@ -327,8 +325,7 @@ class Run:
         """Compare with a job that nothing disturbed."""
         end = (self.folder / "end").read_text()
         command = [*AGENT, "--standalone", "--nproc-per-node", "4", str(PROGRAMS / "ddp.py"), str(self.folder), end]
-        outcome = run_tree(command, cwd=self.folder)
-        assert outcome.exit_code == 0, outcome.explain()
+        outcome = run_tree(command, cwd=self.folder).check()
         found, wanted = (sorted(re.findall(r"rank \d done .*", text)) for text in (ended.stdout, outcome.stdout))
         assert len(wanted) == 4
         assert found == wanted, f"other bits than those of an undisturbed job: {wanted}"

@@ -3,8 +3,17 @@
 from pathlib import Path
 
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec
-from muster.schedulers.supervision.decisions import Finish, Kill, Linger, Start, Stop, build_state, decide
-from muster.schedulers.supervision.events import Begin, ReplicaEnded
+from muster.schedulers.supervision.decisions import (
+    Begin,
+    Finish,
+    Kill,
+    Linger,
+    ReplicaEnded,
+    Start,
+    Stop,
+    build_state,
+    decide,
+)
 from muster.schedulers.supervision.state import ReplicaId, SupervisedRole
 
 

@@ -71,6 +71,7 @@ class TerminalProgram:
         fcntl.ioctl(terminal_fd, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
         self.text = ""
         self._expected = 0
+        self._settings = self.settings
         self._process = subprocess.Popen(
             list(argv), stdin=terminal_fd, stdout=terminal_fd, stderr=terminal_fd, env=dict(env), cwd=cwd,
             start_new_session=True,
@@ -84,6 +85,13 @@ class TerminalProgram:
         while wanted is None or wanted not in self.text:
             if not self._read_more(wanted, deadline_s - time.monotonic()):
                 break
+        return self.text
+
+    def finish(self, code: int | None = 0) -> str:
+        """Read all of it: the program ends with this code (None: any), and the terminal is set as at its start."""
+        self.read_until(None)
+        ended = self._process.wait(LIMIT_S)
+        assert (ended if code is not None else None, self.settings) == (code, self._settings), self.text
         return self.text
 
     def _read_more(self, wanted: str | None, limit_s: float) -> bool:

@@ -3,6 +3,7 @@
     contract       what they must agree on: variables, exit codes, file names
     layouts        the words of the memory that an agent and its workers share
     records        cheap frozen records, and `assert_never` for unions of them
+    transitions    the tables of the state machines: which phase accepts which event, and what follows
     fields         the types of their fields, with limits
     codec          records to JSON and back, from those types alone
     reports        what a job tells people, as records: failures, stacks, its report, answers
@@ -20,7 +21,7 @@
     preflight      what can be wrong with a node: the table of checks, and the reading of this machine
     gpus           reads the NVIDIA GPUs, through NVML
     ownership      whether another user could change or replace a file or folder
-    programs       whether the program of a job exists
+    programs       whether the program of a job exists, and installed packages
     debugger       pdb in one worker, at the terminal of its node's agent
     snapshot_file  the memory that holds snapshots: its layout, who writes what, how much of it there may be
     console        what a terminal shows of a job: lines of many ranks once, live rows at the bottom (a package)

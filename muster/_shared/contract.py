@@ -28,7 +28,7 @@ AGENT_ENTRY_NAME: Final = "agent/entry.py"
 """The same as a file of the package `muster`. Its docstring says why adapters prefer it."""
 
 ADOPTED_FLAG: Final = "--muster-adopted"
-"""First argument of a guard and an agent that such a program has forked from itself, see `agent.adopted`."""
+"""First argument of a guard and an agent that such a program has forked from itself, see `agent.driven`."""
 
 DRIVEN_FLAG: Final = "--muster-driven"
 """First argument of an agent that a Python program starts and drives, see `agent.driven`."""
@@ -152,9 +152,7 @@ class Env:
     """Name of this node's machine in reports (pod or container name). The host name counts if it is unset."""
 
     SEGMENT: Final = "MUSTER_SEGMENT"
-    """The NVLink domain of this node, for `--rank-order segment`. It counts if neither the driver nor the scheduler
-    reports one.
-    """
+    """The NVLink domain of this node, for `--rank-order segment`, in place of what driver or scheduler report."""
 
     MACHINE_NAME: Final = "MUSTER_MACHINE_NAME"
     """The name of this node's machine, as administrators know it. Set if the host name is another one (Kubernetes: the
@@ -267,7 +265,7 @@ class Env:
 
     IMAGE: Final = "MUSTER_IMAGE"
     """`PID:FD`: the process id of the agent's child that forks workers from the program's own image, and the socket to
-    this child. Set beside `CONTROL_FD`, by `agent.adopted` only."""
+    this child. Set beside `CONTROL_FD`, by `agent.driven` only."""
 
     REPORT_FILE: Final = "MUSTER_REPORT_FILE"
     """Set beside `CONTROL_FD`: a failed job's report is also written to this file."""

@@ -69,18 +69,18 @@ def build_words(kind: AskKind, limit_s: float) -> list[str]:
     return ["ask", "job", kind.value, "--limit", f"{limit_s:g}"]
 
 
-def ask_first(nodes: Iterable[str], words: Sequence[str], ask_node: AskNode, none: str) -> Answer:
+def ask_first(nodes: Iterable[str], argv: Sequence[str], ask_node: AskNode, none: str) -> Answer:
     """Ask nodes until an agent answers: any of them passes the question on to the leader.
 
     Args:
         nodes: names of live ones, in order.
-        words: see `build_words`.
+        argv: see `build_words`.
         ask_node: runs them on a node.
         none: the line if no agent answers.
     """
     unreached = None
     for node in nodes:
-        code, output, errors = ask_node(node, words)
+        code, output, errors = ask_node(node, argv)
         if code == 0:
             try:
                 return parse_answer(output)
@@ -164,8 +164,8 @@ def ask_roles(app_id: str, roles: Mapping[str, RoleNodes], kind: AskKind, limit_
     """
     if not roles:
         raise ControlError(f"{app_id} runs no agents of muster that could be asked", CommandExit.REFUSED)
-    words = build_words(kind, limit_s)
-    return merge_answers({name: ask_first(each.names, words, each.ask, each.none) for name, each in roles.items()})
+    argv = build_words(kind, limit_s)
+    return merge_answers({name: ask_first(each.names, argv, each.ask, each.none) for name, each in roles.items()})
 
 
 def close_stop(asked: Answer, what: str, took_s: float, *, has_ended: bool) -> Answer:

@@ -134,8 +134,8 @@ def _describe(process: _Process) -> Holder:
     try:
         user = _name_user(os.stat(f"/proc/{process.pid}").st_uid)
         with open(f"/proc/{process.pid}/cmdline", "rb") as file:
-            words = file.read(1024).rstrip(b"\0").split(b"\0")
-        command = b" ".join(words).decode("utf-8", "replace")[:_COMMAND_CHARS]
+            fields = file.read(1024).rstrip(b"\0").split(b"\0")
+        command = b" ".join(fields).decode("utf-8", "replace")[:_COMMAND_CHARS]
     except OSError:
         pass
     return Holder(

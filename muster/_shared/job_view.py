@@ -337,8 +337,8 @@ class JobStatus:
     def still_s(self) -> float | None:
         """The time since the last step, if that is clearly longer than earlier steps took."""
         ranks = self.ranks or tuple(node.slowest for node in self.nodes if node.slowest is not None)
-        place = self.step, self.optimizer_steps
-        last = [each for each in ranks if (each.step, each.optimizer_steps) == place]
+        position = self.step, self.optimizer_steps
+        last = [each for each in ranks if (each.step, each.optimizer_steps) == position]
         is_running = self.state in (JobState.RUNNING, JobState.HUNG)
         if not (is_running and last and all(each.is_still for each in last)):
             return None
@@ -349,20 +349,20 @@ class JobStatus:
         """Say it in a few words: "step 812 of 1000, 7.9 a second, loss 0.31", or since when the job is paused."""
         if self.step is None and self.optimizer_steps is None:
             return ""
-        place = f"step {self.optimizer_steps} (by optimizer)" if self.step is None else f"step {self.step}"
+        position = f"step {self.optimizer_steps} (by optimizer)" if self.step is None else f"step {self.step}"
         if self.state is JobState.PAUSED:
-            words = [f"paused at {place}{paused_since}"]
+            parts = [f"paused at {position}{paused_since}"]
         else:
-            place = f"{self.bar}: {place}" if self.bar else place
-            words = [place if self.step is None or self.total is None else f"{place} of {self.total}"]
+            position = f"{self.bar}: {position}" if self.bar else position
+            parts = [position if self.step is None or self.total is None else f"{position} of {self.total}"]
             if (still_s := self.still_s) is not None:
-                words.append(f"no step for {format_duration(still_s)}")
+                parts.append(f"no step for {format_duration(still_s)}")
             elif self.rate > 0:
-                words.append(f"{format_rate(self.rate)} a second")
+                parts.append(f"{format_rate(self.rate)} a second")
         if self.snapshot_step is not None and self.snapshot_s is not None:
             age_s = max(0.0, self.time_s - self.snapshot_s)
-            words.append(f"snapshot of step {self.snapshot_step} ({age_s:.0f} s old)")
-        return ", ".join([*words, *(f"{name} {format_value(value)}" for name, value in self.values)])
+            parts.append(f"snapshot of step {self.snapshot_step} ({age_s:.0f} s old)")
+        return ", ".join([*parts, *(f"{name} {format_value(value)}" for name, value in self.values)])
 
 
 def limit_steps(done: int, total: int | None) -> int:

@@ -112,10 +112,10 @@ def _parse_rule(text: str) -> Rule:
     if not colon:
         raise PolicyError(f"{text!r}: must be CONDITION: VERDICT, as in 'exit 77: elsewhere'")
     conditions = _parse_conditions(before, text)
-    words = after.split()
-    if not words or words[0] not in (RESTART, ELSEWHERE, STOP):
+    parts = after.split()
+    if not parts or parts[0] not in (RESTART, ELSEWHERE, STOP):
         raise PolicyError(f"{text!r}: what follows must be {_VERDICTS}, not {after.strip()!r}")
-    verdict, more = words[0], words[1:]
+    verdict, more = parts[0], parts[1:]
     if not more:
         return Rule(conditions=conditions, verdict=verdict, text=text)
     is_number = more[0].isdecimal() and more[0].isascii() and 1 <= len(more[0]) <= 9

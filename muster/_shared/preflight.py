@@ -175,12 +175,12 @@ def parse_visible(text: str | None) -> tuple[str, ...] | None:
     """Return the devices that CUDA_VISIBLE_DEVICES names: CUDA stops at the first word that is none, such as -1."""
     if text is None:
         return None
-    words: list[str] = []
+    names: list[str] = []
     for word in (each.strip() for each in text.split(",")):
         if not (word.isdecimal() or word.startswith(("GPU-", "MIG-"))):
             break
-        words.append(word)
-    return tuple(words)
+        names.append(word)
+    return tuple(names)
 
 
 def find_devices(machine: Machine, need: Need) -> "tuple[Device, ...]":

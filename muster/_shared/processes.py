@@ -171,7 +171,7 @@ def spawn(
 
 
 def spawn_program(
-    words: Sequence[str],
+    argv: Sequence[str],
     env: Mapping[str, str],
     cwd: str,
     streams: Sequence[int],
@@ -183,7 +183,7 @@ def spawn_program(
     """Start a program in a folder. See `spawn`.
 
     Args:
-        words: the program, which is searched in the PATH of `env` unless it has a slash, and its arguments.
+        argv: the program, which is searched in the PATH of `env` unless it has a slash, and its arguments.
         env: all of its variables.
         cwd: the folder.
         streams: see `spawn`.
@@ -198,13 +198,13 @@ def spawn_program(
     def become() -> None:
         prepare()
         os.chdir(cwd)
-        os.execvpe(words[0], list(words), dict(env))  # noqa: S606  # no shell, on purpose
+        os.execvpe(argv[0], list(argv), dict(env))  # noqa: S606  # no shell, on purpose
 
     try:
         return spawn(become, streams, keep_fds, death_signal=death_signal)
     except OSError as error:
         if error.filename not in (None, cwd):  # a place where it was searched
-            error.filename = words[0]
+            error.filename = argv[0]
         raise
 
 
@@ -274,14 +274,13 @@ def list_parents() -> dict[int, int]:
 
     `/proc/<pid>/task/*/children` would be quicker, but needs a kernel option that is often off.
     """
-    parents: dict[int, int] = {}
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
-        stat = read_stat(int(name))
-        if stat is not None and stat[0] not in ("Z", "X"):
-            parents[int(name)] = int(stat[1])
-    return parents
+    stats = {pid: stat for pid in list_pids() if (stat := read_stat(pid)) is not None}
+    return {pid: int(stat[1]) for pid, stat in stats.items() if stat[0] not in ("Z", "X")}
+
+
+def list_pids() -> list[int]:
+    """Return the processes that the kernel shows, zombies too."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
 def read_stat(pid: int) -> list[str] | None:
@@ -300,6 +299,15 @@ def read_stat(pid: int) -> list[str] | None:
         return None
     finally:
         os.close(fd)
+
+
+def read_status(pid: int) -> dict[str, str]:
+    """Return the rows of /proc/<pid>/status by their names; empty if the process has ended."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
+            return dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
+    except OSError:
+        return {}
 
 
 def list_descendants(root: int, *, keep: Container[int] = ()) -> list[int]:
@@ -416,18 +424,18 @@ def count_usable_cores(
 
 
 def _read_quota(cgroup: str) -> float | None:
-    words = _read_words(f"{cgroup}/cpu.max")
-    if not words:
-        words = _read_words(f"{cgroup}/cpu/cpu.cfs_quota_us") + _read_words(f"{cgroup}/cpu/cpu.cfs_period_us")
+    fields = _read_fields(f"{cgroup}/cpu.max")
+    if not fields:
+        fields = _read_fields(f"{cgroup}/cpu/cpu.cfs_quota_us") + _read_fields(f"{cgroup}/cpu/cpu.cfs_period_us")
     try:
-        quota, period = words
+        quota, period = fields
         cores = int(quota) / int(period)
     except (ValueError, ZeroDivisionError):
         return None  # "max", or unreadable
     return cores if cores > 0 else None  # -1 in v1: no limit
 
 
-def _read_words(path: str) -> list[str]:
+def _read_fields(path: str) -> list[str]:
     try:
         with open(path, encoding="ascii") as file:
             return file.read().split()

@@ -338,21 +338,24 @@ def print_values(values: Mapping[str, float]) -> tuple[tuple[str, str], ...]:
 
 
 def format_size(size_bytes: int, decimals: int = 1) -> str:
-    """Return a text such as `14 MiB`, `1.5 GiB`. `decimals` are those of the latter."""
+    """Return a text such as `200 bytes`, `3 KiB`, `14 MiB`, `1.5 GiB`. `decimals` are those of the last one."""
+    if size_bytes < 1 << 20:
+        return f"{size_bytes} bytes" if size_bytes < 1 << 10 else f"{size_bytes / (1 << 10):.0f} KiB"
     if size_bytes < 1 << 30:
         return f"{size_bytes / (1 << 20):.0f} MiB"
     return f"{size_bytes / (1 << 30):.{decimals}f} GiB"
 
 
-def format_duration(seconds: float) -> str:
-    """Return a text such as `0.4 s`, `12 s`, `3 min 5 s`, `2 h 10 min`."""
+def format_duration(seconds: float, decimals: int = 1) -> str:
+    """Return a text such as `0.4 s`, `12 s`, `3 min 5 s`, `2 h`, `1 d 4 h`. `decimals` are those below 10 s."""
     if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    if seconds < 59.5:
-        return f"{seconds:.0f} s"
-    minutes, rest_s = divmod(round(seconds), 60)
-    hours, rest_min = divmod(minutes, 60)
-    return f"{hours} h {rest_min} min" if hours else f"{minutes} min {rest_s} s"
+        return f"{max(0.0, seconds):.{decimals}f} s"
+    left, parts = round(seconds), list[str]()
+    for unit_s, unit in ((86400, "d"), (3600, "h"), (60, "min"), (1, "s")):
+        count, left = divmod(left, unit_s)
+        if count or parts:
+            parts.append(f"{count} {unit}" if count else "")
+    return " ".join(filter(None, parts[:2]))
 
 
 def remove_thread_ids(text: str) -> str:

@@ -2,8 +2,7 @@
 
     __main__    `python -m muster.agent`: the guard, and the agent below it
     entry       the same as a file that adapters start
-    driven      the same for a Python program that starts the agent, reads its records and ends it
-    adopted     guard and agent of a program that is the template of its own workers
+    driven      the same for a Python program that starts or forks the agent, reads its records and ends it
     control_socket  what such an agent sends to that program
     launch      from a command line to a running agent: builds its parts, and maps errors to lines and codes
     config      the configuration, one frozen object          errors     the error tree

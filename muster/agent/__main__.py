@@ -43,9 +43,9 @@ def main(argv: list[str] | None = None) -> int:
 
         return driven.main(args[1:])
     if args[:1] == [ADOPTED_FLAG]:
-        from muster.agent import adopted
+        from muster.agent import driven
 
-        return adopted.main(args[1:])
+        return driven.main_adopted(args[1:])
     if args[:1] == [WAITING_FLAG]:
         from muster.agent.hold import waiting
 

@@ -58,21 +58,21 @@ def _parse(args: Sequence[str]) -> tuple[int, int | None]:
     if args[:1] != ["stop"]:
         what = repr(args[0]) if args else "nothing"
         raise _Misuse(f"ask {what}: the question must be stop")
-    given: dict[str, str] = {}
-    words = list(args[1:])
-    while words:
-        name, equals, text = words.pop(0).partition("=")
+    values: dict[str, str] = {}
+    remaining = list(args[1:])
+    while remaining:
+        name, equals, text = remaining.pop(0).partition("=")
         if name not in ("--step", "--stride"):
             raise _Misuse(f"ask stop: unknown argument {name!r}")
         if not equals:
-            if not words:
+            if not remaining:
                 raise _Misuse(f"ask stop: {name} needs a value")
-            text = words.pop(0)
-        given[name] = text
-    if "--step" not in given:
+            text = remaining.pop(0)
+        values[name] = text
+    if "--step" not in values:
         raise _Misuse("ask stop: --step is missing")
-    stride = _parse_number("--stride", given["--stride"], 1) if "--stride" in given else None
-    return _parse_number("--step", given["--step"], 0), stride
+    stride = _parse_number("--stride", values["--stride"], 1) if "--stride" in values else None
+    return _parse_number("--step", values["--step"], 0), stride
 
 
 def _parse_number(name: str, text: str, least: int) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from muster._shared.contract import LogNames, has_controls
 from muster.agent.errors import EnvironmentFault
-from muster.agent.logs import open_own
+from muster.agent.logs import open_own, replace_file
 from muster.agent.round import Checkpoint
 
 _LIMIT_BYTES = 1 << 16
@@ -73,13 +73,10 @@ def write(run_dir: str, checkpoint: Checkpoint, on_error: Callable[[str], None])
         on_error: gets a line if the file cannot be written.
     """
     path = os.path.join(run_dir, LogNames.CHECKPOINT)
-    temporary = f"{path}.{os.uname().nodename}.{os.getpid()}"
     from muster._shared.codec import encode
 
     try:
-        with open(open_own(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w", encoding="utf-8") as file:
-            file.write(encode(checkpoint, _LIMIT_BYTES))
-        os.replace(temporary, path)
+        replace_file(path, encode(checkpoint, _LIMIT_BYTES).encode())
     except OSError as error:
         on_error(f"cannot write {path}: {error.strerror}")
 

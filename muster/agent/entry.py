@@ -12,7 +12,7 @@ if __name__ == "__main__":
     if sys.path[:1] == [os.path.dirname(os.path.realpath(__file__))]:
         del sys.path[0]
 
-    if sys.flags.no_site:  # hides all packages (see `runtime.packages`)
+    if sys.flags.no_site:  # hides all packages (see `_shared.programs`)
         sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
     from muster.agent.__main__ import main

@@ -175,6 +175,8 @@ def _run_supervisor(
             "--rank-order segment: nothing names this node's NVLink domain (ClusterUUID, the node label "
             "nvidia.com/gpu.clique, SLURM_JOB_SEGMENT_SIZE, MUSTER_SEGMENT), so it keeps its place by node index"
         )
+    if environ.get("LOGLEVEL") == "DEBUG":
+        print_debug_records(logs)
     ranks = config.logs.local_ranks_filter
     if ranks is not None and ranks.isdisjoint(range(config.nproc)):
         logs.print_line("--local-ranks-filter: no worker of this node is shown")
@@ -200,6 +202,22 @@ def _run_supervisor(
         ),
     )
     return Supervisor(config, parts).run()
+
+
+def print_debug_records(logs: "LogRouter") -> None:
+    """Print what muster records at debug level, such as events that the phase of a state machine does not accept.
+
+    The variable LOGLEVEL is torchrun's, and TorchX passes it on. The agent has no records of other levels.
+    """
+    import logging
+
+    class Lines(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            logs.print_line(self.format(record))
+
+    logger = logging.getLogger("muster")
+    logger.addHandler(Lines())
+    logger.setLevel(logging.DEBUG)
 
 
 def _add_checkpoint(config: AgentConfig, run_dir: str | None, environ: Mapping[str, str]) -> AgentConfig:
@@ -258,9 +276,11 @@ def describe_incarnation(config: AgentConfig, environ: Mapping[str, str], now_s:
 
 
 def _open_event_log(config: AgentConfig, loop: Loop, logs: "LogRouter") -> "EventLog":
-    from muster.agent.runtime.event_log import EventLog, open_sinks
+    from muster.agent.runtime.event_log import ConsoleSink, EventLog
 
-    event_log = EventLog(loop.clock, open_sinks(config.event_log_handler, logs.print_text))
+    event_log = EventLog(loop.clock)
+    if config.event_log_handler == "console":
+        event_log.add_sink(ConsoleSink(logs.print_text))
     event_log.status_readers.append(logs.show_status)
     if config.control_fd is not None:
         from muster.agent.control_socket import ControlSink

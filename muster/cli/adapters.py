@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from muster._shared.contract import show_controls
 from muster._shared.control import CommandExit, ControlError
-from muster.schedulers.adapter.factories import list_entry_points
+from muster.schedulers.adapter.properties import list_entry_points
 from muster.schedulers.adapter.scheduler import PluginScheduler
 from muster.schedulers.errors import EngineError, SchedulerError
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from muster._shared.control import CommandExit, ControlError
-from muster.schedulers.adapter import factories
+from muster.schedulers.adapter.properties import find_properties, list_properties
 from muster.schedulers.errors import EngineError, SchedulerError, UnsafeFolderError
 from muster.schedulers.supervision.registry import AppRegistry, find_last_remote, find_state_dir
 
@@ -88,14 +88,14 @@ def _refuse_folder(word: str) -> ControlError:
 
 def _list_asked(app_id: str, scheduler: str | None) -> list[str]:
     """Name the schedulers whose apps alone may be called so, all or the one that is given."""
-    known = factories.list_properties() if scheduler is None else {scheduler: factories.find_properties(scheduler)}
+    known = list_properties() if scheduler is None else {scheduler: find_properties(scheduler)}
     return [name for name, each in known.items() if each.own_names and re.fullmatch(each.own_names, app_id)]
 
 
 def _find_elsewhere(word: str) -> tuple[list[AppName], str]:
     """Ask the schedulers whose apps have no folder here. Return the apps, and a line if there are none."""
     found, lines = [], []
-    for name, properties in factories.list_properties().items():
+    for name, properties in list_properties().items():
         if properties.has_apps_elsewhere:
             ids, line = _find_named(name, word)
             found += [AppName(scheduler=name, session="muster", app_id=app_id) for app_id in ids]
@@ -128,11 +128,7 @@ def list_names(env: Mapping[str, str]) -> list[str]:
 
 
 def _list_apps(scheduler: str | None, state_dir: Path) -> Iterator[AppName]:
-    names = (
-        _list_schedulers(state_dir)
-        if scheduler is None
-        else [factories.find_properties(scheduler).same_apps_as or scheduler]
-    )
+    names = _list_schedulers(state_dir) if scheduler is None else [find_properties(scheduler).same_apps_as or scheduler]
     for name in names:
         for app_id in AppRegistry(state_dir, name):
             yield AppName(scheduler=name, session="muster", app_id=app_id)

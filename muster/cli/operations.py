@@ -11,11 +11,11 @@ changed.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import Final
 
-from torchx.specs import is_terminal
+from torchx.specs import Role, is_terminal
 
 from muster._shared.contract import AskKind, AskOutcome
 from muster._shared.control import ANSWER_LIMIT_S, CommandExit, ControlError
@@ -24,6 +24,7 @@ from muster._shared.reports import Answer
 from muster.cli.adapters import create_scheduler
 from muster.cli.handles import LAST, AppName, find_app, name_handle
 from muster.schedulers.adapter.scheduler import PluginScheduler
+from muster.schedulers.agent_command import is_agent_role
 from muster.schedulers.errors import (
     EndedAppError,
     EngineError,
@@ -178,3 +179,28 @@ def open_scheduler(handle: str) -> Iterator[tuple[PluginScheduler, str]]:
 def _explain_last(handle: str, app: AppName | None, why: str) -> str:
     """Say why an app cannot be asked. If it is `last`, also say which app that is."""
     return why if handle != LAST or app is None else f"last is {name_handle(app)}, and {why}"
+
+
+def list_agent_roles(app_id: str, roles: Iterable[Role], name: str | None = None) -> list[Role]:
+    """Return the roles of an app that run agents, or the one of this name.
+
+    Raises:
+        ControlError: there is none.
+    """
+    found = [role for role in roles if is_agent_role(role)]
+    if not found:
+        raise ControlError(f"{app_id} runs no agents of muster", CommandExit.USAGE)
+    named = [role for role in found if name in (None, role.name)]
+    if not named:
+        names = ", ".join(role.name for role in found)
+        raise ControlError(f"{app_id} has no role {name!r} that runs agents; there is: {names}", CommandExit.USAGE)
+    return named
+
+
+def choose_agent_role(app_id: str, roles: Iterable[Role], name: str | None = None) -> Role:
+    """Return the only role of an app that runs agents, or the one of this name. Raises as `list_agent_roles`."""
+    named = list_agent_roles(app_id, roles, name)
+    if len(named) > 1:
+        names = ", ".join(role.name for role in named)
+        raise ControlError(f"{app_id} has several roles: name one with --role: {names}", CommandExit.USAGE)
+    return named[0]

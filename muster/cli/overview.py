@@ -22,7 +22,7 @@ from muster.cli.adapters import create_scheduler, describe_error
 from muster.cli.answers import say
 from muster.cli.handles import list_newest, name_handle
 from muster.cli.operations import open_scheduler
-from muster.schedulers.adapter.factories import list_properties
+from muster.schedulers.adapter.properties import list_properties
 from muster.schedulers.adapter.scheduler import ListedApp, PluginScheduler
 from muster.schedulers.errors import EngineError, NotConfiguredError, SchedulerError, UnknownAppError
 from muster.schedulers.supervision.registry import find_last_remote, find_state_dir
@@ -96,8 +96,8 @@ def _read_facts(scheduler: PluginScheduler, app_id: str) -> AppFacts | None:
         return facts
     from muster.schedulers.held.holds import explain_remote
 
-    told = explain_remote(find_state_dir(os.environ), scheduler, app_id, facts.app.roles)
-    return replace(facts, reasons=(*told, *facts.reasons))
+    reasons = explain_remote(find_state_dir(os.environ), scheduler, app_id, facts.app.roles)
+    return replace(facts, reasons=(*reasons, *facts.reasons))
 
 
 def print_status(handle: str, *, as_json: bool) -> int:
@@ -260,19 +260,19 @@ def read_listings(names: Iterable[str], limit: int, *, are_named: bool, counts_o
     def read(name: str) -> None:
         found.put(_read_listing(name, limit, is_named=are_named, counts_others=counts_others and not are_named))
 
-    asked = list(dict.fromkeys(names))
-    for name in asked:
+    unique = list(dict.fromkeys(names))
+    for name in unique:
         threading.Thread(target=read, args=(name,), name=f"muster-list-{name}", daemon=True).start()
     listings: dict[str, Listing] = {}
     deadline_s = time.monotonic() + _ANSWER_LIMIT_S
-    while len(listings) < len(asked):
+    while len(listings) < len(unique):
         try:
             listing = found.get(timeout=max(0.0, deadline_s - time.monotonic()))
         except queue.Empty:
             break
         listings[listing.scheduler] = listing
     late = f"it has not answered in {_ANSWER_LIMIT_S:g} s"
-    return [listings.get(name) or Listing(scheduler=name, problem=late) for name in asked]
+    return [listings.get(name) or Listing(scheduler=name, problem=late) for name in unique]
 
 
 def _read_listing(name: str, limit: int, *, is_named: bool, counts_others: bool) -> Listing:

@@ -24,11 +24,12 @@ from muster._shared.control import CommandExit, ControlError
 from muster._shared.folders import remove_folder
 from muster._shared.foreign_files import walk_files
 from muster._shared.ownership import check_folder
+from muster._shared.reports import format_size
 from muster.cli.adapters import close_quietly, create_scheduler, describe_error
 from muster.cli.answers import confirm, say
 from muster.cli.overview import format_age
 from muster.schedulers import bundle_start
-from muster.schedulers.adapter.factories import list_properties
+from muster.schedulers.adapter.properties import list_properties
 from muster.schedulers.adapter.scheduler import Leftover, measure_folder
 from muster.schedulers.errors import EngineError
 from muster.schedulers.supervision.registry import find_state_dir
@@ -36,7 +37,6 @@ from muster.schedulers.supervision.registry import find_state_dir
 _AGENT_LOGS: Final = re.compile(r"muster_[a-z0-9_]{8}")
 """As `tempfile.mkdtemp` names the folder of an agent without `--log-dir`."""
 logger = logging.getLogger(__name__)
-_UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def prune(*, older_than_s: float, dry_run: bool, yes: bool) -> int:
@@ -81,14 +81,6 @@ def print_leftovers(found: Sequence[Leftover]) -> None:
         line = f"{each.name:{width}}  {format_size(each.size_bytes):>8}  {format_age(each.ended_s):>14}  {each.what}"
         print_line(line, sys.stdout)
     print_line(f"{len(found)} in all, {format_size(sum(each.size_bytes for each in found))} in files", sys.stdout)
-
-
-def format_size(size_bytes: float) -> str:
-    """Format a number of bytes: `1234567` as "1.2 MB"."""
-    unit = 0
-    while size_bytes >= 1000 and unit < len(_UNITS) - 1:
-        size_bytes, unit = size_bytes / 1000, unit + 1
-    return f"{size_bytes:.0f} B" if unit == 0 else f"{size_bytes:.1f} {_UNITS[unit]}"
 
 
 def _remove(leftover: Leftover) -> bool:

@@ -33,9 +33,8 @@ from muster._shared.contract import print_line
 from muster._shared.control import CommandExit, ControlError
 from muster.cli.adapters import open_runner
 from muster.cli.answers import say
-from muster.cli.output.reported import list_stderr
-from muster.cli.output.streaming import LinePrinter
-from muster.schedulers.adapter.factories import DEFAULT
+from muster.cli.streaming import LinePrinter, list_stderr
+from muster.schedulers.adapter.properties import DEFAULT
 from muster.schedulers.adapter.scheduler import LogRequest, PluginScheduler
 from muster.schedulers.adapter.status import count_replicas, parse_status
 from muster.schedulers.adapter.waiting_line import WaitingLine

@@ -16,10 +16,10 @@ from typing import List, Optional
 import torchx
 from torchx import specs
 
-from muster.components import application, names, resources, topology
+from muster.components import application, resources, topology
 from muster.components.environment import EnvArgument
 
-get_role_name = partial(names.get_role_name)
+get_role_name = partial(application.get_role_name)
 parse_nnodes = partial(topology.parse_nnodes)
 
 

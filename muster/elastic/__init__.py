@@ -4,7 +4,6 @@
     launcher       elastic_launch, launch_agent            agent          LocalElasticAgent
     torch_records  LaunchConfig, WorkerSpec (imports torch)
     processes      start_processes and its contexts        rendezvous     handlers that the caller made
-    context_settings  their arguments, torch's and older ones
     flags          torch's configuration to flags          failures       outcomes to torch's exceptions
     tail           TailLog, tail_logfile, live bars        worker_group   torch's metrics and events
     events         ice-learn's Events                      jobs/          one job of any of these: `call` pickles its

@@ -8,12 +8,17 @@ from typing import Any, NamedTuple
 from muster._shared.contract import Env, ExitCode
 from muster._shared.guard import STOP_LIMIT_VARIABLE
 from muster.agent.errors import UsageError
-from muster.elastic.context_settings import refuse_private_overrides
 from muster.elastic.events import Events, IceEvents, begin_job
 from muster.elastic.failures import build_process_failures, build_signal_exception, raise_for_outcome
 from muster.elastic.flags import PREFIX_VARIABLE, build_log_flags, build_worker_flags
 from muster.elastic.jobs.job import Outcome
-from muster.elastic.launcher import name_entrypoint, read_signals, run_program, serve_health_check
+from muster.elastic.launcher import (
+    name_entrypoint,
+    read_signals,
+    refuse_private_overrides,
+    run_program,
+    serve_health_check,
+)
 from muster.elastic.rendezvous import BACKEND, CallersRendezvous, build_static_flags
 from muster.elastic.tail import Screen
 from muster.elastic.worker_group import WorkerGroupWatch
@@ -193,17 +198,17 @@ class LocalElasticAgent:
     def _build_flags(self) -> list[str]:
         spec, settings = self._spec, self._settings
         if self._static_flags is not None:
-            place = self._static_flags
+            rendezvous_flags = self._static_flags
         elif spec.rdzv_handler is not None:
-            place = [f"--rdzv-backend={BACKEND}", f"--rdzv-id={spec.rdzv_handler.get_run_id()}"]
+            rendezvous_flags = [f"--rdzv-backend={BACKEND}", f"--rdzv-id={spec.rdzv_handler.get_run_id()}"]
         elif spec.master_port:
-            place = [f"--master-addr={spec.master_addr or '127.0.0.1'}", f"--master-port={spec.master_port}"]
-            place.append("--rdzv-backend=static")
+            rendezvous_flags = [f"--master-addr={spec.master_addr or '127.0.0.1'}", f"--master-port={spec.master_port}"]
+            rendezvous_flags.append("--rdzv-backend=static")
         else:
-            place = ["--standalone", *([f"--local-addr={spec.master_addr}"] if spec.master_addr else [])]
+            rendezvous_flags = ["--standalone", *([f"--local-addr={spec.master_addr}"] if spec.master_addr else [])]
         specs = settings.logs_specs
         logs = build_log_flags(specs) if specs is not None else self._build_older_log_flags()
-        return [*build_worker_flags(spec), *place, *logs, f"--shutdown-timeout={settings.shutdown_timeout}"]
+        return [*build_worker_flags(spec), *rendezvous_flags, *logs, f"--shutdown-timeout={settings.shutdown_timeout}"]
 
     def _build_rendezvous(self) -> CallersRendezvous | None:
         spec = self._spec

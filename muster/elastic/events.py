@@ -90,13 +90,13 @@ class Events:
             ValueError: another one, or one that this system lacks.
         """
         context = multiprocessing.get_context(start_method)
-        asked = _Requests()
-        self.requests = asked
-        self.pause, self.paused = _Flag("pause", asked), _Flag("paused", asked)
-        self.resume = _Flag("resume", asked)
-        self.stop_all_tasks = _Flag("stop_all_tasks", asked)
-        self.trigger_save_checkpoint = _Flag("trigger_save_checkpoint", asked)
-        self.finished_save_checkpoint = _Flag("finished_save_checkpoint", asked)
+        requests = _Requests()
+        self.requests = requests
+        self.pause, self.paused = _Flag("pause", requests), _Flag("paused", requests)
+        self.resume = _Flag("resume", requests)
+        self.stop_all_tasks = _Flag("stop_all_tasks", requests)
+        self.trigger_save_checkpoint = _Flag("trigger_save_checkpoint", requests)
+        self.finished_save_checkpoint = _Flag("finished_save_checkpoint", requests)
         self.debugger_start, self.debugger_end = context.Event(), context.Event()
         done, total = context.Value("i", -1), context.Value("i", -1)
         self.progress_bar_iter, self.progress_bar_total = _Progress(done, done, total), _Progress(total, done, total)

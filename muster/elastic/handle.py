@@ -137,13 +137,13 @@ class JobHandle:
 
     def _exchange_results(self) -> None:
         """Exchange the results at once, not when the caller asks: the programs of the other nodes wait."""
-        place = self._server.place
-        if self._token is None or place is None or place.nodes == 1:
+        position = self._server.position
+        if self._token is None or position is None or position.nodes == 1:
             return
         from muster.elastic.jobs.exchange import exchange_results  # only where there are other nodes
 
         try:
-            self._others = exchange_results(place, self._server.result_fds, self._token)
+            self._others = exchange_results(position, self._server.result_fds, self._token)
         except ResultsMissing as error:
             self._missing = error
 
@@ -315,7 +315,7 @@ def launch(
     """
     environ = dict(os.environ if env is None else env)
     count = count_workers(str(nproc), origin="nproc", env=environ, python=sys.executable)
-    words = [
+    argv = [
         f"--nproc-per-node={count}",
         f"--max-restarts={max_restarts}",
         f"--shutdown-timeout={shutdown_timeout_s}",
@@ -329,7 +329,7 @@ def launch(
     watch = _StateWatch(on_event)
     try:
         node = take_node(held, name_entrypoint(function, args), nproc=count, start_method=start_method)
-        job = Job(words, environ=environ, server=server, on_record=watch.handle, held=node)
+        job = Job(argv, environ=environ, server=server, on_record=watch.handle, held=node)
     except BaseException:  # KeyboardInterrupt too: close the call's files
         server.close()
         raise

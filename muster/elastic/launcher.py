@@ -26,7 +26,7 @@ from muster.elastic.worker_group import WorkerGroupWatch
 if TYPE_CHECKING:
     from muster.elastic.jobs.held import HeldNode
 
-_FUNCTION_PROGRAM = "agent/workers/function.py"
+_FUNCTION_PROGRAM = "elastic/jobs/function.py"
 _PRELOADED = (
     *("torch", "torch._dynamo", "torch.distributed", "torch.distributed.launcher.api"),
     "torch.distributed.elastic.agent.server.api",
@@ -171,16 +171,16 @@ def _build_environ(config: Any) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def serve_health_check(given: Any) -> Iterator[None]:
+def serve_health_check(health_check_server: Any) -> Iterator[None]:
     """Start a health check server, and stop it at the end.
 
     torch's own server opens no port, and only logs that. A company puts its own in the place of
     `create_healthcheck_server`. It is called where torch's agent calls it, but once for a job and not for each round.
 
     Args:
-        given: the program's. None: torch's, if the variable names a port.
+        health_check_server: the program's. None: torch's, if the variable names a port.
     """
-    server = _create_health_server() if given is None else given
+    server = _create_health_server() if health_check_server is None else health_check_server
     if server is None:
         yield
         return
@@ -247,16 +247,16 @@ def run_program(
         raise UsageError("entrypoint=None: must be a function or a command")
     name = name_entrypoint(entrypoint, args)
     if isinstance(entrypoint, str):
-        words = [*flags, "--no-python", entrypoint, *map(str, args)]
-        outcome = Job(words, held=take_node(held, name, nproc=nproc, start_method="spawn"), **settings).run()
+        argv = [*flags, "--no-python", entrypoint, *map(str, args)]
+        outcome = Job(argv, held=take_node(held, name, nproc=nproc, start_method="spawn"), **settings).run()
         check(outcome, None)
         return outcome, dict.fromkeys(outcome.ranks)
     with contextlib.closing(
         start_function_server(entrypoint, args, {}, nproc=nproc, start_method=start_method, substitutes_macros=True)
     ) as server:
-        words = [*flags, *build_function_words(is_held=bool(held))]
+        argv = [*flags, *build_function_words(is_held=bool(held))]
         node = take_node(held, name, nproc=nproc, start_method=start_method)
-        outcome = Job(words, server=server, held=node, **settings).run()
+        outcome = Job(argv, server=server, held=node, **settings).run()
         check(outcome, server.load_exception)
         return outcome, collect_results(outcome, server) if outcome.code == ExitCode.SUCCEEDED else {}
 
@@ -344,3 +344,17 @@ def name_entrypoint(entrypoint: Callable[..., Any] | str, args: Sequence[Any]) -
     if entrypoint == sys.executable:
         return next((str(arg) for arg in args if not str(arg).startswith("-")), "")
     return entrypoint
+
+
+def refuse_private_overrides(cls: type, names: tuple[str, ...], base: str) -> None:
+    """Refuse a subclass that overrides private methods of torch's class: they are not called here.
+
+    Raises:
+        UsageError: names them.
+    """
+    found = [name for name in names if name in cls.__dict__]
+    if found:
+        raise UsageError(
+            f"{cls.__module__}.{cls.__qualname__} overrides {', '.join(found)} of torch's {base}; muster's {base} has "
+            "no such methods, because the agent is a process of its own"
+        )

@@ -220,8 +220,8 @@ class TailLog:
     def start(self) -> "TailLog":
         """Begin to print."""
         if self._tails and self._dst is not None and self._thread is None:
-            given = self._tails, self._finished, self._interval_s
-            self._thread = threading.Thread(target=_follow, args=given, name="TailLog", daemon=True)
+            arguments = self._tails, self._finished, self._interval_s
+            self._thread = threading.Thread(target=_follow, args=arguments, name="TailLog", daemon=True)
             self._thread.start()
         return self
 

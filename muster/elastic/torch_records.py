@@ -58,10 +58,10 @@ class LaunchConfig(TorchLaunchConfig):  # type: ignore[misc]  # torch has no typ
 
     def __post_init__(self) -> None:
         older = {"log_dir": self.log_dir, "redirects": self.redirects, "tee": self.tee}
-        given = {name: value for name, value in older.items() if value is not None}
-        if given and self.logs_specs is not None:
-            raise UsageError(f"LaunchConfig: {', '.join(given)} and logs_specs say the same; give one of them")
-        if given:
+        values = {name: value for name, value in older.items() if value is not None}
+        if values and self.logs_specs is not None:
+            raise UsageError(f"LaunchConfig: {', '.join(values)} and logs_specs say the same; give one of them")
+        if values:
             self.logs_specs = DefaultLogsSpecs(
                 log_dir=self.log_dir, redirects=self.redirects or Std.NONE, tee=self.tee or Std.NONE
             )

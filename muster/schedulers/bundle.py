@@ -15,7 +15,7 @@ import re
 import sys
 import threading
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias
@@ -26,9 +26,8 @@ AGENT_BUNDLE_LIMIT_BYTES: Final = 503_000
 """Small enough for a Kubernetes ConfigMap (1 MiB) with other content, and for a Docker upload per node."""
 
 _PYTHON_API: Final = (
-    *("__main__.py", "_shared/control.py", "_shared/ownership.py", "run.py"),
-    *("agent/hold/client.py", "agent/driven.py", "agent/adopted.py", "agent/control_socket.py"),
-    *("agent/workers/function.py", "agent/workers/image.py"),
+    *("__main__.py", "_shared/control.py", "_shared/ownership.py", "launch.py", "run.py"),
+    *("agent/hold/client.py", "agent/driven.py", "agent/control_socket.py", "agent/workers/image.py"),
     "agent/rendezvous/torch_handlers/caller.py",
 )
 """For programs that start an agent: they have muster installed."""
@@ -159,8 +158,9 @@ def _make(files: tuple[tuple[str, str], ...]) -> bytes:
     entries[_MARK] = ""
     digest = hashlib.sha256("\0".join(f"{name}\0{text}" for name, text in sorted(entries.items())).encode())
     total_bytes = sum(len(text.encode()) for text in entries.values())
-    main = {"start": _START_NAME, "digest": digest.hexdigest()[:32], "total_bytes": str(total_bytes)}
-    entries["__main__.py"] = _fill(_MAIN, main)
+    # Not by `str.format`: the text has other braces.
+    main = _MAIN.replace("{start}", _START_NAME).replace("{digest}", digest.hexdigest()[:32])
+    entries["__main__.py"] = main.replace("{total_bytes}", str(total_bytes))
     entries[f"{_START_NAME}.py"] = strip_source(Path(bundle_start.__file__).read_text())
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as bundle:
@@ -169,13 +169,6 @@ def _make(files: tuple[tuple[str, str], ...]) -> bytes:
             entry.external_attr = 0o644 << 16
             bundle.writestr(entry, entries[name], compress_type=zipfile.ZIP_DEFLATED, compresslevel=9)
     return buffer.getvalue()
-
-
-def _fill(text: str, values: Mapping[str, str]) -> str:
-    """Fill in values without `str.format`: the text has other braces and percent signs."""
-    for name, value in values.items():
-        text = text.replace("{" + name + "}", value)
-    return text
 
 
 def strip_source(source: str) -> str:

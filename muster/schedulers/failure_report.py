@@ -4,20 +4,21 @@ What is declared in `_shared.reports` is read by `codec.salvage`, because a cont
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeVar
 
 from muster._shared.codec import salvage
-from muster._shared.contract import FormatError, check_format, show_controls
+from muster._shared.contract import FormatError, LogNames, check_format, show_controls
 from muster._shared.fields import Line, Name, Range
 from muster._shared.foreign_files import parse_json, read_regular
 from muster._shared.records import record
 from muster._shared.reports import Failure, Report
-from muster.schedulers.wording.reasons import Code, Reason, Reasons
+from muster.schedulers.wording.reasons import Code, JobFacts, Reason, Reasons
 from muster.schedulers.wording.words import word
 
-if TYPE_CHECKING:  # `torchx list` needs none
+if TYPE_CHECKING:
     from muster._shared.job_view import JobStatus
 
 T = TypeVar("T")
@@ -219,3 +220,56 @@ def read_error_file(path: Path) -> str | None:
     except (OSError, ValueError):
         return None
     return json.dumps(content) if isinstance(content, dict) else None
+
+
+ReadBytes: TypeAlias = Callable[[Sequence[str]], Sequence[bytes]]
+"""(names of files, of `LogNames`) -> the last 64 KiB or more of each file in the role's newest run; b"" if it is
+missing.
+
+An agent knows the whole job, so files of node 0, or of any node whose agent runs, will do.
+"""
+
+
+class RecordReader:
+    """Reads what the agents of one role say of their job. It reads once, when it is first asked.
+
+    Args:
+        read_bytes: reads files that the role's agents write. See `ReadBytes`. What it raises is passed on.
+        since: when the node whose files are read was made, as RFC 3339. What is older is of an earlier incarnation, in
+            a folder that outlived it, and nothing is known of this one. "": not known.
+    """
+
+    def __init__(self, read_bytes: ReadBytes, since: str = "") -> None:
+        self._read_bytes = read_bytes
+        self._since = since
+
+    @cached_property
+    def _files(self) -> tuple[bytes, bytes]:
+        events, status = self._read_bytes((LogNames.EVENTS, LogNames.STATUS))
+        return events, status
+
+    @property
+    def restarts(self) -> int:
+        """How often workers were restarted in place because one failed."""
+        return parse_attempt(self._files[0])
+
+    @property
+    def job(self) -> JobFacts:
+        """What is known of a job that runs."""
+        records, status = self._files
+        try:
+            parsed = parse_status(status)
+        except FormatError as error:
+            return JobFacts(trouble=(Reason(code=Code.OTHER_FORMAT, text=str(error)),))
+        if parsed is not None and self._is_older(parsed.time_s):
+            return JobFacts()
+        attempt = max(self.restarts, 0 if parsed is None else parsed.attempt)
+        return JobFacts(trouble=find_trouble(records), attempt=attempt, status=parsed)
+
+    def _is_older(self, written_s: float) -> bool:
+        from muster.schedulers.timestamps import parse_timestamp  # nodes of Slurm's have none
+
+        try:
+            return 0 < written_s < parse_timestamp(self._since)[0]
+        except ValueError:
+            return False

@@ -109,6 +109,8 @@ class Readers:
 class ByteSource(Protocol):
     """One log of one replica: a file of this machine, or one that a command reads elsewhere. It only grows.
 
+    A source that knows no times need not define `find_offset` and `find_time`.
+
     A log whose records have times instead, such as an engine's, is read with `adapter.log_position`.
     """
 
@@ -130,7 +132,8 @@ class ByteSource(Protocol):
         Returns:
             None: none was, or times are not known.
         """
-        ...
+        del time_s, after
+        return None
 
     def find_time(self, offset: int) -> float | None:
         """Return when the byte at a position was written, by the same clock. None: it is not known.
@@ -138,11 +141,12 @@ class ByteSource(Protocol):
         Args:
             offset: not before that of the last call.
         """
-        ...
+        del offset
+        return None
 
     def read_notice(self) -> bytes:
         """Return a line about output that was lost, with its newline. b"": none was."""
-        ...
+        return b""
 
     def wait(self, limit_s: float) -> None:
         """Return when the log may have grown or its app may have ended, at the latest after `limit_s`."""
@@ -150,7 +154,7 @@ class ByteSource(Protocol):
 
     def close(self) -> None:
         """Release what it holds: nothing more is read. Idempotent."""
-        ...
+        return
 
 
 def read_lines(

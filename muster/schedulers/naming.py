@@ -15,6 +15,8 @@ from typing import Final
 
 LABEL_LIMIT: Final = 63
 
+LOOPBACK: Final = "127.0.0.1"
+"""Where the replicas of a machine reach each other. Not `localhost`: that may resolve to ::1 first, or not at all."""
 _HASH_LENGTH: Final = 6
 _TOKEN_LENGTH: Final = 8
 _LETTERS: Final = "bcdfghjklmnpqrstvwxz"  # no vowels: no words by accident

@@ -16,12 +16,10 @@ a function is called.
 
     plain     containers and plain values to bytes and back; runs no code
     layout    where tensors lie in a slot, and which of them share memory
-    mapping   memory files in this process, and huge pages for them
-    content   what is in a slot, and reading it: verified
+    content   memory files in this process, with huge pages; what is in a slot, and reading it: verified
     contents  what the ranks of the job have saved, on this node and on others
-    saving    a state into a slot
+    saving    a state into a slot, and whether ranks agree on what is kept of one of them
     devices   copies from devices
-    agreement whether ranks agree on what is kept of one of them
     loading   which content a rank continues from, and its state
     sharded   a sharded state for another number of ranks, through torch.distributed.checkpoint
     buckets   DDP's buckets of the first step

@@ -28,7 +28,7 @@ MOST_IN_RUN: Final = 1024
 """How many pieces the system takes in one call."""
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """Where a tensor is."""
 
     dtype: Any
@@ -68,11 +68,11 @@ class Layout(NamedTuple):
     """Start and bytes of each unit that several tensors share."""
     runs: list[Run]
 
-    def find(self, number: int) -> Place:
+    def find(self, number: int) -> Location:
         """Return where one tensor is."""
         dtype, shape, start = self.dtypes[number], self.shapes[number], self.starts[number]
         unit = self.units.get(number) or (start, dtype.itemsize * math.prod(shape))
-        return Place(dtype, shape, self.strides.get(number) or make_contiguous(shape), start, *unit)
+        return Location(dtype, shape, self.strides.get(number) or make_contiguous(shape), start, *unit)
 
     def write(self) -> bytes:
         """Write it for `parse_layout`, in a form that is read in few calls."""
@@ -141,12 +141,12 @@ class Plan:
         self._are_cpu = _list_are_cpu(tensors)
         self._groups = _find_groups(tensors, self._pointers)
         self._sizes = list(map(_get_nbytes, tensors))
-        self.singles: list[tuple[int, Place]] = []
+        self.singles: list[tuple[int, Location]] = []
         self.spans: list[Span] = []
         self._runs: list[Run] = []
         self._aliases: dict[int, list[int]] = {}
         """By the number of the first one: those that are the same tensor."""
-        self._in_spans: dict[int, tuple[Span, Place]] = {}
+        self._in_spans: dict[int, tuple[Span, Location]] = {}
         self._end = 0
         alone = range(len(tensors)) if not self._groups else self._place_groups(tensors)
         if not keeps_tensors:
@@ -187,8 +187,8 @@ class Plan:
         self.spans.append(span)
         for number, (start, _) in zip(numbers, ends, strict=True):
             one = tensors[number]
-            place = Place(one.dtype, tuple(one.shape), tuple(one.stride()), span.start + start - first, *span[2:])
-            self._in_spans[number] = span, place
+            location = Location(one.dtype, tuple(one.shape), tuple(one.stride()), span.start + start - first, *span[2:])
+            self._in_spans[number] = span, location
         self._end += round_up(span.bytes, ALIGNMENT)
 
     def _place_large(self, tensors: Sequence[Any], numbers: Sequence[int]) -> list[int]:
@@ -198,8 +198,8 @@ class Plan:
         left = set(small)
         for number in (n for n in numbers if sizes[n] and n not in left):
             one, start, size = tensors[number], self._end, sizes[number]
-            place = Place(one.dtype, tuple(one.shape), _choose_stride(one), start, start, size)
-            self.singles.append((number, place))
+            location = Location(one.dtype, tuple(one.shape), _choose_stride(one), start, start, size)
+            self.singles.append((number, location))
             self._end += round_up(size, ALIGNMENT)
         return small
 
@@ -233,10 +233,13 @@ class Plan:
         starts = [ELSEWHERE if size else self._end for size in sizes]
         strides: dict[int, tuple[int, ...]] = {}
         units: dict[int, tuple[int, int]] = {}
-        for number, place in (*self.singles, *((number, place) for number, (_, place) in self._in_spans.items())):
-            starts[number] = place.start
-            if place.stride != make_contiguous(place.shape):
-                strides[number] = place.stride
+        for number, location in (
+            *self.singles,
+            *((number, location) for number, (_, location) in self._in_spans.items()),
+        ):
+            starts[number] = location.start
+            if location.stride != make_contiguous(location.shape):
+                strides[number] = location.stride
         for run in self._runs:
             ends = itertools.accumulate(run.pick(sizes), initial=run.start)
             for number, at in zip(run.numbers, ends, strict=False):
@@ -269,13 +272,13 @@ class Plan:
     def list_targets(self, data: Any) -> list[Any]:
         """Return the views of `data`, a tensor of bytes with the data of a slot."""
         typed = Typed(data)
-        targets = [make_copyable(typed.view(place)) for _, place in self.singles]
+        targets = [make_copyable(typed.view(location)) for _, location in self.singles]
         return targets + [data[span.start : span.start + span.bytes] for span in self.spans]
 
     def list_buffers(self, tensors: Sequence[Any]) -> Iterator[memoryview]:
         """Return the same in the order of the data, without holes."""
         end = 0
-        pieces = [(place.start, _put_in_order(tensors[number], place)) for number, place in self.singles]
+        pieces = [(location.start, _put_in_order(tensors[number], location)) for number, location in self.singles]
         pieces += [(span.start, _view_storage(tensors[span.number], span.first, span.bytes)) for span in self.spans]
         for start, one in sorted(pieces, key=operator.itemgetter(0)):
             if start > end:
@@ -288,8 +291,8 @@ class Plan:
         for run in self._runs:
             owners = run.pick(tensors)
             if (pointers := find_pointers(run, owners)) is None:
-                places = (Place(one.dtype, one.shape, make_contiguous(one.shape), 0, 0, 0) for one in owners)
-                owners = [_put_in_order(one, place) for one, place in zip(owners, places, strict=True)]
+                locations = (Location(one.dtype, one.shape, make_contiguous(one.shape), 0, 0, 0) for one in owners)
+                owners = [_put_in_order(one, location) for one, location in zip(owners, locations, strict=True)]
                 pointers = [one.data_ptr() for one in owners]
             yield Vector(run, pointers, owners)
 
@@ -302,15 +305,15 @@ class Typed:
         self.data = data
         self._by_dtype: dict[Any, tuple[Any, int]] = {}
 
-    def view(self, place: Place, start: int | None = None) -> Any:
+    def view(self, location: Location, start: int | None = None) -> Any:
         """View the tensor that begins at `start`, else where its place says."""
-        known = self._by_dtype.get(place.dtype)
+        known = self._by_dtype.get(location.dtype)
         if known is None:
-            whole = self.data.view(place.dtype)
-            known = self._by_dtype[place.dtype] = whole, whole.storage_offset()
+            whole = self.data.view(location.dtype)
+            known = self._by_dtype[location.dtype] = whole, whole.storage_offset()
         whole, origin = known
-        offset = origin + (place.start if start is None else start) // place.dtype.itemsize
-        return whole.as_strided(place.shape, place.stride, offset)
+        offset = origin + (location.start if start is None else start) // location.dtype.itemsize
+        return whole.as_strided(location.shape, location.stride, offset)
 
 
 def is_plain(tensor: Any) -> bool:
@@ -361,13 +364,13 @@ def view_memory(tensor: Any) -> memoryview:
     return memoryview(memory).cast("B")
 
 
-def _put_in_order(tensor: Any, place: Place) -> Any:
+def _put_in_order(tensor: Any, location: Location) -> Any:
     """Return the tensor, or a copy whose elements lie as its place says."""
     import torch
 
-    if tensor.stride() == place.stride and not is_lazy(tensor):
+    if tensor.stride() == location.stride and not is_lazy(tensor):
         return tensor
-    copy = torch.empty_strided(place.shape, place.stride, dtype=place.dtype)
+    copy = torch.empty_strided(location.shape, location.stride, dtype=location.dtype)
     make_copyable(copy).copy_(make_copyable(tensor))
     return copy
 

@@ -19,7 +19,7 @@ from muster.snapshots.contents import Contents, find_checkpoint, find_step, give
 from muster.snapshots.layout import (
     ELSEWHERE,
     Layout,
-    Place,
+    Location,
     Typed,
     Vector,
     find_pointers,
@@ -132,22 +132,22 @@ def fill(content: Content, keeper: Content, into: Any) -> Any:
         for number in left:
             is_own = layout.starts[number] != ELSEWHERE
             source = content if is_own else keeper
-            place = layout.find(number) if is_own else _find_elsewhere(keeper, number, layout.find(number))
+            location = layout.find(number) if is_own else _find_elsewhere(keeper, number, layout.find(number))
             target = targets.memory[number]
             if target is None:
-                unit = is_own, place.unit_start
-                if unit not in units or not place.unit_bytes:
-                    units[unit] = Typed(source.read_unit(place))
-                targets.given[number] = units[unit].view(place, place.start - place.unit_start)
+                unit = is_own, location.unit_start
+                if unit not in units or not location.unit_bytes:
+                    units[unit] = Typed(source.read_unit(location))
+                targets.results[number] = units[unit].view(location, location.start - location.unit_start)
                 continue
-            copy = make_copyable(target), make_copyable(source.view(place))
+            copy = make_copyable(target), make_copyable(source.view(location))
             if source.is_near and not is_lazy(target):
                 copies.append(copy)
             else:
                 copy[0].copy_(copy[1])
         if copies:
             torch._foreach_copy_(*(list(column) for column in zip(*copies, strict=True)))
-    return decode(content.skeleton, targets.given.__getitem__, _give_whole, None, targets.build_table)
+    return decode(content.skeleton, targets.results.__getitem__, _give_whole, None, targets.build_table)
 
 
 def _copy_runs(source: Content, own: Layout, targets: "_Match") -> Iterator[Sequence[int]]:
@@ -173,12 +173,12 @@ def _copy_runs(source: Content, own: Layout, targets: "_Match") -> Iterator[Sequ
             yield run.numbers
 
 
-def _find_elsewhere(keeper: Content, number: int, own: Place) -> Place:
+def _find_elsewhere(keeper: Content, number: int, own: Location) -> Location:
     layout = keeper.layout
     if number < len(layout.starts) and layout.starts[number] != ELSEWHERE:
-        place = layout.find(number)
-        if place[:2] == own[:2]:
-            return place
+        location = layout.find(number)
+        if location[:2] == own[:2]:
+            return location
     raise Damaged(
         "it lacks a tensor of this rank, because another rank kept the tensors of both: with replicated=True all ranks"
         " must save the same tensors"
@@ -221,14 +221,14 @@ class _Match:
         self._known = Known()
         self.memory: list[Any] = [None] * len(layout.starts)
         """What to copy to, by the number of the saved tensor."""
-        self.given: list[Any] = [None] * len(layout.starts)
+        self.results: list[Any] = [None] * len(layout.starts)
         """The tensors that the script gets: the same, or distributed tensors with it."""
         self.pointers = [0] * len(layout.starts)
         """Where that is in the processor's memory, contiguous. 0: not known."""
         self._tables: dict[int, Mapping[Any, Any]] = {}
         """Dicts that are as they were saved, by the number of the first tensor."""
 
-    def add(self, saved: Any, into: Any, place: str) -> None:
+    def add(self, saved: Any, into: Any, location: str) -> None:
         """Find the tensors of one value.
 
         Raises:
@@ -236,21 +236,21 @@ class _Match:
         """
         if isinstance(saved, _Leaf | _ShardedLeaf):
             if hasattr(into, "data_ptr"):
-                self._add_tensor(saved, into, place)
+                self._add_tensor(saved, into, location)
         elif isinstance(saved, _Table):
             if isinstance(into, Mapping) and not self._add_table(saved, into):
                 keys = split_keys(saved.joined)
-                self.add({key: _Leaf(number) for number, key in enumerate(keys, saved.first)}, into, place)
+                self.add({key: _Leaf(number) for number, key in enumerate(keys, saved.first)}, into, location)
         elif isinstance(saved, Mapping) and isinstance(into, Mapping):
             for key, value in saved.items():
                 if key in into:
-                    self.add(value, into[key], f"{place}[{key!r}]")
+                    self.add(value, into[key], f"{location}[{key!r}]")
             for key in into.keys() - saved.keys():
                 if hasattr(into[key], "data_ptr"):
-                    raise ValueError(f"load: into= has a tensor {place}[{key!r}], and the snapshot has none")
+                    raise ValueError(f"load: into= has a tensor {location}[{key!r}], and the snapshot has none")
         elif isinstance(saved, list | tuple) and isinstance(into, list | tuple):
             for number, (value, target) in enumerate(zip(saved, into, strict=False)):
-                self.add(value, target, f"{place}[{number}]")
+                self.add(value, target, f"{location}[{number}]")
 
     def make(self, numbers: Iterable[int]) -> None:
         """Make new tensors for those that have no target and are alone in their memory."""
@@ -260,13 +260,13 @@ class _Match:
         for number in numbers:
             if self.memory[number] is None and number not in layout.units:
                 made = torch.empty(layout.shapes[number], dtype=layout.dtypes[number])
-                self.memory[number] = self.given[number] = made
+                self.memory[number] = self.results[number] = made
 
     def build_table(self, first: int, joined: str | tuple[Any, ...], more: Any) -> dict[Any, Any]:
         """Build a dict of tensors."""
         if first in self._tables:
             return build_dict(self._tables[first], more)
-        return build_dict(zip(split_keys(joined), itertools.islice(self.given, first, None), strict=False), more)
+        return build_dict(zip(split_keys(joined), itertools.islice(self.results, first, None), strict=False), more)
 
     def _add_table(self, table: _Table, into: Mapping[Any, Any]) -> bool:
         """Add all tensors of a dict at once, if they are the saved ones and nothing else."""
@@ -284,15 +284,15 @@ class _Match:
                 return False
             pointers += list_pointers(some)
         self.pointers[numbers] = pointers
-        self.memory[numbers] = self.given[numbers] = tensors
+        self.memory[numbers] = self.results[numbers] = tensors
         self._tables[table.first] = into
         return True
 
-    def _add_tensor(self, saved: _Leaf | _ShardedLeaf, into: Any, place: str) -> None:
+    def _add_tensor(self, saved: _Leaf | _ShardedLeaf, into: Any, location: str) -> None:
         local = into
         if isinstance(saved, _ShardedLeaf):
             if not hasattr(into, "device_mesh"):
-                raise ValueError(f"load: {place} was saved as a distributed tensor, and into= has another")
+                raise ValueError(f"load: {location} was saved as a distributed tensor, and into= has another")
             if self._known.describe(into) != saved.sharding:
                 raise OtherSharding
             saved, local = saved.local, into.to_local()
@@ -300,6 +300,6 @@ class _Match:
         found = local.dtype, tuple(local.shape)
         if found != wanted:
             raise ValueError(
-                f"load: {place} is {wanted[0]} of {wanted[1]} in the snapshot, {found[0]} of {found[1]} in into="
+                f"load: {location} is {wanted[0]} of {wanted[1]} in the snapshot, {found[0]} of {found[1]} in into="
             )
-        self.memory[saved.number], self.given[saved.number] = local, into
+        self.memory[saved.number], self.results[saved.number] = local, into

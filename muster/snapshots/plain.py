@@ -94,8 +94,8 @@ class Known:
         if key not in self.shardings:
             mesh = value.device_mesh
             (chunk,) = value.__create_chunk_list__()
-            place = mesh.get_coordinate()
-            facts = (tuple(mesh.shape), mesh.mesh_dim_names, None if place is None else tuple(place))
+            location = mesh.get_coordinate()
+            facts = (tuple(mesh.shape), mesh.mesh_dim_names, None if location is None else tuple(location))
             placements = tuple(str(one) for one in value.placements)
             self.shardings[key] = Sharding(tuple(value.shape), tuple(chunk.offsets), placements, facts)
         return self.shardings[key]
@@ -125,11 +125,13 @@ def encode(state: object, known: Known | None = None) -> Encoded:
         raise Refused("save: the state is nested too deeply") from None
     else:
         return Encoded(buffer.getvalue(), encoder.tensors, encoder.is_sharded, encoder.pointers)
-    place = next((place for place, found in _walk(state, "state", set()) if found is value), "a value inside the state")
+    location = next(
+        (location for location, found in _walk(state, "state", set()) if found is value), "a value inside the state"
+    )
     kind = value if isinstance(value, type) else type(value)
     raise Refused(
-        f"save: {place} is {_describe(value)}: {kind.__module__}.{kind.__qualname__} cannot be written in a form that"
-        " runs no code when it is loaded. Save what it holds as numbers, strings, dicts, lists or tensors."
+        f"save: {location} is {_describe(value)}: {kind.__module__}.{kind.__qualname__} cannot be written in a form "
+        "that runs no code when it is loaded. Save what it holds as numbers, strings, dicts, lists or tensors."
     ) from None
 
 
@@ -168,29 +170,29 @@ def decode(
     return _Decoder(skeleton, forms).load()
 
 
-def _walk(state: object, place: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
+def _walk(state: object, location: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
     """Yield each value of a state, and the place where it is. Each container is visited once."""
-    yield place, state
+    yield location, state
     if id(state) in seen:
         return
     seen.add(id(state))
     if isinstance(state, Mapping):
         for key, value in state.items():
-            yield f"the key {key!r} of {place}", key
-            yield from _walk(value, f"{place}[{key!r}]", seen)
-        yield f"the default of {place}", getattr(state, "default_factory", None)
+            yield f"the key {key!r} of {location}", key
+            yield from _walk(value, f"{location}[{key!r}]", seen)
+        yield f"the default of {location}", getattr(state, "default_factory", None)
     elif isinstance(state, list | tuple | collections.deque | set | frozenset):
         for number, value in enumerate(state):
-            yield from _walk(value, f"{place}[{number}]", seen)
+            yield from _walk(value, f"{location}[{number}]", seen)
     if isinstance(state, collections.OrderedDict) and state.__dict__:
-        yield from _walk(state.__dict__, f"vars({place})", seen)
+        yield from _walk(state.__dict__, f"vars({location})", seen)
 
 
 def find_name(state: object, tensor: Any) -> str:
     """Return the place of a tensor that `encode` has taken out of a state."""
-    for place, value in _walk(state, "state", set()):
+    for location, value in _walk(state, "state", set()):
         if hasattr(value, "data_ptr") and (value.data_ptr(), value.shape) == (tensor.data_ptr(), tensor.shape):
-            return place
+            return location
     return "a tensor of the state"
 
 

@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from muster._shared.snapshot_file import WorkerFiles
 from muster.snapshots.content import Content
 from muster.snapshots.contents import Contents, give_up_damaged, record_loaded
-from muster.snapshots.layout import Place
+from muster.snapshots.layout import Location
 from muster.snapshots.plain import Sharding, array, decode
 
 
@@ -43,7 +43,7 @@ class Reader(dcp.StorageReader):  # type: ignore[misc]  # torch is not checked
         """Read `contents`, which `world_size` ranks have saved."""
         self._contents = contents
         self._world_size = world_size
-        self._chunks: dict[tuple[str, tuple[int, ...]], tuple[Content, Place]] = {}
+        self._chunks: dict[tuple[str, tuple[int, ...]], tuple[Content, Location]] = {}
         """Where each part of a tensor is, by the tensor's name and the part's offsets in it."""
         self._values: dict[str, Any] = {}
 
@@ -59,18 +59,18 @@ class Reader(dcp.StorageReader):  # type: ignore[misc]  # torch is not checked
         own = int(os.environ["RANK"]) % self._world_size
         for rank in (own, *(rank for rank in range(self._world_size) if rank != own)):
             content = self._contents.open(rank)
-            for name, value, place, sharding in _list_parts(content):
-                if place is None:
+            for name, value, location, sharding in _list_parts(content):
+                if location is None:
                     merged.setdefault(name, BytesStorageMetadata())
                     self._values.setdefault(name, value)
                     continue
-                shape = place.shape if sharding is None else sharding.shape
+                shape = location.shape if sharding is None else sharding.shape
                 offsets = (0,) * len(shape) if sharding is None else sharding.offsets
-                properties = TensorProperties(dtype=place.dtype)
+                properties = TensorProperties(dtype=location.dtype)
                 tensor = merged.setdefault(name, TensorStorageMetadata(properties, torch.Size(shape), []))
-                if (name, offsets) not in self._chunks and (0 not in place.shape or not tensor.chunks):
-                    self._chunks[name, offsets] = content, place
-                    tensor.chunks.append(ChunkStorageMetadata(torch.Size(offsets), torch.Size(place.shape)))
+                if (name, offsets) not in self._chunks and (0 not in location.shape or not tensor.chunks):
+                    self._chunks[name, offsets] = content, location
+                    tensor.chunks.append(ChunkStorageMetadata(torch.Size(offsets), torch.Size(location.shape)))
         return Metadata(state_dict_metadata=merged)
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *_: Any, **__: Any) -> None:
@@ -94,10 +94,10 @@ class Reader(dcp.StorageReader):  # type: ignore[misc]  # torch is not checked
                 buffer.seek(0)
                 planner.load_bytes(item, buffer)
                 continue
-            content, place = self._chunks[name, tuple(offsets or ())]
-            rows = (item.storage_offsets[0], item.lengths[0]) if place.shape else ()
-            source = content.view(place, *rows)
-            for dimension in range(1, len(place.shape)):
+            content, location = self._chunks[name, tuple(offsets or ())]
+            rows = (item.storage_offsets[0], item.lengths[0]) if location.shape else ()
+            source = content.view(location, *rows)
+            for dimension in range(1, len(location.shape)):
                 source = source.narrow(dimension, item.storage_offsets[dimension], item.lengths[dimension])
             target = planner.resolve_tensor(item).detach()
             target.copy_(source)
@@ -144,19 +144,19 @@ class RoundReader(Reader):
         return done
 
 
-def _list_parts(content: Content) -> Iterator[tuple[str, Any, Place | None, Sharding | None]]:
+def _list_parts(content: Content) -> Iterator[tuple[str, Any, Location | None, Sharding | None]]:
     """Yield name and value of what a rank has saved. For a tensor, yield its place and sharding as well.
 
     Names are those that torch.distributed.checkpoint gives.
     """
-    parts: dict[int, tuple[Place, Sharding | None]] = {}
+    parts: dict[int, tuple[Location, Sharding | None]] = {}
     alive: list[Any] = []
 
     def make_tensor(number: int) -> Any:
-        place = content.layout.find(number)
-        stand_in = torch.empty(place.shape, dtype=place.dtype, device="meta")
+        location = content.layout.find(number)
+        stand_in = torch.empty(location.shape, dtype=location.dtype, device="meta")
         alive.append(stand_in)
-        parts[id(stand_in)] = place, None
+        parts[id(stand_in)] = location, None
         return stand_in
 
     def make_sharded(stand_in: Any, sharding: Sharding) -> Any:

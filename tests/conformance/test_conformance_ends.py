@@ -54,8 +54,7 @@ def test_the_grace_after_a_signal_is_the_shutdown_timeout(
 @pytest.mark.fault(8, "the grace after a crash is 30 s, not --shutdown-timeout: ended after 33 s", recorded=True)
 def test_the_grace_after_a_crash_is_the_shutdown_timeout(launcher: Launcher, tmp_path: Path) -> None:
     flags = ["--nproc-per-node", "2", "--shutdown-timeout", "1"]
-    outcome = launcher.run(flags, ["conf_ignores.py", str(tmp_path / "mark")], timeout_s=20)
-    assert outcome.exit_code == 1, outcome.explain()
+    launcher.run(flags, ["conf_ignores.py", str(tmp_path / "mark")], timeout_s=20).check(1)
 
 
 @pytest.mark.fault(7, "SIGKILL of the launcher leaves every worker and grandchild running")
@@ -63,23 +62,17 @@ def test_nothing_outlives_a_killed_launcher(launcher: Launcher) -> None:
     with launcher.start(["--nproc-per-node", "2"], ["conf_grandchild.py", "wait"]) as tree:
         tree.wait_for_line("waits", count=2)
         tree.send(signal.SIGKILL)
-        outcome = tree.wait()
-    assert outcome.exit_code == -signal.SIGKILL, outcome.explain()
-    assert outcome.leftovers == (), outcome.explain()
+        tree.wait().check(-signal.SIGKILL)
 
 
 @pytest.mark.fault(7, "grandchildren of a crashed worker survive")
 def test_grandchildren_of_a_crashed_worker_do_not_survive(launcher: Launcher) -> None:
-    outcome = launcher.run([], ["conf_grandchild.py", "crash"])
-    assert outcome.exit_code == 1, outcome.explain()
-    assert outcome.leftovers == (), outcome.explain()
+    launcher.run([], ["conf_grandchild.py", "crash"]).check(1)
 
 
 @pytest.mark.fault(7, "grandchildren survive the end of the job")
 def test_grandchildren_do_not_survive_the_end_of_the_job(launcher: Launcher) -> None:
-    outcome = launcher.run([], ["conf_grandchild.py", "end"])
-    assert outcome.exit_code == 0, outcome.explain()
-    assert outcome.leftovers == (), outcome.explain()
+    launcher.run([], ["conf_grandchild.py", "end"]).check()
 
 
 @pytest.mark.fault(7, "a third SIGTERM aborts the clean-up: workers stay")
@@ -120,8 +113,7 @@ def test_a_recorded_error_is_reported_and_copied_to_the_launchers_own_file(launc
     pytest.importorskip("torch")
     own = tmp_path / "own.json"
     flags = ["--nproc-per-node", "2", "--log-dir", "logs"]
-    outcome = launcher.run(flags, ["conf_recorded.py"], timeout_s=120, TORCHELASTIC_ERROR_FILE=str(own))
-    assert outcome.exit_code == 1, outcome.explain()
+    outcome = launcher.run(flags, ["conf_recorded.py"], timeout_s=120, TORCHELASTIC_ERROR_FILE=str(own)).check(1)
     [path] = tmp_path.glob("logs/*/attempt_0/0/error.json")
     message = read_error(path)
     assert "KeyError: 'recorded error'" in str(message["message"])
@@ -138,8 +130,7 @@ def test_a_recorded_error_is_reported_and_copied_to_the_launchers_own_file(launc
 @pytest.mark.fault(14, "no error file unless the script is annotated with @record")
 def test_an_error_needs_no_annotation(launcher: Launcher, tmp_path: Path) -> None:
     flags = ["--nproc-per-node", "2", "--log-dir", "logs"]
-    outcome = launcher.run(flags, ["conf_raises.py", "1"])
-    assert outcome.exit_code == 1, outcome.explain()
+    launcher.run(flags, ["conf_raises.py", "1"]).check(1)
     [path] = tmp_path.glob("logs/*/attempt_0/1/error.json")
     message = read_error(path)
     assert "ValueError: the very error" in str(message["message"])
@@ -150,8 +141,7 @@ def test_an_error_needs_no_annotation(launcher: Launcher, tmp_path: Path) -> Non
 
 @pytest.mark.fault(14, "the error file is <N/A>: the console names neither the exception nor its frames")
 def test_the_console_shows_the_exception_once(launcher: Launcher) -> None:
-    outcome = launcher.run(["--nproc-per-node", "2", "-r", "3"], ["conf_raises.py", "1"])
-    assert outcome.exit_code == 1, outcome.explain()
+    outcome = launcher.run(["--nproc-per-node", "2", "-r", "3"], ["conf_raises.py", "1"]).check(1)
     assert "ValueError: the very error" in outcome.stderr
     assert "inner" in outcome.stderr
     assert outcome.stderr.count("Traceback (most recent call last)") <= 1

@@ -92,15 +92,13 @@ def test_variables_replace_flags_and_flags_override_them(run_once: RunOnce, laun
 
 
 def test_one_worker_per_core(launcher: Launcher) -> None:
-    outcome = launcher.run(["--nproc-per-node", "cpu"], ["conf_facts.py"])
-    assert outcome.exit_code == 0, outcome.explain()
+    outcome = launcher.run(["--nproc-per-node", "cpu"], ["conf_facts.py"]).check()
     assert len(read_facts(outcome.stdout)) == len(os.sched_getaffinity(0))
 
 
 def test_a_static_address_is_used_unchanged(launcher: Launcher, free_port: int) -> None:
     flags = ["--nnodes", "1", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", str(free_port)]
-    outcome = launcher.run([*flags, "--rdzv-id", "my-id", "--rdzv-conf", "timeout=30"], ["conf_facts.py"])
-    assert outcome.exit_code == 0, outcome.explain()
+    outcome = launcher.run([*flags, "--rdzv-id", "my-id", "--rdzv-conf", "timeout=30"], ["conf_facts.py"]).check()
     [facts] = read_facts(outcome.stdout)
     assert (facts["env"]["MASTER_ADDR"], facts["env"]["MASTER_PORT"]) == ("127.0.0.1", str(free_port))
     assert facts["env"]["TORCHELASTIC_RUN_ID"] == "my-id"
@@ -110,8 +108,7 @@ def test_c10d_with_an_endpoint_and_torchs_keys(launcher: Launcher, free_port: in
     conf = "join_timeout=60,last_call_timeout=1,close_timeout=9,heartbeat_timeout=5,keep_alive_interval=2,"
     conf += "keep_alive_max_attempt=3,read_timeout=30,is_host=1,store_type=tcp"
     endpoint = ["--rdzv-backend=c10d", f"--rdzv_endpoint=localhost:{free_port}", "--rdzv-id", "job"]
-    outcome = launcher.run([*endpoint, "--rdzv_conf", conf, "--local-addr", "127.0.0.1"], ["conf_facts.py"])
-    assert outcome.exit_code == 0, outcome.explain()
+    outcome = launcher.run([*endpoint, "--rdzv_conf", conf, "--local-addr", "127.0.0.1"], ["conf_facts.py"]).check()
     [facts] = read_facts(outcome.stdout)
     assert facts["env"]["MASTER_ADDR"] == "127.0.0.1"
     assert facts["env"]["TORCHELASTIC_RUN_ID"] == "job"

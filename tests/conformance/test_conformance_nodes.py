@@ -72,20 +72,21 @@ def test_the_node_rank_decides(launcher: Launcher, free_port: int) -> None:
 
 @pytest.mark.fault(5, "33 s to the first worker: it waits 30 s for a second node", recorded=True)
 def test_an_elastic_job_starts_soon_with_the_nodes_that_joined(launcher: Launcher, free_port: int) -> None:
-    outcome = launcher.run(c10d(free_port, nnodes="1:2"), ["conf_facts.py"], timeout_s=20)
-    assert outcome.exit_code == 0, outcome.explain()
+    outcome = launcher.run(c10d(free_port, nnodes="1:2"), ["conf_facts.py"], timeout_s=20).check()
     assert read_facts(outcome.stdout)[0]["env"]["WORLD_SIZE"] == "1"
 
 
 def test_missing_nodes_are_not_waited_for_without_end(launcher: Launcher, free_port: int) -> None:
-    outcome = launcher.run(c10d(free_port, "--rdzv-conf", "join_timeout=2"), ["conf_facts.py"], timeout_s=60)
-    assert outcome.exit_code == (69 if launcher.is_muster else 1), outcome.explain()
+    launcher.run(c10d(free_port, "--rdzv-conf", "join_timeout=2"), ["conf_facts.py"], timeout_s=60).check(
+        69 if launcher.is_muster else 1
+    )
 
 
 def test_a_node_with_is_host_0_does_not_lead(launcher: Launcher, free_port: int) -> None:
     conf = "is_host=0,join_timeout=2,read_timeout=2,last_call_timeout=1"
-    outcome = launcher.run(c10d(free_port, "--rdzv-conf", conf, nnodes="1:2"), ["conf_facts.py"], timeout_s=90)
-    assert outcome.exit_code == (69 if launcher.is_muster else 1), outcome.explain()
+    outcome = launcher.run(c10d(free_port, "--rdzv-conf", conf, nnodes="1:2"), ["conf_facts.py"], timeout_s=90).check(
+        69 if launcher.is_muster else 1
+    )
     assert read_facts(outcome.stdout) == []
 
 

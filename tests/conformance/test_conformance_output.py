@@ -116,15 +116,13 @@ def test_a_template_for_the_prefix(run_once: RunOnce, launcher: Launcher) -> Non
 
 
 def test_dev_null_keeps_no_files(launcher: Launcher, tmp_path: Path) -> None:
-    outcome = launcher.run(["--nproc-per-node", "2", "--log-dir", "/dev/null"], ["conf_talks.py"])
-    assert outcome.exit_code == 0, outcome.explain()
+    outcome = launcher.run(["--nproc-per-node", "2", "--log-dir", "/dev/null"], ["conf_talks.py"]).check()
     assert "out 1 line 2" in outcome.stdout
     assert list(tmp_path.glob("**/*.log")) == []
 
 
 def test_bytes_are_passed_through_to_the_file(launcher: Launcher, tmp_path: Path) -> None:
-    outcome = launcher.run(["--tee", "3", "--log-dir", "logs"], ["conf_bytes.py"])
-    assert outcome.exit_code == 0, outcome.explain()
+    outcome = launcher.run(["--tee", "3", "--log-dir", "logs"], ["conf_bytes.py"]).check()
     whole = b"begin \xff\xfe\x00 end\n" + b"x" * 300_000 + b"|\n"
     assert files_below(tmp_path / "logs") == {
         "attempt_0/0/stdout.log": whole,
@@ -140,27 +138,23 @@ def test_bytes_are_passed_through_to_the_console(launcher: Launcher) -> None:
 
 
 def test_attempts_keep_their_files(launcher: Launcher, tmp_path: Path) -> None:
-    outcome = launcher.run(["--max-restarts", "1", "-r", "3", "--log-dir", "logs"], ["conf_restarts.py", "1"])
-    assert outcome.exit_code == 0, outcome.explain()
+    launcher.run(["--max-restarts", "1", "-r", "3", "--log-dir", "logs"], ["conf_restarts.py", "1"]).check()
     files = files_below(tmp_path / "logs")
     for attempt in range(2):
         assert files[f"attempt_{attempt}/0/stdout.log"].startswith(f"attempt {attempt}".encode())
 
 
 def test_events_on_the_console(launcher: Launcher) -> None:
-    outcome = launcher.run(["--event-log-handler", "console"], ["conf_module.py"])
-    assert outcome.exit_code == 0, outcome.explain()
+    outcome = launcher.run(["--event-log-handler", "console"], ["conf_module.py"]).check()
     assert any(line.startswith("{") and line.endswith("}") for line in outcome.stderr.splitlines()), outcome.explain()
 
 
 def test_the_default_logs_specs(launcher: Launcher, tmp_path: Path) -> None:
-    outcome = launcher.run(["--logs-specs", "default", "-r", "1", "--log-dir", "logs"], ["conf_talks.py"])
-    assert outcome.exit_code == 0, outcome.explain()
+    launcher.run(["--logs-specs", "default", "-r", "1", "--log-dir", "logs"], ["conf_talks.py"]).check()
     assert set(files_below(tmp_path / "logs")) == {"attempt_0/0/stdout.log"}
 
 
 @pytest.mark.fault("numa", "without a GPU --numa-binding ends with an error from torch.cuda")
 def test_numa_binding_without_gpus(launcher: Launcher) -> None:
-    outcome = launcher.run(["--numa-binding", "node"], ["conf_module.py"])
-    assert outcome.exit_code == 0, outcome.explain()
+    outcome = launcher.run(["--numa-binding", "node"], ["conf_module.py"]).check()
     assert "module" in outcome.stdout

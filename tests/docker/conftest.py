@@ -9,16 +9,15 @@ import shutil
 import socket
 import subprocess
 import tempfile
-import time
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from harness import LIMIT_S
+from harness import LIMIT_S, skip_or_fail, wait_until
 
-from muster.schedulers.docker.engine.client import Engine
-from muster.schedulers.docker.engine.sdk import DEFAULT_HOST
+from muster.schedulers.docker.engine import Engine
+from muster.schedulers.docker.sdk import DEFAULT_HOST
 
 IMAGE = "muster-test:torch"
 BARE = "muster-test:bare"
@@ -55,11 +54,8 @@ def _look_for_socket():
 @pytest.fixture(scope="session", autouse=True)
 def _engine_or_skip():
     reason = _missing([IMAGE, BARE])
-    if reason is None:
-        return
-    if "docker" in os.environ.get("MUSTER_REQUIRE", "").split(","):
-        pytest.fail(f"MUSTER_REQUIRE names docker, but {reason}")
-    pytest.skip(reason)
+    if reason is not None:
+        skip_or_fail("docker", reason)
 
 
 @pytest.fixture
@@ -89,20 +85,6 @@ def tiny_tar(_engine_or_skip):
     finally:
         container.remove()
         client.close()
-
-
-def wait_until(check, what, deadline_s=DEADLINE_S):
-    """Look until `check()` is true; returns what it returned.
-
-    It looks again and again because what the checks ask (the output so far, the engine's lists, a process) has no one
-    event in common. The end of an app has one: see `Apps.wait`.
-    """
-    until_s = time.monotonic() + deadline_s
-    while not (found := check()):
-        if time.monotonic() > until_s:
-            raise AssertionError(f"{what}: not within {deadline_s:g} s")
-        time.sleep(0.05)
-    return found
 
 
 class Apps:
@@ -366,5 +348,4 @@ def app_of():
 
 @pytest.fixture(name="wait_until", scope="session")
 def _wait_until():
-    """See `wait_until`: test files cannot import from here."""
     return wait_until

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from muster.schedulers.docker.engine.sdk import pick_address
-from muster.schedulers.docker.running_apps import submissions
+from muster.schedulers.docker.running_apps import orphaned_apps
+from muster.schedulers.docker.sdk import pick_address
 from muster.schedulers.supervision.registry import find_state_dir
 from muster.testing import SchedulerContract
 
@@ -48,4 +48,4 @@ class TestDocker(SchedulerContract):
         state_dir = find_state_dir(os.environ)
         for mark in (state_dir / "docker-submissions").glob("*"):
             os.utime(mark, (0, 0))  # no supervisor of it is just starting any more
-        submissions.sweep(state_dir, pick_address(os.environ))
+        orphaned_apps.sweep(state_dir, pick_address(os.environ))

@@ -2,10 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import pytest
 from torchx.specs import AppState
@@ -82,42 +78,3 @@ def test_a_job_with_a_lost_node_is_told_until_its_containers_are_gone(apps, shel
     assert "CANCELLED" in shell("status", app_id).out
     for words in ((), ("-f",)):
         assert "containers were removed" in shell("log", app_id, *words).out, words
-
-
-def pause(container):
-    """On a busy machine the engine may not get it frozen at once."""
-    import docker
-
-    for _ in range(5):
-        try:
-            return container.pause()
-        except docker.errors.APIError as error:
-            if "unable to freeze" not in str(error):
-                raise
-            time.sleep(0.5)
-    return container.pause()
-
-
-@pytest.mark.long
-@pytest.mark.timeout(400)
-def test_the_leader_is_lost_while_it_is_asked(apps, shell, wait_until):
-    """An engine does not answer for a container that is paused. The person is told what came of it."""
-    app = dist.ddp("/tmp", "100000", script="control_steps.py", j="2x2", max_retries=5, **PATIENT)
-    app_id = apps.run(app, workspace=str(Path(__file__).resolve().parents[1] / "programs"))
-    handle, role = f"docker://test/{app_id}", app.roles[0].name
-    lines = lambda: [line for k in range(2) for line in apps.logs(app_id, role=role, replica=k)]  # noqa: E731
-    wait_until(lambda: sum("counts" in line for line in lines()) >= 4, "ranks count steps")
-    [leader] = apps.containers(app_id, role=role, replica=0)
-    pause(leader)  # so that it has not answered yet
-    words = [sys.executable, "-m", "muster", "stacks", handle, "--limit", "60"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as asking:
-        time.sleep(2)
-        leader.kill()
-        said, _ = asking.communicate(timeout=150)
-    lines = {
-        0: "the stacks of 4 of 4 ranks",
-        5: r"the stacks of \d of 4 ranks",
-        6: "the (agent that was asked|round ended|leader|job)|has an agent that answers|cannot be asked",
-    }
-    assert re.search(lines[asking.returncode], said), said
-    wait_until(lambda: shell("checkpoint", handle).code == 0, said, 240)

@@ -1,12 +1,11 @@
 """The engine stops and starts while jobs run. Only an engine that .ci/docker-engine started is restarted."""
 
 import os
-import re
 import subprocess
 from pathlib import Path
 
 import pytest
-from held_runs import REDUCE, SLEEP, Commands
+from harness import ROOT
 from torchx.specs import AppState
 
 from muster.components import dist
@@ -14,7 +13,6 @@ from muster.schedulers.supervision.state import AppPhase
 
 pytestmark = [pytest.mark.docker, pytest.mark.alone]
 
-ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / ".ci" / "docker-engine"
 PID_FILE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "muster" / "dockerd.pid"
 
@@ -87,23 +85,3 @@ def test_apps_are_cancelled_and_supervised_again_while_the_engine_is_down(apps, 
     assert apps.wait(cancelled).state == AppState.CANCELLED
     assert apps.containers(cancelled, every=False) == []
     wait_until(lambda: len(apps.containers(adopted, every=False)) == 2, "second start")
-
-
-@pytest.mark.long
-def test_a_hold_is_usable_again_after_a_restart_of_the_engine(engine, tmp_path, wait_until):
-    """With a run on it, which fails with its reason, and while it is idle."""
-    commands = Commands(tmp_path)
-    held = commands.hold("-s", "local_docker", "dist.ddp", "-j", "2x1", "--image", "muster-test:torch")
-    try:
-        with commands.started(SLEEP, "main") as run:
-            engine("restart")
-            assert run.wait_end() == 1, run.text
-        told = commands.call("muster", "status", run.app_id).stdout
-        assert re.search(f"node [01] of {re.escape(held.handle)}: ", told), told
-        for _ in range(2):
-            wait_until(lambda: commands.run(REDUCE).returncode == 0, "a run on it succeeds")
-            engine("restart")
-        assert held.find_state() == "RUNNING"
-    finally:
-        commands.call("muster", "release", "--now")
-        commands.call("muster", "delete", held.handle)

@@ -6,14 +6,13 @@ does nothing it does all the rest for real: so who gets which device is seen wit
 
 import itertools
 import os
-from dataclasses import replace
 
 import pytest
 from torchx.specs import AppState, Resource
 
 from muster.schedulers import gpus as listing
-from muster.schedulers.docker import devices
-from muster.schedulers.docker.engine.errors import DockerError
+from muster.schedulers.docker.running_apps import reservations
+from muster.schedulers.docker.sdk import DockerError
 from muster.schedulers.docker.spec import Label
 
 pytestmark = pytest.mark.docker
@@ -31,7 +30,7 @@ def with_gpus(app, *gpus):
 
 def test_missing_runtime_is_refused_before_anything_is_created(apps, app_of, client):
     try:
-        devices.check_runtime(client.info())
+        reservations.check_runtime(client.info())
     except DockerError:
         created = client.events(filters={"event": "create", "type": "container"}, decode=True)
         # an image that is nowhere: not even a pull is tried
@@ -68,32 +67,11 @@ def test_each_replica_has_gpus_of_its_own_and_so_has_each_app(apps_with_gpus, ap
     assert sees(third) == ["GPU-bbbb,GPU-aaaa\n"]
 
 
-def test_nodes_share_the_gpus_that_all_of_them_would_see(apps_with_gpus, app_of, wait_until, monkeypatch):
-    """NVIDIA's runtime as the engine's default shows all of them to every container."""
-    apps = apps_with_gpus
-    engine = apps.scheduler._engine
-    info = engine.info()
-    monkeypatch.setattr(engine, "info", lambda: {**info, "DefaultRuntime": "nvidia"})
-    from muster.schedulers.docker import request, scheduler
-
-    monkeypatch.setattr(request, "is_agent_role", lambda role: True)
-
-    def without_python(engine, app, folder):
-        """What the check finds on this engine, which has no init and raises no limits; the image has no Python."""
-        containers = (replace(each, host_config={**each.host_config, "Ulimits": []}) for each in app.containers)
-        return replace(app, init=False, containers=tuple(containers))
-
-    monkeypatch.setattr(scheduler, "check_images", without_python)
-    app_id = apps.run(app_of(SAYS, image="tiny", replicas=2), agent="image")
-    seen = [wait_until(lambda replica=replica: apps.logs(app_id, replica=replica), "output") for replica in range(2)]
-    assert seen == [["GPU-aaaa\n"], ["GPU-bbbb\n"]]  # one each of three
-
-
 def test_replicas_see_the_gpus_they_were_given(apps, app_of, client):
     """On a machine that has some."""
     try:
-        gpus = devices.limit_visible(listing.list_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
-        devices.check_runtime(client.info())
+        gpus = reservations.limit_visible(listing.list_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+        reservations.check_runtime(client.info())
     except (DockerError, listing.GpuError) as fault:
         pytest.skip(str(fault))
     replicas = min(2, len(gpus))

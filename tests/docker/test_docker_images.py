@@ -1,16 +1,14 @@
 """Images: from a real registry on this machine, missing, and unfit for the agent."""
 
 import io
-import os
 import re
 import shutil
-import socket
 import subprocess
 import tarfile
-import tracemalloc
 from pathlib import Path
 
 import pytest
+from harness import skip_or_fail
 from torchx.specs import AppState
 
 import muster
@@ -71,8 +69,7 @@ def registry(_engine_or_skip, tiny_tar, tmp_path_factory, wait_until):
     import docker
 
     if shutil.which("docker-registry") is None:
-        message = "docker-registry is not installed; on Debian: apt-get install docker-registry"
-        (pytest.fail if "docker" in os.environ.get("MUSTER_REQUIRE", "").split(",") else pytest.skip)(message)
+        skip_or_fail("docker", "docker-registry is not installed; on Debian: apt-get install docker-registry")
     folder = tmp_path_factory.mktemp("registry")
     (folder / "config.yml").write_text(CONFIG.format(root=folder / "data"))
     log = folder / "log"
@@ -116,21 +113,6 @@ def test_what_cannot_be_pulled_is_one_line(apps, app_of, registry, capfd):
     assert "docker: " not in capfd.readouterr().err, "quiet"
 
 
-@pytest.mark.parametrize("pull", ["missing", pytest.param("always", marks=pytest.mark.long)])
-def test_unreachable_registry_is_one_line(apps, app_of, client, pull):
-    with socket.socket() as bound:  # bound and not listening: no other process answers there
-        bound.bind(("127.0.0.1", 0))
-        repository = f"127.0.0.1:{bound.getsockname()[1]}/tiny"
-        if pull == "always":  # also when the engine has it: `always` was asked for
-            client.api.tag("muster-test:bare", repository, "here")
-        try:
-            image = f"{repository}:here"
-            apps.refuse(app_of("true", image=image), f"cannot pull image '{image}': .*refused", pull=pull)
-        finally:
-            if pull == "always":
-                client.images.remove(image)
-
-
 PYTHON39 = "muster-test:python39"
 
 
@@ -164,15 +146,6 @@ def run_rank(apps, folder, image, program="import os; print('rank', os.environ['
     return app_id, "".join(apps.logs(app_id, role=app.roles[0].name))
 
 
-@pytest.mark.long
-def test_an_entrypoint_may_print_a_banner(apps, make_image, tmp_path):
-    """As that of NVIDIA's images does."""
-    entrypoint = 'ENTRYPOINT ["sh", "-c", "echo; echo == PyTorch ==; exec \\"$@\\"", "sh"]'
-    _, said = run_rank(apps, tmp_path, make_image("banner", changes=entrypoint))
-    assert "== PyTorch ==" in said
-    assert "rank 0" in said
-
-
 @pytest.mark.parametrize(
     ("tag", "command", "entrypoint", "ran"),
     [
@@ -197,13 +170,6 @@ def test_an_entrypoint_may_be_the_interpreter(apps, make_image, tmp_path, tag, c
 
 
 @pytest.mark.long
-def test_an_entrypoint_that_runs_a_program_of_its_own_is_one_line(apps, app_of, make_image):
-    image = make_image("serve", changes='ENTRYPOINT ["python3", "/serve.py"]')
-    why = r"does not run the command that it is given: see its entrypoint \['python3', '/serve.py'\]; it printed "
-    apps.refuse(app_of("", image=image, **AGENT), f"image '{image}' {why}")
-
-
-@pytest.mark.long
 def test_the_jobs_muster_is_imported_and_not_the_images(apps, make_image, tmp_path):
     """The worker module of an older image speaks another status page."""
     site = "/usr/lib/python3/dist-packages/muster"
@@ -225,23 +191,3 @@ def test_agent_of_the_image_is_run(apps, make_image, tmp_path):
     assert "rank 0" in said
     (container,) = apps.containers(app_id)
     assert container.attrs["Config"]["Cmd"][:2] == ["python3", "-c"]
-
-
-def test_a_large_workspace_needs_little_memory_and_is_kept_only_while_the_app_runs(apps, app_of, tmp_path, wait_until):
-    source = tmp_path / "source"
-    source.mkdir()
-    with open(source / "weights", "wb") as file:
-        file.truncate(100 << 20)
-    (source / "outside").symlink_to("../elsewhere")  # the engine refuses it: it is not sent
-    tracemalloc.start()
-    app_id = apps.run(app_of("stat -c %s weights; exec sleep 600", replicas=2), workspace=str(source))
-    peak_bytes = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak_bytes < 40 << 20
-    folder = apps.scheduler.find_folder(app_id)
-    assert [file.name for file in folder.state_dir.glob("workspace-*")] != []
-    for replica in range(2):
-        wait_until(lambda replica=replica: apps.logs(app_id, replica=replica) == [f"{100 << 20}\n"], "the file's size")
-    apps.cancel(app_id)
-    assert apps.wait(app_id).state == AppState.CANCELLED
-    assert list(folder.state_dir.glob("workspace-*")) == []

@@ -12,10 +12,8 @@ import pytest
 from harness import LIMIT_S
 from torchx.specs import AppState, Resource
 
-from muster._shared.control import CommandExit
 from muster.cli.commands import main
 from muster.schedulers import kubernetes
-from muster.schedulers.docker.running_apps import creation
 from muster.schedulers.errors import EngineError
 from muster.schedulers.supervision import client as supervision
 
@@ -40,7 +38,7 @@ Runner("test", {"docker": create_detached_scheduler}).run(AppDef("killed", roles
 """
 
 POINTS = {
-    "image_check": ("muster.schedulers.docker.engine.client:Engine", "wait_container"),
+    "image_check": ("muster.schedulers.docker.engine:Engine", "wait_container"),
     "reserved": ("muster.schedulers.docker.running_apps.creation", "_join_network"),
     "created": ("muster.schedulers.supervision.client", "submit"),
     "registered": ("muster.schedulers.supervision.client", "start_supervisor"),
@@ -98,16 +96,6 @@ def test_prune_removes_what_a_killed_submission_has_left(killed, apps_with_gpus,
     assert sorted(path.name for path in (state_home / "muster").rglob(f"*{killed}*")) == []
 
 
-@at("reserved")
-def test_delete_removes_what_prune_lists_of_a_killed_submission(killed, apps_with_gpus, state_home, shell):
-    """`muster prune` printed this handle, and `muster delete` knew no such app."""
-    handle = f"docker://torchx/{killed}"
-    assert (done := shell("delete", handle)).code == 0, done
-    assert list_left(apps_with_gpus) == []
-    assert sorted(path.name for path in (state_home / "muster").rglob(f"*{killed}*")) == []
-    assert shell("delete", handle).code == CommandExit.UNKNOWN
-
-
 @pytest.mark.alone
 @pytest.mark.parametrize("point", ["created", pytest.param("registered", marks=pytest.mark.long)])
 def test_prune_leaves_an_app_alone_that_is_being_submitted(apps, app_of, monkeypatch, point):
@@ -150,16 +138,6 @@ def test_a_command_that_a_signal_ends_leaves_nothing(apps, state_home, tmp_path,
     assert process.returncode == -signum
     wait_until(lambda: not apps.left(mark.name), "end of all of it")  # the engine may still be removing a probe
     assert [*(state / "docker-submissions").iterdir(), *(state / "docker-apps").glob("*")] == []
-
-
-def test_a_submission_that_fails_leaves_no_mark(apps, app_of, monkeypatch, state_home):
-    def fail(*_):
-        raise RuntimeError("a bug")
-
-    monkeypatch.setattr(creation, "create_app", fail)
-    with pytest.raises(RuntimeError, match="a bug"):
-        apps.run(app_of("true", image=BARE))
-    assert list((state_home / "muster" / "docker-submissions").iterdir()) == []
 
 
 @pytest.fixture

@@ -1,14 +1,13 @@
 """What an engine refuses, lacks or limits: names, commands, memory, address pools, other users' objects."""
 
-import concurrent.futures
 import os
 from contextlib import closing
 
 import pytest
 from torchx.specs import AppState, BindMount
 
-from muster.schedulers.docker.engine.client import Engine
-from muster.schedulers.docker.engine.errors import NoAddressPool
+from muster.schedulers.docker.engine import Engine
+from muster.schedulers.docker.sdk import NoAddressPool
 from muster.schedulers.errors import EngineError, SchedulerError
 
 pytestmark = pytest.mark.docker
@@ -75,15 +74,6 @@ def test_containers_of_the_same_name_are_refused_and_not_touched(apps, app_of):
         foreign.remove()
 
 
-@pytest.mark.long
-def test_twelve_apps_at_once(apps, app_of):
-    with concurrent.futures.ThreadPoolExecutor(12) as pool:
-        ids = list(pool.map(lambda _: apps.run(app_of("hostname", replicas=2)), range(12)))
-    assert len(set(ids)) == 12
-    assert {apps.wait(app_id).state for app_id in ids} == {AppState.SUCCEEDED}
-    assert [apps.logs(app_id, replica=1) for app_id in ids] == [["w-1\n"]] * 12
-
-
 def fill_address_pools(engine, label):
     for number in range(30):
         try:
@@ -111,16 +101,6 @@ def test_shared_memory_is_large(apps, app_of):
     app_id = apps.run(app_of("head -c 100M /dev/zero >/dev/shm/x && stat -c %s /dev/shm/x"))
     assert apps.wait(app_id).state == AppState.SUCCEEDED
     assert apps.logs(app_id) == ["104857600\n"]
-
-
-@pytest.mark.long
-def test_out_of_memory_is_named(apps, app_of):
-    eats = ["-c", "x = [bytearray(b'x' * (8 << 20)) for _ in range(10**6)]"]
-    app_id = apps.run(app_of("", entrypoint="python3", args=eats, memory_mb=64))
-    status = apps.wait(app_id)
-    assert status.state == AppState.FAILED
-    assert "w/0 was ended" in status.msg
-    assert "memory, limit 64Mi" in status.msg
 
 
 def test_objects_of_others_are_not_touched(apps, app_of, monkeypatch):

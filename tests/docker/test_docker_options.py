@@ -7,7 +7,7 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-from torchx.specs import AppState, BindMount
+from torchx.specs import AppState
 
 from muster.components import dist
 
@@ -49,15 +49,6 @@ def test_a_user_can_write_beside_its_code(apps, app_of, workspace, image_with_us
         assert client.images.list("muster-test/owned") == []
 
 
-def test_a_mounted_folder_keeps_its_owner(apps, app_of, workspace, image_with_user_and_folder, tmp_path):
-    (tmp_path / "data").mkdir(mode=0o755)
-    app = app_of("stat -c %u .", image=image_with_user_and_folder)
-    app.roles[0].mounts = [BindMount(src_path=str(tmp_path / "data"), dst_path="/app")]
-    app_id = apps.run(app, workspace=workspace)
-    assert apps.wait(app_id).state == AppState.SUCCEEDED
-    assert apps.logs(app_id) == ["0\n"]
-
-
 def test_workspace_is_copied_into_the_working_directory(apps, app_of, workspace, client):
     """And limits of the log stand beside the engine's own driver."""
     app_id = apps.run(app_of("pwd; ls -A; python3 main.py"), workspace=workspace, log_opts={"max-size": "1m"})
@@ -66,23 +57,6 @@ def test_workspace_is_copied_into_the_working_directory(apps, app_of, workspace,
     (container,) = apps.containers(app_id)
     driver = client.info()["LoggingDriver"]
     assert container.attrs["HostConfig"]["LogConfig"] == {"Type": driver, "Config": {"max-size": "1m"}}
-
-
-def test_what_is_left_out_is_said_in_a_dry_run(apps, app_of, tmp_path, capfd):
-    """`build/` ignored nothing, and absolute links arrived dangling without a word."""
-    folder = tmp_path / "work"
-    for name in ("main.py", "build/a", "deep/build/b", "data/x", "deep/kept"):
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(name)
-    (folder / "absolute").symlink_to("/etc/hostname")
-    (folder / "inside").symlink_to(folder / "data" / "x")
-    (folder / "leaving").symlink_to("../elsewhere")
-    (folder / ".torchxignore").write_text("build/\n")
-    apps.runner.dryrun(app_of("true"), "docker", cfg={}, workspace=str(folder))
-    ignored, leaving, absolute = [line for line in capfd.readouterr().err.splitlines() if line.startswith("docker: ")]
-    assert ": build, deep/build" in ignored
-    assert "(leaving -> ../elsewhere)" in leaving
-    assert "(absolute -> /etc/hostname)" in absolute
 
 
 def test_own_dockerfile_of_the_workspace_is_used(apps, app_of, tmp_path):
@@ -170,15 +144,6 @@ def test_options_beside_an_agent_and_a_read_only_root(apps, workspace):
     assert container.attrs["HostConfig"]["Tmpfs"] == {"/tmp": "exec,size=268435456"}
     _, stat = container.get_archive(f"{container.labels['io.muster.run_dir']}events.jsonl")  # nobody could write it
     assert stat["size"] > 0
-
-
-@pytest.mark.long
-def test_a_job_runs_with_a_log_driver_that_keeps_nothing(apps, workspace):
-    app = dist.ddp(script="main.py", j="1x1", image=IMAGE, name="job", start="cold")
-    app_id = apps.run(app, workspace=workspace, log_driver="none")
-    assert apps.wait(app_id).state == AppState.SUCCEEDED
-    with pytest.raises(RuntimeError, match="configured logging driver does not support reading"):
-        apps.logs(app_id, role=app.roles[0].name)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ RIGHTS_PAGE = Path(__file__).resolve().parents[2] / "docs" / "kubernetes-cluster
 
 RIGHTS = {
     "jobs.batch": {"create", "get", "list", "patch", "delete"},
-    "pods": {"list", "watch"},
+    "pods": {"list"},
     "pods/log": {"get"},
     "events": {"list"},
     "secrets": {"create", "patch", "delete"},
@@ -79,3 +79,12 @@ def lose_responses(cluster, *kinds):
     """The next request of each sort that changes an object of these kinds is carried out, but its response is lost."""
     for method, kind in itertools.product(("POST", "PATCH", "DELETE"), kinds):
         cluster.faults.append(Fault(method, rf"/{kind}[/?](?!.*dryRun)", 0, after=True))
+
+
+def find_pod_templates(part):
+    """Yield the pod templates in documents, whatever their kinds."""
+    for key, value in part.items() if isinstance(part, dict) else enumerate(part):
+        if key == "template" and "containers" in value["spec"]:
+            yield value
+        elif isinstance(value, dict | list | tuple):
+            yield from find_pod_templates(value)

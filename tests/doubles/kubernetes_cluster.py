@@ -1,7 +1,7 @@
 """A model of the API server: the rules that our requests can break, and failures on demand. No sockets, no threads.
 
 Strict validation, the rules of `kubernetes_rules.py`, conflicts, merge patches, garbage collection by owner, paging
-with tokens that expire, watches with bookmarks and 410, log streams that break, bearer tokens that expire, injected
+with tokens that expire, log streams that break, bearer tokens that expire, injected
 faults; and a Job controller with the rules by which the real one creates, replaces and deletes pods. Tests act as the
 kubelet: they start and end pods.
 
@@ -77,8 +77,6 @@ class Cluster:
         self.lock = threading.Condition()
         self.objects = {}
         self.number = 100
-        self.oldest = 100
-        self.history = []
         self.faults = []
         self.requests = []
         self.token = "one"
@@ -101,8 +99,6 @@ class Cluster:
         self.streams_most = 0
         self.page_limit = 500
         self.expire_pages = False
-        self.bookmarks = True
-        self.watch_lifetime = None
         self.kueue = None  # or a `kubernetes_kueue.Kueue`
         self.is_silent = False  # what is sent does not arrive
         self.closing = False
@@ -113,10 +109,9 @@ class Cluster:
 
     # -- objects ------------------------------------------------------------------------------------------------------
 
-    def record_change(self, key, change):
+    def record_change(self, key):
         self.number += 1
         self.objects[key]["metadata"]["resourceVersion"] = str(self.number)
-        self.history.append((self.number, change, key, duplicate(self.objects[key])))
         self.lock.notify_all()
 
     def add_object(self, group, namespace, plural, item):
@@ -130,7 +125,7 @@ class Cluster:
             self.objects[key] = item
             if self.kueue is not None:
                 self.kueue.add(key, item)
-            self.record_change(key, "ADDED")
+            self.record_change(key)
             if plural == "jobs" and group == "/apis/batch/v1":
                 self.start_job(key)
             return item
@@ -140,7 +135,7 @@ class Cluster:
             item = self.objects.get(key)
             if item is None:
                 return
-            self.record_change(key, "DELETED")
+            self.record_change(key)
             del self.objects[key]
             for other, owned in list(self.objects.items()):
                 self.remove_owner(other, owned, item["metadata"]["uid"])
@@ -173,12 +168,6 @@ class Cluster:
                 if kind == plural and labels.items() <= item["metadata"].get("labels", {}).items()
             ]
 
-    def expire_history(self):
-        """From now on a watch from any older version is answered with 410."""
-        with self.lock:
-            self.number += 1
-            self.oldest = self.number
-
     # -- the Job controller -------------------------------------------------------------------------------------------
 
     def start_job(self, key):
@@ -202,7 +191,7 @@ class Cluster:
         elif key[2] == "jobs":  # there is no JobSet controller
             self.objects[key].pop("status", None)
             self.create_pods(key)
-        self.record_change(key, "MODIFIED")
+        self.record_change(key)
 
     def create_pods(self, key):
         job = self.objects[key]
@@ -249,7 +238,7 @@ class Cluster:
         with self.lock:
             key = ("/api/v1", pod["metadata"]["namespace"], "pods", pod["metadata"]["name"])
             self.objects[key]["status"] = {**self.objects[key]["status"], **status}
-            self.record_change(key, "MODIFIED")
+            self.record_change(key)
 
     def start_pod(self, pod):
         self.change_pod(pod, phase="Running")
@@ -314,7 +303,7 @@ class Cluster:
             else:
                 self.create_pod(job, index)
         if key in self.objects:
-            self.record_change(key, "MODIFIED")
+            self.record_change(key)
 
     def find_action(self, spec, code, conditions):
         for rule in spec.get("podFailurePolicy", {}).get("rules", ()):
@@ -343,7 +332,7 @@ class Cluster:
                     self.delete_object(other)  # with its log
                     continue
                 item["metadata"]["deletionTimestamp"] = self.now()
-                self.record_change(other, "MODIFIED")
+                self.record_change(other)
                 threading.Thread(target=self.end_gracefully, args=(other, item), daemon=True).start()
 
     def resize_job(self, key, nodes):
@@ -452,8 +441,6 @@ class Request:
             self.authorize()
             if fault is not None and not fault.after:
                 return self.fail(fault)
-            if self.method == "GET" and self.query.get("watch") == "true":
-                return Response(stream=self.count_stream(self.watch()))
             if path.endswith("/exec"):
                 return self.execute()
             if path.endswith("/log"):
@@ -475,13 +462,13 @@ class Request:
             raise Refusal(401, "Unauthorized", "Unauthorized")
 
     def authorize(self):
-        method, query = self.method, self.query
+        method = self.method
         match, allowed = PATH.match(self.path), self.cluster.allowed
         if allowed is None or match is None:
             return  # all accounts may read versions and discovery
         verb = {"POST": "create", "PATCH": "patch", "DELETE": "delete"}.get(method)
         if verb is None:
-            verb = "watch" if query.get("watch") == "true" else "get" if match["name"] else "list"
+            verb = "get" if match["name"] else "list"
         plural = f"{match['plural']}/{match['sub']}" if match["sub"] else match["plural"]
         group = match["group"].split("/")[2] if match["group"].startswith("/apis/") else ""
         if verb not in allowed.get(f"{plural}.{group}" if group else plural, ()):
@@ -624,7 +611,7 @@ class Request:
         )  # these Jobs are an hour old, and this is no deadline ahead
         if key[2] == "jobs" and is_over and not item["spec"].get("suspend"):
             self.cluster.end_job(key, "Failed", "DeadlineExceeded")
-        self.cluster.record_change(key, "MODIFIED")
+        self.cluster.record_change(key)
         return item
 
     def list(self, group, namespace, plural, query):
@@ -681,43 +668,6 @@ class Request:
         finally:
             with cluster.lock:
                 cluster.streams_open -= 1
-
-    def watch(self):
-        cluster, match, wanted = self.cluster, PATH.match(self.path), self.build_filter(self.query)
-        version = int(self.query["resourceVersion"])
-        sent = 0
-        while not cluster.closing:
-            with cluster.lock:
-                expired = version < cluster.oldest
-                changes = self.find_changes(version, match, wanted)
-                reached = cluster.number
-                if is_idle := not changes and not expired and reached == version:
-                    cluster.lock.wait(0.05)
-            if is_idle:
-                yield b""
-            elif expired:
-                gone = {"kind": "Status", "code": 410, "message": "too old resource version", "reason": "Expired"}
-                yield json.dumps({"type": "ERROR", "object": gone}).encode() + b"\n"
-                return
-            elif not changes:
-                version = reached
-                if cluster.bookmarks:
-                    mark = {"kind": "Pod", "metadata": {"resourceVersion": str(version)}}
-                    yield json.dumps({"type": "BOOKMARK", "object": mark}).encode() + b"\n"
-            for number, change, _, item in () if expired else changes:
-                yield json.dumps({"type": change, "object": item}).encode() + b"\n"
-                version, sent = number, sent + 1
-                if cluster.watch_lifetime is not None and sent >= cluster.watch_lifetime:
-                    raise Cut
-
-    def find_changes(self, version, match, wanted):
-        entries = [entry for entry in self.cluster.history if entry[0] > version]
-        return [entry for entry in entries if self.is_watched(entry, match) and wanted(entry[3])]
-
-    @staticmethod
-    def is_watched(entry, match):
-        group, namespace, plural, _ = entry[2]
-        return (group, namespace, plural) == (match["group"], match["namespace"], match["plural"])
 
     def read_log(self):
         cluster, query, match = self.cluster, self.query, PATH.match(self.path)

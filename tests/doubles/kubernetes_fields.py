@@ -1,8 +1,8 @@
 """Derives `muster/schedulers/kubernetes/fields.json` from the published schemas of Kubernetes.
 
-The table has what a strict check of our documents needs: the fields of every type that is reachable from those we
-write, their kinds, which are required, how lists of a pod template are merged, and the first and last version (of those
-the schemas cover) that has each. Run this file to write the table again.
+The table has what a merge of pod templates needs: the fields of every type that is reachable from theirs, their kinds,
+how lists are merged, and the first and last version (of those the schemas cover) that has each. Run this file to write
+the table again.
 """
 
 import json
@@ -11,15 +11,7 @@ from typing import Any
 
 import kubernetes_validate
 
-ROOTS = {
-    "v1/ConfigMap": "io.k8s.api.core.v1.ConfigMap",
-    "v1/Secret": "io.k8s.api.core.v1.Secret",
-    "v1/Service": "io.k8s.api.core.v1.Service",
-    "v1/PodTemplateSpec": "io.k8s.api.core.v1.PodTemplateSpec",
-    "batch/v1/Job": "io.k8s.api.batch.v1.Job",
-    "scheduling.k8s.io/v1alpha2/PodGroup": "io.k8s.api.scheduling.v1alpha2.PodGroup",
-    "scheduling.k8s.io/v1beta1/PodGroup": "io.k8s.api.scheduling.v1beta1.PodGroup",
-}
+ROOT = "io.k8s.api.core.v1.PodTemplateSpec"
 OLDEST = (1, 29)
 IGNORED = ("Status", "ManagedFieldsEntry")
 PATH = Path(__file__).resolve().parents[2] / "muster" / "schedulers" / "kubernetes" / "fields.json"
@@ -77,19 +69,19 @@ def build_fields() -> dict[str, Any]:
     known = list_versions()
     for version in known:
         definitions = load_definitions(version)
-        waiting = [root for root in ROOTS.values() if root in definitions]
+        waiting = [ROOT]
         seen = set(waiting)
         while waiting:
             name = waiting.pop()
             definition = definitions[name]
-            entry = types.setdefault(shorten(name), {"fields": {}, "required": sorted(definition.get("required", []))})
+            entry = types.setdefault(shorten(name), {})
             for field, schema in definition.get("properties", {}).items():
                 if schema.get("$ref", "").endswith("Status") or shorten(name).endswith(IGNORED):
                     continue
                 kind, target = derive_kind(schema)
                 if target is not None:
                     kind = kind.replace("#" + target, "#" + shorten(target))
-                row = entry["fields"].setdefault(field, {"kind": kind, "since": version, "until": version})
+                row = entry.setdefault(field, {"kind": kind, "since": version, "until": version})
                 row["until"] = version
                 key = schema.get("x-kubernetes-patch-merge-key")
                 strategy = schema.get("x-kubernetes-patch-strategy", "")
@@ -103,7 +95,6 @@ def build_fields() -> dict[str, Any]:
         "source": "derived from the OpenAPI schemas published by the Kubernetes project (Apache-2.0)",
         "oldest": known[0],
         "newest": known[-1],
-        "roots": {root: shorten(name) for root, name in ROOTS.items()},
         "types": {name: compact(entry, known) for name, entry in sorted(types.items())},
     }
 
@@ -111,7 +102,7 @@ def build_fields() -> dict[str, Any]:
 def compact(entry: dict[str, Any], known: list[str]) -> dict[str, Any]:
     """One type, without default values."""
     fields: dict[str, Any] = {}
-    for name, row in sorted(entry["fields"].items()):
+    for name, row in sorted(entry.items()):
         extras = {"key": row["key"]} if "key" in row else {}
         if row.get("retain"):
             extras["retain"] = True
@@ -120,12 +111,12 @@ def compact(entry: dict[str, Any], known: list[str]) -> dict[str, Any]:
         if row["until"] != known[-1]:
             extras["until"] = row["until"]
         fields[name] = {"kind": row["kind"], **extras} if extras else row["kind"]
-    return {"fields": fields, "required": entry["required"]} if entry["required"] else {"fields": fields}
+    return fields
 
 
 def render(table: dict[str, Any]) -> str:
     """One line per type, so that diffs stay small."""
-    lines = [f'"{key}": {json.dumps(table[key])},' for key in ("source", "oldest", "newest", "roots")]
+    lines = [f'"{key}": {json.dumps(table[key])},' for key in ("source", "oldest", "newest")]
     types = [f'"{name}": {json.dumps(entry)}' for name, entry in table["types"].items()]
     return "{\n" + "\n".join(lines) + '\n"types": {\n' + ",\n".join(types) + "\n}\n}\n"
 

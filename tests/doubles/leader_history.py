@@ -71,7 +71,7 @@ class Leader:
             before, answer = self.actions, self.feed(LeaseChecked(is_held=self.is_lease_held))
             self.actions = before + answer
         begun = next((each for each in self.actions if isinstance(each, DrainBegun) and not each.is_asked), None)
-        if begun is not None and self.state.running.drain.is_join and not self.stops_for_joins:
+        if begun is not None and self.state.phase.drain.is_join and not self.stops_for_joins:
             report = DrainReport(ceiling=0, refusal="no rank asks")
             refused = DrainReported(round_number=begun.round_number, drain=begun.drain, report=report)
             self.feed(Reported(id="m0", message=refused))

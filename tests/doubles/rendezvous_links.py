@@ -5,11 +5,52 @@ from collections.abc import Callable
 from typing import Any
 
 from muster._shared.codec import encode_message
+from muster.agent.config import RendezvousConfig
+from muster.agent.rendezvous.consensus.members import build_rules
 from muster.agent.rendezvous.consensus.recovery import RecoveryRecord
+from muster.agent.rendezvous.leader.connections import LeaderOptions
+from muster.agent.rendezvous.leader.leader import Leader
+from muster.agent.rendezvous.member.member import Member
 from muster.agent.rendezvous.protocol.framing import FRAME_LIMIT_BYTES, Frame
-from muster.agent.rendezvous.protocol.job_rules import JobRules
-from muster.agent.rendezvous.protocol.member_messages import Join
-from muster.agent.rendezvous.protocol.messages import Message
+from muster.agent.rendezvous.protocol.job_rules import JobRules, build_job_rules
+from muster.agent.rendezvous.protocol.messages import Join, Message
+from muster.agent.runtime.loop import Loop
+
+
+def make_config(**changes: Any) -> RendezvousConfig:
+    """That of node 0 of up to three nodes, of which one is enough."""
+    values = {"backend": "muster", "run_id": "run", "host": "h", "port": 29400, "node_index": 0}
+    return RendezvousConfig(**{**values, "min_nodes": 1, "max_nodes": 3, "max_restarts": 2, **changes})
+
+
+def make_leader(loop: Loop, config: RendezvousConfig, notify: Callable[..., None] = print) -> Leader:
+    options = LeaderOptions(
+        rules=build_rules(config),
+        job_rules=build_job_rules(config),
+        silence_s=config.keep_alive_interval_s * config.keep_alive_max_attempt,
+        takeover=False,
+        notify=notify,
+        own_id="m0",
+        listen_port=5000,
+    )
+    return Leader(loop, FakeNetwork(), options)  # type: ignore[arg-type]
+
+
+def make_member(
+    config: RendezvousConfig, loop: Loop, network: "FakeNetwork", name: str, post: Callable[[Any], None], nproc: int = 1
+) -> Member:
+    return Member(
+        config,
+        nproc=nproc,
+        role="default",
+        loop=loop,
+        post=post,
+        lease=None,
+        node_name=name,
+        network=network,  # type: ignore[arg-type]
+        reserve=FakeHandle,
+        member_id=name.replace("h", "m"),
+    )
 
 
 def encode_and_decode(message: Message) -> Any:

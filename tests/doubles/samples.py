@@ -1,4 +1,4 @@
-"""A round and a failed worker, of which a test names only what matters to it."""
+"""A round, a record and a failed worker, of which a test names only what matters to it."""
 
 import json
 from collections.abc import Mapping
@@ -7,6 +7,7 @@ from typing import Any
 from muster._shared.contract import FORMAT
 from muster._shared.reports import Failure
 from muster.agent.round import Round
+from muster.agent.runtime.event_log import EventRecord
 
 
 def make_round(nproc: int = 2, **changes: Any) -> Round:
@@ -14,6 +15,14 @@ def make_round(nproc: int = 2, **changes: Any) -> Round:
     values = {"number": 1, "attempt": 0, "restarts_left": 0, "group_rank": 0, "group_world_size": 1, "rank_offset": 0}
     values |= {"world_size": nproc, "master_addr": "a", "master_port": 1, **changes}
     return Round(role_rank_offset=values["rank_offset"], role_world_size=values["world_size"], **values)
+
+
+def make_record(
+    what: str, at_s: float = 0.0, *, detail: Mapping[str, Any] | None = None, **changes: Any
+) -> EventRecord:
+    """An agent's record of the first node, in the first round."""
+    values = {"time_s": 1000.0 + at_s, "monotonic_s": at_s, "node": 0, "node_index": 0, "round": 1, "attempt": 0}
+    return EventRecord(what=what, detail=detail or {}, **{**values, **changes})
 
 
 FAILURE: Mapping[str, Any] = {

@@ -5,22 +5,16 @@ agent of another node stands still for a moment. MUSTER_DRAIN_RUNS sets how ofte
 `make nightly`).
 """
 
-import contextlib
 import json
 import os
 import signal
-import sys
 import time
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-from fault_scenes import TreeScene, cause
-from harness import LIMIT_S, Outcome, Tree, find_free_port, wait_until
+from harness import AGENT, PROGRAMS, Outcome, Tree, check_all, start_nodes, wait_until
 
-from muster.cli.rehearse.faults.nodes import PREEMPTED
-
-PROGRAMS = Path(__file__).parent.parent / "programs"
 NODES, NPROC, ACCUMULATE = 3, 2, 4
 RUNS = int(os.environ.get("MUSTER_DRAIN_RUNS", "1"))
 
@@ -31,21 +25,10 @@ pytestmark = [
 ]
 
 
-@contextlib.contextmanager
-def start_job(
-    folder: Path, *words: str, nodes: int = NODES, nnodes: str = str(NODES), flags: tuple[str, ...] = ()
-) -> Iterator[list[Tree]]:
-    endpoint, patient = f"127.0.0.1:{find_free_port()}", "keep_alive_max_attempt=60"  # no node is lost
-    place = ["--nnodes", nnodes, "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-conf", patient]
-    place = ["--standalone"] if nodes == 1 else [*place, "--rdzv-id", "drain"]
-    agent = [sys.executable, "-m", "muster.agent", *place, "--nproc-per-node", str(NPROC), "--shutdown-timeout", "20"]
-    with contextlib.ExitStack() as stack:
-        trees = []
-        for index in range(nodes):
-            rank = [] if nodes == 1 else ["--node-rank", str(index)]
-            command = [*agent, *rank, *flags, "--tee", "3", "--log-dir", str(folder / f"logs{index}")]
-            trees.append(stack.enter_context(Tree([*command, str(PROGRAMS / "drain_trains.py"), str(folder), *words])))
-        yield trees
+def start_job(folder: Path, *flags: str, nodes: int = NODES, words: str = "") -> AbstractContextManager[list[Tree]]:
+    patient = ["--rdzv-conf", "keep_alive_max_attempt=60", "--shutdown-timeout", "20"]  # no node is lost
+    own = [*patient, "--nproc-per-node", str(NPROC), "--tee", "3", "--log-dir", folder / "logs{node}", *flags]
+    return start_nodes(nodes, *own, PROGRAMS / "drain_trains.py", folder, *words.split())
 
 
 def preempt(trees: list[Tree], victim: int) -> None:
@@ -53,16 +36,11 @@ def preempt(trees: list[Tree], victim: int) -> None:
     for tree in trees:
         tree.wait_for_line("trains", count=NPROC)
     wait_until(lambda: any("rank 0 of 6 evaluates" in tree.stdout for tree in trees), what="an evaluation")
-    scene = TreeScene(*trees, node=victim)
-    stalled = scene.find_agent((victim + 1) % NODES)
-    cause(PREEMPTED, scene)
+    stalled = trees[(victim + 1) % NODES].children()[0]
+    trees[victim].send(signal.SIGTERM)
     os.kill(stalled, signal.SIGSTOP)
     time.sleep(0.05)
     os.kill(stalled, signal.SIGCONT)
-
-
-def wait_for_all(trees: list[Tree]) -> list[Outcome]:
-    return [tree.wait(LIMIT_S) for tree in trees]
 
 
 def explain(outcomes: list[Outcome]) -> str:
@@ -85,17 +63,15 @@ def list_victims(first: int) -> list[object]:
 def test_all_ranks_save_the_same_step_and_the_next_run_continues(tmp_path: Path, victim: int) -> None:
     with start_job(tmp_path) as trees:
         preempt(trees, victim)
-        outcomes = wait_for_all(trees)
-    assert [(each.exit_code, each.leftovers) for each in outcomes] == [(143, ())] * NODES, explain(outcomes)
+        outcomes = check_all(trees, 143)
     [step] = {each["step"] for each in read_saved(tmp_path)}
     assert (step + 1) % ACCUMULATE == 0
     assert [each.stdout.count(f"stopped at step {step},") for each in outcomes] == [NPROC] * NODES, explain(outcomes)
     console = "".join(outcome.stderr for outcome in outcomes)
-    assert f"all ranks stop at step {step}" in " ".join(console.split())
+    assert f"stop at step {step}" in " ".join(console.split())
     assert f"stopped at step {step} " in console
     with start_job(tmp_path) as trees:
-        outcomes = wait_for_all(trees)
-    assert [each.exit_code for each in outcomes] == [0] * NODES, explain(outcomes)
+        outcomes = check_all(trees)
     begins = [outcome.stdout.count(f"of {NODES * NPROC} begins at step {step + 1}") for outcome in outcomes]
     assert begins == [NPROC] * NODES, explain(outcomes)
     assert [each["step"] for each in read_saved(tmp_path)] == [step, step + 10 * ACCUMULATE]
@@ -104,9 +80,9 @@ def test_all_ranks_save_the_same_step_and_the_next_run_continues(tmp_path: Path,
 @pytest.mark.long
 @pytest.mark.parametrize("victim", list_victims(0))
 def test_the_others_of_an_elastic_job_go_on_at_the_next_step(tmp_path: Path, victim: int) -> None:
-    with start_job(tmp_path, nnodes="1:3") as trees:
+    with start_job(tmp_path, "--nnodes", "1:3") as trees:
         preempt(trees, victim)
-        outcomes = wait_for_all(trees)
+        outcomes = [tree.wait() for tree in trees]
     expected = [(143 if index == victim else 0, ()) for index in range(NODES)]
     assert [(each.exit_code, each.leftovers) for each in outcomes] == expected, explain(outcomes)
     first, last = read_saved(tmp_path)
@@ -122,11 +98,10 @@ def test_the_others_of_an_elastic_job_go_on_at_the_next_step(tmp_path: Path, vic
 
 
 def test_a_job_of_one_node_saves_at_one_step_too(tmp_path: Path) -> None:
-    with start_job(tmp_path, nodes=1, flags=("--preempt-signal", "USR1")) as [tree]:
+    with start_job(tmp_path, "--preempt-signal", "USR1", nodes=1) as [tree]:
         tree.wait_for_line("trains", count=NPROC)
         tree.send(signal.SIGUSR1)
-        outcome = tree.wait(LIMIT_S)
-    assert (outcome.exit_code, outcome.leftovers) == (143, ()), outcome.explain()
+        outcome = tree.wait().check(143)
     [step] = {each["step"] for each in read_saved(tmp_path)}
     console = " ".join(outcome.stderr.split())
     assert f"stop at step {step}, " in console, outcome.explain()
@@ -135,11 +110,10 @@ def test_a_job_of_one_node_saves_at_one_step_too(tmp_path: Path) -> None:
 
 
 def test_a_program_that_never_asks_gets_the_stop_signal_at_once(tmp_path: Path) -> None:
-    with start_job(tmp_path, "quiet", nodes=1) as [tree]:
+    with start_job(tmp_path, nodes=1, words="quiet") as [tree]:
         tree.wait_for_line("trains", count=NPROC)
         tree.send(signal.SIGTERM)
-        outcome = tree.wait(LIMIT_S)
-    assert (outcome.exit_code, outcome.leftovers) == (143, ()), outcome.explain()
+        outcome = tree.wait().check(143)
     assert "received SIGTERM: stopping" in " ".join(outcome.stderr.split()), outcome.explain()
     assert read_saved(tmp_path) == []
 
@@ -148,9 +122,8 @@ def test_the_workers_of_a_dataloader_live_as_long_as_their_rank(tmp_path: Path) 
     """They get no polite signal: a rank that saves may still need a batch."""
     script = [str(PROGRAMS / "drain_ignores.py"), str(tmp_path)]
     flags = ["--standalone", "--shutdown-timeout", "60"]
-    with Tree([sys.executable, "-m", "muster.agent", *flags, *script], cwd=tmp_path) as tree:
+    with Tree([*AGENT, *flags, *script], cwd=tmp_path) as tree:
         tree.wait_for_line("trains")
         tree.send(signal.SIGTERM)
-        outcome = tree.wait(LIMIT_S)
-    assert (outcome.exit_code, outcome.leftovers) == (143, ()), outcome.explain()
+        outcome = tree.wait().check(143)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["loads", "saved"], outcome.explain()

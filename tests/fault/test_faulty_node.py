@@ -19,8 +19,7 @@ def start(world: World, **flags: str) -> tuple[list[Node], Node]:
 
 def wait_until_left(world: World, node: Node, why: str) -> None:
     """The node leaves with the exit code after which its scheduler starts another, and says why."""
-    outcome = node.tree.wait()
-    assert (outcome.exit_code, outcome.leftovers) == (69, ()), "\n".join(each.explain() for each in world.nodes)
+    node.tree.wait().check(69)
     assert f"leaves the job: {why}" in node.tree.stderr
 
 

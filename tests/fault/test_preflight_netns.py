@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from harness import check_all
 from netns_world import World
 
 from muster.cli.rehearse.world import run_tool
@@ -26,9 +27,8 @@ def test_an_interface_that_the_other_node_cannot_reach(obstacle: str, tmp_path: 
             run_tool("ip", "-n", space, "addr", "add", f"{address}/24", "dev", "other0")
         flags = {"sums": "plain", "program": (str(program),)}
         nodes = [world.launch(0, "2:2", **flags, **{"local-addr": address}), world.launch(1, "2:2", **flags)]
-        outcomes = [node.tree.wait() for node in nodes]
+        outcomes = check_all([node.tree for node in nodes], 1)
         explained = "\n".join(node.explain() for node in nodes)
-        assert [(each.exit_code, each.leftovers) for each in outcomes] == [(1, ()), (1, ())], explained
         text = " ".join(outcomes[0].stderr.split())
         assert "preflight of node 1 (" in text, explained
         assert f"MASTER_ADDR {address} (port " in text, explained
@@ -50,5 +50,4 @@ def test_a_link_that_is_back_in_time_is_no_finding(tmp_path: Path) -> None:
         nodes = [world.launch(0, "2:2", **flags, **{"local-addr": address}), world.launch(1, "2:2", **flags)]
         world.wait_for(lambda: all('"workers_started"' in node.read_events() for node in nodes), "both nodes run")
         run_tool("ip", "netns", "exec", space, "iptables", "-D", *rule)
-        outcomes = [node.tree.wait() for node in nodes]
-        assert [each.exit_code for each in outcomes] == [0, 0], "\n".join(node.explain() for node in nodes)
+        check_all([node.tree for node in nodes])

@@ -18,23 +18,6 @@ def test_loss_of_node_0_of_three(world: World) -> None:
 
 
 @pytest.mark.long
-def test_loss_of_both_in_turn(world: World) -> None:
-    """Each is replaced before the other is killed: no node of the first round is left, and the job still succeeds."""
-    zero, one = world.start(2, "1:2")
-    zero.kill_agent()
-    world.wait_for_sizes([2, 1], one)
-    zero = world.launch(0, "1:2")
-    world.wait_for_sizes([2, 1, 2], one)
-    world.wait_for_sizes([2], zero)
-    one.kill_agent()
-    world.wait_for_sizes([2, 1], zero)
-    one = world.launch(1, "1:2")
-    world.wait_for_sizes([2, 1, 2], zero)
-    world.wait_for_sizes([2], one)
-    world.finish(zero, one)
-
-
-@pytest.mark.long
 def test_from_one_to_four_to_two_to_three(world: World) -> None:
     (first,) = world.start(1, "1:4")
     second, third, fourth = (world.launch(index, "1:4") for index in (1, 2, 3))

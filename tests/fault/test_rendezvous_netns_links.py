@@ -1,4 +1,4 @@
-"""Real agents, each in a network namespace of its own: links go down, lose packets or are slow, and agents stop.
+"""Real agents, each in a network namespace of its own: links go down or lose packets, and agents stop.
 
 No other node can know what such a node's workers do meanwhile. Every test ends with a check of the workers' own locks
 that no two groups were alive at the same time: see `programs/netns_sums.py`.
@@ -33,10 +33,8 @@ def test_a_name_whose_first_address_drops_packets_with_static_rendezvous(world: 
         world.net.add_node()
     world.net.name_two_addresses("head", 0, "10.77.0.3")
     nodes = world.start(2, "2", **{"rdzv-backend": "static", "rdzv-endpoint": "head:29400"})
-    line = "MASTER_ADDR is 10.77.0.1 on"
-    assert line in nodes[1].tree.stderr
-    (world.folder / "stop").touch()
-    assert [node.tree.wait().exit_code for node in nodes] == [0, 0]
+    assert "MASTER_ADDR is 10.77.0.1 on" in nodes[1].tree.stderr
+    world.finish(*nodes)
 
 
 @pytest.mark.parametrize(
@@ -56,22 +54,6 @@ def test_packets_dropped_one_way(world: World, victim: int, chain: str) -> None:
     world.net.stop_dropping(victim, chain)
     world.wait_for_sizes([3], *nodes)
     world.finish(*nodes)
-
-
-@pytest.mark.long
-@pytest.mark.torch
-def test_latency_of_200_ms(world: World) -> None:
-    """No answer arrives within the time of a redial: the loss of node 0 is still detected."""
-    world.env = {}  # a round trip is what the real limits allow for
-    for _ in range(3):
-        world.net.add_node()
-    world.net.delay(200)
-    first, *others = world.start(3, "2:3")
-    first.kill_agent()
-    world.wait_for_sizes([3, 2], *others)
-    first = world.launch(0, "2:3")
-    world.wait_for_sizes([3], first, *others)
-    world.finish(first, *others)
 
 
 @pytest.mark.parametrize("victim", [0, pytest.param(2, marks=pytest.mark.long)])

@@ -9,16 +9,14 @@ tests of preemption are skipped.
 """
 
 import copy
+import functools
 import json
 import os
-import threading
-import time
-from pathlib import Path
 
+import harness
 import pytest
+from harness import PROGRAMS, skip_or_fail
 
-PROGRAMS = Path(__file__).resolve().parents[1] / "programs"
-DEADLINE_S = 300.0
 """Generous: images may have to be pulled, and the cluster needs time to detect and replace a lost pod."""
 
 # Requests small enough for a single node that others use too; no limits.
@@ -41,21 +39,11 @@ def _missing():
 @pytest.fixture(scope="session", autouse=True)
 def _cluster_or_skip():
     reason = _missing()
-    if reason is None:
-        return
-    if "kubernetes" in os.environ.get("MUSTER_REQUIRE", "").split(","):
-        pytest.fail(f"MUSTER_REQUIRE names kubernetes, but {reason}")
-    pytest.skip(reason)
+    if reason is not None:
+        skip_or_fail("kubernetes", reason)
 
 
-def wait_until(check, what, deadline_s=DEADLINE_S):
-    """Calls `check()` until its result is true; returns the result."""
-    until_s = time.monotonic() + deadline_s
-    never = threading.Event()
-    while not (found := check()):
-        assert time.monotonic() < until_s, f"{what}: not within {deadline_s:g} s"
-        never.wait(0.5)
-    return found
+wait_until = functools.partial(harness.wait_until, timeout_s=300.0, every_s=0.5)
 
 
 @pytest.fixture
@@ -146,10 +134,9 @@ class Job:
         return wait_until(reached, f"{self.name} becomes {wanted}")
 
     def pods(self):
-        from muster.schedulers.kubernetes.kinds import POD
+        from muster.schedulers.kubernetes.kube import POD
 
-        items, _ = self.resources.list_all(POD, self.namespace, labels=f"app.kubernetes.io/instance={self.name}")
-        return items
+        return self.resources.list_all(POD, self.namespace, labels=f"app.kubernetes.io/instance={self.name}")
 
     def pod(self, index):
         """The pod of an index that is not being deleted."""
@@ -174,7 +161,7 @@ class Job:
         return wait_until(find_text, f"{text!r} in the log of node {index}")
 
     def kill_pod(self, index, grace_s=1):
-        from muster.schedulers.kubernetes.kinds import POD
+        from muster.schedulers.kubernetes.kube import POD
 
         pod = self.pod(index)
         path = POD.build_path(self.namespace, pod["metadata"]["name"])
@@ -184,7 +171,7 @@ class Job:
 
     def evict_pod(self, index):
         """What `kubectl drain` does to a pod."""
-        from muster.schedulers.kubernetes.kinds import POD
+        from muster.schedulers.kubernetes.kube import POD
 
         pod = self.pod(index)
         name = pod["metadata"]["name"]

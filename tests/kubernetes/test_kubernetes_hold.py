@@ -45,7 +45,5 @@ def hold_one(hold):
 class TestHolds(HeldContract):
     """Holds of pods."""
 
-    # It looks at processes of the nodes.
-    test_a_process_is_killed_between_the_receipt_of_the_workspace_and_the_start = None
     # It wants no other hold.
     test_release_during_a_run = None

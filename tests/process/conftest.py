@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from harness import find_free_port, wait_until
+from harness import find_free_port, skip_or_fail, wait_until
 
 
 @pytest.fixture
@@ -24,10 +24,7 @@ def etcd(tmp_path: Path) -> Iterator[str]:
     pytest.importorskip("etcd", reason="python-etcd is not installed")
     binary = shutil.which("etcd")
     if binary is None:
-        message = "etcd-server is not installed"
-        if "etcd" in os.environ.get("MUSTER_REQUIRE", "").split(","):
-            pytest.fail(message)
-        pytest.skip(message)
+        skip_or_fail("etcd", "etcd-server is not installed")
     client, peer = (f"127.0.0.1:{find_free_port()}" for _ in range(2))
     command = [
         binary,
@@ -73,7 +70,7 @@ def gpus() -> list[str]:
         found = json.loads(done.stdout) if done.returncode == 0 else []
         reason = "" if found else f"torch.cuda finds no GPU: {done.stderr.strip()[-300:]}"
     if reason:
-        (pytest.fail if "gpu" in os.environ.get("MUSTER_REQUIRE", "").split(",") else pytest.skip)(reason)
+        skip_or_fail("gpu", reason)
     return found
 
 

@@ -8,12 +8,9 @@ import sys
 import sysconfig
 import zipfile
 from email import message_from_bytes
-from pathlib import Path
 
 import pytest
-from harness import LIMIT_S
-
-ROOT = Path(__file__).parents[2]
+from harness import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -96,18 +93,6 @@ print(get_default_scheduler_name())
     assert first == default == "local_cwd"
 
 
-def test_torchx_lists_its_components_beside_its_own(installed, tmp_path):
-    said = run_python(installed, "from torchx.cli.main import main; main(['builtins'])", tmp_path)
-    for component in ("dist.ddp", "dist.spmd", "dist.torchrun", "utils.echo"):
-        assert f" {component}\n" in said
-
-
-def test_its_program_runs(installed):
-    done = subprocess.run([installed / "muster-agent", "--version"], capture_output=True, text=True, timeout=LIMIT_S)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("muster")
-
-
 AGENT, TORCHX = (
     ["muster-agent", "--version"],
     "from torchx.cli.main import main; main(['run', '-s', 'local_cwd', 'utils.echo'])",
@@ -134,7 +119,7 @@ def test_another_package_of_its_name_is_one_line(installed, tmp_path, words, nam
         [installed / words[0], *words[1:]], cwd="/", env=env, capture_output=True, text=True, timeout=120
     )
     if "/x/" in name:  # a folder without __init__.py: ours is found
-        assert "hides" not in done.stderr
+        assert (done.returncode, done.stdout[:6], "hides" in done.stderr) == (0, "muster", False), done
         return
     where = other if name == "muster.py" else other.parent
     line = f"muster: {where} hides the package of torchx-muster, which has the same name: rename it, or take its folder"

@@ -1,10 +1,10 @@
 """The shared Slurm of .ci/slurm, or one of a test's own to break."""
 
-import os
 import shutil
 import tempfile
 
 import pytest
+from harness import skip_or_fail
 from slurm_world import Cluster, Job, find_shared
 
 
@@ -14,10 +14,7 @@ def shared():
     cluster = find_shared()
     if cluster is not None:
         return cluster
-    reason = "no Slurm answers; .ci/slurm start starts one (as root)"
-    if "slurm" in os.environ.get("MUSTER_REQUIRE", "").split(","):
-        pytest.fail(f"MUSTER_REQUIRE names slurm, but {reason}")
-    pytest.skip(reason)
+    skip_or_fail("slurm", "no Slurm answers; .ci/slurm start starts one (as root)")
 
 
 @pytest.fixture

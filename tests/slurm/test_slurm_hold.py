@@ -46,8 +46,6 @@ class TestHolds(HeldContract):
     def test_two_runs_after_one_another(self, held: Held) -> None:
         super().test_two_runs_after_one_another(held)
 
-    test_a_process_is_killed_between_the_receipt_of_the_workspace_and_the_start = None  # the nodes have this folder
-
 
 @pytest.mark.long
 def test_a_workspace_travels_where_the_nodes_share_no_folder(commands: Commands) -> None:

@@ -1,10 +1,10 @@
 """The hosts that all tests of ssh share."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from harness import skip_or_fail
 from sshd_world import SshWorld, find_reason
 
 from muster.schedulers.ssh import create_scheduler
@@ -15,9 +15,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshWorld]:
     """Four hosts, in a folder whose name has a space and quotes."""
     reason = find_reason()
     if reason is not None:
-        if "ssh" in os.environ.get("MUSTER_REQUIRE", "").split(","):
-            pytest.fail(reason)
-        pytest.skip(reason)
+        skip_or_fail("ssh", reason)
     made = SshWorld(tmp_path_factory.mktemp("ssh") / "the 'hosts'")
     yield made
     made.close()

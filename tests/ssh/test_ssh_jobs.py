@@ -1,27 +1,23 @@
 """Jobs on hosts behind real servers: what is sent, what breaks, and that nothing is left."""
 
 import contextlib
-import json
 import os
-import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from harness import LIMIT_S, find_processes, wait_until
+from harness import LIMIT_S, PROGRAMS, find_processes, wait_until
 from ssh_jobs import find_link, find_ssh, read, read_shell, wait_gone, wait_state, wait_text
 from torchx.specs import AppState
 
 from muster.schedulers.adapter import EngineError, ReplicaId
-from muster.schedulers.node_program.frames import MAGIC
 from muster.schedulers.ssh import create_scheduler
 from muster.testing.contract_apps import COUNTS, ROLE, build_agents, build_shell
 
-PROGRAM = Path(__file__).parents[1] / "programs" / "ssh_steps.py"
+PROGRAM = PROGRAMS / "ssh_steps.py"
 SECRET = 'it\'s "a" $secret'
 
 
@@ -74,13 +70,6 @@ def test_a_connection_that_breaks_is_made_again(scheduler, cfg, runs, tmp_path):
     wait_gone(runs)
 
 
-def make_ssh(path, lines, world):
-    """A program `ssh` with lines before what the hosts are reached by."""
-    path.write_text(f'#!/bin/sh\n{lines}exec {world.ssh} "$@"\n')
-    path.chmod(0o755)
-    return str(path)
-
-
 @pytest.mark.parametrize("reached", ["again", pytest.param("elsewhere", marks=pytest.mark.long)])
 def test_an_agent_is_asked_whose_host_is_reached(world, scheduler, cfg, runs, tmp_path, reached):
     """After a cut whoever asks first inherits the search for the host's address that began during it.
@@ -93,26 +82,16 @@ def test_an_agent_is_asked_whose_host_is_reached(world, scheduler, cfg, runs, tm
         f"if [ \"$cut\" ] || rm '{cut}' 2>/dev/null; then touch '{cut}.seen'\n"
         '  echo "ssh: connect to host a port 22: No route to host" >&2; exit 255\nfi\n'
     )
-    app_id = scheduler.submit(build_agents(COUNTS), {**cfg, "ssh": make_ssh(tmp_path / "ssh", lines, world)})
+    program = tmp_path / "ssh"
+    program.write_text(f'#!/bin/sh\n{lines}exec {world.ssh} "$@"\n')
+    program.chmod(0o755)
+    app_id = scheduler.submit(build_agents(COUNTS), {**cfg, "ssh": str(program)})
     wait_counting(scheduler, app_id)
     for name in {"again": ["cut"], "elsewhere": ["cut", "cut.always"]}[reached]:
         (tmp_path / name).touch()
     stopped = scheduler.stop_app(app_id, 60.0)
     assert (tmp_path / "cut.seen").exists()
     assert stopped.step is not None, stopped.line
-    wait_state(scheduler, app_id, AppState.CANCELLED)
-    wait_gone(runs)
-
-
-def test_an_answer_that_is_cut_is_none(world, scheduler, cfg, runs, tmp_path):
-    cut = tmp_path / "cut"
-    lines = f"if rm '{cut}' 2>/dev/null; then {world.ssh} \"$@\" | head -c {len(MAGIC) + 5}; exit; fi\n"
-    app_id = scheduler.submit(build_agents(COUNTS), {**cfg, "ssh": make_ssh(tmp_path / "ssh", lines, world)})
-    wait_counting(scheduler, app_id)
-    cut.touch()
-    stopped = scheduler.stop_app(app_id, 60.0)
-    assert not cut.exists()
-    assert stopped.line.startswith("w/0 cannot be ")
     wait_state(scheduler, app_id, AppState.CANCELLED)
     wait_gone(runs)
 
@@ -191,31 +170,6 @@ def test_replicas_that_stay_are_found_again(scheduler, cfg, runs):
     wait_gone(runs)
 
 
-def test_a_killed_command_takes_its_own_job_along_only(scheduler, cfg, runs, tmp_path):
-    other = scheduler.submit(build_shell("echo started; exec sleep 600", replicas=2), cfg)
-    program = (
-        "import json, sys, time\n"
-        "from muster.schedulers.ssh import create_scheduler\n"
-        "from muster.testing.contract_apps import build_shell\n"
-        "made = create_scheduler('test')\n"
-        "app = build_shell('echo started; exec sleep 600', replicas=2)\n"
-        "print(made.submit(app, json.loads(sys.argv[1])), flush=True)\n"
-        "time.sleep(600)\n"
-    )
-    command = [sys.executable, "-c", program, json.dumps({**cfg, "detach": False})]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            app_id = process.stdout.readline().strip()
-            wait_text(scheduler, app_id, "started", 1)
-        finally:
-            process.kill()
-    wait_state(scheduler, app_id, AppState.CANCELLED)
-    wait_until(lambda: [path.name for path in runs.iterdir()] == [f"muster-{other}"], what="its folders go")
-    assert scheduler.describe(other).state is AppState.RUNNING
-    scheduler.delete(other)
-    wait_gone(runs)
-
-
 @pytest.mark.long
 def test_a_spare_takes_the_place_of_a_lost_host(world, scheduler, cfg, runs):
     app = build_agents(COUNTS, retries=1)
@@ -259,15 +213,6 @@ def test_each_host_that_cannot_be_used_has_a_line(scheduler, cfg, tmp_path, worl
         assert [text[:5] for text in lines[1:]] == ["  a: ", "  b: "]
         assert all(line in text for text in lines[1:]), lines
     assert scheduler.list({}) == []
-
-
-def test_an_ssh_that_says_nothing_more_and_stays_has_a_line(scheduler, cfg, tmp_path):
-    broken = tmp_path / "broken ssh"
-    broken.write_text("#!/bin/sh\nexec >&-\nexec sleep 603\n")
-    broken.chmod(0o755)
-    with pytest.raises(EngineError, match="a: the connection"):
-        scheduler.submit(build_shell("true"), {**cfg, "ssh": shlex.quote(str(broken)), "hosts": ["a"]})
-    assert not find_processes("sleep\x00603")
 
 
 def test_a_host_is_looked_at_and_started_by_one_connection(world, scheduler, cfg, runs):
@@ -316,24 +261,3 @@ def test_an_elastic_job_follows_a_discovery_script(scheduler, cfg, runs, tmp_pat
     assert "stops at" in "".join(read(scheduler, app_id, 1)), "by a drain"
     assert scheduler.stop_app(app_id, 30.0).step is not None
     wait_gone(runs)
-
-
-@pytest.mark.long
-def test_a_host_that_hangs_and_one_that_refuses_have_a_line_each(world, scheduler, cfg, tmp_path):
-    with socket.create_server(("127.0.0.1", 0), backlog=0) as silent, socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        config = tmp_path / "more"
-        config.write_text(
-            f"Host silent\n  HostName 127.0.0.1\n  Port {silent.getsockname()[1]}\n"
-            f"Host closed\n  HostName 127.0.0.1\n  Port {closed.getsockname()[1]}\n" + world.config.read_text()
-        )
-        options = {**cfg, "ssh": shlex.join(["ssh", "-F", str(config)]), "hosts": ["a", "silent", "closed"]}
-        with pytest.raises(EngineError) as raised:
-            scheduler.submit(build_shell("true", replicas=3), options)
-    first, silent_line, closed_line = str(raised.value).splitlines()
-    assert first == "2 of 3 hosts cannot be used:"
-    assert silent_line.startswith("  silent: ")
-    assert "timed out" in silent_line.lower()
-    assert closed_line.startswith("  closed: ")
-    assert closed_line.endswith("Connection refused")
-    assert scheduler.list({}) == []

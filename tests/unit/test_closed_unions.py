@@ -3,6 +3,7 @@
 import ast
 import itertools
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -28,18 +29,28 @@ FILES = (
     "rendezvous/member/seeking",
     "rendezvous/local_leader",
     "rendezvous/consensus/drain",
+    "../schedulers/supervision/decisions",
 )
 TAKEN_OUT = {
-    "node/decisions": "GlobalRank0Started",
     "node/request_decisions": "PersonChose",
     "node/round_workers": "KillWorkers",
     "node/supervisor": "ReportStopped",
-    "rendezvous/consensus/decisions": "ProcessEnded",
     "rendezvous/leader/leader": "DropMembers",
     "rendezvous/member/member": "TakeLink",
     "rendezvous/member/seeking": "QuorumLost",
 }
 """By module, a case that one more copy lacks."""
+ROWS_TAKEN_OUT = {
+    "node/decisions": "GlobalRank0Started",
+    "rendezvous/consensus/decisions": "ProcessEnded",
+    "rendezvous/member/decisions": "QuorumLost",
+    "../schedulers/supervision/decisions": "KillRequested",
+}
+"""By module with a table, an event whose row one more copy lacks."""
+
+
+def name_copy(path: str) -> str:
+    return path.removeprefix("../").replace("/", "_")
 
 
 def find_cases(source: str) -> Iterator[list[tuple[int, int]]]:
@@ -57,10 +68,10 @@ def without(source: str, cases: list[tuple[int, int]]) -> str:
 
 
 def test_every_member_of_every_closed_union_needs_a_handler(tmp_path: Path) -> None:
-    """Of each module a copy without any case of its matches, and of some a copy without one case."""
+    """Of each module a copy without any case of its matches, and of some a copy without one case or one row."""
     expected: dict[str, int] = {}
     for path in FILES:
-        name = path.replace("/", "_")
+        name = name_copy(path)
         source = (AGENT / f"{path}.py").read_text()
         matches = list(find_cases(source))
         cases = [case for match in matches for case in match]
@@ -72,6 +83,10 @@ def test_every_member_of_every_closed_union_needs_a_handler(tmp_path: Path) -> N
             [one] = [case for case in cases if pattern in source.splitlines()[case[0]]]
             (tmp_path / f"{name}_without_one.py").write_text(without(source, [one]))
             expected[f"{name}_without_one"] = 1
+    for path, event in ROWS_TAKEN_OUT.items():
+        source, rows = re.subn(rf"\n +\+ \w+\((do\.)?{event},.*", "", (AGENT / f"{path}.py").read_text())
+        assert rows == 1
+        (tmp_path / f"{name_copy(path)}_without_row.py").write_text(source)
     root = AGENT.parents[1]
     options = ["--config-file", str(root / "pyproject.toml"), "--cache-dir", str(root / ".mypy_cache")]
     command = [sys.executable, "-m", "mypy", *options, "--follow-imports", "silent", "--hide-error-context", "."]
@@ -80,6 +95,10 @@ def test_every_member_of_every_closed_union_needs_a_handler(tmp_path: Path) -> N
     missed = [line for line in checked.stdout.splitlines() if '"assert_never"' in line]
     found = [line.partition(".py:")[0] for line in missed]
     assert {name: found.count(name) for name in found} == expected, checked.stdout + checked.stderr
+    refused = [
+        line.partition("_without_row.py:")[0] for line in checked.stdout.splitlines() if "[return-value]" in line
+    ]
+    assert sorted(refused) == sorted(map(name_copy, ROWS_TAKEN_OUT)), checked.stdout
     for path, case in TAKEN_OUT.items():
-        name = path.replace("/", "_")
+        name = name_copy(path)
         assert [case in line for line in missed if line.startswith(f"{name}_without_one")] == [True]

@@ -74,17 +74,17 @@ def test_a_number_that_no_float_can_hold_is_refused() -> None:
 
 READ_OTHERWISE = {
     "the reader itself": "_shared/foreign_files",
-    "files of the system": "agent/features/export/metrics/endpoint",
+    "files of the system": "agent/features/export/endpoint",
     "files of the kernel, descriptors and pipes of our own": "_shared/debugger _shared/preflight "
-    "_shared/processes _shared/snapshot_file agent/control/address agent/placement/machine "
-    "agent/features/preflight/facts agent/features/preflight/measure agent/workers/memory cli/doctor/machine "
+    "_shared/processes _shared/snapshot_file agent/control/address agent/placement/affinity "
+    "agent/features/preflight/others agent/features/preflight/measure agent/workers/memory cli/doctor/machine "
     "cli/rehearse/journal cli/rehearse/watch "
     "elastic/fork/worker elastic/jobs/results schedulers/node_program/pipe schedulers/processes/driver "
     "schedulers/supervision/client "
     "schedulers/supervision/machine schedulers/supervision/app_folder",
-    "sources and pages of a package": "_shared/programs agent/hold/difference "
+    "sources and pages of a package": "_shared/programs agent/hold/facts "
     "cli/history/page cli/rehearse/page schedulers/bundle schedulers/kubernetes/schema "
-    "schedulers/adapter/__init__ schedulers/node_program/session schedulers/slurm/payload",
+    "schedulers/adapter/__init__ schedulers/node_program/session schedulers/slurm/request",
     "the program that is run": "agent/workers/program agent/workers/warm/fork_safety agent/workers/warm/late_changes "
     "agent/workers/warm/preload",
     "tokens that a cluster mounts": "agent/placement/segments agent/features/job_object/sink "
@@ -93,7 +93,7 @@ READ_OTHERWISE = {
     "read piece by piece, or written as well": "cli/rehearse/saves schedulers/node_program/link "
     "schedulers/processes/capture schedulers/workspace/packing",
     "a program that runs elsewhere": "schedulers/node_program/agents schedulers/node_program/run_files",
-    "what a submission has just written": "schedulers/docker/running_apps/payload",
+    "what a submission has just written": "schedulers/docker/running_apps/creation",
     "no file of this machine": "schedulers/kubernetes/running_apps/logs",
     "for tests": "testing/shell",
 }
@@ -135,9 +135,9 @@ def list_there(root: Path, listed: dict[str, str]) -> set[str]:
 # -- what is printed --------------------------------------------------------------------------------------------------
 
 PRINT_OTHERWISE = {
-    "lines of the job, as they came": "cli/output/log_command",
+    "lines of the job, as they came": "cli/log_command",
     "each of its texts is cleaned": "cli/rehearse/command cli/top/command cli/doctor/command "
-    "schedulers/runner/log_display/live_lines",
+    "schedulers/runner/live_lines",
     "JSON, and what `repr` has made": "cli/run_command cli/history/commands agent/control/client",
     "numbers and words of our own": "run _shared/guard agent/ask agent/cli/arguments cli/hold_command "
     "cli/commands/completion agent/features/preflight/measure elastic/jobs/job elastic/jobs/file_timers "
@@ -169,9 +169,7 @@ def test_the_one_function_shows_what_a_terminal_would_obey(capsys: pytest.Captur
     assert capsys.readouterr().out == r"\x1b[2Jred \u202e\x9b1m a\udcffb\r" + "\n"
 
 
-def test_a_warning_that_quotes_a_file_has_no_escape_sequences(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_warning_that_quotes_a_file_has_no_escape_sequences(monkeypatch, capsys) -> None:
     """TorchX's about .torchxconfig."""
     monkeypatch.setattr(logging.root, "handlers", [])
     main(["completion", "apps"])

@@ -15,9 +15,8 @@ from muster._shared.contract import FORMAT, FormatError, check_format
 from muster.agent.rendezvous.protocol.framing import build_frame
 from muster.agent.rendezvous.protocol.handshake import Codec
 from muster.cli.history.sources import parse_files
-from muster.schedulers.adapter.records import RecordReader
-from muster.schedulers.failure_report import parse_report
-from muster.schedulers.kubernetes.manifests.app_annotation import decode_app
+from muster.schedulers.failure_report import RecordReader, parse_report
+from muster.schedulers.kubernetes.manifests.bundles import decode_app
 from muster.schedulers.local import create_detached_scheduler
 from muster.schedulers.runner.app_codec import dump_app, load_app
 from muster.schedulers.slurm import client as slurm_client

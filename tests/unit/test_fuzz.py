@@ -32,8 +32,7 @@ from muster.cli.adapters import create_scheduler
 from muster.cli.history import sources
 from muster.components import environment
 from muster.components.environment import parse_env
-from muster.schedulers.adapter.records import RecordReader
-from muster.schedulers.failure_report import find_trouble, read_error_file
+from muster.schedulers.failure_report import RecordReader, find_trouble, read_error_file
 from muster.schedulers.local import holds
 from muster.schedulers.processes import agent_files
 from muster.schedulers.runner import config_file

@@ -167,19 +167,6 @@ def test_a_script_that_counts_each_epoch_from_0_repeats_nothing() -> None:
     assert job.read()["productive"] == pytest.approx(200.0, abs=2.0)
 
 
-def test_who_reports_no_steps_has_the_exact_numbers_and_no_goodput() -> None:
-    job = Job()
-    job.write("agent_started")
-    job.spend("start", 2.0)
-    job.form()
-    job.spend("start", 1.0)
-    job.write("workers_started")
-    job.spend("start", 600.0)
-    job.end_round("membership", stop_s=1.0)
-    assert job.ledger.build_goodput(job.at_s) is None
-    assert (job.ledger.time_to_start_s, job.ledger.failures) == (3.0, {"node": 1})
-
-
 def test_the_time_of_a_job_that_runs_is_open_until_the_next_step() -> None:
     job = Job().begin()
     for done in range(1, 11):

@@ -20,9 +20,9 @@ from muster_entry import SCHEDULERS
 
 PACKAGE = Path(muster.__file__).parent
 ROOMS = ("agent", "components", "elastic", "schedulers")
-START_THE_AGENT = {"elastic": ("agent",), "run.py": ("agent", "elastic"), "launch": ("agent",)}
+START_THE_AGENT = {"elastic": ("agent",), "run.py": ("agent", "elastic"), "launch.py": ("agent",)}
 """The Python API: it uses the agent's flags, configuration and reports, and starts the agent as a process."""
-LENDS = ("muster.schedulers.held.lending.", "muster.schedulers.errors.")
+LENDS = ("muster.schedulers.held.holds.", "muster.schedulers.errors.")
 """`elastic` runs on a hold."""
 PURE_OF_NODE = ("actions", "decisions", "drain_decisions", "events", "worker_decisions")
 LAZY = {"docker", "kubernetes", "torch", "urllib3"}
@@ -145,9 +145,7 @@ def test_the_agent_and_the_shared_modules_are_standard_library_only(imports: lis
     allowed = set(sys.stdlib_module_names) | {"muster"}
 
     def torch_is_allowed(found: Import) -> bool:
-        if (found.path, found.top) == ("agent/workers/function.py", "cloudpickle"):
-            return True  # for results of functions, where it is installed
-        in_workers = ("agent/workers/", "agent/features/preflight/measure.py", *FOR_TORCH)
+        in_workers = ("agent/workers/", "agent/features/preflight/measure.py", "data.py", *FOR_TORCH)
         return found.top == "torch" and found.path.startswith(in_workers)
 
     def is_for_types(found: Import) -> bool:
@@ -174,17 +172,15 @@ def test_worker_imports_the_contract_and_at_a_breakpoint_the_debugger(imports: l
 
 def test_the_python_api_knows_only_the_agents_data(imports: list[Import]) -> None:
     data = ("cli.", "config.", "diagnosis.", "driven.", "errors.", "hold.facts.", "placement.device_count.")
-    data += ("runtime.event_log.",)
+    data += ("runtime.event_log.", "runtime.ports.")
     data += ("rendezvous.protocol.", "rendezvous.transport.stream.")  # programs of several nodes exchange results
     data += ("rendezvous.torch_handlers.thread.", "rendezvous.torch_handlers.messages.")  # for handlers of the caller
     allowed = tuple(f"muster.agent.{name}" for name in data)
     program = {"muster.agent.__main__.main"}  # `python -m muster.run` is the agent
-    api = (found for found in imports if found.place in ("elastic", "launch") or found.path == "run.py")
+    api = (found for found in imports if found.place == "elastic" or found.path in ("run.py", "launch.py"))
     used = (found for found in api if found.module.startswith("muster.agent") and found.module not in program)
     forked = (
-        "adopted.",
         "runtime.records.",
-        "workers.function.",
         "workers.program.",
         "workers.spec.",
         "workers.stall_watch.",
@@ -202,7 +198,7 @@ def test_the_python_api_knows_only_the_agents_data(imports: list[Import]) -> Non
 
 def test_the_python_api_imports_torch_only_when_a_class_of_torch_is_needed(imports: list[Import]) -> None:
     lazy = {f"elastic/{name.rpartition('.')[2]}.py" for name in muster.elastic._LAZY.values() if "muster" in name}
-    api = (found for found in imports if found.place in ("elastic", "launch") or found.path == "run.py")
+    api = (found for found in imports if found.place == "elastic" or found.path in ("run.py", "launch.py"))
     assert (
         offenders(found for found in api if found.top == "torch" and found.at_import and found.path not in lazy) == []
     )
@@ -407,25 +403,24 @@ def test_pure_decisions_import_nothing_that_acts(imports: list[Import]) -> None:
         "agent/rendezvous/consensus/",
         "agent/rendezvous/drain_ceiling.py",
         "agent/features/snapshots/leader.py",
-        *(f"agent/features/hangs/{name}.py" for name in ("judge", "causes", "collectives", "launches")),
+        *(f"agent/features/hangs/{name}.py" for name in ("judge", "collectives", "launches")),
         "agent/features/preflight/leader.py",
         "agent/rendezvous/round_messages.py",
-        "agent/rendezvous/verdicts/",
+        "agent/rendezvous/verdicts.py",
+        "agent/rendezvous/restarts.py",
         "agent/rendezvous/faulty_nodes.py",
         *(
             f"agent/node/{name}.py"
             for name in ("decisions", "worker_decisions", "drain_decisions", "events", "actions")
         ),
-        *(
-            f"agent/rendezvous/member/{name}.py"
-            for name in ("decisions", "seeking", "rounds", "events", "state", "recovery")
-        ),
+        *(f"agent/rendezvous/member/{name}.py" for name in ("decisions", "seeking", "rounds", "events", "state")),
     )
     allowed = (
         "muster.agent.rendezvous.consensus.",
         "muster.agent.rendezvous.drain_ceiling.",
         "muster.agent.features.",
         "muster.agent.rendezvous.verdicts.",
+        "muster.agent.rendezvous.restarts.",
         "muster.agent.rendezvous.faulty_nodes.",
         "muster._shared.causes.",
         "muster._shared.policy.",
@@ -438,9 +433,10 @@ def test_pure_decisions_import_nothing_that_acts(imports: list[Import]) -> None:
         "muster.agent.runtime.persistent.",
         "muster._shared.records.",
         "muster._shared.reports.",
+        "muster._shared.transitions.",
         "muster.agent.round.",
         "muster.agent.config.",
-        *(f"muster.agent.rendezvous.member.{name}" for name in ("seeking", "rounds", "events", "state", "recovery")),
+        *(f"muster.agent.rendezvous.member.{name}" for name in ("seeking", "rounds", "events", "state")),
         "muster.agent.rendezvous.protocol.",  # records
         "muster.agent.rendezvous.transport.links.",  # why a link has ended
         "muster._shared.codec.",

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 from doubles.record_histories import RECORDS
+from doubles.samples import make_record
 from hypothesis import example, given
 
 from muster._shared.goodput import CAUSES
 from muster._shared.job_history import JobHistory
 from muster._shared.job_view import MOST_EVENTS, MOST_RECOVERIES, JobState
-from muster.agent.runtime.event_log import EventRecord
 
 
 class Job:
@@ -26,18 +26,7 @@ class Job:
         if what == "round_formed":
             self.round += 1
             detail = {"nodes": 2, "world_size": 4, "restarts_left": 3, **detail}
-        self.history.write(
-            EventRecord(
-                time_s=1000.0 + self.at_s,
-                monotonic_s=self.at_s,
-                node=0,
-                node_index=0,
-                round=self.round,
-                attempt=self.attempt,
-                what=what,
-                detail=detail,
-            )
-        )
+        self.history.write(make_record(what, self.at_s, round=self.round, attempt=self.attempt, detail=detail))
         return self
 
     def start(self, after_s: float = 1.0) -> "Job":
@@ -50,7 +39,7 @@ class Job:
             self.history.record_steps(done, self.at_s, is_counted=is_counted)
         return self
 
-    def fail(self, reason: str = "rank 1 exited with code 1", after_s: float = 0.5) -> "Job":
+    def fail(self, reason: str = "rank 1 failed", after_s: float = 0.5) -> "Job":
         self.write("round_broken", after_s, kind="failure", reason=reason)
         self.attempt += 1
         return self.write("workers_stopped", 0.25)
@@ -78,12 +67,8 @@ def test_time_belongs_to_one_cause_and_sums_up(job: Job) -> None:
 def test_a_recovery_ends_when_the_job_is_as_far_as_before(job: Job) -> None:
     job.step(1, 2, 3, 4).fail().start()
     (recovery,) = job.history.recoveries
-    assert (recovery.cause, recovery.cost_s, recovery.round, recovery.attempt) == (
-        "rank 1 exited with code 1",
-        None,
-        2,
-        1,
-    )
+    assert (recovery.cause, recovery.cost_s) == ("rank 1 failed", None)
+    assert (recovery.round, recovery.attempt) == (2, 1)
     job.step(3, 4)
     assert job.history.recoveries[0].cost_s is None
     job.step(5)
@@ -94,15 +79,11 @@ def test_a_recovery_ends_when_the_job_is_as_far_as_before(job: Job) -> None:
     assert job.history.time_to_start_s == 2.0
 
 
-def test_a_recovery_is_over_when_the_job_has_succeeded_at_the_step_of_the_failure(job: Job) -> None:
-    job.step(1, 2, 3, 4).fail().start().step(3, 4).write("job_ended", 7.0, succeeded=True)
-    (recovery,) = job.history.recoveries
-    assert recovery.cost_s == 0.5 + 0.25 + 1.0 + 2.0, "without what came after the last step"
-
-
-def test_a_recovery_is_not_over_when_the_job_has_failed(job: Job) -> None:
-    job.step(1, 2, 3, 4).fail().start().step(3, 4).write("job_ended", 7.0, succeeded=False)
-    assert job.history.recoveries[0].cost_s is None
+@pytest.mark.parametrize(("succeeded", "cost_s"), [(True, 0.5 + 0.25 + 1.0 + 2.0), (False, None)])
+def test_a_recovery_is_over_when_the_job_has_succeeded_at_the_step_of_the_failure(job: Job, succeeded, cost_s) -> None:
+    """Its cost is without what came after the last step."""
+    job.step(1, 2, 3, 4).fail().start().step(3, 4).write("job_ended", 7.0, succeeded=succeeded)
+    assert [each.cost_s for each in job.history.recoveries] == [cost_s]
 
 
 def test_a_recovery_from_a_hang_that_was_named_costs_the_hang_too(job: Job) -> None:
@@ -165,13 +146,7 @@ def test_a_signal_during_a_recovery_leaves_it(job: Job) -> None:
     job.step(1, 2).fail()
     job.start().write("round_broken", kind="left", reason="node 0 (vm) left: Ctrl-C (SIGINT)")
     job.history.record_stop()
-    assert [each.cause for each in job.history.recoveries] == ["rank 1 exited with code 1"]
-
-
-def test_the_failure_that_ends_a_job_is_one_event(job: Job) -> None:
-    job.write("round_broken", kind="final", reason="rank 1 exited with code 1")
-    job.write("job_ended", succeeded=False, reason="rank 1 exited with code 1")
-    assert [each.text for each in job.history.events][1:] == ["rank 1 exited with code 1"]
+    assert [each.cause for each in job.history.recoveries] == ["rank 1 failed"]
 
 
 def test_a_script_without_steps_has_no_goodput_and_recovers_with_its_workers(job: Job) -> None:
@@ -200,8 +175,8 @@ def test_a_pause_counts_for_nothing(job: Job) -> None:
 
 
 def test_a_hang_is_a_state_until_it_is_over(job: Job) -> None:
-    job.step(1, 2).write("hang_named", 50.0, text="rank 1 did not enter all_reduce #3")
-    assert (job.history.state, job.history.reason) == (JobState.HUNG, "rank 1 did not enter all_reduce #3")
+    job.step(1, 2).write("hang_named", 50.0, text="rank 1 absent")
+    assert (job.history.state, job.history.reason) == (JobState.HUNG, "rank 1 absent")
     assert job.history.since_s == 1000.0 + job.at_s
     job.write("moved_again", 10.0, text="the job goes on").step(3)
     assert job.history.state is JobState.RUNNING
@@ -210,9 +185,9 @@ def test_a_hang_is_a_state_until_it_is_over(job: Job) -> None:
 
 def test_which_rank_has_kept_the_others_waiting_is_an_event_and_the_cause(job: Job) -> None:
     job.step(1, 2).write("round_broken", 20.0, kind="failure", hang=True, reason="the job hung: no step for 20 s")
-    job.write("hang_explained", 0.5, text="rank 1 did not enter all_reduce #3").write("workers_stopped")
+    job.write("hang_explained", 0.5, text="rank 1 absent").write("workers_stopped")
     assert "job hung" in job.history.recoveries[-1].cause
-    assert job.history.events[-1].text == "rank 1 did not enter all_reduce #3"
+    assert job.history.events[-1].text == "rank 1 absent"
     job.start().step(3, 4).write("hang_explained", text="late")
     assert "job hung" in job.history.recoveries[-1].cause
 
@@ -241,9 +216,10 @@ def test_a_job_that_waits_for_nodes_says_so(job: Job) -> None:
     assert job.history.state is JobState.RUNNING
 
 
-def test_a_failure_for_good_has_its_reason(job: Job) -> None:
-    job.write("round_broken", kind="final", reason="rank 1 exited with code 1; no restart is left")
-    job.write("job_ended", succeeded=False, drained=False, reason="rank 1 exited with code 1; no restart is left")
+def test_a_failure_for_good_has_its_reason_and_is_one_event(job: Job) -> None:
+    job.write("round_broken", kind="final", reason="rank 1 failed")
+    job.write("job_ended", succeeded=False, drained=False, reason="rank 1 failed")
+    assert [each.text for each in job.history.events][1:] == ["rank 1 failed"]
     assert (job.history.state, job.history.exit_code, job.history.recoveries) == (JobState.ENDED, 1, ())
 
 

@@ -1,6 +1,7 @@
 """What an error that ends the agent becomes: a line and an exit code."""
 
 import errno
+import logging
 import os
 from functools import partial
 from pathlib import Path
@@ -9,8 +10,10 @@ from types import SimpleNamespace
 import pytest
 
 from muster._shared.contract import Env
+from muster._shared.transitions import drop
 from muster.agent import launch
 from muster.agent.cli.arguments import parse_args
+from muster.agent.node.state import Ended
 from muster.agent.node.supervisor import Supervisor
 from muster.agent.runtime.loop import Loop
 
@@ -22,9 +25,7 @@ from muster.agent.runtime.loop import Loop
         ImportError(f"zlib.so: cannot open shared object file: {os.strerror(errno.EMFILE)}"),
     ],
 )
-def test_no_descriptor_left_is_one_line(
-    error: Exception, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_no_descriptor_left_is_one_line(error, monkeypatch, capfd) -> None:
     def fail(*_: object) -> int:
         raise error
 
@@ -40,6 +41,17 @@ def test_another_import_error_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "_run", fail)
     with pytest.raises(ImportError, match="cannot import name"):
         launch.run_agent([], {}, None)  # type: ignore[arg-type]
+
+
+def test_debug_records_are_lines_of_the_agent() -> None:
+    logger, lines = logging.getLogger("muster"), list[str]()
+    launch.print_debug_records(SimpleNamespace(print_line=lines.append))  # type: ignore[arg-type]
+    try:
+        assert drop("state", Ended, "late") == ("state", ())
+    finally:
+        logger.removeHandler(logger.handlers[-1])
+        logger.setLevel(logging.NOTSET)
+    assert lines == ["Ended does not accept 'late'"]
 
 
 BEGUN_S, BEGUN = 1_800_000_000.0, "2027-01-15 08:00:00 UTC"

@@ -232,7 +232,7 @@ def test_a_cluster_needs_no_safe_home(open_dir, monkeypatch):
     """Only logs of cancelled apps are kept there: a job that was submitted has been submitted."""
     from muster.cli.handles import list_names
     from muster.schedulers.kubernetes.running_apps.app import AppRef
-    from muster.schedulers.kubernetes.running_apps.kept_logs import forget_logs, read_kept_logs
+    from muster.schedulers.kubernetes.running_apps.logs import forget_logs, read_kept_logs
 
     monkeypatch.setenv("XDG_STATE_HOME", str(make(open_dir / "home", 0o755, OTHER)))
     assert read_kept_logs(AppRef(namespace="default", name="app-x"), "role", 0) == {}

@@ -17,7 +17,7 @@ OTHER_WORDS = {("agent", "held")}
 KNOW_AN_ADAPTER = {
     "cli/history/log_folder.py": ("slurm",),  # agents that were started by hand in a job of Slurm's
     "cli/doctor/services.py": ("docker", "kubernetes", "slurm"),  # it looks at the services themselves
-    "cli/hold_command.py": ("held",),
+    "cli/hold_command.py": ("held", "local"),
     "cli/overview.py": ("held",),  # what a hold runs
     "cli/rehearse/trial.py": ("local",),  # a rehearsal is on this machine
     "elastic/jobs/held.py": ("held",),

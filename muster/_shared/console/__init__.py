@@ -4,5 +4,5 @@
 `progress_bars` draws the live rows at the bottom. `summary` words the last of them, and what is said in the end. All
 of it is pure: it knows no terminal.
 
-What writes to the terminal is not here but in `agent.logs` and `schedulers.runner.log_display`.
+What writes to the terminal is not here but in `agent.logs` and `schedulers.runner.job_console`.
 """

@@ -10,7 +10,7 @@ place by bisection among at most `_HELD_LIMIT`, and a unit is moved once. So the
 A warning that ranks write while they start is printed once even where lines are not merged: the first rank's, at once.
 What others say of it later is left out.
 
-Prefixes (`muster.agent.logs.lines`, `muster.schedulers.runner.log_display`) and what waits until `due_s` are not here.
+Prefixes (`muster.agent.logs.lines`, `muster.schedulers.runner.job_console`) and what waits until `due_s` are not here.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -227,34 +227,34 @@ class AlikeLines(Generic[_S]):
             self._add(speaker, unit, now_s)
 
     def _add(self, speaker: _S, unit: Unit, now_s: float) -> None:
-        said = self._find(speaker, unit) if self._merges_lines and unit.kind != ALONE else None
-        if unit.kind == WARNING and self._repeats(speaker, unit, now_s) and said is None:
+        entry = self._find(speaker, unit) if self._merges_lines and unit.kind != ALONE else None
+        if unit.kind == WARNING and self._repeats(speaker, unit, now_s) and entry is None:
             return
-        if said is None:
-            said = Said(unit, speaker, unit.since_s + WINDOW_S)
+        if entry is None:
+            entry = Said(unit, speaker, unit.since_s + WINDOW_S)
             if not self._merges_lines:
-                self._out.append(said)
+                self._out.append(entry)
                 return
-            self._insert(said, (self._queue[-1].number if self._queue else self._number) + _GAP)
+            self._insert(entry, (self._queue[-1].number if self._queue else self._number) + _GAP)
         else:
-            said.join(speaker)
-            self._fix(said)
-            self._hasten(self._find_place(said), unit.since_s + WINDOW_S)
+            entry.join(speaker)
+            self._fix(entry)
+            self._hasten(self._find_place(entry), unit.since_s + WINDOW_S)
         for rank in speaker.ranks:
             place = self._places.setdefault(rank, _Place())
-            place.last = said
-            if len(said.speakers) > 1 or len(speaker.ranks) > 1:
-                place.fixed, place.loose = said, []
+            place.last = entry
+            if len(entry.speakers) > 1 or len(speaker.ranks) > 1:
+                place.fixed, place.loose = entry, []
             else:
-                place.loose.append(said)
+                place.loose.append(entry)
 
-    def _fix(self, said: Said[_S]) -> None:
+    def _fix(self, entry: Said[_S]) -> None:
         """Fix the place of a unit that is of several speakers now, and with it what its first one said before it."""
-        for rank in said.speakers[0].ranks:
+        for rank in entry.speakers[0].ranks:
             place = self._places[rank]
-            if place.loose and place.loose[0].number <= said.number:
-                del place.loose[: bisect_right(place.loose, said.number, key=_NUMBER)]
-                place.fixed = said
+            if place.loose and place.loose[0].number <= entry.number:
+                del place.loose[: bisect_right(place.loose, entry.number, key=_NUMBER)]
+                place.fixed = entry
 
     def _find(self, speaker: _S, unit: Unit) -> Said[_S] | None:
         """Return the held unit that the speaker joins. What the speaker alone has said then stands in front of it."""
@@ -280,27 +280,27 @@ class AlikeLines(Generic[_S]):
         step = (target.number - low) // (len(moved) + 1)
         if step == 0:
             return False
-        for count, said in enumerate(moved, 1):
-            alike = self._alike.get(said.key)
-            if said.kind != ALONE and alike is not None:
-                del alike[bisect_left(alike, said.number, key=_NUMBER)]
+        for count, entry in enumerate(moved, 1):
+            alike = self._alike.get(entry.key)
+            if entry.kind != ALONE and alike is not None:
+                del alike[bisect_left(alike, entry.number, key=_NUMBER)]
                 if not alike:
-                    del self._alike[said.key]
-            del self._queue[self._find_place(said)]
-            said.due_s = min(said.due_s, target.due_s)
-            self._insert(said, low + count * step)
+                    del self._alike[entry.key]
+            del self._queue[self._find_place(entry)]
+            entry.due_s = min(entry.due_s, target.due_s)
+            self._insert(entry, low + count * step)
         return True
 
-    def _find_place(self, said: Said[_S]) -> int:
-        return bisect_left(self._queue, said.number, key=_NUMBER)
+    def _find_place(self, entry: Said[_S]) -> int:
+        return bisect_left(self._queue, entry.number, key=_NUMBER)
 
-    def _insert(self, said: Said[_S], number: int) -> None:
-        said.number = number
-        place = self._find_place(said)
-        self._queue.insert(place, said)
-        self._hasten(place - 1, said.due_s)
-        if said.kind != ALONE:
-            insort(self._alike.setdefault(said.key, []), said, key=_NUMBER)
+    def _insert(self, entry: Said[_S], number: int) -> None:
+        entry.number = number
+        place = self._find_place(entry)
+        self._queue.insert(place, entry)
+        self._hasten(place - 1, entry.due_s)
+        if entry.kind != ALONE:
+            insort(self._alike.setdefault(entry.key, []), entry, key=_NUMBER)
 
     def _hasten(self, place: int, due_s: float) -> None:
         """Print a unit, and all in front of it, no later than this: rows of a traceback are older than their unit."""

@@ -60,8 +60,8 @@ _FIRST_BYTES = b"T Fd["
 
 def begins_warning(row: bytes) -> bool:
     """Return whether it is the first row of a warning as Python's `warnings` writes it: `PATH:LINE: CATEGORY: TEXT`."""
-    place, _, rest = row.partition(b": ")
-    return place.rpartition(b":")[2].isdigit() and rest.partition(b": ")[0].endswith(b"Warning")
+    location, _, rest = row.partition(b": ")
+    return location.rpartition(b":")[2].isdigit() and rest.partition(b": ")[0].endswith(b"Warning")
 
 
 def _begins_traceback(row: bytes) -> bool:

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NoReturn
 
 from muster import __version__
@@ -23,12 +24,13 @@ from muster._shared.guard import STOP_LIMIT_VARIABLE, parse_stop_limit_s
 from muster._shared.processes import count_usable_cores
 from muster.agent.cli.command_line import (
     FlagValues,
-    Given,
+    Invocation,
     describe_seconds,
     format_completion,
     format_help,
     parse_command_line,
     parse_seconds,
+    read_variable,
 )
 from muster.agent.cli.rendezvous_flags import build_rendezvous_config, parse_hang_timeout_s
 from muster.agent.config import AgentConfig, LogConfig, RendezvousConfig, Std, StdChoice
@@ -72,11 +74,11 @@ def parse_args(argv: Sequence[str], environ: Mapping[str, str]) -> AgentConfig:
         _print_and_exit(format_help(min(_HELP_COLUMNS, get_terminal_size((_HELP_COLUMNS, 0)).columns)))
     if line.wants_version:
         _print_and_exit(f"muster-agent {__version__}, Python {sys.version.split()[0]}")
-    if "print_completion" in line.given:
-        _print_and_exit(format_completion(line.given["print_completion"]))
+    if "print_completion" in line.texts:
+        _print_and_exit(format_completion(line.texts["print_completion"]))
     if line.script is None:
         raise UsageError("no script: give a program to run after the flags; --help lists them")
-    values = FlagValues(line.given, environ if environ.get(Env.CONTROL_FD) is None else {})
+    values = FlagValues(line.texts, environ if environ.get(Env.CONTROL_FD) is None else {})
     return _build_config(values, environ, _choose_program(values, line.script, line.script_args, environ))
 
 
@@ -120,7 +122,7 @@ def _build_config(values: FlagValues, environ: Mapping[str, str], program: Progr
         asks_at_interrupt=_asks_at_interrupt(values),
         preempt_signal=_parse_preempt_signal(values),
         drain_limit_s=_read_drain_limit_s(environ),
-        features=_read_features(Given(values=values, environ=environ, program=program, run_id=rendezvous.run_id)),
+        features=_read_features(Invocation(values=values, environ=environ, program=program, run_id=rendezvous.run_id)),
         virtual_local_rank=virtual_local_rank,
         numa_binding=values.choice("numa-binding", _NUMA_BINDINGS),
         omp_num_threads=_choose_omp_num_threads(environ, nproc),
@@ -141,10 +143,10 @@ def _build_config(values: FlagValues, environ: Mapping[str, str], program: Progr
     )
 
 
-def _read_features(given: Given) -> dict[str, object]:
+def _read_features(texts: Invocation) -> dict[str, object]:
     """Return what the flags of features say, by the features' names; nothing of those without a flag."""
-    owners = {owner for flag, owner in FLAG_OWNERS.items() if given.values.is_on_command_line(flag)}
-    return {name: load_module(name, "flags").read(given) for name in sorted(owners)}
+    owners = {owner for flag, owner in FLAG_OWNERS.items() if texts.values.is_on_command_line(flag)}
+    return {name: load_module(name, "flags").read(texts) for name in sorted(owners)}
 
 
 def _choose_program(values: FlagValues, script: str, args: tuple[str, ...], environ: Mapping[str, str]) -> Program:
@@ -228,7 +230,7 @@ def _choose_logs_specs(values: FlagValues) -> str | None:
     name = values.text("logs-specs")
     if name is None or name == "default":
         return None
-    from muster.agent.runtime.packages import find_entry_points
+    from muster._shared.programs import find_entry_points
 
     known = sorted(find_entry_points("torchrun.logs_specs"))
     if name not in known:
@@ -244,11 +246,8 @@ def _choose_shutdown_timeout_s(values: FlagValues, environ: Mapping[str, str]) -
     flag_s = values.seconds("shutdown-timeout", zero=True)
     if flag_s is not None:
         return flag_s
-    text = environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30")
-    variable_s = parse_seconds(text, zero=True)
-    if variable_s is None:
-        raise UsageError(f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT {text!r}: must be {describe_seconds(zero=True)}")
-    return variable_s
+    allowed, parse = describe_seconds(zero=True), partial(parse_seconds, zero=True)
+    return read_variable(environ, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 30.0, parse, allowed)
 
 
 def _choose_restart_backoff_s(values: FlagValues) -> float:
@@ -297,13 +296,8 @@ def _parse_preempt_signal(values: FlagValues) -> str | None:
 
 
 def _read_drain_limit_s(environ: Mapping[str, str]) -> float:
-    text = environ.get(Env.DRAIN_LIMIT_S)
-    if not text:
-        return DEFAULT_DRAIN_LIMIT_S
-    limit_s = parse_seconds(text, zero=True)
-    if limit_s is None:
-        raise UsageError(f"{Env.DRAIN_LIMIT_S} {text!r}: must be a number of seconds, 0 or more")
-    return limit_s
+    allowed, parse = "a number of seconds, 0 or more", partial(parse_seconds, zero=True)
+    return read_variable(environ, Env.DRAIN_LIMIT_S, DEFAULT_DRAIN_LIMIT_S, parse, allowed)
 
 
 def _choose_omp_num_threads(environ: Mapping[str, str], nproc: int) -> int | None:

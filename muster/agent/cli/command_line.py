@@ -7,8 +7,8 @@ changed between Python 3.11 and 3.13: `--start_m` and `--start-m` name one flag,
 page of usage before the line that matters.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, TypeVar
 
 from muster._shared import contract
 from muster._shared.records import record
@@ -16,6 +16,8 @@ from muster.agent.cli.flag_table import FLAGS, Flag, list_flags, list_groups
 from muster.agent.errors import UsageError
 from muster.agent.features import FLAG_OWNERS, load_module
 from muster.agent.workers.spec import Program
+
+T = TypeVar("T")
 
 ON: Final = "1"
 COUNT_LIMIT: Final = 2**31 - 1
@@ -27,7 +29,7 @@ _BY_SHORT: Final = {flag.short: flag for flag in FLAGS if flag.short}
 class CommandLine:
     """The command line, split into flags, script and the script's arguments."""
 
-    given: Mapping[str, str]
+    texts: Mapping[str, str]
     """The text by dest, or `ON` for a switch; only flags of the command line."""
     script: str | None
     """The script; None if there was none."""
@@ -42,26 +44,26 @@ def parse_command_line(argv: Sequence[str]) -> CommandLine:
     Raises:
         UsageError: an unknown or ambiguous flag, a missing value, or a value that a switch cannot have.
     """
-    given: dict[str, str] = {}
-    words = list(argv)
-    while words and _is_flag(words[0]):
-        word = words.pop(0)
+    texts: dict[str, str] = {}
+    remaining = list(argv)
+    while remaining and _is_flag(remaining[0]):
+        word = remaining.pop(0)
         if word == "--":
             break
         if word in ("-h", "--help"):
-            return CommandLine(given=given, script=None, script_args=(), wants_help=True)
+            return CommandLine(texts=texts, script=None, script_args=(), wants_help=True)
         if word == "--version":
-            return CommandLine(given=given, script=None, script_args=(), wants_version=True)
+            return CommandLine(texts=texts, script=None, script_args=(), wants_version=True)
         if word.startswith("--"):
-            _parse_long(word, words, given)
+            _parse_long(word, remaining, texts)
         else:
-            _parse_short(word, words, given)
-    if not words:
-        return CommandLine(given=given, script=None, script_args=())
-    script, args = words[0], words[1:]
+            _parse_short(word, remaining, texts)
+    if not remaining:
+        return CommandLine(texts=texts, script=None, script_args=())
+    script, args = remaining[0], remaining[1:]
     if args[:1] == ["--"]:
         del args[0]  # like torchrun
-    return CommandLine(given=given, script=script, script_args=tuple(args))
+    return CommandLine(texts=texts, script=script, script_args=tuple(args))
 
 
 def _is_flag(word: str) -> bool:
@@ -71,20 +73,20 @@ def _is_flag(word: str) -> bool:
     return not word[1:].replace(".", "", 1).isdecimal()
 
 
-def _parse_long(word: str, words: list[str], given: dict[str, str]) -> None:
+def _parse_long(word: str, remaining: list[str], texts: dict[str, str]) -> None:
     spelling, equals, value = word.partition("=")
     flag = find_flag(spelling)
     if not flag.is_switch:
-        value = value if equals else _pop_value(flag, words)
-        is_added = flag.repeats and flag.dest in given
-        given[flag.dest] = f"{given[flag.dest]}; {value}" if is_added else value
+        value = value if equals else _pop_value(flag, remaining)
+        is_added = flag.repeats and flag.dest in texts
+        texts[flag.dest] = f"{texts[flag.dest]}; {value}" if is_added else value
     elif equals:
         raise UsageError(f"--{flag.name} takes no value, got {value!r}")
     else:
-        given[flag.dest] = ON
+        texts[flag.dest] = ON
 
 
-def _parse_short(word: str, words: list[str], given: dict[str, str]) -> None:
+def _parse_short(word: str, remaining: list[str], texts: dict[str, str]) -> None:
     """Parse `-m`, `-r 3`, `-r3`, `-r=3`, `-mr3`."""
     rest = word[1:]
     while rest:
@@ -93,17 +95,21 @@ def _parse_short(word: str, words: list[str], given: dict[str, str]) -> None:
             raise UsageError(f"unknown flag -{rest[0]} in {word!r}; the short flags are {_list_short()}, -h")
         rest = rest[1:]
         if flag.is_switch:
-            given[flag.dest] = ON
+            texts[flag.dest] = ON
             continue
-        given[flag.dest] = rest.removeprefix("=") if rest else _pop_value(flag, words)
+        texts[flag.dest] = rest.removeprefix("=") if rest else _pop_value(flag, remaining)
         return
 
 
-def _pop_value(flag: Flag, words: list[str]) -> str:
-    if not words or _is_flag(words[0]):
-        got = f", got the flag {words[0]!r} (write --{flag.name}={words[0]} if that is the value)" if words else ""
+def _pop_value(flag: Flag, remaining: list[str]) -> str:
+    if not remaining or _is_flag(remaining[0]):
+        got = (
+            f", got the flag {remaining[0]!r} (write --{flag.name}={remaining[0]} if that is the value)"
+            if remaining
+            else ""
+        )
         raise UsageError(f"--{flag.name} needs a value ({flag.metavar}){got}")
-    return words.pop(0)
+    return remaining.pop(0)
 
 
 def find_flag(spelling: str) -> Flag:
@@ -160,71 +166,58 @@ def _list_short() -> str:
 class FlagValues:
     """The values of flags, from the command line or the PET_* variables. Every error names the value's origin."""
 
-    def __init__(self, given: Mapping[str, str], environ: Mapping[str, str]) -> None:
-        self._given = given
+    def __init__(self, texts: Mapping[str, str], environ: Mapping[str, str]) -> None:
+        self._texts = texts
         self._environ = environ
 
     def origin(self, name: str) -> str:
         """Name where the value comes from: `--max-restarts`, or the variable `PET_MAX_RESTARTS`."""
         flag = get_flag(name)
-        return "--" + name if flag.dest in self._given or not self.is_given(name) else flag.variable
+        return "--" + name if flag.dest in self._texts or not self.is_given(name) else flag.variable
 
     def is_given(self, name: str) -> bool:
         """Return whether the command line or a variable sets it."""
         flag = get_flag(name)
-        return flag.dest in self._given or (flag.has_variable and bool(self._environ.get(flag.variable)))
+        return flag.dest in self._texts or (flag.has_variable and bool(self._environ.get(flag.variable)))
 
     def is_on_command_line(self, name: str) -> bool:
         """Return whether the command line sets it."""
-        return name.replace("-", "_") in self._given
+        return name.replace("-", "_") in self._texts
 
     def text(self, name: str) -> str | None:
         """Return the unparsed value; None when there is none."""
         flag = get_flag(name)
-        value = self._given.get(flag.dest)
+        value = self._texts.get(flag.dest)
         if value is None and flag.has_variable:
             value = self._environ.get(flag.variable) or None
         if value is not None and not flag.is_free and (contract.has_controls(value) or not is_utf8(value)):
             raise UsageError(f"{self.origin(name)} {value!r}: must be UTF-8 text without control characters")
         return value
 
+    def _parse(self, name: str, parse: Callable[[str], T | None], allowed: str) -> T | None:
+        value = self.text(name)
+        found = None if value is None else parse(value)
+        if value is not None and found is None:
+            raise self.build_error(name, allowed)
+        return found
+
     def switch(self, name: str) -> bool:
         """Return whether the switch is on, by the flag or by a variable that is a number other than 0."""
-        value = self.text(name)
-        if value is None:
-            return False
-        number = contract.parse_digits(value)
-        if number is None:
-            raise self.build_error(name, "0 or 1")
-        return number != 0
+        return bool(self._parse(name, contract.parse_digits, "0 or 1"))
 
-    def integer(self, name: str, *, minimum: int = 0, maximum: int | None = None) -> int | None:
-        """Return a whole number within bounds; None when there is none."""
-        value = self.text(name)
-        if value is None:
-            return None
-        allowed = f"a whole number, at least {minimum}" + ("" if maximum is None else f" and at most {maximum}")
-        number = contract.parse_digits(value, COUNT_LIMIT if maximum is None else maximum)
-        if number is None or number < minimum:
-            raise self.build_error(name, allowed)
-        return number
+    def integer(self, name: str, *, maximum: int | None = None) -> int | None:
+        """Return a whole number from 0 on; None when there is none."""
+        allowed = "a whole number, at least 0" + ("" if maximum is None else f" and at most {maximum}")
+        limit = COUNT_LIMIT if maximum is None else maximum
+        return self._parse(name, lambda text: contract.parse_digits(text, limit), allowed)
 
     def seconds(self, name: str, *, zero: bool) -> float | None:
         """Return a finite number of seconds; None when there is none."""
-        value = self.text(name)
-        if value is None:
-            return None
-        number = parse_seconds(value, zero=zero)
-        if number is None:
-            raise self.build_error(name, describe_seconds(zero=zero))
-        return number
+        return self._parse(name, lambda text: parse_seconds(text, zero=zero), describe_seconds(zero=zero))
 
     def choice(self, name: str, allowed: Sequence[str]) -> str | None:
         """Return one of `allowed`; None when there is none."""
-        value = self.text(name)
-        if value is not None and value not in allowed:
-            raise self.build_error(name, "one of " + ", ".join(allowed))
-        return value
+        return self._parse(name, lambda text: text if text in allowed else None, "one of " + ", ".join(allowed))
 
     def build_error(self, name: str, allowed: str) -> UsageError:
         """Build the error for a value that is not allowed."""
@@ -237,7 +230,7 @@ def is_utf8(text: str) -> bool:
 
 
 @record
-class Given:
+class Invocation:
     """What the flags of a feature are read from."""
 
     values: FlagValues
@@ -252,6 +245,21 @@ def parse_seconds(text: str, *, zero: bool) -> float | None:
     """Return a number of seconds, from 0 on (`zero`) or above it; None if the text is no such number."""
     number = contract.parse_seconds(text)
     return number if number or zero else None
+
+
+def read_variable(
+    environ: Mapping[str, str], name: str, default: T, parse: Callable[[str], T | None], allowed: str
+) -> T:
+    """Read a variable that is no flag; `default` if it is not set, or empty.
+
+    Raises:
+        UsageError: `parse` returns None for it.
+    """
+    text = environ.get(name)
+    found = parse(text) if text else default
+    if found is None:
+        raise UsageError(f"{name} {text!r}: must be {allowed}")
+    return found
 
 
 def describe_seconds(*, zero: bool) -> str:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from typing import Final
 
 from muster._shared.contract import (
@@ -13,7 +14,7 @@ from muster._shared.contract import (
     Env,
     parse_digits,
 )
-from muster.agent.cli.command_line import COUNT_LIMIT, FlagValues, describe_seconds, parse_seconds
+from muster.agent.cli.command_line import COUNT_LIMIT, FlagValues, describe_seconds, parse_seconds, read_variable
 from muster.agent.config import HANG_TIMEOUT_AUTO, RendezvousConfig, read_token
 from muster.agent.errors import UsageError
 
@@ -79,7 +80,7 @@ def build_rendezvous_config(
         is_by_hand=Env.ADAPTER not in environ,
         local_addr=(values.text("local-addr") or "").strip("[]") or None,
         token=read_token(environ),
-        max_restarts=values.integer("max-restarts", minimum=0) or 0,
+        max_restarts=values.integer("max-restarts") or 0,
         hang_action=_choose_hang_action(values),
         max_restarts_flag="--max_retries" if environ.get(Env.ADAPTER) else "--max-restarts",
         policy=_parse_policy(values),
@@ -135,7 +136,7 @@ def _read_conf(values: FlagValues, *, is_torchs: bool) -> "tuple[dict[str, str],
 
 def _choose_node_index(values: FlagValues, backend: str, max_nodes: int) -> int | None:
     """Return the node's index; None if the leader gives this node its place."""
-    index = values.integer("node-rank", minimum=0, maximum=SIZE_LIMIT - 1)
+    index = values.integer("node-rank", maximum=SIZE_LIMIT - 1)
     if index is None:
         return 0 if backend in ("standalone", "static") else None
     is_alone = backend == "standalone" and not values.switch("standalone")  # with which torchrun ignores it
@@ -152,9 +153,9 @@ def parse_nnodes(text: str, *, origin: str) -> tuple[int, int]:
     Raises:
         UsageError: it is neither, MIN is less than 1, or MIN is more than MAX.
     """
-    words = text.split(":")
-    low, high = parse_digits(words[0], SIZE_LIMIT), parse_digits(words[-1], SIZE_LIMIT)
-    if len(words) > 2 or not low or not high or low > high:
+    ends = text.split(":")
+    low, high = parse_digits(ends[0], SIZE_LIMIT), parse_digits(ends[-1], SIZE_LIMIT)
+    if len(ends) > 2 or not low or not high or low > high:
         raise UsageError(f"{origin} {text!r}: must be N or MIN:MAX, with 1 <= MIN <= MAX <= {SIZE_LIMIT}")
     return low, high
 
@@ -220,7 +221,7 @@ def _choose_backend(values: FlagValues, max_nodes: int) -> str:
 
 
 def _list_handlers() -> list[str]:
-    from muster.agent.runtime.packages import find_entry_points
+    from muster._shared.programs import find_entry_points
 
     return sorted(find_entry_points("torchrun.handlers"))
 
@@ -234,7 +235,7 @@ def _find_leader(
     if variable is not None and values.is_on_command_line("rdzv-endpoint"):
         raise UsageError("--rank0-env and --rdzv-endpoint both give the leader's address; use one of them")
     if backend == "static" and not endpoint and variable is None:
-        port = values.integer("master-port", minimum=0, maximum=_PORT_LIMIT)
+        port = values.integer("master-port", maximum=_PORT_LIMIT)
         return values.text("master-addr") or "127.0.0.1", _STATIC_PORT if port is None else port
     port = _choose_port(values, environ, backend)
     if variable is not None:
@@ -248,14 +249,12 @@ def _find_leader(
 
 def _choose_port(values: FlagValues, environ: Mapping[str, str], backend: str) -> int:
     """Return the port. Our leader's is the one that the adapter had to choose, where it did."""
-    chosen = environ.get(Env.RDZV_PORT) if backend == "muster" else None
-    if chosen is not None:
-        number = parse_digits(chosen, _PORT_LIMIT)
-        if number is None:
-            raise UsageError(f"{Env.RDZV_PORT} {chosen!r}: must be a port from 0 to {_PORT_LIMIT}")
-        return number
-    port = values.integer("rdzv-port", minimum=0, maximum=_PORT_LIMIT)
-    return DEFAULT_RDZV_PORT if port is None else port
+    port = values.integer("rdzv-port", maximum=_PORT_LIMIT)
+    own = DEFAULT_RDZV_PORT if port is None else port
+    if backend != "muster":
+        return own
+    parse, allowed = partial(parse_digits, most=_PORT_LIMIT), f"a port from 0 to {_PORT_LIMIT}"
+    return read_variable(environ, Env.RDZV_PORT, own, parse, allowed)
 
 
 def _look_up_host(variable: str, environ: Mapping[str, str], *, node_index: int | None, host_name: str) -> str:
@@ -273,17 +272,17 @@ def _look_up_host(variable: str, environ: Mapping[str, str], *, node_index: int 
 
 def _name_endpoint(values: FlagValues, host: str, port: int) -> str:
     """Return the endpoint for torch's handlers: as given, or built from --rank0-env and --rdzv-port."""
-    given = values.text("rdzv-endpoint")
-    if values.is_given("rank0-env") or (values.is_given("rdzv-port") and not given):
+    text = values.text("rdzv-endpoint")
+    if values.is_given("rank0-env") or (values.is_given("rdzv-port") and not text):
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    return given or ""
+    return text or ""
 
 
 def _choose_run_id(values: FlagValues, *, standalone: bool) -> str:
-    given = values.text("rdzv-id")
-    if given:
-        return given
-    if given is not None and not standalone:
+    text = values.text("rdzv-id")
+    if text:
+        return text
+    if text is not None and not standalone:
         raise values.build_error("rdzv-id", "a name that is the same on all nodes")
     return os.urandom(8).hex() if standalone else DEFAULT_RUN_ID
 
@@ -303,29 +302,24 @@ def _choose_last_call_s(values: FlagValues, environ: Mapping[str, str], read: "_
     flag_s = values.seconds("last-call-timeout", zero=True)
     if flag_s is not None:
         return flag_s
-    text = environ.get(Env.LAST_CALL_S)
-    adapter_s = RendezvousConfig.last_call_timeout_s if text is None else parse_seconds(text, zero=True)
-    if adapter_s is None:
-        raise UsageError(f"{Env.LAST_CALL_S} {text!r}: must be {describe_seconds(zero=True)}")
+    allowed, parse = describe_seconds(zero=True), partial(parse_seconds, zero=True)
+    adapter_s = read_variable(environ, Env.LAST_CALL_S, RendezvousConfig.last_call_timeout_s, parse, allowed)
     return read.seconds("last_call_timeout", adapter_s, zero=True)
 
 
 def _read_listen_fd(environ: Mapping[str, str]) -> int | None:
-    text = environ.get(Env.RDZV_FD)
-    if text is None:
+    if not environ.get(Env.RDZV_FD):
         return None
-    fd = parse_digits(text, COUNT_LIMIT)
-    if fd is None:
-        raise UsageError(f"{Env.RDZV_FD} {text!r}: must be the number of an inherited descriptor")
-    return fd
+    return read_variable(environ, Env.RDZV_FD, 0, _parse_count, "the number of an inherited descriptor")
 
 
 def _read_incarnation(environ: Mapping[str, str]) -> int:
-    text = environ.get(Env.INCARNATION) or "0"
-    number = parse_digits(text, COUNT_LIMIT)
-    if number is None:
-        raise UsageError(f"{Env.INCARNATION} {text!r}: must be how often this node was started before, 0 or more")
-    return number
+    allowed = "how often this node was started before, 0 or more"
+    return read_variable(environ, Env.INCARNATION, 0, _parse_count, allowed)
+
+
+def _parse_count(text: str) -> int | None:
+    return parse_digits(text, COUNT_LIMIT)
 
 
 class _ConfReader:

@@ -3,11 +3,11 @@
 import hmac
 import os
 import socket
-import struct
 from typing import Annotated
 
 from muster._shared.contract import AskKind
 from muster._shared.fields import Limit, Range
+from muster._shared.holder_socket import read_peer
 from muster._shared.records import record
 
 LEAST_LIMIT_S = 1.0
@@ -79,6 +79,4 @@ def sign(token: str, nonce: str, kind: AskKind, limit_s: float) -> str:
 
 def is_same_user(peer: socket.socket) -> bool:
     """Return whether the other process belongs to this user or to root. Source: unix(7), SO_PEERCRED."""
-    size = struct.calcsize("3i")
-    _pid, uid, _gid = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
-    return uid in (os.geteuid(), 0)
+    return read_peer(peer) in (os.geteuid(), 0)

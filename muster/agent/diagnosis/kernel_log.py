@@ -46,12 +46,12 @@ def find_kernel_lines(records: Iterable[bytes]) -> Iterator[tuple[float, KernelL
     """Find the lines about failures, each with its time (CLOCK_MONOTONIC), in records as the device gives them."""
     for each in records:
         head, _, body = each.partition(b";")
-        words = head.split(b",")
-        if len(words) < 3 or not words[2].isdigit():
+        fields = head.split(b",")
+        if len(fields) < 3 or not fields[2].isdigit():
             continue
         line = parse_kernel_text(body.split(b"\n", 1)[0].decode(errors="replace"))
         if line is not None:
-            yield int(words[2]) / 1e6, line
+            yield int(fields[2]) / 1e6, line
 
 
 def parse_kernel_text(text: str) -> KernelLine | None:

@@ -1,8 +1,6 @@
 """Writes the report to files: torch's error file, `report.json`, and the termination message that Kubernetes keeps."""
 
-import contextlib
 import json
-import os
 from collections.abc import Iterator
 
 from muster._shared.codec import to_data
@@ -11,7 +9,7 @@ from muster._shared.records import replace
 from muster._shared.reports import Failure, Report
 from muster.agent.diagnosis.root_cause import describe_failure, find_root
 from muster.agent.diagnosis.tracebacks import load_error_file
-from muster.agent.logs import open_own
+from muster.agent.logs import replace_file
 
 
 def write_torch_error_file(report: Report, path: str) -> None:
@@ -29,7 +27,7 @@ def write_torch_error_file(report: Report, path: str) -> None:
     if root is not None:
         own = root.global_rank if root.hung else None
         stack = next((stack.text for stack in report.stacks if stack.global_rank == own), "")
-        _replace_file(path, json.dumps(build_torch_error(root, stack)).encode())
+        replace_file(path, json.dumps(build_torch_error(root, stack)).encode())
 
 
 def build_torch_error(root: Failure, stack: str = "") -> dict[str, object]:
@@ -68,7 +66,7 @@ def write_report(report: Report, path: str) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    _replace_file(path, json.dumps(to_data(report), indent=1).encode())
+    replace_file(path, json.dumps(to_data(report), indent=1).encode())
 
 
 def build_termination_message(report: Report) -> bytes:
@@ -123,15 +121,3 @@ def _remove_empty(data: object) -> object:
 
 def _is_empty(value: object) -> bool:
     return value is None or value is False or value == []  # 0 is a rank
-
-
-def _replace_file(path: str, data: bytes) -> None:
-    temporary = f"{path}.{os.getpid()}.tmp"
-    try:
-        with open(open_own(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
-            file.write(data)
-        os.replace(temporary, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise

@@ -80,11 +80,7 @@ def can_dump(pid: int) -> bool:
     number = get_stack_signal()
     if number is None:
         return False
-    try:
-        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
-            fields = dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
-    except OSError:
-        return False
+    fields = processes.read_status(pid)
     caught = int(fields.get("SigCgt", "0"), 16) >> (number - 1) & 1
     return bool(caught) and fields.get("State", "Z")[0] not in "TtZX"
 

@@ -23,7 +23,7 @@ _GROUP = re.compile(
 )
 """A group of exceptions, and its first exception that is no group itself."""
 _MARGIN = re.compile(r"^ +\| ?", re.MULTILINE)
-_OWN_FRAMES = "muster/agent/workers/"
+_OWN_FRAMES = ("muster/agent/workers/", "muster/elastic/jobs/function.py")
 """Our frames at the outer end of a stack, which explain nothing."""
 _START = re.compile(r'muster/agent/workers/program\.py", line \d+ in main$')
 """Where a worker begins. Outside of it is the zip that travels with a job, and what starts the zip."""
@@ -313,7 +313,7 @@ def _drop_own_frames(lines: list[str]) -> list[str]:
     for line in lines:
         is_frame = "File " in line
         is_outside = is_frame and (is_outside or _FORK_FRAMES in line or _START.search(line) is not None)
-        if is_frame and _OWN_FRAMES in line:
+        if is_frame and any(name in line for name in _OWN_FRAMES):
             while kept and any(name in kept[-1] for name in _RUNPY):
                 kept.pop()
         elif not is_outside:

@@ -30,7 +30,8 @@ row says so.
 The flags of a feature are in the module `flags` of its folder: `FLAGS`, and `read`, which returns what
 `AgentConfig.features` has by the feature's name.
 
-Imports go from a feature to the agent, never back and never to another feature.
+Imports go from a feature to the agent, never back and never to another feature. What several of them use stands beside
+their folders: `limited_command` runs a command of the user, and `http_peer` has connections of HTTP.
 
 From outside, import `PARTS`, `PartRow`, `SINKS`, `FLAG_OWNERS`, `Sight`, `load_half`, `load_module` and `sink`.
 """

@@ -36,14 +36,14 @@ def _read_environ() -> "dict[str, str]":
     return {name: value for name, _, value in pairs}
 
 
-def _build_order(words: int, command: "list[str]") -> "tuple[bytes, list[int]]":
+def _build_order(count: int, command: "list[str]") -> "tuple[bytes, list[int]]":
     """Build the holder's message: JSON, and the descriptors beside it."""
     from muster.agent.hold.facts import read_facts, read_settings
 
     env, facts = _read_environ(), read_facts()
     order = {
-        "command": command[:words],
-        "args": command[words:],
+        "command": command[:count],
+        "args": command[count:],
         "env": env,
         **read_settings(facts),
         "facts": facts,
@@ -56,11 +56,11 @@ def _build_order(words: int, command: "list[str]") -> "tuple[bytes, list[int]]":
 
 def main(argv: "list[str]") -> int:
     """Run and return the exit code."""
-    folder, name, words, *command = argv
+    folder, name, count, *command = argv
     parent = os.getppid()
     wake_fd = _watch_signals()
     try:
-        holder = _send_order(folder, name, int(words), command)
+        holder = _send_order(folder, name, int(count), command)
     except OSError as error:
         return _fail(f"the hold has ended ({error.strerror})")
     answer = _converse(holder, wake_fd, parent)
@@ -100,10 +100,10 @@ def _watch_signals() -> int:
     return wake_read
 
 
-def _send_order(folder: str, name: str, words: int, command: "list[str]") -> socket.socket:
+def _send_order(folder: str, name: str, count: int, command: "list[str]") -> socket.socket:
     from muster._shared.holder_socket import connect
 
-    data, fds = _build_order(words, command)
+    data, fds = _build_order(count, command)
     holder = connect(folder)
     fd = os.memfd_create("order")
     os.write(fd, data)

@@ -7,7 +7,8 @@ Another agent waits after the end of each run. Runs arrive over a socket in a fo
 connection is one `client`, which sends one message with a memory file and its descriptors, and then signals. It gets
 one answer, and the exit code in the end. When it ends, its run ends. There is one run at a time: a second one is
 refused with the name of the first, unless the first is ending or has no agent yet. A run from another machine first
-claims the node, before its files travel. The holder adds what its order does not say.
+claims the node, before its files travel. The holder adds what its order does not say. Waiting agents begin as forks of
+one process that has imported: `original` says how.
 
 On one machine node 0 decides that the hold is idle, and the others end with it, by a connection that they keep. On
 several machines each node decides, node 0 first, because a run claims all nodes of a hold, even those that it does not
@@ -23,14 +24,126 @@ import socket
 import sys
 import time
 from collections import deque
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
-from muster._shared import holder_socket, processes
-from muster._shared.contract import Env, ExitCode, HoldKey, find_hold_dir
+from muster._shared import guard, holder_socket, processes
+from muster._shared.contract import WAITING_FLAG, Env, ExitCode, HoldKey, WaitingRole, find_hold_dir
 from muster._shared.guard import STOP_LIMIT_VARIABLE
-from muster.agent.hold import difference, facts
-from muster.agent.hold.agents import Original, WaitingAgent, end_orphans
-from muster.agent.hold.listening import Listener, Message, Order, close_all, send
+from muster.agent.hold import facts
+from muster.agent.hold.listening import MESSAGE_BYTES, Listener, Message, Order, close_all, send
+
+_END_LIMIT_S: Final = 1.0
+
+
+class WaitingAgent:
+    """A guard with its agent, before or during its run, or until it turns out that it could not be started."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self.control = control
+        self.pid = 0
+        """The guard's; 0: not known yet."""
+        self.pidfd = -1
+        self.is_ready = False
+
+    def receive(self) -> dict[str, object] | None:
+        """Return what the agent tells when it is ready; empty: the guard has told its pid. None: nothing more comes."""
+        try:
+            data, fds, _flags, _address = socket.recv_fds(self.control, MESSAGE_BYTES, 1)
+        except OSError:
+            return None
+        if not data:
+            return None
+        message: dict[str, object] = json.loads(data)
+        if not fds:
+            self.is_ready = True
+            return message
+        self.pid, (self.pidfd,) = int(str(message["guard"])), fds
+        return {}
+
+    def end(self) -> None:
+        """Close the connection: the guard sees its end, and kills all below it."""
+        self.control.close()
+
+    def collect(self) -> int:
+        """Collect the guard when it has ended; its exit code, negative where a signal ended it."""
+        self.control.close()
+        os.close(self.pidfd)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+class Original:
+    """The process whose forks wait. It ends with this one."""
+
+    def __init__(self, command: Sequence[str], flags: Sequence[str], env: Mapping[str, str]) -> None:
+        """Start it.
+
+        Args:
+            command: of agents, without flags.
+            flags: of agents, without a program.
+            env: theirs.
+        """
+        self._order_fd = os.memfd_create("order")
+        os.write(self._order_fd, json.dumps({"command": command, "flags": flags, "env": dict(env)}).encode())
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        argv = [*command, WAITING_FLAG, WaitingRole.ORIGINAL, str(theirs.fileno()), *flags]
+        with theirs:
+            self.pid = processes.spawn(
+                lambda: os.execve(argv[0], argv, dict(env)),  # noqa: S606  # no shell, on purpose
+                (0, 1, 2),
+                [theirs.fileno()],
+                death_signal=signal.SIGTERM,
+                keeps_ignored=True,
+            )
+
+    def has_ended(self) -> bool:
+        """Return whether it has; it never says anything."""
+        return processes.wait_readable(self.control.fileno(), 0.0)
+
+    def start_waiting(self) -> WaitingAgent:
+        """Have a guard with an agent forked, when it has imported."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        lease = guard.make_lease_fds()
+        with theirs, contextlib.suppress(OSError):  # it has ended, so the connection does
+            socket.send_fds(self.control, [b"+"], [self._order_fd, theirs.fileno(), 0, 1, 2, *lease])
+        for fd in lease:
+            os.close(fd)
+        return WaitingAgent(ours)
+
+    def end(self) -> None:
+        """Close the connection, and collect it."""
+        self.control.close()
+        os.close(self._order_fd)
+        processes.send_signal([self.pid], signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+
+
+def end_orphans(known: Collection[int]) -> None:
+    """Kill and collect what the guard of a job has left behind, if that was killed: it is this process's now.
+
+    Args:
+        known: children that are none.
+    """
+    deadline_s = time.monotonic() + _END_LIMIT_S
+    while orphans := _list_children().difference(known):
+        for pid in orphans:
+            processes.kill_descendants(pid)
+        processes.send_signal(orphans, signal.SIGKILL)
+        for pid in orphans:
+            os.waitpid(pid, os.WNOHANG)
+        if time.monotonic() > deadline_s:
+            return  # the kernel cannot end it now
+        time.sleep(0.001)
+
+
+def _list_children() -> set[int]:
+    """Return this process's children, also those that have ended."""
+    return {
+        pid
+        for pid in processes.list_pids()
+        if (stat := processes.read_stat(pid)) is not None and int(stat[1]) == os.getpid()
+    }
+
 
 _FAILED_STARTS: Final = 3
 """After this many agents that ended before they were ready, runs start cold."""
@@ -63,8 +176,8 @@ class Holder:
         self._idle_s = idle_s if self._is_local or index == 0 else idle_s + _LAST_S
         self._flags = flags
         self._facts = facts.read_facts()
-        words = len(sys.argv) - 1
-        self._prefix = [sys.executable, *sys.orig_argv[1 : len(sys.orig_argv) - words]]
+        count = len(sys.argv) - 1
+        self._prefix = [sys.executable, *sys.orig_argv[1 : len(sys.orig_argv) - count]]
         self._folder = _make_folder(index)
         self._loop = Listener(self._folder, self._handle)
         self._original: Original | None = None
@@ -339,7 +452,7 @@ class Holder:
         """Return why a process here cannot become what the client's would be; "" if it can."""
         if "facts" not in order:  # from another machine
             return ""
-        reason = difference.find_difference(order, self._facts, self._prefix)
+        reason = facts.find_difference(order, self._facts, self._prefix)
         if reason:
             return reason
         env = order["env"]

@@ -19,12 +19,14 @@ import posix
 import signal
 import socket
 import sys
-from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Final, NoReturn, TypedDict
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypedDict
 
 from muster._shared import processes
 from muster._shared.contract import WAITING_FLAG, WaitingRole
 from muster._shared.records import record
+from muster.agent.hold import thread_counts
+from muster.agent.workers.spec import Program, ProgramKind
 from muster.agent.workers.warm import fork_safety
 
 if TYPE_CHECKING:
@@ -182,6 +184,58 @@ def _exec(order: TreeOrder, role: str, kept: Sequence[int], *pids: int) -> NoRet
     """Become guard or agent. All signals stay blocked: it says when it can take them."""
     processes.close_all_but(kept)
     processes.reset_ignored()
-    words = [WAITING_FLAG, role, ",".join(map(str, (*pids, *kept)))]
-    command = [*order["command"], *words, *order["flags"]]
+    own_args = [WAITING_FLAG, role, ",".join(map(str, (*pids, *kept)))]
+    command = [*order["command"], *own_args, *order["flags"]]
     os.execve(command[0], command, order["env"])  # noqa: S606  # no shell, on purpose
+
+
+def adopt_order(
+    control: socket.socket, before: thread_counts.ThreadSettings, early: "EarlyImports"
+) -> tuple[str, Program]:
+    """Wait for a program, and take over what its processes inherit."""
+    from muster.agent.workers.warm import forked_worker
+    from muster.agent.workers.warm.forking import send
+
+    send(control, {"held": list(early.modules), "import_s": early.duration_s})
+    order, program = _receive_order(control)
+    forked_worker.replace_environment(order["env"])
+    apply_settings(order["settings"])
+    obstacle = thread_counts.adopt_settings(before, early.modules)
+    if obstacle is not None:
+        send(control, {"refused": obstacle})
+        os._exit(0)
+    return order["preload"], program
+
+
+def _receive_order(control: socket.socket) -> tuple[dict[str, Any], Program]:
+    """Wait for the program of a template that has imported early; return its run's settings and the program."""
+    _message, fds, _flags, _address = socket.recv_fds(control, 4, 2)
+    if len(fds) < 2:
+        os._exit(0)  # released, or a cold start
+    os.dup2(fds[1], 0)
+    os.close(fds[1])
+    with os.fdopen(fds[0], "rb") as file:
+        file.seek(0)
+        order: dict[str, Any] = json.loads(file.read())
+    kind, target, *args = order["program"]
+    return order, Program(kind=ProgramKind(kind), target=target, args=tuple(args))
+
+
+def apply_settings(settings: Mapping[str, Any]) -> None:
+    """Set what a process of a run on a hold would have inherited: folder, umask, limits, priority and affinity.
+
+    Args:
+        settings: see `hold.client`.
+    """
+    import resource
+
+    for name, limits in settings["limits"].items():
+        number = getattr(resource, name, None)
+        if number is not None and tuple(limits) != resource.getrlimit(number):
+            resource.setrlimit(number, tuple(limits))
+    os.umask(settings["umask"])
+    if settings["nice"] != os.getpriority(os.PRIO_PROCESS, 0):
+        os.setpriority(os.PRIO_PROCESS, 0, settings["nice"])
+    if set(settings["cpus"]) != os.sched_getaffinity(0):
+        os.sched_setaffinity(0, settings["cpus"])
+    os.chdir(settings["cwd"])

@@ -35,8 +35,8 @@ def main(args: list[str]) -> int:
     Args:
         args: a `WaitingRole`, process ids and descriptors, and the agent's flags.
     """
-    role, words, *flags = args
-    numbers = [int(word) for word in words.split(",")]
+    role, text, *flags = args
+    numbers = [int(word) for word in text.split(",")]
     if role == WaitingRole.GUARD:
         return _guard(*_open(numbers[1:]), numbers[0])
     from muster.agent.hold import start

@@ -6,11 +6,11 @@ lines. `opening` opens a round's files in its own thread, where a disk that hang
 on the console. `lines` cuts bytes into prefixed lines, recognises progress bars, and defines what is queued.
 `console_writer` is the thread that writes the queue, and draws live rows at the bottom of a terminal.
 
-From outside, import `LogRouter`, `WorkerStreams` and `open_own`.
+From outside, import `LogRouter`, `WorkerStreams`, `open_own` and `replace_file`.
 """
 
-from muster.agent.logs.files import open_own
+from muster.agent.logs.files import open_own, replace_file
 from muster.agent.logs.router import LogRouter
 from muster.agent.logs.routing import WorkerStreams
 
-__all__ = ["LogRouter", "WorkerStreams", "open_own"]
+__all__ = ["LogRouter", "WorkerStreams", "open_own", "replace_file"]

@@ -340,8 +340,8 @@ class ConsoleWriter:
     def _print_all_held(self) -> Iterator[tuple[int, bytes]]:
         return self._build_prefixed(self._alike.take_all() if self._alike is not None else ())
 
-    def _build_prefixed(self, said: "Iterable[Said[Source]]") -> Iterator[tuple[int, bytes]]:
-        for each in said:
+    def _build_prefixed(self, entries: "Iterable[Said[Source]]") -> Iterator[tuple[int, bytes]]:
+        for each in entries:
             first, others = each.speakers[0], each.speakers[1:]
             prefix = first.assembler.prefix
             if others:

@@ -259,6 +259,23 @@ def open_own(path: str, flags: int) -> int:
     return fd
 
 
+def replace_file(path: str, data: bytes) -> None:
+    """Write a file, whole or not at all. The folder may be one that several nodes have.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    temporary = f"{path}.{os.uname().nodename}.{os.getpid()}.tmp"
+    try:
+        with open(open_own(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as file:
+            file.write(data)
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
 def _make_own_dir(path: str, mode: int = 0o777) -> None:
     try:
         os.mkdir(path, mode)
@@ -286,14 +303,14 @@ def _find_owners(path: str) -> set[int]:
     owners = set(_OWN)
     for way in dict.fromkeys((os.path.abspath(path), os.path.realpath(path))):
         above = os.stat("/")
-        for place in _list_places(way):
-            found = os.lstat(place)
+        for ancestor in _list_places(way):
+            found = os.lstat(ancestor)
             if found.st_uid not in owners:
                 is_mounted = found.st_dev != above.st_dev
-                if above.st_mode & _OTHERS_WRITE and not is_mounted and not _shows_ours(place, found.st_uid):
-                    raise PermissionError(errno.EPERM, f"it belongs to another user ({found.st_uid})", place)
+                if above.st_mode & _OTHERS_WRITE and not is_mounted and not _shows_ours(ancestor, found.st_uid):
+                    raise PermissionError(errno.EPERM, f"it belongs to another user ({found.st_uid})", ancestor)
                 owners.add(found.st_uid)
-            above = os.stat(place)
+            above = os.stat(ancestor)
     return owners
 
 

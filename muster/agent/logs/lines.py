@@ -16,6 +16,7 @@ LINE_LIMIT_BYTES = 16 << 20
 
 _LIVE_BYTES = 512
 _OWN_FRAMES = b"/muster/agent/workers/"
+_FUNCTION_FRAME = b'/muster/elastic/jobs/function.py"'
 _STACK_FRAME = b'  File "'
 _NOT_TEXT = bytes(set(range(0x20)) - {0x08, 0x09, 0x0A, 0x0D, 0x1B}) + b"\x7f"
 
@@ -59,7 +60,8 @@ def drop_own_frames(lines: bytes) -> bytes:
 
 
 def _is_own_frame(line: bytes) -> bool:
-    return line.startswith(_STACK_FRAME) and _OWN_FRAMES in line and b'", line ' in line and b", in " not in line
+    is_ours = line.startswith(_STACK_FRAME) and (_OWN_FRAMES in line or _FUNCTION_FRAME in line)
+    return is_ours and b'", line ' in line and b", in " not in line
 
 
 def prefix_lines(prefix: bytes, lines: bytes) -> bytes:

@@ -105,7 +105,7 @@ def build_env(round: Round, local_rank: int, nproc: int, *, run_id: str, role: s
 
 
 def _construct_specs(config: LogConfig) -> "LogsSpecs":
-    from muster.agent.runtime.packages import find_entry_points
+    from muster._shared.programs import find_entry_points
 
     found = find_entry_points(_GROUP)
     point = found.get(config.logs_specs or "")

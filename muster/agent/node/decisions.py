@@ -3,12 +3,19 @@
 Nothing here reads a clock, a process or a socket, and nothing outside decides. `supervisor` posts the events of
 `node.events`, and rendezvous those of `rendezvous.interface`. `supervisor` carries out the actions in order.
 
-    STARTING
-       v          RoundFormed                             all exited 0
-    JOINING ---> [DELAYING, back-off] ---> RUNNING ---------------------> SUCCEEDED --JobEnded--> ENDED
-       ^                                      | RoundBroken, signal           |
-       |                                      v                               |
-       +---------- no worker is left ----- STOPPING <---------RoundBroken-----+
+    Starting --AgentStarted--> Joining
+    Starting, Joining --RoundFormed--> Delaying, Running
+    Starting, Delaying --JobEnded, RendezvousFailed, SignalReceived--> Ended
+    Joining --RoundBroken, JobEnded, RendezvousFailed, SignalReceived--> Ended
+    Delaying --RoundFormed, GlobalRank0Started, TimerExpired--> Running
+    Delaying --RoundBroken--> Joining, Ended
+    Running --RoundFormed, RoundBroken, JobEnded, RendezvousFailed, TimerExpired, SignalReceived, DrainWithdrawn,
+        RequestAnswered, PersonChose--> Stopping
+    Running --WorkerExited--> Succeeded, Stopping
+    Succeeded --RoundFormed, RoundBroken, JobEnded, RendezvousFailed, TimerExpired, SignalReceived, RequestAnswered,
+        PersonChose--> Stopping
+    Stopping --WorkersGone--> Joining, Delaying, Running, Ended
+    Stopping --WorkersNotEnded--> Ended
 
 `worker_decisions` has the decisions about one round's workers, and the steps of a stop. `drain_decisions` has those
 about a common step of all ranks, and `request_decisions` those about requests of people. The latter two are loaded when
@@ -16,10 +23,10 @@ needed.
 """
 
 import signal
-from collections.abc import Mapping
 
 from muster._shared.contract import ExitCode, name_signal
 from muster._shared.records import assert_never, replace
+from muster._shared.transitions import Table, drop, expect, go, on, stay
 from muster.agent.node.actions import (
     Action,
     BeginRound,
@@ -68,7 +75,6 @@ from muster.agent.node.state import (
     Ended,
     Joining,
     NodeState,
-    Phase,
     Rejoin,
     Running,
     Starting,
@@ -133,104 +139,66 @@ HOLD_S = 5.0
 group."""
 
 
-_HAS_ROUND = (Delaying, Running, Succeeded, Stopping)
-_ANY = (Starting, Joining, *_HAS_ROUND)
-ACCEPTED: Mapping[type[Event], tuple[type[Phase], ...]] = {
-    AgentStarted: (Starting,),
-    StoreLost: (Delaying, Running, Stopping),
-    SpawnFailed: (Running,),
-    WorkersIdle: (Running,),
-    WorkersActive: (Running,),
-    StoodStill: (Running,),
-    WorkerStarted: (Running, Stopping),
-    WorkerExited: (Running, Stopping),
-    FailureSettled: (Running, Stopping),
-    StacksRequested: (Running, Stopping),
-    StacksCollected: (Running, Stopping),
-    Saved: (Running, Succeeded, Stopping),
-    PartReport: (Running, Succeeded),
-    SlotsRead: (Running, Succeeded),
-    DrainBegun: _HAS_ROUND,
-    DrainCommitted: (Running, Succeeded),
-    DrainWithdrawn: (Running, Succeeded),
-    StacksWanted: _HAS_ROUND,
-    WorkersGone: (Stopping,),
-    WorkersNotEnded: (Stopping,),
-    **dict.fromkeys((RoundFormed, GlobalRank0Started, RoundBroken, JobEnded, RendezvousFailed, Notice), _ANY),
-    **dict.fromkeys((PartOrder, PartRemembered, CheckpointCompleted), _ANY),
-    **dict.fromkeys((WorkersPrepared, TimerExpired, SignalReceived), _ANY),
-    **dict.fromkeys((Requested, RequestAnswered, PersonChose), _ANY),
-}
-"""Which phase accepts which event; `decide` drops all others, any after the end, and those that `_is_outdated` names.
-
-`Saved` is reported even while the workers are being stopped: a checkpoint of the last moment counts. `DrainBegun` is
-refused before the workers have been started, and `Requested` while none run, each with a line. `_on_timer_expired` says
-which phase a timer is for, by its purpose.
-"""
+_WAITING = (Starting, Joining, Delaying)
+_WORKING = (Running, Succeeded)
+_ALL = stay(*_WAITING, *_WORKING, Stopping)
+_END = go(*_WAITING, to=(Ended,))
+_STOP = go(*_WORKING, Stopping, to=(Stopping,))
+_MAY_STOP = stay(*_WORKING, or_go=(Stopping,))
 
 
-def decide(state: NodeState, event: Event) -> Decision:  # noqa: C901  # one line for each event
+def _build_table() -> "Table[Event, Decision]":
+    """Return which phase accepts which event, what handles it, and which phases may follow.
+
+    `Saved` is reported even while the workers are being stopped: a checkpoint of the last moment counts. `DrainBegun`
+    is refused before the workers have been started, and `Requested` while none run, each with a line.
+    `_on_timer_expired` says which phase a timer is for, by its purpose.
+    """
+    return (
+        on(AgentStarted, _on_agent_started, go(Starting, to=(Joining,)))
+        + on(WorkersPrepared, _on_workers_prepared, _ALL)
+        + on(RoundFormed, _on_round_changed, go(*_WAITING, to=(Delaying, Running)), _STOP)
+        + on(GlobalRank0Started, _on_global_rank0_started, _ALL, stay(Delaying, or_go=(Running,)))
+        + on(RoundBroken, _on_round_changed, _ALL, go(Joining, Delaying, to=(Joining, Ended)), _MAY_STOP)
+        + on(JobEnded, _on_job_ended, _END, _STOP)
+        + on(RendezvousFailed, _on_rendezvous_failed, _END, _STOP)
+        + on(Notice, _on_notice, _ALL)
+        + on(WorkerStarted, on_worker_started, stay(Running, Stopping))
+        + on(WorkerExited, _on_worker_exited, stay(Running, or_go=(Succeeded, Stopping)), stay(Stopping))
+        + on(SpawnFailed, on_spawn_failed, stay(Running))
+        + on(StoreLost, on_store_lost, stay(Delaying, Running, Stopping))
+        + on(FailureSettled, on_failure_settled, stay(Running, Stopping))
+        + on(WorkersIdle, on_idle_changed, stay(Running))
+        + on(WorkersActive, on_idle_changed, stay(Running))
+        + on(StoodStill, on_still, stay(Running))
+        + on(StacksRequested, on_stacks_requested, stay(Running, Stopping))
+        + on(StacksCollected, on_stacks_collected, stay(Running, Stopping))
+        + on(TimerExpired, _on_timer_expired, _ALL, stay(Delaying, or_go=(Running,)), _MAY_STOP)
+        + on(WorkersGone, _on_workers_gone, stay(Stopping, or_go=(Joining, Delaying, Running, Ended)))
+        + on(WorkersNotEnded, _on_workers_not_ended, stay(Stopping, or_go=(Ended,)))
+        + on(SignalReceived, _on_signal, _END, _MAY_STOP, stay(Stopping))
+        + on(DrainBegun, _on_drain, stay(Delaying, *_WORKING, Stopping))
+        + on(DrainCommitted, _on_drain, stay(*_WORKING))
+        + on(DrainWithdrawn, _on_drain, stay(Running, or_go=(Stopping,)), stay(Succeeded))
+        + on(SlotsRead, _on_drain, stay(*_WORKING))
+        + on(Requested, _on_request, _ALL)
+        + on(RequestAnswered, _on_request, _ALL, _MAY_STOP)
+        + on(PersonChose, _on_request, _ALL, _MAY_STOP)
+        + on(StacksWanted, _on_request, stay(Delaying, *_WORKING, Stopping))
+        + on(Saved, _send_on, stay(*_WORKING, Stopping))
+        + on(PartReport, _send_on, stay(*_WORKING))
+        + on(PartOrder, _tell_part, _ALL)
+        + on(PartRemembered, _tell_part, _ALL)
+        + on(CheckpointCompleted, _keep_checkpoint, _ALL)
+    )
+
+
+def decide(state: NodeState, event: Event) -> Decision:
     """Decide what follows from one event, if this phase accepts it and it is about this round."""
-    # What travelled may be of a derived class, such as `report_messages.RequestAnswer`.
-    accepting = next((ACCEPTED[kind] for kind in type(event).__mro__ if kind in ACCEPTED), _ANY)
-    if not isinstance(state.phase, accepting) or _is_outdated(state, event):
-        return state, ()
-    match event:
-        case AgentStarted():
-            return replace(state, phase=Joining()), (JoinJob(is_prepared=state.is_prepared),)
-        case WorkersPrepared():
-            has_joined = not isinstance(state.phase, Starting)
-            return replace(state, is_prepared=True), (Send(message=Prepared()),) if has_joined else ()
-        case RoundFormed():
-            return _on_round_changed(state, event)
-        case GlobalRank0Started():
-            return _on_global_rank0_started(state, event)
-        case RoundBroken(explains=True):
-            return _on_break_explained(state, event)
-        case RoundBroken() | JobEnded():
-            return _on_round_changed(state, event)
-        case RendezvousFailed():
-            return _on_rendezvous_failed(state, event)
-        case Notice():
-            return _on_notice(state, event)
-        case WorkerStarted():
-            return on_worker_started(state, event)
-        case WorkerExited():
-            return _on_worker_exited(state, event)
-        case SpawnFailed():
-            return on_spawn_failed(state, event)
-        case StoreLost():
-            return on_store_lost(state, event)
-        case FailureSettled():
-            return on_failure_settled(state, event)
-        case WorkersIdle() | WorkersActive():
-            return on_idle_changed(state, event)
-        case StoodStill():
-            return on_still(state, event)
-        case StacksRequested():
-            return on_stacks_requested(state)
-        case StacksCollected():
-            return on_stacks_collected(state, event)
-        case TimerExpired():
-            return _on_timer_expired(state, event.timer)
-        case WorkersGone():
-            return _on_workers_gone(state)
-        case WorkersNotEnded():
-            return _on_workers_not_ended(state, event)
-        case SignalReceived():
-            return _on_signal(state, event)
-        case DrainBegun() | DrainCommitted() | DrainWithdrawn() | SlotsRead():
-            return _on_drain(state, event)
-        case Requested() | RequestAnswered() | StacksWanted() | PersonChose():
-            return _on_request(state, event)
-        case Saved() | PartReport():
-            return state, (Send(message=event),)
-        case PartOrder() | PartRemembered():
-            return state, (TellPart(told=event),)
-        case CheckpointCompleted():
-            return state, (KeepCheckpoint(checkpoint=event.checkpoint),)
-        case _:
-            assert_never(event)
+    handler = TABLE.find(type(state.phase), event)
+    if handler is None or _is_outdated(state, event):
+        return drop(state, type(state.phase), event)
+    return handler(state, event)
 
 
 def _is_outdated(state: NodeState, event: Event) -> bool:
@@ -252,13 +220,32 @@ def _is_outdated(state: NodeState, event: Event) -> bool:
             return isinstance(event, WorkersEvent | RoundBroken) and event.round_number != current
 
 
-def _on_round_changed(state: NodeState, event: RoundFormed | RoundBroken | JobEnded) -> Decision:
+def _on_agent_started(state: NodeState, _event: AgentStarted) -> Decision:
+    return replace(state, phase=Joining()), (JoinJob(is_prepared=state.is_prepared),)
+
+
+def _on_workers_prepared(state: NodeState, _event: WorkersPrepared) -> Decision:
+    has_joined = not isinstance(state.phase, Starting)
+    return replace(state, is_prepared=True), (Send(message=Prepared()),) if has_joined else ()
+
+
+def _send_on(state: NodeState, event: Saved | PartReport) -> Decision:
+    return state, (Send(message=event),)
+
+
+def _tell_part(state: NodeState, event: PartOrder | PartRemembered) -> Decision:
+    return state, (TellPart(told=event),)
+
+
+def _keep_checkpoint(state: NodeState, event: CheckpointCompleted) -> Decision:
+    return state, (KeepCheckpoint(checkpoint=event.checkpoint),)
+
+
+def _on_round_changed(state: NodeState, event: RoundFormed | RoundBroken) -> Decision:
     """Handle a change of the round; first answer all requests that concern the last one."""
     match event:
-        case JobEnded():
-            state, answers = _end_requests(state, "the job has ended")
-            state, actions = _on_job_ended(state, event)
-            return state, (*answers, *actions)
+        case RoundBroken(explains=True):
+            return _on_break_explained(state, event)
         case RoundBroken():
             state, answers = _end_requests(state, f"the round ended: {event.reason}")
             state, question, interrupt = _end_round_of_question(state)
@@ -495,9 +482,11 @@ def _report_stopped(state: NodeState, stopped: Round) -> Decision:
 def _on_job_ended(state: NodeState, event: JobEnded) -> Decision:
     failed_code = ExitCode.TERMINATED if event.is_drained else ExitCode.WORKERS_FAILED
     code = ExitCode.SUCCEEDED if event.succeeded else failed_code
+    state, answers = _end_requests(state, "the job has ended")
     state, lines = _print_held(state)
     state, actions = _end_with(state, Finish(code=code, ended=event))
-    return state, (*lines, *actions) if event.succeeded else (RecordJobFailure(), *lines, *actions)
+    failed = () if event.succeeded else (RecordJobFailure(),)
+    return state, (*answers, *failed, *lines, *actions)
 
 
 def _on_worker_exited(state: NodeState, event: WorkerExited) -> Decision:
@@ -555,11 +544,11 @@ def _end(state: NodeState, finish: Finish) -> Decision:
     return replace(state, phase=Ended(last=state.round)), (finish,)
 
 
-def _on_timer_expired(state: NodeState, timer: RoundTimer) -> Decision:
-    phase = state.phase
-    if timer.purpose is TimerPurpose.LINES:
-        return _print_held(state)
+def _on_timer_expired(state: NodeState, event: TimerExpired) -> Decision:
+    phase, timer = state.phase, event.timer
     match timer.purpose:
+        case TimerPurpose.LINES:
+            return _print_held(state)
         case TimerPurpose.START:
             return _end_delay(state, phase) if isinstance(phase, Delaying) else (state, ())
         case TimerPurpose.STACKS:
@@ -579,8 +568,8 @@ def _on_timer_expired(state: NodeState, timer: RoundTimer) -> Decision:
 # -- after a stop ----------------------------------------------------------------------------------------------------
 
 
-def _on_workers_gone(state: NodeState) -> Decision:
-    phase = state.stopping
+def _on_workers_gone(state: NodeState, _event: WorkersGone) -> Decision:
+    phase = expect(state.phase, Stopping)
     if phase.step is not StopStep.KILLING:
         return state, ()
     then = phase.then
@@ -603,7 +592,7 @@ def _on_workers_not_ended(state: NodeState, event: WorkersNotEnded) -> Decision:
 
     The exit code makes adapters replace the node; 1 would end the job for all.
     """
-    phase = state.stopping
+    phase = expect(state.phase, Stopping)
     if phase.step is not StopStep.KILLING:
         return state, ()
     reason = f"cannot end {'process' if len(event.pids) == 1 else 'processes'} {', '.join(map(str, event.pids))}"
@@ -779,3 +768,6 @@ def _describe_stop(state: NodeState, event: SignalReceived) -> str:
         return f"{cause}stopping{senders}"
     again = "; Ctrl-C again kills" if event.signum == signal.SIGINT else ""
     return f"{cause}stopping, up to {state.rules.shutdown_timeout_s:g} s{again}{senders}"
+
+
+TABLE = _build_table()

@@ -258,7 +258,7 @@ WorkersEvent: TypeAlias = (
     | DrainCommitted
     | DrainWithdrawn
 )
-"""Events about the workers of a round; `decisions.ACCEPTED` says which phase accepts which."""
+"""Events about the workers of a round; the table of `decisions` says which phase accepts which."""
 
 Event: TypeAlias = (
     RendezvousEvent

@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping
 from muster._shared.records import replace
 from muster._shared.reports import ENDED, Failure, RankProgress, RankView, Stack
 from muster.agent.config import AgentConfig
-from muster.agent.diagnosis.failures import FailedWorker, FailureBuilder, find_advice, read_files
+from muster.agent.diagnosis.failures import FailedWorker, FailureBuilder, OomWatch, find_advice, read_files
 from muster.agent.diagnosis.kernel_log import KernelLog
-from muster.agent.diagnosis.oom import OomWatch
 from muster.agent.diagnosis.stacks import StackCollector, StackTarget, find_python
 from muster.agent.logs import LogRouter
 from muster.agent.node.actions import LocalFailure

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from muster._shared.contract import DEFAULT_DRAIN_LIMIT_S
 from muster._shared.layouts import StatusPageLayout
 from muster._shared.records import assert_never, record
+from muster._shared.transitions import expect
 from muster.agent.node.actions import Finish, LocalFailure
 from muster.agent.node.events import WorkerStack
 from muster.agent.rendezvous.interface import Leaving
@@ -323,23 +324,7 @@ class NodeState:
             return None
         return found if found.number == number else None
 
-    # For events that `decisions`' table restricts to one phase.
-
-    @property
-    def running(self) -> Running:
-        """The phase of workers that run."""
-        if not isinstance(self.phase, Running):
-            raise TypeError(f"no workers run: {self.phase!r}")
-        return self.phase
-
-    @property
-    def stopping(self) -> Stopping:
-        """The phase of workers that are being stopped."""
-        if not isinstance(self.phase, Stopping):
-            raise TypeError(f"no workers are being stopped: {self.phase!r}")
-        return self.phase
-
     @property
     def running_or_stopping(self) -> Running | Stopping:
         """The phase of workers that may exist."""
-        return self.phase if isinstance(self.phase, Stopping) else self.running
+        return self.phase if isinstance(self.phase, Stopping) else expect(self.phase, Running)

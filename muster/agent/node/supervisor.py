@@ -200,39 +200,14 @@ class Supervisor:
     # -- actions ----------------------------------------------------------------------------------------------------
 
     def _act(self, action: actions.Action) -> None:
-        match action:
-            case (
-                actions.ParkWorkers()
-                | actions.StartWorkers()
-                | actions.CancelStarts()
-                | actions.SignalWorkers()
-                | actions.InterruptWorker()
-                | actions.KillWorkers()
-                | actions.ReadSlots()
-                | actions.WriteCommand()
-                | actions.WithdrawCommand()
-                | actions.WriteDeadline()
-                | actions.TellPart()
-            ):
-                self._workers.act(action)
-            case (
-                actions.SettleFailure()
-                | actions.CollectStacks()
-                | actions.PrintStacks()
-                | actions.PrintPage()
-                | actions.SendStacks()
-            ):
-                self._diagnose(action)
-            case (
-                actions.JoinJob()
-                | actions.Send()
-                | actions.ReportFailed()
-                | actions.ReportIdle()
-                | actions.ReportStopped()
-            ):
-                self._report(action)
-            case _:
-                self._act_alone(action)
+        if isinstance(action, actions.WorkerAction):
+            self._workers.act(action)
+        elif isinstance(action, actions.DiagnosisAction):
+            self._diagnose(action)
+        elif isinstance(action, actions.RendezvousAction):
+            self._report(action)
+        else:
+            self._act_alone(action)
 
     def _diagnose(self, action: actions.DiagnosisAction) -> None:
         match action:

@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from muster._shared.contract import AskKind, describe_end, name_signal
 from muster._shared.records import replace
+from muster._shared.transitions import expect
 from muster.agent.node.actions import (
     Action,
     CancelStarts,
@@ -37,6 +38,7 @@ from muster.agent.node.events import (
     SignalReceived,
     SpawnFailed,
     StacksCollected,
+    StacksRequested,
     StoreLost,
     TimerPurpose,
     WorkerExited,
@@ -149,7 +151,7 @@ def _on_fenced(state: NodeState, phase: Running | Stopping) -> Decision:
 
 def on_spawn_failed(state: NodeState, event: SpawnFailed) -> Decision:
     """Handle that a worker could not be started as its failure."""
-    phase = state.running
+    phase = expect(state.phase, Running)
     if event.local_rank not in phase.awaited:
         return state, ()
     failure = LocalFailure(local_rank=event.local_rank, reason=event.reason, errno=event.errno, check=event.check)
@@ -200,7 +202,7 @@ def on_failure_settled(state: NodeState, event: FailureSettled) -> Decision:
 
 def on_idle_changed(state: NodeState, event: WorkersIdle | WorkersActive) -> Decision:
     """Report idleness: rendezvous decides whether the whole job hangs."""
-    phase = state.running
+    phase = expect(state.phase, Running)
     if isinstance(event, WorkersActive):
         return state, (ReportIdle(round=phase.round),)
     if not phase.alive or (phase.drain is not None and phase.drain.is_pause):
@@ -212,7 +214,7 @@ def on_idle_changed(state: NodeState, event: WorkersIdle | WorkersActive) -> Dec
 
 def on_still(state: NodeState, event: StoodStill) -> Decision:
     """Report that the workers stand still, because only rendezvous knows what those of other nodes do."""
-    phase = state.running
+    phase = expect(state.phase, Running)
     if event.for_s > 0.0 and phase.drain is not None:
         return state, ()
     return state, (Send(message=event),)
@@ -311,7 +313,7 @@ def continue_stop(state: NodeState, phase: Stopping) -> Decision:
     return kill_now(state, phase)
 
 
-def on_stacks_requested(state: NodeState) -> Decision:
+def on_stacks_requested(state: NodeState, _event: StacksRequested) -> Decision:
     """Collect the stacks of the workers of all nodes, or of this node's if the leader cannot be asked."""
     phase = state.running_or_stopping
     if isinstance(phase, Running) and phase.round.group_world_size > 1:

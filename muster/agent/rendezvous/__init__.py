@@ -6,11 +6,12 @@
     one_node         a job of one node; `local_leader` runs the consensus with that node as the only member
     round_messages   pure: what a new round is to each member, with the addresses of the others
     faulty_nodes     pure: which nodes are at fault, which is the last choice, and which leaves
+    verdicts         pure: what follows from a failure: a restart here or elsewhere, or the end of the job
+    restarts         what the recovery record keeps of earlier failures
     drain_ceiling    pure: how far a node's ranks may go before the job's step to stop at is agreed
 
     consensus/       the leader's decisions, pure: membership, rank assignment, failures, the step of a drain; `quorum`
                      decides whether a takeover succeeds
-    verdicts/        pure: what follows from a failure: a restart here or elsewhere, or the end of the job
     leader/          detects lost members; carries messages to those decisions and their actions back to the members
     member/          one node's part: `decisions`, pure, which leader to join, when to attempt a takeover, what follows
                      from rounds and from the loss of the leader; `lease_renewal`

@@ -16,8 +16,8 @@ from muster._shared.reports import Failure, format_duration
 from muster.agent.rendezvous.consensus.actions import Notify
 from muster.agent.rendezvous.consensus.members import MemberRecord
 from muster.agent.rendezvous.consensus.state import JobState, describe_member
-from muster.agent.rendezvous.verdicts.deciding import Verdict
-from muster.agent.rendezvous.verdicts.restarts import MOST_FAULTS, NodeFault, Restarts
+from muster.agent.rendezvous.restarts import MOST_FAULTS, NodeFault, Restarts
+from muster.agent.rendezvous.verdicts import Verdict
 
 Judgement: TypeAlias = tuple[JobState, tuple[Notify, ...]]
 

@@ -484,7 +484,7 @@ class Summary:
     most_step: Step | None
     """The step of its rank that has done the most."""
     text: Annotated[str, Limit(most=32768)]
-    """A packed `telemetry.summaries.NodeSummary`. The leader of thousands of nodes unpacks only those that it shows."""
+    """A packed `telemetry.sampling.NodeSummary`. The leader of thousands of nodes unpacks only those that it shows."""
 
 
 @record

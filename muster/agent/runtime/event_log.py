@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     """Gets a look at this node, at its ranks, and at the job if this agent leads."""
 
 EVENT_LOG_HANDLERS = ("null", "console", "dynamic_rendezvous")
-"""Values of `--event-log-handler`, by torchrun's names."""
+"""Values of `--event-log-handler`, by torchrun's names. Only `console` has a sink."""
 
 _KEPT_RECORDS = 32
 """Records kept for a sink that is added later, because the log folder is known only after the first round has formed.
@@ -174,11 +174,6 @@ class ConsoleSink:
 
     def close(self) -> None:
         """See `EventSink`. The console is not ours to close."""
-
-
-def open_sinks(handler: str, print_text: Callable[[str], None]) -> list[EventSink]:
-    """Open the sinks of one of `EVENT_LOG_HANDLERS`. Only `console` has one, which prints through `print_text`."""
-    return [ConsoleSink(print_text)] if handler == "console" else []
 
 
 class StampedRound(Protocol):

@@ -1,10 +1,10 @@
 """What people see of a running job. Nothing ever waits for it, and nothing is decided on it.
 
 `plane` looks once a second, reports to the leader, and has the status written. `sampling` looks at this node's workers:
-their status page and their last lines. `usage` looks at their CPU time and memory, and `devices` at their GPUs, if
-there are any. `slow_ranks` finds ranks that block the others. `summaries` packs what travels to the
-leader. There `merging` combines it with `_shared.job_history`: state, recoveries, events and goodput, from the agent's
-records. `status_file` writes the result, a `_shared.job_view.JobStatus`.
+their status page, last lines, CPU time and memory, and packs what travels to the leader. `devices` looks at their GPUs,
+if there are any. `slow_ranks` finds ranks that block the others. At the leader `merging` combines it with
+`_shared.job_history`: state, recoveries, events and goodput, from the agent's records. The result is a
+`_shared.job_view.JobStatus`.
 
 Not here: what must not be lost (failures, checkpoints), which are events and messages of rendezvous.
 
@@ -14,8 +14,7 @@ From outside, import `Pause`, `Observed`, `OpenCollective`, `StatusFile` and `Te
 `devices` if there are devices.
 """
 
-from muster.agent.telemetry.plane import Telemetry
+from muster.agent.telemetry.plane import StatusFile, Telemetry
 from muster.agent.telemetry.sampling import Observed, OpenCollective, Pause
-from muster.agent.telemetry.status_file import StatusFile
 
 __all__ = ["Observed", "OpenCollective", "Pause", "StatusFile", "Telemetry"]

@@ -23,8 +23,7 @@ from muster._shared.job_view import (
 from muster._shared.records import NO_ITEMS, record, replace
 from muster.agent.rendezvous.interface import JobMembers, MemberStatus
 from muster.agent.round import Round
-from muster.agent.telemetry.sampling import Pause, count_steps, find_slowest
-from muster.agent.telemetry.summaries import NodeSummary, unpack
+from muster.agent.telemetry.sampling import NodeSummary, Pause, count_steps, find_slowest, unpack
 
 _MOST_S = 1e12
 _BEGUN_S = 1.0
@@ -80,35 +79,35 @@ def merge_nodes(
     # Until the first round, nodes only wait for it.
     spare = [each for each in job.members if chosen and each.group_rank is None]
     nodes: list[NodeStatus] = []
-    told: dict[int | None, NodeSummary] = {}
+    summaries: dict[int | None, NodeSummary] = {}
     ages_s = {rank: own_age_s if each.is_leader else each.age_s for rank, each in chosen.items()}
     for rank in sorted(chosen):
         member = chosen[rank]
         found = own if member.is_leader else _unpack(member, number)
         state = NodeState.LOST if rank in lost else NodeState.RUNNING
         if found is not None:
-            told[rank] = found
+            summaries[rank] = found
         nodes.append(_describe(member, rank, found, state, ages_s[rank]))
     spares = enumerate(spare[: LISTED_NODES - len(nodes)], len(members) + len(lost))
-    nodes += [_describe(member, place, None, NodeState.SPARE) for place, member in spares]
-    ranks = sorted((rank for each in told.values() for rank in each.ranks), key=lambda rank: rank.global_rank)
+    nodes += [_describe(member, group_rank, None, NodeState.SPARE) for group_rank, member in spares]
+    ranks = sorted((rank for each in summaries.values() for rank in each.ranks), key=lambda rank: rank.global_rank)
     return MergedNodes(
         nodes=tuple(nodes),
         ranks=_add_lag(ranks, ages_s),
-        summaries=tuple(told.values()),
+        summaries=tuple(summaries.values()),
         running=len(members),
         spare=len(spare),
         lost=len(lost),
-        is_complete=len(told) == len(chosen),
-        first=_find_first(told, ages_s),
+        is_complete=len(summaries) == len(chosen),
+        first=_find_first(summaries, ages_s),
         ages_s=ages_s,
     )
 
 
-def _find_first(told: Mapping[int | None, NodeSummary], ages_s: Mapping[int, float]) -> tuple[int, float] | None:
+def _find_first(summaries: Mapping[int | None, NodeSummary], ages_s: Mapping[int, float]) -> tuple[int, float] | None:
     """See `MergedNodes.first`. The argument has the nodes' reports and the seconds since, by group rank."""
-    done = min((each.first_done for each in told.values()), default=0)
-    ago_s = [each.first_ago_s + ages_s.get(-1 if rank is None else rank, 0.0) for rank, each in told.items()]
+    done = min((each.first_done for each in summaries.values()), default=0)
+    ago_s = [each.first_ago_s + ages_s.get(-1 if rank is None else rank, 0.0) for rank, each in summaries.items()]
     return (done, min(ago_s)) if done else None
 
 
@@ -132,24 +131,24 @@ def _unpack(member: MemberStatus, number: int) -> NodeSummary | None:
 
 
 def _describe(
-    member: MemberStatus, place: int, told: NodeSummary | None, state: NodeState, age_s: float = 0.0
+    member: MemberStatus, group_rank: int, summary: NodeSummary | None, state: NodeState, age_s: float = 0.0
 ) -> NodeStatus:
     """Describe a node. What the leader knows takes precedence over the node's own report.
 
     Args:
         member: the node.
-        place: its group rank; of a spare a number above all of them. It is the index of a node that has none.
-        told: its report.
+        group_rank: its own; of a spare a number above all of them. It is the index of a node that has none.
+        summary: its report.
         state: its own.
         age_s: seconds since it was looked at.
     """
     return replace(
-        NodeStatus(node_index=0) if told is None else told.node,
-        node_index=place if member.index is None else member.index,
-        node=None if state is NodeState.SPARE else place,
+        NodeStatus(node_index=0) if summary is None else summary.node,
+        node_index=group_rank if member.index is None else member.index,
+        node=None if state is NodeState.SPARE else group_rank,
         host=show_controls(member.host),
         state=state,
-        age_s=None if told is None or state is NodeState.LOST else round(age_s, 1),
+        age_s=None if summary is None or state is NodeState.LOST else round(age_s, 1),
         ranks=member.nproc,
         suspicion=member.suspicion,
     )

@@ -11,29 +11,31 @@ Ranks themselves record when they did the first step of an attempt. So the durat
 however late the first look is.
 """
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
+from muster._shared.codec import encode
+from muster._shared.contract import STATUS_LIMIT_BYTES, LogNames
 from muster._shared.goodput import WAITING_S
 from muster._shared.job_history import JobHistory
 from muster._shared.job_view import LISTED_RANKS, JobState, JobStatus, SlowRank
 from muster._shared.records import NO_ITEMS, replace
+from muster.agent.logs import replace_file
 from muster.agent.rendezvous.interface import STORM_REASON, JobMembers, LeaderClock, MemberStatus, Rendezvous, Summary
 from muster.agent.runtime.event_log import EventLog, EventRecord
 from muster.agent.runtime.loop import Loop, Timer
 from muster.agent.telemetry.merging import MergedNodes, StepsDone, build_status, find_steps, merge_nodes
-from muster.agent.telemetry.sampling import NodeSampler, Observed
+from muster.agent.telemetry.sampling import BYTES_PER_S, NodeSampler, NodeSummary, Observed, Usage, pack, read_usage
 from muster.agent.telemetry.slow_ranks import JobSlowRanks
-from muster.agent.telemetry.status_file import StatusFile
-from muster.agent.telemetry.summaries import BYTES_PER_S, NodeSummary, pack
-from muster.agent.telemetry.usage import Usage, read_usage
 
 if TYPE_CHECKING:
     from muster.agent.runtime.event_log import OnLook
     from muster.agent.telemetry.devices import Devices, DeviceUse
+
 
 LOOK_S = 1.0
 _NODES_A_SECOND = 256
@@ -55,6 +57,66 @@ _OLD_S = 5.0
 """The leader's own node is not shown as it was so long ago."""
 _STUCK_S = 10.0
 """A read that takes this long has hung, as a GPU's driver may. Then the last values are no longer shown."""
+
+
+_ANOTHERS_S = 20.0
+
+
+class StatusFile:
+    """The status file of one node, `status.json` in the run's folder, of one line.
+
+    A status that cannot be written is dropped, because the next one is newer. While the disk does not answer, at most
+    one waits.
+    """
+
+    def __init__(self, run_dir: str, submit: Callable[[Callable[[], None]], None]) -> None:
+        """Write nothing yet.
+
+        Args:
+            run_dir: the folder that contains it.
+            submit: runs a call in the thread that writes files.
+        """
+        self._path = os.path.join(run_dir, LogNames.STATUS)
+        self._submit = submit
+        self._is_writing = False
+        """Whether a call waits in the thread."""
+        self._own: os.stat_result | None = None
+        """The file as the thread last wrote it."""
+
+    def write(self, status: JobStatus, *, is_last: bool = False, gives_way: bool = False) -> None:
+        """Replace the file soon. Drop the status while the thread has not written the one before, unless `is_last`.
+
+        Args:
+            status: the content.
+            is_last: whether it is this agent's last status.
+            gives_way: whether another agent knows more and may write into the same folder. While it does, nothing is
+                written.
+        """
+        if self._is_writing and not is_last:
+            return
+        self._is_writing = True
+        text = encode(status, STATUS_LIMIT_BYTES)
+        self._submit(lambda: self._replace(f"{text}\n", gives_way=gives_way))
+
+    def _replace(self, text: str, *, gives_way: bool) -> None:
+        if not (gives_way and self._is_anothers()):
+            with suppress(OSError):
+                replace_file(self._path, text.encode())
+            self._own = _read_stat(self._path)
+        self._is_writing = False
+
+    def _is_anothers(self) -> bool:
+        """Return whether another agent has recently replaced the file."""
+        found = _read_stat(self._path)
+        if found is None or (self._own is not None and found.st_ino == self._own.st_ino):
+            return False
+        return abs(time.time() - found.st_mtime) < _ANOTHERS_S
+
+
+def _read_stat(path: str) -> os.stat_result | None:
+    with suppress(OSError):
+        return os.stat(path)
+    return None
 
 
 class ObservedNode(Protocol):
@@ -303,9 +365,9 @@ class Telemetry:
     def _find_slow_ranks(self, merged: MergedNodes, number: int, now_s: float) -> tuple[SlowRank, ...]:
         if self._history.state is not JobState.RUNNING:
             return self._slow_ranks.repeat()
-        told = [each for summary in merged.summaries for each in summary.slow_ranks]
+        reported = [each for summary in merged.summaries for each in summary.slow_ranks]
         hosts = {node.node: node.host for node in merged.nodes if node.node is not None}
-        found = self._slow_ranks.find(number, merged.ranks, told, hosts, now_s, merged.ages_s)
+        found = self._slow_ranks.find(number, merged.ranks, reported, hosts, now_s, merged.ages_s)
         for each in found:
             if each.is_chronic and each.global_rank not in self._named_slow and len(self._named_slow) < LISTED_RANKS:
                 self._named_slow.add(each.global_rank)
@@ -356,18 +418,18 @@ class Telemetry:
         self._history.record_steps(
             steps.done, steps.at_s, is_counted=steps.is_counted, phase=steps.rank.phase, total=steps.rank.total
         )
-        place = number, steps.done
+        position = number, steps.done
         if not self._is_leading or self._event_log is None:
             return
         if is_first and steps.first is not None:
             done, at_s = steps.first
             ago_s = round(now_s - at_s, 3)
             self._event_log.write("steps_done", done=done, is_counted=steps.is_counted, ago_s=ago_s)
-        if place == self._recorded:
+        if position == self._recorded:
             return
-        is_due = is_last or now_s >= self._record_due_s or place[0] != self._recorded[0]
+        is_due = is_last or now_s >= self._record_due_s or position[0] != self._recorded[0]
         if is_due or self._history.is_held:
-            self._recorded = place
+            self._recorded = position
             self._record_due_s = now_s + min(_STEPS_S, max(LOOK_S, (now_s - self._began_s) / 60)) - 0.01
             self._write_steps(self._event_log, steps, now_s)
 

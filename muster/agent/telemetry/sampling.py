@@ -3,14 +3,19 @@
 A page may contain anything. `StatusPage` omits numbers out of range, and text is cleaned here.
 """
 
+import base64
+import json
 import math
+import os
+import zlib
 from collections import deque
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated
 
-from muster._shared.codec import shorten
+from muster._shared import processes
+from muster._shared.codec import encode, salvage, shorten
 from muster._shared.contract import show_controls
-from muster._shared.fields import MOST
+from muster._shared.fields import MOST, SPARSE, Count, Limit, Seconds
 from muster._shared.job_view import (
     LISTED_RANKS,
     MOST_SLOW_RANKS,
@@ -24,12 +29,122 @@ from muster._shared.job_view import (
 from muster._shared.records import NO_ITEMS, record, replace
 from muster.agent.round import Round
 from muster.agent.telemetry.slow_ranks import LEAST_STEPS, WINDOW_S, Arrivals, build_slow_rank
-from muster.agent.telemetry.summaries import NodeSummary
-from muster.agent.telemetry.usage import Usage, compute_cpu
 from muster.agent.workers.status_page import SlotStatus, StatusPage
 
 if TYPE_CHECKING:
     from muster.agent.telemetry.devices import DeviceUse
+
+
+LIMIT_BYTES = 1 << 17
+"""Limit before it is packed."""
+BYTES_PER_S = 1000
+"""What one node may send on average."""
+PACKED_LIMIT_BYTES = 32768
+
+
+@record
+class NodeSummary:
+    """The status of a node and its ranks."""
+
+    node: NodeStatus
+    ranks: Annotated[tuple[RankStatus, ...], Limit(most=LISTED_RANKS)] = ()
+    """The ranks; empty in a job of more than `LISTED_RANKS`."""
+    slow_ranks: Annotated[tuple[SlowRank, ...], Limit(most=MOST_SLOW_RANKS), SPARSE] = ()
+    peak_bytes: Annotated[Count, SPARSE] = 0
+    """The most memory that one of its ranks had; 0 if unknown."""
+    peak_rank: Annotated[Count, SPARSE] = 0
+    """The global rank of that one."""
+    first_done: Annotated[Count, SPARSE] = 0
+    """How many steps each of its ranks has done at its first one, as the script counts; 0 if one has done none."""
+    first_ago_s: Annotated[Seconds, SPARSE] = 0.0
+    """How long ago all had done it."""
+
+
+def pack(summary: NodeSummary) -> str:
+    """Pack it to less than half: at most 1 kB per second leaves a node. Return "" if there is no room for it."""
+    packed = base64.b85encode(zlib.compress(encode(summary, LIMIT_BYTES).encode(), 6)).decode()
+    return packed if len(packed) <= PACKED_LIMIT_BYTES else ""
+
+
+def unpack(text: str) -> NodeSummary | None:
+    """Read the result of `pack` from another node; None if it is no summary. Invalid parts are omitted."""
+    try:
+        plain = zlib.decompressobj().decompress(base64.b85decode(text), LIMIT_BYTES)
+        return salvage(NodeSummary, json.loads(plain))
+    except (ValueError, RecursionError, zlib.error):
+        return None
+
+
+_MOST_PROCESSES = 64
+"""The most processes that are read for one worker."""
+
+
+@record
+class Usage:
+    """What one worker uses at one moment."""
+
+    at_s: float
+    """The time, by the clock that the reader was given."""
+    cpu_s: float
+    """CPU time so far, including children that it has waited for."""
+    memory_bytes: int
+    """Resident memory. Shared pages count with each process."""
+
+
+def read_usage(pids: Mapping[int, int], at_s: float) -> dict[int, Usage]:
+    """Read the CPU and memory use of all workers and their children, by local rank. It may block: use a thread.
+
+    A worker that has ended is omitted. Children are found by `/proc/PID/task/PID/children`. A kernel without
+    CONFIG_PROC_CHILDREN lacks it, and then only the worker's own process counts. Children of threads other than the
+    first are not seen.
+
+    Args:
+        pids: process ids by local rank.
+        at_s: the time now.
+    """
+    tick_s, page_bytes = 1.0 / os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+    found: dict[int, Usage] = {}
+    for local_rank, pid in pids.items():
+        ticks = pages = 0
+        for stat in _read_stats(pid):
+            ticks += sum(map(int, stat[11:15]))  # utime, stime, cutime, cstime
+            pages += int(stat[21])  # rss
+        if pages:
+            found[local_rank] = Usage(at_s=at_s, cpu_s=ticks * tick_s, memory_bytes=pages * page_bytes)
+    return found
+
+
+def compute_cpu(before: Usage | None, now: Usage) -> float | None:
+    """Return the cores used in between; None if unknown."""
+    if before is None or now.at_s <= before.at_s:
+        return None
+    return max(0.0, round((now.cpu_s - before.cpu_s) / (now.at_s - before.at_s), 3))
+
+
+def _read_stats(pid: int) -> Iterator[list[str]]:
+    """Read the stats of the process and its descendants."""
+    waiting, read = [pid], 0
+    while waiting and read < _MOST_PROCESSES:
+        each = waiting.pop()
+        stat = processes.read_stat(each)
+        read += 1
+        if stat is not None and len(stat) > 21:
+            yield stat
+            waiting += _list_children(each)
+
+
+def _list_children(pid: int) -> list[int]:
+    try:
+        fd = os.open(f"/proc/{pid}/task/{pid}/children", os.O_RDONLY)
+    except OSError:
+        return []
+    try:
+        return list(map(int, os.read(fd, 4096).rpartition(b" ")[0].split()))
+    except (OSError, ValueError):
+        return []
+    finally:
+        os.close(fd)
+
 
 _LINE_BYTES = 160
 _MOST_RATE = 1e9

@@ -68,8 +68,8 @@ class Arrivals:
             self._looks.clear()
         ordered, late = sorted((number, rank) for rank, number in numbers.items()), {}
         low, high = (len(ordered) - 2) // 2, (len(ordered) - 1) // 2  # of the others
-        for place, (number, rank) in enumerate(ordered):
-            late[rank] = number - (ordered[low + (low >= place)][0] + ordered[high + (high >= place)][0]) / 2
+        for index, (number, rank) in enumerate(ordered):
+            late[rank] = number - (ordered[low + (low >= index)][0] + ordered[high + (high >= index)][0]) / 2
         self._looks.append(late)
 
     def find(self, step_s: float | None) -> list[Lateness]:
@@ -168,7 +168,7 @@ class JobSlowRanks:
         self,
         number: int,
         ranks: Sequence[RankStatus],
-        told: Iterable[SlowRank],
+        reported: Iterable[SlowRank],
         hosts: Mapping[int, str],
         now_s: float,
         ages_s: Mapping[int, float] = NO_ITEMS,
@@ -178,7 +178,7 @@ class JobSlowRanks:
         Args:
             number: the round's.
             ranks: all of them; empty in a job that lists none.
-            told: what the nodes have found among their own ranks.
+            reported: what the nodes have found among their own ranks.
             hosts: the nodes' names, by group rank.
             now_s: by the monotonic clock.
             ages_s: seconds since the nodes were looked at, by group rank; one that is missing was looked at now.
@@ -205,7 +205,7 @@ class JobSlowRanks:
         for late in self._paces.find(1 / _find_median(rates.values()) if rates else None):
             if late.rank in by_rank:
                 found[late.rank] = build_slow_rank(late, by_rank[late.rank], hosts.get(by_rank[late.rank].node, ""))
-        for each in told:
+        for each in reported:
             before = found.get(each.global_rank)
             if before is None or not before.is_chronic or before.late_s < each.late_s:
                 found[each.global_rank] = each

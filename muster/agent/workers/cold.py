@@ -10,13 +10,13 @@ from typing import NoReturn
 from muster._shared import processes
 from muster.agent.errors import SpawnError
 from muster.agent.workers import program
-from muster.agent.workers.spec import ProgramKind, WorkerSpec
+from muster.agent.workers.spec import ProgramKind, WorkerSpec, WorkerStarter
 
 _EXEC_LIMIT_S = 1.0
 """How long the agent's loop may wait for a program's disk. It sends one heartbeat a second and may miss four."""
 
 
-class CommandStarter:
+class CommandStarter(WorkerStarter):
     """Starts each worker as its own command (see `spec.WorkerStarter`)."""
 
     def __init__(self, *, on_record: Callable[..., None] | None = None) -> None:
@@ -26,22 +26,6 @@ class CommandStarter:
             on_record: `EventLog.write`, or a function with its arguments; None when the caller records the starts.
         """
         self._on_record = on_record
-
-    def prepare(self, on_read: Callable[[], None], on_prepared: Callable[[], None]) -> None:
-        """Do nothing: a cold start needs the ranks."""
-        on_prepared()
-        on_read()
-
-    def can_host_store(self) -> bool:
-        """Return False: this starter imports no torch, so global rank 0's worker hosts the store."""
-        return False
-
-    def start_store(self, addr: str, port: int, on_lost: Callable[[str], None]) -> None:
-        """Raise NotImplementedError: nothing calls it, because of `can_host_store`."""
-        raise NotImplementedError
-
-    def end_store(self) -> None:
-        """Do nothing: there is no store."""
 
     def start(
         self,
@@ -63,19 +47,6 @@ class CommandStarter:
             if self._on_record is not None:
                 self._on_record("worker_released", how="cold", local_rank=spec.local_rank, pid=pid)
             on_started(spec.local_rank, pid)
-
-    def park(self, count: int) -> None:
-        """Do nothing: a cold start needs the ranks."""
-
-    def cancel(self) -> None:
-        """Do nothing: starts happen at once."""
-
-    def list_own_pids(self) -> frozenset[int]:
-        """Return an empty list: this starter has no processes of its own."""
-        return frozenset()
-
-    def close(self) -> None:
-        """Do nothing: this starter has no processes of its own."""
 
 
 def build_command(spec: WorkerSpec) -> list[str]:

@@ -101,8 +101,8 @@ def _find_torch_backend() -> str | None:
 
 def _join_paths(*paths: str | None) -> dict[str, str]:
     """Join paths with `PYTHONPATH`, if there is any."""
-    given = [path for path in paths if path]
-    return {"PYTHONPATH": os.pathsep.join(given)} if given else {}
+    known = [path for path in paths if path]
+    return {"PYTHONPATH": os.pathsep.join(known)} if known else {}
 
 
 def build_common_env(config: AgentConfig) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What the kernel counts about the memory of the agent's cgroup. `diagnosis.oom` interprets it after a failure."""
+"""What the kernel counts about the memory of the agent's cgroup. `diagnosis.failures` interprets it after a failure."""
 
 import os
 from collections.abc import Iterator

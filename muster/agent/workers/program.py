@@ -56,9 +56,9 @@ _OLDEST_TORCH = (2, 4)
 # -- in the agent -----------------------------------------------------------------------------------------------------
 
 
-def build_argv(words: "Sequence[str]") -> "list[str]":
+def build_argv(args: "Sequence[str]") -> "list[str]":
     """Build the command line of one of our processes, without the interpreter; `main` gets the words."""
-    return [*list_interpreter_flags(sys.orig_argv), find_entry_path(), WORKER_FLAG, *words]
+    return [*list_interpreter_flags(sys.orig_argv), find_entry_path(), WORKER_FLAG, *args]
 
 
 def build_words(spec: "WorkerSpec") -> "list[str]":
@@ -85,10 +85,10 @@ def list_interpreter_flags(orig_argv: "Sequence[str]") -> "list[str]":
     """
     flags: list[str] = []
     unbuffered = False
-    words = iter(orig_argv[1:])
-    for word in words:
+    args = iter(orig_argv[1:])
+    for word in args:
         if word == "--check-hash-based-pycs":
-            flags += [word, next(words, "default")]
+            flags += [word, next(args, "default")]
             continue
         if not word.startswith("-") or word.startswith("--") or word == "-":
             break
@@ -98,7 +98,7 @@ def list_interpreter_flags(orig_argv: "Sequence[str]") -> "list[str]":
             flags.append(f"-{options}")
             unbuffered = unbuffered or "u" in options
         if value:
-            flags += [value] if len(value) > 2 else [value, next(words, "")]
+            flags += [value] if len(value) > 2 else [value, next(args, "")]
         if last:
             break
     return flags if unbuffered else ["-u", *flags]
@@ -117,13 +117,13 @@ def _split_options(word: str) -> "tuple[str, str, bool]":
 # -- in the worker ----------------------------------------------------------------------------------------------------
 
 
-def read_words(words: "list[str]") -> "WorkerSpec":
+def read_words(args: "list[str]") -> "WorkerSpec":
     """Read the words of `build_words`: a spec with only its text fields."""
     named = {}
-    while "=" in words[0]:
-        name, _, text = words[0].partition("=")
-        named[name], words = text, words[1:]
-    kind, target, *args = words
+    while "=" in args[0]:
+        name, _, text = args[0].partition("=")
+        named[name], args = text, args[1:]
+    kind, target, *args = args
     namespace: Any = type(sys.implementation)  # without importing its class
     spec: WorkerSpec = namespace(program=namespace(kind=kind, target=target, args=args), **named)
     return spec
@@ -217,9 +217,9 @@ def run(
         record_code: called with the exit code as soon as it is known. None means that only the interpreter can tell.
     """
     program, error_file = spec.program, spec.error_file
-    words = [*interpreter_argv, *(["-m"] if program.kind == "module" else []), program.target, *program.args]
-    sys.orig_argv[:] = words
-    rename_process(words)
+    args = [*interpreter_argv, *(["-m"] if program.kind == "module" else []), program.target, *program.args]
+    sys.orig_argv[:] = args
+    rename_process(args)
     enable_faulthandler(spec.stack_file, spec.crash_file)
     hook_torch()
     before = (os.getpid(), _stat_file(error_file))
@@ -787,7 +787,7 @@ def _format_message(error: BaseException) -> str:
         return "<exception str() failed>"
 
 
-def rename_process(words: "list[str]") -> None:
+def rename_process(args: "list[str]") -> None:
     """Make `ps` and `pgrep -f` show these words as the command line, as far as they fit into the real one.
 
     Source: proc(5), arg_start and arg_end in /proc/<pid>/stat.
@@ -796,7 +796,7 @@ def rename_process(words: "list[str]") -> None:
         with open("/proc/self/stat", "rb") as file:
             fields = file.read().rpartition(b") ")[2].split()
         start, end = int(fields[45]), int(fields[46])
-        text = b"".join(os.fsencode(word) + b"\0" for word in words)[: end - start - 1]
+        text = b"".join(os.fsencode(word) + b"\0" for word in args)[: end - start - 1]
         with open("/proc/self/mem", "r+b", buffering=0) as memory:
             memory.seek(start)
             memory.write(text.ljust(end - start, b"\0"))

@@ -35,14 +35,14 @@ def parse_trace_parent(text: str) -> TraceParent | None:
     >>> parse_trace_parent("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01").span_id
     '00f067aa0ba902b7'
     """
-    words = text.strip().split("-")
-    lengths = [len(word) for word in words[:4]]
-    is_hex = not set("".join(words[:4])) - set("0123456789abcdef")
-    if lengths != [2, 32, 16, 2] or not is_hex or words[0] == "ff" or (words[0] == "00" and len(words) > 4):
+    fields = text.strip().split("-")
+    lengths = [len(word) for word in fields[:4]]
+    is_hex = not set("".join(fields[:4])) - set("0123456789abcdef")
+    if lengths != [2, 32, 16, 2] or not is_hex or fields[0] == "ff" or (fields[0] == "00" and len(fields) > 4):
         return None
-    if not (words[1].strip("0") and words[2].strip("0")):
+    if not (fields[1].strip("0") and fields[2].strip("0")):
         return None
-    return TraceParent(trace_id=words[1], span_id=words[2], flags=words[3])
+    return TraceParent(trace_id=fields[1], span_id=fields[2], flags=fields[3])
 
 
 def derive_span_id(trace_id: str, what: str, number: int) -> str:

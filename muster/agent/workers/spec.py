@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Collection, Container, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from muster._shared.records import build, record
 
@@ -84,8 +84,8 @@ def _list_parts(value: object) -> object:
     return sorted(value) if isinstance(value, frozenset) else vars(value)
 
 
-class WorkerStarter(Protocol):
-    """Starts workers: `cold.CommandStarter` or `warm.starter.TemplateStarter`.
+class WorkerStarter:
+    """Starts workers: `cold.CommandStarter` or `warm.starter.TemplateStarter`. What one needs, it overrides.
 
     A started worker is a direct child of the agent and leads its own session. SIGKILL ends it when the agent dies. It
     has default signal dispositions, an empty signal mask, and only the descriptors 0, 1 and 2. Only the agent's
@@ -99,11 +99,12 @@ class WorkerStarter(Protocol):
             on_read: called once, possibly before this returns. From then on `can_host_store` is known.
             on_prepared: called once, possibly before this returns. From then on workers start at once.
         """
-        ...
+        on_prepared()
+        on_read()
 
     def can_host_store(self) -> bool:
         """Return whether this node would host the round's store in a process of its own, if it had global rank 0."""
-        ...
+        return False
 
     def start_store(self, addr: str, port: int, on_lost: Callable[[str], None]) -> None:
         """Listen on MASTER_PORT at once, have a process serve the round's store, and end the store before.
@@ -114,11 +115,10 @@ class WorkerStarter(Protocol):
             on_lost: called at most once, on the loop, possibly before this returns, if there is no store (any more).
                 Its argument is a clause about the round's rank 0.
         """
-        ...
+        raise NotImplementedError  # nothing calls it, because of `can_host_store`
 
     def end_store(self) -> None:
         """End the store's process, if there is one: no node has a worker of its round any more."""
-        ...
 
     def start(
         self,
@@ -134,20 +134,17 @@ class WorkerStarter(Protocol):
             on_failed: called with (local_rank, why) for a worker that could not be started. The supervisor then stops
                 the started ones.
         """
-        ...
+        raise NotImplementedError
 
     def park(self, count: int) -> None:
         """Prepare a start of `count` workers that will come soon, as far as this needs no ranks."""
-        ...
 
     def cancel(self) -> None:
         """Cancel starts that have not happened yet; none of their callbacks is called after this returns."""
-        ...
 
     def list_own_pids(self) -> Container[int]:
         """Return the starter's own processes (the template), which a stop of the workers must not kill."""
-        ...
+        return frozenset()
 
     def close(self) -> None:
         """End the starter's own processes. Idempotent."""
-        ...

@@ -7,8 +7,7 @@ import that reads slowly, computes, or waits for a program that it has started d
 An import that waits for one answer from a network looks like one that waits for a lock. For both the limit is long.
 """
 
-import os
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Mapping
 
 from muster._shared import processes
 from muster.agent.runtime.loop import Loop
@@ -98,7 +97,7 @@ def read_activity(root: int, others: Container[int]) -> Activity:
         root: the process.
         others: processes that are omitted, with what is below them.
     """
-    stats = {pid: stat for pid in _list_pids() if pid not in others and (stat := processes.read_stat(pid))}
+    stats = {pid: stat for pid in processes.list_pids() if pid not in others and (stat := processes.read_stat(pid))}
     tree = {root} & stats.keys()
     found = tree
     while found:
@@ -107,18 +106,10 @@ def read_activity(root: int, others: Container[int]) -> Activity:
     return {pid: (*stats[pid][11:13], *_read_switches(pid)) for pid in sorted(tree) if stats[pid][0] not in "ZX"}
 
 
-def _list_pids() -> Iterable[int]:
-    return (int(name) for name in os.listdir("/proc") if name.isdigit())
-
-
 def _is_below(stat: list[str], root: int, tree: set[int]) -> bool:
     return int(stat[_PARENT]) in tree or int(stat[_SESSION]) == root
 
 
 def _read_switches(pid: int) -> list[str]:
     """Count the main thread's switches, voluntary and not; empty if it has ended or the kernel counts none."""
-    try:
-        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
-            return [line.rpartition("\t")[2] for line in file if "ctxt_switches" in line]
-    except OSError:
-        return []
+    return [value for name, value in processes.read_status(pid).items() if "ctxt_switches" in name]

@@ -56,7 +56,7 @@ class SlotStatus(NamedTuple):
 
 
 @record
-class Told:
+class ReportedStatus:
     """What a Trainer has reported of its progress."""
 
     step: int | None = None
@@ -90,8 +90,8 @@ class StatusPage:
         self._words = memoryview(self._memory).cast("q")
         self._words[Layout.SLOTS], self._words[Layout.ROUND], self._words[Layout.ATTEMPT] = nproc, round_number, attempt
         self._words[Layout.MAGIC_WORD] = Layout.MAGIC
-        self._told = Told()
-        self._told_base: int | None = None
+        self._reported = ReportedStatus()
+        self._reported_base: int | None = None
         """Steps that the Trainer had done before the first one that the optimizer's hook has counted."""
 
     def build_env(self, local_rank: int) -> dict[str, str]:
@@ -138,11 +138,13 @@ class StatusPage:
             stride=tuple(kinds[3:]),
         )
 
-    def record_told(self, local_rank: int, told: Told) -> None:
+    def record_reported(self, local_rank: int, status: ReportedStatus) -> None:
         """Record what the Trainer of a local rank reports. At its end it names no step, and the last one stays."""
-        if told.step is not None:
-            self._told_base = told.step - (self.read_slot(local_rank).optimizer_steps or 0)
-        self._told = replace(told, total=told.total or self._told.total, values=told.values or self._told.values)
+        if status.step is not None:
+            self._reported_base = status.step - (self.read_slot(local_rank).optimizer_steps or 0)
+        self._reported = replace(
+            status, total=status.total or self._reported.total, values=status.values or self._reported.values
+        )
 
     def read_shown(self, local_rank: int) -> SlotStatus:
         """Read a slot for people: where a Trainer has reported its step, all ranks of the node have one.
@@ -150,10 +152,10 @@ class StatusPage:
         The Trainer reports only every few seconds. In between, each rank's optimizer continues the count.
         """
         slot = self.read_slot(local_rank)
-        if slot.step is not None or self._told_base is None:
+        if slot.step is not None or self._reported_base is None:
             return slot
-        step = min(max(0, self._told_base + (slot.optimizer_steps or 0)), self._told.total or Layout.MAX_STEP)
-        return slot._replace(step=step, total=self._told.total)
+        step = min(max(0, self._reported_base + (slot.optimizer_steps or 0)), self._reported.total or Layout.MAX_STEP)
+        return slot._replace(step=step, total=self._reported.total)
 
     def read_first(self, local_rank: int) -> tuple[int, int] | None:
         """Read a rank's step count after its first step, and that step's time by CLOCK_MONOTONIC in ns; None: no step.
@@ -162,8 +164,8 @@ class StatusPage:
         """
         block = (local_rank + 1) * Layout.WORDS
         done, at_ns = self._words[block + Layout.FIRST], self._words[block + Layout.FIRST_NS]
-        if self._told_base is not None and self.read_slot(local_rank).step is None:
-            done += self._told_base + 1
+        if self._reported_base is not None and self.read_slot(local_rank).step is None:
+            done += self._reported_base + 1
         return (done, at_ns) if 0 < done <= Layout.MAX_STEP and at_ns > 0 else None
 
     def read_wish(self, local_rank: int) -> tuple[str, str] | None:
@@ -195,7 +197,7 @@ class StatusPage:
             if name is not None:
                 at = 8 * (block + word + Layout.VALUE_ENTRY_WORDS - 1)
                 values[name.decode(errors="replace")] = struct.unpack_from("@d", self._memory, at)[0]
-        return values or dict(self._told.values)
+        return values or dict(self._reported.values)
 
     def read_saved(self, local_rank: int) -> tuple[int, str] | None:
         """Read step and path of the rank's last checkpoint; None if there is none, or it is being written.

@@ -1,11 +1,11 @@
 """The command line `muster`, also `python -m muster`.
 
-`COMMANDS` has all commands. Each names a module of this folder, which adds the arguments of the command to its parser
-with `add_arguments`, and its function with `set_defaults(run=...)`: the function, or "MODULE:NAME" of one that is
+`COMMANDS` has all commands. Each is in a group, whose module in this folder adds the arguments of the command to its
+parser with `add_NAME`, and its function with `set_defaults(run=...)`: the function, or "MODULE:NAME" of one that is
 loaded when the command runs. `main` calls it with what was parsed. The modules only say what the words mean: other
 modules of `muster.cli` do the work. `parser` has what several commands have in common.
 
-A module is loaded if its command is named on the command line. `muster completion` loads all of them.
+A module is loaded if a command of its group is named on the command line. `muster completion` loads all of them.
 """
 
 import argparse
@@ -34,15 +34,12 @@ class Command(NamedTuple):
     """The heading under which the reference has it."""
     text: str
     """Its help, in one line."""
-    module: str = ""
-    """The module of this folder. "": it has the name of the command."""
 
 
-_START: Final = "Start jobs"
-_SEE: Final = "See jobs"
-_CONTROL: Final = "Control jobs"
-_NODES: Final = "Work on nodes"
-_MACHINE: Final = "This machine"
+_START, _SEE, _CONTROL = "Start jobs", "See jobs", "Control jobs"
+_NODES, _MACHINE = "Work on nodes", "This machine"
+_MODULES: Final = {_START: "start", _SEE: "see", _CONTROL: "control", _NODES: "nodes", _MACHINE: "machine"}
+"""The module of each group."""
 _FOLDER_TOO: Final = "APP_HANDLE may be the log folder of a job"
 _AFTERWARDS: Final = "while the job runs or afterwards; APP_HANDLE may be a folder with the logs of a job"
 
@@ -74,17 +71,16 @@ COMMANDS: Final[Mapping[str, Command]] = {
     ),
     "list": Command(_SEE, "list the newest jobs of all schedulers, one line each"),
     "stop": Command(_CONTROL, "let all ranks save and stop at one step, and end the job"),
-    "checkpoint": Command(_CONTROL, "let all ranks save at one step", "requests"),
-    "pause": Command(_CONTROL, "let all ranks wait at one step", "requests"),
-    "resume": Command(_CONTROL, "end a pause", "requests"),
-    "stacks": Command(_CONTROL, "print the Python stacks of all ranks, which keep running", "requests"),
+    "checkpoint": Command(_CONTROL, "let all ranks save at one step"),
+    "pause": Command(_CONTROL, "let all ranks wait at one step"),
+    "resume": Command(_CONTROL, "end a pause"),
+    "stacks": Command(_CONTROL, "print the Python stacks of all ranks, which keep running"),
     "resize": Command(_CONTROL, "change the number of nodes of an elastic job"),
     "recover": Command(
         _CONTROL,
         "continue a job (local_cwd, Docker, ssh) whose supervisor was lost, for example by a reboot",
-        "requests",
     ),
-    "delete": Command(_CONTROL, "stop the job if it runs, and remove it with its logs", "requests"),
+    "delete": Command(_CONTROL, "stop the job if it runs, and remove it with its logs"),
     "exec": Command(_NODES, "run a command on one or all nodes of a running job"),
     "shell": Command(_NODES, "open a terminal on a node of a running job"),
     "prune": Command(
@@ -124,10 +120,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def run_words(words: Sequence[str]) -> int:
+def run_words(argv: Sequence[str]) -> int:
     """Do what the words say, and return the exit code."""
-    parser = build_parser(words)
-    options = vars(parse(parser, words))
+    parser = build_parser(argv)
+    options = vars(parse(parser, argv))
     if os.path.expanduser("~") == "~":  # TorchX looks for it when it is imported
         print("muster: this user has no home folder: set HOME", file=sys.stderr)
         return 2
@@ -165,10 +161,10 @@ def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"muster {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, parser_class=CommandParser)
-    for name, (_, text, module) in COMMANDS.items():
+    for name, (group, text) in COMMANDS.items():
         command = commands.add_parser(name, command=name, line=tuple(words or ()), about=text, help=text)
         if words is None or name in words:
-            import_module(f"{__name__}.{module or name}").add_arguments(command)
+            getattr(import_module(f"{__name__}.{_MODULES[group]}"), f"add_{name}")(command)
     return parser
 
 
@@ -181,11 +177,11 @@ def list_parsers(parser: argparse.ArgumentParser) -> Mapping[str, CommandParser]
     )
 
 
-def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
+def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
     """Do as `parse_args`, but what a command does not know is refused with the usage of that command."""
-    if words and not words[0].startswith("-") and words[0] not in COMMANDS:
-        parser.exit(CommandExit.USAGE, f"muster: {_refuse_command(words[0])}\n")
-    args, unknown = parser.parse_known_args(words)
+    if argv and not argv[0].startswith("-") and argv[0] not in COMMANDS:
+        parser.exit(CommandExit.USAGE, f"muster: {_refuse_command(argv[0])}\n")
+    args, unknown = parser.parse_known_args(argv)
     if unknown:
         command = list_parsers(parser)[args.command]
         near = _find_near(unknown[0].partition("=")[0], command.list_words())

@@ -13,7 +13,6 @@ from collections.abc import Collection, Mapping
 from typing import Final
 
 from muster.cli.commands import build_parser, list_parsers
-from muster.cli.commands.parser import CommandParser
 
 _APPS: Final = "apps"
 _LIST_APPS = "muster completion apps 2>/dev/null"
@@ -46,18 +45,8 @@ compdef _muster muster
 """
 
 
-def add_arguments(parser: CommandParser) -> None:
-    """Add the shells."""
-    parser.description = parser.epilog = None
-    parser.add_argument(
-        "shell",
-        choices=("bash", "zsh", "fish", _APPS),
-        help="apps: print the names of jobs, for the completion itself",
-    )
-    parser.set_defaults(run=_run)
-
-
-def _run(*, shell: str) -> int:
+def print_completion(shell: str) -> int:
+    """Print the completion of a shell, or the names of jobs for it. Return the exit code."""
     if shell == _APPS:
         from muster.cli.handles import list_names
 
@@ -75,8 +64,8 @@ def build_completion(shell: str) -> str:
     if shell == "fish":
         return _build_fish(words, asks)
     names = " ".join(words)
-    asked = f"$({_LIST_APPS})" if shell == "bash" else f'${{(f)"$({_LIST_APPS})"}}'
-    rows = {name: " ".join([*found, *([asked] if name in asks else [])]) for name, found in words.items()}
+    apps = f"$({_LIST_APPS})" if shell == "bash" else f'${{(f)"$({_LIST_APPS})"}}'
+    rows = {name: " ".join([*found, *([apps] if name in asks else [])]) for name, found in words.items()}
     if shell == "bash":
         cases = "\n".join(f'            {name}) words="{row}" ;;' for name, row in rows.items())
         return _BASH.replace("@COMMANDS@", names).replace("@CASES@", cases)

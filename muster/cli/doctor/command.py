@@ -8,8 +8,7 @@ from shutil import get_terminal_size
 
 from muster import __version__
 from muster._shared.contract import show_controls
-from muster.cli.doctor.machine import look_at_machine
-from muster.cli.doctor.observations import Observation, Verdict
+from muster.cli.doctor.machine import Observation, Verdict, look_at_machine
 from muster.cli.doctor.services import look_at_services
 
 _NAME_COLUMNS = 24

@@ -2,11 +2,14 @@
 
 import os
 import platform
+import re
 import resource
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +20,43 @@ from muster._shared.preflight import SITE_LIMITS_S, Finding, Level, read_site_ch
 from muster._shared.processes import count_usable_cores, find_nvml
 from muster._shared.records import replace
 from muster._shared.reports import format_size
-from muster.cli.doctor.observations import Observation, Verdict
+
+_CREDENTIALS: Final = re.compile(r"//[^/@\s]*@")
+_QUERY: Final = re.compile(r"(//[^\s?]+)\?[^\s)'\"]*")
+"""The query of an address. A token may be in it."""
+
+
+class Verdict(Enum):
+    """What it means for jobs on this machine."""
+
+    OK = "ok"
+    ABSENT = "absent"
+    """It is not here, and only some jobs need it."""
+    WARNING = "warning"
+    ERROR = "error"
+    """No job that needs it can run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """One line for people. `facts` are for a bug report, and hold no secret."""
+
+    name: str
+    verdict: Verdict
+    text: str
+    advice: str = ""
+    """The next step."""
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return JSON types."""
+        return {**vars(self), "verdict": self.verdict.value}
+
+
+def hide_credentials(text: str) -> str:
+    """Remove user, password and query from addresses."""
+    return _QUERY.sub(r"\1", _CREDENTIALS.sub("//", text))
+
 
 _NET: Final = Path("/sys/class/net")
 _FABRIC: Final = Path("/sys/class/infiniband")

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from muster.cli.doctor.observations import Observation, Verdict, hide_credentials
+from muster.cli.doctor.machine import Observation, Verdict, hide_credentials
 
 _LIMIT_S: Final = 5.0
 _OBJECT: Final = re.compile(r"^<[^>]*>: |^\w+\([^)]*\): ")
@@ -29,8 +29,8 @@ def _try(name: str, look: Callable[[Mapping[str, str]], Observation], environ: M
 
 def _look_at_docker(environ: Mapping[str, str]) -> Observation:
     """Return the engine, and whether it gives containers GPUs."""
-    from muster.schedulers.docker.engine.client import Engine
-    from muster.schedulers.docker.engine.errors import DockerError, EngineUnavailable
+    from muster.schedulers.docker.engine import Engine
+    from muster.schedulers.docker.sdk import DockerError, EngineUnavailable
 
     engine = Engine(environ, _LIMIT_S)
     host = hide_credentials(engine.host)

@@ -5,18 +5,18 @@ They read what there is of a job that runs, of one that has ended or was cancell
 
 import gc
 import json
-import os
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from muster._shared.codec import to_data
 from muster._shared.contract import print_line, show_controls
 from muster._shared.control import CommandExit, ControlError
+from muster._shared.reports import format_size
 from muster.cli.history import sources
 from muster.cli.history.clocks import Placed, place, show_clock
 
@@ -148,19 +148,16 @@ def write_timeline(
 
     with _without_collector():
         records = sources.load(handle, role)
-        story = replace(
-            tell(records.name, place(records.events), records.tracebacks),
-            scheduler_state=records.scheduler_state,
-            scheduler_reasons=records.scheduler_reasons,
-            scheduler_restarts=records.restarts,
-            missing=records.missing,
-            begins_late=records.begins_late,
-        )
+        story = tell(records, place(records.events))
     from muster.cli.history.page import build_page
 
     name = "".join(sign if sign.isalnum() or sign in "-_." else "-" for sign in records.name)
     path = output or f"{name}.html"
-    size = _write(path, build_page(story, records.report).encode(errors="replace"))
+    content = build_page(story).encode(errors="replace")
+    try:
+        Path(path).write_bytes(content)
+    except OSError as error:
+        raise ControlError(f"cannot write {path}: {error.strerror}", CommandExit.REFUSED) from error
     sentences = tell_story(story)
     if records.missing:
         print_line(records.missing)
@@ -169,14 +166,14 @@ def write_timeline(
         print(json.dumps(facts))
         return CommandExit.DONE
     print_line("\n".join(sentences), sys.stdout)
-    print_line(f"written: {path} ({size})")
+    print_line(f"written: {path} ({format_size(len(content))})")
     return CommandExit.DONE
 
 
 def _list_facts(story: "Story") -> dict[str, object]:
     """Return what docs/timeline.md promises of `muster timeline --json`."""
     return {
-        "name": story.name,
+        "name": story.records.name,
         "started_s": round(story.start_s, 3),
         "duration_s": round(story.end_s - story.start_s, 3),
         "has_ended": not story.goes_on,
@@ -190,25 +187,3 @@ def _list_facts(story: "Story") -> dict[str, object]:
         "recoveries": [to_data(each) for each in story.recoveries],
         "steps": max((done for _, done in story.steps), default=None),
     }
-
-
-def _write(path: str, content: bytes) -> str:
-    """Replace the file, and return its size."""
-    folder = os.path.dirname(os.path.abspath(path))
-    try:
-        fd, temporary = tempfile.mkstemp(prefix=".muster-", dir=folder)
-        try:
-            with open(fd, "wb") as file:
-                file.write(content)
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
-        except OSError:
-            os.unlink(temporary)
-            raise
-    except OSError as error:
-        raise ControlError(f"cannot write {path}: {error.strerror}", CommandExit.REFUSED) from error
-    return _show_size(len(content))
-
-
-def _show_size(count: int) -> str:
-    return f"{count} bytes" if count < 1000 else f"{count / 1000:.0f} kB" if count < 1e6 else f"{count / 1e6:.1f} MB"

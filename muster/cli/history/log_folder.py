@@ -11,19 +11,17 @@ from torchx.schedulers.api import DescribeAppResponse
 from torchx.specs import AppDef, AppState, Role
 from torchx.specs.api import ReplicaStatus
 
-from muster._shared.contract import AGENT_MODULE, STATUS_LIMIT_BYTES, LogNames
+from muster._shared.contract import AGENT_MODULE, LogNames
 from muster._shared.control import CommandExit, ControlError
-from muster._shared.foreign_files import read_regular
 from muster.cli.history import sources
 from muster.cli.history.clocks import Placed, place
 from muster.cli.history.story import find_lost, tell
 from muster.schedulers.adapter.properties import Properties
-from muster.schedulers.adapter.records import RecordReader
 from muster.schedulers.adapter.scheduler import LogRequest, read_run_file
 from muster.schedulers.adapter.status import build_status
 from muster.schedulers.errors import EngineError
-from muster.schedulers.failure_report import explain_report, parse_report
-from muster.schedulers.processes.agent_files import find_newest_run
+from muster.schedulers.failure_report import RecordReader, explain_report
+from muster.schedulers.processes.agent_files import find_newest_run, read_tail
 from muster.schedulers.wording.facts import AppFacts
 from muster.schedulers.wording.reasons import Code, Reason, Reasons
 
@@ -34,7 +32,6 @@ _SILENT_S: Final = 15.0
 """An agent writes its status every 5 s at least."""
 _SLURM_END_S: Final = 120.0
 """Slurm ends a job within this time after its agents have ended."""
-_REPORT_LIMIT_BYTES: Final = 64 << 20
 _STOPPED_CODES: Final = (130, 143)
 """Exit codes of agents that a signal has stopped."""
 
@@ -61,15 +58,16 @@ def read_run(run: Path) -> AppFacts:
     Raises:
         ControlError: its records cannot be read.
     """
-    placed = place(sources.load(str(run)).events)
-    story = tell(run.name, placed)
+    records = sources.load(str(run))
+    placed = place(records.events)
+    story = tell(records, placed)
     codes = {each.event.detail.get("exit_code") for each in placed if each.event.what == "agent_ended"}
 
     def read(names: Sequence[str]) -> list[bytes]:
-        return [_read_end(run / name, STATUS_LIMIT_BYTES) for name in names]
+        return [read_tail(run / name) for name in names]
 
     job = RecordReader(read).job
-    report = parse_report(_read_end(run / LogNames.REPORT, _REPORT_LIMIT_BYTES))
+    report = records.report
     written_s = sources.find_last_write((run / LogNames.EVENTS, run / LogNames.STATUS))
     silent_s = time.time() - written_s
     reasons: list[Reason] = []
@@ -185,12 +183,6 @@ def _explain_silence(placed: Sequence[Placed], silent_s: float) -> Reason:
     )
 
 
-def _read_end(path: Path, limit_bytes: int) -> bytes:
-    with contextlib.suppress(OSError):
-        return read_regular(str(path), limit_bytes, -limit_bytes)
-    return b""
-
-
 def _list_nodes(role: str, status: "JobStatus | None", placed: Sequence[Placed]) -> list[ReplicaStatus] | None:
     """Return the nodes that agents report, and lost ones that are no longer reported because the job went on.
 
@@ -215,7 +207,7 @@ def _find_left_out(status: "JobStatus", placed: Sequence[Placed]) -> list[tuple[
     for each in placed:
         if each.incarnation == placed[-1].incarnation:
             agents[each.event.agent].append(each)
-    told = {each.node_index for each in status.nodes}
+    listed = {each.node_index for each in status.nodes}
     has_all = sum(each[-1].event.round >= status.round for each in agents.values()) >= status.nodes_running
     broken_s = {
         each.event.round: each.at_s for each in reversed(placed) if each.event.what in ("round_broken", "fenced")
@@ -233,7 +225,7 @@ def _find_left_out(status: "JobStatus", placed: Sequence[Placed]) -> list[tuple[
         if before:
             lost.remove(min(before, key=lambda each: each[0].event.detail.get("host") != host))
         last = records[-1].event
-        is_told = last.node_index in told if given is not None or last.round >= status.round else not has_all
+        is_told = last.node_index in listed if given is not None or last.round >= status.round else not has_all
         if _was_lost(records) and not is_told:
             lost.append(records)
     return [(each[-1].event.node_index or 0, str(each[0].event.detail.get("host", ""))) for each in lost]

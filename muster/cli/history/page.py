@@ -12,12 +12,13 @@ import base64
 import hashlib
 import html
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import resources
 from typing import Any, Final
 
 from muster._shared.contract import show_controls
 from muster._shared.goodput import CAUSES
+from muster._shared.reports import Report
 from muster.cli.history.sentences import WORDS, tell_story
 from muster.cli.history.story import PHASES, NodeStory, Story
 
@@ -33,13 +34,8 @@ _TEXT_CHARS: Final = 600
 _REPORT_CHARS: Final = 20_000
 
 
-def build_page(story: Story, report: Mapping[str, Any] | None = None) -> str:
-    """Return the whole page.
-
-    Args:
-        story: of the job.
-        report: `report.json`, if the job has failed for good.
-    """
+def build_page(story: Story) -> str:
+    """Return the whole page."""
     files = resources.files(__package__)
     style, script = (files.joinpath(name).read_text("utf-8") for name in ("page.css", "page.js"))
     policy = (
@@ -47,14 +43,14 @@ def build_page(story: Story, report: Mapping[str, Any] | None = None) -> str:
         "form-action 'none'"
     )
     sentences = "".join(
-        f"<p>{html.escape(show_controls(each))}</p>" for each in (*tell_story(story), story.missing) if each
+        f"<p>{html.escape(show_controls(each))}</p>" for each in (*tell_story(story), story.records.missing) if each
     )
     parts = {
         "POLICY": policy,
-        "TITLE": html.escape(show_controls(f"{story.name}: timeline")),
+        "TITLE": html.escape(show_controls(f"{story.records.name}: timeline")),
         "STYLE": style,
         "STORY": sentences,
-        "REPORT": _build_report(report),
+        "REPORT": _build_report(story.records.report),
         "DATA": escape_json(json.dumps(build_data(story), separators=(",", ":"))),
         "SCRIPT": script,
     }
@@ -79,14 +75,13 @@ def hash_source(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
-def _build_report(report: Mapping[str, Any] | None) -> str:
-    failures = report.get("failures") if report is not None else None
-    if not isinstance(failures, list) or not failures or not isinstance(failures[0], dict):
+def _build_report(report: Report | None) -> str:
+    if report is None or not report.failures:
         return ""
-    root = failures[0]
-    lines = [f"{name}: {root[name]}" for name in ("host", "global_rank", "exit_code", "signal", "reason", "exception")
-             if root.get(name) not in (None, "")]  # fmt: skip
-    lines += [str(root[name]) for name in ("traceback", "stderr_tail") if root.get(name)]
+    root = report.failures[0]
+    names = ("host", "global_rank", "exit_code", "signal", "reason", "exception")
+    lines = [f"{name}: {getattr(root, name)}" for name in names if getattr(root, name) not in (None, "")]
+    lines += [*filter(None, [root.traceback]), *root.stderr_tail]
     text = "\n".join(lines)[-_REPORT_CHARS:]
     text = "\n".join(show_controls(line) for line in text.splitlines())
     return f"<section><h2>Root cause of the end</h2><pre>{html.escape(text)}</pre></section>"

@@ -35,7 +35,7 @@ def tell_story(story: Story) -> tuple[str, str, str]:
 
 
 def _tell_course(story: Story) -> str:
-    took = ("at least " if story.begins_late else "") + format_duration(story.end_s - story.start_s)
+    took = ("at least " if story.records.begins_late else "") + format_duration(story.end_s - story.start_s)
     sizes = [(nodes, ranks) for _, _, _, nodes, ranks in story.rounds]
     where = "before any round was formed"
     if sizes:
@@ -54,9 +54,13 @@ def _tell_course(story: Story) -> str:
     if story.succeeded:
         return f"The job ran for {took} {where}{again}, {times}, and succeeded{steps}."
     because = f": {story.ending}" if story.ending else ", and no record says why"
-    more = [each for each in story.scheduler_reasons if each.code is not Code.CANCELLED and each.text != story.ending]
+    more = [
+        each
+        for each in story.records.scheduler_reasons
+        if each.code is not Code.CANCELLED and each.text != story.ending
+    ]
     if (story.was_stopped or not story.ending) and more:
-        because += f"; its scheduler says {story.scheduler_state}: {_word(more)}"
+        because += f"; its scheduler says {story.records.scheduler_state}: {_word(more)}"
     return f"The job ran for {took} {where}{again}, {times}{steps}, and did not succeed{because}."
 
 
@@ -66,8 +70,8 @@ def _word(reasons: Sequence[Reason]) -> str:
 
 def _tell_state(story: Story) -> str:
     """Say of a job whose records have no end, or that goes on after it, what its scheduler says."""
-    state = story.scheduler_state
-    reason = f": {_word(story.scheduler_reasons)}" if story.scheduler_reasons else ""
+    state = story.records.scheduler_state
+    reason = f": {_word(story.records.scheduler_reasons)}" if story.records.scheduler_reasons else ""
     if state in WAITING_STATES:
         return f"and waits to go on{reason}"
     if not story.runs:
@@ -92,7 +96,7 @@ def _tell_interruptions(story: Story) -> str:
     planned = count - sum(story.failures.values())
     listed = " and ".join([", ".join(kinds[:-1]), *kinds[-1:]] if len(kinds) > 1 else kinds)
     parts = [f"It was interrupted by {listed}" if kinds else "No failure interrupted it"]
-    if story.missing:
+    if story.records.missing:
         parts[0] += ", as far as there are records"
     if planned > 0:
         parts.append(f"nodes joined or left {_times(planned)}")
@@ -113,11 +117,11 @@ def _tell_interruptions(story: Story) -> str:
 
 
 def _tell_unknown_interruptions(story: Story) -> str:
-    count = max(story.scheduler_restarts, story.incarnations - 1)
+    count = max(story.records.restarts, story.incarnations - 1)
     if count:
-        left = "no record that is left says" if story.missing else "no record says"
+        left = "no record that is left says" if story.records.missing else "no record says"
         return f"Its scheduler has counted {count} restart{'s'[: count != 1]}, and {left} why."
-    return "Whether anything interrupted it is not known." if story.missing else "Nothing interrupted it."
+    return "Whether anything interrupted it is not known." if story.records.missing else "Nothing interrupted it."
 
 
 def _times(count: int) -> str:
@@ -140,6 +144,8 @@ def _tell_cost(story: Story) -> str:
     pause = f"; it was paused for {format_duration(story.goodput.pause_s)}" if story.goodput.pause_s else ""
     of_lost = f"; lost: {', '.join(named)}" if named else ""
     without = " without the pause" if pause else ""
-    recorded, after = ("the recorded time", "") if story.begins_late else ("its time", f", the first one after {start}")
+    recorded, after = (
+        ("the recorded time", "") if story.records.begins_late else ("its time", f", the first one after {start}")
+    )
     useful = f"{fraction} of {recorded}{without} went into steps that count (goodput){after}"
     return f"{useful}{of_lost}{pause}."

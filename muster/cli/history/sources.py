@@ -12,18 +12,19 @@ from torchx.specs import AppState, Role, is_terminal
 from muster._shared.contract import FORMAT, Env, FormatError, LogNames, check_format
 from muster._shared.control import CommandExit, ControlError
 from muster._shared.foreign_files import parse_json, read_regular, walk_files
+from muster._shared.reports import Report
 from muster.cli.answers import say
-from muster.cli.operations import open_scheduler
+from muster.cli.operations import choose_agent_role, open_scheduler
 from muster.schedulers.adapter.status import parse_status
-from muster.schedulers.agent_command import is_agent_role
 from muster.schedulers.errors import EngineError, UnknownAppError
+from muster.schedulers.failure_report import parse_report
 from muster.schedulers.wording.job_line import format_line
 from muster.schedulers.wording.reasons import Reasons
 
 _LIMIT_BYTES: Final = 256 << 20
 """The limit for a file of records. A longer one is read from its end."""
 _LINE_BYTES: Final = 1 << 20
-_REPORT_BYTES: Final = 1 << 20
+_REPORT_BYTES: Final = 64 << 20
 _MOST_NUMBER: Final = 1e15
 _MOST_NODES: Final = 1 << 16
 _MOST_NAMED: Final = 8
@@ -88,7 +89,7 @@ class JobRecords:
     """The name of the app, or of the run."""
     events: tuple[Event, ...]
     """In the order of each agent's file."""
-    report: Mapping[str, Any] | None = None
+    report: Report | None = None
     """`report.json` of a job that has failed for good."""
     tracebacks: Mapping[tuple[int, int], str] = field(default_factory=dict)
     """What ranks that failed have left, by attempt and global rank."""
@@ -217,17 +218,8 @@ def _load_app(word: str, role: str | None) -> JobRecords:
         response = scheduler.describe_app(app_id)
         if response is None:
             raise UnknownAppError(app_id)
-        roles = {each.name: each for each in response.roles if is_agent_role(each)}
-        counts = {name: each.num_replicas for name, each in roles.items()}
-        if role is not None and role not in counts:
-            names = ", ".join(counts) or "none"
-            raise ControlError(
-                f"{app_id} has no role {role!r} with agents of muster; it has: {names}", CommandExit.USAGE
-            )
-        if role is None and len(counts) != 1:
-            names = ", ".join(counts) or "none of its roles runs agents of muster"
-            raise ControlError(f"name the --role: {names}", CommandExit.USAGE)
-        role = role or next(iter(counts))
+        chosen = choose_agent_role(app_id, response.roles, role)
+        role = str(chosen.name)
 
         failed: dict[str, str] = {}
 
@@ -238,7 +230,9 @@ def _load_app(word: str, role: str | None) -> JobRecords:
                 failed.setdefault(str(error), f"{name} of node {index} cannot be read: {error}")
                 return b""
 
-        files = [(f"{role}/{index}", read(index, LogNames.EVENTS, _LIMIT_BYTES)) for index in range(counts[role])]
+        files = [
+            (f"{role}/{index}", read(index, LogNames.EVENTS, _LIMIT_BYTES)) for index in range(chosen.num_replicas)
+        ]
         while files[-1][1] and files[-1][1] != files[0][1]:  # nodes that a resize removed
             files.append((f"{role}/{len(files)}", read(len(files), LogNames.EVENTS, _LIMIT_BYTES)))
         report = parse_report(read(0, LogNames.REPORT, _REPORT_BYTES))
@@ -259,17 +253,17 @@ def _load_app(word: str, role: str | None) -> JobRecords:
             where = f"they were files in its {properties.node_word}s, which have ended"
         line = (
             f"the records of {app_id} cannot be read: {where}. "
-            f"{_describe_keeping(roles[role])} {told} is in `muster status` and `muster log`"
+            f"{_describe_keeping(chosen)} {told} is in `muster status` and `muster log`"
         )
         raise ControlError(line, CommandExit.REFUSED)
-    name = app_id if len(counts) == 1 else f"{app_id}, {role}"
+    name = app_id if len(response.roles) == 1 else f"{app_id}, {role}"
     restarts = max(0, response.num_restarts)
     agents, indices = {each.agent for each in events}, {each.node_index for each in events}
     known = len(agents) - len(indices) + max(each.attempt for each in events)
     has_all = is_here or len(response.roles) > 1  # the restarts may be another role's
     missing, begins_late = _describe_missing(events, 0 if has_all else restarts - known)
     if missing and not is_here and not failed:
-        missing += f" They were lost with their pods or containers. {_describe_keeping(roles[role])}"
+        missing += f" They were lost with their pods or containers. {_describe_keeping(chosen)}"
     return JobRecords(
         name=name,
         events=events,
@@ -292,8 +286,8 @@ def describe_keeping(role: Role) -> str:
 
 
 def _describe_keeping(role: Role) -> str:
-    told = describe_keeping(role)
-    return f"{told[0].upper()}{told[1:]}: `muster timeline` and `muster events` take the folder of the job there."
+    advice = describe_keeping(role)
+    return f"{advice[0].upper()}{advice[1:]}: `muster timeline` and `muster events` take the folder of the job there."
 
 
 def _read_tracebacks(events: Sequence[Event], read: Callable[[int, str], bytes]) -> dict[tuple[int, int], str]:
@@ -314,8 +308,11 @@ def _read_tracebacks(events: Sequence[Event], read: Callable[[int, str], bytes])
 
 def read_traceback(content: bytes) -> str:
     """Return the traceback of an error file in torch's format, or "" if it has none."""
-    data = parse_report(content)
-    message = data.get("message") if data is not None else None
+    try:
+        data: Any = parse_json(content)
+    except ValueError:
+        return ""
+    message = data.get("message") if isinstance(data, dict) else None
     extra = message.get("extraInfo") if isinstance(message, dict) else None
     text = extra.get("py_callstack") if isinstance(extra, dict) else message
     return text[-_TRACEBACK_CHARS:] if isinstance(text, str) else ""
@@ -389,12 +386,3 @@ def is_number(value: object) -> TypeGuard[float]:
 
 def _read_index(value: object) -> int | None:
     return value if isinstance(value, int) and value >= 0 else None
-
-
-def parse_report(content: bytes) -> Mapping[str, Any] | None:
-    """Parse `report.json`. Return None if it is none."""
-    try:
-        data = parse_json(content)
-    except ValueError:
-        return None
-    return data if isinstance(data, dict) else None

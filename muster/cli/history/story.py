@@ -10,15 +10,13 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any, Final
 
 from muster._shared.goodput import HANG_ENDS, HANGS
 from muster._shared.job_history import JobHistory
 from muster._shared.job_view import Goodput, Recovery
 from muster.cli.history.clocks import Placed
-from muster.cli.history.sources import Event, is_number
-from muster.schedulers.wording.reasons import Reasons
+from muster.cli.history.sources import Event, JobRecords, is_number
 
 PHASES: Final = (
     *("join", "launch", "first step", "training", "hang", "pause", "checkpoint", "stop", "round", "waiting", "lost"),
@@ -73,7 +71,7 @@ class NodeStory:
 class Story:
     """What happened to one job. All times are seconds since the epoch by the leader's clock."""
 
-    name: str
+    records: JobRecords
     start_s: float
     end_s: float
     runs: bool
@@ -105,15 +103,6 @@ class Story:
     """The signals that ended its incarnations, oldest first, of those that a signal has ended."""
     was_stopped: bool = False
     """Its last incarnation was ended by a signal, or by agreement."""
-    scheduler_state: str = ""
-    """TorchX's name of its state. "": the scheduler was not asked."""
-    scheduler_reasons: Reasons = ()
-    scheduler_restarts: int = 0
-    """The restarts that it has counted."""
-    missing: str = ""
-    """What is not shown because records are missing, in a sentence or more. "": all is."""
-    begins_late: bool = False
-    """All records of the job's beginning are missing."""
     unknown_s: float = 0.0
     """How long workers ran of which records of a node are missing, and with them all that tell of steps."""
 
@@ -122,18 +111,16 @@ class Story:
         """Whether its scheduler says that it is not over, although the records of its last incarnation have an end."""
         if self.runs or self.succeeded:
             return self.runs
-        return self.scheduler_state in WAITING_STATES or (self.scheduler_state == "RUNNING" and self.was_stopped)
+        state = self.records.scheduler_state
+        return state in WAITING_STATES or (state == "RUNNING" and self.was_stopped)
 
 
-def tell(
-    name: str, placed: Sequence[Placed], tracebacks: Mapping[tuple[int, int], str] = MappingProxyType({})
-) -> Story:
+def tell(records: JobRecords, placed: Sequence[Placed]) -> Story:
     """Tell it.
 
     Args:
-        name: of the job.
-        placed: at least one record.
-        tracebacks: of ranks that failed, by attempt and global rank.
+        records: of the job.
+        placed: the same by `clocks.place`, at least one.
     """
     replayed = _replay(placed)
     job = _Job(replayed)
@@ -152,7 +139,7 @@ def tell(
     unknown_s = _move_unknown(buckets, _sum_unknown(placed, end_s))
     stops = {incarnation: name for incarnation, name in _list_stops(placed) if incarnation < last or not runs}
     return Story(
-        name=name,
+        records=records,
         start_s=start_s,
         end_s=end_s,
         runs=runs,
@@ -161,7 +148,7 @@ def tell(
         incarnations=last + 1,
         nodes=tuple(nodes),
         rounds=tuple(job.rounds),
-        marks=tuple(_list_marks(placed, replayed, job, tracebacks)),
+        marks=tuple(_list_marks(placed, replayed, job, records.tracebacks)),
         recoveries=job.history.recoveries,
         steps=tuple(job.steps),
         steps_done=job.steps_done,
@@ -295,8 +282,8 @@ def _replay(placed: Sequence[Placed]) -> list[Event]:
                 followers += [name for name in agents if name not in (*followers, chosen[at])]
                 kept += _find_loss(kept[-1], agents, own)
             for name in followers:  # what the lost one could not write
-                told = {other.event.what for other in kept} | {"agent_started", "fenced"}
-                kept += [other for other in agents.get(name, ()) if other.event.what not in told]
+                written = {other.event.what for other in kept} | {"agent_started", "fenced"}
+                kept += [other for other in agents.get(name, ()) if other.event.what not in written]
             records += kept
         replayed = [_move(each.event, _find_time(each)) for each in records]
         replayed.sort(key=lambda each: each.time_s)

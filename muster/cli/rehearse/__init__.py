@@ -6,5 +6,5 @@ written. `outcome` judges a run from what its agents have recorded. `table` and 
 change. `live` causes faults in a job that runs (--app). `world` has the network and the disk of a run, and `journal`
 keeps on disk what has to be undone. The package `faults` is the library of faults.
 
-From outside, import `command`. Tests may also import any module of `faults`, `journal` and `world`.
+From outside, import `command`. Tests may also import `faults`, `journal` and `world`.
 """

@@ -20,16 +20,15 @@ from muster._shared.reports import format_duration
 from muster.cli import run_command
 from muster.cli.adapters import create_scheduler
 from muster.cli.answers import confirm, say
-from muster.cli.rehearse.faults.catalogue import FAULTS
-from muster.cli.rehearse.faults.fault import NotPossibleError, Place
+from muster.cli.rehearse.faults import FAULTS, NotPossibleError, Place
 from muster.cli.rehearse.journal import Journal, undo_dead
-from muster.cli.rehearse.outcome import Row, compare, judge
+from muster.cli.rehearse.outcome import Row, Verdict, compare, judge
 from muster.cli.rehearse.plan import choose_cases, find_obstacles, parse_faults
 from muster.cli.rehearse.saves import Kept
 from muster.cli.rehearse.table import Report, build_json, build_junit, build_table
 from muster.cli.rehearse.trial import Case, Limits, Result, Trial, enter_folder
 from muster.cli.rehearse.world import make_world
-from muster.schedulers.adapter.factories import DEFAULT
+from muster.schedulers.adapter.properties import DEFAULT
 from muster.schedulers.adapter.supervised import SupervisedScheduler
 from muster.schedulers.agent_command import is_agent_role
 from muster.schedulers.errors import EngineError, SchedulerError, describe_os_error
@@ -160,7 +159,11 @@ def _disturb(app: str, request: Request) -> int:
             Path(request.junit).write_text(build_junit(report), encoding="utf-8")
         if rows:
             _print(request, report)
-    return CommandExit.DONE if report.is_good and any(row.is_tried for row in rows) else CommandExit.REFUSED
+    return (
+        CommandExit.DONE
+        if report.is_good and any(row.verdict is not Verdict.NOT_TRIED for row in rows)
+        else CommandExit.REFUSED
+    )
 
 
 def _rehearse(request: Request) -> int:

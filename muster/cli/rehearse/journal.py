@@ -37,7 +37,7 @@ class Undo:
 
     kind: str
     """A name of `UNDO`."""
-    words: tuple[str, ...]
+    argv: tuple[str, ...]
 
 
 class Journal:
@@ -92,12 +92,12 @@ def undo_dead(folder: Path) -> list[str]:
             owner = content["owner"] and ProcessId(**content["owner"])
             if owner and owner.is_alive():
                 continue
-            undone = [Undo(each["kind"], tuple(each["words"])) for each in content["undo"]]
+            undone = [Undo(each["kind"], tuple(each["argv"])) for each in content["undo"]]
             for undo in reversed(undone):
                 carry_out(undo)
             path.unlink()
             if undone:
-                what = ", ".join(" ".join((undo.kind, *undo.words)) for undo in undone)
+                what = ", ".join(" ".join((undo.kind, *undo.argv)) for undo in undone)
                 lines.append(f"an earlier rehearsal was killed; undone: {what}")
     return lines
 
@@ -105,7 +105,7 @@ def undo_dead(folder: Path) -> list[str]:
 def carry_out(undo: Undo) -> None:
     """Undo it. What is gone already is no error."""
     with contextlib.suppress(OSError, subprocess.CalledProcessError):
-        UNDO[undo.kind](*undo.words)
+        UNDO[undo.kind](*undo.argv)
 
 
 def stopped(pid: int) -> Undo:

@@ -17,12 +17,11 @@ from torchx.specs import AppState, Role, is_terminal
 from muster._shared.contract import LogNames
 from muster._shared.control import CommandExit, ControlError
 from muster.cli.history.sources import parse_files
-from muster.cli.operations import open_scheduler
-from muster.cli.rehearse.faults.catalogue import FAULTS
+from muster.cli.operations import choose_agent_role, open_scheduler
+from muster.cli.rehearse.faults import FAULTS
 from muster.cli.rehearse.outcome import Row, Verdict
 from muster.cli.rehearse.watch import find_processes
 from muster.schedulers.adapter.scheduler import PluginScheduler
-from muster.schedulers.agent_command import is_agent_role
 from muster.schedulers.errors import UnknownAppError
 
 if TYPE_CHECKING:
@@ -125,10 +124,7 @@ def _find_role(scheduler: PluginScheduler, app_id: str) -> Role:
     if response.state is not AppState.RUNNING:
         code = CommandExit.ENDED if is_terminal(response.state) else CommandExit.REFUSED
         raise ControlError(f"{app_id} is {response.state.name}: nothing was done", code)
-    roles = [role for role in response.roles if is_agent_role(role)]
-    if len(roles) != 1:
-        raise ControlError(f"{app_id} has {len(roles)} roles that run agents; it must be one", CommandExit.REFUSED)
-    return roles[0]
+    return choose_agent_role(app_id, response.roles)
 
 
 class _Job:

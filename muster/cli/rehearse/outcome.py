@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from muster.cli.rehearse.faults.fault import Moment
+from muster.cli.rehearse.faults import Moment
 from muster.cli.rehearse.saves import is_equal
 from muster.cli.rehearse.trial import Result
 
@@ -53,11 +53,6 @@ class Row:
     advice: tuple[str, ...] = ()
     """Names of `table.ADVICE`."""
     logs: str = ""
-
-    @property
-    def is_tried(self) -> bool:
-        """The fault was caused."""
-        return self.verdict is not Verdict.NOT_TRIED
 
 
 def judge(result: Result, undisturbed: Result, *, is_repeatable: bool | None, first_save: int | None = None) -> Row:

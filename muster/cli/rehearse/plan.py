@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from muster._shared.control import CommandExit, ControlError
-from muster.cli.rehearse.faults.catalogue import FAULTS
-from muster.cli.rehearse.faults.fault import Fault, Moment
+from muster.cli.rehearse.faults import FAULTS, Fault, Moment
 from muster.cli.rehearse.trial import Case, Result
 
 QUICK: Final = ("rank-killed", "node0-lost", "node-lost", "preempted", "agent-killed", "app-restarted")

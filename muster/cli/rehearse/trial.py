@@ -14,7 +14,7 @@ from muster._shared.contract import LogNames
 from muster.cli.history import sources
 from muster.cli.history.clocks import place
 from muster.cli.history.story import Story, tell
-from muster.cli.rehearse.faults.fault import Course, Fault, Moment, NotPossibleError
+from muster.cli.rehearse.faults import Course, Fault, Moment, NotPossibleError
 from muster.cli.rehearse.journal import Journal
 from muster.cli.rehearse.saves import Kept, Saves
 from muster.cli.rehearse.watch import Slot, Watch
@@ -159,6 +159,7 @@ class Trial:
         self.rank, self.node, self.nodes, self.journal = case.rank, case.node, case.nodes, journal
         self._case, self._app, self._scheduler, self._limits = case, app, scheduler, limits
         self._world, self._work = world, world.folder / "work"
+        self.disk, self.cut = world.folder, world.cut
         self._result = Result(case=case)
         self._app_folder: AppFolder | None = None
         self._slots: dict[int, Slot] = {}
@@ -213,15 +214,6 @@ class Trial:
     def find_agent(self, node: int) -> int:
         """See `Scene`."""
         return self._watch.find_agent(node)
-
-    @property
-    def disk(self) -> Path:
-        """See `Scene`."""
-        return self._world.folder
-
-    def cut(self, node: int) -> contextlib.AbstractContextManager[None]:
-        """See `Scene`."""
-        return self._world.cut(node)
 
     def has_all_workers(self) -> bool:
         """See `Scene`."""
@@ -292,8 +284,8 @@ class Trial:
         # An optimizer's steps count until the script's own come.
         self._counts = self._counts or any(each.is_counted for each in slots.values())
         by_rank = {rank: each.done for rank, each in slots.items() if each.done and each.is_counted is self._counts}
-        told = list(by_rank.values())
-        if not told:
+        counts = list(by_rank.values())
+        if not counts:
             self._has_begun = False
         else:
             result.is_counted = self._counts
@@ -306,8 +298,8 @@ class Trial:
                 result.starts.append(start)
                 self._last_step_s, result.done = None, start
             # A rank that ended stepless had none left.
-            if min(told) > result.done and all(map(self._watch.has_ended, slots.keys() - by_rank.keys())):
-                self._record_step(min(told))
+            if min(counts) > result.done and all(map(self._watch.has_ended, slots.keys() - by_rank.keys())):
+                self._record_step(min(counts))
         if has_saved or any(each.is_saving for each in slots.values()):
             self._is_saving = True
             if result.saved_at[-1:] != [result.done]:
@@ -416,7 +408,7 @@ class Trial:
     def _read_story(self, app: AppFolder) -> Story | None:
         files = sorted(app.role_dir(self._app.roles[0].name).glob(f"*/{LogNames.EVENTS}"))
         events = sources.parse_files((str(path), sources.read_events(path)) for path in files)
-        return tell(self._case.name, place(events)) if events else None
+        return tell(sources.JobRecords(name=self._case.name, events=events), place(events)) if events else None
 
 
 def _has_used_retries(reason: Reason) -> bool:

@@ -21,7 +21,7 @@ from muster._shared.goodput import CHECKPOINT_PHASES
 from muster._shared.job_view import limit_steps
 from muster._shared.layouts import StatusPageLayout as Layout
 from muster.cli.history.sources import Event, parse_files
-from muster.cli.rehearse.faults.fault import NotPossibleError
+from muster.cli.rehearse.faults import NotPossibleError
 
 _PAGE: Final = "/memfd:muster-status-page"
 _SEARCH_S: Final = 0.1

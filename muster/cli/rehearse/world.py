@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from muster._shared.contract import Env
-from muster.cli.rehearse.faults.fault import NotPossibleError, Place
+from muster.cli.rehearse.faults import NotPossibleError, Place
 from muster.cli.rehearse.journal import Journal, Undo
 from muster.schedulers.supervision.app_folder import AppSpec
 
@@ -183,15 +183,15 @@ def find_tool(program: str) -> str:
     return found
 
 
-def run_tool(program: str, *words: str) -> None:
+def run_tool(program: str, *arguments: str) -> None:
     """Run a program to its end.
 
     Raises:
         NotPossibleError: there is none, or it failed. The message has its output.
     """
-    command = (find_tool(program), *words)
+    command = (find_tool(program), *arguments)
     try:
         subprocess.run(command, capture_output=True, text=True, check=True)
     except subprocess.CalledProcessError as error:
         why = " ".join(str(error.stderr).split())
-        raise NotPossibleError(f"{' '.join((program, *words[:3]))} ...: {why}") from error
+        raise NotPossibleError(f"{' '.join((program, *arguments[:3]))} ...: {why}") from error

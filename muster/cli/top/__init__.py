@@ -7,8 +7,7 @@
 | `state`     | which key does what; pure                                                             |
 | `rendering` | from a picture to rows, with rich; pure                                               |
 | `picture`   | what is shown, as it was read, and in which order                                     |
-| `source`    | reads and asks in threads                                                             |
-| `agent_requests` | what is read and asked, of the schedulers                                         |
+| `agent_requests` | reads and asks the schedulers, in threads                                         |
 | `screen`    | the terminal: alternate screen, size, Ctrl-Z, the end                                 |
 | `keys`      | from bytes to keys; pure                                                              |
 

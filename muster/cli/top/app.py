@@ -14,11 +14,10 @@ from muster._shared.control import ControlError, describe_answer
 from muster._shared.job_view import JobState, JobStatus, RankStatus
 from muster._shared.reports import Answer, name_ranks
 from muster.cli.answers import format_stacks
-from muster.cli.top.agent_requests import Jobs
+from muster.cli.top.agent_requests import Jobs, Origin, Reader
 from muster.cli.top.picture import KEPT_LINES, History, JobList, JobPicture
 from muster.cli.top.rendering import Size, draw_job, draw_jobs, draw_text, fold_line, fold_words, get_status, list_rows
 from muster.cli.top.screen import Screen
-from muster.cli.top.source import Origin, Reader
 from muster.cli.top.state import Deed, Place, Search, View, fit, found, press
 
 FRAME_S: Final = 0.25
@@ -60,7 +59,7 @@ class TopView:
         self._folds = Folds()
         self._before = self._view
         """The view to which Escape leads from a text."""
-        self._asked: dict[Deed, str] = {}
+        self._pending: dict[Deed, str] = {}
         """What was asked for and has no answer yet, in words."""
         self.failure: ControlError | None = None
         """Why nothing can be shown. The command ends with it."""
@@ -195,23 +194,23 @@ class TopView:
         return True
 
     def _ask(self, deed: Deed) -> None:
-        before = next((work for each, work in self._asked.items() if (each in _LOOKS) == (deed in _LOOKS)), None)
+        before = next((work for each, work in self._pending.items() if (each in _LOOKS) == (deed in _LOOKS)), None)
         if before is not None:
             self._view = replace(self._view, note=f"{before}; wait for that")
             return
         status = None if self.picture is None else get_status(self.picture, self._view)
         is_paused = status is not None and status.state is JobState.PAUSED
-        self._asked[deed] = _GOES_ON if deed is Deed.PAUSE and is_paused else _WORKS[deed]
-        self._view = replace(self._view, note=f"{self._asked[deed]} ...")
+        self._pending[deed] = _GOES_ON if deed is Deed.PAUSE and is_paused else _WORKS[deed]
+        self._view = replace(self._view, note=f"{self._pending[deed]} ...")
         handle = self._handle
         self._reader.run(deed, lambda: self._jobs.ask(deed, handle))
 
-    def _show_answer(self, asked: Origin | Deed, answer: Answer) -> None:
-        if isinstance(asked, Deed):
-            self._asked.pop(asked, None)
-        if asked is Deed.STACKS and answer.stacks and self._view.place is Place.JOB:
+    def _show_answer(self, question: Origin | Deed, answer: Answer) -> None:
+        if isinstance(question, Deed):
+            self._pending.pop(question, None)
+        if question is Deed.STACKS and answer.stacks and self._view.place is Place.JOB:
             self._open_text(f"stacks of {self._name}", [answer.line, *format_stacks(answer.stacks)], is_following=False)
-        elif asked is Deed.WAITS and self._view.place is Place.JOB and self.picture is not None:
+        elif question is Deed.WAITS and self._view.place is Place.JOB and self.picture is not None:
             lines = describe_waits(answer, get_status(self.picture, self._view))
             self._open_text(f"who waits for whom in {self._name}", lines, is_following=False)
         else:
@@ -222,7 +221,7 @@ class TopView:
             self._lines.append(str(error))
             return
         if isinstance(origin, Deed):
-            self._asked.pop(origin, None)
+            self._pending.pop(origin, None)
         elif self.picture is not None:
             self.picture = replace(self.picture, error=str(error))
             return

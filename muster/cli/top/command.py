@@ -15,9 +15,8 @@ from muster._shared.contract import print_line, show_controls
 from muster._shared.control import CommandExit, ControlError
 from muster._shared.job_view import JobEvent
 from muster.cli.overview import STATE_CODES, build_entry, print_list, read_app
-from muster.cli.top.agent_requests import MOST_JOBS, Jobs
+from muster.cli.top.agent_requests import EVERY_S, MOST_JOBS, Jobs
 from muster.cli.top.picture import JobPicture
-from muster.cli.top.source import EVERY_S
 
 _PROGRESS_S: Final = 60.0
 """How often it is printed how far a job is, if nothing else changes."""

@@ -32,10 +32,9 @@ from muster._shared.job_view import (
     format_value,
 )
 from muster._shared.records import replace
-from muster._shared.reports import format_size
+from muster._shared.reports import format_duration, format_size
 from muster.cli.top.picture import History, JobList, JobPicture, JobRow, find_lag, is_stale, sort_nodes, sort_ranks
 from muster.cli.top.state import Place, View
-from muster.schedulers.wording.words import format_duration
 
 T = TypeVar("T")
 
@@ -275,12 +274,12 @@ def _list_progress(status: JobStatus, bar: int, *, is_live: bool) -> Iterator[Te
         text.append("─" * (bar - round(part * bar)), style="dim")
         text.append(f" {part:.0%}{_GAP}".replace("%", " %"))
     if has_step and (is_live or status.step is None):
-        words = status.describe()
+        line = status.describe()
     else:
-        words = ", ".join([_describe_done(status), *(f"{name} {format_value(each)}" for name, each in status.values)])
-    text.append(show_controls(words).replace(", ", _GAP))
+        line = ", ".join([_describe_done(status), *(f"{name} {format_value(each)}" for name, each in status.values)])
+    text.append(show_controls(line).replace(", ", _GAP))
     if is_live and status.eta_s is not None and status.still_s is None:
-        text.append(f"{_GAP}ETA {format_duration(status.eta_s)}")
+        text.append(f"{_GAP}ETA {format_duration(status.eta_s, 0)}")
     yield text
 
 
@@ -291,13 +290,15 @@ def _describe_done(status: JobStatus) -> str:
 def _list_costs(status: JobStatus) -> Iterator[Text]:
     parts = []
     if status.goodput is not None and is_long(status):
-        lost = ", ".join(f"{name} {format_duration(lost_s)}" for name, lost_s in status.goodput.lost_s if round(lost_s))
+        lost = ", ".join(
+            f"{name} {format_duration(lost_s, 0)}" for name, lost_s in status.goodput.lost_s if round(lost_s)
+        )
         parts.append(f"goodput {status.goodput.fraction:.0%}".replace("%", " %") + (f" (lost: {lost})" if lost else ""))
     parts += [exact] if (exact := describe_exact(status)) else []
     if status.recovery_count:
         last = status.recoveries[-1] if status.recoveries else None
         count = count_recoveries(status.recovery_count, status.resize_count)
-        cost = "" if last is None or last.cost_s is None else f", cost {format_duration(last.cost_s)}"
+        cost = "" if last is None or last.cost_s is None else f", cost {format_duration(last.cost_s, 0)}"
         cause = "" if last is None or last.cause == status.reason else f", the last: {last.cause}"
         parts.append(f"{count}{cause}{cost}")
     yield from (Text(show_controls(each), style="dim") for each in parts)

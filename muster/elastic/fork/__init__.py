@@ -5,6 +5,6 @@
     worker     a fork becomes a worker, and ends
     hazards    what forbids a fork, thread pools, and the call that workers get
 
-The other side is `agent.adopted` (guard and agent) and `agent.workers.image`. From outside, import `prepare_call` of
+The other side is `agent.driven` (guard and agent) and `agent.workers.image`. From outside, import `prepare_call` of
 `hazards` and `fork_tree` of `tree`, and only for a job that forks.
 """

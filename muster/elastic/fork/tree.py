@@ -1,6 +1,6 @@
 """Forks guard, agent and image from this program, each as the parent of the next.
 
-`agent.adopted` describes the tree. The image must descend from the guard, or the guard would not adopt the workers'
+`agent.driven` describes the tree. The image must descend from the guard, or the guard would not adopt the workers'
 orphans. It must also be a fork of this program. So guard and agent begin as forks of this program, too, and exec once
 their child exists.
 
@@ -23,8 +23,7 @@ from typing import NoReturn
 from muster._shared import guard, processes
 from muster._shared.contract import ADOPTED_FLAG
 from muster._shared.records import record
-from muster.agent.adopted import AGENT, GUARD, encode_fds
-from muster.agent.driven import send_identity
+from muster.agent.driven import AGENT, GUARD, encode_fds, send_identity
 from muster.agent.errors import SpawnError
 from muster.agent.workers import stall_watch
 from muster.elastic.fork.hazards import ForkedCall
@@ -119,8 +118,8 @@ def _become_guard(tree: _Tree) -> None:
     if pid == 0:
         _run(lambda: _become_agent(tree))
     kept = (tree.start.control.fileno(), tree.start.caller_fd, *tree.lease_fds)
-    words = [str(kept[0]), str(kept[1]), encode_fds(tree.lease_fds), tree.start.folder, str(pid)]
-    _exec(tree.start, [GUARD, *words], kept)
+    argv = [str(kept[0]), str(kept[1]), encode_fds(tree.lease_fds), tree.start.folder, str(pid)]
+    _exec(tree.start, [GUARD, *argv], kept)
 
 
 def _redirect(start: AgentStart) -> None:
@@ -142,18 +141,18 @@ def _become_agent(tree: _Tree) -> None:
         silence((ours.fileno(), tree.start.control.fileno(), tree.start.caller_fd, *tree.lease_fds, *tree.own_fds))
         _run(lambda: run_image(theirs, agent_pid, tree.call))
     kept = (tree.start.control.fileno(), ours.fileno(), *tree.lease_fds)
-    words = [str(kept[0]), f"{pid}:{kept[1]}", encode_fds(tree.lease_fds), tree.start.folder, str(guard_pid)]
-    _exec(tree.start, [AGENT, *words, *tree.start.flags], kept)
+    argv = [str(kept[0]), f"{pid}:{kept[1]}", encode_fds(tree.lease_fds), tree.start.folder, str(guard_pid)]
+    _exec(tree.start, [AGENT, *argv, *tree.start.flags], kept)
 
 
 def _exec(start: AgentStart, args: Sequence[str], kept: Sequence[int]) -> None:
     """Become guard or agent. All signals stay blocked: it says when it can take them.
 
-    Without the modules that installed packages have Python import at its start (`-S`): see `runtime.packages`.
+    Without the modules that installed packages have Python import at its start (`-S`): see `_shared.programs`.
     """
     processes.close_all_but(kept)
     processes.reset_ignored()
     *interpreter, entry = start.python
-    words = [*interpreter, "-S", entry, ADOPTED_FLAG, *args]
-    execute = posix.execve if os.sep in words[0] else os.execvpe
-    execute(words[0], words, dict(start.environ))  # no shell, on purpose
+    argv = [*interpreter, "-S", entry, ADOPTED_FLAG, *args]
+    execute = posix.execve if os.sep in argv[0] else os.execvpe
+    execute(argv[0], argv, dict(start.environ))  # no shell, on purpose

@@ -18,10 +18,11 @@ import weakref
 from multiprocessing import process, util
 from typing import Any, NoReturn
 
-from muster.agent.workers import function, program
+from muster.agent.workers import program
 from muster.agent.workers.spec import WorkerSpec
 from muster.agent.workers.warm import forked_worker
 from muster.elastic.fork.hazards import ForkedCall
+from muster.elastic.jobs import function
 
 muster_frames = True  # see `agent.workers.program`
 

@@ -7,7 +7,7 @@
     held       the node of a hold instead of a process of its own
     file_timers  torch's file timers, for workers
 
-The worker's side of `call` and `results` is `agent.workers.function`.
+The worker's side of `call` and `results` is `function`.
 
 The names that torch and ice-learn gave these things are not here but in the modules of `elastic`.
 """

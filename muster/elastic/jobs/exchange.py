@@ -24,8 +24,9 @@ from collections.abc import Collection, Mapping
 from muster.agent.rendezvous.protocol.framing import ProtocolError
 from muster.agent.rendezvous.protocol.handshake import Codec
 from muster.agent.rendezvous.transport.stream import TcpStream
+from muster.agent.runtime.ports import bind_address
 from muster.elastic.jobs.errors import ResultsMissing
-from muster.elastic.jobs.results import RoundPlace, close_fds
+from muster.elastic.jobs.results import RoundPosition, close_fds
 
 _MEETING_LIMIT_S = 60.0
 """How long the programs wait for one another after the job's end. The agents have ended at the same moment."""
@@ -48,11 +49,11 @@ _BROKEN = (OSError, ProtocolError, ValueError, KeyError)
 """What reading from the other side raises."""
 
 
-def exchange_results(place: RoundPlace, own: Mapping[int, int], token: str) -> dict[int, int]:
+def exchange_results(position: RoundPosition, own: Mapping[int, int], token: str) -> dict[int, int]:
     """Send this node's results to the other nodes' programs, and receive theirs.
 
     Args:
-        place: this node's in the job's last round.
+        position: this node's in the job's last round.
         own: this node's results, by global rank, as descriptors of files. They stay the caller's. -1: the worker ended
             well without one.
         token: the job's.
@@ -63,14 +64,14 @@ def exchange_results(place: RoundPlace, own: Mapping[int, int], token: str) -> d
     Raises:
         ResultsMissing: names the ranks whose results are missing, and why.
     """
-    key = hmac.new(token.encode(), f"results of round {place.number}".encode(), hashlib.sha256).hexdigest()
+    key = hmac.new(token.encode(), f"results of round {position.number}".encode(), hashlib.sha256).hexdigest()
     gathered: dict[int, int] = {}
     try:
-        why = (_serve if place.node == 0 else _ask)(place, own, key, gathered)
+        why = (_serve if position.node == 0 else _ask)(position, own, key, gathered)
     except BaseException:  # KeyboardInterrupt too: close the files
         close_fds(gathered.values())
         raise
-    missing = sorted(set(range(place.world_size)) - set(own) - set(gathered))
+    missing = sorted(set(range(position.world_size)) - set(own) - set(gathered))
     if missing:
         close_fds(gathered.values())
         ranks = ", ".join(map(str, missing))
@@ -81,14 +82,14 @@ def exchange_results(place: RoundPlace, own: Mapping[int, int], token: str) -> d
 # -- the program of global rank 0's node ------------------------------------------------------------------------------
 
 
-def _serve(place: RoundPlace, own: Mapping[int, int], key: str, gathered: dict[int, int]) -> str:
+def _serve(position: RoundPosition, own: Mapping[int, int], key: str, gathered: dict[int, int]) -> str:
     """Receive from each other program, then send to each. Return why something is missing."""
     with contextlib.ExitStack() as stack:
         try:
-            listener = stack.enter_context(_listen(place))
+            listener = stack.enter_context(_listen(position))
         except OSError as error:
-            return f"cannot listen at port {place.master_port}: {error.strerror or error}"
-        meeting = _Meeting(listener, place, key)
+            return f"cannot listen at port {position.master_port}: {error.strerror or error}"
+        meeting = _Meeting(listener, position, key)
         stack.callback(meeting.close)
         why = meeting.run()
         for node, stream in [*meeting.streams.items()]:
@@ -110,9 +111,9 @@ class _Meeting:
     proved nothing the oldest is closed. A program whose connection was closed connects again.
     """
 
-    def __init__(self, listener: socket.socket, place: RoundPlace, key: str) -> None:
+    def __init__(self, listener: socket.socket, position: RoundPosition, key: str) -> None:
         self._listener = listener
-        self._place = place
+        self._position = position
         self._key = key
         self._selector = selectors.DefaultSelector()
         self._unproven: dict[socket.socket, Codec] = {}
@@ -126,10 +127,10 @@ class _Meeting:
         deadline_s = time.monotonic() + _MEETING_LIMIT_S
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ)
-        while len(self.streams) < self._place.nodes - 1:
+        while len(self.streams) < self._position.nodes - 1:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
-                absent = min(set(range(1, self._place.nodes)) - set(self.streams))
+                absent = min(set(range(1, self._position.nodes)) - set(self.streams))
                 return why or f"node {absent} did not connect within {_MEETING_LIMIT_S:g} s"
             for ready, _ in self._selector.select(left_s):
                 if ready.data is None:
@@ -152,7 +153,7 @@ class _Meeting:
             connection.setblocking(False)
             self._unproven[connection] = Codec(self._key, is_server=True, write=connection.sendall)
             self._selector.register(connection, selectors.EVENT_READ, connection)
-            if len(self._unproven) <= self._place.nodes + _STRANGERS:
+            if len(self._unproven) <= self._position.nodes + _STRANGERS:
                 return
         for oldest in [*self._unproven][:1]:
             self._close_unproven(oldest)
@@ -195,8 +196,8 @@ class _Meeting:
             stream.close()
 
 
-def _listen(place: RoundPlace) -> socket.socket:
-    """Listen where the other nodes look.
+def _listen(position: RoundPosition) -> socket.socket:
+    """Listen where the other nodes look, as the store did.
 
     Raises:
         OSError: the port is still in use after the limit.
@@ -204,39 +205,24 @@ def _listen(place: RoundPlace) -> socket.socket:
     deadline_s = time.monotonic() + _MEETING_LIMIT_S
     while True:
         try:
-            return _create_server(place)
-        except OSError as error:  # noqa: PERF203  # until then it may be the store's
+            listener = bind_address(position.master_addr, position.master_port)
+            break
+        except OSError as error:  # until then it may be the store's
             if error.errno != errno.EADDRINUSE or time.monotonic() >= deadline_s:
                 raise
             time.sleep(_RETRY_S)
-
-
-def _create_server(place: RoundPlace) -> socket.socket:
-    """Listen at MASTER_ADDR alone, as the store did.
-
-    If it is a name, or not this machine's address (NAT), listen at all addresses.
-    """
-    host, port, backlog = place.master_addr, place.master_port, place.nodes + _STRANGERS
-    try:
-        numeric = "127.0.0.1" if host == "localhost" else host
-        family, _, _, _, address = socket.getaddrinfo(numeric, port, flags=socket.AI_NUMERICHOST)[0]
-        return socket.create_server(address[:2], family=family, backlog=backlog)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", port), family=socket.AF_INET6, backlog=backlog, dualstack_ipv6=True)
-    return socket.create_server(("", port), backlog=backlog)
+    listener.listen(position.nodes + _STRANGERS)
+    return listener
 
 
 # -- the others' ------------------------------------------------------------------------------------------------------
 
 
-def _ask(place: RoundPlace, own: Mapping[int, int], key: str, gathered: dict[int, int]) -> str:
+def _ask(position: RoundPosition, own: Mapping[int, int], key: str, gathered: dict[int, int]) -> str:
     """Send to the program of global rank 0's node, then receive from it. Return why something is missing."""
-    where = f"{place.master_addr}:{place.master_port}"
+    where = f"{position.master_addr}:{position.master_port}"
     try:
-        stream = _connect(place, key)
+        stream = _connect(position, key)
     except (OSError, ProtocolError) as error:
         why = getattr(error, "strerror", None) or error
         return f"node 0's program did not answer at {where} within {_MEETING_LIMIT_S:g} s: {why}"
@@ -248,7 +234,7 @@ def _ask(place: RoundPlace, own: Mapping[int, int], key: str, gathered: dict[int
         return f"the connection to node 0's program at {where} broke: {error}"
 
 
-def _connect(place: RoundPlace, key: str) -> TcpStream:
+def _connect(position: RoundPosition, key: str) -> TcpStream:
     """Connect and prove the token. Try again and again, because the other program may be slower than this one.
 
     Until then the port may still be the store's, or another process's.
@@ -257,11 +243,11 @@ def _connect(place: RoundPlace, key: str) -> TcpStream:
     while True:
         connection = None
         try:
-            connection = socket.create_connection((place.master_addr, place.master_port), _HANDSHAKE_LIMIT_S)
+            connection = socket.create_connection((position.master_addr, position.master_port), _HANDSHAKE_LIMIT_S)
             codec = Codec(key, is_server=False, write=connection.sendall)
             _shake_hands(connection, codec)
             stream = _open_stream(connection, codec)
-            stream.send({"node": place.node})
+            stream.send({"node": position.node})
             stream.receive()
         except (OSError, ProtocolError):
             if connection is not None:

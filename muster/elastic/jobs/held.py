@@ -21,7 +21,7 @@ from muster.agent.hold.facts import read_facts, read_settings
 from muster.elastic.jobs.process import AgentStart
 
 if TYPE_CHECKING:
-    from muster.schedulers.held.lending import LentNode
+    from muster.schedulers.held.holds import LentNode
 
 _MESSAGE_BYTES = 65536
 
@@ -43,7 +43,7 @@ class HeldNode:
         """
         self._name = f"{name} of process {os.getpid()}"
         from muster.schedulers.errors import EngineError, SchedulerError
-        from muster.schedulers.held.lending import lend_node
+        from muster.schedulers.held.holds import lend_node
 
         try:
             chosen = None if held is True else str(held)

@@ -134,12 +134,12 @@ class AgentProcess:
         except OSError as error:
             raise EnvironmentFault(f"muster.elastic needs Linux 5.3 or newer: pidfd_open: {error.strerror}") from error
         entry = Path(muster.__file__).parent / AGENT_ENTRY_NAME
-        words = [os.fsdecode(spawn.get_executable()), *subprocess._args_from_interpreter_flags()]  # type: ignore[attr-defined]  # noqa: SLF001  # as multiprocessing does
-        words.append(str(entry))
+        interpreter = [os.fsdecode(spawn.get_executable()), *subprocess._args_from_interpreter_flags()]  # type: ignore[attr-defined]  # noqa: SLF001  # as multiprocessing does
+        interpreter.append(str(entry))
         flags = [self.folder if flag == FOLDER_MARK else flag for flag in flags]
         environ = {k: v.replace(FOLDER_MARK, self.folder) for k, v in environ.items() if k not in _STRIPPED}
         start = AgentStart(
-            python=words,
+            python=interpreter,
             flags=flags,
             environ=environ,
             folder=self.folder,
@@ -157,7 +157,7 @@ class AgentProcess:
             else:
                 fork_tree(start, (self._control.fileno(), *own_fds))
         except OSError as error:
-            raise EnvironmentFault(f"cannot start the agent: {words[0]}: {error.strerror}") from error
+            raise EnvironmentFault(f"cannot start the agent: {interpreter[0]}: {error.strerror}") from error
         finally:
             os.close(caller_fd)
         theirs.close()

@@ -50,11 +50,11 @@ class RankCall:
         _redirect(sys.stderr, 2, self.stderrs[local_rank])
         args = self.args[local_rank]
         if isinstance(self.entrypoint, str):
-            words = [self.entrypoint, *map(str, args)]
+            argv = [self.entrypoint, *map(str, args)]
             try:
-                os.execvpe(words[0], words, env)  # noqa: S606  # no shell, on purpose
+                os.execvpe(argv[0], argv, env)  # noqa: S606  # no shell, on purpose
             except OSError as error:
-                sys.exit(f"muster: cannot run {words[0]!r}: {error.strerror}")
+                sys.exit(f"muster: cannot run {argv[0]!r}: {error.strerror}")
         try:
             return self.entrypoint(*args)
         except Exception as error:  # raised again

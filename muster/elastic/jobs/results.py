@@ -1,6 +1,6 @@
 """Serves a job's function workers on this node: it sends them the call, and keeps what they return.
 
-The other side is `muster.agent.workers.function`. Every worker connects once. What it returns comes as a descriptor of
+The other side is `muster.elastic.jobs.function`. Every worker connects once. What it returns comes as a descriptor of
 an unnamed file, so a large result passes neither through JSON nor through the agent, and leaves nothing behind. A
 worker that has returned waits until all of this node have. So what one of them hosts lasts that long, as with torch.
 """
@@ -42,7 +42,7 @@ class Payload:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoundPlace:
+class RoundPosition:
     """This node's place in a round, as its workers were told."""
 
     number: int
@@ -60,7 +60,7 @@ class _Slot:
 
     connection: socket.socket
     global_rank: int
-    place: RoundPlace
+    position: RoundPosition
     result_fd: int = -1
     error_fd: int = -1
     has_returned: bool = False
@@ -87,7 +87,7 @@ class WorkerServer:
         self._round = 0
         self._slots: dict[int, _Slot] = {}
         self._result_fds: dict[int, int] = {}
-        self.place: RoundPlace | None = None
+        self.position: RoundPosition | None = None
         """The node's place in the last round whose workers have all returned. None: there was none."""
 
     def watch(self, selector: selectors.BaseSelector, folder: str) -> None:
@@ -138,7 +138,7 @@ class WorkerServer:
         self._slots[hello["local_rank"]] = _Slot(
             connection=connection,
             global_rank=hello["global_rank"],
-            place=RoundPlace(number=hello["round"], **hello["place"]),
+            position=RoundPosition(number=hello["round"], **hello["place"]),
         )
         fds = [] if self.fork_tree else [self._payload.call_fd, self._payload.tracker_fd, *self._payload.fds]
         with contextlib.suppress(OSError):  # it has ended
@@ -168,7 +168,7 @@ class WorkerServer:
         self._result_fds = {
             slot.global_rank: os.dup(slot.result_fd) if slot.result_fd >= 0 else -1 for slot in self._slots.values()
         }
-        self.place = next(iter(self._slots.values())).place
+        self.position = next(iter(self._slots.values())).position
         for slot in self._slots.values():
             with contextlib.suppress(OSError):  # it ended without a result
                 slot.connection.send(b"!")

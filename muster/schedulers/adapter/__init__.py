@@ -19,10 +19,10 @@ The names of `__all__` are stable: a release that changes one says so in the cha
 them from this package only: the modules that have them may change. `__init__.pyi` says which module has which name,
 here and to type checkers. Each is loaded when it is first asked for, because supervisor processes, which load drivers,
 must start fast. This package has `scheduler`, `supervised` and `process_scheduler` with the three classes, `properties`
-(what a scheduler is like), `factories` (where schedulers are found), `agent_role` (from a role to commands and
-variables) and `process_plan` (on to what a `ProcessDriver` starts). It also has `waiting_line` (what is said while
-somebody waits), `status`, `records` (what agents write) and `log_position` (logs whose records have times). What is
-known of an app, the codes of reasons, and their words are in `schedulers.wording`.
+(what a scheduler is like, and where schedulers are found), `agent_role` (from a role to commands and variables) and
+`process_plan` (on to what a `ProcessDriver` starts). It also has `waiting_line` (what is said while somebody waits),
+`status` and `log_position` (logs whose records have times). What is known of an app, the codes of reasons, and their
+words are in `schedulers.wording`.
 """
 
 import re

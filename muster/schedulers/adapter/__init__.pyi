@@ -15,6 +15,7 @@ from muster._shared.control import close_stop as close_stop
 from muster._shared.control import count_nodes as count_nodes
 from muster._shared.reports import Answer as Answer
 from muster.schedulers.adapter.agent_role import AgentPlace as AgentPlace
+from muster.schedulers.adapter.agent_role import ReplicaPlan as ReplicaPlan
 from muster.schedulers.adapter.agent_role import assign_arguments as assign_arguments
 from muster.schedulers.adapter.agent_role import build_agent_env as build_agent_env
 from muster.schedulers.adapter.agent_role import translate_replica as translate_replica
@@ -30,8 +31,6 @@ from muster.schedulers.adapter.process_scheduler import ProcessScheduler as Proc
 from muster.schedulers.adapter.process_scheduler import read_agent_reports as read_agent_reports
 from muster.schedulers.adapter.properties import Factory as Factory
 from muster.schedulers.adapter.properties import Properties as Properties
-from muster.schedulers.adapter.records import ReadBytes as ReadBytes
-from muster.schedulers.adapter.records import RecordReader as RecordReader
 from muster.schedulers.adapter.scheduler import Leftover as Leftover
 from muster.schedulers.adapter.scheduler import ListedApp as ListedApp
 from muster.schedulers.adapter.scheduler import LogRequest as LogRequest
@@ -54,6 +53,8 @@ from muster.schedulers.errors import RightError as RightError
 from muster.schedulers.errors import SchedulerError as SchedulerError
 from muster.schedulers.errors import UnknownAppError as UnknownAppError
 from muster.schedulers.errors import describe_os_error as describe_os_error
+from muster.schedulers.failure_report import ReadBytes as ReadBytes
+from muster.schedulers.failure_report import RecordReader as RecordReader
 from muster.schedulers.failure_report import explain_report as explain_report
 from muster.schedulers.failure_report import find_usage_line as find_usage_line
 from muster.schedulers.failure_report import parse_report as parse_report
@@ -72,6 +73,7 @@ from muster.schedulers.lines import LineSplitter as LineSplitter
 from muster.schedulers.lines import TimedLine as TimedLine
 from muster.schedulers.lines import add_time as add_time
 from muster.schedulers.lines import read_lines as read_lines
+from muster.schedulers.naming import LOOPBACK as LOOPBACK
 from muster.schedulers.naming import build_app_name as build_app_name
 from muster.schedulers.naming import build_replica_name as build_replica_name
 from muster.schedulers.naming import build_role_labels as build_role_labels
@@ -86,9 +88,6 @@ from muster.schedulers.processes.agent_files import read_report as read_report
 from muster.schedulers.processes.driver import Launch as Launch
 from muster.schedulers.processes.driver import ProcessDriver as ProcessDriver
 from muster.schedulers.processes.file_logs import FileSource as FileSource
-from muster.schedulers.processes.plan import LOOPBACK as LOOPBACK
-from muster.schedulers.processes.plan import ReplicaPlan as ReplicaPlan
-from muster.schedulers.processes.plan import build_details as build_details
 from muster.schedulers.runner.app_codec import dump_app as dump_app
 from muster.schedulers.runner.app_codec import load_app as load_app
 from muster.schedulers.runner.option_parsing import StrictOpts as StrictOpts
@@ -120,12 +119,12 @@ from muster.schedulers.supervision.app_folder import AppFolder as AppFolder
 from muster.schedulers.supervision.app_folder import AppRecord as AppRecord
 from muster.schedulers.supervision.app_folder import AppSpec as AppSpec
 from muster.schedulers.supervision.app_folder import StateError as StateError
+from muster.schedulers.supervision.decisions import ReplicaEnded as ReplicaEnded
 from muster.schedulers.supervision.driver import DriverFactory as DriverFactory
 from muster.schedulers.supervision.driver import EventQueue as EventQueue
 from muster.schedulers.supervision.driver import Handle as Handle
 from muster.schedulers.supervision.driver import ReplicaDriver as ReplicaDriver
 from muster.schedulers.supervision.driver import StartError as StartError
-from muster.schedulers.supervision.events import ReplicaEnded as ReplicaEnded
 from muster.schedulers.supervision.registry import AppRegistry as AppRegistry
 from muster.schedulers.supervision.registry import find_state_dir as find_state_dir
 from muster.schedulers.supervision.state import ReplicaId as ReplicaId
@@ -134,9 +133,9 @@ from muster.schedulers.timestamps import Timestamp as Timestamp
 from muster.schedulers.timestamps import parse_timestamp as parse_timestamp
 from muster.schedulers.wording.facts import AppFacts as AppFacts
 from muster.schedulers.wording.facts import ExplainedReplica as ExplainedReplica
-from muster.schedulers.wording.job_facts import JobFacts as JobFacts
 from muster.schedulers.wording.job_line import format_line as format_line
 from muster.schedulers.wording.reasons import Code as Code
+from muster.schedulers.wording.reasons import JobFacts as JobFacts
 from muster.schedulers.wording.reasons import Reason as Reason
 from muster.schedulers.wording.reasons import Reasons as Reasons
 from muster.schedulers.wording.reasons import has_code as has_code

@@ -8,9 +8,23 @@ from torchx.specs import AppDef, Role
 from muster._shared.contract import Env
 from muster.schedulers.agent_command import assign_run_ids, build_agent_args, is_agent_role
 from muster.schedulers.grace import build_drain_env
-from muster.schedulers.processes.plan import ReplicaPlan
 from muster.schedulers.runner.roles import check_roles
 from muster.schedulers.secret_variables import list_named_secrets
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaPlan:
+    """What one replica runs."""
+
+    command: tuple[str, ...]
+    """The program (an absolute path, or a name of PATH for one that a guard starts) and its arguments."""
+    env: Mapping[str, str] = field(repr=False)
+    """Added to those of its place, such as the app's `base_env`."""
+    runs_agent: bool
+    cwd: str = ""
+    """Absolute path of the folder in which it starts. "": its place decides that."""
+    secret_env: tuple[str, ...] = ()
+    """Variables of `env` that are never printed, whatever they look like."""
 
 
 @dataclass(frozen=True, kw_only=True)

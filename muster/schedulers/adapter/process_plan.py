@@ -2,14 +2,13 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from torchx.specs import AppDef, Role
 
-from muster.schedulers.adapter.agent_role import AgentPlace, translate_replica
+from muster.schedulers.adapter.agent_role import AgentPlace, ReplicaPlan, translate_replica
 from muster.schedulers.grace import decide_app_grace_s
-from muster.schedulers.processes.plan import ReplicaPlan, build_details
 from muster.schedulers.runner.app_codec import dump_app
 from muster.schedulers.runner.roles import apply_macros, build_role_plan
 from muster.schedulers.secret_variables import mask_args, mask_env
@@ -53,7 +52,7 @@ def build_process_spec(
     folder: str,
     driver: str,
     token: str,
-    workspace_key: str,
+    workspace_key: str | None = None,
     details: Mapping[str, Any] | None = None,
     python: str = sys.executable,
 ) -> AppSpec:
@@ -67,10 +66,12 @@ def build_process_spec(
         driver: `package.module:function`.
         token: the app's secret.
         workspace_key: the key of `Role.metadata` at which the adapter has put the path of the folder that travels with
-            the role. The spec's details have these paths as `workspaces`, by role.
-        details: the driver's own, beside those of `build_details`.
+            the role. The spec's details have these paths as `workspaces`, by role. None: no folder travels.
+        details: the driver's own. `base_env` are variables that all replicas get. With `needs_bundle` the driver puts
+            the agent's bundle into the app's `AppFolder.state_dir`.
         python: the interpreter that runs the supervisor.
     """
+    travel = {str(each.name): each.metadata[workspace_key] for each in app.roles if workspace_key in each.metadata}
     return AppSpec(
         app_id=place.app_id,
         scheduler=place.adapter,
@@ -79,12 +80,12 @@ def build_process_spec(
         roles=tuple(build_role_plan(role) for role in app.roles),
         grace_s=decide_app_grace_s(app.roles, place.grace_s, place.env),
         python=python,
-        description=dump_app(app, without_metadata=(workspace_key,)),
+        description=dump_app(app, without_metadata=() if workspace_key is None else (workspace_key,)),
         details={
-            **build_details(replicas, token=token, base_env={}),
-            "workspaces": {
-                str(each.name): each.metadata[workspace_key] for each in app.roles if workspace_key in each.metadata
-            },
+            "base_env": {},
+            "token": token,
+            "replicas": {role: [asdict(each) for each in plans] for role, plans in replicas.items()},
+            **({} if workspace_key is None else {"workspaces": travel}),
             **(details or {}),
         },
     )

@@ -84,7 +84,7 @@ class ProcessScheduler(SupervisedScheduler, abc.ABC):
         replica_dir = folder.replica_dir(ReplicaId(request.role, request.index))
         lines = read_lines(
             FileSource(replica_dir, request.stream.value, folder.state_dir),
-            client.EndCheck(folder, keeps=app_id in self._submitted),
+            partial(client.has_ended_logs, folder, keeps=app_id in self._submitted),
             pattern=request.pattern,
             since_s=request.since_s,
             until_s=request.until_s,
@@ -175,7 +175,7 @@ class ProcessScheduler(SupervisedScheduler, abc.ABC):
 
 def read_agent_reports(folder: AppFolder, spec: AppSpec) -> AgentReports:
     """Return what the agents of an app have reported into the folders of their roles."""
-    from muster.schedulers.adapter.records import RecordReader
+    from muster.schedulers.failure_report import RecordReader
     from muster.schedulers.processes.agent_files import read_records, read_report
 
     readers = {

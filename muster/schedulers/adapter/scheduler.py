@@ -40,7 +40,7 @@ from muster.schedulers.errors import EngineError, SchedulerError, UnknownAppErro
 from muster.schedulers.interrupts import raise_dropped_interrupts
 from muster.schedulers.runner import callers
 from muster.schedulers.runner.command_line import is_interrupted, print_errors_as_lines, unwind_on_signals
-from muster.schedulers.runner.log_display.live_lines import LiveLines, repeat_failure, say_that_it_goes_on
+from muster.schedulers.runner.live_lines import LiveLines, repeat_failure, say_that_it_goes_on
 from muster.schedulers.runner.option_parsing import StrictOpts
 
 if TYPE_CHECKING:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from muster._shared.reports import Report
     from muster.schedulers.supervision.agent_requests import AskNode
     from muster.schedulers.wording.facts import AppFacts
-    from muster.schedulers.wording.job_facts import JobFacts
+    from muster.schedulers.wording.reasons import JobFacts
 
 REPLICA_STATES: Final[Mapping[Status, AppState]] = {
     Status.WAITING: AppState.PENDING,

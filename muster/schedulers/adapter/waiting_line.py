@@ -29,7 +29,7 @@ class WaitingLine:
         self._say = say
         self._clock = clock
         self._lock = threading.Lock()
-        self._said: dict[str, tuple[float, tuple[object, ...]]] = {}
+        self._shown: dict[str, tuple[float, tuple[object, ...]]] = {}
         """App of which nodes wait -> when a line may be said, and what the last one was about. (): none was said."""
 
     def update(self, response: DescribeAppResponse) -> None:
@@ -41,16 +41,16 @@ class WaitingLine:
         app_id, now_s = response.app_id, self._clock()
         found = _find_waits(response)
         with self._lock:
-            due_s, said = self._said.setdefault(app_id, (now_s + _SPACING_S, ()))
+            due_s, shown = self._shown.setdefault(app_id, (now_s + _SPACING_S, ()))
             if not found:
-                del self._said[app_id]
-                is_new = bool(said) and response.state is AppState.RUNNING
+                del self._shown[app_id]
+                is_new = bool(shown) and response.state is AppState.RUNNING
             else:
-                is_new = now_s >= due_s and found != said
+                is_new = now_s >= due_s and found != shown
             if not is_new:
                 return
             if found:
-                self._said[app_id] = now_s + _SPACING_S, found
+                self._shown[app_id] = now_s + _SPACING_S, found
         self._say(app_id, _format(response))
 
 

@@ -1,10 +1,10 @@
 """Docker: replicas are containers of one engine.
 
 TorchX calls `scheduler`. `request` turns an AppDef into the request to the engine (pure, the dry run). `options`
-declares its `-cfg` options, and `option_values` checks those that go to the engine as they are. `spec` holds the
-request as records and prints it for the dry run. `devices` assigns GPUs. `container_body` builds the body of the
-engine's API call for a container. `driver` runs the replicas for the supervisor. It stays here because state files name
-this module. The package `engine` is our interface to the Docker engine, and `running_apps` handles an app on it.
+declares its `-cfg` options and parses their values. `spec` holds the request as records and prints it for the dry run.
+`container_body` builds the body of the engine's API call for a container. `driver` runs the replicas for the
+supervisor. It stays here because state files name this module. `engine` has one method per request to the Docker
+engine, and `sdk` is the only module that imports Docker's SDK. The package `running_apps` handles an app on the engine.
 
 This module imports next to nothing: a supervisor loads single modules of this package and needs no TorchX.
 """

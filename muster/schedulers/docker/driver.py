@@ -8,7 +8,9 @@ of events. A person may also restart a container (`docker restart`), so an end b
 before it is clear that the container does not run again. No container of the app outlives the app.
 """
 
+import signal
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -19,22 +21,93 @@ from typing import Any, Final
 
 from muster._shared import processes
 from muster._shared.contract import LogNames
-from muster.schedulers.docker.engine.client import Engine
-from muster.schedulers.docker.engine.container_state import ContainerFacts
-from muster.schedulers.docker.engine.errors import DockerError, EngineUnavailable, NotFound
-from muster.schedulers.docker.engine.outside_stops import OutsideStops
-from muster.schedulers.docker.running_apps import reservations
-from muster.schedulers.docker.running_apps.creation import Creator, remove_app
-from muster.schedulers.docker.running_apps.exit_evidence import COMMAND_NOT_FOUND, ended_by_engine, explain_end
-from muster.schedulers.docker.running_apps.payload import read_payload, remove_payload
-from muster.schedulers.docker.running_apps.restarts import read_checkpoint, record_restarts
+from muster.schedulers.docker.engine import ContainerFacts, Engine
+from muster.schedulers.docker.running_apps import exit_evidence, reservations
+from muster.schedulers.docker.running_apps.creation import Creator, read_payload, remove_app, remove_payload
+from muster.schedulers.docker.sdk import DockerError, EngineUnavailable, NotFound
 from muster.schedulers.docker.spec import AppRequest, ContainerRequest, Label
 from muster.schedulers.failure_report import explain_start_failure
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec
+from muster.schedulers.supervision.decisions import ReplicaEnded
 from muster.schedulers.supervision.driver import EventQueue, Handle
-from muster.schedulers.supervision.events import ReplicaEnded
 from muster.schedulers.supervision.state import ReplicaId
 from muster.schedulers.wording.reasons import Code, Reason
+
+_LOOK_S: Final = 0.2
+RESTART_S: Final = 5.0
+"""How long after `docker restart` has stopped a container it starts it at the latest. It takes about 0.4 s."""
+
+STOP_S: Final = 1.0
+"""How long after a container's end the engine tells at the latest that it has stopped it. A busy one takes 0.1 s."""
+
+
+class OutsideStops:
+    """What the engine's events say of `docker stop` and `docker restart`: both stop a container, one starts it again.
+
+    The supervisor only sends signals, so "stop" never comes from it. It starts no container a second time. An engine
+    that is about to stop does not announce it, but sends SIGTERM to all containers first.
+
+    Args:
+        engine: the one whose events are recorded.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._signalled: set[str] = set()
+        """Containers, of the app or not, that got SIGTERM through the engine."""
+        self._lock = threading.Lock()
+        self._ended: set[str] = set()
+        self._stopped_s: dict[str, float] = {}
+        """Container -> when it was stopped, on the monotonic clock. Those that were started again are left out."""
+        self._is_app_signalled = False
+
+    def record_signal(self, container: str, signum: str | None, *, is_ours: bool) -> None:
+        """Record that a container got a signal through the engine.
+
+        Args:
+            container: of the app or not.
+            signum: the signal's number, as text.
+            is_ours: whether others have sent it to a container of the app.
+        """
+        if signum == str(int(signal.SIGTERM)):
+            self._signalled.add(container)
+            self._is_app_signalled |= is_ours
+
+    def was_signalled(self, container: str) -> bool:
+        """Return whether a container got SIGTERM through the engine: from a person, or from an engine that stops."""
+        return container in self._signalled
+
+    def is_engine_stopping(self) -> bool:
+        """Return whether containers still run and the engine is ending all of them."""
+        running = self._engine.list_container_ids({}, running_only=True)
+        return bool(running) and self._signalled.issuperset(running)
+
+    def wait_over(self) -> None:
+        """Wait until no container may be about to start again."""
+        if self._is_app_signalled:
+            time.sleep(STOP_S)  # of what has ended just now it is told later that it was stopped
+        while any(map(self.may_restart, tuple(self._stopped_s))):
+            time.sleep(_LOOK_S)
+
+    def record(self, action: str, container: str) -> bool:
+        """Record an event of one of the app's containers. Return whether it was started again."""
+        with self._lock:
+            if action == "die":
+                self._ended.add(container)
+            elif action == "stop":
+                self._stopped_s[container] = time.monotonic()
+            elif action == "start" and container in self._ended:
+                self._ended.discard(container)
+                self._signalled.discard(container)
+                self._stopped_s.pop(container, None)
+                return True
+        return False
+
+    def may_restart(self, container: str) -> bool:
+        """Return whether a container was stopped a moment ago, so that it may be about to start again."""
+        with self._lock:
+            return time.monotonic() < self._stopped_s.get(container, -RESTART_S) + RESTART_S
+
 
 ENGINE_KEY: Final = "engine"
 """In an app's description: the address of its engine."""
@@ -65,14 +138,12 @@ class _Replica:
     starting: bool = False
     asked: str = ""
     """The signal by which it is to end, the strongest since its start. "": none."""
-    is_unsent: bool = False
-    """`asked` could not be sent."""
+    sent: str = ""
+    """The signal that the engine has sent to its container."""
     is_out_of_step: bool = False
     """It could not be suspended or continued."""
-    is_retrying: bool = False
-    """The pool is about to look at it again."""
-    was_away: bool = False
-    """The engine was unavailable, and may have ended the container, since the pool last looked at it again."""
+    failed: bool | None = None
+    """A call for it has failed: it must be looked at again. True: the engine was unavailable, and may have ended it."""
     end_reported: bool = True
     """False from start or adoption until its end is posted."""
     suspension: threading.Lock = field(default_factory=threading.Lock)
@@ -99,6 +170,8 @@ class DockerDriver:
         self._replicas = {ReplicaId(c.role, c.replica): _Replica(request=c) for c in app.containers}
         self._pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="docker")
         self._closing = threading.Event()
+        self._has_failed = threading.Event()
+        """A replica is `failed`, or the driver is closing."""
         self._is_suspended = False
         self._outside_stops = OutsideStops(engine)
         self._watcher: threading.Thread | None = None
@@ -111,7 +184,7 @@ class DockerDriver:
         known = self._replicas[replica]
         with self._lock:
             known.end_reported, known.starting, known.container = False, True, None
-            known.asked, known.is_unsent, known.is_out_of_step = "", False, False
+            known.asked, known.sent, known.is_out_of_step = "", "", False
         self._submit(self._start, replica)
         self._ensure_watcher()
         return {"start": start_number}
@@ -158,6 +231,7 @@ class DockerDriver:
         """See `ReplicaDriver`: removes containers by the `keep` option, all else in any case."""
         self._outside_stops.wait_over()
         self._closing.set()
+        self._has_failed.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
         with suppress(OSError):  # a disk now read-only; no container is on it
             remove_payload(self._folder, self._app)
@@ -190,7 +264,10 @@ class DockerDriver:
         was_away = isinstance(error, EngineUnavailable)
         if not was_away:
             self._print_once(error)
-        self._retry_later(replica, was_away=was_away)
+        known = self._replicas[replica]
+        with self._lock:
+            known.failed = known.failed or was_away
+        self._has_failed.set()
 
     def _print_once(self, error: BaseException) -> None:
         """Print an error to the supervisor's log, unless it was printed before: each attempt may raise it again."""
@@ -202,29 +279,15 @@ class DockerDriver:
         else:
             traceback.print_exception(error)
 
-    def _retry_later(self, replica: ReplicaId, *, was_away: bool = True) -> None:
-        known = self._replicas[replica]
-        with self._lock:
-            known.was_away |= was_away
-            if known.is_retrying:
-                return
-            known.is_retrying = True
-        self._submit(self._retry, replica)
-
-    def _retry(self, replica: ReplicaId) -> None:
-        is_closing = self._closing.wait(RECONNECT_S)
-        known = self._replicas[replica]
-        with self._lock:
-            known.is_retrying = False
-            was_away, known.was_away = known.was_away, False
-        if is_closing:
-            return
-        try:
-            self._catch_up_one(replica, was_away)
-        except Exception:
-            with self._lock:
-                known.was_away |= was_away
-            raise
+    def _retry_failed(self) -> None:
+        """Look again and again at replicas for which a call has failed, until that succeeds."""
+        while self._has_failed.wait() and not self._closing.wait(RECONNECT_S):
+            self._has_failed.clear()
+            for replica, known in self._replicas.items():
+                with self._lock:
+                    was_away, known.failed = known.failed, None
+                if was_away is not None:
+                    self._look(replica, was_away)
 
     def _start(self, replica: ReplicaId) -> None:
         known = self._replicas[replica]
@@ -241,8 +304,7 @@ class DockerDriver:
             # Started when an engine answers again.
             with self._lock:
                 known.container, known.starting = None, False
-            self._retry_later(replica)
-            return
+            raise
         except Exception as error:  # noqa: BLE001  # also of the payload's files, and a bug: the end must be reported
             if not isinstance(error, DockerError):
                 traceback.print_exception(error)
@@ -269,7 +331,7 @@ class DockerDriver:
         request = self._replicas[replica].request
         if newest is None:
             return self._creator.create(request, 0)
-        checkpoint = read_checkpoint(self._engine, request, newest.id)
+        checkpoint = exit_evidence.read_checkpoint(self._engine, request, newest.id)
         others = self._engine.list_container_ids({**self._app.labels, Label.ROLE: replica.role}, running_only=True)
         return self._creator.create(request, newest.incarnation + 1, checkpoint, is_alone=not others)
 
@@ -285,30 +347,28 @@ class DockerDriver:
         if container is not None:
             with suppress(DockerError):  # report the end in any case; delete removes it
                 self._engine.remove_container(container)
-        self._report_end(replica, container, COMMAND_NOT_FOUND, reason, final=True)
+        self._report_end(replica, container, exit_evidence.COMMAND_NOT_FOUND, reason, final=True)
 
     def _signal(self, replica: ReplicaId, name: str) -> None:
         known = self._replicas[replica]
         with self._lock:
             known.asked = known.asked if known.asked == _KILL else name
             container = known.container
-            if known.end_reported or known.starting:
-                return  # at its end `_start` sends `asked`
-            if container is None:
-                known.is_unsent = True
+            if known.end_reported or known.starting or container is None:
+                return  # `asked` is sent when it has started
+        with known.suspension:  # a suspension that comes later is not carried out
+            if known.sent == known.asked:
                 return
-        try:
-            with known.suspension:  # a suspension that comes later is not carried out
+            try:
                 self._engine.signal_container(container, known.asked)
                 if self._is_suspended and known.request.runs_agent:
                     # A suspended guard must continue first.
                     self._engine.signal_container(container, "SIGCONT")
-        except DockerError as error:
-            with self._lock:
-                known.is_unsent = True
+            except DockerError:
                 if known.asked == _INTERRUPT:  # a second one kills
                     known.asked = "SIGTERM"
-            self._handle_failure(replica, error)
+                raise
+            known.sent = known.asked
 
     def _follow_suspension(self, replica: ReplicaId) -> None:
         """Suspend or continue a container, whichever was asked for last.
@@ -335,6 +395,7 @@ class DockerDriver:
         if self._watcher is None:
             self._watcher = threading.Thread(target=self._watch, name="docker-watch", daemon=True)
             self._watcher.start()
+            threading.Thread(target=self._retry_failed, name="docker-retry", daemon=True).start()
 
     def _watch(self) -> None:
         """Follow the engine's events. When it stops, wait until it answers again and check all replicas."""
@@ -342,7 +403,8 @@ class DockerDriver:
         while not self._closing.is_set():
             try:
                 since_s = self._engine.now_s()
-                self._catch_up(was_away)
+                for replica in self._replicas:
+                    self._look(replica, was_away)
                 was_away = False
                 for event in self._engine.events(_ACTIONS, since_s=since_s):
                     self._handle_event(event)
@@ -385,6 +447,7 @@ class DockerDriver:
         if not is_current:
             self._engine.signal_container(container, _KILL)
         elif known.asked:
+            known.sent = ""
             self._signal(replica, known.asked)
         elif known.request.runs_agent:
             # It would start as if for the first time, in a round of its own.
@@ -405,9 +468,14 @@ class DockerDriver:
                 self._check_end(replica, settled=True)
                 return
 
-    def _catch_up(self, was_away: bool) -> None:
-        for replica in self._replicas:
+    def _look(self, replica: ReplicaId, was_away: bool) -> None:
+        """Look at a replica, and if that fails again later."""
+        try:
             self._catch_up_one(replica, was_away)
+        except Exception as error:  # noqa: BLE001  # also a bug: the replica's end must be reported
+            with self._lock:
+                self._replicas[replica].failed = was_away
+            self._handle_failure(replica, error)
 
     def _catch_up_one(self, replica: ReplicaId, was_away: bool) -> None:
         known = self._replicas[replica]
@@ -415,12 +483,11 @@ class DockerDriver:
             if known.end_reported or known.starting:
                 return
             missing = known.container is None
-            is_unsent, known.is_unsent = known.is_unsent, False
             known.starting = missing
         if missing:
             self._submit(self._resume, replica)
             return
-        if is_unsent:
+        if known.asked != known.sent:
             self._signal(replica, known.asked)
         if known.is_out_of_step:
             self._follow_suspension(replica)
@@ -466,16 +533,18 @@ class DockerDriver:
             return
         if facts.exit_code is None:
             return
-        by_engine = ended_by_engine(facts, runs_agent=known.request.runs_agent)
+        by_engine = exit_evidence.ended_by_engine(facts, runs_agent=known.request.runs_agent)
         if was_away and by_engine and not known.asked:
             self._restart(replica, container)
             return
         if not settled and not known.asked and self._outside_stops.was_signalled(container):
             self._submit(self._wait_settled, replica, container, by_engine)
             return
-        record_restarts(self._engine, self._folder, known.request, container)
+        exit_evidence.record_restarts(self._engine, self._folder, known.request, container)
         error_file = self._folder / LogNames.ERROR
-        reasons, final = explain_end(self._engine, facts, known.request, error_file, has_init=self._app.init)
+        reasons, final = exit_evidence.explain_end(
+            self._engine, facts, known.request, error_file, has_init=self._app.init
+        )
         self._report_end(replica, container, facts.exit_code, *reasons, final=final)
 
     def _restart(self, replica: ReplicaId, container: str) -> None:

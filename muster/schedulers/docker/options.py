@@ -1,19 +1,16 @@
-"""The options of `-cfg` for Docker."""
+"""The options of `-cfg` for Docker, and how their values are parsed: ports, tmpfs, labels, addresses.
 
+Capabilities, security options and extra hosts are not checked here: the engine does it, before anything is created.
+"""
+
+import ipaddress
+import posixpath
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-from muster.schedulers.docker.option_values import (
-    PublishedPort,
-    parse_addresses,
-    parse_labels,
-    parse_ports,
-    parse_size,
-    parse_tmpfs,
-)
-from muster.schedulers.docker.spec import DEFAULT_ULIMITS
+from muster.schedulers.docker.spec import AGENT_DIR, DEFAULT_ULIMITS, STATE_DIR
 from muster.schedulers.errors import OptionError
 from muster.schedulers.runner.option_records import (
     DETACH,
@@ -25,6 +22,132 @@ from muster.schedulers.runner.option_records import (
     option,
     parse_words,
 )
+
+_SIZE = re.compile(r"(\d+)([kmgt]?)b?", re.ASCII | re.IGNORECASE)
+_UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_PORT = re.compile(
+    r"(?:(?:(?P<address>[\d.]+|\[[\da-f:]+\]):)?(?P<host>\d+):)?"
+    r"(?P<port>\d+|[a-z_][\w-]*)(?:/(?P<protocol>tcp|udp|sctp))?",
+    re.ASCII | re.IGNORECASE,
+)
+_TMPFS = re.compile(r"(?P<path>/[^:]*)(?::(?P<size>[^:]*))?", re.ASCII)
+LAST_PORT: Final = 65535
+_LOCALHOST: Final = "127.0.0.1"
+_RESERVED: Final = "io.muster."
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedPort:
+    """A port of containers that is reachable on the engine's host."""
+
+    text: str
+    """As it was given."""
+    port: str
+    """A number, or a name in the `port_map` of roles."""
+    protocol: str
+    address: str
+    """The address of the host."""
+    host_port: int | None
+    """The port of the first container that publishes it. The next containers have the next numbers.
+
+    None: the engine picks them.
+    """
+
+    def find_number(self, port_map: Mapping[str, int]) -> int | None:
+        """Return its number in containers of a role with this `port_map`. None: they do not publish it."""
+        return int(self.port) if self.port.isdigit() else port_map.get(self.port)
+
+    def overlaps(self, containers: int, other: "PublishedPort", other_containers: int) -> bool:
+        """Return whether two entries need the same port of the host.
+
+        `0.0.0.0` and `::` are all addresses of their family.
+        """
+        if self.host_port is None or other.host_port is None or self.protocol != other.protocol:
+            return False
+        own, its = ipaddress.ip_address(self.address), ipaddress.ip_address(other.address)
+        if own.version != its.version or not (own == its or own.is_unspecified or its.is_unspecified):
+            return False
+        return self.host_port < other.host_port + other_containers and other.host_port < self.host_port + containers
+
+    def to_engine(self, number: int, offset: int) -> tuple[str, list[dict[str, str]]]:
+        """Return the entry of `PortBindings` for one container.
+
+        Args:
+            number: of the port in the container.
+            offset: how many containers before this one publish it.
+        """
+        host_port = "" if self.host_port is None else str(self.host_port + offset)
+        return f"{number}/{self.protocol}", [{"HostIp": self.address, "HostPort": host_port}]
+
+
+def parse_size(name: str, value: str) -> int:
+    """Return the bytes of `8g`, `512m` or `1073741824`."""
+    match = _SIZE.fullmatch(value)
+    size = int(match[1]) * _UNITS[match[2].lower()] if match else 0
+    if size <= 0:
+        raise OptionError(f"{name}={value!r} is not a size above zero such as 8g, 512m or 1073741824", name)
+    return size
+
+
+def parse_tmpfs(name: str, given: Any) -> dict[str, str]:
+    """Return the path -> the mount's options."""
+    mounts: dict[str, str] = {}
+    for text in given:
+        match = _TMPFS.fullmatch(text)
+        path = posixpath.normpath("/" + match["path"].lstrip("/")) if match else "/"
+        if match is None or path == "/" or match["size"] == "":
+            raise OptionError(f"{name}: {text!r} is not PATH or PATH:SIZE, such as /scratch:8g", name)
+        if any(posixpath.commonpath([path, used]) in (path, used) for used in (AGENT_DIR, STATE_DIR)):
+            raise OptionError(f"{name}: {text!r} would hide muster's own files in {AGENT_DIR} or {STATE_DIR}", name)
+        # Compiled extensions and kernels load from there.
+        size = f",size={parse_size(name, match['size'])}" if match["size"] else ""
+        mounts[path] = f"exec{size}"
+    return mounts
+
+
+def parse_ports(name: str, given: Any) -> tuple[PublishedPort, ...]:
+    """Accept `[[ADDRESS:]HOST_PORT:]PORT[/PROTOCOL]`."""
+    ports = []
+    for text in given:
+        match = _PORT.fullmatch(text)
+        numbers = [int(match[k]) for k in ("host", "port") if match[k] and match[k].isdigit()] if match else []
+        if match is None or not all(1 <= number <= LAST_PORT for number in numbers):
+            form = f"PORT, HOST_PORT:PORT or ADDRESS:HOST_PORT:PORT with ports from 1 to {LAST_PORT}"
+            raise OptionError(f"{name}: {text!r} is not {form}, such as 6006:6006 or 0.0.0.0:8000:80/tcp", name)
+        address = (match["address"] or _LOCALHOST).strip("[]")
+        _check_address(name, text, address)
+        host_port = int(match["host"]) if match["host"] else None
+        protocol = (match["protocol"] or "tcp").lower()
+        ports.append(
+            PublishedPort(text=text, port=match["port"], protocol=protocol, address=address, host_port=host_port)
+        )
+    return tuple(ports)
+
+
+def parse_labels(name: str, given: Mapping[str, str]) -> dict[str, str]:
+    """Accept labels of the user's."""
+    for label in given:
+        if not label.strip():
+            raise OptionError(f"{name}: {label!r} is not a name", name)
+        if label.startswith(_RESERVED):
+            raise OptionError(f"{name}: {label!r} begins with {_RESERVED}, as muster's own do", name)
+    return dict(given)
+
+
+def parse_addresses(name: str, given: Any) -> tuple[str, ...]:
+    """Accept IP addresses."""
+    for text in given:
+        _check_address(name, text, text)
+    return tuple(given)
+
+
+def _check_address(name: str, text: str, address: str) -> None:
+    try:
+        ipaddress.ip_address(address)
+    except ValueError as error:
+        where = f"{text!r}: {address!r}" if address != text else repr(text)
+        raise OptionError(f"{name}: {where} is not an IP address", name) from error
+
 
 _ULIMIT = re.compile(r"([a-z]+):(-1|\d+)(?::(-1|\d+))?", re.ASCII)
 _CACHE_NAME = re.compile(r"(?:[A-Za-z0-9][A-Za-z0-9_.-]{0,63})?", re.ASCII)

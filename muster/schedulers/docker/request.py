@@ -12,27 +12,13 @@ from torchx.specs import AppDef, BindMount, DeviceMount, Role, VolumeMount
 
 from muster._shared.contract import Env, RoleKey
 from muster.schedulers import naming
-from muster.schedulers.adapter.agent_role import AgentPlace, assign_arguments, translate_replica
+from muster.schedulers.adapter.agent_role import AgentPlace, ReplicaPlan, assign_arguments, translate_replica
 from muster.schedulers.agent_command import is_agent_role
-from muster.schedulers.docker.option_values import LAST_PORT, PublishedPort
-from muster.schedulers.docker.options import DockerOptions
-from muster.schedulers.docker.spec import (
-    AGENT_DIR,
-    CACHE_DIR,
-    DEFAULT_SHM_BYTES,
-    ERROR_FILE,
-    HOST_NETWORK,
-    HOST_PORTS,
-    LOG_DIR,
-    REPORT_FILE,
-    AppRequest,
-    ContainerRequest,
-    Label,
-)
+from muster.schedulers.docker import spec
+from muster.schedulers.docker.options import LAST_PORT, DockerOptions, PublishedPort
 from muster.schedulers.errors import OptionError, SchedulerError
 from muster.schedulers.gpus import build_cache_env
 from muster.schedulers.grace import decide_app_grace_s
-from muster.schedulers.processes.plan import ReplicaPlan
 from muster.schedulers.runner.roles import apply_macros, count_cpus
 
 _HOST_RANK0: Final = "127.0.0.1"
@@ -42,24 +28,11 @@ WORKSPACE_KEY: Final = "muster.docker_workspace"
 """In `Role.metadata`: the key of the role's packed workspace."""
 
 
-def _prefix_aliases(request: AppRequest) -> AppRequest:
-    """Return the same app with its name before every alias: other apps may use the network, too."""
-    prefix = f"{request.app_id}-"
-    known = {alias for container in request.containers for alias in container.aliases}
-
-    def add_prefix(container: ContainerRequest) -> ContainerRequest:
-        host = container.env[Env.RANK0_HOST]
-        env = {**container.env, Env.RANK0_HOST: prefix + host if host in known else host}
-        return replace(container, aliases=tuple(prefix + alias for alias in container.aliases), env=env)
-
-    return replace(request, containers=tuple(map(add_prefix, request.containers)))
-
-
 def _check_ports(app: AppDef, options: DockerOptions) -> None:
     """Raise OptionError: nothing would be published, the numbers on the host end, or two entries need the same one."""
     checked: list[tuple[PublishedPort, int]] = []
     for port in options.publish:
-        if options.network == HOST_NETWORK:
+        if options.network == spec.HOST_NETWORK:
             text = "publish: with network=host every port of a container is one of the host already; leave publish out"
             raise OptionError(text, "publish")
         replicas = _count_replicas(app.roles, port)
@@ -102,7 +75,7 @@ class RequestBuilder:
     draws_bars: bool = False
     """The caller draws progress bars, see `Env.LIVE_BARS`."""
 
-    def build(self) -> AppRequest:
+    def build(self) -> spec.AppRequest:
         """Return the request.
 
         Raises:
@@ -111,7 +84,7 @@ class RequestBuilder:
         options = self.options
         roles = assign_arguments(self.app, self._labels, self.name)
         _check_ports(self.app, options)
-        request = AppRequest(
+        return spec.AppRequest(
             app_id=self.name,
             network=options.network or self.name,
             owns_network=options.network is None,
@@ -124,7 +97,6 @@ class RequestBuilder:
                 self._build_container(role, replica) for role in roles for replica in range(role.num_replicas)
             ),
         )
-        return request if options.network in (None, HOST_NETWORK) else _prefix_aliases(request)
 
     @cached_property
     def _labels(self) -> Mapping[str, str]:
@@ -136,7 +108,7 @@ class RequestBuilder:
         """The variables of all containers."""
         return _select_env(self.options.copy_env, self.environ) | dict(self.options.env)
 
-    def _build_container(self, role: Role, replica: int) -> ContainerRequest:
+    def _build_container(self, role: Role, replica: int) -> spec.ContainerRequest:
         """Return the container of one replica of a role."""
         if not role.image:
             raise SchedulerError(f"role {role.name!r} has no image; give one, for example --image pytorch/pytorch")
@@ -144,12 +116,12 @@ class RequestBuilder:
         runs_agent = is_agent_role(role)
         bundled = runs_agent and self.options.agent == "bundled"
         hostname = f"{self._labels[role.name]}-{replica}"
-        on_host = runs_agent and self.options.network == HOST_NETWORK
+        on_host = runs_agent and self.options.network == spec.HOST_NETWORK
         host_port = _pick_host_port(self.name, role.name) if on_host else None
         made = self._translate(applied, hostname, host_port)
         workspace = role.metadata.get(WORKSPACE_KEY)
         builds = workspace is not None and self.options.image_repo is not None
-        return ContainerRequest(
+        return spec.ContainerRequest(
             role=role.name,
             replica=replica,
             image=self._build_image_name(role) if builds else role.image,
@@ -215,8 +187,8 @@ class RequestBuilder:
         place = AgentPlace(
             adapter=self.adapter,
             app_id=self.name,
-            log_dir={**self._env, **role.env}.get(Env.LOG_DIR, LOG_DIR),
-            termination_log=REPORT_FILE,
+            log_dir={**self._env, **role.env}.get(Env.LOG_DIR, spec.LOG_DIR),
+            termination_log=spec.REPORT_FILE,
             token=naming.derive_token(self.token, role.name),
             port=host_port,
             grace_s=self.options.grace_s,
@@ -228,14 +200,14 @@ class RequestBuilder:
             role,
             place,
             rank0_host=self._find_rank0_host(role, is_agent_role(role)),
-            bundle_dir=AGENT_DIR if self.options.agent == "bundled" else None,
+            bundle_dir=spec.AGENT_DIR if self.options.agent == "bundled" else None,
             env=self._env,
         )
         env = {**made.env, Env.NODE_NAME: hostname, Env.ADAPTER: self.adapter, Env.APP_ID: self.name}
         if made.runs_agent:
-            env.setdefault("TORCHELASTIC_ERROR_FILE", ERROR_FILE)
+            env.setdefault("TORCHELASTIC_ERROR_FILE", spec.ERROR_FILE)
         if self.options.compile_cache:
-            env = {**build_cache_env(CACHE_DIR), **env}
+            env = {**build_cache_env(spec.CACHE_DIR), **env}
         return replace(made, env=env)
 
     def _build_cache_mounts(self) -> tuple[dict[str, Any], ...]:
@@ -243,22 +215,26 @@ class RequestBuilder:
         name = self.options.compile_cache
         if not name:
             return ()
-        labels = {Label.CACHE: name, Label.USER: self.user}
-        mount = _build_mount_entry("volume", build_cache_name(self.user, name), CACHE_DIR, read_only=False)
+        labels = {spec.Label.CACHE: name, spec.Label.USER: self.user}
+        mount = _build_mount_entry("volume", build_cache_name(self.user, name), spec.CACHE_DIR, read_only=False)
         return ({**mount, "VolumeOptions": {"Labels": labels}},)
 
     def _find_rank0_host(self, role: Role, runs_agent: bool) -> str:
         """Return the host of rank 0. Each agent role has its own. All other roles have that of the first role."""
-        if self.options.network == HOST_NETWORK:
+        if self.options.network == spec.HOST_NETWORK:
             return _HOST_RANK0
-        if runs_agent and role.name != self.app.roles[0].name:
-            return f"{self._labels[role.name]}-0"
-        return "rank0"
+        is_own = runs_agent and role.name != self.app.roles[0].name
+        return self._name_alias(f"{self._labels[role.name]}-0" if is_own else "rank0")
 
     def _build_aliases(self, role: Role, replica: int, hostname: str) -> tuple[str, ...]:
-        if self.options.network == HOST_NETWORK:
+        if self.options.network == spec.HOST_NETWORK:
             return ()
-        return (hostname, "rank0") if replica == 0 and role.name == self.app.roles[0].name else (hostname,)
+        is_first = replica == 0 and role.name == self.app.roles[0].name
+        return tuple(map(self._name_alias, (hostname, "rank0") if is_first else (hostname,)))
+
+    def _name_alias(self, host: str) -> str:
+        """Return a host's name on the app's network. Other apps may use that, too, if the user has named it."""
+        return host if self.options.network is None else f"{self.name}-{host}"
 
     def _build_image_name(self, role: Role) -> str:
         return f"{self.options.image_repo}:{self.name}-{self._labels[role.name]}"
@@ -266,7 +242,7 @@ class RequestBuilder:
     def _choose_shm_bytes(self, memory_bytes: int | None) -> int | None:
         if self.options.ipc in ("host", "none"):
             return None
-        return self.options.shm_size_bytes or memory_bytes or DEFAULT_SHM_BYTES
+        return self.options.shm_size_bytes or memory_bytes or spec.DEFAULT_SHM_BYTES
 
 
 def _count_replicas(roles: Iterable[Role], port: PublishedPort) -> int:
@@ -281,7 +257,7 @@ def _select_env(patterns: Sequence[str], environ: Mapping[str, str]) -> dict[str
 def _pick_host_port(*words: str) -> int:
     """Prefer a rendezvous port on the host's network. The submission reserves the next port that is free."""
     digest = hashlib.sha256("/".join(words).encode()).digest()
-    return HOST_PORTS[int.from_bytes(digest[:4], "big") % len(HOST_PORTS)]
+    return spec.HOST_PORTS[int.from_bytes(digest[:4], "big") % len(spec.HOST_PORTS)]
 
 
 def _find_memory_limit(role: Role) -> int | None:

@@ -3,9 +3,11 @@
 import json
 import logging
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,38 +16,30 @@ from torchx.specs import AppDef, AppDryRunInfo, Role
 from torchx.workspace.api import WorkspaceMixin
 
 from muster._shared.contract import LogNames, print_line
-from muster._shared.control import CommandExit, ControlError
+from muster._shared.control import NO_AGENT, CommandExit, ControlError, call_limited
 from muster.schedulers import naming
 from muster.schedulers.adapter.scheduler import Leftover, LogRequest
 from muster.schedulers.adapter.status import check_replica
 from muster.schedulers.adapter.supervised import AgentReports, SupervisedScheduler
+from muster.schedulers.agent_command import build_ask_command
 from muster.schedulers.bundle import build_agent_bundle
-from muster.schedulers.docker import devices
+from muster.schedulers.docker import sdk
 from muster.schedulers.docker.driver import ENGINE_KEY
-from muster.schedulers.docker.engine.client import Engine
-from muster.schedulers.docker.engine.errors import DockerError, EngineUnavailable, UnreadableLogs
-from muster.schedulers.docker.engine.sdk import is_configured, pick_address
+from muster.schedulers.docker.engine import Engine
 from muster.schedulers.docker.options import DockerOptions
 from muster.schedulers.docker.request import WORKSPACE_KEY, RequestBuilder
-from muster.schedulers.docker.running_apps import creation, orphaned_apps, reservations, restarts, submissions
-from muster.schedulers.docker.running_apps.agent_requests import NodeAsker
+from muster.schedulers.docker.running_apps import creation, exit_evidence, orphaned_apps, reservations
 from muster.schedulers.docker.running_apps.image_check import check_images
 from muster.schedulers.docker.running_apps.logs import LogReader
-from muster.schedulers.docker.running_apps.payload import PackedWorkspaces, Payload, build_payload
 from muster.schedulers.docker.spec import AppRequest, Label, build_user_id
-from muster.schedulers.errors import (
-    EngineError,
-    NotConfiguredError,
-    SchedulerError,
-    describe_os_error,
-)
+from muster.schedulers.errors import EngineError, NotConfiguredError, SchedulerError, describe_os_error
 from muster.schedulers.failure_report import read_error_file
 from muster.schedulers.gpus import GpuError, list_gpus
 from muster.schedulers.grace import DEFAULT_SHUTDOWN_TIMEOUT_S, GRACE_MARGIN_S
 from muster.schedulers.interrupts import raise_dropped_interrupts
 from muster.schedulers.node_program.pipe import NodePipe
 from muster.schedulers.runner.app_codec import dump_app
-from muster.schedulers.runner.log_display.live_lines import draws_bars
+from muster.schedulers.runner.live_lines import draws_bars
 from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.runner.option_records import declare_options, parse_options
 from muster.schedulers.runner.roles import (
@@ -59,7 +53,7 @@ from muster.schedulers.supervision import agent_requests, client
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec, ProcessId, StateError
 from muster.schedulers.supervision.file_watch import Watch
 from muster.schedulers.supervision.registry import find_state_dir
-from muster.schedulers.supervision.state import ReplicaId, SupervisedRole
+from muster.schedulers.supervision.state import ReplicaId
 from muster.schedulers.wording.facts import AppFacts
 from muster.schedulers.wording.reasons import Code, Reason, has_code
 from muster.schedulers.wording.words import word_all
@@ -75,8 +69,8 @@ _ROLE_AND_INDEX: Final = 30
 _NOT_STARTED: Final = frozenset({"created", "removing", "dead"})
 """States of a container that has yet to start, and of one that could not start and is being removed."""
 
-_CHECK_S: Final = 1.0
-"""Between two looks at an app that starts, if the engine reports nothing of it."""
+_CHECK_S: Final = 0.1
+"""Between two looks at an app that starts."""
 
 
 logger = logging.getLogger(__name__)
@@ -87,8 +81,8 @@ class Submission:
     """The result of a dry run, which `schedule` carries out."""
 
     request: AppRequest
-    roles: tuple[SupervisedRole, ...]
-    description: Mapping[str, Any]
+    spec: AppSpec
+    """Without the process that owns it, and without the request as it is carried out."""
     quiet: bool
     detach: bool
 
@@ -110,7 +104,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         self._engine = Engine(os.environ)
         self._others: dict[str, Engine] = {}
         """Engines of apps that another DOCKER_HOST has started, by address."""
-        self._workspaces = PackedWorkspaces()
+        self._workspaces = creation.PackedWorkspaces()
         self._with_dockerfile: set[str] = set()
         self._described: set[str] = set()
 
@@ -168,13 +162,16 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
             draws_bars=not options.detach and draws_bars(os.environ),
         )
         request = builder.build()
-        submission = Submission(
-            request=request,
+        spec = AppSpec(
+            app_id=request.app_id,
+            scheduler=self.backend,
+            folder=str(find_state_dir(os.environ) / orphaned_apps.APPS / request.app_id),
+            driver=_DRIVER,
             roles=tuple(build_role_plan(role) for role in app.roles),
-            description=dump_app(app, without_metadata=(WORKSPACE_KEY,)),
-            quiet=options.quiet,
-            detach=options.detach,
+            grace_s=request.grace_s,
+            description={**dump_app(app, without_metadata=(WORKSPACE_KEY,)), ENGINE_KEY: sdk.pick_address(os.environ)},
         )
+        submission = Submission(request=request, spec=spec, quiet=options.quiet, detach=options.detach)
         return AppDryRunInfo(submission, lambda made: str(made.request.show()))
 
     def schedule(self, dryrun_info: AppDryRunInfo) -> str:
@@ -186,19 +183,20 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         """
         submission: Submission = dryrun_info.request
         report_progress = (lambda _: None) if submission.quiet else _print_progress
-        state_dir, address, asked = find_state_dir(os.environ), pick_address(os.environ), submission.request
+        state_dir, address, asked = find_state_dir(os.environ), sdk.pick_address(os.environ), submission.request
         with self.translate_errors():
             if self.find_registry().open(asked.app_id) is not None:
                 raise SchedulerError(f"app {asked.app_id!r} exists already; give this one another name")
             with raise_dropped_interrupts():
-                submissions.sweep(state_dir, address)
+                orphaned_apps.sweep(state_dir, address)
                 # Before an image is pulled for nothing.
                 request, gpus = self._find_gpus(asked)
                 creation.ensure_images(self._engine, request, report_progress)
-            with submissions.mark_submission(state_dir, asked.app_id, address) as mark:
-                folder = AppFolder(state_dir / submissions.APPS / asked.app_id)
-                with self.keep_attached(asked.app_id, folder, detach=submission.detach):
-                    self._submit(submission, request, gpus, mark, report_progress)
+            with (
+                orphaned_apps.mark_submission(state_dir, asked.app_id, address) as mark,
+                self.keep_attached(asked.app_id, AppFolder(submission.spec.folder), detach=submission.detach),
+            ):
+                self._submit(submission, request, gpus, mark, report_progress)
         return asked.app_id
 
     def _submit(
@@ -217,9 +215,10 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
                 request = check_images(self._engine, request, find_state_dir(os.environ) / "docker-images")
                 payload = self._build_payload(request)
                 request = creation.create_app(self._engine, request, payload, gpus)
-            spec = self._build_spec(submission, request)
+            owner = None if submission.detach else ProcessId.of(os.getpid())
+            spec = replace(submission.spec, owner=owner, details={"request": request.to_json()})
             undo.callback(self._roll_back, spec)  # Ctrl-C may come now
-            client.submit(spec, self.find_registry(), files=build_payload(payload))
+            client.submit(spec, self.find_registry(), files=creation.build_payload(payload))
             with raise_dropped_interrupts():
                 self._wait_started(spec, request)
             undo.pop_all()
@@ -236,38 +235,25 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         Returns:
             The request, whose nodes share the GPUs if all of them would see all.
         """
-        shares = devices.needs_sharing(request, self._engine.host) and devices.shows_all_gpus(self._engine.info())
+        host = self._engine.host
+        shares = reservations.needs_sharing(request, host) and reservations.shows_all_gpus(self._engine.info())
         if not shares and not any(container.gpus for container in request.containers):
             return request, []
-        devices.check_host(self._engine.host)
-        devices.check_runtime(self._engine.info())
-        visible = devices.limit_visible(list_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+        reservations.check_host(host)
+        reservations.check_runtime(self._engine.info())
+        visible = reservations.limit_visible(list_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
         free = reservations.check_gpus(self._engine, request, visible)
-        return (devices.share_gpus(request, len(free)) if shares else request), free
+        return (reservations.share_gpus(request, len(free)) if shares else request), free
 
-    def _build_payload(self, request: AppRequest) -> Payload:
+    def _build_payload(self, request: AppRequest) -> creation.Payload:
         keys = {container.workspace for container in request.containers if container.workspace is not None}
         missing = sorted(keys - set(self._workspaces.files))
         if missing:
             raise SchedulerError(f"{missing[0]} was packed by another command: submit with the workspace again")
         bundled = any(container.bundled for container in request.containers)
-        return Payload(
+        return creation.Payload(
             agent=build_agent_bundle() if bundled else b"",
             workspaces={key: self._workspaces.files[key] for key in keys},
-        )
-
-    def _build_spec(self, submission: Submission, request: AppRequest) -> AppSpec:
-        folder = find_state_dir(os.environ) / submissions.APPS / request.app_id
-        return AppSpec(
-            app_id=request.app_id,
-            scheduler=self.backend,
-            folder=str(folder),
-            driver=_DRIVER,
-            roles=submission.roles,
-            grace_s=request.grace_s,
-            owner=None if submission.detach else ProcessId.of(os.getpid()),
-            description={**submission.description, ENGINE_KEY: pick_address(os.environ)},
-            details={"request": request.to_json()},
         )
 
     def _wait_started(self, spec: AppSpec, request: AppRequest) -> None:
@@ -277,11 +263,9 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
             EngineError: one could not be started.
         """
         folder = AppFolder(spec.folder)
-        since_s = self._engine.now_s()
         _, record = client.revive_app(folder)
         while not client.has_ended(record) and self._is_starting(request):
-            # A container that cannot start is removed; a dead supervisor announces nothing.
-            since_s = self._engine.wait_event(("start", "die", "destroy"), request.labels, since_s, _CHECK_S)
+            time.sleep(_CHECK_S)
             _, record = client.revive_app(folder)
         if record is None or record.app.outcome is None:
             return
@@ -316,7 +300,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         engine = self._open_engine(folder)
         is_known = not spec.details or engine.is_available()
         trouble = () if is_known else (Reason(code=Code.NO_ENGINE, host=engine.host),)
-        count, jobs = restarts.read_events(engine, folder.state_dir, {} if trouble else spec.details)
+        count, jobs = exit_evidence.read_events(engine, folder.state_dir, {} if trouble else spec.details)
         error = read_error_file(folder.state_dir / LogNames.ERROR)
         return AgentReports(restarts=count, jobs=jobs, trouble=trouble, error=error)
 
@@ -325,7 +309,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         folder = self.find_folder(app_id)
         with self.translate_errors():
             engine = self._engine if folder is None else self._open_engine(folder)
-            return restarts.read_run_file(engine, app_id, (role, index), name, limit_bytes)
+            return exit_evidence.read_run_file(engine, app_id, (role, index), name, limit_bytes)
 
     def find_leftovers(self) -> Iterator[Leftover]:
         """See `PluginScheduler`: also what has no app any more."""
@@ -339,8 +323,8 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
             states = self.read_states()
             try:
                 found = orphaned_apps.list_apps(self._engine)
-            except EngineUnavailable as error:
-                if not states and not is_configured(os.environ):
+            except sdk.EngineUnavailable as error:
+                if not states and not sdk.is_configured(os.environ):
                     raise NotConfiguredError(f"{error}; set DOCKER_HOST") from error
                 logger.warning("%s: apps that only the engine knows are not listed", error)
             else:
@@ -376,14 +360,14 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         The supervisor follows the engine's events, and writes the app's state when it has started the next container.
         """
         with Watch(folder.state_dir) as watch:
-            has_ended = client.EndCheck(folder, keeps=app_id in self._submitted)
+            has_ended = partial(client.has_ended_logs, folder, keeps=app_id in self._submitted)
             yield from LogReader(engine, app_id, request, wait=watch.wait, has_ended=has_ended).lines()
 
     def _follow_or_explain(self, app_id: str, lines: Iterator[str]) -> Iterator[str]:
         """Let what follows a job's output, as `torchx run` does, show an error as if there were no output."""
         try:
             yield from lines
-        except UnreadableLogs:
+        except sdk.UnreadableLogs:
             self._print_once(
                 f"the output of {app_id} cannot be shown: the log driver of its containers keeps no output that "
                 "can be read; --log-dir and --tee 3 keep it in files"
@@ -411,16 +395,9 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
             else:
                 client.request_stop(folder)
 
-    def build_asker(self, folder: AppFolder) -> NodeAsker:
+    def build_asker(self, folder: AppFolder) -> "NodeAsker":
         """See `SupervisedScheduler`."""
         return NodeAsker(self._open_engine(folder))
-
-    def run_in_node(
-        self, app_id: str, role: str, index: int, command: Sequence[str], limit_s: float
-    ) -> tuple[int, str, str]:
-        """See `PluginScheduler`."""
-        with self._open_app(app_id) as folder:
-            return self.build_asker(folder).run(folder.read_spec(), ReplicaId(role, index), command, limit_s)
 
     def open_in_node(self, app_id: str, role: str, index: int, words: Sequence[str]) -> NodePipe:
         """See `PluginScheduler`: `docker exec`."""
@@ -446,17 +423,17 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
             if folder is not None:
                 client.delete(folder, self.find_registry(), app_id)
             creation.remove_app(engine, {Label.APP: app_id, Label.USER: build_user_id()})
-            submissions.remove_killed(find_state_dir(os.environ), app_id)
+            orphaned_apps.remove_killed(find_state_dir(os.environ), app_id)
 
     def delete_unfinished(self, app_id: str) -> bool:
         """See `PluginScheduler`: what `muster prune` lists of an app that has no container of a replica."""
         state_dir = find_state_dir(os.environ)
         with self.translate_errors():
-            if submissions.remove_killed(state_dir, app_id):
+            if orphaned_apps.remove_killed(state_dir, app_id):
                 return True
             remains = orphaned_apps.list_remains(self._engine)
         # Submissions register first, then unmark.
-        known = submissions.list_submitting(state_dir) | set(self.find_registry())
+        known = orphaned_apps.list_submitting(state_dir) | set(self.find_registry())
         if app_id not in remains or app_id in known:
             return False
         self.delete_app(app_id)
@@ -465,7 +442,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
     def _open_engine(self, folder: AppFolder | None) -> Engine:
         """Return the engine that runs an app: this shell's DOCKER_HOST may name another one."""
         address = None if folder is None else folder.read_spec().description.get(ENGINE_KEY)
-        if address in (None, pick_address(os.environ)):
+        if address in (None, sdk.pick_address(os.environ)):
             return self._engine
         return self._others.setdefault(str(address), Engine(address))
 
@@ -474,7 +451,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         """See `SupervisedScheduler`."""
         try:
             yield
-        except (DockerError, GpuError, StateError) as error:
+        except (sdk.DockerError, GpuError, StateError) as error:
             raise EngineError(str(error)) from error
         except FileExistsError as error:
             raise SchedulerError(f"an app of this name exists already: {error.filename}") from error
@@ -486,3 +463,53 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
 
 def _print_progress(line: str) -> None:
     print_line(f"docker: {line}")
+
+
+class NodeAsker:
+    """A `supervision.agent_requests.AskNode`.
+
+    Args:
+        engine: the one that runs the containers. The caller closes it.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def __call__(self, spec: AppSpec, replica: ReplicaId, words: Sequence[str], limit_s: float) -> tuple[int, str, str]:
+        """Run the words in the replica's container: their exit code, standard output and standard error."""
+        running = self.find_container(spec, replica)
+        if running is None:
+            return NO_AGENT, "", "its container does not run"
+        command = build_ask_command(_find_command(spec, replica), words)
+        try:
+            return call_limited(lambda: self._engine.run_inside(running, command), limit_s)
+        except (sdk.NotFound, sdk.Conflict) as error:  # it has ended
+            return NO_AGENT, "", str(error)
+        except TimeoutError as error:  # it was paused, or the engine hangs
+            return 1, "", str(error)
+
+    def find_container(self, spec: AppSpec, replica: ReplicaId) -> str | None:
+        """Return the id of a replica's container, if it runs."""
+        labels = {Label.APP: spec.app_id, Label.USER: build_user_id()}
+        labels |= {Label.ROLE: replica.role, Label.REPLICA: str(replica.index)}
+        return next(iter(self._engine.list_container_ids(labels, running_only=True)), None)
+
+    def open(self, spec: AppSpec, replica: ReplicaId, words: Sequence[str]) -> NodePipe:
+        """Start a Python in the replica's container.
+
+        Raises:
+            ControlError: it does not run, or has ended.
+        """
+        running = self.find_container(spec, replica)
+        if running is None:
+            raise ControlError(f"the container of {replica} does not run", CommandExit.ENDED)
+        try:
+            return self._engine.open_inside(running, [_find_command(spec, replica)[0], *words]).pump()
+        except (sdk.NotFound, sdk.Conflict) as error:
+            raise ControlError(str(error), CommandExit.ENDED) from error
+
+
+def _find_command(spec: AppSpec, replica: ReplicaId) -> Sequence[str]:
+    commands = {(each["role"], each["replica"]): each["command"] for each in spec.details["request"]["containers"]}
+    command: Sequence[str] = commands[replica.role, replica.index]
+    return command

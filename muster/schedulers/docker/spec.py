@@ -68,7 +68,7 @@ class Label:
     """0 for a replica's first container, counting up with every replacement."""
     USER: Final = "io.muster.user"
     CLAIM: Final = "io.muster.claim"
-    """On the volume that represents a reservation. See `live/reservations.py`."""
+    """On the volume that represents a reservation. See `running_apps.reservations`."""
     STATE_DIR: Final = "io.muster.state_dir"
     """The folder for muster's state that the submission used."""
     CACHE: Final = "io.muster.cache"

@@ -5,13 +5,11 @@ A run is an app of its own, with a supervisor as any app of `local_cwd`. Where `
 another adapter it starts a `link`, which reaches the node through that adapter. There `node_program.held_run`, which
 travels with the workspace, does the same.
 
-    options     the `-cfg` options
     scheduler   what TorchX calls
-    holds       which holds there are, of all adapters; those of this machine are in `muster.schedulers.local.holds`
-    readiness   waits until a new hold is ready
-    remote      what a run on a hold of another adapter is
+    holds       which holds there are, of all adapters; those of this machine are in `muster.schedulers.local.holds`.
+                `muster.elastic` uses `lend_node`
+    remote      the `-cfg` options, and what a run on a hold of another adapter is
     driver      what the supervisor loads, and `link`, what it starts for a node elsewhere
-    lending     what `muster.elastic` uses
 """
 
 from dataclasses import replace

@@ -20,7 +20,7 @@ from torchx.specs import AppState, is_terminal
 from muster._shared.contract import HOLD_FLAG, HOLD_METADATA, HOLD_STATE_NAME, HoldKey, print_line
 from muster._shared.control import ControlError
 from muster._shared.foreign_files import read_whole
-from muster.schedulers.adapter.factories import find_properties
+from muster.schedulers.adapter.properties import find_properties
 from muster.schedulers.adapter.scheduler import PluginScheduler
 from muster.schedulers.agent_command import find_agent_flag
 from muster.schedulers.errors import EngineError, SchedulerError
@@ -30,6 +30,7 @@ from muster.schedulers.local.hold_lock import find_owner, lock_hold
 from muster.schedulers.local.holds import Hold, open_hold
 from muster.schedulers.node_program.frames import HOLD_DIR
 from muster.schedulers.node_program.session import WORDS, Order, find_name, run_captured
+from muster.schedulers.supervision.registry import find_state_dir
 from muster.schedulers.wording.reasons import Reasons
 
 RUNS: Final = "held"
@@ -298,7 +299,7 @@ def take_hold(hold: AnyHold, name: str, *, waits: bool = False, hint: str = "") 
     Raises:
         EngineError: it has a run. It is one line.
     """
-    told = ""
+    reported = ""
     while True:
         fd = lock_hold(hold.lock_path, name)
         if fd is not None:
@@ -306,7 +307,39 @@ def take_hold(hold: AnyHold, name: str, *, waits: bool = False, hint: str = "") 
         run = hold.find_run()
         if run and not waits:
             raise EngineError(f"{hold.handle} runs {run} now{hint}")
-        if run and run != told:
+        if run and run != reported:
             print_line(f"held: waiting for {run} on {hold.handle}")
-            told = run
+            reported = run
         time.sleep(_POLL_S)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LentNode:
+    """A node that a job has until its lock is released."""
+
+    handle: str
+    folder: str
+    """The holder's."""
+    lock_fd: int
+    """A process that has this file description keeps the hold. The caller closes it."""
+
+
+def lend_node(name: str | None, job: str, processes: int) -> LentNode:
+    """Take a hold of this machine for a job.
+
+    Args:
+        name: a handle, an app's id or its beginning. None: the only hold.
+        job: its name, for other programs that want the hold. It has a blank, which no app's name has.
+        processes: how many workers it starts.
+
+    Raises:
+        SchedulerError: there is no such hold, or the job does not fit. It is one line.
+        EngineError: the hold runs another job. It is one line.
+    """
+    hold = choose_hold(find_state_dir(os.environ), name)
+    if not isinstance(hold, Hold):
+        raise SchedulerError(f"{hold.handle} is not on this machine: functions run only on a hold of this machine")
+    held = int(hold.read_states()[0].get("nproc", 0))
+    if held and processes > held:
+        raise SchedulerError(f"nproc={processes}: {hold.handle} holds at most {held}")
+    return LentNode(handle=hold.handle, folder=hold.list_folders()[0], lock_fd=take_hold(hold, job))

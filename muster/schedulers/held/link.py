@@ -17,9 +17,9 @@ from typing import Any, Final
 
 from muster._shared.control import CommandExit, ControlError
 from muster._shared.processes import wait_events
-from muster.schedulers.adapter.factories import list_entry_points
+from muster.schedulers.adapter.properties import list_entry_points
 from muster.schedulers.errors import EngineError, SchedulerError
-from muster.schedulers.node_program.frames import HOLD_DIR, LOST, Kind, write_all
+from muster.schedulers.node_program.frames import HOLD_DIR, Kind, write_all
 from muster.schedulers.node_program.link import UPLOAD_BYTES, Link, read_pieces, run_link
 from muster.schedulers.node_program.session import (
     ALIVE_S,
@@ -30,6 +30,7 @@ from muster.schedulers.node_program.session import (
     find_name,
     start_command,
 )
+from muster.schedulers.wording.reasons import Code, Reason
 
 CLIENT: Final = "muster/agent/hold/client.py"
 """Marks the process on the node that stands for the run, see `node_program.agents.find_held`."""
@@ -75,9 +76,8 @@ class HeldLink(Link):
                     session.close()
         # RuntimeError: no thread is left, or an engine's error.
         except (ControlError, RuntimeError, SchedulerError, OSError, LookupError, ValueError) as error:
-            line = f"node {self._order['index']} of {hold['handle']}: {' '.join(str(error).split())}"
-            self._save(reason=line)
-            return LOST
+            nodes = (self._order["index"],)
+            return self._give_up(Reason(code=Code.LINK_LOST, nodes=nodes, job=hold["handle"], text=str(error)))
 
     def _open(self, scheduler: Any, index: int) -> Session:
         hold = self._order["hold"]

@@ -6,25 +6,36 @@ resources and addresses are those of the hold. The rest of a run's variables com
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from torchx.specs import AppDef, Role
 
 import muster
 from muster._shared.contract import Env
-from muster.schedulers.adapter.agent_role import AgentPlace, assign_arguments, translate_replica
+from muster.schedulers.adapter.agent_role import AgentPlace, ReplicaPlan, assign_arguments, translate_replica
 from muster.schedulers.adapter.process_plan import build_process_spec, mask_plans
 from muster.schedulers.adapter.process_scheduler import ERROR_FILE
 from muster.schedulers.agent_command import is_agent_role
 from muster.schedulers.errors import OptionError, SchedulerError
 from muster.schedulers.held.holds import RemoteHold
-from muster.schedulers.held.options import HeldOptions
+from muster.schedulers.local.options import LocalOptions
 from muster.schedulers.naming import build_role_labels
 from muster.schedulers.node_program.frames import HOLD_DIR
-from muster.schedulers.processes.plan import ReplicaPlan
+from muster.schedulers.runner.option_records import option
 from muster.schedulers.runner.roles import apply_macros
 from muster.schedulers.supervision.app_folder import AppSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOptions(LocalOptions):
+    """The caller's options, checked."""
+
+    app: str | None = option(str, "the hold, as `muster hold` prints it (default: the only one there is)")
+    wait: bool = option(
+        bool, "wait until the hold's run has ended; false: refuse the job while the hold has a run", default=False
+    )
+
 
 DRIVER: Final = "muster.schedulers.held.driver:create_driver"
 WORKSPACE: Final = "held.workspace"
@@ -85,12 +96,12 @@ def build_remote_request(
     Raises:
         SchedulerError: it cannot run there. It is one line.
     """
-    for option, is_given in (
+    for local_option, is_given in (
         ("prepend_cwd", options.prepend_cwd),
         ("auto_set_cuda_visible_devices", options.auto_set_cuda_visible_devices is not None),
     ):
         if is_given:
-            raise OptionError(f"{option} is for holds on this machine", option)
+            raise OptionError(f"{local_option} is for holds on this machine", local_option)
     roles = assign_arguments(app, build_role_labels([role.name for role in app.roles]), name)
     if len(roles) != 1 or not is_agent_role(roles[0]):
         raise SchedulerError("a run on this hold needs an app with one role, which runs muster's agent")
@@ -125,7 +136,7 @@ def _build_plan(role: Role, index: int, place: AgentPlace, run_dir: str) -> Repl
     made = translate_replica(applied, place, rank0_host="", bundle_dir=HOLD_DIR, env=place.env)
     env = {name: value for name, value in made.env.items() if name != Env.RANK0_HOST}  # the hold's node knows it
     env.setdefault("TORCHELASTIC_ERROR_FILE", f"{run_dir}/{ERROR_FILE}")
-    return ReplicaPlan(command=made.command, env=env, cwd=run_dir, runs_agent=True, secret_env=made.secret_env)
+    return replace(made, env=env, cwd=run_dir)
 
 
 def check_remote(request: RemoteRequest, hold: RemoteHold) -> None:

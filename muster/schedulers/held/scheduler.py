@@ -24,10 +24,10 @@ from muster.schedulers.held.holds import (
     take_hold,
 )
 from muster.schedulers.held.link import load_scheduler
-from muster.schedulers.held.options import HeldOptions
 from muster.schedulers.held.remote import (
     DRIVER,
     WORKSPACE,
+    HeldOptions,
     RemoteRequest,
     build_remote_request,
     check_remote,
@@ -36,7 +36,7 @@ from muster.schedulers.local.request import LocalRequest
 from muster.schedulers.local.submission import build_spec, prepare_request
 from muster.schedulers.naming import build_app_name, make_secret, make_suffix
 from muster.schedulers.node_program.frames import HOLD_DIR
-from muster.schedulers.runner.log_display.live_lines import draws_bars
+from muster.schedulers.runner.live_lines import draws_bars
 from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.runner.option_records import declare_options, parse_options
 from muster.schedulers.runner.roles import note_workspace
@@ -182,9 +182,9 @@ class HeldScheduler(ProcessScheduler, WorkspaceMixin[None]):  # type: ignore[mis
         remote = spec.details["hold"].get("remote")
         if remote is None:
             return super().ask_command(spec, replica, command, env, limit_s)
-        words = ["{muster-agent}", *command[2:]]
+        argv = ["{muster-agent}", *command[2:]]
         try:
-            return self._run_there(remote, replica.index, words, env, limit_s)
+            return self._run_there(remote, replica.index, argv, env, limit_s)
         except (ControlError, EngineError) as error:
             return 1, "", str(error)
 
@@ -194,13 +194,13 @@ class HeldScheduler(ProcessScheduler, WorkspaceMixin[None]):  # type: ignore[mis
         folder, run_dir = self.find_folder(app_id), self.find_run_dir(app_id, role)
         if content is not None or folder is None or run_dir is None:
             return content
-        place = folder.read_spec().details.get("hold", {})
-        if "remote" not in place:
+        hold = folder.read_spec().details.get("hold", {})
+        if "remote" not in hold:
             return None
-        remote, path = place["remote"], f"{HOLD_DIR}/runs/{app_id}/log/{run_dir.name}/{name}"
-        words = ["tail", "-c", str(limit_bytes), path]
+        remote, path = hold["remote"], f"{HOLD_DIR}/runs/{app_id}/log/{run_dir.name}/{name}"
+        argv = ["tail", "-c", str(limit_bytes), path]
         try:
-            code, output, _ = self._run_there(remote, index, words, {}, _FILE_LIMIT_S)
+            code, output, _ = self._run_there(remote, index, argv, {}, _FILE_LIMIT_S)
         except (ControlError, EngineError):
             return None
         return output.encode() if code == 0 else None

@@ -16,9 +16,8 @@ from torchx.workspace.api import walk_workspace
 
 from muster._shared.folders import remove_folder
 from muster.schedulers.docker.container_body import stream_context
-from muster.schedulers.docker.engine.client import CALL_TIMEOUT_S, Engine
-from muster.schedulers.docker.engine.errors import DockerError, one_line
-from muster.schedulers.docker.engine.sdk import DEFAULT_HOST, connect, pick_address, translate_errors
+from muster.schedulers.docker.engine import CALL_TIMEOUT_S, Engine
+from muster.schedulers.docker.sdk import DEFAULT_HOST, DockerError, connect, one_line, pick_address, translate_errors
 from muster.schedulers.errors import EngineError
 from muster.schedulers.workspace.packing import DOCKERFILE, copy_workspace, write_workspace_bundle
 

@@ -8,8 +8,7 @@ from typing import Any, Final
 
 from muster._shared.foreign_files import read_whole
 from muster.schedulers.errors import OptionError
-from muster.schedulers.kubernetes import syntax
-from muster.schedulers.kubernetes.labels import is_reserved
+from muster.schedulers.kubernetes import kube
 from muster.schedulers.kubernetes.schema import VERSION_SENTENCE, load_table, parse_version
 from muster.schedulers.runner import option_records
 from muster.schedulers.runner.option_parsing import StrictOpts
@@ -30,20 +29,20 @@ KUEUE_ELASTICS: Final = ("resize", "partial")
 AGENTS: Final = ("bundled", "image")
 SECURITIES: Final = ("baseline", "restricted")
 PULL_POLICIES: Final = ("Always", "IfNotPresent", "Never")
-_DEVICE: Final = re.compile(rf"{syntax.RESOURCE.pattern}(:[1-9]\d*)?", re.ASCII)
+_DEVICE: Final = re.compile(rf"{kube.DEVICE_NAME.pattern}(:[1-9]\d*)?", re.ASCII)
 EFFECTS: Final = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 
 # -- parsers ----------------------------------------------------------------------------------------------------------
 
 
 def _parse_secrets(name: str, value: Any) -> tuple[str, ...]:
-    parse = build_pattern_parser(syntax.NAME, "the name of a Secret")
+    parse = build_pattern_parser(kube.OBJECT_NAME, "the name of a Secret")
     return tuple(parse(name, item) for item in ([value] if isinstance(value, str) else value))
 
 
 def _parse_selector(name: str, value: Any) -> dict[str, str]:
     for key, wanted in dict(value).items():
-        if syntax.LABEL_KEY.fullmatch(key) is None or syntax.LABEL_VALUE.fullmatch(str(wanted)) is None:
+        if kube.LABEL_KEY.fullmatch(key) is None or kube.LABEL_VALUE.fullmatch(str(wanted)) is None:
             raise OptionError(f"{name}: '{key}:{wanted}' is not a label of the form KEY:VALUE", name)
     return {key: str(wanted) for key, wanted in dict(value).items()}
 
@@ -51,7 +50,7 @@ def _parse_selector(name: str, value: Any) -> dict[str, str]:
 def _parse_labels(name: str, value: Any) -> dict[str, str]:
     labels = _parse_selector(name, value)
     for key in labels:
-        if is_reserved(key):
+        if kube.is_reserved(key):
             raise OptionError(f"{name}: {key} cannot be set: muster or a controller of Kubernetes sets it", name)
     return labels
 
@@ -69,11 +68,7 @@ def _parse_toleration(name: str, text: str) -> dict[str, Any]:
     if len(parts) > 1 and parts[-1] in EFFECTS:
         toleration["effect"] = parts.pop()
     key, value = parts[0], parts[1] if len(parts) > 1 else None
-    if (
-        len(parts) > 2
-        or syntax.LABEL_KEY.fullmatch(key) is None
-        or (value and syntax.LABEL_VALUE.fullmatch(value) is None)
-    ):
+    if len(parts) > 2 or kube.LABEL_KEY.fullmatch(key) is None or (value and kube.LABEL_VALUE.fullmatch(value) is None):
         raise OptionError(f"{name}: {text!r} is not KEY[:VALUE][:{'|'.join(EFFECTS)}][:SECONDS]", name)
     if value == "":
         given = ":".join([key, *text.replace("=", ":", 1).split(":")[2:]])
@@ -159,7 +154,7 @@ class Options:
     namespace: str | None = option(
         str,
         "namespace of the job; default: the context's, else 'default'",
-        parse=build_pattern_parser(syntax.LABEL, "the name of a namespace"),
+        parse=build_pattern_parser(kube.NAMESPACE_NAME, "the name of a namespace"),
     )
     context: str | None = option(str, "context of the kubeconfig; default: the current one")
     kubeconfig: str | None = option(
@@ -174,17 +169,17 @@ class Options:
     queue: str | None = option(
         str,
         "name of a Kueue LocalQueue; with gang=volcano, of a Volcano queue",
-        parse=build_pattern_parser(syntax.NAME, "the name of a queue"),
+        parse=build_pattern_parser(kube.OBJECT_NAME, "the name of a queue"),
     )
     priority_class: str | None = option(
         str,
         "PriorityClass of the pods; with Kueue: WorkloadPriorityClass",
-        parse=build_pattern_parser(syntax.NAME, "the name of a PriorityClass"),
+        parse=build_pattern_parser(kube.OBJECT_NAME, "the name of a PriorityClass"),
     )
     service_account: str | None = option(
         str,
         "service account of the pods; its token is mounted only with events=true, or if pod_template asks for it",
-        parse=build_pattern_parser(syntax.NAME, "the name of a service account"),
+        parse=build_pattern_parser(kube.OBJECT_NAME, "the name of a service account"),
     )
     image_pull_secrets: tuple[str, ...] = option(
         list[str], "names of image pull secrets, separated by ';'", parse=_parse_secrets, absent=()
@@ -226,13 +221,13 @@ class Options:
     shm_size: str | None = option(
         str,
         "size of /dev/shm, e.g. 16Gi; default: half the memory limit, or 8Gi without a limit",
-        parse=build_pattern_parser(syntax.QUANTITY, "a size such as 16Gi"),
+        parse=build_pattern_parser(kube.QUANTITY, "a size such as 16Gi"),
     )
     compile_cache: str | None = option(
         str,
         "a claim, or a folder of the nodes (/PATH), for the caches of TorchInductor, Triton and CUDA, which then "
         "outlive the pods; default: they end with the pod",
-        parse=build_pattern_parser(syntax.CACHE, "the name of a claim, or an absolute path"),
+        parse=build_pattern_parser(kube.CACHE_PLACE, "the name of a claim, or an absolute path"),
     )
     grace_s: float | None = GRACE_S.as_field()
     rdma: str | None = option(

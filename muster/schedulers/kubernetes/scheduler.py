@@ -4,7 +4,8 @@ import contextlib
 import os
 import posixpath
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -21,20 +22,18 @@ from muster.schedulers.adapter.scheduler import LogRequest, PluginScheduler
 from muster.schedulers.adapter.status import build_status, check_replica
 from muster.schedulers.agent_command import is_agent_role
 from muster.schedulers.errors import EngineError, SchedulerError
-from muster.schedulers.kubernetes.api.client import Client, Clock, SystemClock
+from muster.schedulers.kubernetes import kube
+from muster.schedulers.kubernetes.api.client import Client, Clock
 from muster.schedulers.kubernetes.api.connection import Access
 from muster.schedulers.kubernetes.api.objects import Objects
-from muster.schedulers.kubernetes.labels import BY_CANCEL, BY_STOP, WORKSPACE_KEY, find_submitter
 from muster.schedulers.kubernetes.manifests.bundles import pack_workspace
 from muster.schedulers.kubernetes.manifests.pod import is_claim
 from muster.schedulers.kubernetes.manifests.request import Request, build_request
-from muster.schedulers.kubernetes.names import NAME_LIMIT, compute_app_limit, label_roles
 from muster.schedulers.kubernetes.options import Options, parse_options
 from muster.schedulers.kubernetes.running_apps import agent_requests
 from muster.schedulers.kubernetes.running_apps.app import App, AppRef, delete, parse_app_id, resize
 from muster.schedulers.kubernetes.running_apps.cancelling import RoleStop, cancel
-from muster.schedulers.kubernetes.running_apps.kept_logs import forget_logs
-from muster.schedulers.kubernetes.running_apps.logs import ConnectionLimits, NodeLog, PodSnapshot, PodWatch
+from muster.schedulers.kubernetes.running_apps.logs import READ_LIMIT, NodeLog, Pods, forget_logs
 from muster.schedulers.kubernetes.running_apps.observation import END_STATES, Observer
 from muster.schedulers.kubernetes.running_apps.status import build_facts
 from muster.schedulers.kubernetes.running_apps.submit import submit
@@ -80,14 +79,14 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
 
     def __init__(self, name: str, session_name: str, clock: Clock | None = None) -> None:
         super().__init__(name, session_name)
-        self._clock: Clock = clock or SystemClock()
+        self._clock: Clock = clock or Clock()
         self._packed_workspaces: dict[str, bytes] = {}
         self._printed: set[str] = set()
         self._clients: dict[Access, Client] = {}
-        self._limits = ConnectionLimits()
-        self._watches: dict[str, PodWatch] = {}
+        self._log_reads = threading.BoundedSemaphore(READ_LIMIT)
+        self._followed: dict[str, Pods] = {}
         self._role_stops: list[RoleStop] = []
-        self._observer = Observer(self._clock)
+        self._observer = Observer()
 
     # -- offline ----------------------------------------------------------------------------------------------------
 
@@ -111,7 +110,7 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
                 self._print_once(line)
             self._print_once(describe_missing_script(role, path, has_image=True))
             if cfg.get("image_repo"):
-                report = _discard if cfg.get("quiet") else _print_line
+                report = (lambda _: None) if cfg.get("quiet") else _print_line
                 role.metadata[BASE_IMAGE_KEY] = role.image
                 role.image = _load_images().build_image(role.image, path, report)
                 return
@@ -121,7 +120,7 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
             self._print_once(_UNUSED_DOCKERFILE)
         key, content = pack_workspace(path)
         self._packed_workspaces[key] = content
-        role.metadata[WORKSPACE_KEY] = key
+        role.metadata[kube.WORKSPACE_KEY] = key
 
     def _print_once(self, text: str) -> None:
         """Print a text once: TorchX packs the same folder once for every role."""
@@ -131,12 +130,14 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
 
     def _submit_dryrun(self, app: AppDef, cfg: Mapping[str, Any]) -> AppDryRunInfo:
         options = parse_options(cfg)
-        app = share_workspace(app, WORKSPACE_KEY)
+        app = share_workspace(app, kube.WORKSPACE_KEY)
         images: Mapping[str, Any] = {}
         if options.image_repo:
-            app, images = _plan_images(app, cfg)
+            # A copy, with the names that the images will have in the registry.
+            app = replace(app, roles=[replace(role) for role in app.roles])
+            images = _load_images().plan_images(app, cfg)
         else:
-            for line in describe_unsent_scripts(app, WORKSPACE_KEY):
+            for line in describe_unsent_scripts(app, kube.WORKSPACE_KEY):
                 self._print_once(line)
         for role in app.roles:
             self._print_once(_describe_default_image(role))
@@ -148,7 +149,7 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
             name=name,
             workspaces=self._packed_workspaces,
             images_to_push=images,
-            submitter=find_submitter(),
+            submitter=kube.find_submitter(),
         )
         return AppDryRunInfo(request, str)
 
@@ -267,7 +268,7 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
         return agent_requests.read_run_file(self._find(app_id), role, index, name, limit_bytes)
 
     def read_log(self, app_id: str, request: LogRequest) -> Iterable[str]:
-        """Return the log of one node, over all its pods. See `live.logs`.
+        """Return the log of one node, over all its pods. See `running_apps.logs`.
 
         Raises:
             SchedulerError: no such app or role, or a single stream was requested.
@@ -280,12 +281,10 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
         replicas = {name: role.num_replicas for name, (_, role) in roles.items()}
         check_replica(app_id, replicas, request.role, request.index)
         label, role = roles[request.role]
-        pods = self._find_watch(app_id, app) if request.follow else PodSnapshot(app.list_pods())
         log = NodeLog(
             app=app,
-            pods=pods,
-            limits=self._limits,
-            clock=self._clock,
+            pods=self._find_pods(app_id, app) if request.follow else Pods(app, lambda: True),
+            reads=self._log_reads,
             role=label,
             index=request.index,
             since=None if request.since_s is None else build_timestamp(request.since_s),
@@ -293,19 +292,19 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
             tail=request.follow,
             log_dir=role.env.get(Env.LOG_DIR, ""),
         )
-        return filter(request.matches, _follow(log, pods) if isinstance(pods, PodWatch) else log.read())
+        return filter(request.matches, log.read())
 
-    def _find_watch(self, app_id: str, app: App) -> PodWatch:
-        """Return one watch for all log readers of an app."""
+    def _find_pods(self, app_id: str, app: App) -> Pods:
+        """Return the same for all readers that follow an app."""
 
         def has_ended() -> bool:
             parents = app.find_parents()
             return not parents or self._observer.decide_state(app.ref, parents) in END_STATES
 
-        return self._watches.setdefault(app_id, PodWatch(app, check_ended=has_ended))
+        return self._followed.setdefault(app_id, Pods(app, has_ended))
 
     def _cancel_existing(self, app_id: str) -> None:
-        self._cancel(self._find(app_id), BY_CANCEL)
+        self._cancel(self._find(app_id), kube.BY_CANCEL)
 
     def _cancel(self, app: App, by: str) -> None:
         cancel(app, by, self._clock, _print_line)
@@ -317,7 +316,7 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
     def stop_app(self, app_id: str, limit_s: float) -> Answer:
         """See `PluginScheduler`. Needs the right to `pods/exec`."""
         app = self._find(app_id)
-        return agent_requests.stop_app(app, limit_s, lambda: self._cancel(app, BY_STOP), self._clock)
+        return agent_requests.stop_app(app, limit_s, lambda: self._cancel(app, kube.BY_STOP), self._clock)
 
     def open_in_node(self, app_id: str, role: str, index: int, words: Sequence[str]) -> NodePipe:
         """See `PluginScheduler`: `kubectl exec`. It needs the right to `pods/exec`."""
@@ -341,7 +340,7 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
         return found
 
     def resize_app(self, app_id: str, nodes: int, role: str | None) -> Answer:
-        """See `PluginScheduler` and `live.app.resize`."""
+        """See `PluginScheduler` and `running_apps.app.resize`."""
         resize(self._find(app_id), nodes, role)
         return Answer(outcome=AskOutcome.DONE, line=f"{app_id} has {count_nodes(nodes)} from now on")
 
@@ -354,19 +353,14 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
         for client in self._clients.values():
             client.close()
         self._clients.clear()
-        self._watches.clear()
-
-
-def _follow(log: NodeLog, watch: PodWatch) -> Iterator[str]:
-    with watch:
-        yield from log.read()
+        self._followed.clear()
 
 
 def _build_name(app: AppDef, options: Options) -> str:
-    labels = label_roles([role.name for role in app.roles]) if app.roles else ["app"]
+    labels = kube.label_roles([role.name for role in app.roles]) if app.roles else ["app"]
     nodes = max((role.num_replicas for role in app.roles), default=1)
-    limit = compute_app_limit(labels, options.flavor, nodes)
-    return build_app_name(app.name, make_suffix(), reserve=NAME_LIMIT - limit)
+    limit = kube.compute_app_limit(labels, options.flavor, nodes)
+    return build_app_name(app.name, make_suffix(), reserve=kube.NAME_LIMIT - limit)
 
 
 def _describe_default_image(role: Role) -> str:
@@ -390,12 +384,6 @@ def _describe_lost_paths(role: Role) -> str:
     )
 
 
-def _plan_images(app: AppDef, cfg: Mapping[str, Any]) -> tuple[AppDef, Mapping[str, Any]]:
-    """Return a copy of the app with the names that its images will have in the registry, and what to push."""
-    named = replace(app, roles=[replace(role) for role in app.roles])
-    return named, _load_images().plan_images(named, cfg)
-
-
 def _load_images() -> Any:
     """Return the module, which only `image_repo` loads."""
     from muster.schedulers.kubernetes import images
@@ -405,7 +393,3 @@ def _load_images() -> Any:
 
 def _print_line(text: str) -> None:
     print_line(f"muster: {text}")
-
-
-def _discard(text: str) -> None:
-    del text

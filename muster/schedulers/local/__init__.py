@@ -1,9 +1,9 @@
 """local_cwd and detached: replicas are processes of this machine, in the current working directory.
 
 TorchX calls `scheduler`. `options` holds the `-cfg` options. `submission`, which only a submission loads, builds the
-app's spec by `request`. `request` turns an AppDef into what will run (pure, the dry run). `interpreter` finds the
-Python that runs the agents. The rest is what any adapter that starts
-processes has: `muster.schedulers.processes` and `adapter.process_scheduler`.
+app's spec by `request`, and finds the Python that runs the agents. `request` turns an AppDef into what will run (pure,
+the dry run). The rest is what any adapter that starts processes has: `muster.schedulers.processes` and
+`adapter.process_scheduler`.
 
 `holds` finds what `muster hold` keeps on this machine, for that command, for `muster list` and for the scheduler
 `held`. `hold_lock` says which run has a hold.

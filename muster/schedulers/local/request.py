@@ -3,22 +3,19 @@
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Final
 
 from torchx.specs import AppDef, Role
 
-from muster.schedulers.adapter.agent_role import AgentPlace, assign_arguments, translate_replica
-from muster.schedulers.adapter.process_plan import mask_plans
+from muster.schedulers.adapter.agent_role import AgentPlace, ReplicaPlan, assign_arguments, translate_replica
+from muster.schedulers.adapter.process_plan import build_process_spec, mask_plans
 from muster.schedulers.adapter.process_scheduler import ERROR_FILE
 from muster.schedulers.agent_command import AGENT_ENTRY, is_agent_role
 from muster.schedulers.gpus import VISIBLE, DeviceRequest, assign_devices, share_devices
-from muster.schedulers.grace import decide_app_grace_s
 from muster.schedulers.local.options import LocalOptions
-from muster.schedulers.naming import build_role_labels
-from muster.schedulers.processes.plan import LOOPBACK, ReplicaPlan, build_details
-from muster.schedulers.runner.app_codec import dump_app
-from muster.schedulers.runner.roles import apply_macros, build_role_plan
+from muster.schedulers.naming import LOOPBACK, build_role_labels
+from muster.schedulers.runner.roles import apply_macros
 from muster.schedulers.supervision.app_folder import STATE_DIR_NAME, AppSpec, build_role_dir_name
 
 _ADAPTER: Final = "local_cwd"
@@ -91,20 +88,17 @@ def build_request(
         )
         for role in roles
     }
-    spec = AppSpec(
-        app_id=name,
-        scheduler=_ADAPTER,
+    spec = build_process_spec(
+        app,
+        replicas,
+        _build_place(name, folder, app.roles[0], options, host),
         folder=folder,
         driver=_DRIVER,
-        roles=tuple(build_role_plan(role) for role in app.roles),
-        grace_s=decide_app_grace_s(app.roles, options.grace_s, {**host.env, **options.env}),
-        description=dump_app(app),
-        details=build_details(
-            replicas,
-            token=token,
-            base_env={key: value for key, value in host.env.items() if not key.startswith(_OWN_VARIABLES)},
-            needs_bundle=not host.has_muster and any(is_agent_role(role) for role in app.roles),
-        ),
+        token=token,
+        details={
+            "base_env": {key: value for key, value in host.env.items() if not key.startswith(_OWN_VARIABLES)},
+            "needs_bundle": not host.has_muster and any(is_agent_role(role) for role in app.roles),
+        },
     )
     return LocalRequest(spec=spec, detach=options.detach)
 
@@ -131,6 +125,19 @@ def _divide_devices(app: AppDef, options: LocalOptions, host: Host) -> Mapping[s
     return {} if options.auto_set_cuda_visible_devices is False else share_devices(wanted, host.devices)
 
 
+def _build_place(app_id: str, folder: str, role: Role, options: LocalOptions, host: Host) -> AgentPlace:
+    return AgentPlace(
+        adapter=_ADAPTER,
+        app_id=app_id,
+        log_dir=os.path.join(folder, build_role_dir_name(role.name)),
+        grace_s=options.grace_s,
+        env={**host.env, **options.env},
+        stops_together=True,
+        draws_bars=host.draws_bars,
+        logs_here=True,
+    )
+
+
 def _build_launch(
     role: Role,
     index: int,
@@ -141,17 +148,7 @@ def _build_launch(
     devices: list[str] | None,
 ) -> ReplicaPlan:
     applied = apply_macros(role, app_id=app_id, replica_id=index, img_root=host.cwd)
-    role_dir = os.path.join(folder, build_role_dir_name(role.name))
-    place = AgentPlace(
-        adapter=_ADAPTER,
-        app_id=app_id,
-        log_dir=role_dir,
-        grace_s=options.grace_s,
-        env={**host.env, **options.env},
-        stops_together=True,
-        draws_bars=host.draws_bars,
-        logs_here=True,
-    )
+    place = _build_place(app_id, folder, role, options, host)
     bundle_dir = os.path.join(folder, STATE_DIR_NAME)
     # A path is exactly that interpreter.
     made = translate_replica(
@@ -161,17 +158,17 @@ def _build_launch(
     env["PATH"] = _join_path(
         env.get("PATH"), host.env.get("PATH", os.defpath), host.cwd, prepend_cwd=options.prepend_cwd
     )
-    env.setdefault("TORCHELASTIC_ERROR_FILE", os.path.join(role_dir, str(index), ERROR_FILE))
+    env.setdefault("TORCHELASTIC_ERROR_FILE", os.path.join(place.log_dir, str(index), ERROR_FILE))
     if "PYTHONUNBUFFERED" not in host.env:
         env.setdefault("PYTHONUNBUFFERED", "1")
     if devices is not None:
         env[VISIBLE] = devices[index]
     command = made.command
     if not made.runs_agent:
-        env.setdefault("PET_LOG_DIR", os.path.join(role_dir, "torchelastic"))  # torchrun's --log-dir
+        env.setdefault("PET_LOG_DIR", os.path.join(place.log_dir, "torchelastic"))  # torchrun's --log-dir
     elif host.has_muster:
         command = (command[0], AGENT_ENTRY, *command[2:])
-    return ReplicaPlan(command=command, env=env, cwd=host.cwd, runs_agent=made.runs_agent, secret_env=made.secret_env)
+    return replace(made, command=command, env=env, cwd=host.cwd)
 
 
 def _join_path(role_path: str | None, host_path: str, cwd: str, *, prepend_cwd: bool) -> str:

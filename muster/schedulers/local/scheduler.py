@@ -40,8 +40,8 @@ class LocalScheduler(ProcessScheduler):
         from muster.schedulers.local.holds import build_hold, explain_hold
 
         with self.translate_errors():
-            told = explain_hold(build_hold(folder, folder.read_spec()))
-        return replace(facts, reasons=(told, *facts.reasons))
+            reason = explain_hold(build_hold(folder, folder.read_spec()))
+        return replace(facts, reasons=(reason, *facts.reasons))
 
     # -- submitting -------------------------------------------------------------------------------------------------
 

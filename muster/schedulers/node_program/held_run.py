@@ -204,13 +204,13 @@ class HeldRun(Served):
             self._holder = connect(self._folder)
         except OSError as error:
             raise NodeError(f"the hold has ended ({error.strerror})") from error
-        told = ""
+        reported = ""
         while "refused" in (answer := self._ask({"claim": self._order["run"]})):
             if not self._order["waits"] or not answer.get("run"):
                 raise NodeError(answer["refused"])
-            if told != answer["run"]:
-                told = answer["run"]
-                self.channel.send(Kind.BUSY, told.encode())
+            if reported != answer["run"]:
+                reported = answer["run"]
+                self.channel.send(Kind.BUSY, reported.encode())
             time.sleep(_AGAIN_S)
 
     def _give(self) -> None:

@@ -18,6 +18,8 @@ from muster._shared.contract import print_line
 from muster.schedulers.node_program.frames import CHUNK_BYTES, LOST, STATE_NAME, Kind, write_all
 from muster.schedulers.node_program.run_files import keep_file
 from muster.schedulers.node_program.session import Session
+from muster.schedulers.supervision.app_folder import write_text
+from muster.schedulers.wording.reasons import Reason, to_data
 
 UPLOAD_BYTES: Final = 1 << 20
 """How much of a file may be under way."""
@@ -80,11 +82,13 @@ class Link:
         raise NotImplementedError
 
     def _save(self, **state: Any) -> None:
-        path = Path(self._order["replica_dir"], STATE_NAME)
         with contextlib.suppress(OSError):
-            made = path.with_name(f".{STATE_NAME}.{os.getpid()}")
-            made.write_text(json.dumps(state))
-            made.replace(path)
+            write_text(Path(self._order["replica_dir"], STATE_NAME), json.dumps(state))
+
+    def _give_up(self, reason: Reason, **state: Any) -> int:
+        """Save why the replica is lost, and return the exit code."""
+        self._save(**state, lost=[to_data(reason)])
+        return LOST
 
 
 def read_pieces(path: str | os.PathLike[str], limit_bytes: int = sys.maxsize) -> Iterator[bytes]:

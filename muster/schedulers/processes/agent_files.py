@@ -9,7 +9,6 @@ from muster._shared.foreign_files import read_regular
 from muster._shared.reports import Report
 from muster.schedulers.failure_report import parse_report, parse_status
 
-_TAIL_BYTES = STATUS_LIMIT_BYTES
 _REPORT_LIMIT_BYTES = 64 << 20
 _SAME_TIME_S = 15.0
 """Two runs are written at the same time: an agent writes its status every 5 s at least."""
@@ -57,7 +56,7 @@ def _read_status(log_dir: Path) -> bytes:
         with contextlib.suppress(OSError, FormatError):
             written_s = path.stat().st_mtime
             newest_s = max(newest_s, written_s)
-            content = read_regular(str(path), _TAIL_BYTES, -_TAIL_BYTES)
+            content = read_regular(path, STATUS_LIMIT_BYTES, -STATUS_LIMIT_BYTES)
             status = parse_status(content)
             if status is not None and newest_s - written_s < _SAME_TIME_S:
                 found.append((status.started_s or 0.0, content))
@@ -65,9 +64,13 @@ def _read_status(log_dir: Path) -> bytes:
 
 
 def _read_end(log_dir: Path, name: str) -> bytes:
-    for path in _list_newest(log_dir, name):
-        with contextlib.suppress(OSError):
-            return read_regular(str(path), _TAIL_BYTES, -_TAIL_BYTES)
+    return next(filter(None, (read_tail(path) for path in _list_newest(log_dir, name))), b"")
+
+
+def read_tail(path: Path, limit_bytes: int = STATUS_LIMIT_BYTES) -> bytes:
+    """Return the end of a file. b"": there is none, or it cannot be read."""
+    with contextlib.suppress(OSError):
+        return read_regular(path, limit_bytes, -limit_bytes)
     return b""
 
 

@@ -17,15 +17,13 @@ from typing import Any
 
 from muster._shared import processes
 from muster._shared.contract import AGENT_BUNDLE_NAME, NEVER_RETRY, Env, ExitCode
-from muster._shared.foreign_files import read_regular
 from muster.schedulers.failure_report import USAGE_LINE_LIMIT_BYTES, explain_report, find_usage_line
-from muster.schedulers.naming import derive_token
-from muster.schedulers.processes.agent_files import read_report
+from muster.schedulers.naming import LOOPBACK, derive_token
+from muster.schedulers.processes.agent_files import read_report, read_tail
 from muster.schedulers.processes.capture import Capture, log_path
-from muster.schedulers.processes.plan import LOOPBACK
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec, ProcessId
+from muster.schedulers.supervision.decisions import ReplicaEnded
 from muster.schedulers.supervision.driver import EventQueue, Handle, StartError
-from muster.schedulers.supervision.events import ReplicaEnded
 from muster.schedulers.supervision.state import ReplicaId
 from muster.schedulers.wording.reasons import Code, Reason, Reasons
 
@@ -59,7 +57,7 @@ class ProcessDriver:
 
     The kernel sends the processes their death signal when the thread that started them ends.
 
-    The app's spec has in `details` what `plan.build_details` returns. A subclass changes what a replica runs by
+    The app's spec has in `details` what `adapter.process_plan` puts there. A subclass changes what a replica runs by
     `build_launch`: it may put a command before it, such as `ssh HOST`, or choose the folder.
 
     Args:
@@ -252,7 +250,9 @@ class ProcessDriver:
         if not self.runs_agent(replica) or log_dir is None:
             return ()
         if code == ExitCode.USAGE:
-            return find_usage_line(_read_end(log_path(self.folder.replica_dir(replica), "stderr")))
+            return find_usage_line(
+                read_tail(log_path(self.folder.replica_dir(replica), "stderr"), USAGE_LINE_LIMIT_BYTES)
+            )
         report = read_report(log_dir)
         return () if report is None else (explain_report(report),)
 
@@ -310,13 +310,6 @@ def _catches_sigterm(pid: int) -> bool:
         return False  # it has ended
     caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
     return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
-
-
-def _read_end(path: Path) -> bytes:
-    try:
-        return read_regular(path, USAGE_LINE_LIMIT_BYTES, -USAGE_LINE_LIMIT_BYTES)
-    except OSError:
-        return b""  # a full disk: still report the end
 
 
 def kill_orphans(guards: set[int]) -> None:

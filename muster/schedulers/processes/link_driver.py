@@ -14,7 +14,7 @@ from muster.schedulers.node_program.frames import LOST, STATE_NAME
 from muster.schedulers.processes.driver import Launch, ProcessDriver
 from muster.schedulers.supervision.driver import Handle
 from muster.schedulers.supervision.state import ReplicaId
-from muster.schedulers.wording.reasons import Code, Reason, Reasons
+from muster.schedulers.wording.reasons import Reasons, parse_reasons
 
 _KILL_LIMIT_S: Final = 15.0
 """The link is killed then."""
@@ -88,14 +88,11 @@ class LinkDriver(ProcessDriver):
         return self.folder.role_dir(replica.role)
 
     def explain_end(self, replica: ReplicaId, code: int) -> tuple[int | None, Reasons]:
-        """See `ProcessDriver`. A link says why its replica is lost."""
-        text = self.read_loss(replica, code)
-        return (None, (Reason(code=Code.LINK_LOST, text=text),)) if text else super().explain_end(replica, code)
-
-    def read_loss(self, replica: ReplicaId, code: int) -> str:
-        """Return why a link says that its replica is lost. "": the exit code is the replica's own."""
+        """See `ProcessDriver`. A link says why its replica is lost, else the exit code is the replica's own."""
         self._event_queue.clear_timer(f"kill {replica}")
         if code == LOST:
-            with contextlib.suppress(OSError, ValueError):
-                return str(json.loads(read_whole(self.folder.replica_dir(replica) / STATE_NAME))["reason"])
-        return ""
+            with contextlib.suppress(OSError, LookupError, TypeError, ValueError):
+                return None, parse_reasons(
+                    json.loads(read_whole(self.folder.replica_dir(replica) / STATE_NAME))["lost"]
+                )
+        return super().explain_end(replica, code)

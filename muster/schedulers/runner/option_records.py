@@ -63,17 +63,9 @@ class Option:
         return self.convert(self.name, self.default)
 
 
-def option(
-    type_: Any,
-    help: str,  # noqa: A002  # TorchX's name
-    *,
-    default: Any = None,
-    parse: Parser | None = None,
-    absent: Any = None,
-    name: str = "",
-) -> Any:
+def option(type_: Any, help: str, **more: Any) -> Any:  # noqa: A002  # TorchX's name
     """Declare an option as a field of a record. See `Option`."""
-    return Option(type=type_, help=help, default=default, parse=parse, absent=absent, name=name).as_field()
+    return Option(type=type_, help=help, **more).as_field()
 
 
 def list_options(record: type[Any]) -> dict[str, Option]:

@@ -29,8 +29,8 @@ def count_cpus(role: Role) -> float:
 
     0 or less: no number was given, and its workers are not known.
     """
-    asked = role.metadata.get(RoleKey.CPU_REQUEST)
-    return float(asked if asked is not None else role.resource.cpu if role.resource is not None else 0)
+    request = role.metadata.get(RoleKey.CPU_REQUEST)
+    return float(request if request is not None else role.resource.cpu if role.resource is not None else 0)
 
 
 def share_workspace(app: AppDef, key: str) -> AppDef:

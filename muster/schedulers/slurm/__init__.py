@@ -1,8 +1,7 @@
 """Slurm: an AppDef becomes one batch job, whose script only starts one task per node with `srun`.
 
     options       the options of `-cfg`
-    request       from an AppDef to a spec and a script: pure, the dry run
-    payload       the zip that each node runs, and what a node needs without a shared folder
+    request       from an AppDef to a spec and a script: pure, the dry run. It also packs the zip that each node runs
     client        calls Slurm's commands, and reads their fixed formats
     reasons       what Slurm's states and reasons mean for an app
     running_apps  what is known of an app: its queue entry, and what its nodes have recorded

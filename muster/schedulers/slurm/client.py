@@ -148,14 +148,14 @@ def read_help(program: str) -> str:
     return run([program, "--help"])
 
 
-def check_options(program: str, words: Sequence[str]) -> None:
+def check_options(program: str, options: Sequence[str]) -> None:
     """Refuse options that this Slurm does not have: it may be older, or lack a plug-in.
 
     Raises:
         OptionError: one line that names the option.
     """
     known = read_help(program)
-    for word in words:
+    for word in options:
         flag = word.partition("=")[0]
         if not has_option(known, flag):
             version = run([program, "--version"]).strip()
@@ -264,9 +264,9 @@ def read_wish(job_id: str) -> Wish:
         EngineError: Slurm does not know the job, or does not answer.
     """
     fields = parse_fields(run(["scontrol", "-o", "show", "job", job_id], waits=False))
-    asked = fields.get("NumNodes", "").partition("-")[0]
+    nodes = fields.get("NumNodes", "").partition("-")[0]
     return Wish(
-        nodes=int(asked) if asked.isdecimal() else 0,
+        nodes=int(nodes) if nodes.isdecimal() else 0,
         partitions=tuple(list_partitions(fields.get("Partition", ""))),
         per_node=tuple(_list_resources(fields)),
     )
@@ -367,9 +367,9 @@ def cancel(job_id: str) -> None:
     _scancel(job_id)
 
 
-def _scancel(*words: str) -> None:
+def _scancel(*arguments: str) -> None:
     try:
-        run(["scancel", *words])
+        run(["scancel", *arguments])
     except RefusedError as error:  # it may have ended
         if _UNKNOWN not in str(error) and "already completing or completed" not in str(error):
             raise
@@ -401,10 +401,10 @@ def run_on_node(
 
     The exit code is `TIMED_OUT` where it did not end, and any where `srun` could not start it.
     """
-    words = build_step(job_id, node, ["--input=none"], command)
+    argv = build_step(job_id, node, ["--input=none"], command)
     try:
         done = subprocess.run(
-            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=limit_s, check=False, env=dict(env)
+            argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=limit_s, check=False, env=dict(env)
         )
     except OSError as error:
         return 1, "", f"srun on {node}: {error}"
@@ -415,5 +415,5 @@ def run_on_node(
 
 def build_step(job_id: str, node: str, options: Sequence[str], command: Sequence[str]) -> list[str]:
     """Build the `srun` of a command on a node of a job that runs."""
-    words = ["srun", "--overlap", f"--jobid={job_id}", f"--nodelist={node}", "--nodes=1", "--ntasks=1", "--quiet"]
-    return [*words, "--cpus-per-task=1", "--mem=0", *options, "--chdir=/", *command]
+    argv = ["srun", "--overlap", f"--jobid={job_id}", f"--nodelist={node}", "--nodes=1", "--ntasks=1", "--quiet"]
+    return [*argv, "--cpus-per-task=1", "--mem=0", *options, "--chdir=/", *command]

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from muster.schedulers.adapter import AgentReports, JobFacts, RecordReader, ReplicaId
+from muster.schedulers.adapter import AgentReports, ByteSource, JobFacts, RecordReader, ReplicaId
 from muster.schedulers.slurm import client
 from muster.schedulers.slurm.node import HOSTS_NAME, RUNS_DIR, list_replicas
 from muster.schedulers.slurm.running_apps import App
@@ -85,8 +85,8 @@ def _find_nodes(app: App) -> dict[ReplicaId, str]:
     return {each: host for each, host in hosts if host in app.entry.nodes}
 
 
-class NodeSource:
-    """A `lines.ByteSource` of one replica's log on its node."""
+class NodeSource(ByteSource):
+    """One replica's log on its node. Times are not read from there."""
 
     def __init__(self, app: App, replica: ReplicaId, stream: str) -> None:
         self._app = app
@@ -103,23 +103,7 @@ class NodeSource:
             return b""
         return read_there(self._app, self._node, [(self._path, offset, limit_bytes)])[0][1]
 
-    def find_offset(self, time_s: float, *, after: bool) -> int | None:
-        """See `ByteSource`: times are not read from there."""
-        del time_s, after
-        return None
-
-    def find_time(self, offset: int) -> None:
-        """See `ByteSource`: times are not read from there."""
-        del offset
-
-    def read_notice(self) -> bytes:
-        """See `ByteSource`."""
-        return b""
-
     def wait(self, limit_s: float) -> None:
         """See `ByteSource`."""
         del limit_s
         time.sleep(_WAIT_S)
-
-    def close(self) -> None:
-        """See `ByteSource`."""

@@ -34,7 +34,7 @@ from muster._shared.foreign_files import parse_json, read_regular, read_whole
 from muster._shared.records import replace as replace_fields
 from muster.schedulers.processes.driver import Launch, ProcessDriver
 from muster.schedulers.slurm.hosts import expand_hosts, parse_fields, parse_time
-from muster.schedulers.supervision import events
+from muster.schedulers.supervision import decisions
 from muster.schedulers.supervision.app_folder import (
     AppFolder,
     AppRecord,
@@ -228,13 +228,6 @@ class SlurmDriver(ProcessDriver):
         return replace(launch, command=command, env=env)
 
 
-@dataclass(frozen=True)
-class Told:
-    """What a thread or a signal handler reports to the loop, which decides."""
-
-    act: Callable[[], None]
-
-
 class NodeSupervisor(Supervisor):
     """A `Supervisor` of one replica that knows what Slurm's signals and time limit mean."""
 
@@ -265,15 +258,15 @@ class NodeSupervisor(Supervisor):
         """What earlier runs have written, and the beginning of this one."""
         self._earlier = _read_checkpoints(folder, spec)
 
-    def handle_event(self, event: events.Event | Told) -> None:
+    def handle_event(self, event: decisions.Event | Callable[[], None]) -> None:
         """Ask Slurm what happens to the job before an agent that was preempted starts again."""
-        if isinstance(event, Told):
-            event.act()
+        if callable(event):  # what a thread or a signal handler reports
+            event()
             return
-        if isinstance(event, events.ReplicaEnded) and not event.reasons and event.exit_code not in NEVER_RETRY:
+        if isinstance(event, decisions.ReplicaEnded) and not event.reasons and event.exit_code not in NEVER_RETRY:
             where = Reason(code=Code.ON_HOST, host=self._allocation.hosts[self._allocation.task])
             event = replace_fields(event, reasons=(where,))
-        code = event.exit_code if isinstance(event, events.ReplicaEnded) else None
+        code = event.exit_code if isinstance(event, decisions.ReplicaEnded) else None
         if code not in (ExitCode.TERMINATED, ExitCode.RENDEZVOUS) or self.record.app.phase is AppPhase.ENDING:
             super().handle_event(event)
         elif code == ExitCode.RENDEZVOUS:
@@ -286,7 +279,7 @@ class NodeSupervisor(Supervisor):
                 lambda: _may_go_on(self._folder, self._allocation), lambda goes_on: self._replace(event, goes_on)
             )
 
-    def _replace(self, event: events.Event, goes_on: bool) -> None:
+    def _replace(self, event: decisions.Event, goes_on: bool) -> None:
         role = next(iter(self.record.app.replicas)).role
         if not goes_on:
             self.leave(self._find_why() or Reason(code=Code.CANCELLED), continues=False)
@@ -294,7 +287,7 @@ class NodeSupervisor(Supervisor):
             self.leave(Reason(code=Code.OTHER_PREEMPTED), continues=True)
         super().handle_event(event)
 
-    def _go_elsewhere(self, event: events.Event, lost: Sequence[str]) -> None:
+    def _go_elsewhere(self, event: decisions.Event, lost: Sequence[str]) -> None:
         """Have the job queued again if its agents could not go on without nodes that Slurm has lost, too."""
         if lost and self._spec.details["continues"] != "no":
             self.leave(Reason(code=Code.NODES_LOST, hosts=tuple(lost)), continues=True)
@@ -307,7 +300,7 @@ class NodeSupervisor(Supervisor):
         def run() -> None:
             time.sleep(delay_s)
             answer = ask()
-            self._event_queue.post(Told(lambda: then(answer)))
+            self._event_queue.post(lambda: then(answer))
 
         threading.Thread(target=run, daemon=True).start()
 
@@ -317,7 +310,7 @@ class NodeSupervisor(Supervisor):
         if not self._left_s:
             self._print_reason(why)
             self._left_s = time.time()
-        super().handle_event(events.CancelRequested(reasons=(why,)))
+        super().handle_event(decisions.CancelRequested(reasons=(why,)))
 
     def _print_reason(self, why: Reason) -> None:
         """Print why the job stops in the log of the first node: the agent only knows of the signal that it gets."""
@@ -389,14 +382,14 @@ class NodeSupervisor(Supervisor):
             if continues:
                 self._search_loss()
 
-        self._event_queue.post(Told(act))
+        self._event_queue.post(act)
 
     def _find_why(self) -> Reason | None:
         """Return why muster itself ends the job. None: it does not, or this node is not told."""
         with contextlib.suppress(OSError):
-            told = read_whole(self._end_file)
+            content = read_whole(self._end_file)
             with contextlib.suppress(KeyError, TypeError, ValueError):
-                return Reason(code=Code.JOB_ENDS, causes=parse_reasons(parse_json(told)))
+                return Reason(code=Code.JOB_ENDS, causes=parse_reasons(parse_json(content)))
             return Reason(code=Code.JOB_ENDS)
         with contextlib.suppress(OSError):
             code = STOPS.get(self._folder.read_request() or "")
@@ -559,9 +552,9 @@ def limit_child_of_srun(arguments: Sequence[str]) -> None:
     Args:
         arguments: of this program, with which the command of its srun ends.
     """
-    words = [os.fsencode(each) for each in arguments]
+    argv = [os.fsencode(each) for each in arguments]
     parents = processes.list_parents()
-    commands = {pid: command for pid in parents if (command := _read_command(pid))[-len(words) :] == words}
+    commands = {pid: command for pid in parents if (command := _read_command(pid))[-len(argv) :] == argv}
     for pid, command in commands.items():
         if os.path.basename(command[0]) == b"srun" and commands.get(parents[pid]) == command:
             with contextlib.suppress(OSError):  # it has ended, or is another user's
@@ -689,8 +682,8 @@ def _end_others(folder: AppFolder, allocation: Allocation, why: Reasons) -> None
     They would wait for a node that does not come, or run on without a role that has failed. Record why, for them.
     """
     with contextlib.suppress(OSError):
-        told = json.dumps([to_data(each) for each in why])
-        write_text(folder.state_dir / RUNS_DIR / allocation.run / END_NAME, told)
+        content = json.dumps([to_data(each) for each in why])
+        write_text(folder.state_dir / RUNS_DIR / allocation.run / END_NAME, content)
     _run("scontrol", "update", f"JobId={allocation.job_id}", "Requeue=0")
     _run("scancel", "--signal=USR1", allocation.job_id)
 
@@ -829,11 +822,11 @@ def _has_lost_script(allocation: Allocation) -> bool:
 
 def _submit_follow_up(folder: AppFolder, spec: AppSpec, allocation: Allocation) -> None:
     excluded = _choose_excluded(folder, spec, allocation)
-    words = [f"--exclude={','.join(excluded)}"] if excluded else []
+    options = [f"--exclude={','.join(excluded)}"] if excluded else []
     script = str(folder.state_dir / SCRIPT_NAME)
     for number in range(_STATE_TRIES):  # the controller may be restarting
         time.sleep(number and _STATE_PAUSE_S)
-        job_id = _run("sbatch", "--parsable", *words, f"--dependency=afterany:{allocation.job_id}", script)
+        job_id = _run("sbatch", "--parsable", *options, f"--dependency=afterany:{allocation.job_id}", script)
         if job_id:
             print(job_id, flush=True)
             record_job(folder, job_id.partition(";")[0])

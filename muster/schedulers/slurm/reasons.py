@@ -9,7 +9,7 @@ from torchx.specs import AppState
 from muster._shared.records import replace
 from muster.schedulers.adapter import Code, Reason
 from muster.schedulers.slurm.client import NodeSize, Partition, QueueEntry, Wish
-from muster.schedulers.wording.slurm_names import ENDS
+from muster.schedulers.wording.words import ENDS
 
 _NAMES: Final = {
     AppState.PENDING: "PENDING CONFIGURING REQUEUED REQUEUE_HOLD REQUEUE_FED SPECIAL_EXIT RESV_DEL_HOLD",
@@ -45,13 +45,13 @@ def explain_size(nodes: int, partitions: Sequence[Partition], *, job: str = "", 
     return Reason(code=Code.TOO_MANY_NODES, job=job, word=word, total=nodes, causes=tuple(found)) if found else None
 
 
-def explain_refusal(error: str, names: str, asked: Sequence[str], sizes: Sequence[NodeSize]) -> str:
+def explain_refusal(error: str, names: str, options: Sequence[str], sizes: Sequence[NodeSize]) -> str:
     """Say what of a job this cluster does not have. "": what sbatch says is all that is known.
 
     Args:
         error: of sbatch.
         names: of the partitions, which commas separate. "": the default one.
-        asked: the options that ask for CPUs and memory.
+        options: those that ask for CPUs and memory.
         sizes: of the nodes.
     """
     known = {each.name: f"{each.name} (default)" if each.is_default else each.name for each in sizes}
@@ -61,11 +61,11 @@ def explain_refusal(error: str, names: str, asked: Sequence[str], sizes: Sequenc
         has = f"; it has {', '.join(known.values())}" if known else ""
         return f"this cluster has no partition {missing}{has}" if missing else ""
     found = [each for each in sizes if each.name in wanted]
-    if "Requested node configuration is not available" not in error or not asked or not found:
+    if "Requested node configuration is not available" not in error or not options or not found:
         return ""
     most = f"at most {max(each.cpus for each in found)} CPUs and {max(each.memory_mb for each in found)} MB"
     where = " and ".join(dict.fromkeys(each.name for each in found))
-    return f"{error}: the job asks for {' '.join(asked)} on each node; the nodes of {where} have {most}"
+    return f"{error}: the job asks for {' '.join(options)} on each node; the nodes of {where} have {most}"
 
 
 def explain_wait(entry: QueueEntry, wish: Wish = _NOT_KNOWN) -> Reason:

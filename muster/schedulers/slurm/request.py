@@ -1,36 +1,66 @@
 """Builds the spec of an app and the script of its job from an AppDef: pure, the dry run."""
 
+import io
 import json
 import posixpath
 import shlex
-from collections.abc import Sequence
+import zipfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import mul
+from pathlib import Path
 from typing import Final
 
 from torchx.specs import AppDef, Role
 
 from muster._shared.contract import AGENT_BUNDLE_NAME, SIZE_LIMIT, WORKSPACE_BUNDLE_NAME, Env, RoleKey
-from muster.schedulers.adapter import (
-    ERROR_FILE,
-    AgentPlace,
-    AppFolder,
-    AppSpec,
-    OptionError,
-    ReplicaId,
-    ReplicaPlan,
-    assign_arguments,
-    build_process_spec,
-    build_role_labels,
-    build_role_plan,
-    count_cpus,
-    is_agent_role,
-    mask_plans,
-    plan_replica,
-)
-from muster.schedulers.slurm import payload
-from muster.schedulers.slurm.node import GO_ON, JOBS_NAME, LOG_NAME, SCRIPT_NAME
+from muster.schedulers import adapter
+from muster.schedulers.bundle import strip_source
+from muster.schedulers.slurm.node import FILES_DIR, GO_ON, JOBS_NAME, LOG_NAME, SCRIPT_NAME
 from muster.schedulers.slurm.options import SlurmOptions
+
+PAYLOAD_NAME: Final = "node.zip"
+NOT_SENT: Final = 97
+"""Exit code of the job's script if it cannot write the zip to the nodes. Programs rarely use it."""
+SCRIPT_LIMIT_BYTES: Final = 4_000_000
+"""Slurm's default limit of a script (`max_script_size`) is 4 MiB."""
+
+_PACKAGE: Final = Path(__file__).resolve().parents[2]
+_MODULES: Final = (
+    *("__init__", "_shared/**/*", "schedulers/__init__", "schedulers/failure_report", "schedulers/naming"),
+    *("schedulers/node_program/__init__", "schedulers/node_program/output_pipes", "schedulers/processes/*"),
+    *("schedulers/slurm/hosts", "schedulers/slurm/node", "schedulers/supervision/*", "schedulers/wording/*"),
+)
+_MAIN: Final = """\
+import signal, sys
+
+# Kept until `watch_signals`: Slurm may send them in a job's first second.
+signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP))
+if sys.version_info < (3, 10):
+    sys.exit("muster: needs Python 3.10 or newer, but %s is Python %d.%d" % ((sys.executable,) + sys.version_info[:2]))
+from muster.schedulers.slurm.node import main
+
+sys.exit(main(sys.argv))
+"""
+
+
+def build_payload(files: Mapping[str, bytes]) -> bytes:
+    """Pack what a node runs.
+
+    Args:
+        files: of the app's state folder, by name: for nodes without the shared folder.
+    """
+    paths = [path for name in _MODULES for path in sorted(_PACKAGE.glob(f"{name}.py"))]
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("__main__.py", _MAIN)
+        archive.writestr("muster/schedulers/slurm/__init__.py", "")  # nodes need no entry point
+        for path in paths:
+            archive.writestr(f"muster/{path.relative_to(_PACKAGE).as_posix()}", strip_source(path.read_text()))
+        for name, content in files.items():
+            archive.writestr(f"{FILES_DIR}{name}", content)
+    return packed.getvalue()
+
 
 WORKSPACE_KEY: Final = "muster.slurm_workspace"
 """In `Role.metadata`: absolute path of the folder that travels with the app."""
@@ -71,7 +101,7 @@ class Place:
 class SlurmRequest:
     """A whole app. `schedule` carries it out."""
 
-    spec: AppSpec
+    spec: adapter.AppSpec
     script: str
     folder: str
     """The app's folder on this machine. On the nodes it is `spec.folder`."""
@@ -90,7 +120,7 @@ class SlurmRequest:
 
     def __str__(self) -> str:
         """Return the text of the dry run, without secrets."""
-        plans = json.dumps(mask_plans(self.spec.details["replicas"]), indent=2)
+        plans = json.dumps(adapter.mask_plans(self.spec.details["replicas"]), indent=2)
         return f"{self.script}\n# the replicas, in the order of the job's tasks:\n{plans}"
 
 
@@ -110,7 +140,7 @@ def build_request(app: AppDef, options: SlurmOptions, *, name: str, token: str, 
     _check(options)
     if options.container_image:
         place = replace(place, python=options.python or _IMAGE_PYTHON)
-    roles = assign_arguments(app, build_role_labels([role.name for role in app.roles]), name)
+    roles = adapter.assign_arguments(app, adapter.build_role_labels([role.name for role in app.roles]), name)
     spare_role = _choose_spare_role(roles, options)
     has_workspace = any(WORKSPACE_KEY in role.metadata for role in app.roles)
     folder = place.folder if options.shared else posixpath.join(options.node_dir, f"muster-{name}")
@@ -122,8 +152,8 @@ def build_request(app: AppDef, options: SlurmOptions, *, name: str, token: str, 
         for role in roles
     }
     nodes = sum(map(len, replicas.values()))
-    may_lose = options.spares > 0 or any(build_role_plan(role).is_elastic for role in app.roles)
-    spec = build_process_spec(
+    may_lose = options.spares > 0 or any(adapter.build_role_plan(role).is_elastic for role in app.roles)
+    spec = adapter.build_process_spec(
         app,
         replicas,
         _build_place(name, folder, app.roles[0].name, options),
@@ -169,15 +199,15 @@ def _find_partitions(flags: Sequence[str]) -> str | None:
 
 def _check(options: SlurmOptions) -> None:
     if not options.shared and options.continues == "follow-up":
-        raise OptionError("continues=follow-up needs a folder that the nodes share: shared=true", "continues")
+        raise adapter.OptionError("continues=follow-up needs a folder that the nodes share: shared=true", "continues")
     if options.container_mounts and not options.container_image:
-        raise OptionError("container_mounts needs container_image=IMAGE", "container_mounts")
+        raise adapter.OptionError("container_mounts needs container_image=IMAGE", "container_mounts")
     if options.gpu_type and options.gpus == "none":
-        raise OptionError("gpu_type needs gpus=gres or gpus=tres: gpus=none asks for no GPU", "gpu_type")
+        raise adapter.OptionError("gpu_type needs gpus=gres or gpus=tres: gpus=none asks for no GPU", "gpu_type")
     if options.workspace_type != "dir" or options.image_repo is not None:
         name = "workspace_type" if options.workspace_type != "dir" else "image_repo"
         text = "no image is built here: name one with container_image, or use TorchX's own adapter, -s slurm_torchx"
-        raise OptionError(f"{name}={getattr(options, name)}: {text}", name)
+        raise adapter.OptionError(f"{name}={getattr(options, name)}: {text}", name)
 
 
 def _check_lines(flags: Sequence[str]) -> None:
@@ -185,17 +215,17 @@ def _check_lines(flags: Sequence[str]) -> None:
     for flag in flags:
         if any(each in flag for each in "\n\r\0"):
             name, _, value = flag.removeprefix("--").partition("=")
-            raise OptionError(f"{name}={value!r} must be one line", name)
+            raise adapter.OptionError(f"{name}={value!r} must be one line", name)
 
 
 def _choose_spare_role(roles: Sequence[Role], options: SlurmOptions) -> str:
     if options.spares == 0:
         return ""
     if options.spares > SIZE_LIMIT:
-        raise OptionError(f"spares={options.spares} is more than {SIZE_LIMIT}", "spares")
-    agents = [str(role.name) for role in roles if is_agent_role(role)]
+        raise adapter.OptionError(f"spares={options.spares} is more than {SIZE_LIMIT}", "spares")
+    agents = [str(role.name) for role in roles if adapter.is_agent_role(role)]
     if len(agents) != 1:
-        raise OptionError(
+        raise adapter.OptionError(
             f"spares={options.spares}: the app must have exactly one role of agents, and has {len(agents)}", "spares"
         )
     return agents[0]
@@ -203,16 +233,16 @@ def _choose_spare_role(roles: Sequence[Role], options: SlurmOptions) -> str:
 
 def _build_plan(
     role: Role, index: int, options: SlurmOptions, name: str, folder: str, place: Place, *, has_workspace: bool
-) -> ReplicaPlan:
-    files = AppFolder(folder)
+) -> adapter.ReplicaPlan:
+    files = adapter.AppFolder(folder)
     cwd = place.cwd if options.shared else folder
-    plan = plan_replica(
+    plan = adapter.plan_replica(
         role,
         index,
         _build_place(name, folder, role.name, options),
         cwd=posixpath.join(folder, WORK_DIR) if has_workspace else cwd,
         bundle_dir=str(files.state_dir),
-        error_file=str(files.replica_dir(ReplicaId(role.name, index)) / ERROR_FILE),
+        error_file=str(files.replica_dir(adapter.ReplicaId(role.name, index)) / adapter.ERROR_FILE),
         python=_choose_python(options, place),
     )
     if has_workspace and not options.shared and plan.runs_agent:
@@ -225,9 +255,9 @@ def _choose_python(options: SlurmOptions, place: Place) -> str:
     return _IMAGE_PYTHON if enters_image and options.python is None else place.python
 
 
-def _build_place(name: str, folder: str, role: str, options: SlurmOptions) -> AgentPlace:
-    log_dir = str(AppFolder(folder).role_dir(role))
-    return AgentPlace(  # `node` prints who has sent SIGTERM
+def _build_place(name: str, folder: str, role: str, options: SlurmOptions) -> adapter.AgentPlace:
+    log_dir = str(adapter.AppFolder(folder).role_dir(role))
+    return adapter.AgentPlace(  # `node` prints who has sent SIGTERM
         adapter="slurm", app_id=name, log_dir=log_dir, grace_s=options.grace_s, env=options.env, sigterm_senders=""
     )
 
@@ -236,7 +266,7 @@ def _list_flags(
     name: str, roles: Sequence[Role], options: SlurmOptions, nodes: int, place: Place, *, may_lose: bool
 ) -> list[str]:
     """Return the flags of sbatch. All nodes of a job are alike: each has what the largest role asks for."""
-    log = str(AppFolder(place.folder).state_dir / LOG_NAME) if options.shared else "/dev/null"
+    log = str(adapter.AppFolder(place.folder).state_dir / LOG_NAME) if options.shared else "/dev/null"
     flags = [f"--job-name={name}", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
     flags += [f"--output={log}", "--open-mode=append", f"--chdir={place.cwd if options.shared else '/'}"]
     flags += ["--no-requeue"] if options.continues == "no" else ["--requeue"]
@@ -267,7 +297,7 @@ def _check_time(options: SlurmOptions, grace_s: float) -> str:
     if limit_s is not None and limit_s <= grace_s:
         why = "so long before the limit all ranks stop; give more time, or a smaller grace_s"
         line = f"time={options.time} must be more than {grace_s:g} s: {why}"
-        raise OptionError(line, "time")
+        raise adapter.OptionError(line, "time")
     if limit_s is None or limit_s >= 2 * grace_s:
         return ""
     return f"of time={options.time} the last {grace_s:g} s are for saving and stopping; a smaller grace_s leaves more"
@@ -287,7 +317,7 @@ def _count_seconds(time: str) -> float | None:
 
 def _count_cpus(roles: Sequence[Role]) -> int:
     """Count the CPUs of a node. Slurm binds the workers to them, so each has one where the user gave no number."""
-    return max(int(count_cpus(role)) for role in roles)
+    return max(int(adapter.count_cpus(role)) for role in roles)
 
 
 def _list_gpu_flags(options: SlurmOptions, gpus: int) -> list[str]:
@@ -316,22 +346,22 @@ def _build_script(
     lines = ["#!/bin/sh", *(f"#SBATCH {shlex.quote(flag)}" for flag in flags)]
     lines += [f"module load {shlex.quote(module)}" for module in options.modules]
     lines += [options.prolog] if options.prolog else []
-    bundle = shlex.quote(posixpath.join(str(AppFolder(folder).state_dir), payload.NAME))
+    bundle = shlex.quote(posixpath.join(str(adapter.AppFolder(folder).state_dir), PAYLOAD_NAME))
     if not options.shared:
         # A name per run: existing files, perhaps another user's, are refused.
         lines += [f'bundle={shlex.quote(folder)}".$SLURM_JOB_ID.${{SLURM_RESTART_COUNT:-0}}.zip"']
         lines += ["umask 077", 'rm -f "$bundle.sent"', "set -C"]
-        lines += [f"base64 -d >\"$bundle.sent\" <<'{_END}' || exit {payload.NOT_SENT}", f"{PAYLOAD_MARK}{_END}"]
-        lines += [f'sbcast --preserve "$bundle.sent" "$bundle" || exit {payload.NOT_SENT}', 'rm -f "$bundle.sent"']
+        lines += [f"base64 -d >\"$bundle.sent\" <<'{_END}' || exit {NOT_SENT}", f"{PAYLOAD_MARK}{_END}"]
+        lines += [f'sbcast --preserve "$bundle.sent" "$bundle" || exit {NOT_SENT}', 'rm -f "$bundle.sent"']
         bundle = '"$bundle"'
     # It may run again with fewer nodes.
     command = f"{SRUN} {shlex.join([*srun_flags, python])} {bundle} {shlex.quote(folder)}"
     if options.container_image:
-        return "\n".join([*lines, *_list_image_lines(command, options.continues, AppFolder(folder)), ""])
+        return "\n".join([*lines, *_list_image_lines(command, options.continues, adapter.AppFolder(folder)), ""])
     return "\n".join([*lines, f"exec {command}", ""])
 
 
-def _list_image_lines(command: str, how: str, folder: AppFolder) -> list[str]:
+def _list_image_lines(command: str, how: str, folder: adapter.AppFolder) -> list[str]:
     """Return lines that do outside of the image what its nodes cannot do if it lacks Slurm's commands.
 
     The time limit's end is known to the tasks, and the job goes on if one of them asks for it by its exit code.
@@ -351,7 +381,7 @@ def _list_image_lines(command: str, how: str, folder: AppFolder) -> list[str]:
     ]
 
 
-def list_files(spec: AppSpec, agent: bytes | None, workspace: bytes | None) -> dict[str, bytes]:
+def list_files(spec: adapter.AppSpec, agent: bytes | None, workspace: bytes | None) -> dict[str, bytes]:
     """Return the files of the app's state folder that a node without it needs, by name.
 
     Args:

@@ -16,22 +16,7 @@ from torchx.specs.api import ReplicaStatus
 
 from muster._shared.contract import LogNames
 from muster._shared.foreign_files import parse_json, read_regular, read_whole
-from muster.schedulers.adapter import (
-    AgentReports,
-    AppFacts,
-    AppFolder,
-    AppRecord,
-    AppRegistry,
-    AppSpec,
-    Code,
-    EngineError,
-    JobFacts,
-    Reason,
-    Reasons,
-    ReplicaId,
-    combine_facts,
-    load_app,
-)
+from muster.schedulers import adapter
 from muster.schedulers.adapter.supervised import REPLICA_STATES
 from muster.schedulers.slurm import client, reasons
 from muster.schedulers.slurm.client import QueueEntry
@@ -50,7 +35,7 @@ from muster.schedulers.slurm.node import (
     list_runs,
     read_sizes,
 )
-from muster.schedulers.slurm.payload import NOT_SENT
+from muster.schedulers.slurm.request import NOT_SENT
 
 _CLOCKS_S: Final = 2.0
 """How much the clocks of nodes and controller may differ. A job waits longer before it runs again."""
@@ -72,9 +57,9 @@ class NodeState:
     """What one node has recorded of its replica in the newest run."""
 
     node: str
-    record: AppRecord
+    record: adapter.AppRecord
 
-    def has_running(self, replica: ReplicaId) -> bool:
+    def has_running(self, replica: adapter.ReplicaId) -> bool:
         """Return whether its replica runs by its record, which a lost node does not change any more."""
         return self.record.app.replicas[replica].status.value == "running"
 
@@ -83,13 +68,13 @@ class NodeState:
 class App:
     """An app as it is now."""
 
-    spec: AppSpec
-    folder: AppFolder
+    spec: adapter.AppSpec
+    folder: adapter.AppFolder
     entry: QueueEntry | None
     """Its newest job. None: Slurm does not know it (any more)."""
     runs: tuple[str, ...]
     """`JOBID.RESTARTS`, oldest first."""
-    nodes: dict[ReplicaId, NodeState]
+    nodes: dict[adapter.ReplicaId, NodeState]
     """The nodes of the newest run."""
     is_cancelled: bool
 
@@ -129,9 +114,9 @@ class App:
         return good > 0 if role.runs_agent else good >= role.needed
 
     @property
-    def remote_folder(self) -> AppFolder:
+    def remote_folder(self) -> adapter.AppFolder:
         """The app's folder on its nodes."""
-        return AppFolder(self.spec.folder)
+        return adapter.AppFolder(self.spec.folder)
 
     def has_started(self) -> bool:
         """Return whether all tasks of the job that runs can receive a message. One that is just starting cannot."""
@@ -143,7 +128,7 @@ class App:
         running = [each for each, known in self.nodes.items() if known.has_running(each)]
         return is_current and len(running) == len(self.nodes) == len(list_replicas(self.spec))
 
-    def find_running(self, role: str | None = None) -> dict[ReplicaId, str]:
+    def find_running(self, role: str | None = None) -> dict[adapter.ReplicaId, str]:
         """Find the nodes of replicas that run by their records, of one role or all. Without records: with a node.
 
         A node that Slurm has lost is none of them.
@@ -160,7 +145,7 @@ class App:
         }
 
 
-def read_app(folder: AppFolder) -> App:
+def read_app(folder: adapter.AppFolder) -> App:
     """Read an app. Looking changes nothing.
 
     Raises:
@@ -202,7 +187,7 @@ def find_end_s(app: App, added_s: float) -> float | None:
     return max((each for each in ended if each is not None), default=None) if None not in ended else None
 
 
-def read_jobs(folder: AppFolder) -> list[str]:
+def read_jobs(folder: adapter.AppFolder) -> list[str]:
     """Return the ids of the jobs that were submitted for an app."""
     try:
         return read_whole(folder.state_dir / JOBS_NAME).decode().split()
@@ -210,7 +195,7 @@ def read_jobs(folder: AppFolder) -> list[str]:
         return []
 
 
-def find_app_of_job(job_id: str, registry: AppRegistry) -> str | None:
+def find_app_of_job(job_id: str, registry: adapter.AppRegistry) -> str | None:
     """Find the app that has, or had, a job of Slurm's. None: none that was submitted here."""
     for app_id in registry:
         folder = registry.open(app_id)
@@ -219,7 +204,7 @@ def find_app_of_job(job_id: str, registry: AppRegistry) -> str | None:
     return None
 
 
-def _read_nodes(folder: AppFolder, spec: AppSpec, run: str) -> dict[ReplicaId, NodeState]:
+def _read_nodes(folder: adapter.AppFolder, spec: adapter.AppSpec, run: str) -> dict[adapter.ReplicaId, NodeState]:
     found = {}
     for replica in list_replicas(spec):
         node = NodeFolder(folder.path, run, replica)
@@ -230,12 +215,12 @@ def _read_nodes(folder: AppFolder, spec: AppSpec, run: str) -> dict[ReplicaId, N
     return found
 
 
-def build_facts(app: App, told: AgentReports, submitted_s: float | None) -> AppFacts:
+def build_facts(app: App, reports: adapter.AgentReports, submitted_s: float | None) -> adapter.AppFacts:
     """Return what people are shown.
 
     Args:
         app: see `read_app`.
-        told: what its agents report.
+        reports: what its agents report.
         submitted_s: when the app was submitted. Its job counts from its last requeue.
     """
     state = app.state
@@ -244,9 +229,9 @@ def build_facts(app: App, told: AgentReports, submitted_s: float | None) -> AppF
         sizes = read_sizes(app.folder.state_dir)
         wanted = {known.node for each, known in app.nodes.items() if each.index < sizes.get(each.role, each.index + 1)}
         lost = wanted - set(app.entry.nodes)
-    known = AppFacts(
+    known = adapter.AppFacts(
         app_id=app.spec.app_id,
-        app=load_app(app.spec.description),
+        app=adapter.load_app(app.spec.description),
         state=state,
         replicas=_list_statuses(app, state, lost.union(find_killed(app))),
         restarts=sum(each.record.app.num_restarts for each in app.nodes.values()),
@@ -255,8 +240,8 @@ def build_facts(app: App, told: AgentReports, submitted_s: float | None) -> AppF
         submitted_s=submitted_s,
         since_s=_find_since_s(app.entry, state),
     )
-    told = replace(told, jobs={role: job for role, job in told.jobs.items() if _is_of_this_run(app, job)})
-    return combine_facts(known, told, tells_jobs=state is AppState.RUNNING or is_terminal(state))
+    reports = replace(reports, jobs={role: job for role, job in reports.jobs.items() if _is_of_this_run(app, job)})
+    return adapter.combine_facts(known, reports, tells_jobs=state is AppState.RUNNING or is_terminal(state))
 
 
 def _find_since_s(entry: QueueEntry | None, state: AppState) -> float | None:
@@ -266,7 +251,7 @@ def _find_since_s(entry: QueueEntry | None, state: AppState) -> float | None:
     return entry.end_s if is_terminal(state) else entry.submitted_s if state is AppState.PENDING else None
 
 
-def _is_of_this_run(app: App, job: JobFacts) -> bool:
+def _is_of_this_run(app: App, job: adapter.JobFacts) -> bool:
     """Return whether agents report of the run that Slurm has started, and not of the one before."""
     entry = app.entry
     if entry is None or entry.state != "RUNNING" or entry.start_s is None or job.status is None:
@@ -275,7 +260,7 @@ def _is_of_this_run(app: App, job: JobFacts) -> bool:
 
 
 def _list_statuses(app: App, state: AppState, lost: set[str]) -> list[ReplicaStatus]:
-    def find_state(replica: ReplicaId) -> AppState:
+    def find_state(replica: adapter.ReplicaId) -> AppState:
         known = app.nodes.get(replica)
         size = read_sizes(app.folder.state_dir).get(replica.role)
         if size is not None and replica.index >= size:
@@ -302,45 +287,47 @@ def _list_statuses(app: App, state: AppState, lost: set[str]) -> list[ReplicaSta
     ]
 
 
-def _list_reasons(app: App, state: AppState, lost: set[str]) -> Reasons:
-    found: list[Reason] = []
+def _list_reasons(app: App, state: AppState, lost: set[str]) -> adapter.Reasons:
+    found: list[adapter.Reason] = []
     entry = app.entry
     if entry is None:
-        found.append(Reason(code=Code.SLURM_FORGOT if read_jobs(app.folder) else Code.NOT_SUBMITTED))
+        found.append(
+            adapter.Reason(code=adapter.Code.SLURM_FORGOT if read_jobs(app.folder) else adapter.Code.NOT_SUBMITTED)
+        )
     elif state is AppState.PENDING:
         found.append(explain_wait(entry))
     elif is_terminal(state):
         found += explain_end(app, state)
     else:
-        found += [Reason(code=Code.NODES_LOST, hosts=(name,)) for name in sorted(lost)]
+        found += [adapter.Reason(code=adapter.Code.NODES_LOST, hosts=(name,)) for name in sorted(lost)]
         found += find_killed(app).values()
-        told = filter(None, (known.record.app.reasons for known in app.nodes.values()))
-        found += [Reason(code=Code.NODE_REPORTS, causes=each) for each in told]
+        causes = filter(None, (known.record.app.reasons for known in app.nodes.values()))
+        found += [adapter.Reason(code=adapter.Code.NODE_REPORTS, causes=each) for each in causes]
         word = "" if entry.state == "RUNNING" else entry.state.lower()
-        found.append(Reason(code=Code.SLURM_JOB, job=entry.job_id, word=word))
+        found.append(adapter.Reason(code=adapter.Code.SLURM_JOB, job=entry.job_id, word=word))
     if len(app.runs) > 1 or (app.runs and state is AppState.PENDING):
-        found.append(Reason(code=Code.INCARNATION, count=len(app.runs) + (state is AppState.PENDING)))
+        found.append(adapter.Reason(code=adapter.Code.INCARNATION, count=len(app.runs) + (state is AppState.PENDING)))
     if state is AppState.PENDING:
         before = choose_reasons([known.record.app.reasons for known in app.nodes.values()])
-        found += [Reason(code=Code.BEFORE, causes=before)] if before else []
+        found += [adapter.Reason(code=adapter.Code.BEFORE, causes=before)] if before else []
     return tuple(dict.fromkeys(found))
 
 
-def explain_wait(entry: QueueEntry) -> Reason:
+def explain_wait(entry: QueueEntry) -> adapter.Reason:
     """Return why a job waits, with what it asks for where that is the reason."""
     wish = client.Wish()
     if entry.reason in reasons.SIZES:
-        with contextlib.suppress(EngineError):
+        with contextlib.suppress(adapter.EngineError):
             wish = client.read_wish(entry.job_id)
     return reasons.explain_wait(entry, wish)
 
 
-def explain_end(app: App, state: AppState) -> Reasons:
+def explain_end(app: App, state: AppState) -> adapter.Reasons:
     """Return why it has ended: what a node says, else Slurm, else what the script printed."""
     if state is AppState.SUCCEEDED:
         return ()
     if app.is_cancelled:
-        return (Reason(code=STOPS.get(app.folder.read_request() or "", Code.CANCELLED)),)
+        return (adapter.Reason(code=STOPS.get(app.folder.read_request() or "", adapter.Code.CANCELLED)),)
     order = ("FAILED", "CANCELLED")
     records = [known.record for known in app.nodes.values()]
     ended = [
@@ -352,23 +339,25 @@ def explain_end(app: App, state: AppState) -> Reasons:
     killed = tuple(find_killed(app).values())[:1]
     by_slurm = None if app.entry is None else reasons.explain_end(app.entry)
     if not killed and not ended:
-        said = _read_last_line(app.folder) if app.is_shared else _explain_node_dir(app)
-        return tuple(each for each in (by_slurm, said) if each is not None)
-    told = killed or first  # the first failure is the cause
-    return told if by_slurm is None else (*told, by_slurm)
+        line = _read_last_line(app.folder) if app.is_shared else _explain_node_dir(app)
+        return tuple(each for each in (by_slurm, line) if each is not None)
+    by_nodes = killed or first  # the first failure is the cause
+    return by_nodes if by_slurm is None else (*by_nodes, by_slurm)
 
 
-def _explain_node_dir(app: App) -> Reason | None:
+def _explain_node_dir(app: App) -> adapter.Reason | None:
     """Say why a job whose nodes share no folder could not use its folder in `node_dir`. None: it could."""
     ended = None if app.entry is None else client.find_ended(app.entry.job_id)
     if ended is not None and ended.exit_code == NOT_OURS:
-        return Reason(code=Code.FOLDER_FOREIGN, job=ended.job_id, text=app.spec.folder, host="a node")
+        return adapter.Reason(code=adapter.Code.FOLDER_FOREIGN, job=ended.job_id, text=app.spec.folder, host="a node")
     if ended is None or ended.exit_code != NOT_SENT:
         return None
-    return Reason(code=Code.FOLDER_UNWRITABLE, job=ended.job_id, text=posixpath.dirname(app.spec.folder))
+    return adapter.Reason(
+        code=adapter.Code.FOLDER_UNWRITABLE, job=ended.job_id, text=posixpath.dirname(app.spec.folder)
+    )
 
 
-def find_killed(app: App) -> dict[str, Reason]:
+def find_killed(app: App) -> dict[str, adapter.Reason]:
     """Return the nodes on which muster's own process was killed in this run, with what is known of it.
 
     It can record nothing any more, and only srun has seen it. Once Slurm itself ends a job, such lines say nothing.
@@ -377,13 +366,13 @@ def find_killed(app: App) -> dict[str, Reason]:
         return {}
     try:
         start = int(read_whole(app.folder.state_dir / RUNS_DIR / app.runs[-1] / LOG_START_NAME))
-        said = read_regular(app.folder.state_dir / LOG_NAME, _RUN_LOG_LIMIT_BYTES, start)
-        text = _BY_SLURM.split(said.decode(errors="replace"))[0]
+        output = read_regular(app.folder.state_dir / LOG_NAME, _RUN_LOG_LIMIT_BYTES, start)
+        text = _BY_SLURM.split(output.decode(errors="replace"))[0]
     except (OSError, ValueError):
         return {}
     running = {known.node for each, known in app.nodes.items() if known.has_running(each)}
     return {
-        host: Reason(code=Code.NODE_KILLED, host=host, text=how)
+        host: adapter.Reason(code=adapter.Code.NODE_KILLED, host=host, text=how)
         for names, how in _KILLED.findall(text)
         for host in expand_hosts(names)
         if host in running
@@ -401,14 +390,14 @@ def find_checkpoint(app: App) -> str:
     return max(found, default=(0, ""))[1]
 
 
-def _read_last_line(folder: AppFolder) -> Reason | None:
+def _read_last_line(folder: adapter.AppFolder) -> adapter.Reason | None:
     """Return what the script or srun has said last that is more than an exit code: why nothing has started."""
     lines = read_last_lines(folder)
-    said = [line for line in lines if not _SAYS_LITTLE.search(line)] or lines
-    return Reason(code=Code.SCRIPT_SAID, text=said[-1]) if said else None
+    chosen = [line for line in lines if not _SAYS_LITTLE.search(line)] or lines
+    return adapter.Reason(code=adapter.Code.SCRIPT_SAID, text=chosen[-1]) if chosen else None
 
 
-def read_last_lines(folder: AppFolder) -> list[str]:
+def read_last_lines(folder: adapter.AppFolder) -> list[str]:
     """Return the last lines of what the script and srun have said."""
     try:
         text = read_regular(folder.state_dir / LOG_NAME, _LOG_LIMIT_BYTES, -_LOG_LIMIT_BYTES).decode(errors="replace")

@@ -20,69 +20,21 @@ from torchx.workspace.api import WorkspaceMixin
 from muster._shared.contract import AGENT_MODULE, print_line
 from muster._shared.folders import remove_folder
 from muster._shared.programs import explain_missing
-from muster.schedulers.adapter import (
-    AGENT_BUNDLE_NAME,
-    NOT_REACHED,
-    Answer,
-    AppFacts,
-    AppFolder,
-    AppRegistry,
-    AskKind,
-    AskOutcome,
-    BundleError,
-    CommandExit,
-    ControlError,
-    EngineError,
-    Env,
-    FileSource,
-    Leftover,
-    ListedApp,
-    LogRequest,
-    NodePipe,
-    PluginScheduler,
-    ReplicaId,
-    RoleNodes,
-    SchedulerError,
-    StateError,
-    StrictOpts,
-    ask_roles,
-    build_agent_bundle,
-    build_app_name,
-    build_ask_command,
-    build_workspace_bundle,
-    check_replica,
-    close_stop,
-    copy_workspace,
-    count_nodes,
-    declare_options,
-    derive_token,
-    describe_os_error,
-    find_elastic_role,
-    find_newest_run,
-    find_state_dir,
-    make_secret,
-    make_suffix,
-    measure_folder,
-    note_workspace,
-    parse_options,
-    read_agent_reports,
-    read_lines,
-    share_workspace,
-    start_pipe,
-    word,
-    word_all,
-)
+from muster.schedulers import adapter
 from muster.schedulers.agent_command import find_program
-from muster.schedulers.slurm import client, payload, reasons, running_apps
+from muster.schedulers.slurm import client, reasons, running_apps
 from muster.schedulers.slurm.node import LOG_NAME, SCRIPT_NAME, SIZES_NAME, STOP_WORD, read_sizes, record_job
 from muster.schedulers.slurm.options import SlurmOptions
 from muster.schedulers.slurm.request import (
     PAYLOAD_MARK,
+    PAYLOAD_NAME,
+    SCRIPT_LIMIT_BYTES,
     SRUN,
     WORK_DIR,
     WORKSPACE_KEY,
     Place,
     SlurmRequest,
+    build_payload,
     build_request,
     list_files,
 )
@@ -108,7 +60,7 @@ _NOT_INHERITED: Final = ("MUSTER_", "SLURM_", "SBATCH_", "SRUN_")
 logger = logging.getLogger(__name__)
 
 
-class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[misc]
+class SlurmScheduler(adapter.PluginScheduler, WorkspaceMixin[None]):  # type: ignore[misc]
     """Runs an app as one job of a Slurm cluster, see the package.
 
     Args:
@@ -124,19 +76,19 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
 
     # -- submitting ---------------------------------------------------------------------------------------------------
 
-    def add_options(self, opts: StrictOpts) -> None:
+    def add_options(self, opts: adapter.StrictOpts) -> None:
         """See `options`."""
-        declare_options(opts, SlurmOptions)
+        adapter.declare_options(opts, SlurmOptions)
 
-    def workspace_opts(self) -> StrictOpts:
+    def workspace_opts(self) -> adapter.StrictOpts:
         """Return no options: `add_options` declares all."""
-        return StrictOpts(self.backend)
+        return adapter.StrictOpts(self.backend)
 
     def build_workspace_and_update_role(self, role: Role, workspace: str, cfg: Mapping[str, Any]) -> None:
         """Note the folder, which travels with `job_dir`, as with TorchX's adapter, or without a shared folder."""
         if not cfg.get("job_dir") and cfg.get("shared") is not False and str(cfg.get("shared")).lower() != "false":
             return
-        note_workspace(role, workspace, WORKSPACE_KEY, self._printed, is_quiet=bool(cfg.get("quiet")))
+        adapter.note_workspace(role, workspace, WORKSPACE_KEY, self._printed, is_quiet=bool(cfg.get("quiet")))
 
     def shares_folders(self, cfg: Mapping[str, Any]) -> bool:
         """See `PluginScheduler`."""
@@ -148,16 +100,16 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
         return [] if app_id is None else [app_id], f"no job that was submitted here has the Slurm job id {word}"
 
     def _submit_dryrun(self, app: AppDef, cfg: Mapping[str, Any]) -> AppDryRunInfo:
-        from muster.schedulers.local.interpreter import find_interpreter
+        from muster.schedulers.local.submission import find_interpreter
 
-        options = parse_options(SlurmOptions, self._run_opts(), cfg)
-        name = build_app_name(app.name, make_suffix())
-        default = find_state_dir(os.environ) / "logs" / (self.session_name or "torchx") / name
+        options = adapter.parse_options(SlurmOptions, self._run_opts(), cfg)
+        name = adapter.build_app_name(app.name, adapter.make_suffix())
+        default = adapter.find_state_dir(os.environ) / "logs" / (self.session_name or "torchx") / name
         folder = os.path.abspath(os.path.expanduser(options.job_dir or default))
         python = options.python or find_interpreter(os.environ, sys.executable)
         place = Place(folder=folder, cwd=os.getcwd(), python=python)
         request = build_request(
-            share_workspace(app, WORKSPACE_KEY), options, name=name, token=make_secret(), place=place
+            adapter.share_workspace(app, WORKSPACE_KEY), options, name=name, token=adapter.make_secret(), place=place
         )
         return AppDryRunInfo(request, str)
 
@@ -189,27 +141,27 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
                 record_job(folder, job_id)
                 undo.pop_all()
         except FileExistsError as error:
-            raise SchedulerError(f"{folder.path} exists already: an app needs a folder of its own") from error
-        except BundleError as error:
-            raise SchedulerError(str(error)) from error
+            raise adapter.SchedulerError(f"{folder.path} exists already: an app needs a folder of its own") from error
+        except adapter.BundleError as error:
+            raise adapter.SchedulerError(str(error)) from error
         except OSError as error:
-            raise EngineError(
-                f"cannot submit {request.spec.app_id}: {describe_os_error(error, str(folder.path))}"
+            raise adapter.EngineError(
+                f"cannot submit {request.spec.app_id}: {adapter.describe_os_error(error, str(folder.path))}"
             ) from error
         self._submitted.add(request.spec.app_id)
         return request.spec.app_id
 
     # -- looking ------------------------------------------------------------------------------------------------------
 
-    def _find_registry(self) -> AppRegistry:
-        return AppRegistry(find_state_dir(os.environ), self.backend)
+    def _find_registry(self) -> adapter.AppRegistry:
+        return adapter.AppRegistry(adapter.find_state_dir(os.environ), self.backend)
 
     def _find_app(self, app_id: str) -> running_apps.App | None:
         """Find an app. None: it is not known (any more)."""
         try:
             return self._read_app(app_id)
-        except StateError as error:
-            raise EngineError(str(error)) from error
+        except adapter.StateError as error:
+            raise adapter.EngineError(str(error)) from error
 
     def _read_app(self, app_id: str) -> running_apps.App | None:
         folder = self._find_registry().open(app_id)
@@ -223,71 +175,73 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
         for app_id in self._find_registry():
             try:
                 app = self._read_app(app_id)
-            except StateError as error:  # noqa: PERF203  # it hides no other
+            except adapter.StateError as error:  # noqa: PERF203  # it hides no other
                 logger.warning("%s: %s", app_id, error)
                 yield app_id, None
             else:
                 if app is not None:
                     yield app_id, app
 
-    def read_facts(self, app_id: str) -> AppFacts | None:
+    def read_facts(self, app_id: str) -> adapter.AppFacts | None:
         """See `PluginScheduler`."""
         app = self._find_app(app_id)
         if app is None:
             return None
         if app.is_shared:
-            told = read_agent_reports(app.folder, app.spec)
+            reports = adapter.read_agent_reports(app.folder, app.spec)
         else:
             from muster.schedulers.slurm.logs import read_words
 
-            told = read_words(app)
-        return running_apps.build_facts(app, told, self._find_registry().find_added_s(app_id))
+            reports = read_words(app)
+        return running_apps.build_facts(app, reports, self._find_registry().find_added_s(app_id))
 
     def list_apps(self, cfg: Mapping[str, Any]) -> list[ListAppResponse]:
         """See `PluginScheduler`: the apps that this user has submitted here."""
         del cfg
         added = self._find_registry().find_added_s
         return [
-            ListedApp(app_id=name, state=AppState.UNKNOWN if app is None else app.state, submitted_s=added(name))
+            adapter.ListedApp(
+                app_id=name, state=AppState.UNKNOWN if app is None else app.state, submitted_s=added(name)
+            )
             for name, app in self._read_all()
         ]
 
     def find_run_dir(self, app_id: str, role: str) -> Path | None:
         """See `PluginScheduler`."""
         folder = self._find_registry().open(app_id)
-        return None if folder is None else find_newest_run(folder.role_dir(role))
+        return None if folder is None else adapter.find_newest_run(folder.role_dir(role))
 
-    def find_leftovers(self) -> Iterable[Leftover]:
+    def find_leftovers(self) -> Iterable[adapter.Leftover]:
         """See `PluginScheduler`."""
         registry = self._find_registry()
         for app_id, app in self._read_all():
             added_s = registry.find_added_s(app_id)
             ended_s = None if app is None or added_s is None else running_apps.find_end_s(app, added_s)
             if app is not None and ended_s is not None:
-                yield Leftover(
+                yield adapter.Leftover(
                     name=f"{self.backend}://{app_id}",
                     what=f"{app.state.name.lower()}: its logs and state",
-                    size_bytes=measure_folder(app.folder.path),
+                    size_bytes=adapter.measure_folder(app.folder.path),
                     ended_s=ended_s,
                     remove=lambda app_id=app_id: self.delete_app(app_id),  # type: ignore[misc]
                 )
 
-    def read_log(self, app_id: str, request: LogRequest) -> Iterator[str]:
+    def read_log(self, app_id: str, request: adapter.LogRequest) -> Iterator[str]:
         """See `PluginScheduler`. All runs of the job are in one log."""
         app = self._find_app(app_id)
         if app is None:
             raise self._build_unknown(app_id)
         counts = {role: len(plans) for role, plans in app.spec.details["replicas"].items()}
-        check_replica(app_id, counts, request.role, request.index)
-        replica = ReplicaId(request.role, request.index)
+        adapter.check_replica(app_id, counts, request.role, request.index)
+        replica = adapter.ReplicaId(request.role, request.index)
         source: Any
         if app.is_shared:
-            source = FileSource(app.folder.replica_dir(replica), request.stream.value, app.folder.state_dir)
+            source = adapter.FileSource(app.folder.replica_dir(replica), request.stream.value, app.folder.state_dir)
         else:
             from muster.schedulers.slurm.logs import NodeSource
 
             source = NodeSource(app, replica, request.stream.value)
-        lines = read_lines(
+        lines = adapter.read_lines(
             source,
             lambda: self._has_ended(app_id),
             pattern=request.pattern,
@@ -295,10 +249,10 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
             until_s=request.until_s,
             follow=request.follow,
         )
-        is_first = replica == ReplicaId(app.spec.roles[0].name, 0)
+        is_first = replica == adapter.ReplicaId(app.spec.roles[0].name, 0)
         return self._add_start_errors(app_id, lines, request) if is_first else lines
 
-    def _add_start_errors(self, app_id: str, lines: Iterator[str], request: LogRequest) -> Iterator[str]:
+    def _add_start_errors(self, app_id: str, lines: Iterator[str], request: adapter.LogRequest) -> Iterator[str]:
         """Let what srun has said follow, if the job has ended and none of its tasks could start."""
         yield from lines
         app = self._find_app(app_id)
@@ -317,7 +271,7 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
             try:
                 app = self._find_app(app_id)
                 ended = app is None or is_terminal(app.state) or app.state is AppState.UNKNOWN
-            except EngineError:
+            except adapter.EngineError:
                 ended = False
             self._looks[app_id] = (time.monotonic(), ended)
             return ended
@@ -332,40 +286,43 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
         """
         app = self._find_app(app_id)
         if app is None:
-            raise ControlError(f"{self.backend} knows no app {app_id!r}", CommandExit.UNKNOWN)
+            raise adapter.ControlError(f"{self.backend} knows no app {app_id!r}", adapter.CommandExit.UNKNOWN)
         if is_terminal(app.state) or app.state is AppState.UNKNOWN or app.entry is None:
-            why = word_all(running_apps.explain_end(app, app.state)[:1])
-            raise ControlError(f"{app_id} has ended already ({app.state.name}{why and ': ' + why})", CommandExit.ENDED)
+            why = adapter.word_all(running_apps.explain_end(app, app.state)[:1])
+            raise adapter.ControlError(
+                f"{app_id} has ended already ({app.state.name}{why and ': ' + why})", adapter.CommandExit.ENDED
+            )
         if app.is_cancelled:
-            raise ControlError(f"{app_id} is being stopped already", CommandExit.REFUSED)
+            raise adapter.ControlError(f"{app_id} is being stopped already", adapter.CommandExit.REFUSED)
         return app
 
-    def ask_app(self, app_id: str, kind: AskKind, limit_s: float) -> Answer:
+    def ask_app(self, app_id: str, kind: adapter.AskKind, limit_s: float) -> adapter.Answer:
         """See `PluginScheduler`. The question travels through `srun --overlap`."""
         app = self._open_app(app_id)
         if app.state is AppState.PENDING:
             assert app.entry is not None  # noqa: S101  # it waits
-            raise ControlError(
-                f"{app_id} is PENDING: {word(running_apps.explain_wait(app.entry))}", CommandExit.REFUSED
+            raise adapter.ControlError(
+                f"{app_id} is PENDING: {adapter.word(running_apps.explain_wait(app.entry))}",
+                adapter.CommandExit.REFUSED,
             )
         return _ask(app, kind, limit_s)
 
-    def open_in_node(self, app_id: str, role: str, index: int, words: Sequence[str]) -> NodePipe:
+    def open_in_node(self, app_id: str, role: str, index: int, words: Sequence[str]) -> adapter.NodePipe:
         """See `PluginScheduler`. It is a step of the job, by `srun --overlap`."""
-        app, replica = self._open_app(app_id), ReplicaId(role, index)
+        app, replica = self._open_app(app_id), adapter.ReplicaId(role, index)
         node = app.find_running(role).get(replica)
         if node is None:
-            raise ControlError(f"node {index} of {role} does not run", CommandExit.ENDED)
+            raise adapter.ControlError(f"node {index} of {role} does not run", adapter.CommandExit.ENDED)
         assert app.entry is not None  # noqa: S101  # it runs
         python = app.spec.details["replicas"][role][index]["command"][0]
         supervisor = app.nodes[replica].record.supervisor if replica in app.nodes else None
-        return start_pipe(
+        return adapter.start_pipe(
             client.build_step(app.entry.job_id, node, [], [python, *words]),
             _build_env(),
             root=0 if supervisor is None else supervisor.pid,
         )
 
-    def stop_app(self, app_id: str, limit_s: float) -> Answer:
+    def stop_app(self, app_id: str, limit_s: float) -> adapter.Answer:
         """See `PluginScheduler`."""
         app = self._open_app(app_id)
         began_s = time.monotonic()
@@ -375,27 +332,29 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
             return self._cancel_waiting(app, was, began_s)
         runs_agents = any(role.runs_agent for role in app.spec.roles)
         if app.state is AppState.RUNNING and runs_agents:
-            asked = _ask(app, AskKind.STOP, limit_s)
+            asked = _ask(app, adapter.AskKind.STOP, limit_s)
         else:
-            asked = Answer(outcome=AskOutcome.REFUSED, line="it ran no agents of muster")
-        if asked.outcome is AskOutcome.UNREACHED and not self._has_left(app, limit_s):
+            asked = adapter.Answer(outcome=adapter.AskOutcome.REFUSED, line="it ran no agents of muster")
+        if asked.outcome is adapter.AskOutcome.UNREACHED and not self._has_left(app, limit_s):
             _withdraw_cancel(app)
             return asked
-        if asked.outcome is not AskOutcome.DONE or not self._wait_ended(app_id, app.spec.grace_s):
+        if asked.outcome is not adapter.AskOutcome.DONE or not self._wait_ended(app_id, app.spec.grace_s):
             _cancel_jobs(app)
         is_over = self._wait_ended(app_id, app.spec.grace_s + _END_LIMIT_S)
-        return close_stop(asked, "replicas", time.monotonic() - began_s, has_ended=is_over)
+        return adapter.close_stop(asked, "replicas", time.monotonic() - began_s, has_ended=is_over)
 
-    def _cancel_waiting(self, app: running_apps.App, was: str, began_s: float) -> Answer:
+    def _cancel_waiting(self, app: running_apps.App, was: str, began_s: float) -> adapter.Answer:
         """End an app of which nothing runs: it has never started, or waits to go on."""
         _cancel_jobs(app)
         is_over = self._wait_ended(app.spec.app_id, app.spec.grace_s + _END_LIMIT_S)
         took_s = time.monotonic() - began_s
         if not is_over:
-            return close_stop(Answer(outcome=AskOutcome.REFUSED, line=was), "replicas", took_s, has_ended=False)
+            return adapter.close_stop(
+                adapter.Answer(outcome=adapter.AskOutcome.REFUSED, line=was), "replicas", took_s, has_ended=False
+            )
         saved = running_apps.find_checkpoint(app)
         line = f"{was} and is cancelled" + (f"; its last checkpoint is {saved}" if saved else "")
-        return Answer(outcome=AskOutcome.DONE, line=line, took_s=took_s)
+        return adapter.Answer(outcome=adapter.AskOutcome.DONE, line=line, took_s=took_s)
 
     def _wait(self, app_id: str, is_done: Callable[[running_apps.App], bool], limit_s: float) -> bool:
         """Wait until an app is not known any more, or has what is waited for. False: that takes longer than the limit.
@@ -417,18 +376,18 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
         before = app.find_running()
         return self._wait(app.spec.app_id, lambda now: now.find_running() != before, limit_s)
 
-    def resize_app(self, app_id: str, nodes: int, role: str | None) -> Answer:
+    def resize_app(self, app_id: str, nodes: int, role: str | None) -> adapter.Answer:
         """See `PluginScheduler`. A job of Slurm's can only shrink."""
         app = self._open_app(app_id)
-        chosen = find_elastic_role(app_id, app.spec.roles, role, nodes)
+        chosen = adapter.find_elastic_role(app_id, app.spec.roles, role, nodes)
         sizes = read_sizes(app.folder.state_dir)
         before = sizes.get(chosen.name, chosen.replicas)
         if nodes > before:
-            line = f"{app_id} has {count_nodes(before)} and cannot get {nodes}: a Slurm job can only shrink"
-            raise ControlError(f"{line}; submit it with spares=N for lost nodes", CommandExit.REFUSED)
+            line = f"{app_id} has {adapter.count_nodes(before)} and cannot get {nodes}: a Slurm job can only shrink"
+            raise adapter.ControlError(f"{line}; submit it with spares=N for lost nodes", adapter.CommandExit.REFUSED)
         if not app.is_shared:
-            raise ControlError(
-                f"{app_id} has no folder that its nodes share: it cannot be resized", CommandExit.REFUSED
+            raise adapter.ControlError(
+                f"{app_id} has no folder that its nodes share: it cannot be resized", adapter.CommandExit.REFUSED
             )
         sizes[chosen.name] = nodes
         write_text(app.folder.state_dir / SIZES_NAME, "".join(f"{name} {size}\n" for name, size in sizes.items()))
@@ -438,7 +397,7 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
             assert supervisor is not None  # noqa: S101  # it runs
             pid = str(supervisor.pid)
             _run_there(app, node, ["kill", f"-{signal.Signals.SIGHUP.name[3:]}", pid], {}, _ASK_MARGIN_S)
-        late: list[ReplicaId] = []
+        late: list[adapter.ReplicaId] = []
 
         def have_left(now: running_apps.App) -> bool:
             late[:] = [each for each in leaving if each in now.find_running()]
@@ -449,10 +408,12 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
             assert app.entry is not None  # noqa: S101  # it runs
             client.keep_nodes(app.entry.job_id, [each for each in app.entry.nodes if each not in leaving.values()])
         names = ", ".join(map(str, leaving)) or "no node"
-        line = f"{app_id} has {count_nodes(nodes)} from now on"
+        line = f"{app_id} has {adapter.count_nodes(nodes)} from now on"
         if not has_left:
-            return Answer(outcome=AskOutcome.LATE, line=f"{line}; still running: {', '.join(map(str, late))}")
-        return Answer(outcome=AskOutcome.DONE, line=f"{line}: {names} ended")
+            return adapter.Answer(
+                outcome=adapter.AskOutcome.LATE, line=f"{line}; still running: {', '.join(map(str, late))}"
+            )
+        return adapter.Answer(outcome=adapter.AskOutcome.DONE, line=f"{line}: {names} ended")
 
     def _cancel_existing(self, app_id: str) -> None:
         """Let all ranks save at one step: `scancel` would send SIGTERM to the workers, too. A second cancel does."""
@@ -476,7 +437,9 @@ class SlurmScheduler(PluginScheduler, WorkspaceMixin[None]):  # type: ignore[mis
             if not self._wait_ended(app_id, app.spec.grace_s + _ASK_MARGIN_S):
                 self._cancel_existing(app_id)
             if not self._wait_ended(app_id, app.spec.grace_s + _END_LIMIT_S):
-                raise EngineError(f"{app_id} did not end within {app.spec.grace_s + _END_LIMIT_S:g} s; not deleted")
+                raise adapter.EngineError(
+                    f"{app_id} did not end within {app.spec.grace_s + _END_LIMIT_S:g} s; not deleted"
+                )
         remove_folder(app.folder.path)
         self._find_registry().remove(app_id)
 
@@ -500,7 +463,7 @@ def _check_scripts(request: SlurmRequest) -> None:
         program = find_program(["-m", AGENT_MODULE, *plan["command"][2:]]) if plan["runs_agent"] else None
         problem = explain_missing(*program, plan["cwd"]) if program is not None and program[0] == "script" else None
         if problem is not None and "PYTHON_EXEC" not in plan["env"]:
-            raise SchedulerError(f"role {role}: {problem}")
+            raise adapter.SchedulerError(f"role {role}: {problem}")
 
 
 def _check_size(request: SlurmRequest) -> None:
@@ -520,9 +483,9 @@ def _check_size(request: SlurmRequest) -> None:
     except client.RefusedError:  # sbatch says what is wrong
         return
     if reason is not None and most is not None and request.nodes > most:
-        raise SchedulerError(f"the job {word(reason)}; this cluster has at most {most}")
+        raise adapter.SchedulerError(f"the job {adapter.word(reason)}; this cluster has at most {most}")
     if reason is not None:
-        print_line(f"muster: the job {word(reason)}: it waits until that changes")
+        print_line(f"muster: the job {adapter.word(reason)}: it waits until that changes")
 
 
 def _submit(request: SlurmRequest, script: str) -> str:
@@ -536,30 +499,32 @@ def _submit(request: SlurmRequest, script: str) -> str:
     except client.RefusedError as error:
         why = ""
         if request.partitions is not None:
-            with contextlib.suppress(EngineError):
+            with contextlib.suppress(adapter.EngineError):
                 why = reasons.explain_refusal(str(error), request.partitions, request.sizes, client.list_node_sizes())
         raise client.RefusedError(why or str(error)) from None
 
 
-def _write_files(request: SlurmRequest, folder: AppFolder) -> str:
+def _write_files(request: SlurmRequest, folder: adapter.AppFolder) -> str:
     """Write what the nodes need, and return the path of the script."""
     script, spec = request.script, request.spec
-    agent = build_agent_bundle() if any(role.runs_agent for role in spec.roles) else None
+    agent = adapter.build_agent_bundle() if any(role.runs_agent for role in spec.roles) else None
     source = next(iter(spec.details["workspaces"].values()), None)
     if spec.details["shared"]:
-        (folder.state_dir / payload.NAME).write_bytes(payload.build_payload({}))
+        (folder.state_dir / PAYLOAD_NAME).write_bytes(build_payload({}))
         if agent is not None:
-            (folder.state_dir / AGENT_BUNDLE_NAME).write_bytes(agent)
+            (folder.state_dir / adapter.AGENT_BUNDLE_NAME).write_bytes(agent)
         if source is not None:
             (folder.path / WORK_DIR).mkdir()
-            copy_workspace(source, str(folder.path / WORK_DIR))
+            adapter.copy_workspace(source, str(folder.path / WORK_DIR))
     else:
-        workspace = None if source is None else build_workspace_bundle(source)
-        packed = payload.build_payload(list_files(spec, agent, workspace))
+        workspace = None if source is None else adapter.build_workspace_bundle(source)
+        packed = build_payload(list_files(spec, agent, workspace))
         encoded = base64.encodebytes(packed).decode("ascii")
-        if len(encoded) > payload.SCRIPT_LIMIT_BYTES:
+        if len(encoded) > SCRIPT_LIMIT_BYTES:
             size = f"{len(encoded) / 1e6:.1f} MB as text, and Slurm takes scripts of at most 4 MB"
-            raise SchedulerError(f"what the nodes need is {size}: leave files out by .torchxignore, or use shared=true")
+            raise adapter.SchedulerError(
+                f"what the nodes need is {size}: leave files out by .torchxignore, or use shared=true"
+            )
         script = script.replace(PAYLOAD_MARK, encoded)
     path = folder.state_dir / SCRIPT_NAME
     path.write_text(script)
@@ -579,7 +544,7 @@ def _build_env() -> dict[str, str]:
 
 def _cancel_named(name: str) -> None:
     """End the jobs of an app whose submission has failed."""
-    with contextlib.suppress(EngineError):
+    with contextlib.suppress(adapter.EngineError):
         client.run(["scancel", "--name", name], waits=False)
 
 
@@ -611,7 +576,7 @@ def _tell_first_node(app: running_apps.App, request: str) -> None:
     if nodes:
         script = 'if [ "$1" ]; then printf %s "$1" > "$2"; else rm -f "$2"; fi'
         write = ("sh", "-c", script, "sh", request, str(app.remote_folder.request_file))
-        with contextlib.suppress(ControlError, EngineError):
+        with contextlib.suppress(adapter.ControlError, adapter.EngineError):
             _run_there(app, nodes[0], write, {}, _TELL_LIMIT_S)
 
 
@@ -629,23 +594,23 @@ def _describe_rest(app: running_apps.App) -> str:
     return "it was between two runs" if is_between and not app.find_running() else ""
 
 
-def _ask(app: running_apps.App, kind: AskKind, limit_s: float) -> Answer:
-    def find_nodes(role: str) -> RoleNodes:
+def _ask(app: running_apps.App, kind: adapter.AskKind, limit_s: float) -> adapter.Answer:
+    def find_nodes(role: str) -> adapter.RoleNodes:
         running = {str(each): (each, node) for each, node in app.find_running(role).items()}
 
         def ask(name: str, question: Any) -> tuple[int, str, str]:
             replica, node = running[name]
             plan = app.spec.details["replicas"][role][replica.index]
-            env = {**plan["env"], Env.TOKEN: derive_token(app.spec.details["token"], role)}
-            command = build_ask_command(plan["command"], question)
+            env = {**plan["env"], adapter.Env.TOKEN: adapter.derive_token(app.spec.details["token"], role)}
+            command = adapter.build_ask_command(plan["command"], question)
             code, output, errors = _run_there(app, node, command, env, limit_s + _ASK_MARGIN_S)
-            return code if code in _ASKED else NOT_REACHED, output, errors
+            return code if code in _ASKED else adapter.NOT_REACHED, output, errors
 
         none = f"no agent of {role} answers: its workers have not run for a second yet, or its node is lost"
-        return RoleNodes(names=list(running), ask=ask, none=none)
+        return adapter.RoleNodes(names=list(running), ask=ask, none=none)
 
     roles = {role.name: find_nodes(role.name) for role in app.spec.roles if role.runs_agent}
-    return ask_roles(app.spec.app_id, roles, kind, limit_s)
+    return adapter.ask_roles(app.spec.app_id, roles, kind, limit_s)
 
 
 def _run_there(

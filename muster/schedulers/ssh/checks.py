@@ -223,32 +223,32 @@ def _check(host: Host, needs: Needs) -> Checked:
     probe = Probe(needs.ssh, host, needs.python)
     try:
         asked_s = time.time()
-        told = probe.ask({"folder": needs.folder, "ports": needs.ports})
-        _judge(told, needs)
+        answer = probe.ask({"folder": needs.folder, "ports": needs.ports})
+        _judge(answer, needs)
         # The login's seconds are not the clock's.
-        clock_s = told["time_s"] - min(max(told["time_s"], asked_s), time.time())
+        clock_s = answer["time_s"] - min(max(answer["time_s"], asked_s), time.time())
     except BaseException:
         probe.close()
         raise
     return Checked(
         host=host,
-        version=tuple(told["version"]),
-        addresses=told["addresses"],
-        ports=told["ports"],
+        version=tuple(answer["version"]),
+        addresses=answer["addresses"],
+        ports=answer["ports"],
         clock_s=clock_s,
         connection=probe,
     )
 
 
-def _judge(told: Mapping[str, Any], needs: Needs) -> None:
-    if tuple(told["version"]) < _LEAST_PYTHON:
-        name = ".".join(map(str, told["version"]))
-        raise CheckError(f"{told['python']} is Python {name}, 3.10 or newer is needed: -cfg python=PATH")
-    if not told["writable"]:
-        raise CheckError(f"{told['folder']} cannot be written; name another folder with -cfg folder=PATH")
-    if told["free_bytes"] < needs.disk_bytes:
-        free, wanted = told["free_bytes"] / 1e6, needs.disk_bytes / 1e6
-        raise CheckError(f"{told['folder']} has {free:.0f} MB free, and {wanted:.0f} MB are needed")
+def _judge(answer: Mapping[str, Any], needs: Needs) -> None:
+    if tuple(answer["version"]) < _LEAST_PYTHON:
+        name = ".".join(map(str, answer["version"]))
+        raise CheckError(f"{answer['python']} is Python {name}, 3.10 or newer is needed: -cfg python=PATH")
+    if not answer["writable"]:
+        raise CheckError(f"{answer['folder']} cannot be written; name another folder with -cfg folder=PATH")
+    if answer["free_bytes"] < needs.disk_bytes:
+        free, wanted = answer["free_bytes"] / 1e6, needs.disk_bytes / 1e6
+        raise CheckError(f"{answer['folder']} has {free:.0f} MB free, and {wanted:.0f} MB are needed")
 
 
 def describe_differences(checked: Sequence[Checked]) -> list[str]:

@@ -10,8 +10,8 @@ from muster.schedulers.processes.driver import Launch
 from muster.schedulers.processes.link_driver import LinkDriver
 from muster.schedulers.ssh.hosts import Discovery
 from muster.schedulers.supervision.app_folder import AppSpec
+from muster.schedulers.supervision.decisions import ResizeRequested
 from muster.schedulers.supervision.driver import EventQueue, Handle, take_lent_fds
-from muster.schedulers.supervision.events import ResizeRequested
 from muster.schedulers.supervision.state import AppPhase, ReplicaId
 from muster.schedulers.wording.reasons import Code, Reason, Reasons
 

@@ -120,7 +120,7 @@ class Discovery:
         return self._found
 
     def _run(self) -> None:
-        told: list[str] | None = None
+        latest: list[str] | None = None
         trouble = ""
         while True:
             time.sleep(_PAUSE_S)
@@ -134,6 +134,6 @@ class Discovery:
             trouble = ""
             fits = [host.name for host in hosts if host.slots is None or host.slots >= self._processes]
             found = list(dict.fromkeys(fits))
-            if found != told:
-                told = self._found = found
+            if found != latest:
+                latest = self._found = found
                 os.write(self._wake_write, b"x")

@@ -17,11 +17,12 @@ from typing import Any, Final
 from muster._shared import processes
 from muster._shared.control import CommandExit, ControlError
 from muster._shared.foreign_files import read_whole
-from muster.schedulers.node_program.frames import LOST, STATE_NAME, Kind, pack, write_all
+from muster.schedulers.node_program.frames import STATE_NAME, Kind, pack, write_all
 from muster.schedulers.node_program.link import UPLOAD_BYTES, Link, read_pieces, run_link
 from muster.schedulers.node_program.pipe import PipedProcess
 from muster.schedulers.node_program.session import ALIVE_S, Session
 from muster.schedulers.ssh.command import build_ssh, explain_failure
+from muster.schedulers.wording.reasons import Code, Reason
 
 _PAUSE_S: Final = 1.0
 _READY_LIMIT_S: Final = 30.0
@@ -58,7 +59,7 @@ class SshLink(Link):
         self._alive_s = min(ALIVE_S, float(order["lost_s"]) / 4)
         self._stop_s: float | None = None
         self._told_kill_s: float | None = None
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         """The signals that were sent over this connection."""
         self._lent: Sequence[int] = order["fds"]
         """The descriptors of an `ssh` that has looked at the host already. They are for the first connection."""
@@ -76,7 +77,7 @@ class SshLink(Link):
                 try:
                     self._serve(session)
                 except (ControlError, OSError, ValueError) as error:
-                    return self._give_up(str(error))
+                    return self._lose(str(error))
                 finally:
                     why = session.close()
                 if session.code is not None:
@@ -90,12 +91,12 @@ class SshLink(Link):
                 self._save_received()
                 return 128 + signal.SIGTERM
             if not self._has_started and (tries >= _TRIES or self._stop_s is not None):
-                return self._give_up(why) if self._stop_s is None else 128 + signal.SIGTERM
+                return self._lose(why) if self._stop_s is None else 128 + signal.SIGTERM
             is_patient = self._order["stays"] and self._stop_s is None
             if self._has_started and not is_patient and time.monotonic() - heard_s > lost_s:
-                return self._give_up(f"not reached for {lost_s:g} s: {why}")
+                return self._lose(why, lost_s)
             if self._told_kill_s is not None and time.monotonic() - self._told_kill_s > _KILL_LIMIT_S:
-                return self._give_up(f"not reached when it was to be killed: {why}")
+                return self._lose(why, _KILL_LIMIT_S)
             self._save_received()
             if processes.wait_readable(self._wake, _PAUSE_S):
                 processes.read_wake_pipe(self._wake)
@@ -106,7 +107,7 @@ class SshLink(Link):
         host, python = self._order["host"], self._order["python"]
         command = build_ssh(self._order["ssh"], host, python)
         ssh = PipedProcess.adopt(self._lent) if self._lent else PipedProcess.start(command, prepare=_end_with_parent)
-        self._told.clear()
+        self._reported.clear()
         self._uploads = iter(()) if self._has_started else self._read_files()
         lost_s = float(self._order["lost_s"])
         return Session(
@@ -189,20 +190,21 @@ class SshLink(Link):
             self._stop_s = self._stop_s or time.monotonic()
             if name == "KILL":
                 self._told_kill_s = self._told_kill_s or time.monotonic()
-            if session.has_started and name not in self._told:
-                self._told.add(name)
+            if session.has_started and name not in self._reported:
+                self._reported.add(name)
                 session.send_signal(name)
 
     def _is_left(self) -> bool:
         """Return whether the supervisor has died and the replica goes on without it."""
         return bool(self._order["stays"]) and self._is_orphan()
 
-    def _give_up(self, reason: str) -> int:
-        self._save_received(f"{self._order['host']}: {reason}")
-        return LOST
+    def _lose(self, text: str, limit_s: float | None = None) -> int:
+        """Give the replica up, which was not reached for so long, and return the exit code."""
+        reason = Reason(code=Code.LINK_LOST, host=self._order["host"], text=text, limit_s=limit_s)
+        return self._give_up(reason, output=self._output, files=self._files)
 
-    def _save_received(self, reason: str = "") -> None:
-        self._save(output=self._output, files=self._files, reason=reason)
+    def _save_received(self) -> None:
+        self._save(output=self._output, files=self._files)
 
 
 def _end_with_parent() -> None:

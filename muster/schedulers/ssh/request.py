@@ -9,18 +9,7 @@ from typing import Any, Final
 from torchx.specs import AppDef, Role
 
 from muster._shared.contract import Env
-from muster.schedulers.adapter import (
-    AgentPlace,
-    AppSpec,
-    SchedulerError,
-    assign_arguments,
-    build_process_spec,
-    build_role_labels,
-    build_role_plan,
-    is_agent_role,
-    mask_plans,
-    plan_replica,
-)
+from muster.schedulers import adapter
 from muster.schedulers.agent_command import find_agent_flag
 from muster.schedulers.ssh.driver import RUN
 from muster.schedulers.ssh.hosts import Host
@@ -35,7 +24,7 @@ WORKSPACE: Final = "ssh.workspace"
 class SshRequest:
     """A whole app. Replace parts of it with `dataclasses.replace`."""
 
-    spec: AppSpec = field(repr=False)
+    spec: adapter.AppSpec = field(repr=False)
     options: SshOptions
     hosts: tuple[Host, ...]
     """All that are named, in order."""
@@ -51,7 +40,7 @@ class SshRequest:
             "grace_s": self.spec.grace_s,
             "detach": self.options.detach,
             "workspaces": details["workspaces"],
-            "replicas": mask_plans(details["replicas"]),
+            "replicas": adapter.mask_plans(details["replicas"]),
         }
         return json.dumps(shown, indent=2)
 
@@ -72,19 +61,21 @@ def build_request(
     Raises:
         SchedulerError: a part of the app cannot be run. It is one line.
     """
-    roles = assign_arguments(app, build_role_labels([role.name for role in app.roles]), app_id)
-    follows = bool(options.discover) and len(roles) == 1 and build_role_plan(app.roles[0]).is_elastic
-    needed = build_role_plan(app.roles[0]).needed if follows else sum(role.num_replicas for role in roles)
+    roles = adapter.assign_arguments(app, adapter.build_role_labels([role.name for role in app.roles]), app_id)
+    follows = bool(options.discover) and len(roles) == 1 and adapter.build_role_plan(app.roles[0]).is_elastic
+    needed = adapter.build_role_plan(app.roles[0]).needed if follows else sum(role.num_replicas for role in roles)
     if len(hosts) < needed + options.spares:
         more = f" and {options.spares} spare{'' if options.spares == 1 else 's'}" if options.spares else ""
         nodes = f"{needed} node{'' if needed == 1 else 's'}{more}"
         need, are = "needs" if nodes == "1 node" else "need", "is" if len(hosts) == 1 else "are"
-        raise SchedulerError(f"{nodes} {need} as many hosts, and {len(hosts)} {are} named")
+        raise adapter.SchedulerError(f"{nodes} {need} as many hosts, and {len(hosts)} {are} named")
     _check_slots(roles, hosts[: sum(role.num_replicas for role in roles) + options.spares])
-    place = AgentPlace(adapter="ssh", app_id=app_id, log_dir=f"{RUN}/log", grace_s=options.grace_s, env=options.env)
+    place = adapter.AgentPlace(
+        adapter="ssh", app_id=app_id, log_dir=f"{RUN}/log", grace_s=options.grace_s, env=options.env
+    )
     replicas = {
         role.name: [
-            plan_replica(
+            adapter.plan_replica(
                 role,
                 index,
                 place,
@@ -97,7 +88,7 @@ def build_request(
         ]
         for role in roles
     }
-    spec = build_process_spec(
+    spec = adapter.build_process_spec(
         app,
         replicas,
         place,
@@ -129,12 +120,12 @@ def find_discovery(role: Role, options: SshOptions) -> dict[str, Any]:
 def _check_slots(roles: Sequence[Role], hosts: Sequence[Host]) -> None:
     """Check that each host, which runs one node, has slots for the node's processes."""
     for role in roles:
-        if not is_agent_role(role):
+        if not adapter.is_agent_role(role):
             continue
         wanted = find_agent_flag(role.args, "nproc-per-node") or "1"
         for host in hosts:
             if wanted.isdecimal() and host.slots is not None and int(wanted) > host.slots:
-                raise SchedulerError(
+                raise adapter.SchedulerError(
                     f"role {role.name!r} runs {wanted} processes on each node, and {host.name} has {host.slots} slots"
                 )
 
@@ -146,7 +137,7 @@ def place_request(
     addresses: Mapping[str, str],
     ports: Mapping[str, int],
     others: Mapping[str, str],
-) -> AppSpec:
+) -> adapter.AppSpec:
     """Add to a request what is known only when the hosts have been asked.
 
     Args:
@@ -167,6 +158,6 @@ def place_request(
     return replace(spec, details={**spec.details, "replicas": plans, "hosts": list(hosts), "addresses": dict(others)})
 
 
-def count_replicas(spec: AppSpec) -> int:
+def count_replicas(spec: adapter.AppSpec) -> int:
     """Return how many hosts an app uses at once."""
     return sum(role.replicas for role in spec.roles)

@@ -4,11 +4,9 @@ Other shells need only the state folder: an app's state is in its folder, which 
 """
 
 import contextlib
-import hashlib
 import logging
 import os
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,29 +17,9 @@ from typing import Any, Final
 from torchx.specs import AppDef, AppDryRunInfo, Role
 from torchx.workspace.api import WorkspaceMixin
 
-import muster
 from muster._shared.contract import AGENT_BUNDLE_NAME, print_line
 from muster._shared.control import ControlError
-from muster._shared.foreign_files import read_whole
-from muster.schedulers.adapter import (
-    BundleError,
-    EngineError,
-    NodePipe,
-    ProcessScheduler,
-    ReplicaId,
-    SchedulerError,
-    StrictOpts,
-    build_agent_bundle,
-    build_app_name,
-    declare_options,
-    find_state_dir,
-    make_secret,
-    make_suffix,
-    note_workspace,
-    parse_options,
-    start_pipe,
-    write_workspace_bundle,
-)
+from muster.schedulers import adapter
 from muster.schedulers.node_program.session import WORDS, LostNodeError, Order, run_captured
 from muster.schedulers.ssh import checks
 from muster.schedulers.ssh.checks import Checked
@@ -51,7 +29,6 @@ from muster.schedulers.ssh.options import SshOptions, find_hosts
 from muster.schedulers.ssh.request import WORKSPACE, SshRequest, build_request, count_replicas, place_request
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec
 
-_BUNDLES: Final = "ssh-bundles"
 _OWN_VARIABLES: Final = "MUSTER_"
 _MARGIN_BYTES: Final = 32 << 20
 """Beyond twice the workspace and the agent: for logs."""
@@ -73,7 +50,7 @@ _COMMAND_LIMIT_S: Final = 10.0
 logger = logging.getLogger(__name__)
 
 
-class SshScheduler(ProcessScheduler, WorkspaceMixin[None]):  # type: ignore[misc]
+class SshScheduler(adapter.ProcessScheduler, WorkspaceMixin[None]):  # type: ignore[misc]
     """Runs replicas on hosts that `ssh` reaches, one on each.
 
     Args:
@@ -87,9 +64,9 @@ class SshScheduler(ProcessScheduler, WorkspaceMixin[None]):  # type: ignore[misc
 
     # -- submitting -------------------------------------------------------------------------------------------------
 
-    def add_options(self, opts: StrictOpts) -> None:
+    def add_options(self, opts: adapter.StrictOpts) -> None:
         """Do as `PluginScheduler`. Apps outlive the command that submits them unless `detach=false`."""
-        declare_options(opts, SshOptions, {"detach": True})
+        adapter.declare_options(opts, SshOptions, {"detach": True})
 
     def build_workspace_and_update_role(self, role: Role, workspace: str, cfg: Mapping[str, Any]) -> None:
         """Take the folder of `--workspace`. TorchX calls this before the dry run.
@@ -98,14 +75,16 @@ class SshScheduler(ProcessScheduler, WorkspaceMixin[None]):  # type: ignore[misc
             SchedulerError: the folder cannot be read.
         """
         del cfg
-        note_workspace(role, workspace, WORKSPACE, self._printed)
+        adapter.note_workspace(role, workspace, WORKSPACE, self._printed)
 
     def _submit_dryrun(self, app: AppDef, cfg: Mapping[str, Any]) -> AppDryRunInfo:
-        options = parse_options(SshOptions, self._run_opts(), cfg)
-        name = build_app_name(app.name, make_suffix())
+        options = adapter.parse_options(SshOptions, self._run_opts(), cfg)
+        name = adapter.build_app_name(app.name, adapter.make_suffix())
         folder = self.choose_folder(name, options.log_dir)
         hosts = find_hosts(options)
-        return AppDryRunInfo(build_request(app, options, hosts, app_id=name, folder=folder, token=make_secret()), str)
+        return AppDryRunInfo(
+            build_request(app, options, hosts, app_id=name, folder=folder, token=adapter.make_secret()), str
+        )
 
     def schedule(self, dryrun_info: AppDryRunInfo) -> str:
         """Look at all hosts, start the app's supervisor, and return when all replicas have been sent off.
@@ -117,9 +96,7 @@ class SshScheduler(ProcessScheduler, WorkspaceMixin[None]):  # type: ignore[misc
         request: SshRequest = dryrun_info.request
         with contextlib.ExitStack() as held:
             # It is built while the hosts answer.
-            bundle = held.enter_context(ThreadPoolExecutor(1)).submit(
-                read_kept_bundle, find_state_dir(os.environ) / _BUNDLES
-            )
+            bundle = held.enter_context(ThreadPoolExecutor(1)).submit(adapter.build_agent_bundle)
             paths = held.enter_context(_pack_files(request.spec))
             good = held.enter_context(_checked_hosts(request, sum(path.stat().st_size for path in paths.values())))
             spec = _place_request(request, good)
@@ -139,30 +116,32 @@ class SshScheduler(ProcessScheduler, WorkspaceMixin[None]):  # type: ignore[misc
 
     # -- asking -----------------------------------------------------------------------------------------------------
 
-    def ask_node(self, spec: AppSpec, replica: ReplicaId, words: Sequence[str], limit_s: float) -> tuple[int, str, str]:
+    def ask_node(
+        self, spec: AppSpec, replica: adapter.ReplicaId, words: Sequence[str], limit_s: float
+    ) -> tuple[int, str, str]:
         """See `ProcessScheduler`. Where its host is not reached, those of the role's other replicas are asked.
 
         A replica whose host is lost counts as running for a while, and any agent passes the question on.
         """
         record = AppFolder(spec.folder).read_record()
         running = [] if record is None else record.app.running([replica.role])
-        asked = [replica, *(each for each in running if each != replica)]
+        replicas = [replica, *(each for each in running if each != replica)]
         began_s, passed_s = time.monotonic(), 0.0
         failed: list[tuple[int, str, str]] = []
         while True:
-            each = asked[len(failed) % len(asked)]
+            each = replicas[len(failed) % len(replicas)]
             found = super().ask_node(spec, each, words, round(limit_s - passed_s, 1))
             if found[0] != _NOT_REACHED:
                 return found
             failed.append(found)
             passed_s = time.monotonic() - began_s
-            if passed_s > (_RETRY_S if len(failed) >= len(asked) else _SEARCH_S):
+            if passed_s > (_RETRY_S if len(failed) >= len(replicas) else _SEARCH_S):
                 return 1, *failed[0][1:]
-            if len(failed) % len(asked) == 0:
+            if len(failed) % len(replicas) == 0:
                 time.sleep(_PAUSE_S)
 
     def ask_command(
-        self, spec: AppSpec, replica: ReplicaId, command: Sequence[str], env: Mapping[str, str], limit_s: float
+        self, spec: AppSpec, replica: adapter.ReplicaId, command: Sequence[str], env: Mapping[str, str], limit_s: float
     ) -> tuple[int, str, str]:
         """See `ProcessScheduler`. The command and its variables go over standard input."""
         record = AppFolder(spec.folder).read_record()
@@ -185,14 +164,14 @@ class SshScheduler(ProcessScheduler, WorkspaceMixin[None]):  # type: ignore[misc
             return 1, "", str(error)
 
     def open_beside(
-        self, spec: AppSpec, replica: ReplicaId, handle: Mapping[str, Any], words: Sequence[str]
-    ) -> NodePipe:
+        self, spec: AppSpec, replica: adapter.ReplicaId, handle: Mapping[str, Any], words: Sequence[str]
+    ) -> adapter.NodePipe:
         """See `ProcessScheduler`."""
         del replica
         return _open_host(spec, handle, words, _COMMAND_LIMIT_S)
 
 
-def _open_host(spec: AppSpec, handle: Mapping[str, Any], words: Sequence[str], limit_s: float) -> NodePipe:
+def _open_host(spec: AppSpec, handle: Mapping[str, Any], words: Sequence[str], limit_s: float) -> adapter.NodePipe:
     """Start a Python on the host of a replica. Its `ssh` ends within the limit, once it is no longer needed."""
     ssh = spec.details["ssh"]
     command = build_ssh(ssh["ssh"], handle["host"], ssh["python"], words)
@@ -200,30 +179,7 @@ def _open_host(spec: AppSpec, handle: Mapping[str, Any], words: Sequence[str], l
     def explain(errors: bytes, code: int | None) -> str:
         return f"{handle['host']}: {explain_failure(errors, code, ssh['python'])}" if code else ""
 
-    return start_pipe(command, spec.details["environment"], explain=explain, limit_s=limit_s)
-
-
-def read_kept_bundle(folder: Path) -> bytes:
-    """Build the agent's bundle once for each version of its sources: it takes as long as a connection to a host.
-
-    Args:
-        folder: in the user's state folder. The newest bundle is kept there.
-    """
-    package = Path(muster.__file__).parent
-    sources = sorted(path for path in package.rglob("*") if path.suffix != ".pyc" and path.is_file())
-    marks = [(str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in sources]
-    kept = folder / f"{hashlib.sha256(repr(marks).encode()).hexdigest()[:32]}.zip"
-    with contextlib.suppress(OSError):
-        return read_whole(kept)
-    bundle = build_agent_bundle()
-    with contextlib.suppress(OSError):  # a full disk: it is built again
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for old in folder.glob("*.zip"):
-            old.unlink()
-        made = folder / f".{os.getpid()}-{threading.get_ident()}"
-        made.write_bytes(bundle)
-        made.replace(kept)
-    return bundle
+    return adapter.start_pipe(command, spec.details["environment"], explain=explain, limit_s=limit_s)
 
 
 @contextlib.contextmanager
@@ -237,10 +193,10 @@ def _pack_files(spec: AppSpec) -> Iterator[dict[str, Path]]:
                 out = opened.enter_context(tempfile.TemporaryFile())
                 made[workspace] = Path(f"/proc/self/fd/{out.fileno()}")
                 try:
-                    write_workspace_bundle(workspace, out)
+                    adapter.write_workspace_bundle(workspace, out)
                     out.flush()
-                except BundleError as error:
-                    raise SchedulerError(str(error)) from error
+                except adapter.BundleError as error:
+                    raise adapter.SchedulerError(str(error)) from error
             paths[find_workspace_name(role)] = made[workspace]
         yield paths
 
@@ -269,7 +225,7 @@ def _checked_hosts(request: SshRequest, workspace_bytes: int) -> Iterator[list[C
     good, failed = checks.check_hosts(hosts, needs)
     try:
         if len(good) < wanted:
-            raise EngineError(checks.describe_failures(failed, len(hosts)))
+            raise adapter.EngineError(checks.describe_failures(failed, len(hosts)))
         for name, why in failed.items():
             _print_line(f"{name} cannot be used: {why}")
         for line in checks.describe_differences(good):
@@ -300,7 +256,7 @@ def _place_request(request: SshRequest, good: Sequence[Checked]) -> AppSpec:
             address, failed = checks.find_address(first, others)
             if address is None:
                 hint = f"-cfg rank0=ADDR names an address of {first.host.name} that all reach"
-                raise EngineError("\n  ".join([hint, *(f"{name}: {why}" for name, why in failed.items())]))
+                raise adapter.EngineError("\n  ".join([hint, *(f"{name}: {why}" for name, why in failed.items())]))
             addresses[role] = address
         if role in jobs:
             ports[role] = first.ports[jobs.index(role)]

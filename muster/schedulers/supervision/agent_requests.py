@@ -108,20 +108,20 @@ def stop_app(folder: AppFolder, limit_s: float, ask_node: AskNode) -> Answer:
     if refusal is None:  # a full disk: the record never changes
         _wait_recorded(folder, lambda app: app.phase in (AppPhase.ENDING, AppPhase.ENDED))
     none = Answer(outcome=AskOutcome.REFUSED, line="it runs no agents of muster")
-    asked = _ask_roles(spec, record, AskKind.STOP, limit_s, ask_node) if jobs else none
-    if asked.outcome is AskOutcome.DONE and client.wait_ended(folder, limit_s=RECORD_LIMIT_S):
-        return asked
-    if asked.outcome is AskOutcome.UNREACHED:
+    answer = _ask_roles(spec, record, AskKind.STOP, limit_s, ask_node) if jobs else none
+    if answer.outcome is AskOutcome.DONE and client.wait_ended(folder, limit_s=RECORD_LIMIT_S):
+        return answer
+    if answer.outcome is AskOutcome.UNREACHED:
         if client.wait_ended(folder, limit_s=limit_s):  # they had got the request
-            return replace(asked, outcome=AskOutcome.DONE, line=f"{asked.line}; all replicas have ended")
+            return replace(answer, outcome=AskOutcome.DONE, line=f"{answer.line}; all replicas have ended")
         if _withdraw(folder):
-            return asked
+            return answer
     folder.send_request("cancel")
     is_over = client.wait_ended(folder, limit_s=spec.grace_s + DRAIN_MARGIN_S)
     took_s = time.monotonic() - began_s
-    if is_over and asked.outcome is AskOutcome.DONE:
-        return replace(asked, line=f"{asked.line}; what else ran got SIGTERM")
-    return close_stop(asked, "replicas", took_s, has_ended=is_over)
+    if is_over and answer.outcome is AskOutcome.DONE:
+        return replace(answer, line=f"{answer.line}; what else ran got SIGTERM")
+    return close_stop(answer, "replicas", took_s, has_ended=is_over)
 
 
 def _end_lost(folder: AppFolder) -> Answer:
@@ -222,7 +222,7 @@ def _check_space(folder: AppFolder) -> None:
 def _request_resize(folder: AppFolder, spec: AppSpec, before: AppRecord, request: str) -> AppRecord:
     """Return the app's record with the new number of nodes."""
     if before.app.phase is not AppPhase.ENDING:
-        deadline_s, told = time.monotonic() + RECORD_LIMIT_S, None
+        deadline_s, supervisor = time.monotonic() + RECORD_LIMIT_S, None
         while time.monotonic() < deadline_s:
             client.revive_app(folder)
             record = read_running(folder)[1]
@@ -231,8 +231,8 @@ def _request_resize(folder: AppFolder, spec: AppSpec, before: AppRecord, request
                 break
             if record.app.resizes > before.app.resizes:
                 return record
-            if told != record.supervisor and folder.send_request(request):  # one that died has forgotten it
-                told = record.supervisor
+            if supervisor != record.supervisor and folder.send_request(request):  # one that died has forgotten it
+                supervisor = record.supervisor
             time.sleep(0.02)
         else:
             raise ControlError(f"the supervisor of {spec.app_id} does not answer", CommandExit.LOST)

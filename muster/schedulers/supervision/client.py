@@ -28,7 +28,6 @@ from muster.schedulers.supervision.app_folder import (
     AppFolder,
     AppRecord,
     AppSpec,
-    ProcessId,
     StateError,
     is_own_app_folder,
 )
@@ -347,48 +346,27 @@ def _report_each() -> Iterator[None]:
         logger.warning("%s", error)
 
 
-class EndCheck:
-    """Whether an app has ended. It reads the state only if that has changed, or if the supervisor may have died."""
+def has_ended_logs(folder: AppFolder, *, keeps: bool = False) -> bool:
+    """Return whether an app has ended, with complete logs, or was deleted.
 
-    def __init__(self, folder: AppFolder, *, keeps: bool = False) -> None:
-        """Begin.
-
-        Args:
-            folder: the app's.
-            keeps: this process submitted the app: it starts a supervisor that has died again. For all others a lost
-                app has ended: nothing follows in its logs.
-        """
-        self._folder = folder
-        self._keeps = keeps
-        self._seen_ns = -1
-        self._ended = False
-        self._supervisor: ProcessId | None = None
-
-    def __call__(self) -> bool:
-        """Tell whether the app has ended with complete logs, or has been deleted."""
-        try:
-            changed_ns = self._folder.state_file.stat().st_mtime_ns
-        except FileNotFoundError:
-            return not self._folder.spec_file.exists()
-        if changed_ns == self._seen_ns and self._is_supervised():
-            return self._ended
-        self._seen_ns = changed_ns
-        try:
-            _, record = (revive_app if self._keeps else read_app)(self._folder)
-        except FileNotFoundError:  # deleted
+    Args:
+        folder: the app's.
+        keeps: this process submitted the app: it starts a supervisor that has died again. For all others a lost app has
+            ended: nothing follows in its logs.
+    """
+    try:
+        record = folder.read_record()
+        lost = find_loss(folder, record)
+        if lost is not None and not keeps:
+            logger.warning("%s: %s", folder.path.name, show_controls(word(lost)))
             return True
-        except EngineError:
-            return self._ended
-        self._ended = has_ended(record)
-        lost = find_loss(self._folder, record)
         if lost is not None:
-            logger.warning("%s: %s", self._folder.path.name, show_controls(word(lost)))
-            self._ended = True
-        self._supervisor = None if record is None else record.supervisor
-        return self._ended
-
-    def _is_supervised(self) -> bool:
-        return self._ended or (self._supervisor is not None and self._supervisor.is_alive())
+            _, record = revive_app(folder)
+    except FileNotFoundError:
+        return True
+    except (EngineError, StateError):
+        return False
+    return has_ended(record) or (record is None and not folder.spec_file.exists())
 
 
 def delete(folder: AppFolder, registry: AppRegistry, app_id: str) -> None:

@@ -1,5 +1,14 @@
 """Decides what a supervisor does with the replicas of its app: pure, from state and event to new state and actions.
 
+    PENDING --CancelRequested, DrainRequested, KillRequested--> ENDED
+    PENDING, RESTARTING --Begin--> RUNNING
+    RUNNING --Begin--> ENDED
+    RUNNING --ReplicaEnded--> RESTARTING, ENDING, ENDED
+    RUNNING, RESTARTING --CancelRequested, DrainRequested, KillRequested--> ENDING, ENDED
+    RESTARTING --ReplicaEnded--> RUNNING, ENDING, ENDED
+    ENDING --ReplicaEnded, Recover, KillExpired--> ENDED
+    ENDING --LingerExpired--> RUNNING
+
 There are two kinds of roles. A role of our agent has exit codes with a meaning (`contract.ExitCode`). 1 and 2 are
 final. 69 and an end by signal are lost replicas, which are started again one by one, at most `max_retries` per role,
 because the agents of the others keep running. 143 means preempted. When one node is preempted, the agents of all may
@@ -21,20 +30,8 @@ from dataclasses import replace
 from typing import Final, TypeAlias
 
 from muster._shared.contract import NEVER_RETRY, ExitCode
-from muster._shared.records import record
-from muster.schedulers.supervision.events import (
-    Begin,
-    CancelRequested,
-    DrainRequested,
-    Event,
-    GraceExpired,
-    KillExpired,
-    KillRequested,
-    LingerExpired,
-    Recover,
-    ReplicaEnded,
-    ResizeRequested,
-)
+from muster._shared.records import assert_never, record
+from muster._shared.transitions import Table, drop, go, on, on_with, stay
 from muster.schedulers.supervision.state import (
     AppPhase,
     Outcome,
@@ -46,6 +43,126 @@ from muster.schedulers.supervision.state import (
     SupervisedRole,
 )
 from muster.schedulers.wording.reasons import Code, Reason, Reasons
+
+_PENDING, _RUNNING, _RESTARTING, _ENDING, _ENDED = AppPhase
+_STARTED = (_RUNNING, _RESTARTING)
+_END = go(_PENDING, to=(_ENDED,)), go(*_STARTED, to=(_ENDING, _ENDED))
+_MAY_END = stay(_ENDING, or_go=(_ENDED,))
+
+
+def _build_table() -> "Table[Event, Decision]":
+    """Return which phase accepts which event, what handles it, and which phases may follow."""
+    return (
+        on(Begin, _begin, go(_PENDING, to=(_RUNNING,)), stay(_RUNNING, or_go=(_ENDED,)))
+        + on(Begin, _repeat_stop, stay(_RESTARTING, or_go=(_RUNNING,)), stay(_ENDING))
+        + on_with(ReplicaEnded, _handle_replica_ended, stay(*_STARTED, or_go=(*_STARTED, _ENDING, _ENDED)), _MAY_END)
+        + on(Recover, _recover, stay(_PENDING, *_STARTED), _MAY_END)
+        + on(CancelRequested, _cancel, *_END)
+        + on(CancelRequested, _cancel_again, stay(_ENDING))
+        + on(DrainRequested, _drain, *_END)
+        + on(DrainRequested, _change_drain, stay(_ENDING))
+        + on(KillRequested, _kill, *_END, stay(_ENDING))
+        + on_with(ResizeRequested, _resize, stay(_PENDING, *_STARTED, _ENDING))
+        + on(GraceExpired, _handle_grace_expired, stay(_PENDING, *_STARTED, _ENDING))
+        + on(LingerExpired, _stop_late, stay(_PENDING, *_STARTED))
+        + on(LingerExpired, _end_lingering, stay(_ENDING, or_go=(_RUNNING,)))
+        + on(KillExpired, _give_up, _MAY_END)
+    )
+
+
+@record
+class Begin:
+    """Start replicas that wait. In a supervisor that was started again, also repeat a stop that was in progress."""
+
+
+@record
+class ReplicaEnded:
+    """A replica has ended."""
+
+    replica: ReplicaId
+    exit_code: int | None
+    """128+n if signal n ended it. None: not known (the container vanished, the supervisor had died)."""
+    reasons: Reasons = ()
+    """Why, beside the exit code: out of memory, no such file, the report of its job."""
+    final: bool = False
+    """Another try would be useless: the command does not exist, the image is gone."""
+
+
+@record
+class Recover:
+    """A person continues the app, whose supervisor had died. These replicas have ended since.
+
+    How they ended is not known.
+    """
+
+    replicas: tuple[ReplicaId, ...]
+
+
+@record
+class CancelRequested:
+    """A request to stop the app, politely first."""
+
+    reasons: Reasons = (Reason(code=Code.CANCELLED),)
+    is_interrupt: bool = False
+    """A Ctrl-C at the command that the app belongs to, not a cancel from elsewhere."""
+
+
+@record
+class DrainRequested:
+    """The app ends, and its agents are asked to stop all ranks at one step: they get no signal before `limit_s`."""
+
+    limit_s: float
+    reasons: Reasons = (Reason(code=Code.STOPPED),)
+
+
+@record
+class KillRequested:
+    """A request to kill the app at once."""
+
+    reasons: Reasons = (Reason(code=Code.KILLED),)
+
+
+@record
+class ResizeRequested:
+    """A request to change the number of replicas of an elastic role."""
+
+    role: str
+    replicas: int
+
+
+@record
+class GraceExpired:
+    """The grace period of this number has passed."""
+
+    number: int
+
+
+@record
+class LingerExpired:
+    """The time in which agents of a failed job end by themselves has passed."""
+
+    number: int
+
+
+@record
+class KillExpired:
+    """Since the kill that had this number `decisions.KILL_LIMIT_S` have passed."""
+
+    number: int
+
+
+Event: TypeAlias = (
+    Begin
+    | ReplicaEnded
+    | Recover
+    | CancelRequested
+    | DrainRequested
+    | KillRequested
+    | ResizeRequested
+    | GraceExpired
+    | LingerExpired
+    | KillExpired
+)
 
 
 @record
@@ -128,33 +245,34 @@ def decide(plan: Plan, state: SupervisedApp, event: Event) -> Decision:
     Returns:
         The new state, and actions to carry out in order. Outdated events change nothing.
     """
-    if state.phase is AppPhase.ENDED:
-        return state, ()
-    if isinstance(event, Begin):
-        return _begin(state)
-    if isinstance(event, ReplicaEnded):
-        return _handle_replica_ended(plan, state, event)
-    if isinstance(event, Recover):
-        return _recover(state, event)
-    if isinstance(event, CancelRequested):
-        return _cancel(state, event)
-    if isinstance(event, DrainRequested):
-        return _drain(state, event)
-    if isinstance(event, KillRequested):
-        return _kill(state, event)
-    if isinstance(event, ResizeRequested):
-        return _resize(plan, replace(state, resizes=state.resizes + 1), event)
-    if isinstance(event, LingerExpired):
-        return _handle_linger_expired(state) if event.number == state.lingering else (state, ())
-    if isinstance(event, KillExpired):
-        return _give_up(state, event)
-    return _handle_grace_expired(state, event)
+    handler = TABLE.find(state.phase, event)
+    if handler is None or _is_outdated(state, event):
+        return drop(state, state.phase, event)
+    return handler(state, event, plan)
 
 
-def _begin(state: SupervisedApp) -> Decision:
-    if state.phase in (AppPhase.ENDING, AppPhase.RESTARTING):
-        roles = state.restarting if state.phase is AppPhase.RESTARTING else None
-        return _advance(*_stop(replace(state, lingering=0, lingering_role=""), state.running(roles)))
+def _is_outdated(state: SupervisedApp, event: Event) -> bool:
+    """Return whether an event is about an earlier period, or about a replica that does not run (any more)."""
+    match event:
+        case ReplicaEnded():
+            known = state.replicas.get(event.replica)
+            return known is None or known.status is not ReplicaStatus.RUNNING
+        case LingerExpired():
+            return event.number != state.lingering
+        case GraceExpired() | KillExpired():
+            return event.number != state.grace_number
+        case Begin() | Recover() | CancelRequested() | DrainRequested() | KillRequested() | ResizeRequested():
+            return False
+        case _:
+            assert_never(event)
+
+
+def _repeat_stop(state: SupervisedApp, _event: Begin) -> Decision:
+    roles = state.restarting if state.phase is AppPhase.RESTARTING else None
+    return _advance(*_stop(replace(state, lingering=0, lingering_role=""), state.running(roles)))
+
+
+def _begin(state: SupervisedApp, _event: Begin) -> Decision:
     state, stops = _stop(state, state.leaving)
     state, starts = _start(replace(state, phase=AppPhase.RUNNING), _list_by_status(state, ReplicaStatus.WAITING))
     state, lingers = _let_end(state) if state.phase is AppPhase.RUNNING else (state, ())
@@ -173,10 +291,7 @@ def _recover(state: SupervisedApp, event: Recover) -> Decision:
     return replace(state, reasons=(Reason(code=Code.SUPERVISOR_REPLACED, count=len(event.replicas) or None),)), ()
 
 
-def _handle_replica_ended(plan: Plan, state: SupervisedApp, event: ReplicaEnded) -> Decision:
-    known = state.replicas.get(event.replica)
-    if known is None or known.status is not ReplicaStatus.RUNNING:
-        return state, ()
+def _handle_replica_ended(state: SupervisedApp, event: ReplicaEnded, plan: Plan) -> Decision:
     was_leaving = event.replica in state.leaving
     state = replace(state, leaving=tuple(each for each in state.leaving if each != event.replica))
     if state.phase is AppPhase.ENDING:
@@ -212,9 +327,8 @@ def _let_end(state: SupervisedApp) -> Decision:
     return replace(state, lingering=number), (Linger(number=number, delay_s=LINGER_S),)
 
 
-def _handle_linger_expired(state: SupervisedApp) -> Decision:
-    if state.phase is AppPhase.ENDING:
-        return _withdraw(state) if state.is_draining else _stop_lingering(state)
+def _stop_late(state: SupervisedApp, _event: LingerExpired) -> Decision:
+    """Stop agents of a job that has succeeded, which were started too late to take part."""
     left = tuple(each for each in state.running(state.over) if each not in state.leaving)
     return _stop(replace(state, lingering=0, leaving=(*state.leaving, *left)), left)
 
@@ -289,8 +403,9 @@ def _choose_restart(state: SupervisedApp, replica: ReplicaId) -> ReplicaStatus:
     return ReplicaStatus.WAITING if is_started else ReplicaStatus.CANCELLED
 
 
-def _resize(plan: Plan, state: SupervisedApp, event: ResizeRequested) -> Decision:
+def _resize(state: SupervisedApp, event: ResizeRequested, plan: Plan) -> Decision:
     """Change nothing if the request is not allowed: the command has said why, or sees that the app ends."""
+    state = replace(state, resizes=state.resizes + 1)
     role = next((each for each in plan if each.name == event.role and each.is_elastic), None)
     if state.phase is AppPhase.ENDING or role is None or role.name in state.over:
         return state, ()
@@ -339,16 +454,21 @@ def _end(
 
 
 def _cancel(state: SupervisedApp, event: CancelRequested) -> Decision:
-    if state.phase is not AppPhase.ENDING:
-        return _end(state, Outcome.CANCELLED, event.reasons, is_interrupt=event.is_interrupt)
+    return _end(state, Outcome.CANCELLED, event.reasons, is_interrupt=event.is_interrupt)
+
+
+def _cancel_again(state: SupervisedApp, event: CancelRequested) -> Decision:
     return _stop_lingering(state, is_interrupt=event.is_interrupt) if state.lingering else (state, ())
 
 
+def _change_drain(state: SupervisedApp, event: DrainRequested) -> Decision:
+    """Change the limit of a drain."""
+    lingers = state.is_draining and state.lingering != 0
+    return state, (Linger(number=state.lingering, delay_s=event.limit_s),) if lingers else ()
+
+
 def _drain(state: SupervisedApp, event: DrainRequested) -> Decision:
-    """Start nothing again from now on: the agents end by themselves. A second request changes the limit."""
-    if state.phase is AppPhase.ENDING:
-        lingers = state.is_draining and state.lingering != 0
-        return state, (Linger(number=state.lingering, delay_s=event.limit_s),) if lingers else ()
+    """Start nothing again from now on: the agents end by themselves."""
     state, actions = _end(state, Outcome.CANCELLED, event.reasons, lingering_role=_ALL_ROLES)
     if state.phase is AppPhase.ENDED or not state.lingering:
         return state, actions
@@ -356,10 +476,10 @@ def _drain(state: SupervisedApp, event: DrainRequested) -> Decision:
     return state, (Linger(number=state.lingering, delay_s=event.limit_s),)
 
 
-def _withdraw(state: SupervisedApp) -> Decision:
-    """Let the app go on if none of its agents has ended: they were not asked. Otherwise stop the others."""
+def _end_lingering(state: SupervisedApp, _event: LingerExpired) -> Decision:
+    """Stop what lingers. After a drain let the app go on if none of its agents has ended: they were not asked."""
     statuses = {known.status for each, known in state.replicas.items() if state.is_wanted(each)}
-    if ReplicaStatus.CANCELLED in statuses:
+    if not state.is_draining or ReplicaStatus.CANCELLED in statuses:
         return _stop_lingering(state)
     state = replace(state, phase=AppPhase.RUNNING, outcome=None, lingering=0, is_draining=False)
     return _let_end(replace(state, reasons=(Reason(code=Code.GOES_ON_UNASKED),)))
@@ -384,16 +504,14 @@ def _kill(state: SupervisedApp, event: KillRequested) -> Decision:
 
 
 def _handle_grace_expired(state: SupervisedApp, event: GraceExpired) -> Decision:
-    if event.number != state.grace_number:
-        return state, ()
-    told = state.running() if state.phase is AppPhase.ENDING else (*state.running(state.restarting), *state.leaving)
-    stopped = tuple(each for each in told if not _lingers(state, each))
+    due = state.running() if state.phase is AppPhase.ENDING else (*state.running(state.restarting), *state.leaving)
+    stopped = tuple(each for each in due if not _lingers(state, each))
     return state, (Kill(replicas=stopped, number=event.number),) if stopped else ()
 
 
-def _give_up(state: SupervisedApp, event: KillExpired) -> Decision:
+def _give_up(state: SupervisedApp, _event: KillExpired) -> Decision:
     left = state.running()
-    if state.phase is not AppPhase.ENDING or event.number != state.grace_number or not left:
+    if not left:
         return state, ()
     for each in left:
         state = _set_status(state, each, ReplicaStatus.LOST, None)
@@ -453,3 +571,6 @@ def _count_good(state: SupervisedApp, role: str) -> int:
         for each, known in state.replicas.items()
         if each.role == role and known.status in good and each not in state.leaving
     )
+
+
+TABLE = _build_table()

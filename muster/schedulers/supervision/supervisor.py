@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from muster._shared import processes
-from muster.schedulers.supervision import decisions, events
+from muster.schedulers.supervision import decisions
 from muster.schedulers.supervision.app_folder import (
     DRAIN_WORD,
     INTERRUPT_WORD,
@@ -30,8 +30,8 @@ from muster.schedulers.supervision.app_folder import (
     AppSpec,
     ProcessId,
 )
+from muster.schedulers.supervision.decisions import ReplicaEnded
 from muster.schedulers.supervision.driver import DriverFactory, EventQueue, Handle, ReplicaDriver, StartError
-from muster.schedulers.supervision.events import ReplicaEnded
 from muster.schedulers.supervision.machine import Machine
 from muster.schedulers.supervision.state import AppPhase, Outcome, ReplicaId
 from muster.schedulers.wording.reasons import Code, Reason
@@ -81,14 +81,14 @@ class Supervisor:
         gone = [each for each in self._record.app.running() if not self._adopt(each)]
         request = self._folder.read_request()
         if request is not None:
-            self.handle_event(events.KillRequested() if request == "kill" else events.CancelRequested())
+            self.handle_event(decisions.KillRequested() if request == "kill" else decisions.CancelRequested())
         self._handle_queued_events()  # the owner may have ended
         if recovers:
-            self.handle_event(events.Recover(replicas=tuple(gone)))
+            self.handle_event(decisions.Recover(replicas=tuple(gone)))
             gone = []
         for each in gone:
             self.handle_event(ReplicaEnded(replica=each, exit_code=None, reasons=(Reason(code=Code.SUPERVISOR_DIED),)))
-        self.handle_event(events.Begin())
+        self.handle_event(decisions.Begin())
 
     def run(self) -> None:
         """Handle events until the app has ended."""
@@ -100,7 +100,7 @@ class Supervisor:
         while (event := self._event_queue.pop()) is not None:
             self.handle_event(event)
 
-    def handle_event(self, event: events.Event) -> None:
+    def handle_event(self, event: decisions.Event) -> None:
         """Decide about one event, record the new state, act."""
         app, decided = decisions.decide(self._spec.roles, self._record.app, event)
         changed = app != self._record.app
@@ -141,20 +141,18 @@ class Supervisor:
         if isinstance(action, decisions.Start):
             self._start(action.replicas)
         elif isinstance(action, decisions.Stop):
-            number = action.number
-            self._event_queue.set_timer(
-                "grace", self._spec.grace_s, lambda: self._event_queue.post(events.GraceExpired(number=number))
-            )
+            self._set_timer("grace", self._spec.grace_s, decisions.GraceExpired(number=action.number))
             for each in action.replicas:
                 self._driver.stop(each, is_interrupt=action.is_interrupt)
         elif isinstance(action, decisions.Linger):
-            expired = events.LingerExpired(number=action.number)
-            self._event_queue.set_timer("linger", action.delay_s, lambda: self._event_queue.post(expired))
+            self._set_timer("linger", action.delay_s, decisions.LingerExpired(number=action.number))
         elif isinstance(action, decisions.Kill):
-            too_late = events.KillExpired(number=action.number)
-            self._event_queue.set_timer("kill", decisions.KILL_LIMIT_S, lambda: self._event_queue.post(too_late))
+            self._set_timer("kill", decisions.KILL_LIMIT_S, decisions.KillExpired(number=action.number))
             for each in action.replicas:
                 self._driver.kill(each)
+
+    def _set_timer(self, name: str, delay_s: float, event: decisions.Event) -> None:
+        self._event_queue.set_timer(name, delay_s, lambda: self._event_queue.post(event))
 
     def _start(self, replicas: tuple[ReplicaId, ...]) -> None:
         handles: dict[ReplicaId, Handle] = dict(self._record.handles)
@@ -193,7 +191,7 @@ def watch_owner(spec: AppSpec, event_queue: EventQueue) -> None:
     """Cancel the app when the process it belongs to ends for any reason."""
     if spec.owner is None:
         return
-    gone = events.CancelRequested(reasons=(Reason(code=Code.SUBMITTER_ENDED, pid=spec.owner.pid),))
+    gone = decisions.CancelRequested(reasons=(Reason(code=Code.SUBMITTER_ENDED, pid=spec.owner.pid),))
     try:
         pidfd = os.pidfd_open(spec.owner.pid)
     except ProcessLookupError:
@@ -220,9 +218,9 @@ def watch_requests(folder: AppFolder, event_queue: EventQueue, driver: ReplicaDr
             # All that the pipe holds, so that no word is cut.
             words = os.read(fd, _PIPE_BYTES).decode(errors="replace").split()
             if "kill" in words:
-                event_queue.post(events.KillRequested())
+                event_queue.post(decisions.KillRequested())
             elif "cancel" in words or INTERRUPT_WORD in words:
-                event_queue.post(events.CancelRequested(is_interrupt=INTERRUPT_WORD in words))
+                event_queue.post(decisions.CancelRequested(is_interrupt=INTERRUPT_WORD in words))
             for word in words:
                 if word in ("suspend", "continue"):
                     driver.suspend(suspended=word == "suspend")
@@ -232,17 +230,17 @@ def watch_requests(folder: AppFolder, event_queue: EventQueue, driver: ReplicaDr
     event_queue.watch_readable(fd, read_requests)
 
 
-def _parse_request(word: str) -> events.DrainRequested | events.ResizeRequested | None:
+def _parse_request(word: str) -> decisions.DrainRequested | decisions.ResizeRequested | None:
     """Return the request with a number that a word is; None if it is none."""
     try:
         if word.startswith(DRAIN_WORD):
             limit_s = float(word.removeprefix(DRAIN_WORD))
-            return events.DrainRequested(limit_s=limit_s) if math.isfinite(limit_s) else None
+            return decisions.DrainRequested(limit_s=limit_s) if math.isfinite(limit_s) else None
         if word.startswith(RESIZE_WORD):
             from urllib.parse import unquote  # most apps are never resized
 
             nodes, _, role = word.removeprefix(RESIZE_WORD).partition(":")
-            return events.ResizeRequested(role=unquote(role), replicas=int(nodes))
+            return decisions.ResizeRequested(role=unquote(role), replicas=int(nodes))
     except ValueError:
         pass
     return None
@@ -253,7 +251,7 @@ def watch_signals(event_queue: EventQueue) -> None:
 
     def stop(signum: int, _frame: Any) -> None:
         why = Reason(code=Code.SUPERVISOR_SIGNALLED, signal=signal.Signals(signum).name)
-        event_queue.post(events.CancelRequested(reasons=(why,)))
+        event_queue.post(decisions.CancelRequested(reasons=(why,)))
 
     signal.signal(signal.SIGTERM, stop)
     for signum in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):

@@ -4,9 +4,9 @@ Adapters return a state and reasons: codes of one closed enum with their facts, 
 says itself, such as Slurm's reason or the message of a Kubernetes event, is a fact and is quoted. Nothing decides by
 reading a sentence of ours.
 
-`facts` has what is known of an app, and `job_facts` what its agents say of a job.
-`reasons` has the codes, each with the template of its words, the record of a reason, and what tells one wait from
-another. It needs the standard library only: supervisors and nodes record reasons. `words` fills a template with the
-facts of a reason, and `slurm_names` has Slurm's own names in plain words. `job_line` has the one line of a job, and its
-values for programs. `replica_lines` has what `torchx status` shows of a replica that has failed or was cancelled.
+`facts` has what is known of an app. `reasons` has the codes, each with the template of its words, the record of a
+reason, and what tells one wait from another. It needs the standard library only: supervisors and nodes record reasons.
+It also has what agents say of a job. `words` fills a template with the facts of a reason, and has Slurm's own names in
+plain words. `job_line` has the one line of a job, and its values for programs. `replica_lines` has what `torchx status`
+shows of a replica that has failed or was cancelled.
 """

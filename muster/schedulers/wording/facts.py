@@ -7,8 +7,7 @@ from torchx.specs import AppDef, AppState
 from torchx.specs.api import ReplicaStatus
 
 from muster._shared.reports import Report
-from muster.schedulers.wording.job_facts import JobFacts
-from muster.schedulers.wording.reasons import Reasons
+from muster.schedulers.wording.reasons import JobFacts, Reasons
 
 
 @dataclass
@@ -35,7 +34,7 @@ class AppFacts:
     jobs: Mapping[str, JobFacts] = field(default_factory=dict)
     """What the agents of each role report, by role. For an app that has ended, it is their last report.
 
-    See `adapter.records.RecordReader`.
+    See `failure_report.RecordReader`.
     """
     error: str | None = None
     """The root cause in torch's format, as JSON. None: there is none."""

@@ -17,10 +17,10 @@ from torchx.specs import AppState
 from torchx.specs.api import is_terminal
 
 from muster._shared.contract import show_controls
+from muster._shared.reports import format_duration
 from muster.schedulers.wording.facts import AppFacts
-from muster.schedulers.wording.job_facts import JobFacts
-from muster.schedulers.wording.reasons import Reason, to_data
-from muster.schedulers.wording.words import format_clock, format_duration, word, word_all
+from muster.schedulers.wording.reasons import JobFacts, Reason, to_data
+from muster.schedulers.wording.words import format_clock, word, word_all
 
 if TYPE_CHECKING:  # see `failure_report`
     from muster._shared.job_view import JobStatus
@@ -88,11 +88,11 @@ def count_nodes(facts: AppFacts) -> dict[str, int]:
     """Return how many nodes there are to be, run, are spare, are lost and run without a part, all roles together."""
     replicas = facts.replicas or ()
     states = Counter(each.state for each in replicas)
-    told = [each.status for each in _list_live_jobs(facts).values() if each.status is not None]
+    statuses = [each.status for each in _list_live_jobs(facts).values() if each.status is not None]
     return {
         "all": sum(1 for each in replicas if each.state is not AppState.CANCELLED),
         "running": states[AppState.RUNNING],
-        "spare": sum(each.nodes_spare for each in told),
+        "spare": sum(each.nodes_spare for each in statuses),
         "lost": sum(count for count, _ in _find_lost(facts).values()),
         "apart": sum(_count_apart(facts, role, job) for role, job in _list_live_jobs(facts).items()),
     }
@@ -135,8 +135,8 @@ def _count_apart(facts: AppFacts, role: str, job: JobFacts) -> int:
 def find_since_s(facts: AppFacts) -> float | None:
     """Return since when the app is in its state, in wall-clock seconds. None: not known."""
     statuses = [each.status for each in facts.jobs.values() if each.status is not None]
-    told = [each.since_s for each in statuses if each.since_s is not None]
-    return max(told) if told and facts.state is AppState.RUNNING else facts.since_s
+    times = [each.since_s for each in statuses if each.since_s is not None]
+    return max(times) if times and facts.state is AppState.RUNNING else facts.since_s
 
 
 def find_eta_s(status: "JobStatus") -> float | None:
@@ -164,14 +164,14 @@ def _list_clauses(facts: AppFacts, state: str = "", shows_progress: bool = True)
         has_ended = is_terminal(facts.state)
         clauses.append(f"{'ended at' if has_ended else 'since'} {format_clock(since_s)}")
         if has_ended and facts.submitted_s is not None:
-            clauses[-1] += f" after {format_duration(since_s - facts.submitted_s)}"
+            clauses[-1] += f" after {format_duration(since_s - facts.submitted_s, 0)}"
     return clauses
 
 
 def _list_reasons(facts: AppFacts, state: str = "") -> list[str]:
     """Return why it is in its state. A job that runs and has trouble says so first."""
-    told = _name_roles({role: word_all(job.trouble) for role, job in _list_live_jobs(facts).items()})
-    return [*told, *filter(None, [word_all(facts.reasons, state=state)])]
+    trouble = _name_roles({role: word_all(job.trouble) for role, job in _list_live_jobs(facts).items()})
+    return [*trouble, *filter(None, [word_all(facts.reasons, state=state)])]
 
 
 def _list_live_jobs(facts: AppFacts) -> Mapping[str, JobFacts]:
@@ -232,7 +232,7 @@ def _list_progress(jobs: Mapping[str, JobFacts]) -> Iterator[str]:
     for role, job in jobs.items():
         eta_s = None if job.status is None else find_eta_s(job.status)
         text = "" if job.status is None else describe_status(job.status)
-        texts[role] = text if eta_s is None else f"{text}; ETA {format_duration(eta_s)}"
+        texts[role] = text if eta_s is None else f"{text}; ETA {format_duration(eta_s, 0)}"
     return _name_roles(texts)
 
 

@@ -1,10 +1,14 @@
 """The reasons for which an app, or one replica of it, is in its state: codes and facts. Standard library only."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from muster._shared.records import build, record
+
+if TYPE_CHECKING:
+    from muster._shared.job_view import JobStatus
 
 
 class Code(Enum):
@@ -76,8 +80,8 @@ class Code(Enum):
     # -- why a replica has ended --------------------------------------------------------------------------------------
     SUPERVISOR_DIED = "its supervisor had died"
     """The supervisor that knew its exit code has died. local_cwd, ssh, held."""
-    LINK_LOST = "{text}"
-    """The link to another machine says why the replica there is lost; `text` is quoted. ssh, held."""
+    LINK_LOST = "[{nodes:node} of {job}: ][{host}: ][not reached for {limit_s} s: ]{text}"
+    """The link to another machine is lost; `text` is what it says itself. ssh, held."""
     MOVED = "its place is {host} now"
     """A replica that was lost has another host now. ssh."""
     ON_HOST = "on {host}"
@@ -425,8 +429,8 @@ _CHANGES: Final = frozenset(
 
 def identify(reason: Reason) -> tuple[object, ...]:
     """Return what tells one wait from another: the code, and the facts that do not change by themselves."""
-    told = {name: each for name, each in list_facts(reason).items() if name not in _CHANGES}
-    kept = ((name, tuple(sorted(each)) if isinstance(each, tuple) else each) for name, each in told.items())
+    facts = {name: each for name, each in list_facts(reason).items() if name not in _CHANGES}
+    kept = ((name, tuple(sorted(each)) if isinstance(each, tuple) else each) for name, each in facts.items())
     return reason.code, *kept, *map(identify, reason.causes)
 
 
@@ -473,3 +477,15 @@ def _parse_reason(data: Any) -> Reason:
     return build(
         Reason, {**facts, "code": Code[data["code"].upper()], "causes": parse_reasons(facts.get("causes", ()))}
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobFacts:
+    """What the agents of one role say of their job while it runs. See `failure_report`."""
+
+    trouble: Reasons = ()
+    """A hang with which it goes on, and why it forms a new round."""
+    attempt: int = 0
+    """How often workers were restarted in place because one failed."""
+    status: "JobStatus | None" = None
+    """How far it is. None: it has not reported it."""

@@ -1,4 +1,4 @@
-"""Fills the template of a reason with its facts."""
+"""Fills the template of a reason with its facts. Slurm's own names of reasons and states are here in plain words."""
 
 import re
 import time
@@ -9,12 +9,72 @@ from typing import Any, Final
 
 from muster._shared.causes import name_class
 from muster._shared.contract import describe_exit_code
+from muster._shared.reports import format_duration
 from muster.schedulers.wording.reasons import Code, Reason
-from muster.schedulers.wording.slurm_names import ENDS, explain_reason
+
+REASONS: Final = {
+    "Priority": "jobs with a higher priority are before it",
+    "Resources": "it waits for free nodes",
+    "Dependency": "it waits for the end of another job",
+    "DependencyNeverSatisfied": "the job that it waits for can no longer end as required",
+    "BeginTime": "its time to begin has not come",
+    "JobHeldUser": "a user holds it: scontrol release JOBID lets it go on",
+    "job requeued in held state": "a user holds it: scontrol release JOBID lets it go on",
+    "JobHeldAdmin": "an administrator holds it",
+    "ReqNodeNotAvail": "nodes that it needs are down, drained or reserved",
+    "Reservation": "it waits for its reservation",
+    "PartitionDown": "its partition is down",
+    "PartitionInactive": "its partition starts no jobs",
+    "PartitionNodeLimit": "it asks for more nodes than its partition gives one job",
+    "PartitionTimeLimit": "it asks for more time than its partition gives one job",
+    "PartitionConfig": "its partition cannot give what it asks for",
+    "BadConstraints": "no node has what it asks for",
+    "NodeDown": "a node that it needs is down",
+    "Licenses": "it waits for a license",
+    "AssocGrpGRES": "its account uses as many GPUs as it may",
+    "AssocMaxJobsLimit": "its account runs as many jobs as it may",
+    "QOSMaxJobsPerUserLimit": "you run as many jobs as its quality of service allows",
+    "QOSMaxNodePerUserLimit": "you use as many nodes as its quality of service allows",
+    "QOSMaxGRESPerUser": "you use as many GPUs as its quality of service allows",
+    "QOSGrpNodeLimit": "its quality of service has all the nodes that it may",
+    "QOSMaxWallDurationPerJobLimit": "it asks for more time than its quality of service allows",
+    "InvalidAccount": "its account is not valid",
+    "InvalidQOS": "its quality of service is not valid",
+    "launch failed requeued held": "it could not be started, and is held: scontrol release JOBID tries again",
+    "RaisedSignal": "a signal ended it",
+    "NonZeroExitCode": "its script exited with a code other than 0",
+    "TimeLimit": "its time limit is over",
+    "NodeFail": "a node was lost",
+}
+_PREFIXES: Final = {
+    "QOS": "a limit of its quality of service is reached",
+    "Assoc": "a limit of its account is reached",
+    "ReqNodeNotAvail": REASONS["ReqNodeNotAvail"],
+    "MaxMem": "it asks for more memory than one job may",
+}
+ENDS: Final = {
+    "BOOT_FAIL": "a node did not boot",
+    "CANCELLED": "a person or a program cancelled it with scancel",
+    "DEADLINE": "it could not end before its deadline",
+    "NODE_FAIL": "a node that the job needs was lost",
+    "OUT_OF_MEMORY": "it needed more memory than it had",
+    "PREEMPTED": "another job took its nodes",
+    "REVOKED": "another cluster runs it",
+    "TIMEOUT": "its time limit is over",
+}
+
+
+def explain_reason(name: str, job: str) -> str:
+    """Return why a job waits, with Slurm's name of the reason, for which people search."""
+    if not name:
+        return "Slurm has not looked at it yet"
+    word = name.partition(",")[0].strip("()")
+    words = REASONS.get(word) or next((each for start, each in _PREFIXES.items() if word.startswith(start)), "")
+    return f"{words.replace('JOBID', job)} ({name})" if words else name
+
 
 _MOST_NAMED: Final = 8
 _HALF_DAY_S: Final = 12 * 3600
-_DURATIONS: Final = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 _OPTIONAL: Final = re.compile(r"\[([^\[\]]*)\]")
 _HEADS: Final = dict.fromkeys((Code.CANCELLED, Code.SUPERVISOR_SIGNALLED, Code.SUBMITTER_ENDED), "cancelled")
 """What begins the words of a code, unless the name of the state before them says it."""
@@ -103,7 +163,7 @@ def _say_how_pods_failed(reason: Reason) -> str:
 
 
 def _say_how_long(reason: Reason) -> str:
-    return " yet" if reason.age_s is None else f" for {format_duration(reason.age_s)}"
+    return " yet" if reason.age_s is None else f" for {format_duration(reason.age_s, 0)}"
 
 
 def _describe_wish(reason: Reason) -> str:
@@ -112,18 +172,6 @@ def _describe_wish(reason: Reason) -> str:
     if reason.count == 1:
         return f"1 node with {per_node}" if per_node else "1 node"
     return f"{reason.count} nodes, each with {per_node}" if per_node else f"{reason.count} nodes"
-
-
-def format_duration(duration_s: float) -> str:
-    """Return the two largest units: "2 h 5 min", "24 s"."""
-    left, parts = max(0, round(duration_s)), list[str]()
-    for unit_s, unit in _DURATIONS:
-        if left >= unit_s and len(parts) < 2:
-            parts.append(f"{left // unit_s} {unit}")
-            left %= unit_s
-        elif parts:
-            break
-    return " ".join(parts) or "0 s"
 
 
 def format_clock(at_s: float | None) -> str:
@@ -155,7 +203,7 @@ _STYLES: Final[Mapping[str, Callable[[Any], str]]] = {
     "class": name_class,
     "date": lambda at_s: time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_s)),
     "utc": lambda at_s: time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at_s)),
-    "duration": format_duration,
+    "duration": lambda duration_s: format_duration(duration_s, 0),
     "exit code": lambda codes: ", ".join(f"exit code {code}" for code in codes),
     ";": "; ".join,
 }

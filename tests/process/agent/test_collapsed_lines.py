@@ -3,14 +3,14 @@
 import os
 import re
 import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from harness import AGENT
 from terminal import TerminalProgram, render
 
-AGENT = [sys.executable, "-m", "muster.agent", "--standalone", "--nproc-per-node", "8", "--start", "cold"]
+COMMAND = [*AGENT, "--standalone", "--nproc-per-node", "8", "--start", "cold"]
 STEPS = 400
 PROGRAM = f"""
 import os, sys, time
@@ -60,9 +60,8 @@ def test_a_terminal_has_each_line_once_for_each_rank(tmp_path: Path, variables: 
     (tmp_path / "train.py").write_text(PROGRAM)
     logs = ["--tee", "3", "--log-dir", str(tmp_path / "logs")]
     env = {**os.environ, "TMPDIR": str(tmp_path), **variables}
-    with TerminalProgram([*AGENT, *logs, "train.py"], env=env, cwd=tmp_path) as program:
-        text = program.read_until(None)
-        assert program.wait() == 0, text
+    with TerminalProgram([*COMMAND, *logs, "train.py"], env=env, cwd=tmp_path) as program:
+        text = program.finish()
     assert ("\x1b[36m" in text) == (variables == {"TERM": "xterm"})
     rows = show(text)
     said = list_said(rows)
@@ -80,7 +79,7 @@ def test_a_terminal_has_each_line_once_for_each_rank(tmp_path: Path, variables: 
 @pytest.mark.parametrize(("flags", "rows"), [((), 8), (("--collapse-lines", "on"), 1)])
 def test_a_pipe_has_every_line_unless_asked(tmp_path: Path, flags: tuple[str, ...], rows: int) -> None:
     (tmp_path / "train.py").write_text("import os\nprint('step', os.environ['RANK'])\n")
-    command = [*AGENT, *flags, "--tee", "1", "--log-dir", str(tmp_path / "logs"), "train.py"]
+    command = [*COMMAND, *flags, "--tee", "1", "--log-dir", str(tmp_path / "logs"), "train.py"]
     text = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
     said = list_said(text.splitlines())
     assert all(lines == ["step #"] for lines in said.values()), text
@@ -90,11 +89,10 @@ def test_a_pipe_has_every_line_unless_asked(tmp_path: Path, flags: tuple[str, ..
 def test_nothing_is_lost_at_ctrl_c(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(WAITS)
     env = {**os.environ, "TMPDIR": str(tmp_path), "TERM": "xterm", "NO_COLOR": "1"}
-    with TerminalProgram([*AGENT, "train.py"], env=env, cwd=tmp_path, has_keys=True) as program:
+    with TerminalProgram([*COMMAND, "train.py"], env=env, cwd=tmp_path, has_keys=True) as program:
         while any(lines != ["step #"] for lines in list_said(show(program.text)).values()):
             program.read_more()
         program.type("\x03")
-        text = program.read_until(None)
-        program.wait()
+        text = program.finish(None)
     said = list_said(show(text))
     assert Counter(map(tuple, said.values())) == {("step #", "saved #"): 8}, text

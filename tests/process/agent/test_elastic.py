@@ -1,21 +1,18 @@
 """Agents of one job on this machine: one node alone, spares, and a node that finishes before another fails."""
 
-import json
 import os
 import re
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from freezer import make_freezer
-from harness import Outcome, Tree, reserve_port, wait_until
+from harness import AGENT, PROGRAMS, Tree, check_all, read_events, reserve_port, wait_until
 from launchers import ONE_START, SCALED
 from subreaper import list_processes
 
-PROGRAMS = Path(__file__).parents[2] / "programs"
 Launch = Callable[..., Tree]
 
 
@@ -46,7 +43,7 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
             }
             words = [word for name, value in given.items() for word in (f"--{name}", value)]
             script = str(PROGRAMS / program[0])
-            command = [sys.executable, "-m", "muster.agent", *words, script, *program[1:]]
+            command = [*AGENT, *words, script, *program[1:]]
             return stack.enter_context(Tree(command, env={**os.environ, **SCALED, "PYTHONUNBUFFERED": "1"}))
 
         yield start
@@ -65,20 +62,6 @@ def wait_for_world(size: int, *trees: Tree) -> None:
         return all(re.findall(r"sum (\d+) of (\d+)", tree.stdout)[-1:] == [(str(size), str(size))] for tree in trees)
 
     wait_until(is_there, what=f"a world of {size}: {[(tree.stdout[-500:], tree.stderr[-500:]) for tree in trees]}")
-
-
-def wait_for_success(*trees: Tree) -> list[Outcome]:
-    outcomes = [tree.wait() for tree in trees]
-    ends = [(outcome.exit_code, outcome.leftovers) for outcome in outcomes]
-    assert ends == [(0, ())] * len(trees), "\n".join(outcome.explain() for outcome in outcomes)
-    return outcomes
-
-
-def kill_agent(tree: Tree) -> None:
-    """SIGKILL of the agent alone; its guard cleans up."""
-    tree.send(signal.SIGKILL, tree.children()[0])
-    outcome = tree.wait()
-    assert (outcome.exit_code, outcome.leftovers) == (128 + signal.SIGKILL, ()), outcome.explain()
 
 
 SLOW = """
@@ -107,9 +90,10 @@ def test_workers_wait_a_limited_time_for_global_rank_0(
         nodes.append(
             launch(index, "2", "conf_exits.py", "0", "all", start="warm", preload="slow", **{"nproc-per-node": "2"})
         )
-    wait_for_success(*nodes)
-    events = [json.loads(line) for index in (0, 1) for line in read_events(tmp_path / f"logs{index}").splitlines()]
-    released = sorted((one["monotonic_s"], one["node"]) for one in events if one["what"] == "worker_released")
+    check_all(nodes)
+    released = sorted(
+        (one["monotonic_s"], one["node"]) for one in read_events(tmp_path) if one["what"] == "worker_released"
+    )
     assert [node for _, node in released] == [first, first, 1 - first, 1 - first]
 
 
@@ -135,7 +119,7 @@ def test_a_running_job_continues_while_a_new_node_imports(
     go.touch()
     wait_for_world(2, *nodes)
     (tmp_path / "stop").touch()
-    wait_for_success(*nodes)
+    check_all(nodes)
     assert not (tmp_path / "overlaps").exists()
 
 
@@ -148,11 +132,11 @@ def test_one_template_serves_all_memberships(
     wait_for_world(1, survivor)
     guest = launch(1, "1:2", *sums, start="warm")
     wait_for_world(2, survivor)
-    kill_agent(guest)
+    guest.kill_agent()
     wait_for_world(1, survivor)
     (tmp_path / "stop").touch()
-    wait_for_success(survivor)
-    events = [json.loads(line) for line in read_events(tmp_path / "logs0").splitlines()]
+    check_all([survivor])
+    events = read_events(tmp_path / "logs0")
     story = [event["what"] for event in events]
     assert (story.count("template_ready"), story.count("template_ended")) == (1, 0)
     ways = [event["detail"]["how"] for event in events if event["what"] == "worker_released"]
@@ -160,24 +144,6 @@ def test_one_template_serves_all_memberships(
     assert len(ways) >= 3
     ready = events[story.index("template_ready")]["detail"]
     assert 0 < ready["pss_bytes"] <= ready["rss_bytes"]
-
-
-@pytest.mark.parametrize(("nnodes", "lost"), [("1:2", 0), ("2", 1)])
-def test_a_spare_replaces_a_lost_node(
-    launch: Launch, sums: tuple[str, ...], tmp_path: Path, nnodes: str, lost: int
-) -> None:
-    """The process that waited is the one that trains. If the leader is lost, the spare must find the new one."""
-    nodes = [launch(index, nnodes, *sums) for index in range(2)]
-    wait_for_world(2, *nodes)
-    spare = launch(2, nnodes, *sums)
-    spare.wait_for_line("as a spare", stream="stderr")
-    kill_agent(nodes[lost])
-    spare.wait_for_line("sum 2 of 2")
-    wait_for_world(2, nodes[1 - lost], spare)
-    (tmp_path / "stop").touch()
-    outcomes = wait_for_success(nodes[1 - lost], spare)
-    assert not any("attempt 1" in outcome.stdout for outcome in outcomes)  # a membership change uses no attempt
-    assert not (tmp_path / "overlaps").exists()
 
 
 def find_worker(folder: Path, rank: int) -> int:
@@ -204,15 +170,10 @@ def test_the_others_go_on_beside_a_worker_that_cannot_be_killed(
         wait_until(lambda: list_processes().get(left.pid, (0, "Z", ""))[1] in "ZX", what="the end of the node")
         assert pid in list_processes()
         (tmp_path / "stop").touch()
-        outcomes = wait_for_success(*nodes)
+        outcomes = check_all(nodes)
         freezer.thaw()
         outcome = left.wait()
     # It leaves the frozen process, and no other; that one has ended since: the freezer waits for it.
     assert (outcome.exit_code, {left[0] for left in outcome.leftovers} <= {pid}) == (69, True), outcome.explain()
     assert f"cannot end process {pid}" in outcome.stderr, outcome.explain()
     assert [f"sum 2 of 2 rank {rank} attempt 1" in each.stdout for rank, each in enumerate(outcomes)] == [True, True]
-
-
-def read_events(log_dir: Path) -> str:
-    """A node's event records so far."""
-    return "".join(path.read_text() for path in log_dir.rglob("events.jsonl"))

@@ -3,15 +3,14 @@
 import itertools
 import os
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from harness import Outcome, Tree, reserve_port, wait_until
+from harness import AGENT, PROGRAMS, Tree, check_all, reserve_port, wait_until
 
-ENDS = Path(__file__).parents[2] / "programs" / "agent" / "ends.py"
+ENDS = PROGRAMS / "agent" / "ends.py"
 SILENCE = "keep_alive_interval=1,keep_alive_max_attempt=2"
 BACKENDS = [
     "static",
@@ -42,7 +41,7 @@ class Job:
         if self.backend == "c10d-torch":
             conf += f",is_host={1 - index}"
         flags = ["--nnodes", "2", "--max-restarts", str(max_restarts), "--start", "cold", "--rdzv-conf", conf]
-        command = [sys.executable, "-m", "muster.agent", *flags, *where, str(ENDS), str(self._folder)]
+        command = [*AGENT, *flags, *where, str(ENDS), str(self._folder)]
         env = {**os.environ, "PYTHONWARNINGS": "ignore", "PYTHONUNBUFFERED": "1"}
         return self._stack.enter_context(Tree(command, env=env))
 
@@ -71,10 +70,6 @@ def wait_for_worker_end(tree: Tree) -> None:
     wait_until(lambda: not Path(f"/proc/{pid}").exists(), what="the worker's end")
 
 
-def explain(*outcomes: Outcome) -> str:
-    return "\n".join(outcome.explain() for outcome in outcomes)
-
-
 @pytest.fixture(params=BACKENDS)
 def job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Job]:
     with ExitStack() as stack:
@@ -92,9 +87,8 @@ def test_a_failure_after_the_other_nodes_success_fails_both(job: Job, first: int
     job.end(find_rank(done), 0)
     wait_for_worker_end(done)
     job.end(find_rank(fails), 3)
-    outcomes = [done.wait(), fails.wait()]
-    assert [(outcome.exit_code, outcome.leftovers) for outcome in outcomes] == [(1, ())] * 2, explain(*outcomes)
-    assert sum(outcome.stderr.count("JOB FAILED") for outcome in outcomes) == 1, explain(*outcomes)
+    outcomes = check_all([done, fails], 1)
+    assert sum(outcome.stderr.count("JOB FAILED") for outcome in outcomes) == 1
 
 
 def test_a_node_that_is_done_takes_part_again(job: Job) -> None:
@@ -107,8 +101,7 @@ def test_a_node_that_is_done_takes_part_again(job: Job) -> None:
         tree.wait_for_line(r"rank \d+ attempt", count=2)
     for rank, attempt in itertools.product((0, 1), (0, 1)):  # some backends count the attempts of each node
         job.end(rank, 0, attempt)
-    outcomes = [done.wait(), fails.wait()]
-    assert [(outcome.exit_code, outcome.leftovers) for outcome in outcomes] == [(0, ())] * 2, explain(*outcomes)
+    check_all([done, fails])
 
 
 def test_a_node_that_is_killed_late_is_no_success(job: Job) -> None:
@@ -117,8 +110,7 @@ def test_a_node_that_is_killed_late_is_no_success(job: Job) -> None:
     job.end(find_rank(stays), 0)
     wait_for_worker_end(stays)
     goes.kill_all()
-    outcome = stays.wait(120)
-    assert (outcome.exit_code, outcome.leftovers) == (69, ()), outcome.explain()
+    stays.wait().check(69)
 
 
 def test_a_replacement_of_a_killed_node_completes_the_job(job: Job) -> None:
@@ -130,5 +122,4 @@ def test_a_replacement_of_a_killed_node_completes_the_job(job: Job) -> None:
     find_rank(again)
     for rank in (0, 1):
         job.end(rank, 0)
-    outcomes = [stays.wait(120), again.wait(120)]
-    assert [(outcome.exit_code, outcome.leftovers) for outcome in outcomes] == [(0, ())] * 2, explain(*outcomes)
+    check_all([stays, again])

@@ -7,19 +7,18 @@ send back.
 import json
 import os
 import re
-import sys
 from pathlib import Path
 
 import pytest
-from harness import Outcome, Tree, run_tree, wait_until
+from harness import AGENT, PROGRAMS, Outcome, Tree, run_tree, wait_until
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600), pytest.mark.usefixtures("gpus")]
-PROGRAMS = Path(__file__).parents[2] / "programs" / "gpu"
-PROGRAM = PROGRAMS / "nccl.py"
+FOLDER = PROGRAMS / "gpu"
+PROGRAM = FOLDER / "nccl.py"
 
 
 def build_argv(how: str, nproc: int, log_dir: Path, *flags: str) -> list[str]:
-    agent = [sys.executable, "-m", "muster.agent", "--standalone", "--nproc-per-node", str(nproc), "--rdzv-id", "gpu"]
+    agent = [*AGENT, "--standalone", "--nproc-per-node", str(nproc), "--rdzv-id", "gpu"]
     return [*agent, "--log-dir", str(log_dir), *flags, str(PROGRAM), how]
 
 
@@ -28,8 +27,7 @@ def run(how: str, nproc: int, log_dir: Path, *flags: str) -> Outcome:
 
 
 def test_nccls_monitor_answers_in_a_format_that_is_read(tmp_path: Path) -> None:
-    outcome = run("asks", 2, tmp_path)
-    assert outcome.exit_code == 0, outcome.explain()
+    outcome = run("asks", 2, tmp_path).check()
     told = re.findall(r"nccl (\S+) told (\S+) own (\d+)", outcome.stdout)
     assert len(told) == 2, outcome.explain()
     for version, found, own in told:
@@ -39,8 +37,7 @@ def test_nccls_monitor_answers_in_a_format_that_is_read(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_misses_an_all_reduce_is_named(tmp_path: Path) -> None:
-    outcome = run("sleeps", 2, tmp_path, "--hang-timeout", "20", "--shutdown-timeout", "2")
-    assert outcome.exit_code == 1, outcome.explain()
+    run("sleeps", 2, tmp_path, "--hang-timeout", "20", "--shutdown-timeout", "2").check(1)
     reason = json.loads((tmp_path / "gpu" / "report.json").read_text())["reason"]
     assert re.match(r"rank 1 did \w+ \w+ \S+ #\d+ of ", reason), reason
 
@@ -58,14 +55,13 @@ def test_what_the_devices_do_is_in_the_status(tmp_path: Path) -> None:
     with Tree(build_argv("steps", 1, tmp_path)) as agent:
         wait_until(find, what="a device in the status")
         device = find()[0]
-        assert agent.wait().exit_code == 0
+        agent.wait().check()
     assert 0 < int(str(device["temperature_c"])) < 120, device
     assert int(str(device["memory_total_bytes"])) > 1 << 30, device
 
 
 def test_a_restart_finds_the_memory_of_a_killed_worker_free(tmp_path: Path) -> None:
-    outcome = run("fills", 1, tmp_path, "--max-restarts", "1")
-    assert outcome.exit_code == 0, outcome.explain()
+    outcome = run("fills", 1, tmp_path, "--max-restarts", "1").check()
     (free,) = re.findall(r"free (\S+)", outcome.stdout)
     assert float(free) > 0.9, outcome.explain()
 
@@ -74,9 +70,8 @@ def test_a_restart_finds_the_memory_of_a_killed_worker_free(tmp_path: Path) -> N
 def test_a_snapshot_of_a_device_is_what_the_step_left(way: str, tmp_path: Path) -> None:
     """Whatever changes the tensors while they are copied: an optimizer, a CUDA graph, the script itself."""
     flags = ["--standalone", "--max-restarts", "2", "--restart-backoff", "0", "--log-dir", str(tmp_path)]
-    argv = [sys.executable, "-m", "muster.agent", *flags, str(PROGRAMS / "snapshots.py"), way]
-    outcome = run_tree(argv, env={**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}, timeout_s=280)
-    assert outcome.exit_code == 0, outcome.explain()
+    argv = [*AGENT, *flags, str(FOLDER / "snapshots.py"), way]
+    outcome = run_tree(argv, env={**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}, timeout_s=280).check()
     loaded = re.findall(r"loaded step (\d+): (\d+) tensors, differ (.*)", outcome.stdout)
     assert [(int(step) > 0, int(tensors) >= 16, differ) for step, tensors, differ in loaded] == [
         (True, True, "[]")

@@ -25,13 +25,11 @@ GUARD = [sys.executable, "-m", "muster._shared.guard", "--"]
     ],
 )
 def test_exit_code_passes_through(command: list[str], code: int) -> None:
-    outcome = run_tree([*GUARD, *command])
-    assert outcome.exit_code == code, outcome.explain()
+    run_tree([*GUARD, *command]).check(code)
 
 
 def test_usage() -> None:
-    outcome = run_tree(GUARD)
-    assert outcome.exit_code == 2
+    outcome = run_tree(GUARD).check(2)
     assert outcome.stderr.count("\n") == 1
     assert "usage" in outcome.stderr
 
@@ -57,8 +55,7 @@ def test_another_system_is_refused_in_one_line(
     ],
 )
 def test_nothing_outlives_the_guard(left: str) -> None:
-    outcome = run_tree([*GUARD, "sh", "-c", f"{left}\nexit 3"], settle_s=0.0)
-    assert (outcome.exit_code, outcome.leftovers) == (3, ()), outcome.explain()
+    run_tree([*GUARD, "sh", "-c", f"{left}\nexit 3"], settle_s=0.0).check(3)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1])
@@ -68,8 +65,7 @@ def test_signals_reach_the_guarded_process(signum: int) -> None:
     with Tree([*GUARD, "sh", "-c", script]) as tree:
         tree.wait_for_line("ready")
         tree.send(signum)
-        outcome = tree.wait()
-    assert outcome.exit_code == 5, outcome.explain()
+        outcome = tree.wait().check(5)
     assert f"got {name}" in outcome.stdout
 
 
@@ -87,16 +83,14 @@ def test_an_ignored_signal_stays_ignored() -> None:
         tree.wait_for_line("ready")
         tree.send(signal.SIGHUP)
         tree.send(signal.SIGTERM)
-        outcome = tree.wait()
-    assert outcome.exit_code == 143, outcome.explain()
+        tree.wait().check(143)
 
 
 def test_the_charge_ends_with_the_guard() -> None:
     with Tree([*GUARD, "sh", "-c", "echo ready; while :; do sleep 0.05; done"]) as tree:
         tree.wait_for_line("ready")
         tree.send(signal.SIGKILL)
-        outcome = tree.wait()
-    assert (outcome.exit_code, outcome.leftovers) == (-9, ()), outcome.explain()
+        tree.wait().check(-9)
 
 
 def test_a_guard_with_a_death_signal_gives_no_grace() -> None:
@@ -144,8 +138,7 @@ def test_the_lease_fences_even_when_the_agent_is_stopped(how: str) -> None:
         if how == "stop":
             wait_until(lambda: child not in processes.list_parents())
             os.kill(agent, signal.SIGCONT)
-        outcome = tree.wait()
-    assert outcome.exit_code == 4, outcome.explain()
+        outcome = tree.wait().check(4)
     assert "child ended -9 fenced 1" in outcome.stdout
 
 
@@ -157,8 +150,7 @@ def test_a_released_lease_kills_no_process() -> None:
 
 def test_an_exception_in_the_body_is_shown_and_fails() -> None:
     script = "import sys; from muster._shared.guard import run_guarded; sys.exit(run_guarded(lambda lease: 1 // 0))"
-    outcome = run_tree([sys.executable, "-c", script])
-    assert outcome.exit_code == 1
+    outcome = run_tree([sys.executable, "-c", script]).check(1)
     assert "ZeroDivisionError" in outcome.stderr
     assert "bug in muster" in outcome.stderr
 
@@ -166,8 +158,7 @@ def test_an_exception_in_the_body_is_shown_and_fails() -> None:
 @pytest.mark.parametrize("name", ["SIGPIPE", "SIGXFSZ"])
 def test_programs_find_default_dispositions(name: str) -> None:
     """The interpreter ignores both, and an exec would pass that on."""
-    outcome = run_tree([*GUARD, "sh", "-c", f"kill -{name[3:]} $$; echo survived"])
-    assert outcome.exit_code == 128 + signal.Signals[name], outcome.explain()
+    run_tree([*GUARD, "sh", "-c", f"kill -{name[3:]} $$; echo survived"]).check(128 + signal.Signals[name])
 
 
 def test_a_pipe_that_is_closed_ends_its_writer() -> None:

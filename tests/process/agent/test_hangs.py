@@ -1,20 +1,19 @@
 """Jobs that hang: which rank, collective and line the report names. The texts are written by hand."""
 
-import contextlib
 import itertools
 import json
 import os
 import re
 import signal
 import sys
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-from harness import Outcome, Tree, find_free_port, run_tree
+from harness import AGENT, PROGRAMS, Outcome, Tree, check_all, read_events, run_tree, start_nodes
 from launchers import SCALED
 
-PROGRAM = Path(__file__).parents[2] / "programs" / "hangs" / "hang.py"
+PROGRAM = PROGRAMS / "hangs" / "hang.py"
 SIXTH = "all_reduce #6 of default_pg (4 x float32)"
 WAIT = "    time.sleep(LONG_S)"
 ABSENT = f"rank 1 did not enter {SIXTH}; rank 0 has waited in it for # s"
@@ -34,22 +33,14 @@ def find_line(text: str) -> int:
 
 
 def build_argv(log_dir: Path, how: str, *flags: str) -> list[str]:
-    agent = [sys.executable, "-m", "muster.agent", "--standalone", "--nproc-per-node", "2", "--rdzv-id", "hang"]
+    agent = [*AGENT, "--standalone", "--nproc-per-node", "2", "--rdzv-id", "hang"]
     limits = ["--hang-timeout", "3", "--shutdown-timeout", "2", "--log-dir", str(log_dir)]
     return [*agent, *limits, *flags, str(PROGRAM), how, "1"]
 
 
 def remove_seconds(text: str) -> str:
     """Those that make sense."""
-    return " ".join(
-        "#" if word.isdigit() and int(word) < 600 and rest[:1] in (["s"], ["s;"]) else word
-        for word, rest in _pairs(text)
-    )
-
-
-def _pairs(text: str) -> list[tuple[str, list[str]]]:
-    words = text.split()
-    return [(word, words[place + 1 :]) for place, word in enumerate(words)]
+    return re.sub(r"(?<= )\d{1,2}(?= s\b)|(?<= )[1-5]\d\d(?= s\b)", "#", text)
 
 
 ROWS = {
@@ -83,8 +74,7 @@ SHORT = (("sleeps", "warm"), ("stops", "warm"), ("loads", "cold"))
 )
 def test_the_guilty_rank_is_named(how: str, start: str, tmp_path: Path) -> None:
     flags = ["--hang-action", "stop", "--max-restarts", "2"] if how == "sleeps" else []
-    outcome = run_tree(build_argv(tmp_path, how, "--start", start, *flags))
-    assert (outcome.exit_code, outcome.leftovers) == (1, ()), outcome.explain()
+    outcome = run_tree(build_argv(tmp_path, how, "--start", start, *flags)).check(1)
     reason = check_report(outcome, tmp_path, *ROWS[how])
     assert reason.endswith("(--hang-action stop)") == (how == "sleeps"), reason
 
@@ -111,9 +101,8 @@ def test_the_guilty_rank_is_named_behind_a_wrapper(tmp_path: Path) -> None:
     wrapper.write_text('#!/bin/sh\n"$@"\nexit $?\n')
     wrapper.chmod(0o755)
     argv = build_argv(tmp_path, "sleeps", "--no-python")
-    argv[argv.index(str(PROGRAM)) :] = [str(wrapper), sys.executable, str(PROGRAM), "sleeps", "1"]
-    outcome = run_tree(argv)
-    assert (outcome.exit_code, outcome.leftovers) == (1, ()), outcome.explain()
+    argv[argv.index(str(PROGRAM)) : -2] = [str(wrapper), sys.executable, str(PROGRAM)]
+    outcome = run_tree(argv).check(1)
     check_report(outcome, tmp_path, ABSENT, WAIT)
 
 
@@ -123,26 +112,16 @@ def wait_for(tree: Tree, *texts: str) -> None:
         tree.wait_for_line(re.escape(text), stream="stderr")
 
 
-@contextlib.contextmanager
-def start_pair(log_dir: Path, how: str, guilty: int, nproc: int, *flags: str) -> Iterator[list[Tree]]:
+def start_pair(log_dir: Path, how: str, guilty: int, nproc: int, *flags: str) -> AbstractContextManager[list[Tree]]:
     """Two nodes of one job on this machine; the first one leads."""
-    where = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{find_free_port()}", "--rdzv-id", "hang"]
-    agent = [sys.executable, "-m", "muster.agent", "--nnodes", "2", "--nproc-per-node", str(nproc), *where]
-    limits = ["--hang-timeout", "3", "--shutdown-timeout", "2", "--log-dir", str(log_dir), *flags]
-    with contextlib.ExitStack() as stack:
-        yield [
-            stack.enter_context(Tree([*agent, *limits, "--node-rank", str(node), str(PROGRAM), how, str(guilty)]))
-            for node in range(2)
-        ]
+    limits = ["--hang-timeout", "3", "--shutdown-timeout", "2", "--log-dir", log_dir, "--nproc-per-node", str(nproc)]
+    return start_nodes(2, "--rdzv-id", "hang", *limits, *flags, PROGRAM, how, str(guilty))
 
 
 def test_a_rank_of_another_node_that_ended_is_named(tmp_path: Path) -> None:
     with start_pair(tmp_path, "exits", 1, 1) as trees:
-        outcomes = [tree.wait() for tree in trees]
-    reason = json.loads((tmp_path / "hang" / "report.json").read_text())["reason"]
-    ended = " rank 1 had exited"
-    assert ended in reason, outcomes[0].explain()
-    assert [(each.exit_code, each.leftovers) for each in outcomes] == [(1, ()), (1, ())], outcomes[1].explain()
+        check_all(trees, 1)
+    assert " rank 1 had exited" in json.loads((tmp_path / "hang" / "report.json").read_text())["reason"]
 
 
 @pytest.mark.parametrize("start", [pytest.param("cold", marks=pytest.mark.long), "warm"])
@@ -168,14 +147,12 @@ def test_a_rank_is_named_before_torchs_own_timeout_whatever_its_node_does(nproc:
     guilty = 2 * nproc - 1
     flags = ["--hang-timeout", "auto", "--hang-action", "stop"]
     with start_pair(tmp_path, "evaluates", guilty, nproc, *flags) as trees:
-        outcomes = [tree.wait(240) for tree in trees]
-    assert [(each.exit_code, each.leftovers) for each in outcomes] == [(1, ()), (1, ())], outcomes[0].explain()
+        outcomes = check_all(trees, 1, timeout_s=240)
     report = json.loads((tmp_path / "hang" / "report.json").read_text())
     waiting = "rank 0 has" if guilty == 1 else "ranks 0-2 have"
     expected = f"rank {guilty} did not enter {SIXTH}; {waiting} waited in it for # s; last seen at hang.py:"
     assert remove_seconds(report["reason"]).startswith(expected), outcomes[0].explain()
-    limit = "timeout of 95 s (--hang-timeout); "
-    assert limit in report["reason"], report["reason"]
+    assert "timeout of 95 s (--hang-timeout); " in report["reason"], report["reason"]
     root = report["failures"][0]
     assert (root["global_rank"], root["hung"], root["collateral"]) == (guilty, True, False), outcomes[0].explain()
 
@@ -183,27 +160,9 @@ def test_a_rank_is_named_before_torchs_own_timeout_whatever_its_node_does(nproc:
 @pytest.mark.long
 def test_the_ranks_that_kept_the_others_waiting_are_recorded_when_the_job_goes_on(tmp_path: Path) -> None:
     with start_pair(tmp_path, "sleeps", 2, 2, "--max-restarts", "1") as trees:
-        outcomes = [tree.wait(240) for tree in trees]
-    assert [(each.exit_code, each.leftovers) for each in outcomes] == [(1, ()), (1, ())], outcomes[0].explain()
-    records = [json.loads(line) for path in tmp_path.rglob("events.jsonl") for line in path.read_text().splitlines()]
-    explained = [(each["attempt"], each["ranks"]) for each in records if each["what"] == "hang_explained"]
+        outcomes = check_all(trees, 1, timeout_s=240)
+    explained = [(each["attempt"], each["ranks"]) for each in read_events(tmp_path) if each["what"] == "hang_explained"]
     assert explained == [(0, [2])], outcomes[0].explain()
-
-
-@pytest.mark.long
-def test_an_early_hang_is_told_softly_and_a_stop_prints_the_stacks(tmp_path: Path) -> None:
-    """It hangs before `--hang-timeout auto` has learned anything. The second node's rank is the guilty one."""
-    with start_pair(tmp_path, "sleeps", 1, 1, "--hang-timeout", "auto") as trees:
-        wait_for(trees[0], "the job stands still: ", f"did not enter {SIXTH}; rank 0 has waited in it for ")
-        wait_for(trees[0], "; nothing is stopped; all stacks: kill -USR2 ")
-        assert "stacks of rank" not in trees[0].stderr + trees[1].stderr
-        for tree in trees:
-            tree.send(signal.SIGTERM)
-        outcomes = [tree.wait() for tree in trees]
-    for rank, outcome in enumerate(outcomes):
-        assert (outcome.exit_code, outcome.leftovers) == (143, ()), outcome.explain()
-        assert f"stacks of rank {rank}:" in outcome.stderr, outcome.explain()
-    assert "stands still" not in outcomes[1].stderr, outcomes[1].explain()
 
 
 @pytest.mark.parametrize(
@@ -223,8 +182,7 @@ def test_a_stop_of_a_job_that_stands_still_prints_its_page(
         wait_for(tree, "the job hangs: no collective and no step for ", "stacks of rank 1:")
         reported = tree.stderr
         tree.send(signum)
-        outcome = tree.wait()
-    assert (outcome.exit_code, outcome.leftovers) == (code, ()), outcome.explain()
+        outcome = tree.wait().check(code)
     page = outcome.stderr[len(reported) :]
     assert ("at one step" in page) == (how == "asks"), outcome.explain()
     assert f"enter {SIXTH}; rank 0 " in " ".join(page.split()), outcome.explain()

@@ -87,6 +87,5 @@ def test_a_failure_is_reported_when_descriptors_run_out(tmp_path: Path) -> None:
     # The agent's own descriptors, two for what its threads open meanwhile, and fewer than two workers' pipes and files.
     for limit in range(30, 36):
         command = ["sh", "-c", f'ulimit -n {limit}; exec "$@"', "sh", *agent]
-        outcome = run_tree(command, cwd=tmp_path)
-        assert outcome.exit_code == 1, outcome.explain()
+        outcome = run_tree(command, cwd=tmp_path).check(1)
         assert "open files; no " in " ".join(outcome.stderr.split()), f"{limit}: {outcome.explain()}"

@@ -3,20 +3,18 @@
 import os
 import re
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from harness import AGENT, PROGRAMS, Tree
 from terminal import TerminalProgram
 
-SCRIPT = str(Path(__file__).parents[2] / "programs" / "agent" / "interrupted.py")
+SCRIPT = str(PROGRAMS / "agent" / "interrupted.py")
 QUESTION = "Ctrl-C kills [Y/n/c]"
 
 
 def build_command(*words):
     flags = ["--standalone", "--nproc-per-node", "2", "--start", "cold", "--shutdown-timeout", "20"]
-    return [sys.executable, "-m", "muster.agent", *flags, "--interrupt-action", "ask", SCRIPT, *words]
+    return [*AGENT, *flags, "--interrupt-action", "ask", SCRIPT, *words]
 
 
 def start(tmp_path, *words):
@@ -38,7 +36,6 @@ def ask(program):
 
 def test_continue_then_save_and_stop(tmp_path):
     with start(tmp_path, "pause", "stop") as program:
-        before = program.settings
         wait_counting(program)
         ask(program)
         program.type("perhaps\n")
@@ -47,9 +44,7 @@ def test_continue_then_save_and_stop(tmp_path):
         program.expect("all 2 ranks go on")
         ask(program)
         program.type("y\n")
-        program.read_until(None)
-        program.wait()
-        assert program.settings == before
+        program.finish(None)
         stopped = re.findall(r"saves and stops at step (\d+)", program.text)
         assert len(stopped) == 2, program.text
         assert len(set(stopped)) == 1, program.text
@@ -61,39 +56,24 @@ def test_scripts_that_do_not_ask_for_a_stop_save_a_checkpoint_and_get_the_signal
         wait_counting(program)
         ask(program)
         program.type(default)  # it is to save
-        program.read_until(None)
-        assert program.wait() == 128 + signal.SIGINT, program.text
+        program.finish(128 + signal.SIGINT)
         assert program.text.count("saves at step") == 2, program.text
         assert program.text.count("2 ranks saved at") == 1, program.text
 
 
 def test_a_second_ctrl_c_kills_while_it_asks(tmp_path):
     with start(tmp_path, "pause", "stop") as program:
-        before = program.settings
         wait_counting(program)
         ask(program)
         program.type("\x03")
-        program.read_until(None)
-        assert program.wait() == 128 + signal.SIGINT, program.text
+        program.finish(128 + signal.SIGINT)
         assert "saves" not in program.text
-        assert program.settings == before
 
 
 def test_without_a_terminal_one_line_says_so(tmp_path):
     env = {**os.environ, "TMPDIR": str(tmp_path)}
-    with subprocess.Popen(
-        build_command("pause"), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, cwd=tmp_path, env=env,
-    ) as process:  # fmt: skip
-        try:
-            text = ""
-            while text.count("counting") < 2:
-                line = process.stdout.readline()
-                assert line, text
-                text += line
-            assert text.count("--interrupt-action ask: ") == 1
-            process.send_signal(signal.SIGINT)
-            text += process.stdout.read()
-            assert process.wait(120) == 128 + signal.SIGINT, text
-        finally:
-            process.kill()
+    with Tree(build_command("pause"), cwd=tmp_path, env=env) as tree:
+        tree.wait_for_line("counting", count=2)
+        tree.send(signal.SIGINT)
+        outcome = tree.wait().check(128 + signal.SIGINT)
+    assert outcome.stderr.count("--interrupt-action ask: ") == 1

@@ -1,13 +1,14 @@
 """Node 0 of a job is stopped: all workers have their whole grace period, also if those of node 0 have ended before."""
 
+import contextlib
 import os
 import signal
-import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import Tree, find_free_port, wait_until
+from harness import Tree, check_all, start_nodes, wait_until
 from launchers import SCALED
 
 PROGRAM = """
@@ -27,15 +28,15 @@ LONG_S = 3.0
 """Longer than a node may live without a leader, which is 2 s here."""
 
 
-def build_command(tmp_path: Path, *flags: str) -> list[str]:
+@contextlib.contextmanager
+def start(tmp_path: Path, backend: str) -> Iterator[list[Tree]]:
+    """Two nodes, whose workers run."""
     script = tmp_path / "train.py"
     script.write_text(PROGRAM.format(folder=str(tmp_path), seconds=LONG_S))
-    return [sys.executable, "-m", "muster.agent", "--nnodes", "2", *flags, "--start", "cold", "--rdzv-id", "saves"]
-
-
-def start(tmp_path: Path, command: list[str], index: int) -> Tree:
-    flags = ["--node-rank", str(index), "--log-dir", str(tmp_path / f"logs-{index}")]
-    return Tree([*command, *flags, str(tmp_path / "train.py")], env={**os.environ, **SCALED})
+    flags = ["--rdzv-backend", backend, "--start", "cold", "--log-dir", tmp_path / "logs-{node}"]
+    with start_nodes(2, *flags, script, envs=[{**os.environ, **SCALED}] * 2) as trees:
+        wait_until(lambda: len(list(tmp_path.glob("up-*"))) == 2, what="workers that run")
+        yield trees
 
 
 @pytest.mark.parametrize(
@@ -53,35 +54,26 @@ def test_node_0_leads_until_the_workers_of_the_others_have_saved(
 
     If node 0 had ended before the signal came, the workers of node 1 were killed at once, although they still saved.
     """
-    flags = ["--rdzv-backend", "muster", "--rdzv-endpoint", f"127.0.0.1:{find_free_port()}"]
-    if backend == "static":
-        flags = ["--master-addr", "127.0.0.1", "--master-port", str(find_free_port())]
-    command = build_command(tmp_path, *flags)
-    with start(tmp_path, command, 0) as first, start(tmp_path, command, 1) as second:
-        wait_until(lambda: len(list(tmp_path.glob("up-*"))) == 2, what="workers that run")
+    with start(tmp_path, backend) as (first, second):
         first.send(signal.SIGTERM, first.pid)
         if later_s:
             wait_until((tmp_path / "saved-by-0").exists, what="the save of node 0")
             time.sleep(later_s)
         if later_s is not None:
             second.send(signal.SIGTERM, second.pid)
-        outcomes = [first.wait()]
+        first.wait()
         if later_s is None:
             second.send(signal.SIGTERM, second.pid)
-        outcomes.append(second.wait())
-    shown = "\n".join(each.explain() for each in outcomes)
-    assert sorted(each.name for each in tmp_path.glob("saved-by-*")) == ["saved-by-0", "saved-by-1"], shown
-    assert [each.exit_code for each in outcomes] == [143, 143], shown
+        check_all([first, second], 143)
+    assert sorted(each.name for each in tmp_path.glob("saved-by-*")) == ["saved-by-0", "saved-by-1"]
 
 
 def test_a_second_ctrl_c_ends_node_0_although_others_still_save(tmp_path: Path) -> None:
-    command = build_command(tmp_path, "--rdzv-backend", "muster", "--rdzv-endpoint", f"127.0.0.1:{find_free_port()}")
-    with start(tmp_path, command, 0) as first, start(tmp_path, command, 1) as second:
-        wait_until(lambda: len(list(tmp_path.glob("up-*"))) == 2, what="workers that run")
+    with start(tmp_path, "muster") as (first, second):
         for name in ("saved-by-0", ""):
             first.send(signal.SIGINT, first.pid)
             wait_until((tmp_path / name).exists, what="the save of node 0")
-        assert first.wait().exit_code == 130
+        first.wait().check(130)
         assert not (tmp_path / "saved-by-1").exists()
         second.send(signal.SIGTERM, second.pid)
-        assert second.wait().exit_code == 143
+        second.wait().check(143)

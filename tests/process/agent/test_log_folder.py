@@ -5,13 +5,12 @@ import os
 import re
 import signal
 import socket
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from harness import Tree, find_free_port, wait_until
+from harness import AGENT, Tree, find_free_port, wait_until
 
 from muster._shared.control import CommandExit
 from muster.cli import commands
@@ -36,7 +35,7 @@ def start(tmp_path: Path):
 
     def start(*words: str, run_id: str = "job7", keeps: str = "3", flags: Sequence[str] = ()) -> Tree:
         every = ["--nproc-per-node", "2", "--rdzv-id", run_id, "--log-dir", str(tmp_path / "logs"), "-r", keeps]
-        return Tree([sys.executable, "-m", "muster.agent", *every, *flags, str(script), *words])
+        return Tree([*AGENT, *every, *flags, str(script), *words])
 
     return start
 
@@ -46,7 +45,16 @@ def read(folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
     return commands.main(["status", str(folder)]), capsys.readouterr().out
 
 
-def test_a_job_that_runs_and_is_stopped(start, tmp_path, capsys):
+ENDED = [
+    ("TIMEOUT", 0.0, "; Slurm ended job 7: its time limit is over (TIMEOUT)"),
+    ("CANCELLED", 0.0, "; Slurm ended job 7: a person or a program cancelled it with scancel (CANCELLED)"),
+    ("TIMEOUT", -600.0, ""),  # of a later run: a job that is queued again keeps its id
+    ("RUNNING", 0.0, ""),
+]
+
+
+def test_a_job_of_slurm_that_runs_and_is_stopped(start, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
     logs = tmp_path / "logs"
     run = logs / "job7"
     with start("100000", "0") as agent:
@@ -60,49 +68,32 @@ def test_a_job_that_runs_and_is_stopped(start, tmp_path, capsys):
         said = capsys.readouterr().err
         assert "`muster status`, `top`, " in said
         agent.send(signal.SIGTERM)
-        assert agent.wait().exit_code == 143
-    assert read(logs, capsys)[0] == 7
-    assert "agents received SIGTERM; " in read(logs, capsys)[1]
+        agent.wait().check(143)
+    for state, ended_ago_s, why in ENDED:
+        entry = client.QueueEntry(job_id="7", state=state, end_s=time.time() - ended_ago_s)
+        monkeypatch.setattr(client, "find_ended", {"7": entry}.__getitem__)
+        code, line = read(logs, capsys)
+        assert (code, f"agents received SIGTERM{why}; ended at " in line) == (7, True), line
     rest = f"`muster log {run} --attempt N` prints the output of all ranks in attempt N"
     code, printed, said = read_log(capsys, str(run), "--failed")
     assert (code, printed, f"it is CANCELLED; {rest}" in said) == (CommandExit.REFUSED, "", True)
 
 
-ENDED = [
-    ("TIMEOUT", 0.0, "; Slurm ended job 7: its time limit is over (TIMEOUT)"),
-    ("CANCELLED", 0.0, "; Slurm ended job 7: a person or a program cancelled it with scancel (CANCELLED)"),
-    ("TIMEOUT", -600.0, ""),  # of a later run: a job that is queued again keeps its id
-    ("RUNNING", 0.0, ""),
-]
-
-
-def test_a_slurm_job_by_hand_says_why_slurm_ended_it(start, tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
-    with start("100000", "0") as agent:
-        wait_until((tmp_path / "logs").exists, what="the log folder")
-        wait_until(lambda: "step 2" in read(tmp_path / "logs", capsys)[1], what="a step")
-        agent.send(signal.SIGTERM)
-        assert agent.wait().exit_code == 143
-    for state, ended_ago_s, why in ENDED:
-        entry = client.QueueEntry(job_id="7", state=state, end_s=time.time() - ended_ago_s)
-        monkeypatch.setattr(client, "find_ended", {"7": entry}.__getitem__)
-        assert f"received SIGTERM{why}; ended at " in read(tmp_path / "logs", capsys)[1]
-
-
-def test_jobs_that_have_ended_and_the_newest_is_shown(start, tmp_path, capsys):
+def test_jobs_that_have_ended_the_newest_is_shown_with_the_output_of_the_rank_that_failed(start, tmp_path, capsys):
     logs = tmp_path / "logs"
     with start("3", "0", run_id="good") as agent:
-        assert agent.wait().exit_code == 0
+        agent.wait().check()
     code, line = read(logs, capsys)
     assert code == 0
     assert line.startswith(f"{logs / 'good'}  SUCCEEDED: ended at ")
-    with start("3", "9", run_id="bad") as agent:
-        assert agent.wait().exit_code == 1
+    with start("3", "9") as agent:
+        agent.wait().check(1)
     code, line = read(logs, capsys)
     assert code == 1
-    assert f"{logs / 'bad'}  FAILED: ranks 0-1 " in line
+    assert f"{logs / 'job7'}  FAILED: ranks 0-1 " in line
     assert commands.main(["status", "--json", str(logs)]) == 1
     assert json.loads(capsys.readouterr().out)["state"] == "FAILED"
+    check_output_of_the_rank_that_failed(logs / "job7", capsys)
 
 
 def read_log(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -111,12 +102,10 @@ def read_log(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str,
     return code, *capsys.readouterr()
 
 
-def test_the_output_of_the_rank_that_failed(start, tmp_path, capsys):
+def check_output_of_the_rank_that_failed(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A folder was refused, with advice for jobs that run."""
-    run = str(tmp_path / "logs" / "job7")
-    with start("3", "9") as agent:
-        agent.wait()
-    for folder in (run, str(tmp_path / "logs")):
+    run = str(path)
+    for folder in (run, str(path.parent)):
         code, out, err = read_log(capsys, folder, "--failed")
         assert (code, out) == (0, "step 0\nstep 1\nstep 2\n")
         assert err in [f"muster: the root cause: rank {rank}, attempt 0\n" for rank in (0, 1)]
@@ -128,7 +117,7 @@ def test_the_output_of_the_rank_that_failed(start, tmp_path, capsys):
     assert read_log(capsys, run) == (CommandExit.USAGE, "", line)
     code, printed, said = read_log(capsys, run, "--failed", "--role", "job7")
     assert (code, printed, "--role and --node" in said) == (CommandExit.USAGE, "", True)
-    check_a_rank_of_a_node_with_a_folder_of_its_own(Path(run), capsys)
+    check_a_rank_of_a_node_with_a_folder_of_its_own(path, capsys)
 
 
 def check_a_rank_of_a_node_with_a_folder_of_its_own(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -160,7 +149,7 @@ def test_a_rank_whose_output_went_to_the_console(start, tmp_path, capsys):
     code, _, err = read_log(capsys, str(run), "--failed")
     lines = [f"muster: {run} has no output of rank {rank}: {why}" for rank in (0, 1)]
     assert code == CommandExit.REFUSED
-    assert err.splitlines()[1] in lines, "without a report the records say which rank it was"
+    assert err.splitlines()[1] in lines
     code, printed, said = read_log(capsys, str(run), "--attempt", "0")
     assert (code, printed, said.endswith(f": {why}\n")) == (CommandExit.REFUSED, "", True)
 

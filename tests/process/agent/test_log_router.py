@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from doubles.samples import make_round
-from harness import LIMIT_S
+from harness import LIMIT_S, PROGRAMS
 
 from muster.agent.config import LogConfig, Std, StdChoice
 from muster.agent.errors import InternalError, SpawnError, UsageError
@@ -22,7 +22,6 @@ from muster.agent.logs.console import Console
 from muster.agent.round import Round
 from muster.agent.runtime.loop import Loop
 
-PROGRAMS = Path(__file__).parents[2] / "programs"
 SPEW = PROGRAMS / "logs_spew.py"
 TEE = StdChoice(default=Std.ALL)
 

@@ -3,12 +3,11 @@
 import json
 import os
 import re
-import sys
 from pathlib import Path
 
 import pytest
 from doubles.nccl_monitor import Communicator, Job, Rank, Server
-from harness import Outcome, run_tree
+from harness import AGENT, Outcome, run_tree
 
 WORLD = "NCCL communicator aa (2 ranks)"
 
@@ -38,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run(folder: Path, server: Server, *program: str, flags: tuple[str, ...] = ()) -> Outcome:
-    agent = [sys.executable, "-m", "muster.agent", "--standalone", "--nproc-per-node", "2", "--rdzv-id", "hang"]
+    agent = [*AGENT, "--standalone", "--nproc-per-node", "2", "--rdzv-id", "hang"]
     limits = ["--hang-timeout", "4", "--shutdown-timeout", "2", "--log-dir", str(folder.parent / "logs"), *flags]
     env = {**os.environ, "NCCL_RAS_ADDR": server.address, "COUNTS": str(folder)}
     return run_tree([*agent, *limits, *program], env=env)
@@ -67,8 +66,7 @@ def test_programs_that_are_not_python_and_wait_with_the_cpu(version: tuple[int, 
     script = folder.parent / "spin.sh"
     script.write_text(SPIN)
     with Server(World(folder, version).read) as server:
-        outcome = run(folder, server, "sh", str(script), flags=("--no-python",))
-    assert (outcome.exit_code, outcome.leftovers) == (1, ()), outcome.explain()
+        outcome = run(folder, server, "sh", str(script), flags=("--no-python",)).check(1)
     assert f"AllReduce #6 of {WORLD}; rank 0" in read_reason(folder, outcome), outcome.explain()
 
 
@@ -77,7 +75,7 @@ def test_the_workers_of_a_node_with_devices_get_an_address_of_their_own(given: s
     """Only where the user has given none; and on a machine without devices nothing is given or reserved."""
     env = {name: value for name, value in os.environ.items() if name != "NCCL_RAS_ADDR"}
     env |= {"MUSTER_NVML": str(tmp_path / "none.so"), **({"NCCL_RAS_ADDR": given} if given else {})}
-    argv = [sys.executable, "-m", "muster.agent", "--standalone", "--nproc-per-node", "2", "--preflight", "off"]
+    argv = [*AGENT, "--standalone", "--nproc-per-node", "2", "--preflight", "off"]
     argv += ["--no-python", "sh", "-c", "echo at=$NCCL_RAS_ADDR"]
     outcome = run_tree(argv, env=env)
     found = set(re.findall(r"at=(.*)", outcome.stdout))

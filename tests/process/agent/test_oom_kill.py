@@ -12,7 +12,7 @@ from memory_cgroup import join, memory_cgroup
 LIMIT_BYTES = 48 << 20
 AGENT = """
 import json, os, signal, sys
-from muster.agent.diagnosis.oom import OomWatch
+from muster.agent.diagnosis.failures import OomWatch
 from muster.agent.workers.memory import MemoryWatch
 watch = OomWatch(MemoryWatch())
 before = watch.check()

@@ -1,20 +1,17 @@
 """`--preflight` of real agents: findings before the start, a site's own checks, nodes that differ, an all-reduce."""
 
-import contextlib
 import os
 import re
 import socket
-import sys
 import tarfile
 from pathlib import Path
 
 import pytest
-from harness import Outcome, Tree, find_free_port, run_tree
+from harness import AGENT, Outcome, check_all, run_tree, start_nodes
 from launchers import MOSTLY_WARM
 
-from muster.agent.features.preflight.reach import find_obstacle
+from muster.agent.features.preflight.others import find_obstacle
 
-AGENT = [sys.executable, "-m", "muster.agent"]
 ALONE = [*AGENT, "--standalone", "--nproc-per-node", "2"]
 
 
@@ -47,7 +44,7 @@ def test_seven_of_eight_devices_end_the_job_before_a_worker_starts(
     assert "--preflight off starts" in text, outcome.explain()
     assert "by the preflight)" in text
     assert "devices found : 7 devices" in text
-    assert run_tree([*ALONE, *flags, "--preflight", "off", program], env=env, cwd=tmp_path).exit_code == 0
+    run_tree([*ALONE, *flags, "--preflight", "off", program], env=env, cwd=tmp_path).check()
 
 
 # -- a site's own checks -----------------------------------------------------------------------------------------------
@@ -72,13 +69,11 @@ def run_site(program: str, site: Path, *flags: str) -> Outcome:
 
 def test_a_sites_warning_is_printed_and_its_error_ends_the_job(program: str, site: Path) -> None:
     write_check(site, "10-scratch", 'echo "warning: /scratch is nearly full"; echo mode $MUSTER_PREFLIGHT')
-    outcome = run_site(program, site)
-    assert outcome.exit_code == 0, outcome.explain()
+    outcome = run_site(program, site).check()
     assert "10-scratch: /scratch is nearly full" in outcome.stderr, outcome.explain()
     assert "mode quick" not in outcome.stderr
     write_check(site, "20-fabric", "echo 'error: port 2 is down'; exit 3")
-    outcome = run_site(program, site)
-    assert (outcome.exit_code, outcome.leftovers) == (1, ()), outcome.explain()
+    outcome = run_site(program, site).check(1)
     assert "20-fabric: port 2 is down" in one_line(outcome), outcome.explain()
     assert not re.search(r"after \d+ of", outcome.stderr), outcome.explain()
 
@@ -88,24 +83,11 @@ def test_a_site_check_that_comes_late_ends_the_attempt(site: Path, tmp_path: Pat
     write_check(site, "check", f"while ! [ -e {tmp_path}/runs ]; do sleep 0.05; done; echo what it saw; exit 4")
     program = tmp_path / "waits.py"
     program.write_text(f"import time; open({str(tmp_path / 'runs')!r}, 'w').close(); time.sleep(600)\n")
-    outcome = run_site(str(program), site, "--start", "cold")
-    assert (outcome.exit_code, outcome.leftovers) == (1, ()), outcome.explain()
+    outcome = run_site(str(program), site, "--start", "cold").check(1)
     assert "4: what it saw" in one_line(outcome), outcome.explain()
 
 
 # -- several nodes -----------------------------------------------------------------------------------------------------
-
-
-def start_two(program: str, folder: Path, *envs: dict[str, str]) -> list[Outcome]:
-    """Run an agent in each environment; both as nodes of one job."""
-    endpoint = f"127.0.0.1:{find_free_port()}"
-    flags = ["--nnodes", "2", "--rdzv-backend", "muster", "--rdzv-endpoint", endpoint, "--rdzv-id", "job"]
-    with contextlib.ExitStack() as stack:
-        trees = [
-            stack.enter_context(Tree([*AGENT, *flags, "--node-rank", str(node), program], env=env, cwd=folder))
-            for node, env in enumerate(envs)
-        ]
-        return [tree.wait() for tree in trees]
 
 
 def test_nodes_with_other_workspaces_end_the_job_with_one_report(tmp_path: Path) -> None:
@@ -118,8 +100,8 @@ def test_nodes_with_other_workspaces_end_the_job_with_one_report(tmp_path: Path)
         with tarfile.open(packed, "w:gz") as bundle:
             bundle.add(folder / "train.py", "train.py")
         envs.append(make_env(MUSTER_WORKSPACE=str(packed), MUSTER_WORKSPACE_DIR=str(folder), MUSTER_TOKEN="ab" * 32))
-    outcomes = start_two("train.py", tmp_path, *envs)
-    assert [outcome.exit_code for outcome in outcomes] == [1, 1], outcomes[0].explain() + outcomes[1].explain()
+    with start_nodes(2, "train.py", envs=envs, cwd=tmp_path) as trees:
+        outcomes = check_all(trees, 1)
     text = one_line(outcomes[0])
     assert "workspace of node 1 (" in text, outcomes[0].explain()
     assert "that of node 0 (" in text
@@ -141,8 +123,7 @@ def test_full_measures_an_all_reduce_and_the_program_finds_its_process_untouched
         "os.write(1, b'sum %d\\n' % int(total))\n"
         "dist.destroy_process_group()\n"
     )
-    outcome = run_tree([*ALONE, "--start", start, "--preflight", "full", str(program)], cwd=tmp_path)
-    assert (outcome.exit_code, outcome.leftovers) == (0, ()), outcome.explain()
+    outcome = run_tree([*ALONE, "--start", start, "--preflight", "full", str(program)], cwd=tmp_path).check()
     assert outcome.stdout.count("sum 2") == 2
     assert "over gloo, 2 ranks: " in outcome.stderr, outcome.explain()
     assert "Exception" not in outcome.stderr, outcome.explain()
@@ -152,8 +133,7 @@ def test_full_measures_an_all_reduce_and_the_program_finds_its_process_untouched
 @pytest.mark.torch
 def test_full_says_in_one_line_why_no_all_reduce_could_be_done(program: str, tmp_path: Path) -> None:
     env = make_env(GLOO_SOCKET_IFNAME="none0")
-    outcome = run_tree([*ALONE, "--start", "cold", "--preflight", "full", program], env=env, cwd=tmp_path)
-    assert outcome.exit_code == 1, outcome.explain()
+    outcome = run_tree([*ALONE, "--start", "cold", "--preflight", "full", program], env=env, cwd=tmp_path).check(1)
     assert "preflight: no all-reduce " in one_line(outcome), outcome.explain()
 
 

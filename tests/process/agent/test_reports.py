@@ -1,42 +1,36 @@
 """What two nodes on this machine print when their job fails, hangs, or gets a request for stacks."""
 
 import contextlib
+import functools
 import json
 import os
 import re
 import signal
 import subprocess
-import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO
 
 import pytest
-from harness import Tree, find_free_port, run_tree
+from harness import AGENT, PROGRAMS, Tree, check_all, run_tree, start_nodes
 from launchers import MOSTLY_WARM, START_FLAGS
 
-PROGRAMS = Path(__file__).parents[2] / "programs" / "agent"
+IDLE = PROGRAMS / "agent/idle.py"
+
+
+Start = Callable[..., AbstractContextManager[list[Tree]]]
 
 
 @pytest.fixture(params=MOSTLY_WARM)
-def nodes(request: pytest.FixtureRequest, tmp_path: Path) -> list[list[str]]:
-    """Command lines of two agents of one job, two workers each."""
-    flags = ["--nnodes", "2", "--nproc-per-node", "2", "--tee", "3", "--start", request.param]
-    where = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{find_free_port()}", "--rdzv-id", "twonodes"]
-    return [
-        [sys.executable, "-m", "muster.agent", *flags, *where, "--node-rank", str(index), "--log-dir", str(tmp_path)]
-        for index in range(2)
-    ]
+def start(request: pytest.FixtureRequest, tmp_path: Path) -> Start:
+    """Start two agents of one job, two workers each: flags and the program."""
+    flags = ["--nproc-per-node", "2", "--tee", "3", "--start", request.param, "--log-dir", tmp_path]
+    return functools.partial(start_nodes, 2, *flags)
 
 
-@contextlib.contextmanager
-def running(nodes: list[list[str]], *program: str) -> Iterator[list[Tree]]:
-    with contextlib.ExitStack() as stack:
-        yield [stack.enter_context(Tree([*node, *program])) for node in nodes]
-
-
-def test_an_unannotated_exception_on_another_node(nodes: list[list[str]], tmp_path: Path) -> None:
+def test_an_unannotated_exception_on_another_node(start: Start, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         "import os, time\n"
@@ -46,10 +40,8 @@ def test_an_unannotated_exception_on_another_node(nodes: list[list[str]], tmp_pa
         "    step(17)\n"
         "time.sleep(60)\n"
     )
-    with running(nodes, str(script)) as trees:
-        outcomes = [tree.wait() for tree in trees]
-    assert [outcome.exit_code for outcome in outcomes] == [1, 1], outcomes[0].explain()
-    assert all(outcome.leftovers == () for outcome in outcomes)
+    with start(script) as trees:
+        outcomes = check_all(trees, 1)
     consoles = [outcome.stderr for outcome in outcomes]
     assert sum(console.count("JOB FAILED") for console in consoles) == 1
     page = next(console for console in consoles if "JOB FAILED" in console)
@@ -63,7 +55,7 @@ def test_an_unannotated_exception_on_another_node(nodes: list[list[str]], tmp_pa
         "Ended because of it",
     ):
         assert expected in page, page
-    report = json.loads((tmp_path / "twonodes" / "report.json").read_text())
+    report = json.loads((tmp_path / "job" / "report.json").read_text())
     root, *others = report["failures"]
     assert (root["global_rank"], root["exit_code"], root["collateral"]) == (3, 1, False)
     assert root["exception"] == "ValueError: bad batch 17"
@@ -83,37 +75,20 @@ def test_a_traceback_stands_on_the_console_once(tmp_path: Path) -> None:
         "    step(17)\n"
         "time.sleep(60)\n"
     )
-    agent = [sys.executable, "-m", "muster.agent", *START_FLAGS, "--standalone", "--nproc-per-node", "2"]
+    agent = [*AGENT, *START_FLAGS, "--standalone", "--nproc-per-node", "2"]
     agent += ["--log-dir", str(tmp_path)]
     for flags, places in ((["--tee", "3"], "above, in the lines [default1]\n"), ([], "above\n")):
-        outcome = run_tree([*agent, *flags, str(script)])
-        assert outcome.exit_code == 1, outcome.explain()
+        outcome = run_tree([*agent, *flags, str(script)]).check(1)
         assert outcome.stderr.count("Traceback (most recent call last)") == 1, outcome.explain()
         assert f"raised at : {script}, line 3, in step" in " ".join(outcome.stderr.split()), outcome.explain()
         assert f"  traceback : {places}" in outcome.stderr, outcome.explain()
-    outcome = run_tree([*agent, "--redirects", "3", str(script)])
-    page = outcome.stderr.partition("JOB FAILED")[2]
-    assert page.count("Traceback (most recent call last)") == 1, "only the report shows it"
 
 
-def test_a_crash_is_shown_without_our_frames(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text("import ctypes\ndef crash():\n    ctypes.string_at(0)\ncrash()\n")
-    agent = [sys.executable, "-m", "muster.agent", *START_FLAGS, "--standalone", "--nproc-per-node", "2"]
-    outcome = run_tree([*agent, "--tee", "3", "--log-dir", str(tmp_path), str(script)])
-    assert f'{script}", line 3 in crash' in outcome.stderr, outcome.explain()
-    assert "muster/agent/workers" not in outcome.stderr, outcome.explain()
-    assert outcome.stderr.count("Fatal Python error: Segmentation fault") <= 3, outcome.explain()
-
-
-def test_the_last_line_has_the_peak_memory_of_the_largest_worker_of_all_nodes(
-    nodes: list[list[str]], tmp_path: Path
-) -> None:
+def test_the_last_line_has_the_peak_memory_of_the_largest_worker_of_all_nodes(start: Start, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import os\nx = bytearray(os.urandom(1)) * ((600 << 20) * (os.environ['RANK'] == '3'))\n")
-    with running(nodes, str(script)) as trees:
-        outcomes = [tree.wait() for tree in trees]
-    assert [outcome.exit_code for outcome in outcomes] == [0, 0], outcomes[0].explain()
+    with start(script) as trees:
+        outcomes = check_all(trees)
     (line,) = [line for line in outcomes[0].stderr.splitlines() if "peak memory" in line]
     found = re.search(r"peak memory of a worker (\d+) MiB", line)
     assert found is not None, line
@@ -121,7 +96,7 @@ def test_the_last_line_has_the_peak_memory_of_the_largest_worker_of_all_nodes(
 
 
 def test_in_pods_the_node_with_the_page_ends_first_and_not_before_all_have_the_report(
-    nodes: list[list[str]], tmp_path: Path
+    start: Start, tmp_path: Path
 ) -> None:
     """There the others are removed when the first pod fails; here each agent copies both messages at its end."""
     script = tmp_path / "train.py"
@@ -130,15 +105,13 @@ def test_in_pods_the_node_with_the_page_ends_first_and_not_before_all_have_the_r
     look = (
         '"$@"; code=$?; date +%s.%N >"$SEEN.end"; cd "$ALL"; cp message0 "$SEEN.0"; cp message1 "$SEEN.1"; exit $code'
     )
-    with contextlib.ExitStack() as stack:
-        trees = []
-        for index, node in enumerate(nodes):
-            messages[index].touch()
-            own = {"MUSTER_TERMINATION_LOG": str(messages[index]), "SEEN": str(tmp_path / f"seen{index}")}
-            env = {**os.environ, **own, "ALL": str(tmp_path)}
-            trees.append(stack.enter_context(Tree(["sh", "-c", look, "sh", *node, str(script)], env=env)))
-        outcomes = [tree.wait() for tree in trees]
-    assert [outcome.exit_code for outcome in outcomes] == [1, 1], outcomes[0].explain()
+    envs = []
+    for index in (0, 1):
+        messages[index].touch()
+        own = {"MUSTER_TERMINATION_LOG": str(messages[index]), "SEEN": str(tmp_path / f"seen{index}")}
+        envs.append({**os.environ, **own, "ALL": str(tmp_path)})
+    with start(script, envs=envs, wrapper=["sh", "-c", look, "sh"]) as trees:
+        outcomes = check_all(trees, 1)
     seen = [(tmp_path / f"seen{index}.{other}").read_text() for index in (0, 1) for other in (0, 1)]
     assert all("exited with code 7" in text for text in seen), seen
     printed = ["JOB FAILED" in outcome.stderr for outcome in outcomes]
@@ -148,16 +121,14 @@ def test_in_pods_the_node_with_the_page_ends_first_and_not_before_all_have_the_r
 
 
 class TestHangs:
-    def test_a_job_in_which_no_worker_moves_has_failed(self, nodes: list[list[str]], tmp_path: Path) -> None:
-        hung = [[*node, "--hang-timeout", "1"] for node in nodes]
-        with running(hung, str(PROGRAMS / "idle.py"), str(tmp_path / "never"), "0", "1", "2", "3") as trees:
-            outcomes = [tree.wait() for tree in trees]
-        assert [outcome.exit_code for outcome in outcomes] == [1, 1], outcomes[0].explain()
+    def test_a_job_in_which_no_worker_moves_has_failed(self, start: Start, tmp_path: Path) -> None:
+        with start("--hang-timeout", "1", IDLE, tmp_path / "never", "0", "1", "2", "3") as trees:
+            outcomes = check_all(trees, 1)
         page = " ".join("".join(outcome.stderr for outcome in outcomes).split())
         assert re.search(r"hung: .* \d+ s \(--hang-timeout", page), page
         assert "ranks 0-3:" in page, page
         assert page.count("in sit_still") == 1, page
-        report = json.loads((tmp_path / "twonodes" / "report.json").read_text())
+        report = json.loads((tmp_path / "job" / "report.json").read_text())
         assert {stack["global_rank"] for stack in report["stacks"]} == {0, 1, 2, 3}
         assert all(failure["hung"] and failure["pid"] > 0 for failure in report["failures"])
 
@@ -169,39 +140,17 @@ class TestHangs:
         """For three times the timeout one worker prints to the agent's own output, and the other sits still."""
         done = tmp_path / "done"
         flags = ["--standalone", "--nproc-per-node", "2", "--hang-timeout", "2", "--log-dir", str(tmp_path)]
-        program = [str(PROGRAMS / "ticks.py"), str(done), str(rank)]
-        with Tree([sys.executable, "-m", "muster.agent", *flags, "--start", start, *program]) as tree:
+        program = [str(PROGRAMS / "agent/ticks.py"), str(done), str(rank)]
+        with Tree([*AGENT, *flags, "--start", start, *program]) as tree:
             tree.wait_for_line(f"tick {rank}", count=24)
             done.touch()
-            outcome = tree.wait()
-        assert outcome.exit_code == 0, outcome.explain()
+            outcome = tree.wait().check()
         assert "hung" not in outcome.stderr, outcome.explain()
 
-    @pytest.mark.parametrize("start", MOSTLY_WARM)
-    def test_requested_stacks_are_not_activity(self, start: str, tmp_path: Path) -> None:
-        """The workers write them, but only because the agent requests them."""
-        flags = ["--standalone", "--nproc-per-node", "2", "--hang-timeout", "2", "--tee", "3"]
-        flags += ["--log-dir", str(tmp_path)]
-        program = [str(PROGRAMS / "idle.py"), str(tmp_path / "never"), "0", "1"]
-        with Tree([sys.executable, "-m", "muster.agent", *flags, "--start", start, *program]) as tree:
-            tree.wait_for_line("ready", count=2)
-            requests, ended = 0, threading.Event()
-            while tree.descendants() and requests < 60:
-                with contextlib.suppress(ProcessLookupError):
-                    tree.send(signal.SIGUSR2)
-                requests += 1
-                ended.wait(0.3)
-            outcome = tree.wait()
-        assert requests < 60, "it ended only when no more stacks were requested"
-        assert outcome.exit_code == 1, outcome.explain()
-        assert "stacks of ranks 0-1:" in outcome.stderr, outcome.explain()
-        page = " ".join(outcome.stderr.split())
-        assert "no CPU time" in page, outcome.explain()
 
-
-def test_sigusr2_prints_stacks_and_disturbs_no_worker(nodes: list[list[str]], tmp_path: Path) -> None:
+def test_sigusr2_prints_stacks_and_disturbs_no_worker(start: Start, tmp_path: Path) -> None:
     done = tmp_path / "done"
-    with running(nodes, str(PROGRAMS / "idle.py"), str(done), "0", "1", "2", "3") as trees:
+    with start(IDLE, done, "0", "1", "2", "3") as trees:
         for tree in trees:
             tree.wait_for_line("ready", count=2)
         for tree in trees:
@@ -209,8 +158,7 @@ def test_sigusr2_prints_stacks_and_disturbs_no_worker(nodes: list[list[str]], tm
             tree.wait_for_line("stacks of ranks 0-3:", stream="stderr")
             tree.wait_for_line("in sit_still", stream="stderr")
         done.touch()
-        outcomes = [tree.wait() for tree in trees]
-    assert [outcome.exit_code for outcome in outcomes] == [0, 0], outcomes[0].explain()
+        check_all(trees)
 
 
 @pytest.mark.parametrize("start", MOSTLY_WARM)
@@ -218,8 +166,8 @@ def test_repeated_requests_for_stacks_do_not_delay_a_stop(start: str, tmp_path: 
     """Rank 0 blocks all signals, so that each collection lasts up to its limit and all of them overlap."""
     fail_file = tmp_path / "fail"
     flags = ["--standalone", "--nproc-per-node", "2", "--shutdown-timeout", "1", "--log-dir", str(tmp_path)]
-    program = [str(PROGRAMS / "deaf.py"), str(fail_file)]
-    with Tree([sys.executable, "-m", "muster.agent", *flags, "--tee", "3", "--start", start, *program]) as tree:
+    program = [str(PROGRAMS / "agent/deaf.py"), str(fail_file)]
+    with Tree([*AGENT, *flags, "--tee", "3", "--start", start, *program]) as tree:
         tree.wait_for_line("ready", count=2)
         ended = threading.Event()
 
@@ -245,7 +193,7 @@ def test_a_report_comes_after_all_lines_of_its_nodes_workers(tmp_path: Path) -> 
     """The reader of standard output is the slower one, and both write one log, as Docker's do."""
     script = tmp_path / "train.py"
     script.write_text("for line in range(300_000):\n    print('line', line)\nraise ValueError('bad batch')\n")
-    agent = [sys.executable, "-m", "muster.agent", "--standalone", "--tee", "3", "--start", "cold"]
+    agent = [*AGENT, "--standalone", "--tee", "3", "--start", "cold"]
     log: list[bytes] = []
 
     def follow(pipe: IO[bytes], pause_s: float) -> None:

@@ -5,13 +5,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
-from harness import LIMIT_S, Tree, find_free_port, run_tree
+from harness import AGENT, LIMIT_S, Tree, check_all, run_tree, start_nodes
 from launchers import MOSTLY_WARM
-
-AGENT = [sys.executable, "-m", "muster.agent"]
 
 
 def fill(fd: int) -> None:
@@ -58,14 +58,10 @@ while not os.path.exists("go"):
 """
 
 
-def start_two_nodes(tmp_path: Path, program: str, *flags: str) -> tuple[list[str], list[str]]:
-    """The commands of two agents: node 0 has healthy disks, node 1 gets `flags`."""
+def start_two_nodes(tmp_path: Path, program: str, *flags: str | Path, **how: Any) -> AbstractContextManager[list[Tree]]:
     (tmp_path / "program.py").write_text(program)
-    port = find_free_port()
-    shared = ["--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "job", "--start", "cold"]
-    shared += ["--rdzv-conf", "keep_alive_interval=0.2,keep_alive_max_attempt=10"]
-    first = [*AGENT, *shared, "--node-rank", "0", "program.py"]
-    return first, [*AGENT, *shared, "--node-rank", "1", *flags, "program.py"]
+    shared = ["--start", "cold", "--rdzv-conf", "keep_alive_interval=0.2,keep_alive_max_attempt=10"]
+    return start_nodes(2, *shared, *flags, "--log-dir", "logs{node}", "program.py", cwd=tmp_path, **how)
 
 
 HANGS = """
@@ -91,22 +87,14 @@ def make_hanging_disk(tmp_path: Path) -> dict[str, str]:
 
 
 def test_a_node_whose_event_log_hangs_is_not_lost_and_its_agent_ends(tmp_path: Path) -> None:
-    first, second = start_two_nodes(tmp_path, LONG, "--log-dir", str(tmp_path / "logs1"), "--tee", "3")
-    with Tree(first, cwd=tmp_path) as one, Tree(second, cwd=tmp_path, env=make_hanging_disk(tmp_path)) as two:
+    with start_two_nodes(tmp_path, LONG, "--tee", "3", envs=[None, make_hanging_disk(tmp_path)]) as (one, two):
         one.wait_for_line("ready")
         two.wait_for_line("ready")
-        wait_for_silence(one)
+        signal.sigtimedwait([], 3.0)  # longer than a node that sends no heartbeat is kept: 10 times 0.2 s
         (tmp_path / "go").touch()
-        outcomes = one.wait(), two.wait()
-    assert [outcome.exit_code for outcome in outcomes] == [0, 0], outcomes[0].explain() + outcomes[1].explain()
+        outcomes = check_all([one, two])
     assert "lost" not in outcomes[0].stderr, outcomes[0].explain() + outcomes[1].explain()
     assert "may be missing" in outcomes[1].stderr
-
-
-def wait_for_silence(tree: Tree) -> None:
-    """Longer than a node that sends no heartbeat is kept: 10 times 0.2 s."""
-    signal.sigtimedwait([], 3.0)
-    assert "lost" not in tree.stderr
 
 
 ERROR_FIFO = """
@@ -122,12 +110,8 @@ while os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
 
 def test_an_error_file_that_hangs_delays_no_heartbeat(tmp_path: Path) -> None:
     """The failure is reported without it, and the job goes on."""
-    first, second = start_two_nodes(tmp_path, ERROR_FIFO, "--log-dir", str(tmp_path / "logs1"), "--redirects", "2")
-    first[-1:-1] = ["--max-restarts", "1"]
-    second[-1:-1] = ["--max-restarts", "1"]
-    with Tree(first, cwd=tmp_path) as one, Tree(second, cwd=tmp_path) as two:
-        outcomes = one.wait(), two.wait()
-    assert [outcome.exit_code for outcome in outcomes] == [0, 0], outcomes[0].explain() + outcomes[1].explain()
+    with start_two_nodes(tmp_path, ERROR_FIFO, "--redirects", "2", "--max-restarts", "1") as (one, two):
+        outcomes = check_all([one, two])
     assert "lost" not in outcomes[0].stderr, outcomes[0].explain() + outcomes[1].explain()
 
 
@@ -161,6 +145,5 @@ def test_a_report_that_cannot_be_written_in_time_does_not_keep_the_agent(tmp_pat
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     command = [*AGENT, "--standalone", "--start", "cold", "--log-dir", str(tmp_path / "logs"), "program.py"]
-    outcome = run_tree(command, cwd=tmp_path, env={**os.environ, "MUSTER_TERMINATION_LOG": str(fifo)})
-    assert outcome.exit_code == 1, outcome.explain()
+    outcome = run_tree(command, cwd=tmp_path, env={**os.environ, "MUSTER_TERMINATION_LOG": str(fifo)}).check(1)
     assert f"cannot write {fifo}: " in outcome.stderr, outcome.explain()

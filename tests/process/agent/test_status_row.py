@@ -2,14 +2,13 @@
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from harness import AGENT
 from terminal import TerminalProgram, render
 
-AGENT = [sys.executable, "-m", "muster.agent", "--standalone", "--nproc-per-node", "2", "--start", "cold"]
+COMMAND = [*AGENT, "--standalone", "--nproc-per-node", "2", "--start", "cold"]
 PROGRAM = """
 import os, sys, time
 from muster import worker
@@ -41,7 +40,7 @@ def script(tmp_path: Path) -> str:
 
 def start(tmp_path: Path, *words: str, term: str = "xterm", has_keys: bool = False) -> TerminalProgram:
     env = {**os.environ, "TMPDIR": str(tmp_path), "TERM": term, "NO_COLOR": "1"}
-    return TerminalProgram([*AGENT, *words], env=env, cwd=tmp_path, has_keys=has_keys)
+    return TerminalProgram([*COMMAND, *words], env=env, cwd=tmp_path, has_keys=has_keys)
 
 
 def read_rows(program: TerminalProgram) -> None:
@@ -65,8 +64,7 @@ def test_the_row_disturbs_nothing_and_leaves_nothing(tmp_path: Path, script: str
     with start(tmp_path, script, *words) as program:
         read_rows(program)
         (tmp_path / "enough").touch()
-        text = program.read_until(None)
-        assert program.wait() == 0, text
+        text = program.finish()
     rows = check_end(text)
     ends = [row for row in rows if row.startswith("[muster]")]
     assert any(re.fullmatch(r"\[muster\] \d+ of 1000 steps.*", row) for row in ends), ends
@@ -81,19 +79,7 @@ def test_ctrl_c_leaves_no_row(tmp_path: Path, script: str) -> None:
     with start(tmp_path, script, "0", has_keys=True) as program:
         read_rows(program)
         program.type("\x03")
-        text = program.read_until(None)
-        program.wait()
+        text = program.finish(None)
     rows = render(text.replace("\r\n", "\n"))
     assert not any("1000 (" in row for row in rows), rows
     assert any(row.startswith("[muster] stopped after") for row in rows), rows
-
-
-def test_a_dumb_terminal_and_a_pipe_have_no_row(tmp_path: Path, script: str) -> None:
-    (tmp_path / "enough").touch()
-    with start(tmp_path, script, "1", term="dumb") as program:
-        assert not ROW.search(program.read_until(None))
-        program.wait()
-    command = [*AGENT, "--tee", "3", "--log-dir", str(tmp_path / "logs"), script, "1"]
-    outcome = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
-    assert not ROW.search(outcome.stdout + outcome.stderr)
-    assert "\x1b" not in outcome.stdout + outcome.stderr

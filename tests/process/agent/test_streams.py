@@ -1,12 +1,10 @@
 """An agent whose own standard streams are closed, full or gone: the job runs and the exit code stays right."""
 
-import sys
 from pathlib import Path
 
 import pytest
-from harness import run_tree
+from harness import AGENT, run_tree
 
-AGENT = [sys.executable, "-m", "muster.agent"]
 CLOSED = [">&-", "2>&-", "<&-", "<&- >&- 2>&-", "> /dev/full 2> /dev/full", "2> /dev/full"]
 
 
@@ -19,8 +17,7 @@ def test_the_job_runs_without_streams(redirections: str, tmp_path: Path) -> None
     program = tmp_path / "says.py"
     program.write_text("import sys\nprint('to stdout')\nprint('to stderr', file=sys.stderr)\n")
     flags = ["--start", "cold", "--tee", "3", "--event-log-handler", "console", "--log-dir", str(tmp_path / "logs")]
-    outcome = run_tree(wrap(redirections, *flags, "--rdzv-id", "job", str(program)))
-    assert (outcome.exit_code, outcome.leftovers) == (0, ()), outcome.explain()
+    outcome = run_tree(wrap(redirections, *flags, "--rdzv-id", "job", str(program))).check()
     assert "Traceback" not in outcome.stdout + outcome.stderr
     folder = tmp_path / "logs" / "job" / "attempt_0" / "0"
     assert (folder / "stdout.log").read_text() == "to stdout\n"
@@ -29,8 +26,7 @@ def test_the_job_runs_without_streams(redirections: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("redirections", CLOSED)
 def test_wrong_usage_is_2_for_any_streams(redirections: str) -> None:
-    outcome = run_tree(wrap(redirections, "--no-such-flag", "main.py"))
-    assert outcome.exit_code == 2, outcome.explain()
+    run_tree(wrap(redirections, "--no-such-flag", "main.py")).check(2)
 
 
 @pytest.mark.parametrize("redirections", [">&-", "> /dev/full", "| true"])

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from harness import Tree, wait_until
+from harness import AGENT, Tree, wait_until
 from launchers import MOSTLY_WARM
 from terminal import TerminalProgram
 
@@ -32,7 +32,7 @@ def test_a_stopped_job_continues_where_it_was_and_can_be_stopped_again_and_ended
     script.write_text(PROGRAM)
     flags = ["--standalone", "--nproc-per-node", "2", "--hang-timeout", "1.5", "--start", start]
     flags += ["--log-dir", str(tmp_path / "logs")]
-    with Tree([sys.executable, "-m", "muster.agent", *flags, str(script), str(tmp_path / "never")]) as tree:
+    with Tree([*AGENT, *flags, str(script), str(tmp_path / "never")]) as tree:
         tree.wait_for_line("step 3", count=2)
         tree.send(signal.SIGTSTP)
         wait_until(lambda: read_states(tree.descendants()) == {"T"}, what="every process is stopped")
@@ -46,15 +46,14 @@ def test_a_stopped_job_continues_where_it_was_and_can_be_stopped_again_and_ended
         tree.send(signal.SIGCONT)
         wait_until(lambda: "T" not in read_states([tree.pid]), what="it continues")
         tree.send(signal.SIGTERM)
-        outcome = tree.wait()
-    assert (outcome.exit_code, outcome.leftovers) == (128 + signal.SIGTERM, ()), outcome.explain()
+        outcome = tree.wait().check(128 + signal.SIGTERM)
     assert "hung" not in outcome.stderr, outcome.explain()
 
 
 def test_an_ignored_stop_signal_stays_ignored(tmp_path: Path) -> None:
     script, done = tmp_path / "train.py", tmp_path / "done"
     script.write_text(PROGRAM)
-    command = [sys.executable, "-m", "muster.agent", "--standalone", str(script), str(done)]
+    command = [*AGENT, "--standalone", str(script), str(done)]
     ignoring = (
         "import os, signal, sys; signal.signal(signal.SIGTSTP, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
     )
@@ -63,7 +62,7 @@ def test_an_ignored_stop_signal_stays_ignored(tmp_path: Path) -> None:
         tree.send(signal.SIGTSTP)
         tree.wait_for_line("step 9")
         done.touch()
-        assert tree.wait().exit_code == 0
+        tree.wait().check()
 
 
 def test_a_terminal_that_stops_what_writes_in_the_background_does_not_stop_the_job(tmp_path: Path) -> None:

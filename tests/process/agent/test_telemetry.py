@@ -2,15 +2,14 @@
 
 import os
 import signal
-import sys
 from pathlib import Path
 
-from harness import Tree, find_free_port, wait_until
+from harness import AGENT, PROGRAMS, Tree, find_free_port, wait_until
 
 from muster._shared.job_view import DeviceStatus, JobState, JobStatus
 from muster.schedulers.failure_report import parse_status
 
-PROGRAM = Path(__file__).parents[2] / "programs/agent/stepping.py"
+PROGRAM = PROGRAMS / "agent/stepping.py"
 
 
 def start_node(folder: Path, rank: int | None, port: int) -> Tree:
@@ -19,7 +18,7 @@ def start_node(folder: Path, rank: int | None, port: int) -> Tree:
     flags += ["--last-call-timeout", "60"]  # the third one belongs to the first round
     flags += ["--rdzv-endpoint", f"127.0.0.1:{port}", "--log-dir", str(folder / str(rank or 0))]
     flags += [] if rank is None else ["--node-rank", str(rank)]
-    return Tree([sys.executable, "-m", "muster.agent", *flags, str(PROGRAM), str(folder / "go")], cwd=folder)
+    return Tree([*AGENT, *flags, str(PROGRAM), str(folder / "go")], cwd=folder)
 
 
 def read_status(folder: Path, rank: int) -> JobStatus:
@@ -60,9 +59,9 @@ def test_all_nodes_are_in_the_file_of_the_leader_and_of_the_next_one(tmp_path: P
         status = read_status(tmp_path, 1)
         assert [node.node_index for node in status.nodes] == [1, 2]
         assert (status.recovery_count, status.round) == (1, 2)
-        assert "round 1: 6 ranks on 3 nodes" in [event.text for event in status.events]
+        assert any(event.text.startswith("round 1: 6 ranks") for event in status.events)
         (tmp_path / "go").touch()
-        assert second.wait().exit_code == 0
+        second.wait().check()
     status = read_status(tmp_path, 1)
     assert (status.state, status.exit_code) == (JobState.ENDED, 0)
 
@@ -71,7 +70,7 @@ def test_gpus_are_read_where_their_library_is(nvml: str, tmp_path: Path) -> None
     gpus = {"MUSTER_NVML": nvml, "STAND_IN_GPUS": "7:1:9,93:4096:8192,5:1024:8192"}
     gpus |= {"STAND_IN_STATUS": ",".join(["71:642300:700000:1980:4:0:0:18"] * 3), "STAND_IN_XID": "2:79"}
     flags = ["--standalone", "--nproc-per-node", "2", "--rdzv-id", "job", "--log-dir", str(tmp_path / "0")]
-    words = [sys.executable, "-m", "muster.agent", *flags, str(PROGRAM), str(tmp_path / "go")]
+    words = [*AGENT, *flags, str(PROGRAM), str(tmp_path / "go")]
     gpus["STAND_IN_SLOW_MS"] = "300"
     with Tree(words, env={**os.environ, **gpus, "CUDA_VISIBLE_DEVICES": "1,2"}, cwd=tmp_path) as agent:
         wait_until(lambda: [rank for rank in read_status(tmp_path, 0).ranks if rank.gpu], what="the use of GPUs")
@@ -81,4 +80,4 @@ def test_gpus_are_read_where_their_library_is(nvml: str, tmp_path: Path) -> None
         assert {(each.temperature_c, each.power_w, each.slowed_by) for each in told} == {(71, 642, "power cap")}
         assert [each.last_xid for each in told] == [None, 79]
         (tmp_path / "go").touch()
-        assert agent.wait().exit_code == 0
+        agent.wait().check()

@@ -3,14 +3,13 @@
 import json
 import re
 import runpy
-import sys
 from pathlib import Path
 
 import pytest
-from harness import run_tree
+from harness import AGENT, PROGRAMS, run_tree
 from launchers import MOSTLY_WARM
 
-PROGRAMS = Path(__file__).parents[2] / "programs" / "failing_programs.py"
+FAILING = PROGRAMS / "failing_programs.py"
 SCRIPT = """\
 import os, sys, time
 from muster import worker
@@ -36,7 +35,7 @@ raise ValueError("bad")
 )
 def test_what_a_rank_asks_for_follows(tmp_path: Path, what: str, attempts: int, said: str) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    agent = [sys.executable, "-m", "muster.agent", "--standalone", "--nproc-per-node", "2", "--start", "cold"]
+    agent = [*AGENT, "--standalone", "--nproc-per-node", "2", "--start", "cold"]
     done = run_tree([*agent, "--tee", "3", "--max-restarts", "1", "train.py", what], cwd=tmp_path)
     text = " ".join(done.stderr.split())
     assert done.exit_code == 1, done.explain()
@@ -70,10 +69,9 @@ def test_a_consequence_that_is_seen_first_is_told_with_its_cause(
 ) -> None:
     """The signal that ends the workers hits the one that is already ending; the rule is about that one."""
     (tmp_path / "train.py").write_text(LATE_CAUSE.replace("WHAT", what))
-    agent = [sys.executable, "-m", "muster.agent", "--standalone", "--nproc-per-node", "2", "--start", start]
+    agent = [*AGENT, "--standalone", "--nproc-per-node", "2", "--start", start]
     agent += ["--max-restarts", "1", "--on", "network: stop", "--log-dir", str(tmp_path / "logs"), "train.py"]
-    done = run_tree(agent, cwd=tmp_path)
-    assert done.exit_code == 0, done.explain()
+    done = run_tree(agent, cwd=tmp_path).check()
     expected = f"rank 1 on node 0 .* {re.escape(cause)}"
     [told] = [line for line in done.stderr.splitlines() if "restart 1 of 1" in line]
     assert re.search(f"{expected}; restart 1 of 1", told), done.explain()
@@ -88,11 +86,10 @@ def test_a_consequence_that_is_seen_first_is_told_with_its_cause(
 @pytest.mark.long
 def test_the_class_of_each_real_program(tmp_path: Path) -> None:
     """Rows of `unit/diagnosis/test_classes.py` as what Python, torch and the system really say."""
-    agent = [sys.executable, "-m", "muster.agent", "--standalone", "--start", "warm", "--on", "any: restart free"]
-    done = run_tree([*agent, "--log-dir", str(tmp_path / "logs"), str(PROGRAMS)], cwd=tmp_path, timeout_s=170)
-    assert done.exit_code == 0, done.explain()
+    agent = [*AGENT, "--standalone", "--start", "warm", "--on", "any: restart free"]
+    run_tree([*agent, "--log-dir", str(tmp_path / "logs"), str(FAILING)], cwd=tmp_path, timeout_s=170).check()
     [path] = (tmp_path / "logs").glob("*/events.jsonl")
     records = [json.loads(line) for line in path.read_text().splitlines()]
     found = [each["detail"]["cause"] for each in records if each["what"] == "round_broken"]
-    wanted = runpy.run_path(str(PROGRAMS))["PROGRAMS"]
+    wanted = runpy.run_path(str(FAILING))["FAILING"]
     assert list(zip(found, (text for _, text in wanted), strict=True)) == list(wanted)

@@ -42,14 +42,6 @@ def test_help_describes_every_parameter(torchx) -> None:
         assert "[[MIN:]NODESx]PROCESSES" in told
 
 
-def test_a_wrong_j_is_one_line_and_no_traceback(torchx) -> None:
-    for j in ("4:2x8", "2x4\n"):
-        code, _, errors = torchx("run", "--dryrun", "-s", "local_cwd", "dist.ddp", "-j", j, "--script", "m.py")
-        assert (code, "Traceback" in errors) == (1, False)
-        (line,) = [line for line in errors.splitlines() if "for example" in line]
-        assert f"-j {j!r} " in line
-
-
 def test_importing_the_components_imports_nothing_heavy(tmp_path: Path) -> None:
     code = "import sys, muster.components.dist; print(*sys.modules)"
     result = run(sys.executable, "-c", code, cwd=tmp_path)

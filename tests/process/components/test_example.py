@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from harness import ROOT
 
 pytestmark = pytest.mark.torch
 
-ROOT = Path(__file__).resolve().parents[3]
 TRAIN = ROOT / "examples/digits/train.py"
 ALARMING = re.compile(r"Error|Exception|Traceback|frame #|Warning")
 

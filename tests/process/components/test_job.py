@@ -7,12 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import Outcome, run_tree
+from harness import ROOT, Outcome, run_tree
 from launchers import START_FLAGS
 
 pytestmark = pytest.mark.torch
 
-ROOT = Path(__file__).resolve().parents[3]
 ALARMING = re.compile(r"Error|Exception|Traceback|frame #")
 FROM_A_WORKER = re.compile(r"main/[01] \[main[01]\|n[01]\.r[0-3]\]:")
 LINES = {"stable": Path(sys.executable).parent, "nightly": ROOT / ".venv-nightly" / "bin"}
@@ -39,14 +38,12 @@ def run_torchx(line: str, tmp_path: Path, *words: str) -> Outcome:
 @each_line
 def test_the_example_trains_on_two_nodes(line: str, tmp_path: Path) -> None:
     command = ["dist.ddp", "-j", "2x1", "--script", "examples/digits/train.py", "--", "--output", str(tmp_path / "out")]
-    outcome = run_torchx(line, tmp_path, *command)
-    assert outcome.exit_code == 0, outcome.explain()
+    outcome = run_torchx(line, tmp_path, *command).check()
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert result["accuracy"] > 0.95
     assert result["world_size"] == 2
     console = outcome.stdout + outcome.stderr
     assert [text for text in console.splitlines() if ALARMING.search(text)] == []
-    assert outcome.leftovers == (), outcome.explain()
 
 
 @each_line
@@ -59,8 +56,7 @@ def test_alarming_lines_are_the_scripts_own_and_its_arguments_arrive_as_they_wer
         f"json.dump(sys.argv[1:], open({str(tmp_path)!r} + '/argv' + os.environ['RANK'], 'w'))\n"
     )
     words = ["-x", "--nnodes", "7", "--", "-m", "two words", "a'b\"c", "$HOME", "*", "--script=b"]
-    outcome = run_torchx(line, tmp_path, "dist.ddp", "-j", "2x2", "--script", str(script), "--", *words)
-    assert (outcome.exit_code, outcome.leftovers) == (0, ()), outcome.explain()
+    outcome = run_torchx(line, tmp_path, "dist.ddp", "-j", "2x2", "--script", str(script), "--", *words).check()
     alarming = [text for text in (outcome.stdout + outcome.stderr).splitlines() if ALARMING.search(text)]
     assert len(alarming) == 12  # 3 lines of 4 workers
     assert [text for text in alarming if not FROM_A_WORKER.search(text)] == []
@@ -74,10 +70,8 @@ def test_the_pipeline_example_runs_a_job_from_python(folder: str, tmp_path: Path
     command = [sys.executable, program, "-j", "1x2", "--", "--epochs", "1", "--output", str(tmp_path)]
     environment = os.environ | {"XDG_STATE_HOME": str(tmp_path / "state")}
     cwd = {"the repository": ROOT, "/": Path("/"), "another": tmp_path}[folder]
-    outcome = run_tree(command, env=environment, cwd=cwd, timeout_s=170)
-    assert outcome.exit_code == 0, outcome.explain()
+    outcome = run_tree(command, env=environment, cwd=cwd, timeout_s=170).check()
     assert "--nproc-per-node" in outcome.stdout  # the dry run
     assert re.search(r"submitted local_cwd://\S+", outcome.stdout)
     assert re.search(r"test accuracy 0\.\d+, written to", outcome.stdout)  # read back from the logs
     assert re.search(r"local_cwd://\S+ is SUCCEEDED", outcome.stdout)
-    assert outcome.leftovers == (), outcome.explain()

@@ -7,17 +7,16 @@ import subprocess
 import sys
 import time
 from contextlib import closing, contextmanager
-from pathlib import Path
 
 import pytest
 from control_jobs import muster, unknown_line
-from harness import LIMIT_S, find_processes, wait_until
+from harness import LIMIT_S, PROGRAMS, find_processes, wait_until
 from terminal import TerminalProgram
 
 from muster.components import dist
 from muster.schedulers.local import create_detached_scheduler
 
-PROGRAM = Path(__file__).resolve().parents[2] / "programs" / "says_environment.py"
+PROGRAM = PROGRAMS / "says_environment.py"
 OF_ONE_PROCESS = {
     *("MUSTER_STATUS_PAGE", "MUSTER_SNAPSHOTS", "MUSTER_STACK_FILE", "MUSTER_WATCHED"),
     *("TORCHELASTIC_ERROR_FILE", "PYTHONBREAKPOINT"),
@@ -78,6 +77,7 @@ def wait_gone(mark):
 
 
 def compare_environment(job, rank):
+    """Beside those of one process."""
     code, output, errors = job.run("--node", str(rank), sys.executable, "-c", PRINT)
     assert code == 0, errors
     told, worker = json.loads(output), job.read_worker(rank)
@@ -104,22 +104,6 @@ def test_output_input_exit_code_and_folder_are_the_commands(job):
     assert job.run("--", "sh", "-c", "kill -TERM $$") == (143, "", "")
     assert job.run("no-such-program")[0] == 127
     assert job.run("/etc/passwd")[0] == 126
-
-
-@pytest.mark.long
-def test_bytes_pass_unchanged_and_in_order(job, tmp_path):
-    content = os.urandom(3_000_000)
-    (tmp_path / "in").write_bytes(content)
-    command = [sys.executable, "-m", "muster", "exec", job.handle, "cat"]
-    with (tmp_path / "in").open("rb") as file:
-        done = subprocess.run(command, stdin=file, capture_output=True, env=job.env, timeout=LIMIT_S)
-    assert (done.returncode, done.stderr) == (0, b"")
-    assert done.stdout == content
-
-
-@pytest.mark.long
-def test_a_command_that_reads_nothing_of_much_input_ends(job):
-    assert job.run("true", text="x" * 1_000_000) == (0, "", "")
 
 
 def test_all_nodes_have_prefixes_and_those_that_fail_are_named(job):
@@ -163,21 +147,19 @@ def test_a_second_signal_kills_what_does_not_end(job):
     assert find_processes(mark) == []
 
 
-def test_nothing_is_left_by_kill_9_or_by_a_closed_pipe(job):
-    mark = f"killed-{os.getpid()}"
-    script = "(sleep 600; true) & trap '' TERM; sleep 600; true"
-    process = job.begin("exec", "sh", "-c", script, mark)
+@pytest.mark.parametrize("how", ["kill -9", "a closed pipe"])
+def test_nothing_is_left_by(job, how):
+    mark = f"{how}-{os.getpid()}"
+    trap = "(sleep 600; true) & trap '' TERM; " if how == "kill -9" else ""
+    process = job.begin("exec", "sh", "-c", f"{trap}sleep 600; true", mark)
     wait_until(lambda: len(find_processes(mark)) > 1, what="the command")
-    process.kill()
-    process.communicate()
-    wait_gone(mark)
-
-    mark = f"closed-{os.getpid()}"
-    process = job.begin("exec", "sh", "-c", "sleep 600; true", mark)
-    wait_until(lambda: len(find_processes(mark)) > 1, what="the command")
-    process.stdout.close()  # nothing is written, and it is seen
-    assert (process.wait(LIMIT_S), process.stderr.read()) == (128 + signal.SIGPIPE, "")
-    process.stderr.close()
+    if how == "kill -9":
+        process.kill()
+        process.communicate()
+    else:
+        process.stdout.close()  # nothing is written, and it is seen
+        assert (process.wait(LIMIT_S), process.stderr.read()) == (128 + signal.SIGPIPE, "")
+        process.stderr.close()
     wait_gone(mark)
 
 
@@ -217,7 +199,7 @@ def test_a_job_that_has_ended_or_a_node_that_is_lost_is_one_line(tmp_path):
         code, printed, said = lost.run("true")
         assert (code, printed, "(CANCELLED)" in said) == (255, "", True)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(LIMIT_S) == 143, "it runs beside the job, and not below it"
+        assert process.wait(LIMIT_S) == 143
         process.communicate()
         lost.scheduler.delete(lost.app_id)
         assert lost.run("true") == (255, "", unknown_line("detached", lost.app_id))
@@ -240,7 +222,7 @@ def test_a_shell_has_a_terminal_of_the_same_size_and_this_one_is_restored(job):
         shell.type("echo rank=$RANK; tty; stty size\n")
         shell.expect("rank=1")
         shell.expect("40 120")
-        assert shell.settings != before, "raw"
+        assert shell.settings != before
         shell.resize(33, 99)
         wait_until(lambda: ask_size(shell) == "33 99", what="the new size")
         shell.type("sleep 600\n")
@@ -248,8 +230,7 @@ def test_a_shell_has_a_terminal_of_the_same_size_and_this_one_is_restored(job):
         shell.type("\x03")  # for the command in it, not for `muster shell`
         shell.type("echo inter''rupted; exit 9\n")
         shell.expect("interrupted")
-        assert shell.wait() == 9
-        assert shell.settings == before
+        shell.finish(9)
 
 
 def ask_size(shell):
@@ -261,26 +242,17 @@ def ask_size(shell):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
-def test_a_shell_that_is_told_to_end_leaves_the_terminal_as_it_was(job, signum):
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_a_shell_that_is_told_to_end_leaves_nothing(job, signum):
+    """And the terminal is as it was, if it was told in a way that it can hear."""
     with open_shell(job) as shell:
-        before = shell.settings
         mark = f"in-shell-{os.getpid()}-{signum.name}"
-        shell.type(f"sh -c 'echo rea''dy; sleep 600; true' {mark}\n")
-        shell.expect("ready")
-        shell.send(signum)
-        shell.expect(f"the shell was ended by {signum.name}")
-        assert shell.wait() == 255
-        assert shell.settings == before
-        wait_gone(mark)
-
-
-@pytest.mark.long
-def test_nothing_is_left_by_kill_9_of_a_shell(job):
-    with open_shell(job) as shell:
-        mark = f"killed-shell-{os.getpid()}"
         shell.type(f"sh -c 'echo rea''dy; trap \"\" HUP; sleep 600; true' {mark}\n")
         shell.expect("ready")
-        shell.send(signal.SIGKILL)
-        shell.wait()
+        shell.send(signum)
+        if signum == signal.SIGKILL:
+            shell.wait()
+        else:
+            shell.expect(f"the shell was ended by {signum.name}")
+            shell.finish(255)
         wait_gone(mark)

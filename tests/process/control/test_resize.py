@@ -3,8 +3,7 @@
 import re
 
 import control_jobs
-import pytest
-from control_jobs import END_S, PATIENT, begin, finish, muster, start_job
+from control_jobs import END_S, PATIENT, muster, start_job
 from harness import wait_until
 
 
@@ -63,27 +62,6 @@ def test_an_elastic_job_shrinks_and_grows_and_its_state_survives(tmp_path, monke
         ended = muster("resize", job.handle, "3", "--json")
         assert (ended.code, ended.answer["outcome"]) == (4, "ended"), job.explain(ended)
         assert job.count_starts() == [1, 1, 2], job.explain()
-
-
-@pytest.mark.long
-def test_the_leader_is_lost_while_a_resize_is_under_way(tmp_path, monkeypatch):
-    with start_elastic(tmp_path, monkeypatch, flags=()) as job:
-        wait_for_world(job, 3, 1)
-        asking = begin("resize", job.handle, "2")
-        wait_until(lambda: job.state.read_record().app.sizes, timeout_s=END_S, what=job.explain())
-        begins = len(read_begins(job))
-        job.signal_agent(0)
-        fewer = finish(asking)
-        assert fewer.code == 0, job.explain(fewer)
-        assert "r/2 was ended" in fewer.stdout, job.explain(fewer)
-        wait_until(
-            lambda: len(read_begins(job)) > begins and read_begins(job)[-1][0] == 2,
-            timeout_s=END_S,
-            what=job.explain(fewer),
-        )
-        (job.folder / "finish").touch()
-        assert (job.wait_ended(), list_states(job)) == ("SUCCEEDED", ["SUCCEEDED", "SUCCEEDED", "CANCELLED"])
-        assert job.count_starts()[1:] == [1, 1], job.explain(fewer)
 
 
 def test_the_one_node_that_is_left_survives_the_loss_of_its_agent(tmp_path, monkeypatch):

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from harness import PROGRAMS
 from terminal import TerminalProgram
 
-PROGRAM = Path(__file__).parents[2] / "programs" / "top_view.py"
+PROGRAM = PROGRAMS / "top_view.py"
 _ROW = re.compile(r"\x1b\[(\d+);1H(.*?)\x1b\[0m\x1b\[K", re.DOTALL)
 _LEFT = "\x1b[?25h\x1b[?1049l"
 
@@ -69,8 +70,7 @@ def test_every_key_of_a_job(top: Top) -> None:
     top.type("Sy")
     assert top.shows("answer of stop")
     top.type("q")
-    top.read_until(None)
-    assert top.wait() == 0
+    top.finish()
     assert top.asked_file.read_text().split()[::2] == ["checkpoint", "pause", "stacks", "waits", "stop"]
     assert top.text.rstrip().endswith("left")
     assert top.settings == top.settings_before
@@ -82,8 +82,7 @@ def test_a_new_size_draws_all_rows_anew(top: Top) -> None:
     top.resize(5, 20)
     top.expect("\x1b[5;1H")
     top.type("q")
-    top.read_until(None)
-    assert top.wait() == 0
+    top.finish()
 
 
 def test_ctrl_z_gives_the_terminal_back_and_fg_takes_it(tmp_path: Path) -> None:
@@ -95,8 +94,7 @@ def test_ctrl_z_gives_the_terminal_back_and_fg_takes_it(tmp_path: Path) -> None:
         program.expect("\x1b[?1049h")
         assert program.shows("Enter log")
         program.type("q")
-        program.read_until(None)
-        assert program.wait() == 0
+        program.finish()
 
 
 def test_ctrl_c_and_signals_leave_the_terminal_as_it_was(tmp_path: Path) -> None:
@@ -104,8 +102,7 @@ def test_ctrl_c_and_signals_leave_the_terminal_as_it_was(tmp_path: Path) -> None
         with Top(tmp_path, "hang", "8", "2", "local_cwd://a") as program:
             assert program.shows("did not enter all_reduce")
             program.type(end) if isinstance(end, str) else program.send(end)
-            program.read_until(None)
-            assert program.wait() == code
+            program.finish(code)
             assert program.text.rstrip().endswith(_LEFT)
 
 

@@ -59,18 +59,6 @@ def test_a_debugger_is_no_hazard(tmp_path: Path) -> None:
     )
 
 
-def test_hazards_are_one_line(tmp_path: Path) -> None:
-    outcome = run_forks("hazards", folder=tmp_path)
-    first, second = outcome.stdout.splitlines()
-    assert first.startswith("start_method='fork': CUDA is"), outcome.explain()
-    assert "'thread': allowed are" in second, outcome.explain()
-
-
-def test_a_result_that_cannot_be_sent_back_is_named(tmp_path: Path) -> None:
-    outcome = run_forks("unpicklable", folder=tmp_path)
-    assert "result of Lock" in outcome.stdout or "be sent back" in outcome.stdout, outcome.explain()
-
-
 def test_a_lost_image_ends_the_job_with_a_reason(tmp_path: Path) -> None:
     outcome = run_forks("image_lost", folder=tmp_path)
     assert "template was ended" in outcome.stdout, outcome.explain()

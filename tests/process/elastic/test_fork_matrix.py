@@ -6,12 +6,12 @@ import uuid
 from pathlib import Path
 
 import pytest
-from harness import run_tree
+from harness import PROGRAMS, run_tree
 
 LOOPS = int(os.environ.get("MUSTER_FORK_LOOPS", "1"))
 """More with `make nightly`."""
 
-MATRIX = Path(__file__).parents[2] / "programs" / "elastic" / "fork_matrix.py"
+MATRIX = PROGRAMS / "elastic" / "fork_matrix.py"
 OFTEN, RARELY = [pytest.mark.soak], [pytest.mark.soak, pytest.mark.slow, pytest.mark.long]
 CALLERS = [
     pytest.param(caller, marks=OFTEN if caller == "script" else RARELY) for caller in ("script", "thread", "child")

@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import find_free_port
+from harness import PROGRAMS, find_free_port
 from launchers import run_api
 from terminal import TerminalProgram, render
 
-PROGRAM = Path(__file__).parents[2] / "programs" / "elastic" / "ice.py"
+PROGRAM = PROGRAMS / "elastic" / "ice.py"
 
 # On a loaded machine importing torch takes a minute, and every job here does so.
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
@@ -35,8 +35,7 @@ def run_on_terminal(folder: Path, *words: str, **variables: str) -> TerminalProg
 def test_bars_stay_whole_beside_lines(scenario: str, more: list[str], values: str, tmp_path: Path) -> None:
     """The workers', or the caller's own, which is cleared before lines are printed."""
     with run_on_terminal(tmp_path, scenario) as program:
-        text = program.read_until(None)
-        assert program.wait() == 0, text
+        text = program.finish()
     rows = render(text)
     steps = [f"[trainer{rank}]:step {step} of {name}" for rank, name in enumerate("ab") for step in range(1, 6)]
     assert sorted(row for row in rows if row.startswith("[trainer")) == sorted([*steps, *more]), text
@@ -45,8 +44,7 @@ def test_bars_stay_whole_beside_lines(scenario: str, more: list[str], values: st
 
 def test_the_agent_draws_the_bar_of_events(tmp_path: Path) -> None:
     with run_on_terminal(tmp_path, "agent", "20") as program:
-        text = program.read_until(None)
-        assert program.wait() == 0, text
+        text = program.finish()
     *rows, values, last = render(text)
     assert sorted(rows) == sorted(
         f"[trainer{rank}]:step {step} of {rank}" for rank in (0, 1) for step in (5, 10, 15, 20)
@@ -69,8 +67,7 @@ def test_ctrl_c_asks_whether_to_save(answer: str, saves: bool, whose: str, tmp_p
         program.send(signal.SIGINT)
         program.read_until("Should I save the checkpoint? [Y/n]")
         program.type(f"{answer}\n")
-        text = program.read_until(None)
-        assert program.wait() == 0, text
+        text = program.finish()
     assert ("saved by 0" in text) is saves, text
     assert "signal SIGINT" in text, text
 
@@ -99,8 +96,7 @@ def test_sigterm_stops_without_saving(tmp_path: Path) -> None:
     with run_on_terminal(tmp_path, "agent", "6000") as program:
         program.read_until("step 5 of 0")
         program.send(signal.SIGTERM)
-        text = program.read_until(None)
-        assert program.wait() == 0, text
+        text = program.finish()
     assert "saved" not in text, text
     assert "signal SIGTERM" in text, text
 

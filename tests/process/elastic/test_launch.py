@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import Outcome, run_tree
+from harness import PROGRAMS, Outcome, run_tree
 from launchers import CALLS_SAY, run_api
 
 LAUNCHES = int(os.environ.get("MUSTER_LAUNCHES", "20"))
@@ -14,7 +14,7 @@ LAUNCHES = int(os.environ.get("MUSTER_LAUNCHES", "20"))
 # On a loaded machine fifty jobs take minutes.
 pytestmark = pytest.mark.timeout(60 + 12 * LAUNCHES)
 
-CALLS = Path(__file__).parents[2] / "programs" / "elastic" / "calls.py"
+CALLS = PROGRAMS / "elastic" / "calls.py"
 
 
 def run_calls(scenario: str, *args: str, folder: Path) -> Outcome:
@@ -53,12 +53,10 @@ def test_ctrl_c_is_said_to_be_an_interrupt(tmp_path: Path) -> None:
 def test_a_program_that_starts_a_job_when_it_is_imported_is_told_so(tmp_path: Path) -> None:
     env = {**os.environ, "TMPDIR": str(tmp_path)}
     program = CALLS.with_name("unguarded.py")
-    outcome = run_tree([sys.executable, str(program)], env=env, cwd=tmp_path)
-    assert outcome.exit_code == 1, outcome.explain()
+    outcome = run_tree([sys.executable, str(program)], env=env, cwd=tmp_path).check(1)
     last = outcome.stderr.splitlines()[-1]
     assert last.startswith("muster.elastic.handle.LaunchFailed: "), outcome.explain()
     assert '`if __name__ == "__main__":`' in last, outcome.explain()
-    assert outcome.leftovers == (), outcome.explain()
 
 
 def test_a_program_with_many_descriptors(tmp_path: Path) -> None:
@@ -94,8 +92,7 @@ def test_from_any_thread_and_process_and_beside_the_callers_own_children(tmp_pat
 def test_in_a_process_that_a_package_run_by_its_name_has_spawned(tmp_path: Path) -> None:
     """Such a process has no `__main__` that workers could import, and needs none for a module's functions."""
     env = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(CALLS.parent)}
-    outcome = run_tree([sys.executable, "-m", "spawning"], env=env, cwd=tmp_path, timeout_s=200)
-    assert outcome.exit_code == 0, outcome.explain()
+    outcome = run_tree([sys.executable, "-m", "spawning"], env=env, cwd=tmp_path, timeout_s=200).check()
     first, second = outcome.stdout.splitlines()
     assert first == "{0: 7}", outcome.explain()
     assert "function defined_here to" in second, outcome.explain()

@@ -43,20 +43,13 @@ def test_closures_start_again_on_both_nodes(tmp_path: Path) -> None:
     assert run_nodes("forks", tmp_path) == [f"{everything} 1 True"] * 2
 
 
-@pytest.mark.parametrize("scenario", ["lost", pytest.param("forks_lost", marks=pytest.mark.long)])
-def test_the_job_continues_without_a_program_that_is_killed(scenario: str, tmp_path: Path) -> None:
-    assert run_nodes(scenario, tmp_path) == [
+def test_the_job_continues_without_a_program_that_is_killed(tmp_path: Path) -> None:
+    assert run_nodes("lost", tmp_path) == [
         "['running 0\\n', 'running 1\\n']",
         "['running 2\\n', 'running 3\\n']",
         "['running 0\\n', 'running 1\\n']",
         show(range(2), nodes=1),
     ]
-
-
-@pytest.mark.long
-def test_a_program_that_is_started_again_joins(tmp_path: Path) -> None:
-    first, second = "['running 0\\n', 'running 1\\n']", "['running 2\\n', 'running 3\\n']"
-    assert run_nodes("replaced", tmp_path) == [first, second, second, first, *[show(range(4))] * 2]
 
 
 def test_nodes_that_do_not_find_each_other(tmp_path: Path) -> None:

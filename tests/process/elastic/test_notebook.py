@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from harness import Outcome
+from harness import ROOT, Outcome
 from launchers import run_api
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "notebook.ipynb"
+EXAMPLE = ROOT / "examples" / "notebook.ipynb"
 
 pytest.importorskip("ipykernel")
 

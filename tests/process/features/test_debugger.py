@@ -2,25 +2,20 @@
 
 import os
 import signal
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from harness import list_descendants
+from harness import AGENT, PROGRAMS, find_free_port, list_descendants, run_tree
 from terminal import TerminalProgram
 
-SCRIPT = str(Path(__file__).parents[2] / "programs" / "agent" / "debugged.py")
+SCRIPT = str(PROGRAMS / "agent" / "debugged.py")
 PROMPT = "(Pdb, rank {}) "
 
 
 def agent(tmp_path, *args, flags=("--standalone",), nproc=2, start="cold"):
     flags = [*flags, "--nproc-per-node", str(nproc), "--start", start, "--shutdown-timeout", "20"]
     env = {**os.environ, "TMPDIR": str(tmp_path), "TERM": "dumb"}
-    return TerminalProgram(
-        [sys.executable, "-m", "muster.agent", *flags, SCRIPT, *args], env=env, cwd=tmp_path, has_keys=True
-    )
+    return TerminalProgram([*AGENT, *flags, SCRIPT, *args], env=env, cwd=tmp_path, has_keys=True)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +28,6 @@ def agent(tmp_path, *args, flags=("--standalone",), nproc=2, start="cold"):
 )
 def test_what_is_typed_reaches_the_rank_and_all_goes_on_afterwards(tmp_path, nproc, rank, start):
     with agent(tmp_path, str(rank), nproc=nproc, start=start) as program:
-        before = program.settings
         prompt = PROMPT.format(rank)
         program.expect(prompt)
         program.type("p secret\n")
@@ -43,9 +37,7 @@ def test_what_is_typed_reaches_the_rank_and_all_goes_on_afterwards(tmp_path, npr
         program.type("p secret * 1000\n")
         program.expect(f"{41 + rank}000")
         program.type("continue\n")
-        program.read_until(None)
-        assert program.wait() == 0, program.text
-        assert program.settings == before
+        program.finish()
     for each in range(nproc):
         assert f"after {each} {41 + each}" in program.text
 
@@ -58,16 +50,14 @@ def test_the_output_of_other_ranks_waits(tmp_path):
         assert "rank 1 talks" not in program.text
         program.type("continue\n")
         program.expect("rank 1 talks")
-        program.read_until(None)
-        assert program.wait() == 0
+        program.finish()
 
 
 def test_the_builtin_stops_rank_0(tmp_path):
     with agent(tmp_path, "builtin") as program:
         program.expect(PROMPT.format(0))
         program.type("c\n")
-        program.read_until(None)
-        assert program.wait() == 0
+        program.finish()
         assert "after 1 42" in program.text
 
 
@@ -77,8 +67,7 @@ def test_a_breakpoint_in_a_loop_stops_in_each_turn(tmp_path):
         for _ in range(4):
             program.expect(PROMPT.format(0))
             program.type("c\n")
-        program.read_until(None)
-        assert program.wait() == 0, program.text
+        program.finish()
         assert [f"turn {turn} of 0" in program.text for turn in range(3)] == [True] * 3
 
 
@@ -97,27 +86,21 @@ RANKS = pytest.mark.parametrize(
 @RANKS
 def test_quit_ends_the_job_as_ctrl_c_does(tmp_path, nproc, rank):
     with agent(tmp_path, str(rank), "600", nproc=nproc) as program:
-        before = program.settings
         program.expect(PROMPT.format(rank))
         program.type("q\n")
-        program.read_until(None)
-        assert program.wait() == 128 + signal.SIGINT, program.text
-        assert program.settings == before
+        program.finish(128 + signal.SIGINT)
         assert f"[default{rank}]:Traceback" not in program.text
 
 
 @RANKS
 def test_ctrl_c_is_for_the_debugger_and_afterwards_for_the_job(tmp_path, nproc, rank):
     with agent(tmp_path, str(rank), "600", nproc=nproc) as program:
-        before = program.settings
         program.expect(PROMPT.format(rank))
         interrupt(program)
         program.type("continue\n")
         program.expect(f"after {rank} {41 + rank}")
         program.type("\x03")
-        program.read_until(None)
-        assert program.wait() == 128 + signal.SIGINT, program.text
-        assert program.settings == before
+        program.finish(128 + signal.SIGINT)
 
 
 def test_a_rank_in_the_debugger_does_not_hang_nor_do_those_that_wait_for_it(tmp_path):
@@ -126,8 +109,7 @@ def test_a_rank_in_the_debugger_does_not_hang_nor_do_those_that_wait_for_it(tmp_
         program.type("time.sleep(6)\n")
         program.expect(PROMPT.format(0))
         program.type("continue\n")
-        program.read_until(None)
-        assert program.wait() == 0, program.text
+        program.finish()
 
 
 @pytest.mark.parametrize(
@@ -142,7 +124,7 @@ def test_the_terminal_is_restored_whatever_is_killed(tmp_path, victim, nproc):
     with agent(tmp_path, "0", "600", nproc=nproc) as program:
         before = program.settings
         program.expect(PROMPT.format(0))
-        assert program.settings != before, "pdb reads keys"
+        assert program.settings != before
         pids = list_descendants(program.pid)
         if victim == "guard":
             os.kill(program.pid, signal.SIGKILL)
@@ -153,9 +135,7 @@ def test_the_terminal_is_restored_whatever_is_killed(tmp_path, victim, nproc):
                 os.kill(agent_pid, signal.SIGKILL)
             else:
                 os.kill(find_rank(pids, 0), signal.SIGKILL)
-        program.read_until(None)
-        program.wait()
-        assert program.settings == before
+        program.finish(None)
 
 
 def find_rank(pids, rank):
@@ -167,74 +147,41 @@ def find_rank(pids, rank):
 
 
 def start_two_nodes(tmp_path, rank, then):
-    with socket.socket() as listener:
-        listener.bind(("localhost", 0))
-        port = listener.getsockname()[1]
-    flags = ["--nnodes", "2", "--rdzv-endpoint", f"localhost:{port}", "--rdzv-id", "debugged"]
+    flags = ["--nnodes", "2", "--rdzv-endpoint", f"localhost:{find_free_port()}", "--rdzv-id", "debugged"]
     return [agent(tmp_path, rank, then, flags=[*flags, "--node-rank", str(node)], nproc=1) for node in (0, 1)]
 
 
 def test_two_nodes_each_with_its_own_terminal(tmp_path):
     first, second = start_two_nodes(tmp_path, "1", "0")
     with first, second:
-        before = first.settings
         second.expect(PROMPT.format(1))
         second.type("p secret\n")
         second.expect("41\r\n")
         assert "Pdb" not in first.text
         second.type("c\n")
         for program in (first, second):
-            program.read_until(None)
-            assert program.wait() == 0, program.text
-            assert program.settings == before
-
-
-@pytest.mark.parametrize("how", ["ctrl-c", pytest.param("kill", marks=pytest.mark.long)])
-def test_the_terminals_of_two_nodes_are_restored(tmp_path, how):
-    first, second = nodes = start_two_nodes(tmp_path, "1", "600")
-    with first, second:
-        before = [node.settings for node in nodes]
-        second.expect(PROMPT.format(1))
-        if how == "kill":
-            os.kill(find_rank(list_descendants(second.pid), 1), signal.SIGKILL)
-        else:
-            interrupt(second)
-            second.type("continue\n")
-            second.expect("after 1 42")
-        for node in reversed(nodes):
-            if how == "ctrl-c":
-                node.type("\x03")  # ends its node; the other one would wait for another
-            node.read_until(None)
-            assert node.wait() != 0, node.text
-        assert [node.settings for node in nodes] == before
+            program.finish()
 
 
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_quit_on_one_of_two_nodes_ends_both(tmp_path, rank):
     nodes = start_two_nodes(tmp_path, str(rank), "600")
     with nodes[0], nodes[1]:
-        before = [node.settings for node in nodes]
         nodes[rank].expect(PROMPT.format(rank))
         nodes[rank].type("quit\n")
-        nodes[rank].read_until(None)
-        assert nodes[rank].wait() == 128 + signal.SIGINT, nodes[rank].text
-        nodes[1 - rank].read_until(None)
-        assert nodes[1 - rank].wait() == 1, nodes[1 - rank].text
+        nodes[rank].finish(128 + signal.SIGINT)
+        nodes[1 - rank].finish(1)
         other = " ".join(nodes[1 - rank].text.split())
         assert "debugger of one" in other
-        assert "Root cause" not in other, "a rank that muster has stopped is no cause"
+        assert "Root cause" not in other
         if rank == 1:  # the leader tells what it knows; without it the reason is all there is
             assert " of it rank 0 (node 0, " in other
-        assert [node.settings for node in nodes] == before
 
 
 def test_without_a_terminal_one_line_says_so_and_the_script_goes_on(tmp_path):
     flags = ["--standalone", "--nproc-per-node", "2", "--start", "cold"]
-    done = subprocess.run(
-        [sys.executable, "-m", "muster.agent", *flags, SCRIPT, "builtin"],
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, cwd=tmp_path,
-        env={**os.environ, "TMPDIR": str(tmp_path)}, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    done = run_tree(
+        [*AGENT, *flags, SCRIPT, "builtin"], cwd=tmp_path, env={**os.environ, "TMPDIR": str(tmp_path)}
+    ).check()
     assert done.stderr.count("for a debugger") == 1
     assert "after 0 41" in done.stdout

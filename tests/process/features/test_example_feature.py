@@ -4,12 +4,10 @@ import json
 import os
 import re
 import shutil
-import sys
 from pathlib import Path
 
-from harness import Tree, wait_until
+from harness import AGENT, ROOT, Tree, wait_until
 
-ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "examples" / "peak_memory"
 SCRIPT = """
 import os, time
@@ -43,9 +41,8 @@ def test_each_workers_peak_memory_is_in_the_status(tmp_path: Path) -> None:
             return False
         return high > low + 80
 
-    with Tree([sys.executable, "-m", "muster.agent", *flags, "main.py"], cwd=tmp_path, env=env) as tree:
+    with Tree([*AGENT, *flags, "main.py"], cwd=tmp_path, env=env) as tree:
         wait_until(has_peaks, what="both ranks' peaks are shown")
         assert [values["loss"] for values in read_values()] == [0.5, 0.5]
         (tmp_path / "end").touch()
-        outcome = tree.wait()
-    assert outcome.exit_code == 0, outcome.explain()
+        tree.wait().check()

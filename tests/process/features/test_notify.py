@@ -5,7 +5,7 @@ import signal
 import sys
 from pathlib import Path
 
-from harness import Outcome, Tree, run_tree
+from harness import AGENT, Outcome, Tree, run_tree
 
 TELL = """
 import json, os, sys
@@ -20,7 +20,7 @@ def build_argv(folder: Path, program: str, *flags: str, notify: str = "") -> lis
     (folder / "tell.py").write_text(TELL)
     (folder / "train.py").write_text(program)
     notify = notify or f"{sys.executable} -S tell.py 'told to.jsonl'"
-    agent = [sys.executable, "-m", "muster.agent", "--standalone", "--start", "cold", "--rdzv-id", "job"]
+    agent = [*AGENT, "--standalone", "--start", "cold", "--rdzv-id", "job"]
     return [*agent, "--log-dir", str(folder / "logs"), f"--notify={notify}", *flags, "train.py"]
 
 
@@ -33,8 +33,7 @@ def run(folder: Path, program: str, *flags: str, notify: str = "") -> Outcome:
 
 
 def test_a_failure_and_then_a_success_with_the_same_folder(tmp_path: Path) -> None:
-    done = run(tmp_path, "raise ValueError('bad batch')")
-    assert (done.exit_code, done.leftovers) == (1, ()), done.explain()
+    done = run(tmp_path, "raise ValueError('bad batch')").check(1)
     [told] = read_told(tmp_path)
     assert (told["EVENT"], told["EXIT_CODE"], told["RUN_ID"], told["token"]) == ("failed", "1", "job", None)
     assert "ValueError: bad batch" in told["REASON"]
@@ -49,8 +48,7 @@ def test_a_hang_is_told_while_its_workers_are_stopped_and_the_end_that_follows(t
     """The command outlives the stop of the round's workers."""
     slow = "sh -c 'sleep 1; exec " + f'{sys.executable} -S tell.py "told to.jsonl"' + "'"
     flags = ("--hang-timeout", "1", "--hang-action", "restart", "--max-restarts", "1", "--shutdown-timeout", "1")
-    done = run(tmp_path, "import time; time.sleep(600)", *flags, notify=slow)
-    assert (done.exit_code, done.leftovers) == (1, ()), done.explain()
+    done = run(tmp_path, "import time; time.sleep(600)", *flags, notify=slow).check(1)
     assert [each["EVENT"] for each in read_told(tmp_path)] == ["hang", "failed"], done.explain()
     assert "hung" in read_told(tmp_path)[0]["REASON"], done.explain()
 
@@ -61,8 +59,7 @@ def test_a_signal(tmp_path: Path) -> None:
         with Tree(argv, cwd=tmp_path) as tree:
             tree.wait_for_line("runs")
             tree.send(signum)
-            done = tree.wait()
-        assert (done.exit_code, done.leftovers) == (128 + signum, ()), done.explain()
+            done = tree.wait().check(128 + signum)
         assert read_told(tmp_path)[-1]["EVENT"] == event, done.explain()
 
 
@@ -72,12 +69,10 @@ def test_a_command_that_hangs_is_killed_with_all_of_it(tmp_path: Path) -> None:
     with Tree(argv, cwd=tmp_path) as tree:
         tree.wait_for_line("runs")
         tree.send(signal.SIGTERM)
-        done = tree.wait()
-    assert (done.exit_code, done.leftovers) == (143, ()), done.explain()
-    assert "sh has not ended" in done.stderr, done.explain()
+        done = tree.wait().check(143)
+    assert "not ended" in done.stderr, done.explain()
 
 
 def test_a_command_that_fails_changes_nothing(tmp_path: Path) -> None:
-    done = run(tmp_path, "pass", notify="sh -c 'echo oh no >&2; exit 5'")
-    assert (done.exit_code, done.leftovers) == (0, ()), done.explain()
+    done = run(tmp_path, "pass", notify="sh -c 'echo oh no >&2; exit 5'").check()
     assert "--notify: oh no\n[muster] --notify sh exited with code 5\n" in done.stderr, done.explain()

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import LIMIT_S, find_free_port, run_tree, wait_until
+from harness import LIMIT_S, PROGRAMS, run_tree, wait_until
 from held_runs import Commands, Held, hide_torch, is_gone
 from launchers import CALLS_SAY
 
-CALLS = Path(__file__).parents[2] / "programs" / "elastic" / "calls.py"
+CALLS = PROGRAMS / "elastic" / "calls.py"
 LONG = pytest.mark.long
 
 
@@ -33,9 +33,7 @@ def run_program(held: Held, *words: str) -> list[str]:
     """Run a program on the only hold; its lines."""
     env = {**held.commands.env, "CALLS_HELD": ""}
     held.wait_ready()
-    outcome = run_tree([sys.executable, *words], env=env, cwd=held.commands.work, timeout_s=200)
-    assert outcome.exit_code == 0, outcome.explain()
-    assert outcome.leftovers == (), outcome.explain()
+    outcome = run_tree([sys.executable, *words], env=env, cwd=held.commands.work, timeout_s=200).check()
     assert not re.search("cold|template|leaked", outcome.stderr), outcome.explain()
     return outcome.stdout.splitlines()
 
@@ -43,11 +41,6 @@ def run_program(held: Held, *words: str) -> list[str]:
 def test_results_objects_failures_restarts_and_stops_are_as_anywhere(held: Held, tmp_path: Path) -> None:
     lines = run_program(held, str(CALLS), "results,restart,objects,failure,stop", str(tmp_path / "starts"))
     assert [line for line in lines if not line.startswith("idle")] == CALLS_SAY
-
-
-@LONG
-def test_launches_in_a_loop_leave_nothing(held: Held) -> None:
-    assert run_program(held, str(CALLS), "loop", "5")[0].startswith("nothing left")
 
 
 @LONG
@@ -122,36 +115,6 @@ def test_a_job_whose_hold_is_killed_is_lost(tmp_path: Path) -> None:
         assert "AgentLost the job's" in program.stdout.read()
         assert program.wait(LIMIT_S) == 0
     wait_until(lambda: all(map(is_gone, pids.values())), what="the job is gone")
-
-
-NODE = """
-import os, sys
-from muster.elastic import launch
-held, rank, port = sys.argv[1:]
-places = {"nodes": 2, "endpoint": f"127.0.0.1:{port}", "node_rank": int(rank), "run_id": "both"}
-print(dict(launch(os.getenv, ("GROUP_RANK",), nproc=1, held=held, **places)))
-"""
-
-
-@LONG
-def test_a_job_of_two_programs_has_a_node_of_each_ones_hold(held: Held, tmp_path: Path) -> None:
-    other = Commands(tmp_path, hide_torch(tmp_path)).hold("dist.ddp", "-j", "1x1")
-    held.wait_ready()
-    port = str(find_free_port())
-    programs = [
-        subprocess.Popen(
-            [sys.executable, "-c", NODE, each.handle, str(rank), port],
-            env={**each.commands.env, "MUSTER_TOKEN": "0123456789abcdef" * 2},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank, each in enumerate((held, other))
-    ]
-    found = [program.communicate(timeout=200) for program in programs]
-    assert [out for out, _ in found] == ["{0: '0'}\n", "{1: '1'}\n"], found
-    assert not re.search("cold|template", "".join(err for _, err in found)), found
-    assert other.commands.call("muster", "release").returncode == 0
 
 
 def test_a_program_that_is_not_as_the_hold_starts_cold(held: Held, tmp_path: Path) -> None:

@@ -26,4 +26,4 @@ def test_a_server_that_does_not_shake_hands_is_given_up():
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
         thread.join(60)
-    assert errors == ["cannot run a command in pod/p: TimeoutError: no response in 0.2 s"]
+    assert ["pod/p: TimeoutError" in error for error in errors] == [True]

@@ -1,12 +1,9 @@
 """`muster hold -s kubernetes`, of the double of the API server: pods whose agents wait for runs."""
 
-import signal
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import held_runs
 import pytest
 from doubles.kubernetes_kubelet import run_kubelet
 from held_runs import SLEEP, Commands, Held, HeldContract
@@ -55,50 +52,6 @@ class TestHolds(HeldContract):
     """Holds of pods."""
 
     test_two_runs_after_one_another = None  # type: ignore[assignment]  # above
-
-
-@pytest.mark.long
-def test_a_run_from_another_machine_is_refused_by_the_holder(held: Held, tmp_path: Path) -> None:
-    """Another state folder knows nothing of the first run, and has the hold by its handle."""
-    other = Commands(tmp_path, {"KUBECONFIG": held.commands.env["KUBECONFIG"]})
-    with held.commands.started(SLEEP, "first") as first:
-        done = other.run(held_runs.REDUCE, cfg=f"app={held.handle}")
-        assert done.returncode == 1, done
-        assert f"hold runs {first.app_id} now; " in done.stderr, done.stderr
-        listed = other.call("muster", "status", held.handle)
-        assert f"held: it runs {first.app_id}" in listed.stdout, listed
-    held.wait_idle()
-
-
-@pytest.mark.long
-def test_a_run_from_another_machine_waits_if_it_is_told_to(held: Held, tmp_path: Path) -> None:
-    other = Commands(tmp_path, {"KUBECONFIG": held.commands.env["KUBECONFIG"]})
-    (other.work / "main.py").write_text(held_runs.REDUCE)
-    words = [
-        "run",
-        "-s",
-        "held",
-        "-cfg",
-        f"wait=true,app={held.handle}",
-        "dist.ddp",
-        "-j",
-        "2x1",
-        "--script",
-        "main.py",
-    ]
-    with held.commands.started(SLEEP, "first") as first:
-        command = [str(held_runs.BIN / "muster"), *words]
-        second = subprocess.Popen(
-            command, cwd=other.work, env=other.env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-        )
-        assert second.stderr is not None
-        line = next(line for line in second.stderr if "waiting for" in line)
-        assert f"waiting for {first.app_id} on {held.handle}" in line
-        first.process.send_signal(signal.SIGINT)
-        first.wait_end()
-        rest = second.communicate(timeout=90)[1]
-        assert (second.returncode, rest.count("sum 2.0")) == (0, 2), rest
-    held.wait_idle()
 
 
 @pytest.mark.long

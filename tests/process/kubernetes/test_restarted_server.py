@@ -80,16 +80,3 @@ def wait_for_requests(cluster, number):
     """So many more have been answered."""
     goal = len(cluster.requests) + number
     wait_until(lambda: len(cluster.requests) >= goal)
-
-
-@pytest.mark.soak
-def test_a_followed_log_lasts_through_a_restart_of_the_server(cluster, app, patient):
-    cluster.write_log(find_pod(cluster, app), "one\n", 1)
-    lines = patient.log_iter(app, "trainer", 0, should_tail=True)
-    read = iter(lines)
-    assert next(read) == "one\n"
-    cluster.server.stop()
-    cluster.write_log(find_pod(cluster, app), "two\n", 2)
-    assert next(read) == "two\n"
-    cluster.end_pod(find_pod(cluster, app), 0)
-    assert list(read) == []

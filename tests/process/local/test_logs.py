@@ -1,14 +1,14 @@
 """Following a log of local_cwd: every line of both streams, once, whole, at any speed."""
 
 import sys
-from pathlib import Path
 
 import pytest
+from harness import PROGRAMS
 from torchx.specs import AppDef, Resource, Role
 
 from muster.components import dist
 
-PROGRAM = str(Path(__file__).parents[2] / "programs" / "logs_two_streams.py")
+PROGRAM = str(PROGRAMS / "logs_two_streams.py")
 
 
 def build_lines(name, rank, count, more):

@@ -62,17 +62,6 @@ def in_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.usefixtures("in_folder")
-def test_a_job_that_goes_on_alone_ends_with_its_report_too(muster):
-    """With --wait and without --log its lines are not shown: it ended with one line."""
-    Path("train.py").write_text("print('here')\nraise ValueError('bad batch')\n")
-    words = ["-s", "detached", "--wait", "dist.ddp", "-j", "2x1", "--start", "cold", "--script", "train.py"]
-    code, _, errors = muster("run", *words)
-    lines, _, report = errors.partition("=" * 70 + "\nJOB FAILED ")
-    assert (code, "ValueError: bad batch" in report, "here" in lines) == (1, True, False), errors
-    assert re.search(r"`muster log --failed train-\w+` ", lines), "the report refers to them"
-
-
 @pytest.mark.torchx
 @pytest.mark.usefixtures("in_folder")
 def test_it_takes_what_torchx_run_takes(tmp_path, muster, torchx):
@@ -104,8 +93,7 @@ def test_ctrl_c_stops_politely(tmp_path, env):
     with TerminalProgram(command, env=env, cwd=tmp_path, has_keys=True) as shown:
         shown.read_until("up")
         shown.type("\x03")
-        text = shown.read_until(None)
-        assert shown.wait() == 128 + signal.SIGINT, text
+        text = shown.finish(128 + signal.SIGINT)
     assert "]:saved" in text, text
     assert "goes on" not in text
     listed = subprocess.run([str(BIN / "muster"), "status", "last"], env=env, capture_output=True, text=True)

@@ -14,14 +14,13 @@ from harness import wait_until
 from memory_cgroup import list_rehearsal_cgroups
 
 from muster._shared import processes
-from muster.cli.rehearse.faults.fault import NotPossibleError
-from muster.cli.rehearse.faults.ranks import LOADER_KILLED
+from muster.cli.rehearse.faults import FAULTS, NotPossibleError
 from muster.cli.rehearse.journal import undo_dead
 
 PLACES = """\
 import os, subprocess, sys
 from pathlib import Path
-from muster.cli.rehearse.faults.fault import Place
+from muster.cli.rehearse.faults import Place
 from muster.cli.rehearse.journal import Journal, Undo
 from muster.cli.rehearse.world import make_world
 folder, place = Path(sys.argv[1]), Place(sys.argv[2])
@@ -37,13 +36,13 @@ with Journal(folder / "journals") as journal, make_world(place, folder, nodes=2,
 MEMORY = """\
 import subprocess, sys
 from pathlib import Path
-from muster.cli.rehearse.faults.places import OUT_OF_MEMORY
+from muster.cli.rehearse.faults import FAULTS
 from muster.cli.rehearse.journal import Journal
 class Scene:
     rank, journal = 0, Journal(Path(sys.argv[1]) / "journals")
     def find_worker(self, rank):
         return int(sys.argv[2])
-course = OUT_OF_MEMORY.cause(Scene())
+course = FAULTS["out-of-memory"].cause(Scene())
 next(course)
 print("made", flush=True)
 sys.stdin.read()
@@ -147,10 +146,10 @@ def test_a_process_that_loads_data_is_killed_however_it_was_started(method: str,
             others = [pid for pid in processes.list_descendants(worker.pid) if pid != loader]
             time.sleep(0.2)  # a spawned process takes its command line at its exec
             scene = Ranks(os.getpid() if method == "fork" else worker.pid, worker.pid)
-            assert list(LOADER_KILLED.cause(scene)) == []  # type: ignore[arg-type]
+            assert list(FAULTS["loader-killed"].cause(scene)) == []  # type: ignore[arg-type]
             assert worker.stdout.readline() == f"{-signal.SIGKILL}\n"
             assert all(processes.read_stat(pid) is not None for pid in (*others, worker.pid))
             with pytest.raises(NotPossibleError, match="DataLoader with num_workers"):
-                list(LOADER_KILLED.cause(scene))  # type: ignore[arg-type]
+                list(FAULTS["loader-killed"].cause(scene))  # type: ignore[arg-type]
         finally:
             worker.kill()

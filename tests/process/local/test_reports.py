@@ -1,13 +1,11 @@
 """What local_cwd says of a job before it starts and after it failed; and stopping a job for a while."""
 
-import sys
 import threading
 from pathlib import Path
 
 import pytest
 from harness import wait_until
 from torchx.specs import macros
-from torchx.specs.finder import ComponentValidationException
 
 from muster.components import dist
 from muster.schedulers.supervision.app_folder import AppFolder
@@ -33,34 +31,14 @@ def find_folder(app_id: str) -> AppFolder:
     return AppRegistry(find_state_dir(os.environ), "local_cwd").open(app_id)
 
 
-@pytest.mark.parametrize("program", [{"script": "no_such.py"}, {"m": "no_such.module"}])
-def test_a_program_that_does_not_exist_is_refused_at_submission(scheduler, program) -> None:
-    app = dist.ddp(j="2x2", **program)
-    scheduler.submit_dryrun(app, {})  # a dry run may be of another machine's program
-    with pytest.raises(ComponentValidationException, match=r"no_such") as caught:
-        scheduler.submit(app, {})
-    assert "\n" not in str(caught.value)
-    assert scheduler.list() == []
-
-
-def test_the_status_says_what_an_agent_refuses(scheduler, tmp_path) -> None:
-    (tmp_path / "train.py").write_text("")
-    app_id = scheduler.submit(dist.ddp(script="train.py", j="1x1", rdzv_backend="foo"), {})
-    wait_until(lambda: scheduler.describe(app_id).state.name == "FAILED", what="the end")
-    msg = scheduler.describe(app_id).msg
-    assert msg.startswith("--rdzv-backend 'foo': "), msg
-    assert msg.endswith(" (train/0 exited with code 2)"), msg
-
-
 def test_the_status_of_a_job_without_torch_tells_of_its_hang(scheduler, tmp_path, show_status) -> None:
     """Nothing is known of its ranks but that they do nothing."""
     (tmp_path / "train.py").write_text(SLEEPS)
     app = dist.ddp(script="train.py", j="1x2", start="cold", hang_timeout=3, hang_action="report")
     app.roles[0].env["TORCHX_JOB_ID"] = f"local_cwd://torchx/{macros.app_id}"  # as TorchX's runner does
     app_id = scheduler.submit(app, {})
-    text = "no CPU time"
-    wait_until(lambda: text in scheduler.describe(app_id).msg, timeout_s=180, what="the hang in the status")
-    assert text in show_status(app_id)
+    wait_until(lambda: "no CPU time" in scheduler.describe(app_id).msg, timeout_s=180, what="the hang in the status")
+    assert "no CPU time" in show_status(app_id)
     line = f": muster stop local_cwd://torchx/{app_id}\n"
     assert read_stderr(find_folder(app_id), 1).count(line) == 1
 
@@ -132,10 +110,3 @@ def test_a_suspended_job_stands_still_on_all_nodes(scheduler, tmp_path, still_s)
     assert scheduler.describe(app_id).num_restarts == 0
     for log in logs:
         assert log.read_text().count("step 0\n") == 1, f"workers started again: {read_stderr(folder, 2)}"
-
-
-def test_the_interpreter_is_this_one() -> None:
-    """Else modules are not looked up, and the test of them would prove nothing."""
-    from muster.schedulers.local.interpreter import find_interpreter
-
-    assert find_interpreter({}, sys.executable) == sys.executable

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from harness import LIMIT_S, run_tree, wait_until
+from harness import AGENT, LIMIT_S, run_tree, wait_until
 from other_user import OTHER, call_as_other, needs_two_users, other_dir, shared_dir
 from supervised_apps import build_spec
 from torchx.specs import AppDef
@@ -49,9 +49,8 @@ def make_app(path: Path, python: Path, app_id: str) -> Callable[[], None]:
 
 def test_a_log_folder_whose_owner_can_replace_the_run_is_named(other_dir):
     """That user could put in a `checkpoint.json`; it may also be the owner of a volume."""
-    agent = [sys.executable, "-m", "muster.agent", "--standalone", "--rdzv-id", "job", "--start", "cold", "--no-python"]
-    done = run_tree([*agent, "--log-dir", str(other_dir), "true"], cwd=other_dir)
-    assert done.exit_code == 0, done.explain()
+    agent = [*AGENT, "--standalone", "--rdzv-id", "job", "--start", "cold", "--no-python"]
+    done = run_tree([*agent, "--log-dir", str(other_dir), "true"], cwd=other_dir).check()
     assert f"user {OTHER} can replace " in done.stderr, done.explain()
 
 

@@ -2,98 +2,24 @@
 
 import errno
 import socket
-import time
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
-from harness import find_free_port
+from rendezvous_nodes import wait_for, wait_for_each
 
-from muster.agent.config import RendezvousConfig
 from muster.agent.rendezvous.interface import AllSucceeded, JobEnded, Notice, RendezvousFailed, RoundBroken, RoundFormed
-from muster.agent.rendezvous.leader.peer_lines import UNPROVED
+from muster.agent.rendezvous.leader.newcomers import UNPROVED
 from muster.agent.rendezvous.protocol.framing import ProtocolError, build_frame
 from muster.agent.rendezvous.protocol.messages import LeaderQuery
 from muster.agent.rendezvous.report_messages import Stopped
-from muster.agent.rendezvous.selection import create_rendezvous
 from muster.agent.rendezvous.transport import tcp_network as network_module
 from muster.agent.rendezvous.transport.tcp_network import TcpNetwork
 from muster.agent.runtime.loop import Loop
 from muster.agent.runtime.ports import PortReservation
 
-LIMIT_S = 30.0
 NO_TOKEN = (
     "has no MUSTER_TOKEN: any process that reaches it can join this job and run code in it; set one on all nodes, made "
     "with `openssl rand -hex 32`"
 )
-
-
-class Node:
-    """A member with a loop of its own, and the events it posted."""
-
-    def __init__(self, index: int | None, port: int, **changes) -> None:
-        settings = {
-            "backend": "muster",
-            "run_id": "run",
-            "host": "127.0.0.1",
-            "port": port,
-            "node_index": index,
-            "min_nodes": 2,
-            "max_nodes": 2,
-            "join_timeout_s": LIMIT_S,
-            "max_restarts": 1,
-        }
-        self.loop = Loop()
-        config = RendezvousConfig(**{**settings, **changes})
-        self.events: list = []
-        self.member = create_rendezvous(config, 2, "default", self.loop, None, f"host-{index}", self.events.append)
-
-    def turn(self) -> None:
-        self.loop.turn(0.005)
-
-    def find(self, kind):
-        return next((event for event in reversed(self.events) if isinstance(event, kind)), None)
-
-    def list_notices(self) -> list[str]:
-        return [event.text for event in self.events if isinstance(event, Notice)]
-
-    def close(self) -> None:
-        self.member.close()
-        self.loop.close()
-
-
-def wait_for(condition: Callable[[], object], *nodes: Node) -> None:
-    """Turn the loops until the condition holds."""
-    end_s = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < end_s, [node.events for node in nodes]
-        for node in nodes:
-            node.turn()
-
-
-@pytest.fixture
-def port() -> int:
-    return find_free_port()
-
-
-@pytest.fixture
-def nodes() -> Iterator[list[Node]]:
-    made: list[Node] = []
-    yield made
-    for node in made:
-        node.close()
-
-
-@pytest.fixture
-def start(nodes: list[Node], port: int) -> Callable[..., Node]:
-    """Let a node join the job at the port."""
-
-    def start(index: int | None, **changes: Any) -> Node:
-        nodes.append(Node(index, port, **changes))
-        nodes[-1].member.join()
-        return nodes[-1]
-
-    return start
 
 
 @pytest.fixture
@@ -105,13 +31,12 @@ def without_file(tmp_path, monkeypatch) -> None:
 
 @pytest.mark.parametrize("token", [None, "secret"])
 @pytest.mark.parametrize("indices", [(0, 1), (None, None)])
-def test_two_nodes_form_restart_and_end(nodes, port, token, indices) -> None:
-    one, two = Node(indices[0], port, token=token), Node(indices[1], port, token=token)
-    nodes += [one, two]
-    two.member.join()
-    two.turn()
-    one.member.join()
-    wait_for(lambda: one.find(RoundFormed) and two.find(RoundFormed), one, two)
+def test_two_nodes_form_restart_and_end(start, token, indices) -> None:
+    two = start(indices[1], token=token)
+    two.loop.turn(0.005)
+    one = start(indices[0], token=token)
+    nodes = (one, two)
+    wait_for_each(RoundFormed, *nodes)
     rounds = [node.find(RoundFormed).round for node in nodes]
     assert {r.group_rank for r in rounds} == {0, 1}
     assert {(r.world_size, r.master_addr, r.master_port) for r in rounds} == {(4, "127.0.0.1", rounds[0].master_port)}
@@ -123,17 +48,8 @@ def test_two_nodes_form_restart_and_end(nodes, port, token, indices) -> None:
     assert one.find(RoundFormed).round.master_port != first_port
     for node in nodes:
         node.member.send(AllSucceeded(round_number=2))
-    wait_for(lambda: one.find(JobEnded) and two.find(JobEnded), one, two)
+    wait_for_each(JobEnded, *nodes)
     assert one.find(JobEnded).succeeded
-
-
-def test_loopback_jobs_listen_on_loopback_only(start, port) -> None:
-    one = start(0)
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as other:
-        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        other.bind(("127.0.0.2", port))
-        other.listen()  # the same port on another address is free: the leader does not listen on all addresses
-    assert one.list_notices() == []
 
 
 def test_without_token_on_the_network_there_is_a_warning(start, port) -> None:
@@ -173,17 +89,7 @@ def test_ipv6(start, port) -> None:
     except OSError:
         pytest.skip("no IPv6 on this machine")
     one, two = start(0, host="::1", token="t"), start(1, host="::1", token="t")
-    wait_for(lambda: one.find(RoundFormed) and two.find(RoundFormed), one, two)
-
-
-def test_wrong_token_and_wrong_run_never_join(start) -> None:
-    one, other_token = start(0, token="right"), start(1, token="wrong", join_timeout_s=1.0)
-    wait_for(lambda: other_token.find(RendezvousFailed), one, other_token)
-    assert "MUSTER_TOKEN" in other_token.find(RendezvousFailed).reason
-    other_run = start(1, token="right", run_id="other")
-    wait_for(lambda: other_run.find(RendezvousFailed), one, other_run)
-    assert "'run', not 'other'" in other_run.find(RendezvousFailed).reason
-    assert one.find(RoundFormed) is None
+    wait_for_each(RoundFormed, one, two)
 
 
 def test_no_leader_is_one_clear_line(start, port) -> None:
@@ -194,43 +100,50 @@ def test_no_leader_is_one_clear_line(start, port) -> None:
     assert "does not resolve" in reason
 
 
-def test_two_nodes_with_one_index_is_a_mistake_of_the_caller(start) -> None:
-    one, two = start(0, keep_alive_interval_s=0.2), start(1, keep_alive_interval_s=0.2)
-    wait_for(lambda: two.find(RoundFormed), one, two)
-    twin = start(1, keep_alive_interval_s=0.2)
-    wait_for(lambda: twin.find(RendezvousFailed), one, two, twin)
-    assert twin.find(RendezvousFailed).usage
-    assert "already taken by host-1" in twin.find(RendezvousFailed).reason
-
-
-def test_a_second_node_0_is_refused_at_once_and_node_0_says_so(start) -> None:
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_node_whose_index_is_taken_is_refused_at_once_and_node_0_says_so(start, index) -> None:
     """The leader's own node sends no heartbeats over a link: its index was claimed until the join timeout."""
-    one, twin = start(0, token="right"), start(0, token="right")
-    wait_for(lambda: twin.find(RendezvousFailed), one, twin)
+    how = {"token": "right", "keep_alive_interval_s": 0.2}
+    nodes = [start(each, **how) for each in range(index + 1)]
+    if index:
+        wait_for_each(RoundFormed, *nodes)
+    twin = start(index, **how)
+    wait_for(lambda: twin.find(RendezvousFailed), *nodes, twin)
     failed = twin.find(RendezvousFailed)
     assert failed.usage
-    assert "already taken by host-0" in failed.reason
-    [notice] = one.list_notices()
-    assert notice.endswith(f"(host-0) at 127.0.0.1: {failed.reason}")
+    assert f"already taken by host-{index}" in failed.reason
+    [notice] = nodes[0].list_notices()
+    assert notice.endswith(f"(host-{index}) at 127.0.0.1: {failed.reason}")
+
+
+OTHER_TOKEN = "the other node has a different job token (MUSTER_TOKEN)"
+OTHER_RUN = "it asks for run 'other', and this is run 'run' (--rdzv-id)"
 
 
 @pytest.mark.parametrize(
-    ("tokens", "run_id", "line"),
+    ("tokens", "run_id", "line", "told"),
     [
-        (("right", "wrong"), "run", "the other node has a different job token (MUSTER_TOKEN)"),
-        (("right", None), "run", "the other node has a different job token (MUSTER_TOKEN)"),
-        (("right", ""), "run", "one of the two nodes has a job token (MUSTER_TOKEN), the other has none"),
-        ((None, "wrong"), "run", "the other node has a different job token (MUSTER_TOKEN)"),
-        (("right", "right"), "other", "it asks for run 'other', and this is run 'run' (--rdzv-id)"),
-        ((None, None), "other", "it asks for run 'other', and this is run 'run' (--rdzv-id)"),
+        (("right", "wrong"), "run", OTHER_TOKEN, "MUSTER_TOKEN"),
+        (("right", None), "run", OTHER_TOKEN, "MUSTER_TOKEN"),
+        (
+            ("right", ""),
+            "run",
+            "one of the two nodes has a job token (MUSTER_TOKEN), the other has none",
+            "MUSTER_TOKEN",
+        ),
+        ((None, "wrong"), "run", OTHER_TOKEN, "MUSTER_TOKEN"),
+        (("right", "right"), "other", OTHER_RUN, "'run', not 'other'"),
+        ((None, None), "other", OTHER_RUN, "'run', not 'other'"),
     ],
 )
-def test_node_0_says_once_who_was_refused_and_why(start, tokens, run_id, line) -> None:
+def test_node_0_says_once_who_was_refused_and_why(start, tokens, run_id, line, told) -> None:
     """A node that has another token tries again until its join timeout."""
     one = start(0, token=tokens[0])
     other = start(1, token=tokens[1], run_id=run_id, join_timeout_s=1.5)
     wait_for(lambda: other.find(RendezvousFailed), one, other)
     assert [f"127.0.0.1: {line}" in each for each in one.list_notices()] == [True]
+    assert told in other.find(RendezvousFailed).reason
+    assert one.find(RoundFormed) is None
     assert not any(token and token in str(one.events) for token in tokens)
 
 
@@ -240,7 +153,7 @@ GARBAGE = (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x80\x04\x95" * 40, b"\x00\x0
 def test_garbage_and_silent_connections_do_no_harm(start, port, monkeypatch) -> None:
     monkeypatch.setattr(network_module, "UNAUTHENTICATED_LIMIT_S", 0.3)
     one = start(0)
-    one.turn()
+    one.loop.turn(0.005)
     connections = [socket.create_connection(("127.0.0.1", port)) for _ in range(40)]
     try:
         for place, connection in enumerate(connections):
@@ -249,7 +162,7 @@ def test_garbage_and_silent_connections_do_no_harm(start, port, monkeypatch) -> 
             else:
                 connection.sendall(b"\x00\x00")  # half a length, then silence
         two = start(1)
-        wait_for(lambda: one.find(RoundFormed) and two.find(RoundFormed), one, two)
+        wait_for_each(RoundFormed, one, two)
         for connection in connections:
             connection.setblocking(False)
         wait_for(lambda: all(map(_is_closed, connections)), one, two)
@@ -265,29 +178,6 @@ def _is_closed(sock: socket.socket) -> bool:
         return False
     except OSError:
         return True
-
-
-def test_connections_that_have_not_joined_are_limited(start, port, monkeypatch) -> None:
-    monkeypatch.setattr(network_module, "UNAUTHENTICATED_LIMIT", 100)
-    one = start(0)
-    one.turn()
-    connections = []
-    try:
-        for _ in range(150):
-            connections.append(socket.create_connection(("127.0.0.1", port)))
-            one.turn()
-        wait_for(lambda: sum(map(_is_closed, _unblocked(connections))) >= 50, one)
-        two = start(1)
-        wait_for(lambda: two.find(RoundFormed), one, two)
-    finally:
-        for connection in connections:
-            connection.close()
-
-
-def _unblocked(sockets: list[socket.socket]) -> list[socket.socket]:
-    for sock in sockets:
-        sock.setblocking(False)
-    return sockets
 
 
 def test_a_malformed_message_closes_only_the_connection(start, port) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from muster.agent.rendezvous.transport import probe as probe_module
-from muster.agent.rendezvous.transport.probe import Probe
+from muster.agent.rendezvous.transport import dial as probe_module
+from muster.agent.rendezvous.transport.dial import Probe
 from muster.agent.runtime.loop import Loop
 
 LIMIT_S = 30.0

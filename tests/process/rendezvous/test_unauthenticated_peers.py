@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 from doubles.rendezvous_links import StandingClock
+from harness import find_free_port
+from rendezvous_nodes import Node
 
 from muster._shared.contract import FORMAT
-from muster.agent.config import RendezvousConfig
 from muster.agent.rendezvous.interface import BreakKind, Notice, RendezvousFailed, RoundBroken, RoundFormed
 from muster.agent.rendezvous.protocol.framing import UNAUTHENTICATED_LIMIT_BYTES
-from muster.agent.rendezvous.selection import create_rendezvous
 from muster.agent.rendezvous.transport import addresses
 from muster.agent.rendezvous.transport import tcp_network as network_module
 from muster.agent.rendezvous.transport.links import Cause, LinkEnd
@@ -32,19 +32,13 @@ def build_frame(message: dict[str, Any]) -> bytes:
     return struct.pack(">I", len(payload)) + payload
 
 
-class Job:
+class Job(Node):
     """One node that leads and waits for another, in this process; time passes only in `pass_time`."""
 
     def __init__(self, index: int = 0, **changes: Any) -> None:
         self.clock = StandingClock()
-        self.loop = Loop(self.clock)  # type: ignore[arg-type]
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            self.port = int(server.getsockname()[1])
-        settings = {"host": "127.0.0.1", "port": self.port, "node_index": index, "min_nodes": 2, "max_nodes": 2}
         # Without a token: all these peers are unauthenticated, and the file of this user's own is not used.
-        config = RendezvousConfig(**{"backend": "muster", "run_id": "run", "token": "", **settings, **changes})
-        self.events: list[Any] = []
-        self.member = create_rendezvous(config, 1, "default", self.loop, None, f"host-{index}", self.events.append)
+        super().__init__(index, **{"port": find_free_port(), "clock": self.clock, "token": "", **changes})
         self.sockets = contextlib.ExitStack()
 
     def turn(self, often: int = 20) -> None:
@@ -66,13 +60,9 @@ class Job:
         self.turn()
         return sock
 
-    def find(self, kind: type) -> Any:
-        return next((event for event in self.events if isinstance(event, kind)), None)
-
     def close(self) -> None:
         self.sockets.close()
-        self.member.close()
-        self.loop.close()
+        super().close()
 
 
 @pytest.fixture
@@ -90,9 +80,8 @@ def open_pair(**changes: Any) -> Iterator[tuple[Job, Job]]:
     with contextlib.ExitStack() as stack:
         one = Job(**changes)
         stack.callback(one.close)
-        two = Job(1, port=one.port, **changes)
+        two = Job(1, port=one.port, clock=one.clock, **changes)
         stack.callback(two.close)
-        two.clock, two.loop.clock = one.clock, one.clock  # type: ignore[assignment]
         for each in (one, two):
             each.member.join()
         yield one, two
@@ -127,14 +116,19 @@ def test_an_unauthenticated_peer_that_asks_again_and_again_is_closed_at_its_dead
     assert receive(peer) == b""
 
 
-def test_unauthenticated_peers_that_asked_a_valid_question_are_limited(
-    job: Job, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("said", [(), (HELLO, QUERY)], ids=["silent", "asked a valid question"])
+def test_unauthenticated_peers_are_limited_and_another_node_can_join(
+    job: Job, said: tuple[dict[str, Any], ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(network_module, "UNAUTHENTICATED_LIMIT", 10)
-    peers = [job.connect(HELLO, QUERY) for _ in range(25)]
-    assert all(b"QueryReply" in (receive(peer) or b"") for peer in peers)
+    peers = [job.connect(*said) for _ in range(25)]
+    assert all(b"QueryReply" in (receive(peer) or b"") for peer in peers) == bool(said)
     job.turn()
     assert [receive(peer) for peer in peers] == [b""] * 15 + [None] * 10
+    with contextlib.closing(Job(1, port=job.port, clock=job.clock)) as other:
+        other.member.join()
+        turn_both((job, other), 300, 0.01)
+        assert other.find(RoundFormed)
 
 
 def test_an_unauthenticated_peer_may_not_send_long_frames(job: Job) -> None:
@@ -161,7 +155,7 @@ def test_a_node_that_searches_for_long_connects_again_before_it_is_closed() -> N
 
     class Owner:
         def on_message(self, link: Any, frame: Any) -> None:
-            from muster.agent.rendezvous.protocol.leader_messages import Goodbye
+            from muster.agent.rendezvous.protocol.messages import Goodbye
 
             link.send(Goodbye(reason="a message of no use to the search, but an answer"))
 
@@ -320,8 +314,7 @@ def test_an_error_of_the_resolver_becomes_a_line_at_once_and_the_reason_at_the_e
         for _ in range(60):
             node.pass_time(0.1)
         assert line in node.find(RendezvousFailed).reason
-        notices = [event.text for event in node.events if isinstance(event, Notice)]
-        assert len([notice for notice in notices if notice.startswith("cannot join")]) == 1
+        assert len([notice for notice in node.list_notices() if notice.startswith("cannot join")]) == 1
     finally:
         node.close()
 

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from muster.schedulers.docker.engine import client
+from muster.schedulers.docker.engine import Engine
 
 pytestmark = pytest.mark.torchx
 
@@ -58,7 +58,7 @@ def test_an_engine_that_never_answers(run, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:  # it accepts connections
         address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
         monkeypatch.setenv("DOCKER_HOST", address)
-        monkeypatch.setattr(client.Engine.__init__, "__defaults__", (0.2,))
+        monkeypatch.setattr(Engine.__init__, "__defaults__", (0.2,))
         code, lines = run(*words_of("status", "docker"))
     assert (code, len(lines)) == (1, 1), lines
     assert f"answers at {address}" in lines[0]

@@ -7,23 +7,22 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import LIMIT_S, Tree
+from harness import AGENT, LIMIT_S, PROGRAMS, Tree
 
 from muster.agent import ask
 
-PROGRAM = str(Path(__file__).parents[2] / "programs" / "ask_steps.sh")
+PROGRAM = str(PROGRAMS / "ask_steps.sh")
 
 
 @pytest.mark.parametrize("stride", [1, 3])
 def test_all_ranks_stop_at_one_step(tmp_path: Path, stride: int) -> None:
-    agent = [sys.executable, "-m", "muster.agent", "--standalone", "--nproc-per-node", "2", "--no-python"]
+    agent = [*AGENT, "--standalone", "--nproc-per-node", "2", "--no-python"]
     env = os.environ | {"MUSTER_DRAIN_LIMIT_S": "60"}
     command = [*agent, "--tee", "3", "--log-dir", str(tmp_path / "logs")]
     with Tree([*command, "sh", PROGRAM, str(tmp_path), sys.executable, str(stride)], env=env) as tree:
         tree.wait_for_line("asks", count=2)
         tree.send(signal.SIGTERM)
-        outcome = tree.wait()
-    assert (outcome.exit_code, outcome.leftovers) == (143, ()), outcome.explain()
+        outcome = tree.wait().check(143)
     [step] = {int((tmp_path / f"rank{rank}").read_text()) for rank in range(2)}
     assert step % stride == 0
     assert f"stop at step {step}, " in " ".join(outcome.stderr.split()), outcome.explain()

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import cached_property
 
 import pytest
 from harness import LIMIT_S
@@ -45,6 +46,20 @@ class Parent:
         self.children.on_orphan_end = lambda pid: self.orphans.append(pid) if pid in self.spawned else None
         self.codes: dict[int, int] = {}
         self.signals: SignalWatch | None = None
+        self.started: list[LiveWorker] = []
+        self.ended: list[WorkerEnd] = []
+
+    @cached_property
+    def pool(self) -> WorkerPool:
+        """It hears of orphans from then on."""
+        return WorkerPool(
+            self.loop,
+            self.children,
+            CommandStarter(),
+            on_started=self.started.append,
+            on_spawn_failed=lambda *failed: pytest.fail(str(failed)),
+            on_ended=self.ended.append,
+        )
 
     def watch_signals(self) -> None:
         self.signals = SignalWatch(
@@ -69,6 +84,16 @@ class Parent:
             self.loop.turn()
         limit.cancel()
 
+    def start_sleepers(self, count: int) -> None:
+        program = Program(kind=ProgramKind.COMMAND, target="sleep", args=("1000",))
+        specs = [WorkerSpec(local_rank=rank, program=program, env=dict(os.environ)) for rank in range(count)]
+        self.pool.start(1, specs)
+
+    def sweep(self) -> None:
+        swept: list[bool] = []
+        self.pool.sweep(lambda: swept.append(True), lambda pids: pytest.fail(f"{pids} did not end"), limit_s=60.0)
+        self.turn_until(lambda: swept)
+
     def close(self) -> None:
         if self.signals is not None:
             self.signals.close()
@@ -87,28 +112,6 @@ def parent() -> Iterator[Parent]:
         os.kill(pid, signal.SIGKILL)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     assert set(os.listdir("/proc/self/fd")) <= before
-
-
-def make_pool(parent: Parent, started: list[LiveWorker], ended: list[WorkerEnd]) -> WorkerPool:
-    return WorkerPool(
-        parent.loop,
-        parent.children,
-        CommandStarter(),
-        on_started=started.append,
-        on_spawn_failed=lambda *failed: pytest.fail(str(failed)),
-        on_ended=ended.append,
-    )
-
-
-def start_sleepers(pool: WorkerPool, count: int) -> None:
-    program = Program(kind=ProgramKind.COMMAND, target="sleep", args=("1000",))
-    pool.start(1, [WorkerSpec(local_rank=rank, program=program, env=dict(os.environ)) for rank in range(count)])
-
-
-def sweep(parent: Parent, pool: WorkerPool) -> None:
-    swept: list[bool] = []
-    pool.sweep(lambda: swept.append(True), lambda pids: pytest.fail(f"{pids} did not end"), limit_s=60.0)
-    parent.turn_until(lambda: swept)
 
 
 def wait_for_zombie(pid: int) -> None:
@@ -201,9 +204,6 @@ def test_a_sweep_does_not_list_all_processes_at_each_death(parent: Parent, monke
         looks.append(1)
         return list_parents()
 
-    started: list[LiveWorker] = []
-    ended: list[WorkerEnd] = []
-    pool = make_pool(parent, started, ended)
     parent.watch_signals()
     # Each worker has a child, which becomes an orphan. It stays when its child is killed first.
     program = Program(kind=ProgramKind.COMMAND, target="sh", args=("-c", "sleep 1000 & echo; wait; exec sleep 1000"))
@@ -211,16 +211,16 @@ def test_a_sweep_does_not_list_all_processes_at_each_death(parent: Parent, monke
     specs = [
         WorkerSpec(local_rank=rank, program=program, env=dict(os.environ), stdout_fd=write_fd) for rank in range(12)
     ]
-    pool.start(1, specs)
+    parent.pool.start(1, specs)
     os.close(write_fd)
     said = b""
     while len(said) < 12:
         said += os.read(read_fd, 100)
     os.close(read_fd)
     monkeypatch.setattr(processes, "list_parents", count)
-    sweep(parent, pool)
-    assert sorted(end.worker.local_rank for end in ended) == list(range(12))
-    assert {end.code for end in ended} == {-signal.SIGKILL}
+    parent.sweep()
+    assert sorted(end.worker.local_rank for end in parent.ended) == list(range(12))
+    assert {end.code for end in parent.ended} == {-signal.SIGKILL}
     assert not list_descendants(os.getpid())
     assert len(looks) < 12
 
@@ -253,13 +253,11 @@ def test_a_debugger_that_collects_first_costs_no_time(parent: Parent) -> None:
 
 def test_a_sweep_gives_up_what_does_not_end(parent: Parent, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "send_signal", lambda pids, signum: None)  # as if the kernel kept them
-    started: list[LiveWorker] = []
-    pool = make_pool(parent, started, [])
-    start_sleepers(pool, 2)
+    parent.start_sleepers(2)
     given_up: list[tuple[int, ...]] = []
-    pool.sweep(lambda: pytest.fail("they are still there"), given_up.append, limit_s=0.2)
+    parent.pool.sweep(lambda: pytest.fail("they are still there"), given_up.append, limit_s=0.2)
     parent.turn_until(lambda: given_up)
-    assert given_up == [tuple(sorted(worker.pid for worker in started))]
+    assert given_up == [tuple(sorted(worker.pid for worker in parent.started))]
 
 
 # -- what may take long ------------------------------------------------------------------------------------------------
@@ -276,21 +274,16 @@ def test_a_long_look_at_all_processes_does_not_hold_up_the_loop(
         return list_descendants(root, keep=keep)
 
     monkeypatch.setattr(processes, "list_descendants", look)
-    ended: list[WorkerEnd] = []
-    pool = make_pool(parent, [], ended)
-    start_sleepers(pool, 2)
+    parent.start_sleepers(2)
     parent.loop.call_later(0.05, has_turned.set)
-    sweep(parent, pool)
-    assert {end.code for end in ended} == {-signal.SIGKILL}
+    parent.sweep()
+    assert {end.code for end in parent.ended} == {-signal.SIGKILL}
 
 
 def test_what_was_collected_during_a_look_is_not_killed(parent: Parent, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its number may be another process's by then."""
-    started: list[LiveWorker] = []
-    ended: list[WorkerEnd] = []
-    pool = make_pool(parent, started, ended)
-    start_sleepers(pool, 2)
-    pids = [worker.pid for worker in started]
+    parent.start_sleepers(2)
+    pids = [worker.pid for worker in parent.started]
     killed: list[list[int]] = []
     send_signal = processes.send_signal
 
@@ -302,14 +295,14 @@ def test_what_was_collected_during_a_look_is_not_killed(parent: Parent, monkeypa
         if not killed:
             os.kill(pids[0], signal.SIGKILL)
             wait_until_over = time.monotonic() + 30
-            while len(ended) < 1 and time.monotonic() < wait_until_over:
+            while len(parent.ended) < 1 and time.monotonic() < wait_until_over:
                 time.sleep(0.001)
             return pids
         return []
 
     monkeypatch.setattr(processes, "send_signal", record)
     monkeypatch.setattr(processes, "list_descendants", look)
-    sweep(parent, pool)
+    parent.sweep()
     assert killed[0] == [pids[1]]
 
 
@@ -318,11 +311,9 @@ def test_a_look_without_a_thread_left_happens_all_the_same(parent: Parent, monke
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    ended: list[WorkerEnd] = []
-    pool = make_pool(parent, [], ended)
-    start_sleepers(pool, 2)
-    sweep(parent, pool)
-    assert len(ended) == 2
+    parent.start_sleepers(2)
+    parent.sweep()
+    assert len(parent.ended) == 2
 
 
 def test_an_error_of_a_look_is_raised_on_the_loop(parent: Parent, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,8 +321,7 @@ def test_an_error_of_a_look_is_raised_on_the_loop(parent: Parent, monkeypatch: p
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     monkeypatch.setattr(processes, "list_descendants", look)
-    pool = make_pool(parent, [], [])
-    pool.sweep(lambda: pytest.fail("not swept"), lambda pids: pytest.fail(f"{pids} did not end"), limit_s=60.0)
+    parent.pool.sweep(lambda: pytest.fail("not swept"), lambda pids: pytest.fail(f"{pids} did not end"), limit_s=60.0)
     with pytest.raises(OSError, match="Too many open files"):
         parent.turn_until(lambda: False)
 
@@ -339,10 +329,8 @@ def test_an_error_of_a_look_is_raised_on_the_loop(parent: Parent, monkeypatch: p
 def test_a_program_whose_disk_hangs_does_not_hold_up_the_loop(parent: Parent, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cold, "_EXEC_LIMIT_S", 0.05)
     monkeypatch.setattr(os, "execvpe", lambda *_: time.sleep(1000))
-    started: list[LiveWorker] = []
-    pool = make_pool(parent, started, [])
-    start_sleepers(pool, 3)
-    assert [worker.local_rank for worker in started] == [0, 1, 2]
+    parent.start_sleepers(3)
+    assert [worker.local_rank for worker in parent.started] == [0, 1, 2]
 
 
 SHOW = "grep -E 'Sig(Blk|Ign)' /proc/self/status; ls -x /proc/self/fd; cut -d ' ' -f 6 /proc/$$/stat"
@@ -414,13 +402,10 @@ def test_an_exec_that_fails_after_the_limit_is_a_worker_that_fails(
     monkeypatch.setattr(cold, "_EXEC_LIMIT_S", 0.05)
     monkeypatch.setattr(processes, "close_all_but", lambda *_: None)
     monkeypatch.setattr(os, "execvpe", exec_late)
-    started: list[LiveWorker] = []
-    ended: list[WorkerEnd] = []
-    pool = make_pool(parent, started, ended)
-    start_sleepers(pool, 1)
-    assert len(started) == 1
+    parent.start_sleepers(1)
+    assert len(parent.started) == 1
     os.write(pass_limit, b"!")
-    parent.turn_until(lambda: ended)
-    assert ended[0].code == 127
+    parent.turn_until(lambda: parent.ended)
+    assert parent.ended[0].code == 127
     os.close(has_limit_passed)
     os.close(pass_limit)

@@ -1,12 +1,11 @@
 """A restart waits for its devices' memory: by a library that has NVML's interface and is built here."""
 
 import os
-import sys
 import threading
 import time
 from pathlib import Path
 
-from harness import run_tree, wait_until
+from harness import AGENT, run_tree, wait_until
 
 GIB = 1 << 30
 SCRIPT = """\
@@ -33,7 +32,7 @@ def test_workers_start_again_when_the_memory_of_those_that_were_killed_is_free(n
 
     driver = threading.Thread(target=free)
     driver.start()
-    argv = [sys.executable, "-m", "muster.agent", "--standalone", "--nproc-per-node", "1", "--max-restarts", "1"]
+    argv = [*AGENT, "--standalone", "--nproc-per-node", "1", "--max-restarts", "1"]
     outcome = run_tree([*argv, "--no-python", "sh", str(tmp_path / "train.sh")], env=env, cwd=tmp_path)
     driver.join()
     assert (outcome.exit_code, outcome.leftovers) == (0, ()), outcome.explain()

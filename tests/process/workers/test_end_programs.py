@@ -15,12 +15,11 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from end_programs import END_PROGRAMS, EndProgram
+from end_programs import LIGHT, TORCH, EndProgram
 from fidelity import Probe, Shown, expect_same, run_started, start_plainly
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
-LIGHT = {name: program for name, program in END_PROGRAMS.items() if not program.needs_torch}
-WITH_TORCH = {name: program for name, program in END_PROGRAMS.items() if HAS_TORCH and program.needs_torch}
+WITH_TORCH = TORCH if HAS_TORCH else {}
 PRELOAD = (
     *("asyncio", "atexit", "builtins", "concurrent.futures", "contextlib", "ctypes", "functools", "gzip", "json"),
     *("logging.handlers", "multiprocessing", "pathlib", "shelve", "sqlite3", "socket", "subprocess", "tempfile"),
@@ -165,7 +164,7 @@ def test_it_ends_alike_with_torch(name: str, ended_with_torch: Mapping[tuple[str
 
 
 def compare_warm(name: str, ended: Mapping[tuple[str, str], Ended]) -> None:
-    plain, warm, program = ended["plain", name], ended["warm", name], END_PROGRAMS[name]
+    plain, warm, program = ended["plain", name], ended["warm", name], {**LIGHT, **TORCH}[name]
     expect_same("plain", replace(plain, stderr=warm.stderr) if program.shows_frames else plain, "warm", warm)
     assert plain.files == warm.files
     assert (plain.called_exit and not warm.called_exit) == program.early

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-import venv
 from pathlib import Path
 
 import pytest
@@ -201,17 +200,6 @@ def test_a_start_up_hook_runs_as_in_plain_python(tmp_path: Path) -> None:
 def test_start_up_hooks_that_a_fork_would_break_start_cold(text: str, reason: str, tmp_path: Path) -> None:
     env = write_site(tmp_path / "site", text)
     expect_cold(Probe(target="exits.py", args=("zero",), env=env), reason, tmp_path)
-
-
-def test_a_profiler_of_a_pth_file_starts_cold(tmp_path: Path) -> None:
-    """Coverage starts like this: by a line of a .pth file in site-packages, run before any script."""
-    venv.create(tmp_path / "env", with_pip=False)
-    (packages,) = (tmp_path / "env").glob("lib/python*/site-packages")
-    (packages / "profiler.pth").write_text("import sys; sys.setprofile(lambda *_: None)\n")
-    env = {"PYTHONPATH": str(PROBES.parents[2])}
-    python = str(tmp_path / "env" / "bin" / "python")
-    probe = Probe(target="exits.py", args=("zero",), env=env, python=python)
-    expect_cold(probe, "a profiler, debugger or coverage tool is active", tmp_path)
 
 
 def expect_cold(probe: Probe, reason: str, folder: Path) -> None:

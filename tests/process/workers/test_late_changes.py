@@ -44,8 +44,7 @@ def test_what_a_package_sets_holds_as_in_a_cold_start(package: Path, source: str
 
 def test_a_change_that_comes_too_late_is_said_once(package: Path) -> None:
     (package / "pkg" / "__init__.py").write_text(HIDDEN)
-    outcome = run(package, "-m", "pkg.main")
-    assert outcome.exit_code == 0, outcome.explain()
+    outcome = run(package, "-m", "pkg.main").check()
     line = "program sets OMP_NUM_THREADS,"
     assert outcome.stderr.count(line) == 1, outcome.explain()
     assert "--start cold" in outcome.stderr
@@ -79,8 +78,7 @@ def test_a_folder_with_another_module_makes_workers_start_cold(tmp_path: Path) -
     inserted = "import os, sys\nROOT = os.path.dirname(os.path.abspath(__file__))\n"
     inserted += "sys.path.insert(0, os.path.join(ROOT, 'libs'))\n"
     (tmp_path / "main.py").write_text(inserted + SHOW)
-    outcome = run(tmp_path, "main.py")
-    assert outcome.exit_code == 1
+    outcome = run(tmp_path, "main.py").check(1)
     assert "inserts the folder" in " ".join(outcome.stderr.split())
     assert "shadowed" in outcome.stderr
 

@@ -1,10 +1,9 @@
 """--run-path."""
 
 import os
-import sys
 from pathlib import Path
 
-from harness import run_tree
+from harness import AGENT, run_tree
 
 
 def test_run_path_with_each_method(tmp_path: Path) -> None:
@@ -13,8 +12,7 @@ def test_run_path_with_each_method(tmp_path: Path) -> None:
     for method in ("spawn", "fork", "forkserver"):
         logs = tmp_path / method
         flags = ["--standalone", "--run-path", "--start-method", method, "--log-dir", str(logs)]
-        outcome = run_tree([sys.executable, "-m", "muster.agent", *flags, str(script), "a"], env=dict(os.environ))
-        assert outcome.exit_code == 0, outcome.explain()
+        outcome = run_tree([*AGENT, *flags, str(script), "a"], env=dict(os.environ)).check()
         assert "__main__ ['a'] None" in outcome.stdout
         (events,) = logs.glob("*/events.jsonl")
         assert ('"how": "warm"' in events.read_text()) is (method != "spawn")

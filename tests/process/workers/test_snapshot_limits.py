@@ -28,8 +28,7 @@ def list_lines(outcome: Outcome) -> list[str]:
 def test_a_state_that_a_nearly_full_cgroup_has_no_room_for_is_refused_and_a_smaller_one_kept(tmp_path: Path) -> None:
     """Nothing is killed: 3 x 150 MB would be more than the group's limit."""
     with memory_cgroup(600 << 20) as group:
-        outcome = run_tree(join(group, *build("states.py", "150000000", "2000000")), cwd=tmp_path)
-    assert outcome.exit_code == 0, outcome.explain()
+        outcome = run_tree(join(group, *build("states.py", "150000000", "2000000")), cwd=tmp_path).check()
     assert outcome.stdout == "rank 0 continues 15 right\nrank 0 done\n", outcome.explain()
     refused, continued = list_lines(outcome)
     size, total, allowed = re.fullmatch(REFUSED, refused).groups()  # type: ignore[union-attr]
@@ -47,8 +46,7 @@ def test_the_second_job_of_a_machine_gets_what_the_first_has_left(tmp_path: Path
             first.wait_for_line("rank 0 stays")
             second = run_tree(join(group, *build("states.py", "90000000", "2000000")), cwd=tmp_path)
             (tmp_path / "go").touch()
-            outcome = first.wait()
-        assert outcome.exit_code == 0, outcome.explain()
+            outcome = first.wait().check()
         assert list_lines(outcome) == [], outcome.explain()
         assert second.exit_code == 0, second.explain()
         refused, continued = list_lines(second)
@@ -60,8 +58,7 @@ def test_the_second_job_of_a_machine_gets_what_the_first_has_left(tmp_path: Path
 def test_without_memory_files_one_line_says_so_and_the_job_goes_on(tmp_path: Path) -> None:
     """As under a seccomp profile that does not have the system call."""
     refuse = [sys.executable, str(TESTS / "no_system_call.py"), str(MEMFD_CREATE)]
-    outcome = run_tree([*refuse, *build("stranger.py", "nothing")], cwd=tmp_path)
-    assert outcome.exit_code == 0, outcome.explain()
+    outcome = run_tree([*refuse, *build("stranger.py", "nothing")], cwd=tmp_path).check()
     assert outcome.stdout == "loaded None, and went on\n", outcome.explain()
     (line,) = [line for line in outcome.stderr.splitlines() if "no status page" in line]
     assert "no status page ([Errno 1] " in line
@@ -69,8 +66,7 @@ def test_without_memory_files_one_line_says_so_and_the_job_goes_on(tmp_path: Pat
 
 @pytest.mark.parametrize("how", [pytest.param("user", marks=needs_two_users), "namespace"])
 def test_a_worker_that_cannot_open_the_agents_files_says_so_and_goes_on(how: str, tmp_path: Path) -> None:
-    outcome = run_tree(build("stranger.py", how), cwd=tmp_path)
-    assert outcome.exit_code == 0, outcome.explain()
+    outcome = run_tree(build("stranger.py", how), cwd=tmp_path).check()
     if "no user namespaces here" in outcome.stdout:
         pytest.skip("no user namespaces here")
     assert outcome.stdout == "loaded None, and went on\n", outcome.explain()

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import find_free_port, run_tree
+from harness import AGENT, find_free_port, run_tree
 
 PROGRAM = """
 import os, select, socket, sys
@@ -71,7 +71,6 @@ def test_a_script_may_name_its_own_store_and_make_groups_again(tmp_path: Path) -
     script.write_text(STORES)
     words = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "0", "--start", "warm"]
     ports = (str(find_free_port()), str(find_free_port()))
-    argv = [sys.executable, "-m", "muster.agent", *words, str(script), *ports]
-    outcome = run_tree(argv, timeout_s=200)
-    assert outcome.exit_code == 0, outcome.explain()
+    argv = [*AGENT, *words, str(script), *ports]
+    outcome = run_tree(argv, timeout_s=200).check()
     assert outcome.stdout.count("url 2") == 2, outcome.explain()

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from harness import Tree, run_tree
 
-PROGRAMS = Path(__file__).parents[2] / "programs"
 AGENT = (sys.executable, "-m", "muster.agent", "--start", "warm", "--tee", "3")
 
 
@@ -37,8 +36,7 @@ def test_successors_are_forked_while_the_old_workers_are_being_stopped(tmp_path:
     flags = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "1", "--shutdown-timeout", "90"]
     logs = str(tmp_path / "logs")
     with Tree([*AGENT, *flags, "--log-dir", logs, str(script), str(tmp_path / "is-deaf"), logs]) as tree:
-        outcome = tree.wait()
-    assert (outcome.exit_code, outcome.leftovers) == (0, ()), outcome.explain()
+        tree.wait().check()
     story = [event["what"] for event in read_events(tmp_path / "logs")]
     broken = story.index("round_broken")
     order = [story.index(what, broken) for what in ("workers_parked", "workers_stopped", "worker_released")]
@@ -80,8 +78,7 @@ def test_the_warning_about_forks_of_processes_with_threads_may_be_an_error(
     python = [sys.executable, "-W", "error", *AGENT[1:]]
     flags = ["--standalone", "--nproc-per-node", "2", "--max-restarts", "1", "--preload", "preloaded"]
     env = {**os.environ, "PYTHONPATH": str(tmp_path), "OPENBLAS_NUM_THREADS": "3", "OMP_NUM_THREADS": "3"}
-    outcome = run_tree([*python, *flags, "--log-dir", str(tmp_path / "logs"), str(script)], env=env)
-    assert (outcome.exit_code, outcome.leftovers) == (0, ()), outcome.explain()
+    outcome = run_tree([*python, *flags, "--log-dir", str(tmp_path / "logs"), str(script)], env=env).check()
     assert "DeprecationWarning" not in outcome.stderr + outcome.stdout
     assert "1 restart " in outcome.stderr, outcome.explain()
     events = read_events(tmp_path / "logs")

@@ -3,14 +3,13 @@
 import json
 import os
 import re
-import sys
 from pathlib import Path
 
 import pytest
 from fidelity import PROBES, Probe, build_env, run_plainly, run_started
-from harness import Outcome, run_tree
+from harness import AGENT, Outcome, run_tree
 
-from muster.agent.placement.machine import parse_ranges
+from muster.agent.placement.affinity import parse_ranges
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600), pytest.mark.usefixtures("gpus")]
 BOTH = pytest.mark.parametrize("how", ["cold", "warm"])
@@ -20,7 +19,7 @@ ENV = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 def run_agent(how: str, script: str, log_dir: Path, *flags: str, **env: str) -> Outcome:
     """A whole agent on one node."""
-    command = [sys.executable, "-m", "muster.agent", "--standalone", "--start", how, "--log-dir", str(log_dir)]
+    command = [*AGENT, "--standalone", "--start", how, "--log-dir", str(log_dir)]
     words = [*command, "--tee", "3", *flags, str(PROBES / script)]
     return run_tree(words, env=build_env({**ENV, **env}), timeout_s=280)
 
@@ -98,8 +97,7 @@ def test_random_states_of_the_device(tmp_path: Path) -> None:
 @BOTH
 def test_nccl_before_and_after_a_restart(how: str, gpus: list[str], tmp_path: Path) -> None:
     """Also: there are as many workers as GPUs, and neither agent nor guard has a CUDA context."""
-    outcome = run_agent(how, "nccl_sum.py", tmp_path, "--nproc-per-node", "gpu", "--max-restarts", "1")
-    assert (outcome.exit_code, outcome.leftovers) == (0, ()), outcome.explain()
+    outcome = run_agent(how, "nccl_sum.py", tmp_path, "--nproc-per-node", "gpu", "--max-restarts", "1").check()
     count = len(gpus)
     for attempt in (0, 1):
         line = f"attempt {attempt} sum {float(count)} of {count} contexts ['worker'] files []"
@@ -111,14 +109,12 @@ def test_nccl_before_and_after_a_restart(how: str, gpus: list[str], tmp_path: Pa
 def test_visible_devices_count(kind: str, gpus: list[str], tmp_path: Path) -> None:
     flags = ("--nproc-per-node", kind)
     for number, (visible, count) in enumerate(((",".join(map(str, range(len(gpus)))), len(gpus)), ("0", 1))):
-        outcome = run_agent("cold", "affinity.py", tmp_path / str(number), *flags, CUDA_VISIBLE_DEVICES=visible)
-        assert outcome.exit_code == 0, outcome.explain()
+        outcome = run_agent("cold", "affinity.py", tmp_path / str(number), *flags, CUDA_VISIBLE_DEVICES=visible).check()
         assert len(re.findall(r"cpus \d+ ", outcome.stdout)) == count, outcome.explain()
 
 
 def test_no_visible_device_is_a_usage_error(tmp_path: Path) -> None:
-    outcome = run_agent("warm", "affinity.py", tmp_path, "--nproc-per-node", "gpu", CUDA_VISIBLE_DEVICES="")
-    assert outcome.exit_code == 2, outcome.explain()
+    outcome = run_agent("warm", "affinity.py", tmp_path, "--nproc-per-node", "gpu", CUDA_VISIBLE_DEVICES="").check(2)
     assert "finds no GPU" in outcome.stderr
 
 
@@ -139,8 +135,7 @@ def test_workers_are_bound_to_the_cpus_near_their_gpu(gpus: list[str], tmp_path:
     seen = []
     for how in ("cold", "warm"):
         flags = ("--nproc-per-node", "gpu", "--numa-binding", "node")
-        outcome = run_agent(how, "affinity.py", tmp_path / how, *flags)
-        assert outcome.exit_code == 0, outcome.explain()
+        outcome = run_agent(how, "affinity.py", tmp_path / how, *flags).check()
         assert read_ways(tmp_path / how) == [how] * len(gpus)
         rows = sorted(re.findall(r"cpus (\d+) ([\d ]+) threads (\d+)", outcome.stdout), key=lambda row: int(row[0]))
         assert [[int(cpu) for cpu in cpus.split()] for _, cpus, _ in rows] == expected, outcome.explain()

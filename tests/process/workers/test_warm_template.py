@@ -3,12 +3,11 @@
 import contextlib
 import json
 import os
-import resource
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -87,6 +86,11 @@ class Agent:
         self.turn_until(lambda: len(self.started) == nproc and all(p in self.ended for p in self.started.values()))
         return [self.ended[pid] for _, pid in sorted(self.started.items())]
 
+    def run(self, codes: Sequence[int] = (40, 41)) -> None:
+        """Start workers that end with these codes."""
+        self.start(len(codes))
+        assert self.wait_for_end(len(codes)) == list(codes)
+
     @property
     def template_pid(self) -> int:
         assert self.starter._template is not None
@@ -134,9 +138,15 @@ def script(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_parked_workers_are_used_and_the_template_survives(make_agent: Callable[..., Agent], script: str) -> None:
-    agent = make_agent(script)
-    agent.turn_until(lambda: agent.has("workers_parked"))
+@pytest.fixture
+def agent(make_agent: Callable[..., Agent], script: str) -> Agent:
+    """One with two parked workers."""
+    made = make_agent(script)
+    made.turn_until(lambda: made.has("workers_parked"))
+    return made
+
+
+def test_parked_workers_are_used_and_the_template_survives(agent: Agent) -> None:
     template, parked = agent.template_pid, {one.pid for one in agent.starter._parked}
     assert len(parked) == 2
     keep = agent.starter.list_own_pids()
@@ -146,31 +156,25 @@ def test_parked_workers_are_used_and_the_template_survives(make_agent: Callable[
     assert agent.wait_for_end() == [40, 41]
     agent.starter.park(2)
     agent.turn_until(lambda: agent.has("workers_parked", 2))
-    agent.start()
-    assert agent.wait_for_end() == [40, 41]
+    agent.run()
     assert agent.template_pid == template
     assert agent.ways == ["warm"] * 4
     (ready,) = (record for record in agent.records if record["what"] == "template_ready")
     assert 0 < ready["pss_bytes"] <= ready["rss_bytes"]  # type: ignore[operator]
 
 
-def test_a_parked_worker_that_died_is_replaced(make_agent: Callable[..., Agent], script: str) -> None:
-    agent = make_agent(script)
-    agent.turn_until(lambda: agent.has("workers_parked"))
+def test_a_parked_worker_that_died_is_replaced(agent: Agent) -> None:
     first, second = (one.pid for one in agent.starter._parked)
     os.kill(first, signal.SIGKILL)
     agent.turn_until(lambda: first not in agent.children._callbacks)
-    agent.start()
-    assert agent.wait_for_end() == [40, 41]
+    agent.run()
     assert second in agent.started.values()
     assert agent.ways == ["warm", "warm"]
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_an_intermediate_waits_for_the_next_forks(make_agent: Callable[..., Agent], script: str, killed: bool) -> None:
+def test_an_intermediate_waits_for_the_next_forks(agent: Agent, killed: bool) -> None:
     """It is the template's child, and the workers it forks the agent's; one that was killed costs a fork."""
-    agent = make_agent(script)
-    agent.turn_until(lambda: agent.has("workers_parked"))
 
     def list_intermediates() -> list[int]:
         found = list_processes().items()
@@ -184,27 +188,20 @@ def test_an_intermediate_waits_for_the_next_forks(make_agent: Callable[..., Agen
     agent.starter.park(4)
     agent.turn_until(lambda: agent.has("workers_parked", 2))
     assert intermediate not in list_processes()
-    agent.start(4)
-    assert agent.wait_for_end(4) == [40, 41, 42, 43]
+    agent.run([40, 41, 42, 43])
     assert agent.ways == ["warm"] * 4
     assert agent.notices == []
 
 
-def test_more_than_were_parked_and_fewer(make_agent: Callable[..., Agent], script: str) -> None:
-    agent = make_agent(script)
-    agent.turn_until(lambda: agent.has("workers_parked"))
-    agent.start(5)
-    assert agent.wait_for_end(5) == [40, 41, 42, 43, 44]
+def test_more_than_were_parked_and_fewer(agent: Agent) -> None:
+    agent.run([40, 41, 42, 43, 44])
     agent.starter.park(4)
     agent.turn_until(lambda: len(agent.starter._parked) == 4)
-    agent.start(1)
-    assert agent.wait_for_end(1) == [40]
+    agent.run([40])
     wait_until(lambda: agent.children.reap() or list_children() == [agent.template_pid], what="the end of the others")
 
 
-def test_a_sweep_spares_workers_being_forked(make_agent: Callable[..., Agent], script: str) -> None:
-    agent = make_agent(script)
-    agent.turn_until(lambda: agent.has("workers_parked"))
+def test_a_sweep_spares_workers_being_forked(agent: Agent) -> None:
     agent.start()
     agent.wait_for_end()
     for count in range(2, 8):
@@ -217,30 +214,6 @@ def test_a_sweep_spares_workers_being_forked(make_agent: Callable[..., Agent], s
         agent.start()
         assert set(agent.started.values()) == parked
         assert agent.wait_for_end() == [40, 41]
-
-
-def test_no_descriptor_left_is_a_failed_start_and_the_next_one_is_warm(
-    make_agent: Callable[..., Agent], script: str
-) -> None:
-    agent = make_agent(script)
-    agent.turn_until(lambda: agent.has("workers_parked"))
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    highest = max(map(int, os.listdir("/proc/self/fd")))
-    with ExitStack() as stack:
-        while (filler := os.dup(0)) <= highest:  # this process may have inherited a high one, with free numbers below
-            stack.callback(os.close, filler)
-        stack.callback(os.close, filler)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (filler + 3, hard))
-        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
-        agent.starter.park(40)
-        agent.start(42)
-    assert set(agent.started) == {0, 1}
-    assert set(agent.failed.values()) == {"cannot make sockets for 40 workers: Too many open files"}
-    assert sorted(agent.failed) == list(range(2, 42))
-    assert agent.wait_for_end() == [40, 41]
-    agent.start()
-    assert agent.wait_for_end() == [40, 41]
-    assert agent.ways == ["warm"] * 4
 
 
 CLIENT = """
@@ -384,34 +357,25 @@ def test_cancelled_starts_do_not_happen(make_agent: Callable[..., Agent], script
     agent.starter.cancel()
     agent.turn_until(lambda: agent.has("workers_parked"))
     assert (agent.started, agent.ways) == ({}, [])
-    agent.start()
-    assert agent.wait_for_end() == [40, 41]
+    agent.run()
 
 
-def test_a_dead_template_is_started_again_and_workers_start_cold_meanwhile(
-    make_agent: Callable[..., Agent], script: str
-) -> None:
-    agent = make_agent(script)
-    agent.turn_until(lambda: agent.has("workers_parked"))
+def test_a_dead_template_is_started_again_and_workers_start_cold_meanwhile(agent: Agent) -> None:
     agent.start()
     agent.wait_for_end()
     first = agent.template_pid
     os.kill(first, signal.SIGKILL)
     agent.turn_until(lambda: first not in agent.children._callbacks)
-    agent.start()
-    assert agent.wait_for_end() == [40, 41]
+    agent.run()
     assert agent.ways == ["warm", "warm", "cold", "cold"]
     assert any("template was ended" in notice for notice in agent.notices)
     agent.turn_until(lambda: agent.has("template_ready", 2))
-    agent.start()
-    assert agent.wait_for_end() == [40, 41]
+    agent.run()
     assert agent.ways[4:] == ["warm", "warm"]
     assert agent.template_pid != first
 
 
-def test_a_template_that_dies_while_asked_to_fork(make_agent: Callable[..., Agent], script: str) -> None:
-    agent = make_agent(script)
-    agent.turn_until(lambda: agent.has("workers_parked"))
+def test_a_template_that_dies_while_asked_to_fork(agent: Agent) -> None:
     os.kill(agent.template_pid, signal.SIGSTOP)
     agent.start(4)
     assert len(agent.started) == 2
@@ -448,32 +412,9 @@ def test_a_module_that_blocks_the_template_for_ever(
 ) -> None:
     (tmp_path / "odd.py").write_text(source)
     agent = make_agent(script, preload="odd")
-    agent.start()
-    assert agent.wait_for_end() == [40, 41]
+    agent.run()
     assert [f"still for 1 s {where}, " in each for each in agent.notices] == [True]
     wait_until(lambda: agent.children.reap() or not list_children(), what="the end of everything")
-
-
-SLOW_IMPORT = r"""
-import subprocess, sys
-subprocess.run([sys.executable, "-c", "import os, sys\nwhile not os.path.exists(sys.argv[1]): pass", {!r}], check=True)
-"""
-
-
-@pytest.mark.soak
-@pytest.mark.long
-def test_an_import_that_waits_for_a_program_at_work_is_waited_for(
-    make_agent: Callable[..., Agent], script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It builds an extension, for example: three times the limit."""
-    monkeypatch.setattr(stall_watch, "LOOK_S", 0.1)
-    monkeypatch.setattr(stall_watch, "IMPORT_LIMIT_S", 3.0)  # a busy machine may let it stand still for a second
-    (tmp_path / "odd.py").write_text(SLOW_IMPORT.format(str(tmp_path / "built")))
-    agent = make_agent(script, preload="odd")
-    agent.start()
-    agent.loop.call_later(9.0, (tmp_path / "built").touch)
-    assert agent.wait_for_end() == [40, 41]
-    assert (agent.ways, agent.notices) == (["warm", "warm"], [])
 
 
 def test_a_template_that_dies_importing_is_not_tried_again(make_agent: Callable[..., Agent], tmp_path: Path) -> None:
@@ -481,11 +422,10 @@ def test_a_template_that_dies_importing_is_not_tried_again(make_agent: Callable[
     script = tmp_path / "main.py"
     script.write_text("import sys\nsys.exit(3)\n")
     agent = make_agent(str(script), preload="fatal")
-    agent.start()
-    assert agent.wait_for_end() == [3, 3]
+    agent.run([3, 3])
     assert agent.ways == ["cold", "cold"]
     [notice] = agent.notices
-    assert notice.endswith("importing fatal: no such luck")
+    assert notice.endswith("no such luck")
 
 
 FAKE_TORCH = """
@@ -516,10 +456,8 @@ def test_imports_that_make_forking_unsafe(
     script = tmp_path / "main.py"
     script.write_text("import sys\nsys.exit(3)\n")
     agent = make_agent(str(script), preload="odd")
-    agent.start()
-    assert agent.wait_for_end() == [3, 3]
-    agent.start()
-    assert agent.wait_for_end() == [3, 3]
+    agent.run([3, 3])
+    agent.run([3, 3])
     assert agent.ways == ["cold"] * 4
     assert reason in agent.notices[-1]
     assert sum("workers start cold" in notice for notice in agent.notices) == 1
@@ -529,8 +467,7 @@ def test_a_module_that_does_not_exist_is_reported_and_left_to_the_workers(
     make_agent: Callable[..., Agent], script: str
 ) -> None:
     agent = make_agent(script, preload="no_such_module,json")
-    agent.start()
-    assert agent.wait_for_end() == [40, 41]
+    agent.run()
     assert agent.ways == ["warm", "warm"]
     assert ["preload no_such_module: ModuleNotFoundError: " in each for each in agent.notices] == [True]
 
@@ -613,11 +550,7 @@ def test_imports_warn_as_the_programs_own_would(before: str, shown: list[str], t
         ),
     ],
 )
-def test_workers_that_a_fork_cannot_become_start_cold(
-    changes: dict[str, object], reason: str, make_agent: Callable[..., Agent], script: str
-) -> None:
-    agent = make_agent(script)
-    agent.turn_until(lambda: agent.has("workers_parked"))
+def test_workers_that_a_fork_cannot_become_start_cold(changes: dict[str, object], reason: str, agent: Agent) -> None:
     spec = {"local_rank": 0, "program": agent.program, "env": {**ENV, "RANK": "0"}, **changes}
     agent.starter.start([WorkerSpec(**spec)], agent.record_start, agent.failed.__setitem__)  # type: ignore[arg-type]
     assert agent.wait_for_end(1) == [40]
@@ -627,8 +560,7 @@ def test_workers_that_a_fork_cannot_become_start_cold(
 
 def test_a_command_starts_cold_without_a_template(make_agent: Callable[..., Agent]) -> None:
     agent = make_agent("true", kind="command")
-    agent.start()
-    assert agent.wait_for_end() == [0, 0]
+    agent.run([0, 0])
     assert (agent.ways, agent.starter._template) == (["cold", "cold"], None)
 
 

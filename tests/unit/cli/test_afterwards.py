@@ -3,9 +3,10 @@
 import json
 import os
 import re
-from dataclasses import replace
+from collections.abc import Iterable
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -15,12 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muster._shared.control import CommandExit, ControlError
+from muster._shared.reports import Failure, Report
 from muster.cli import commands
 from muster.cli.history import sources
 from muster.cli.history.clocks import place, show_clock
 from muster.cli.history.page import BUCKETS, build_data, build_page
 from muster.cli.history.sentences import tell_story
-from muster.cli.history.sources import parse_files
+from muster.cli.history.sources import JobRecords, parse_files
 from muster.cli.history.story import PHASES, Story, tell
 from muster.schedulers.wording.reasons import Code, Reason
 from muster.schedulers.wording.words import word
@@ -40,8 +42,13 @@ def make_job(scale: int = 20) -> Job:
     return job
 
 
-def tell_job(job: Job) -> Story:
-    return tell("job", place(parse_files(iter(job.list_files()))))
+def tell_job(job: Job, **more: Any) -> Story:
+    return tell_files(job.list_files(), **more)
+
+
+def tell_files(files: Iterable[tuple[str, bytes]], **more: Any) -> Story:
+    events = parse_files(iter(files))
+    return tell(JobRecords(**{"name": "job", "events": events, **more}), place(events))
 
 
 def write_folder(job: Job, folder: Path, run: str = "run") -> Path:
@@ -260,7 +267,7 @@ def test_a_restart_of_which_there_is_no_record_is_told() -> None:
     job = Job()
     job.start()
     job.end()
-    told = tell_story(replace(tell_job(job), scheduler_restarts=2))[1]
+    told = tell_story(tell_job(job, restarts=2))[1]
     assert told == "Its scheduler has counted 2 restarts, and no record says why."
 
 
@@ -399,7 +406,7 @@ def test_a_job_that_its_scheduler_stops_is_interrupted_and_may_go_on(state, reas
     for agent in job.agents:
         agent.write(job.at_s, "signal", name="SIGTERM", guard_died=False)
         agent.write(job.at_s + 1.0, "job_ended", succeeded=False, drained=True, reason="")
-    story = replace(tell_job(job), scheduler_state=state, scheduler_reasons=reasons)
+    story = tell_job(job, scheduler_state=state, scheduler_reasons=reasons)
     course, interruptions, _ = tell_story(story)
     assert course.endswith(end)
     assert course.startswith("The job ran for " if has_ended else "The job has run for ")
@@ -411,10 +418,10 @@ def test_of_a_job_without_an_end_its_scheduler_is_believed() -> None:
     job = Job(count=2)
     job.start()
     job.step(20)
-    story = replace(tell_job(job), scheduler_state="FAILED", scheduler_reasons=(CANCELLED,))
+    story = tell_job(job, scheduler_state="FAILED", scheduler_reasons=(CANCELLED,))
     says = f"and no record says that it has ended; its scheduler says FAILED: {word(CANCELLED)}."
     assert tell_story(story)[0].endswith(says)
-    assert tell_story(replace(story, scheduler_state="RUNNING"))[0].endswith("and no record says that it has ended.")
+    assert tell_story(tell_job(job, scheduler_state="RUNNING"))[0].endswith("and no record says that it has ended.")
 
 
 def test_a_job_that_failed_by_itself_or_that_a_person_stopped_was_not_told_to_stop() -> None:
@@ -425,7 +432,7 @@ def test_a_job_that_failed_by_itself_or_that_a_person_stopped_was_not_told_to_st
         agent.write(job.at_s, "job_ended", succeeded=False, drained=False, reason="rank 1 exited with code 1")
         agent.write(job.at_s + 1.0, "signal", name="SIGTERM", guard_died=False)
     failed = Reason(code=Code.JOB_FAILED, text="rank 1 on node 1 exited with code 1")
-    story = replace(tell_job(job), scheduler_state="FAILED", scheduler_reasons=(failed,))
+    story = tell_job(job, scheduler_state="FAILED", scheduler_reasons=(failed,))
     assert tell_story(story)[0].endswith("and did not succeed: rank 1 exited with code 1.")
     assert tell_story(story)[1] == "Nothing interrupted it."
 
@@ -605,7 +612,7 @@ def test_two_incarnations_are_one_job() -> None:
             if "ahead_s" in line["detail"]:
                 line["detail"]["ahead_s"] += 0.0
     files = [*first.list_files(), *((f"{name}b", content) for name, content in second.list_files())]
-    story = tell("job", place(parse_files(iter(files))))
+    story = tell_files(files)
     assert (story.incarnations, len(story.nodes)) == (2, 2)
     assert story.end_s - story.start_s == pytest.approx(500.0 + second.at_s, abs=1.0)
     assert sum(story.buckets.values()) == pytest.approx(story.end_s - story.start_s, abs=0.01)
@@ -670,9 +677,9 @@ def test_nothing_of_a_log_can_end_the_script_and_nothing_is_loaded() -> None:
     evil = "</script><script>alert(1)</script><!-- @DATA@ \u2028 <img src=x onerror=alert(1)>"
     job.agents[0].lines[0]["detail"]["host"] = evil
     job.fail(evil)
-    story = tell(evil, place(parse_files(iter(job.list_files()))))
-    report = {"failures": [{"reason": evil, "exception": evil, "traceback": evil}]}
-    text = build_page(story, report)
+    numbers = dict.fromkeys(("node", "node_index", "local_rank", "global_rank", "attempt", "round", "pid"), 1)
+    failure = Failure(**numbers, time_s=1.0, host=evil, reason=evil, exception=evil, traceback=evil)
+    text = build_page(tell_job(job, name=evil, report=Report(reason=evil, failures=(failure,))))
     page = Page(text)
     assert page.tags.count("script") == 2
     assert "img" not in page.tags
@@ -749,13 +756,11 @@ def test_a_timeline_is_written_and_said(tmp_path, capsys, monkeypatch) -> None:
 
 
 def test_a_name_that_is_no_unicode_ends_no_timeline(tmp_path) -> None:
-    folder = write_folder(make_job(), tmp_path / "logs")
-    failure = {"global_rank": 3, "traceback": "FileNotFoundError: data\udcff.bin"}
-    report = next(folder.rglob("events.jsonl")).with_name("report.json")
-    report.write_text(json.dumps({"failures": [failure]}))
+    job = make_job()
+    job.fail("no file data\udcff.bin")
     page = tmp_path / "page.html"
-    assert commands.main(["timeline", str(folder), "-o", str(page)]) == 0
-    assert r"FileNotFoundError: data\udcff.bin" in page.read_text()
+    assert commands.main(["timeline", str(write_folder(job, tmp_path / "logs")), "-o", str(page)]) == 0
+    assert "no file data" in page.read_text()
 
 
 def test_the_facts_of_a_timeline_as_json_and_what_a_failed_rank_left(tmp_path, capsys) -> None:

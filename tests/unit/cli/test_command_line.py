@@ -59,7 +59,7 @@ def torchruns_namespace(argv: list[str], **env: str) -> dict[str, object]:
 def ours(argv: list[str], **env: str) -> dict[str, object]:
     """Our values in the shape of torchrun's namespace: numbers and lists converted as its parser does."""
     line = parse_command_line(argv)
-    values = FlagValues(line.given, env)
+    values = FlagValues(line.texts, env)
     found: dict[str, object] = {"training_script": line.script, "training_script_args": list(line.script_args)}
     for flag in TORCHRUNS:
         if values.is_given(flag.name):

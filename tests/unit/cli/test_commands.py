@@ -5,32 +5,29 @@ import inspect
 import sys
 from collections.abc import Sequence
 from functools import partial
-from types import ModuleType
 from typing import get_type_hints
 
 import pytest
 
 from muster.cli import commands, operations, run_command
-from muster.cli.commands import COMMANDS, Command, build_parser, find_function, list_parsers, main
+from muster.cli.commands import COMMANDS, Command, build_parser, find_function, list_parsers, main, see
 from muster.cli.commands.completion import build_completion
-from muster.cli.output.log_command import LogQuery
+from muster.cli.log_command import LogQuery
 from muster.cli.rehearse.command import Request
 
 RECORDS = {"run": run_command.Given, "log": LogQuery, "rehearse": Request}
 """What has the options of commands with many."""
 
 
-def test_a_new_command_is_one_module_and_one_row(monkeypatch, capsys):
-    def add_arguments(parser):
+def test_a_new_command_is_one_function_and_one_row(monkeypatch, capsys):
+    def add_where(parser):
         parser.add_handle()
         parser.add_role()
         parser.add_json()
         parser.set_defaults(run=lambda *, handle, role, as_json: print(handle, role, as_json) or 4)
 
-    module = ModuleType("where")
-    module.add_arguments = add_arguments
-    monkeypatch.setitem(sys.modules, "muster.cli.commands.places", module)
-    monkeypatch.setitem(COMMANDS, "where", Command("See jobs", "name the machines of a job", "places"))
+    monkeypatch.setattr(see, "add_where", add_where, raising=False)
+    monkeypatch.setitem(COMMANDS, "where", Command("See jobs", "name the machines of a job"))
     assert main(["where", "train", "--json"]) == 4
     assert capsys.readouterr().out == "train None True\n"
     for words in (["--help"], ["where", "--help"]):
@@ -45,11 +42,11 @@ def test_a_new_command_is_one_module_and_one_row(monkeypatch, capsys):
     assert "mean 'where'?" in capsys.readouterr().err
 
 
-def test_only_the_module_of_the_command_is_loaded(monkeypatch):
+def test_only_the_module_of_its_group_is_loaded(monkeypatch):
     loaded = []
     monkeypatch.setattr(commands, "import_module", lambda name: loaded.append(name) or sys.modules[name])
     build_parser()  # all are in `sys.modules`
-    for words, names in ((["--help"], []), (["stop", "x"], ["muster.cli.commands.stop"])):
+    for words, names in ((["--help"], []), (["stop", "x"], ["muster.cli.commands.control"])):
         loaded.clear()
         build_parser(words)
         assert loaded == names

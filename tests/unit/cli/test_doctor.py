@@ -11,7 +11,7 @@ from muster.cli import overview
 from muster.cli.commands import main
 from muster.cli.doctor import command, services
 from muster.cli.doctor.command import format_observations
-from muster.cli.doctor.observations import Observation, Verdict, hide_credentials
+from muster.cli.doctor.machine import Observation, Verdict, hide_credentials
 from muster.schedulers.slurm.client import list_jobs
 from muster.schedulers.slurm.scheduler import SlurmScheduler
 from muster.schedulers.supervision.app_folder import AppFolder

@@ -16,8 +16,8 @@ from torchx.specs.api import ReplicaStatus
 
 from muster._shared.control import CommandExit, ControlError
 from muster.cli.commands import build_parser
-from muster.cli.exec.targets import find_targets
-from muster.schedulers.docker.engine.inside_stream import InsideStream
+from muster.cli.exec_command import find_targets
+from muster.schedulers.docker.sdk import InsideStream
 from muster.schedulers.errors import UnknownAppError
 from muster.schedulers.node_program import agents, served, session
 from muster.schedulers.node_program.frames import MAGIC, Channel, Kind, NodeError, pack
@@ -114,8 +114,8 @@ def test_which_nodes_are_meant() -> None:
         (
             build_facts([AppState.RUNNING], names=()),
             {},
-            "app runs no agents of muster: no node of it has workers",
-            CommandExit.REFUSED,
+            "app runs no agents of muster",
+            CommandExit.USAGE,
         ),
     ],
 )

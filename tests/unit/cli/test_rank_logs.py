@@ -9,7 +9,7 @@ from muster._shared.contract import FORMAT
 from muster.agent.runtime.event_log import ConsoleSink, EventLog
 from muster.agent.runtime.loop import SystemClock
 from muster.cli.history.sources import RankPlace, list_places, parse_files
-from muster.cli.output.log_command import (
+from muster.cli.log_command import (
     FILES,
     find_first_failure,
     find_rank,

@@ -53,14 +53,6 @@ def test_every_parameter_of_torchx_is_there_with_its_default(name: str) -> None:
         assert repr(ours.default) == repr(parameter.default)  # what --help shows
 
 
-@pytest.mark.parametrize(
-    "parameter", ["metadata", "rdzv_conf", "rdzv_port", "rdzv_backend", "tee", "start", "preload", "hang_timeout"]
-)
-@pytest.mark.parametrize("component", [dist.ddp, dist.torchrun])
-def test_parameters_of_either_line_are_there_on_both(component: Callable[..., Any], parameter: str) -> None:
-    assert parameter in inspect.signature(component).parameters
-
-
 @pytest.mark.torchx
 @pytest.mark.parametrize("name", THEIR_NAMES)
 @pytest.mark.parametrize(
@@ -239,9 +231,7 @@ def test_loglevel_is_the_callers_then_the_environments(monkeypatch: pytest.Monke
         (dist.spmd, {"j": "1:2xgpu", "h": GPU_HOST}, "1:2", "gpu"),
     ],
 )
-def test_what_a_bare_number_means(
-    component: Callable[..., Any], arguments: dict[str, str], nnodes: str, processes: str
-) -> None:
+def test_what_a_bare_number_means(component, arguments, nnodes, processes) -> None:
     app = component(script="main.py", **arguments)
     assert (flag(app, "--nnodes"), flag(app, "--nproc-per-node")) == (nnodes, processes)
 
@@ -355,9 +345,7 @@ def test_more_processes_than_the_default_host_has_gpus_come_with_advice() -> Non
         ("rank_order", "segment", ["--rank-order", "segment"]),
     ],
 )
-def test_what_has_no_flag_by_default_is_passed_on_where_it_is_given(
-    parameter: str, value: object, words: list[str]
-) -> None:
+def test_what_has_no_flag_by_default_is_passed_on_where_it_is_given(parameter, value, words) -> None:
     args = only_role(dist.ddp(script="main.py", **{parameter: value})).args
     at = args.index(words[0])
     assert args[at : at + len(words)] == words

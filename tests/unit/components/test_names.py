@@ -7,7 +7,7 @@ from torchx.components.dist import get_role_name
 from torchx.components.structured_arg import StructuredNameArgument
 from torchx.specs.finder import ComponentValidationException
 
-from muster.components.names import parse_names
+from muster.components.application import parse_names
 
 WORDS = st.text(alphabet="ab-_. 9é", min_size=1, max_size=6)
 NAMES = st.one_of(st.text(alphabet="ab/-.", max_size=8), st.text())

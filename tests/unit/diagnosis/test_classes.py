@@ -17,8 +17,8 @@ from muster._shared.reports import FailedCheck, Failure, OomEvidence, Report
 from muster.agent.diagnosis.classes import classify
 from muster.agent.diagnosis.kernel_log import KernelLine, KernelLog, find_kernel_lines, parse_kernel_text
 from muster.agent.diagnosis.report_text import format_report
-from muster.agent.rendezvous.verdicts.deciding import VerdictRules, decide_verdict
-from muster.agent.rendezvous.verdicts.restarts import Restarts
+from muster.agent.rendezvous.restarts import Restarts
+from muster.agent.rendezvous.verdicts import VerdictRules, decide_verdict
 
 SURE = OomEvidence(certain=True, limit_bytes=1 << 30, source="/sys/fs/cgroup/memory.events")
 GUESS = OomEvidence(certain=False, source="/proc/vmstat")

@@ -13,7 +13,7 @@ import pytest
 from doubles.samples import make_round
 
 from muster._shared.causes import name_class
-from muster._shared.contract import describe_end, describe_exit_code, name_signal
+from muster._shared.contract import describe_end, describe_exit_code
 from muster._shared.records import replace
 from muster._shared.reports import Failure, OomEvidence, Report
 from muster.agent.diagnosis.failures import FailedWorker, FailureBuilder, read_crash, read_files
@@ -67,6 +67,17 @@ def make_streams(error_file: str | None = None, stack_file: str | None = None) -
     )
 
 
+@pytest.fixture
+def error_file(tmp_path: Path) -> Path:
+    return tmp_path / "error.json"
+
+
+def write_error(path: Path, message: str, **more: str) -> WorkerStreams:
+    """The streams of a worker that has recorded this exception."""
+    path.write_text(json.dumps({"message": {"message": message, **({"extraInfo": more} if more else {})}}))
+    return make_streams(str(path))
+
+
 class FakeKernelLog:
     """It has one line, of some time."""
 
@@ -114,10 +125,9 @@ def make_failure(
         ("", None),
     ],
 )
-def test_error_files(tmp_path: Path, content: object, expected: object) -> None:
-    path = tmp_path / "error.json"
-    path.write_text(json.dumps(content))
-    assert read_error_file(str(path)) == expected
+def test_error_files(error_file: Path, content: object, expected: object) -> None:
+    error_file.write_text(json.dumps(content))
+    assert read_error_file(str(error_file)) == expected
 
 
 def test_files_that_are_not_error_files(tmp_path: Path) -> None:
@@ -138,6 +148,7 @@ def test_pythons_own_output_about_its_end() -> None:
     torch = "".join(f"[rank2]: {line}\n" for line in TRACEBACK.splitlines())
     assert read_stderr(f"noise\n{torch}[rank2]:[W] more\n") == ("NameError: name", TRACEBACK)
     assert read_stderr("nothing of the kind\n") is None
+    assert read_stderr("Traceback (most recent call last):\n  cut") is None
 
 
 GROUP = """\
@@ -168,11 +179,9 @@ GROUP = """\
 """
 
 
-def test_the_first_exception_of_a_group_is_the_failures(tmp_path: Path) -> None:
-    path = tmp_path / "error.json"
+def test_the_first_exception_of_a_group_is_the_failures(error_file: Path) -> None:
     text = "ExceptionGroup: unhandled errors in a TaskGroup (1 sub-exception)"
-    path.write_text(json.dumps({"message": {"message": text, "extraInfo": {"py_callstack": GROUP}}}))
-    streams = make_streams(error_file=str(path))
+    streams = write_error(error_file, text, py_callstack=GROUP)
     for where in ({"streams": streams}, {"stderr_text": f"noise\n{GROUP}noise\n"}):
         failure = make_failure(**where)
         assert failure.exception == "RuntimeError: cannot save"
@@ -227,10 +236,6 @@ def test_a_console_without_a_reader_is_no_fault_of_the_network(has_reader: bool)
     assert (failure.cause, failure.early) == (("network", False) if has_reader else ("usage", True))
 
 
-def test_pythons_own_output_that_is_cut() -> None:
-    assert read_stderr("Traceback (most recent call last):\n  cut") is None
-
-
 def test_long_tracebacks_keep_the_frames_that_matter() -> None:
     frames = [f'  File "m.py", line {n}' for n in range(500)]
     raised = trim_traceback("\n".join(["Traceback (most recent call last):", *frames, "E: x"])).splitlines()
@@ -249,11 +254,6 @@ def test_a_failure_has_its_rank_and_its_end() -> None:
     assert failure.exception == "NameError: name"
     assert not failure.collateral
     assert make_failure(signalled_s=99.0).collateral
-
-
-def test_signals_have_names() -> None:
-    assert name_signal(9) == "SIGKILL"
-    assert name_signal(45) == "signal 45"
 
 
 def test_an_end_has_the_same_words_everywhere() -> None:
@@ -387,6 +387,8 @@ def test_a_failure_combines_all_evidence() -> None:
     assert make_failure(slot=unstepped, round=saved).saved_step == 29
     newer = replace(saved, memories=(PartMemory(feature="x", content="{}", step=31),))
     assert make_failure(slot=unstepped, round=newer).saved_step == 31
+    unstarted = make_failure(code=None, reason="cannot start x")
+    assert (unstarted.exit_code, unstarted.signal, unstarted.pid, unstarted.reason) == (None, None, 0, "cannot start x")
     hung = make_failure(code=None, hung_pid=8, reason="used no CPU time")
     assert (hung.hung, hung.pid, hung.exit_code, hung.signal, hung.age_s) == (True, 8, None, None, 0.0)
 
@@ -458,52 +460,37 @@ FREE = r"\(\d+(\.\d GiB| MiB) free\)"
         ("OSError: [Errno 122] Disk quota exceeded: 'check.pt'", "check.pt"),
     ],
 )
-def test_the_report_of_a_full_disk_names_the_path_and_the_free_space(tmp_path: Path, message: str, what: str) -> None:
+def test_the_report_of_a_full_disk_names_the_path_and_the_free_space(tmp_path, error_file, message, what) -> None:
     """It named neither, and no next step."""
-    error_file = tmp_path / "error.json"
-    error_file.write_text(json.dumps({"message": {"message": message.replace("{tmp}", str(tmp_path))}}))
-    failure = make_failure(streams=make_streams(str(error_file)))
+    failure = make_failure(streams=write_error(error_file, message.replace("{tmp}", str(tmp_path))))
     assert failure.cause == "disk"
     start, _, rest = failure.advice.partition(": remove files, or write elsewhere; `df -h` and `dmesg -T` ")
     assert re.fullmatch(f"{re.escape(what.replace('{tmp}', str(tmp_path)))} {FREE}", start), failure.advice
     assert rest == "on that host show more"
 
 
-def test_the_report_of_a_full_disk_without_a_path_names_the_line_that_wrote(tmp_path: Path) -> None:
+def test_the_report_of_a_full_disk_without_a_path_names_the_line_that_wrote(error_file: Path) -> None:
     """It named the log folder, which had space."""
-    stack = (
-        '  File "/w/train.py", line 31, in save\n    torch.save(x, f)\nRuntimeError: PytorchStreamWriter failed writing'
-    )
-    message = {"message": stack.rpartition("\n")[2], "extraInfo": {"py_callstack": f"Traceback:\n{stack}\n"}}
-    error_file = tmp_path / "error.json"
-    for content, where in ((message, " (/w/train.py, line 31)"), ({"message": message["message"]}, "")):
-        error_file.write_text(json.dumps({"message": content}))
-        assert make_failure(streams=make_streams(str(error_file))).advice == (
+    text = "RuntimeError: PytorchStreamWriter failed writing"
+    stack = f'Traceback:\n  File "/w/train.py", line 31, in save\n    torch.save(x, f)\n{text}\n'
+    for more, where in (({"py_callstack": stack}, " (/w/train.py, line 31)"), ({}, "")):
+        assert make_failure(streams=write_error(error_file, text, **more)).advice == (
             f"the message names no path: remove files where the program writes{where}, or write elsewhere; "
             "`df -h` and `dmesg -T` on that host show more"
         )
 
 
-def test_the_free_space_of_a_disk_that_may_hang_is_not_asked_for() -> None:
+def test_the_free_space_of_a_disk_that_may_hang_or_has_an_io_error_is_not_asked_for(error_file: Path) -> None:
     text = f"{TRACEBACK.rpartition(chr(10))[0]}\nOSError: [Errno 28] No space left on device: '/x/y'"
     assert make_failure(stderr_text=text).advice.startswith("/x/y: remove files, or write elsewhere; ")
+    streams = write_error(error_file, f"OSError: [Errno 5] Input/output error: '{error_file.parent}/x'")
+    assert make_failure(streams=streams).advice.startswith(f"{error_file.parent}/x: remove files, or write elsewhere; ")
 
 
-def test_the_free_space_of_a_disk_with_an_io_error_is_not_asked_for(tmp_path: Path) -> None:
-    error_file = tmp_path / "error.json"
-    error_file.write_text(
-        json.dumps({"message": {"message": f"OSError: [Errno 5] Input/output error: '{tmp_path}/x'"}})
-    )
-    failure = make_failure(streams=make_streams(str(error_file)))
-    assert failure.advice.startswith(f"{tmp_path}/x: remove files, or write elsewhere; ")
-
-
-def test_a_failure_is_dated_by_its_exception_not_by_the_end_of_its_process(tmp_path: Path) -> None:
+def test_a_failure_is_dated_by_its_exception_not_by_the_end_of_its_process(error_file: Path) -> None:
     """It takes up to a second to end; a victim may end first, and muster's signal may end it in between."""
-    error_file = tmp_path / "error.json"
-    error_file.write_text(json.dumps({"message": {"message": "ValueError: bad"}}))
+    streams = write_error(error_file, "ValueError: bad")
     os.utime(error_file, (4998.0, 4998.0))  # 2 s ago, as 98.0 on the monotonic clock
-    streams = make_streams(str(error_file))
     own = make_failure(streams=streams, run_time_s=9.5)
     assert (own.age_s, own.time_s, own.stopped_by_us) == (2.0, 4998.0, False)
     raised_first = make_failure(code=-15, signalled_s=98.5, streams=streams, run_time_s=9.5)
@@ -543,12 +530,6 @@ def test_the_crash_of_a_worker_whose_stderr_is_not_captured(tmp_path: Path) -> N
     assert read_crash(None) == ""
 
 
-def test_a_worker_that_could_not_be_started() -> None:
-    failure = make_failure(code=None, reason="cannot start x: Permission denied")
-    assert (failure.exit_code, failure.signal, failure.pid) == (None, None, 0)
-    assert failure.reason == "cannot start x: Permission denied"
-
-
 MALFORMED = [
     "[" * 1_000_000,
     '{"message": ' * 200 + "1" + "}" * 200,
@@ -566,10 +547,9 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize("text", MALFORMED, ids=range(len(MALFORMED)))
-def test_an_error_file_of_any_content_gives_a_failure_that_can_be_written(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "error.json"
-    path.write_text(text)
-    failure = make_failure(streams=make_streams(str(path)))
+def test_an_error_file_of_any_content_gives_a_failure_that_can_be_written(error_file: Path, text: str) -> None:
+    error_file.write_text(text)
+    failure = make_failure(streams=make_streams(str(error_file)))
     assert failure.exception is None or isinstance(failure.exception, str)
     json.dumps(build_torch_error(failure))
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.agent.diagnosis.oom import OomWatch, find_limit
+from muster.agent.diagnosis.failures import OomWatch, find_limit
 from muster.agent.workers.memory import MemoryWatch, find_memory_cgroup
 
 

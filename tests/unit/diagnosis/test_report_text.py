@@ -315,9 +315,7 @@ def test_a_small_report_fits_whole_into_the_termination_message() -> None:
     others=st.integers(0, 300),
     run_id=st.text(max_size=50),
 )
-def test_a_termination_message_is_valid_and_small_and_keeps_the_root(
-    text: str, repeats: int, others: int, run_id: str
-) -> None:
+def test_a_termination_message_is_valid_and_small_and_keeps_the_root(text, repeats, others, run_id) -> None:
     root = make_failure(exception=text * repeats, traceback=text * repeats, stderr_tail=(text * repeats,) * 20)
     collateral = [make_collateral(rank) for rank in range(others)]
     message = build_termination_message(make_report(*collateral, root, run_id=run_id, reason=text))

@@ -9,8 +9,8 @@ from muster._shared.records import replace
 from muster._shared.reports import ENDED, FinalFailure, OomEvidence, RankView, Report, Stack
 from muster.agent.diagnosis.root_cause import DatedFailure, add_early_exits, build_report, choose_root, describe_failure
 from muster.agent.diagnosis.tracebacks import put_program_first
-from muster.agent.rendezvous.verdicts.deciding import VerdictRules, decide_verdict
-from muster.agent.rendezvous.verdicts.restarts import Restarts
+from muster.agent.rendezvous.restarts import Restarts
+from muster.agent.rendezvous.verdicts import VerdictRules, decide_verdict
 
 
 def see(when_s: float, global_rank: int, **changes) -> DatedFailure:

@@ -4,8 +4,8 @@ import threading
 from types import SimpleNamespace
 
 from muster._shared.control import NO_AGENT
-from muster.schedulers.docker.engine.errors import Conflict
-from muster.schedulers.docker.running_apps import agent_requests
+from muster.schedulers.docker.scheduler import NodeAsker
+from muster.schedulers.docker.sdk import Conflict
 from muster.schedulers.supervision.state import ReplicaId
 
 REPLICA = ReplicaId("r", 0)
@@ -15,7 +15,7 @@ def ask(run_inside, limit_s=60.0):
     container = {"role": "r", "replica": 0, "command": ["python3", "agent.zip", "--nnodes", "1"]}
     spec = SimpleNamespace(app_id="a", details={"request": {"containers": [container]}})
     engine = SimpleNamespace(list_container_ids=lambda labels, running_only: ["c0"], run_inside=run_inside)
-    return agent_requests.NodeAsker(engine)(spec, REPLICA, ["ask", "job", "stop"], limit_s)
+    return NodeAsker(engine)(spec, REPLICA, ["ask", "job", "stop"], limit_s)
 
 
 def test_the_command_runs_in_the_container():

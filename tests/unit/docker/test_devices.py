@@ -5,7 +5,7 @@ from docker_samples import build_app, build_container
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.schedulers.docker.devices import (
+from muster.schedulers.docker.running_apps.reservations import (
     assign_gpus,
     check_host,
     check_runtime,
@@ -14,7 +14,7 @@ from muster.schedulers.docker.devices import (
     share_gpus,
     shows_all_gpus,
 )
-from muster.schedulers.docker.engine.errors import DockerError
+from muster.schedulers.docker.sdk import DockerError
 from muster.schedulers.gpus import parse_gpus
 
 LISTING = """\

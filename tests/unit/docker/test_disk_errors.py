@@ -9,10 +9,10 @@ import pytest
 from docker_samples import build_facts
 
 from muster.schedulers.docker import create_scheduler
-from muster.schedulers.docker.engine.container_state import ContainerFacts
-from muster.schedulers.docker.engine.errors import EngineUnavailable
+from muster.schedulers.docker.engine import ContainerFacts
 from muster.schedulers.docker.running_apps import orphaned_apps
-from muster.schedulers.docker.running_apps.payload import PackedWorkspaces
+from muster.schedulers.docker.running_apps.creation import PackedWorkspaces
+from muster.schedulers.docker.sdk import EngineUnavailable
 from muster.schedulers.docker.spec import Label
 from muster.schedulers.errors import EngineError, describe_os_error
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec
@@ -48,6 +48,26 @@ def test_a_full_disk_under_a_packed_workspace_is_one_line(monkeypatch, tmp_path)
             scheduler.build_workspace_and_update_role(None, f"file://{tmp_path}", {})
     finally:
         scheduler.close()
+
+
+def test_a_mark_of_a_submission_is_whole_before_it_has_its_name(monkeypatch, tmp_path):
+    """A command that was killed in between left an empty one, which nothing removed."""
+
+    def kill(*_):
+        raise KeyboardInterrupt
+
+    address = {"DOCKER_HOST": "unix:///x"}
+    with monkeypatch.context() as patched:
+        patched.setattr(orphaned_apps.json, "dump", kill)
+        with pytest.raises(KeyboardInterrupt):
+            orphaned_apps.mark_submission(tmp_path, "app", address).__enter__()
+    assert orphaned_apps.list_submitting(tmp_path) == set()
+    with orphaned_apps.mark_submission(tmp_path, "app", address) as mark:
+        assert orphaned_apps.find_killed(tmp_path) == []
+        with pytest.raises(FileExistsError):
+            orphaned_apps.mark_submission(tmp_path, "app", address).__enter__()
+    [killed] = orphaned_apps.find_killed(tmp_path)
+    assert (killed.path, killed.address, [*tmp_path.iterdir()]) == (mark, address, [mark.parent])
 
 
 def test_of_a_replica_that_was_started_again_the_newest_container_counts():

@@ -15,13 +15,11 @@ from docker_samples import build_app, build_container, build_facts
 from muster._shared.contract import AGENT_BUNDLE_NAME, FORMAT, LogNames
 from muster.schedulers.docker import driver as drivers
 from muster.schedulers.docker.driver import DockerDriver
-from muster.schedulers.docker.engine import outside_stops
-from muster.schedulers.docker.engine.client import Engine
-from muster.schedulers.docker.engine.errors import DockerError, EngineUnavailable, NotFound
-from muster.schedulers.docker.running_apps.restarts import read_events
+from muster.schedulers.docker.engine import Engine
+from muster.schedulers.docker.running_apps.exit_evidence import read_events
+from muster.schedulers.docker.sdk import DockerError, EngineUnavailable, NotFound
 from muster.schedulers.docker.spec import Label
 from muster.schedulers.supervision.driver import EventQueue
-from muster.schedulers.supervision.events import ReplicaEnded
 from muster.schedulers.supervision.state import ReplicaId
 from muster.schedulers.wording.reasons import Code, Reason
 
@@ -138,7 +136,7 @@ def driver(engine, event_queue, tmp_path, monkeypatch, runs_agent):
     app = build_app(build_container(command=COMMAND, runs_agent=runs_agent))
     driver = DockerDriver(engine, app, tmp_path, event_queue)
     yield driver
-    monkeypatch.setattr(outside_stops, "STOP_S", 0.0)  # no test looks any more
+    monkeypatch.setattr(drivers, "STOP_S", 0.0)  # no test looks any more
     driver._closing.set()
     engine.happens.put(_GOES_AWAY)
     driver.close(succeeded=True)
@@ -151,13 +149,6 @@ def next_end(event_queue):
     while (event := event_queue.pop()) is None:
         event_queue.run_once()
     return event
-
-
-def test_end_is_reported_once(driver, engine, event_queue):
-    start(driver)
-    engine.end(3)
-    assert next_end(event_queue) == ReplicaEnded(replica=REPLICA, exit_code=3)
-    assert event_queue.pop() is None
 
 
 @pytest.mark.parametrize("error", [DockerError("cannot ask: 500"), ZeroDivisionError("a bug")])
@@ -386,14 +377,6 @@ def test_a_container_that_starts_while_the_job_is_suspended_is_suspended_too(dri
     assert engine.signals.get() == "SIGTSTP"
 
 
-def test_a_suspended_agent_is_continued_to_handle_its_stop(driver, engine):
-    start(driver)
-    driver.suspend(suspended=True)
-    assert engine.signals.get() == "SIGTSTP"
-    driver.stop(REPLICA)
-    assert [engine.signals.get(), engine.signals.get()] == ["SIGTERM", "SIGCONT"]
-
-
 @pytest.mark.parametrize("runs_agent", [False])
 def test_a_container_that_a_person_restarts_has_not_ended(driver, engine, event_queue, monkeypatch):
     monkeypatch.setattr(drivers, "SETTLE_S", 0.02)
@@ -417,7 +400,7 @@ def test_a_container_that_a_person_restarts_has_not_ended(driver, engine, event_
 def test_a_container_that_is_stopped_and_not_restarted_is_lost(driver, engine, event_queue, monkeypatch, errors):
     """The driver asks whether the engine stops. Without an answer it forgot the container, and the app ran for ever."""
     monkeypatch.setattr(drivers, "SETTLE_S", 0.02)
-    monkeypatch.setattr(outside_stops, "RESTART_S", 0.1)
+    monkeypatch.setattr(drivers, "RESTART_S", 0.1)
     start(driver)
     engine.fail("list_container_ids", *errors)
     engine.post("kill", signal="15")
@@ -519,19 +502,6 @@ def test_while_node_0_does_not_run_the_next_nodes_files_are_read(driver, engine,
     states.update({"0": "exited", "1": "exited"})
     read_events(engine, tmp_path, details)
     assert set(asked) == {"c0"}
-
-
-def test_a_hang_is_read_from_the_first_nodes_records(driver, engine, event_queue, tmp_path):
-    hang = {"what": "hang_named", "time_s": 1_800_000_000.0, "attempt": 1, "detail": {"text": "rank 1 sleeps"}}
-    engine.copy_out = lambda container, path, limit_bytes: json.dumps(hang).encode() + b"\n"
-    start(driver)
-    restarts, jobs = read_events(engine, tmp_path, {"request": driver._app.to_json()})
-    assert (restarts, len(jobs)) == (1, 1)
-    [named] = jobs[REPLICA.role].trouble
-    assert (named.code, named.text, named.at_s) == (Code.HANGS, "rank 1 sleeps", 1_800_000_000.0)
-    engine.end(0)
-    next_end(event_queue)
-    assert read_events(engine, tmp_path, {}) == (1, {})
 
 
 def start(driver):

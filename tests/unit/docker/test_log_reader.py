@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 
 from muster.schedulers.adapter.scheduler import LogRequest
 from muster.schedulers.docker.driver import ENGINE_KEY
-from muster.schedulers.docker.engine.client import Engine
-from muster.schedulers.docker.engine.errors import EngineUnavailable
-from muster.schedulers.docker.engine.sdk import translate_errors
+from muster.schedulers.docker.engine import Engine
 from muster.schedulers.docker.running_apps.logs import LogReader, join_lines
 from muster.schedulers.docker.scheduler import DockerScheduler
+from muster.schedulers.docker.sdk import EngineUnavailable, translate_errors
 from muster.schedulers.docker.spec import Label
 from muster.schedulers.timestamps import parse_seconds
 from muster.schedulers.wording.reasons import Code, Reason
@@ -114,41 +113,10 @@ def test_a_reader_waits_for_a_change_of_the_app_and_for_nothing_else():
     assert engine.waits == 1
 
 
-def test_nothing_is_lost_or_repeated_when_the_engine_stops():
-    records = [record(1, "a\n"), record(1, "b\n"), record(2, "c\n")]
-
-    def grow(engine):
-        engine.containers[0] = ("running", [*records, record(2, "d\n"), record(3, "e\n")])
-
-    def end(engine):
-        engine.containers[0] = ("exited", engine.containers[0][1])
-
-    engine = ScriptedEngine(grow, end, lambda _: None)
-    engine.containers = {0: ("running", records)}
-    engine.breaks = [3]
-    assert read(engine, lambda: not engine.steps) == ["a\n", "b\n", "c\n", "d\n", "e\n"]
-
-
 def test_a_container_that_never_ran_ends_with_the_app():
     engine = ScriptedEngine(lambda _: None)
     engine.containers = {0: ("created", [])}
     assert read(engine, lambda: not engine.steps) == []
-
-
-def test_a_record_dated_before_the_last_one_is_not_lost():
-    """The engine dates the streams separately, and may write the record with the earlier date second."""
-    records = [record(1, "o1\n", OUT, 500), record(1, "e1\n", ERR, 300), record(1, "o2\n", OUT, 700)]
-    engine = ScriptedEngine(lambda _: None)
-    engine.containers = {0: ("exited", records)}
-    assert read(engine, lambda: not engine.steps) == ["o1\n", "e1\n", "o2\n"]
-
-
-def test_a_break_between_records_of_two_streams():
-    records = [record(1, "o1\n", OUT, 500), record(1, "e1\n", ERR, 300), record(1, "e2\n", ERR, 300)]
-    engine = ScriptedEngine(lambda _: None)
-    engine.containers = {0: ("exited", records)}
-    engine.breaks = [1, 2]
-    assert read(engine, lambda: not engine.steps) == ["o1\n", "e1\n", "e2\n"]
 
 
 def test_nothing_from_before_the_given_time_comes_after_a_break():

@@ -8,7 +8,7 @@ import pytest
 from docker_samples import build_app, build_container
 
 from muster.schedulers.docker.container_body import DOCKERFILE, stream_context, stream_with_owner
-from muster.schedulers.docker.running_apps.payload import (
+from muster.schedulers.docker.running_apps.creation import (
     PackedWorkspaces,
     Payload,
     build_payload,

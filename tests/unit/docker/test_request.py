@@ -10,12 +10,7 @@ from torchx.specs import AppDef, BindMount, DeviceMount, Resource, Role, VolumeM
 
 from muster._shared.contract import Env, RoleKey
 from muster.schedulers.docker import spec
-from muster.schedulers.docker.container_body import (
-    ImageFacts,
-    build_body,
-    build_container_name,
-    parse_user,
-)
+from muster.schedulers.docker.container_body import ImageFacts, build_body, build_container_name, parse_user
 from muster.schedulers.docker.request import WORKSPACE_KEY, RequestBuilder
 from muster.schedulers.errors import OptionError, SchedulerError
 
@@ -53,11 +48,6 @@ def test_input_is_not_changed_and_output_is_the_same_twice(monkeypatch):
     assert made[0] == made[1]
 
 
-def test_request_survives_json():
-    request = request_of(role(mounts=[VolumeMount(src="v", dst_path="/v")]), words="ulimits=nofile:10:20")
-    assert spec.AppRequest.from_json(json.loads(json.dumps(request.to_json()))) == request
-
-
 def test_dry_run_shows_no_secret():
     env = {"API_TOKEN": "hidden", "SEEN": "yes", "TAKEN": "from a file"}
     shown = request_of(role(env=env, metadata={RoleKey.SECRET_ENV: "TAKEN"})).show()
@@ -66,55 +56,6 @@ def test_dry_run_shows_no_secret():
     assert "from a file" not in shown
     assert "SEEN: 'yes'" in shown
     assert "muster-agent.zip" in shown
-
-
-def test_agents_get_the_bundle_a_token_and_a_path_for_their_report():
-    first, second = request_of().containers
-    assert first.command[:2] == ("python3", "/opt/muster/muster-agent.zip")
-    assert "--node-rank" in second.command
-    assert second.command[second.command.index("--node-rank") + 1] == "1"
-    assert second.command[second.command.index("--rdzv-id") + 1] == "job-x"
-    assert first.env[Env.RANK0_HOST] == second.env[Env.RANK0_HOST] == "rank0"
-    assert first.env[Env.TOKEN] == second.env[Env.TOKEN] != "s3cret", "the role's, not the app's"
-    assert first.env[Env.REQUIRE_TOKEN] == "1"
-    assert first.env[Env.STOPS_TOGETHER] == "1"
-    assert Env.LIVE_BARS not in first.env
-    assert first.env[Env.TERMINATION_LOG] == spec.REPORT_FILE
-    assert first.aliases == ("train-0", "rank0")
-    assert second.aliases == ("train-1",)
-
-
-def test_other_commands_get_no_token():
-    (first, _) = request_of(role(entrypoint="sh", args=["-c", "true"])).containers
-    assert Env.TOKEN not in first.env
-    assert not first.bundled
-    assert first.command == ("sh", "-c", "true")
-
-
-def test_agent_of_the_image_is_used_as_it_is():
-    first, _ = request_of(words="agent=image").containers
-    assert first.command[:2] == ("python3", "-c")
-    assert "from muster.agent.__main__ import main" in first.command[2]
-    assert first.command[3:] == ("--node-rank", "0", "--rdzv-id", "job-x", "main.py")
-    assert first.runs_agent
-    assert not first.bundled
-
-
-def test_each_role_of_agents_is_a_job_of_its_own():
-    containers = request_of(role(name="a"), role(name="b"), role(name="c", entrypoint="sh", args=[])).containers
-    hosts = {each.role: each.env[Env.RANK0_HOST] for each in containers}
-    assert hosts == {"a": "rank0", "b": "b-0", "c": "rank0"}
-    run_ids = {each.role: each.command[each.command.index("--rdzv-id") + 1] for each in containers if each.runs_agent}
-    assert run_ids == {"a": "job-x-a", "b": "job-x-b"}
-    tokens = {(each.role, each.env[Env.TOKEN]) for each in containers if each.runs_agent}
-    assert len(tokens) == len({token for _, token in tokens}) == 2, "one for each role"
-
-
-def test_a_plain_role_before_the_agents_is_not_their_rank0():
-    containers = request_of(role(name="ps", entrypoint="sh", args=[]), role(name="b")).containers
-    assert {each.role: each.env[Env.RANK0_HOST] for each in containers} == {"ps": "rank0", "b": "b-0"}
-    assert {each.role for each in containers if "rank0" in each.aliases} == {"ps"}
-    assert "b-0" in next(each for each in containers if (each.role, each.replica) == ("b", 0)).aliases
 
 
 def test_environment_precedence():

@@ -10,11 +10,11 @@ from torchx.specs import AppDef, Resource, Role
 
 from muster._shared.contract import Env
 from muster.schedulers.docker.container_body import ImageFacts
-from muster.schedulers.docker.engine.errors import DockerError
 from muster.schedulers.docker.options import DockerOptions
 from muster.schedulers.docker.request import RequestBuilder
 from muster.schedulers.docker.running_apps import creation, reservations
-from muster.schedulers.docker.running_apps.payload import Payload
+from muster.schedulers.docker.running_apps.creation import Payload
+from muster.schedulers.docker.sdk import DockerError
 from muster.schedulers.docker.spec import HOST_PORTS
 
 

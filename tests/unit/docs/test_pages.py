@@ -10,7 +10,7 @@ import yaml
 from muster._shared.contract import Env
 from muster.cli.commands import COMMANDS
 from muster.schedulers.docker.options import DockerOptions
-from muster.schedulers.held.options import HeldOptions
+from muster.schedulers.held.remote import HeldOptions
 from muster.schedulers.kubernetes.options import Options as KubernetesOptions
 from muster.schedulers.local.options import LocalOptions
 from muster.schedulers.runner.option_records import list_options
@@ -130,7 +130,7 @@ def test_only_what_needs_more_than_this_machine_is_marked():
 def test_the_page_of_the_muster_command_names_every_command():
     text = (doc_pages.ROOT / "docs/muster-command.md").read_text()
     for name in COMMANDS:
-        assert re.search(rf"^\| `muster {name}\b.*` \| \w", text, re.MULTILINE), name
+        assert re.search(rf"^- `muster {name}\b.*`: \w", text, re.MULTILINE), name
 
 
 def test_the_map_names_files_that_exist():

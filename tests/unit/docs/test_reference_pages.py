@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from muster._shared.contract import ExitCode
+from muster._shared.contract import Env, ExitCode
 from muster.agent.cli.flag_table import FLAGS
 from muster.components import dist
 from muster.schedulers import adapter
@@ -35,7 +35,7 @@ def test_the_pages_in_the_repository_are_those_that_the_code_gives(pages):
 def test_every_flag_has_its_place(pages):
     text = pages.build_flags()
     for flag in FLAGS:
-        assert f"\n### --{flag.name}\n" in text
+        assert re.search(rf"^- .*`--{flag.name}[` ]", text, re.MULTILINE), flag.name
         assert (f"`{flag.variable}`" in text) == flag.has_variable
 
 
@@ -43,7 +43,7 @@ def test_every_option_has_a_row(pages):
     text = pages.build_options()
     for _, _, record in pages.SCHEDULERS:
         for field, option in list_options(record).items():
-            assert f"| `{option.name or field}` |" in text
+            assert f"\n- `{option.name or field}`" in text
 
 
 def test_every_parameter_has_a_sentence(pages):
@@ -100,19 +100,30 @@ def test_every_exit_code_is_explained(pages):
 
 def test_variables_are_explained(pages):
     text = pages.build_environment()
-    rows = [line for line in text.splitlines() if line.startswith("| `")]
-    assert len(rows) > 20
+    rows = [line for line in text.splitlines() if line.startswith("- `")]
+    assert len(rows) > 10
     for row in rows:
-        assert re.match(r"\| `[A-Z0-9_]+` \| \S", row), row
-    assert "environment: `MUSTER_RDZV_FD`, `" in text
+        assert re.match(r"- `[A-Z0-9_]+`: \S", row), row
+    for value in vars(Env).values():
+        assert not isinstance(value, str) or not value.startswith("MUSTER_") or f"`{value}`" in text
 
 
-def test_every_name_for_adapters_has_a_row(pages):
+def test_every_name_for_adapters_is_there(pages):
     text = pages.build_adapter()
-    assert list(pages.list_adapter_names()) == list(adapter._MODULES)
-    for name, meaning in pages.list_adapter_names().items():
-        assert len(meaning) > 10, f"{name} says nothing"
-        assert re.search(rf"^\| `{name}[(`]", text, re.MULTILINE)
+    assert sorted(re.findall(r"`(\w+)`", "".join(re.findall(r"^- (.*?):", text, re.MULTILINE)))) == adapter.__all__
+
+
+@pytest.mark.parametrize(
+    ("text", "shortened"),
+    [
+        ("One sentence of some length. Another.", "One sentence of some length. Another."),
+        ("Few words. " + "Word " * 30 + "end.", "Few words. " + "Word " * 30 + "end."),
+        ("What counts is explained here. " + "Word " * 30 + "end.", "What counts is explained here."),
+        ("What is counted. 0: never, " + "word " * 30, "What is counted. 0: never, " + "word " * 30),
+    ],
+)
+def test_long_texts_are_cut_at_a_sentence(text, shortened, pages):
+    assert pages.shorten(text) == shortened
 
 
 def test_text_is_shown_unchanged(pages):

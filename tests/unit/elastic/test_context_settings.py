@@ -2,7 +2,7 @@
 
 import pytest
 
-from muster.elastic.context_settings import GivenFiles, read_settings
+from muster.elastic.processes import GivenFiles, read_settings
 
 FILES = tuple({0: name} for name in ("out", "err", "tee_out", "tee_err", "error"))
 NAMES = dict(zip(GivenFiles._fields, FILES, strict=True))

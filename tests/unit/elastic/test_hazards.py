@@ -42,9 +42,7 @@ def test_devices_that_are_not_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     check_hazards()
 
 
-def test_thread_pools_that_cannot_be_ended_are_said_once(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_thread_pools_that_cannot_be_ended_are_said_once(monkeypatch, capsys) -> None:
     monkeypatch.setattr(hazards, "end_thread_pools", lambda: False)
     assert hazards.prepare_call(int, (), {}, 4).torch_threads == 1
     printed = capsys.readouterr()

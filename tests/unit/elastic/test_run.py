@@ -96,9 +96,7 @@ def test_use_env_off_passes_the_local_rank() -> None:
 
 
 @pytest.mark.parametrize(("flags", "wanted"), [("", ["--local-rank=${local_rank}"]), ("--use_env", [])])
-def test_launch_passes_the_local_rank_unless_told_otherwise(
-    flags: str, wanted: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_launch_passes_the_local_rank_unless_told_otherwise(flags, wanted, monkeypatch) -> None:
     given: list[argparse.Namespace] = []
     monkeypatch.setattr(run, "run", given.append)
     with pytest.warns(FutureWarning, match="torch.distributed.launch, which is deprecated"):

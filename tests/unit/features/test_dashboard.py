@@ -8,12 +8,12 @@ from typing import Any
 
 import promql_parser
 import pytest
+from doubles.samples import make_record
 from prometheus_client import parser
 
 from muster._shared.job_view import Goodput, JobState, JobStatus, NodeStatus, RankStatus, Recovery, SlowRank
-from muster.agent.features.export.metrics.exposition import write_text
-from muster.agent.features.export.metrics.source import MetricsSource
-from muster.agent.runtime.event_log import EventRecord
+from muster.agent.features.export.endpoint import write_text
+from muster.agent.features.export.source import MetricsSource
 
 ROOT = Path(__file__).parents[3]
 BOARD = json.loads((ROOT / "examples/grafana/muster.json").read_text())
@@ -29,12 +29,7 @@ def list_queries() -> list[tuple[str, str]]:
 def read_metrics() -> dict[str, set[str]]:
     """All names that a query may have, with their labels: of a job of which everything is known."""
     source = MetricsSource("job-x1", "trainer", 3, "")
-    detail = {"kind": "failure"}
-    source.write(
-        EventRecord(
-            time_s=1.0, monotonic_s=1.0, node=0, node_index=0, round=1, attempt=0, what="round_broken", detail=detail
-        )
-    )
+    source.write(make_record("round_broken", detail={"kind": "failure"}))
     rank = RankStatus(
         global_rank=0,
         node=0,
@@ -114,13 +109,6 @@ def test_the_legends_name_labels_that_the_query_keeps() -> None:
             kept = re.search(r"by \(([\w, ]+)\)", target["expr"])
             name = re.search(r"muster_\w+", target["expr"])
             assert wanted <= (set(kept[1].split(", ")) if kept else METRICS[name[0]]), panel["title"]
-
-
-def test_the_test_would_find_a_name_that_does_not_exist() -> None:
-    with pytest.raises(AssertionError, match="there is no muster_job_stepp"):
-        test_a_query_is_of_what_the_agent_says("x", 'max(rate(muster_job_stepp{run_id="$run_id"}[5m]))')
-    with pytest.raises(ValueError, match=r"parse|invalid|unexpected|unclosed"):
-        promql_parser.parse("max by (a (x))")
 
 
 def test_variables_and_panels_are_complete() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from doubles.samples import make_record
 from doubles.telemetry_nodes import FakeLeader, FakeLoop, Node
 from prometheus_client import openmetrics, parser
 from prometheus_client.openmetrics import parser as open_parser  # noqa: F401  # makes `openmetrics.parser`
@@ -15,10 +16,10 @@ from prometheus_client.openmetrics import parser as open_parser  # noqa: F401  #
 from muster._shared.job_view import DeviceStatus, Goodput, JobState, JobStatus, RankStatus, Recovery
 from muster._shared.layouts import StatusPageLayout as Layout
 from muster._shared.records import replace
-from muster.agent.features.export.metrics import endpoint
-from muster.agent.features.export.metrics.elastic_names import ENDS, STATES
-from muster.agent.features.export.metrics.exposition import write_text
-from muster.agent.features.export.metrics.source import MetricsSource
+from muster.agent.features.export import endpoint
+from muster.agent.features.export.endpoint import write_text
+from muster.agent.features.export.families import ENDS, STATES
+from muster.agent.features.export.source import MetricsSource
 from muster.agent.runtime.event_log import EventRecord
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -50,16 +51,7 @@ def make_source(parent: str = "", **changes: Any) -> MetricsSource:
 
 
 def record(what: str, *, at_s: float = 0.0, number: int = 1, attempt: int = 0, **detail: Any) -> EventRecord:
-    return EventRecord(
-        time_s=1000.0 + at_s,
-        monotonic_s=at_s,
-        node=0,
-        node_index=0,
-        round=number,
-        attempt=attempt,
-        what=what,
-        detail=detail,
-    )
+    return make_record(what, at_s, round=number, attempt=attempt, detail=detail)
 
 
 @pytest.fixture
@@ -225,7 +217,7 @@ def test_what_each_device_does() -> None:
 
 def test_the_page_has_every_metric_and_no_other() -> None:
     root = Path(__file__).parents[3]
-    code = (root / "muster/agent/features/export/metrics/families.py").read_text()
+    code = (root / "muster/agent/features/export/families.py").read_text()
     page = (root / "docs/metrics.md").read_text()
     names = set(re.findall(r'"((?:muster_(?:job|node|rank|agent)|torchelastic)_\w+)"', code))
     names |= {f"torchelastic_workers_{each}" for each in (*STATES, *ENDS)}
@@ -338,9 +330,7 @@ def test_a_job_that_failed_is_as_flaky_as_can_be_and_a_drained_one_counts_no_run
         ("a.localhost.evil.example:80", False),
     ],
 )
-def test_a_name_that_others_can_bind_to_this_address_is_not_answered(
-    field: str, is_own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_that_others_can_bind_to_this_address_is_not_answered(field, is_own, tmp_path, monkeypatch) -> None:
     (tmp_path / "resolv").write_text("# search evil.example\nnameserver 10.0.0.1\n\nsearch ml.svc.corp Svc.Corp. .\n")
     monkeypatch.setattr(endpoint, "_RESOLVER", str(tmp_path / "resolv"))
     monkeypatch.setattr(endpoint.socket, "gethostname", lambda: "gpu7.own.example")

@@ -59,7 +59,7 @@ def test_nodes_that_do_not_find_each_other() -> None:
 
 
 @pytest.mark.parametrize(("is_asked", "at_once", "event"), [(False, "preempted", "preempted"), (True, None, "stopped")])
-def test_a_drain(is_asked: bool, at_once: str | None, event: str) -> None:
+def test_a_drain_and_a_signal_to_ranks_that_find_no_common_step(is_asked: bool, at_once, event: str) -> None:
     story = NotifyStory(is_agreed=True)
     story.read(DrainBegun(round_number=FIRST.number, drain=1, limit_s=10.0, is_asked=is_asked), FIRST)
     told = story.read(DrainCommitted(round_number=FIRST.number, drain=1, step=7), FIRST)
@@ -68,14 +68,9 @@ def test_a_drain(is_asked: bool, at_once: str | None, event: str) -> None:
     last = story.end(ended, FIRST, is_first=True, line="stopped", page="")
     assert last.event == event
     assert told is None or told.key == last.key, "it is told once"
-
-
-@pytest.mark.parametrize(("is_asked", "event"), [(False, "preempted"), (True, "stopped")])
-def test_ranks_that_find_no_common_step_get_a_signal(is_asked: bool, event: str) -> None:
     story = NotifyStory(is_agreed=True)
     story.read(DrainBegun(round_number=FIRST.number, drain=1, limit_s=10.0, is_asked=is_asked), FIRST)
-    told = story.end(Finish(code=143), FIRST, is_first=True, line="stopped", page="")
-    assert (told and told.event) == event
+    assert story.end(Finish(code=143), FIRST, is_first=True, line="stopped", page="").event == event
 
 
 def test_a_checkpoint_tells_nothing_nor_does_another_node() -> None:

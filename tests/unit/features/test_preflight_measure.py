@@ -1,5 +1,7 @@
 """What `--preflight full` says of the rates that were measured."""
 
+import re
+
 import pytest
 
 from muster._shared.preflight import BANDWIDTH
@@ -13,12 +15,15 @@ def say(capsys: pytest.CaptureFixture[str], over_all: float, *results: tuple[flo
 
 
 def test_a_slow_node_is_named_with_what_was_expected(capsys: pytest.CaptureFixture[str]) -> None:
-    assert say(capsys, 90.0, (400.0, 45.0), (410.0, 46.0), (120.0, 45.0)) == [
-        "muster: preflight: all-reduce over nccl, 24 ranks: 90 GB/s",
-        "muster: preflight: all-reduce within the nodes: node 0 400 GB/s, node 1 410 GB/s, node 2 120 GB/s",
-        f"muster: preflight: node 2 (host-2): 120 GB/s within the nodes, expected about 400 GB/s: {measure._ADVICE}",
-        "muster: preflight: all-reduce between neighbouring nodes: node 0 45 GB/s, node 1 46 GB/s, node 2 45 GB/s",
+    lines = say(capsys, 90.0, (400.0, 45.0), (410.0, 46.0), (120.0, 45.0))
+    assert all(line.startswith("muster: preflight: ") for line in lines)
+    assert [re.findall(r"\d+ ranks|node \d|host-\d|\d+ GB/s", line) for line in lines] == [
+        ["24 ranks", "90 GB/s"],
+        ["node 0", "400 GB/s", "node 1", "410 GB/s", "node 2", "120 GB/s"],
+        ["node 2", "host-2", "120 GB/s", "400 GB/s"],
+        ["node 0", "45 GB/s", "node 1", "46 GB/s", "node 2", "45 GB/s"],
     ]
+    assert lines[2].endswith(measure._ADVICE)
 
 
 def test_the_advice_is_that_of_the_table() -> None:
@@ -27,7 +32,7 @@ def test_the_advice_is_that_of_the_table() -> None:
 
 def test_many_nodes_are_summed_up(capsys: pytest.CaptureFixture[str]) -> None:
     lines = say(capsys, 90.0, *[(400.0 + node, 45.0) for node in range(20)], (400.0, 5.0))
-    assert lines[1].endswith("within the nodes: 400 GB/s to 419 GB/s, median 409 GB/s")
+    assert re.findall(r"(\d+) GB/s", lines[1]) == ["400", "419", "409"], "least, most, median"
     assert [line for line in lines if "20 (host-20): 5 GB/s between" in line]
 
 

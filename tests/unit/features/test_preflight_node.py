@@ -17,11 +17,11 @@ from muster.agent.node.round_parts import Start
 from muster.agent.runtime.loop import Awaited
 
 make_round = partial(samples.make_round, restarts_left=3)
-ERROR = Finding(check="devices", level=Level.ERROR, found="7 devices answer", expected="8", advice="look")
+ERROR = Finding(check="devices", level=Level.ERROR, found="7 answer", expected="8", advice="look")
 WARNING = Finding(check="folders", level=Level.WARNING, found="the log folder is full")
 FACTS = NodeFacts(workspace="abc", nproc=2)
 CHECK = FailedCheck(feature="preflight", name="devices", advice="--preflight off starts the job anyway", cause="device")
-PROBLEM = ("7 devices answer, expected 8: look", CHECK)
+PROBLEM = ("7 answer, expected 8: look", CHECK)
 
 
 class Look(Awaited[Looked]):
@@ -82,13 +82,6 @@ class Node:
         return given[0]
 
 
-def test_workers_start_at_once_when_the_checks_are_over() -> None:
-    node = Node()
-    node.end_look()
-    node.form()
-    assert (node.started, node.timers) == ([1], [])
-
-
 def test_workers_wait_for_the_checks_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     node = Node()
     node.form()
@@ -102,12 +95,14 @@ def test_workers_wait_for_the_checks_for_a_while(monkeypatch: pytest.MonkeyPatch
     assert node.started == [1]
 
 
-def test_the_last_of_the_checks_starts_them() -> None:
+@pytest.mark.parametrize("is_early", [True, False])
+def test_the_last_of_the_checks_starts_them(is_early: bool) -> None:
     node = Node()
-    node.form()
-    node.end_look()
-    node.timers[0][1]()
-    assert node.started == [1]
+    for step in (node.end_look, node.form)[:: 1 if is_early else -1]:
+        step()
+    for _, stop_waiting in node.timers:
+        stop_waiting()
+    assert (node.started, len(node.timers)) == ([1], not is_early)
 
 
 @pytest.mark.parametrize("is_early", [True, False], ids=["before the round", "after it"])
@@ -116,7 +111,7 @@ def test_an_error_is_the_failure_of_rounds_without_workers(is_early: bool) -> No
     for step in (lambda: node.end_look(ERROR, WARNING), node.form)[:: 1 if is_early else -1]:
         step()
     assert (node.started, node.failed) == ([], [PROBLEM])
-    assert ["node 1 (b): the log" in each for each in node.lines] == [True]
+    assert ["node 1 (b): " in each for each in node.lines] == [True]
     node.form(2, attempt=1)
     assert node.failed == [PROBLEM] * 2
 
@@ -130,16 +125,18 @@ def test_a_late_error_ends_the_attempt_of_workers_that_run(monkeypatch: pytest.M
     assert (node.started, node.failed) == ([1], [(1, *PROBLEM)])
 
 
-def test_a_second_error_is_printed() -> None:
-    node = Node()
-    node.end_look(ERROR, Finding(check="site", level=Level.ERROR, found="10-a: the disk is old"))
-    assert ["node 1 (b): 10-a: the" in each for each in node.lines] == [True]
+SECOND = Finding(check="site", level=Level.ERROR, found="10-a: the disk is old")
 
 
-def test_a_node_without_an_index_has_its_host() -> None:
-    node = Node(node_index=None)
-    node.end_look(WARNING)
-    assert ["preflight: b: the " in each for each in node.lines] == [True]
+@pytest.mark.parametrize(
+    ("findings", "node_index", "named"),
+    [((ERROR, SECOND), 1, "node 1 (b): 10-a: the"), ((WARNING,), None, "preflight: b: the ")],
+    ids=["a second error", "a node without an index has its host"],
+)
+def test_a_finding_that_ends_nothing_is_printed(findings, node_index: int | None, named: str) -> None:
+    node = Node(node_index=node_index)
+    node.end_look(*findings)
+    assert [named in each for each in node.lines] == [True]
 
 
 # -- what takes other nodes --------------------------------------------------------------------------------------------
@@ -162,23 +159,19 @@ def test_facts_that_come_late_are_told_then() -> None:
     assert node.sent == [1]
 
 
-def test_the_node_with_rank_0_does_not_dial_itself() -> None:
-    node = Node(group_rank=0)
+@pytest.mark.parametrize(("group_world_size", "sent"), [(2, [1]), (1, [])])
+def test_the_node_with_rank_0_does_not_dial_itself_and_one_node_alone_is_compared_with_nothing(
+    group_world_size: int, sent: list[int]
+) -> None:
+    node = Node(group_rank=0, group_world_size=group_world_size)
     node.end_look(facts=FACTS)
     node.form()
-    assert (node.sent, node.dialled) == ([1], [])
-
-
-def test_a_job_of_one_node_is_compared_with_nothing() -> None:
-    node = Node(group_rank=0, group_world_size=1)
-    node.end_look(facts=FACTS)
-    node.form()
-    assert (node.sent, node.dialled) == ([], [])
+    assert (node.sent, node.dialled) == (sent, [])
 
 
 def test_a_master_that_cannot_be_reached_is_the_rounds_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     node = Node()
-    monkeypatch.setattr("muster.agent.features.preflight.reach.find_obstacle", lambda *_: "no route")
+    monkeypatch.setattr("muster.agent.features.preflight.others.find_obstacle", lambda *_: "no route")
     context = node.part._context
     context.config.rendezvous.keep_alive_interval_s = context.config.rendezvous.keep_alive_max_attempt = 1  # type: ignore[misc]
     context.loop.call_in_thread = lambda read, then, without: then(read())  # type: ignore[method-assign]

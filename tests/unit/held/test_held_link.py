@@ -30,5 +30,5 @@ def test_a_node_whose_link_finds_no_free_thread_is_lost_and_no_failure(
         assert made.run() == LOST
     finally:
         os.close(made._wake)
-    reason = json.loads((tmp_path / STATE_NAME).read_text())["reason"]
-    assert "local_docker://s/lab: " in reason
+    [lost] = json.loads((tmp_path / STATE_NAME).read_text())["lost"]
+    assert (lost["code"], lost["facts"]["job"]) == ("link_lost", "local_docker://s/lab")

@@ -17,8 +17,7 @@ from muster._shared.contract import Env, HoldKey
 from muster._shared.holder_socket import SOCKET
 from muster.agent.hold import holder as holder_module
 from muster.agent.hold import waiting
-from muster.agent.hold.agents import WaitingAgent
-from muster.agent.hold.holder import Holder
+from muster.agent.hold.holder import Holder, WaitingAgent
 from muster.agent.hold.listening import Listener, close_all
 
 ENDS_S = 3.0
@@ -285,7 +284,7 @@ def test_what_an_order_of_another_machine_does_not_say_is_added(world: World) ->
 
 
 def test_what_its_agent_cannot_become_starts_cold(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holder_module.difference, "find_difference", lambda *_: "Seccomp is not the hold's")
+    monkeypatch.setattr(holder_module.facts, "find_difference", lambda *_: "Seccomp is not the hold's")
     world.begin()
     world.send_run(facts={})
     assert read(world.client) == {"cold": "Seccomp is not the hold's"}

@@ -11,8 +11,7 @@ import muster
 from muster.components.dist import ddp
 from muster.schedulers.errors import EngineError, OptionError, SchedulerError
 from muster.schedulers.held import holds
-from muster.schedulers.held.options import HeldOptions
-from muster.schedulers.held.remote import RemoteRequest, build_remote_request, check_remote
+from muster.schedulers.held.remote import HeldOptions, RemoteRequest, build_remote_request, check_remote
 
 LOST = "its supervisor was lost"
 HOLD = holds.RemoteHold(

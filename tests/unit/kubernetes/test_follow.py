@@ -11,7 +11,7 @@ from torchx import specs
 
 from muster.schedulers.adapter.scheduler import LogRequest
 from muster.schedulers.errors import EngineError, SchedulerError
-from muster.schedulers.kubernetes.running_apps.logs import ConnectionLimits
+from muster.schedulers.kubernetes.running_apps import logs
 
 
 @pytest.fixture
@@ -91,31 +91,6 @@ def test_following_ends_with_the_app(cluster, scheduler, app):
     assert follower.finish() == ["first\n", "second\n", "last line"]
 
 
-@pytest.mark.parametrize("gently", [False, True])
-@pytest.mark.parametrize("breaks", [(), (5000, 9000)])
-def test_every_line_of_both_streams_comes_once(cluster, scheduler, app, gently, breaks):
-    """The node dates stdout and stderr separately: lines are in the order of their dates only within a stream."""
-    app_id = app()
-    count, long = 500, "." * 20_000
-    for after_bytes in breaks:
-        cluster.break_log(pod(cluster, app_id), after_bytes)
-    follower = Follower(scheduler, app_id)
-    expected = {"out": [], "err": []}
-    for number in range(count):
-        for name, late_nanos in (("out", 900_000), ("err", 0)):
-            line = f"{name} {number:06d} {long if number % 50 == 0 else ''}\n"
-            expected[name].append(line)
-            cluster.write_log(pod(cluster, app_id), line, number // 100, number % 100 * 10_000_000 + late_nanos)
-        if gently:
-            follower.wait_for(lambda number=number: len(follower.lines) >= 2 * number)
-    follower.wait_for(lambda: len(follower.lines) >= 2 * count)
-    cluster.end_pod(pod(cluster, app_id), 0)
-    lines = follower.finish()
-    assert len(lines) == 2 * count
-    for name, of_stream in expected.items():
-        assert [line for line in lines if line.startswith(name)] == of_stream
-
-
 @pytest.mark.parametrize("after_bytes", [1, 40, 43, 60, 100])
 def test_a_stream_that_breaks_is_resumed_without_loss_or_repetition(cluster, scheduler, app, after_bytes):
     app_id = app()
@@ -147,21 +122,6 @@ def test_the_replacement_is_followed(cluster, scheduler, app):
     follower.wait_for(lambda: follower.lines == ["one\n", "two\n"])
     cluster.end_pod(second, 0)
     assert follower.finish() == ["one\n", "two\n"]
-
-
-def test_a_watch_that_breaks_and_expires_misses_nothing(cluster, scheduler, app):
-    app_id = app()
-    cluster.watch_lifetime = 1
-    follower = Follower(scheduler, app_id)
-    for number in range(3):
-        current = pod(cluster, app_id)
-        cluster.write_log(current, f"pod {number}\n", number)
-        follower.wait_for(lambda number=number: follower.lines[-1:] == [f"pod {number}\n"])
-        cluster.expire_history()
-        cluster.end_pod(current, 143)
-        cluster.start_pod(pod(cluster, app_id))
-    cluster.end_pod(pod(cluster, app_id), 0)
-    assert follower.finish() == ["pod 0\n", "pod 1\n", "pod 2\n"]
 
 
 def test_a_log_that_kubernetes_removed_is_reported(cluster, scheduler, app):
@@ -209,17 +169,17 @@ def test_following_begins_before_the_pod_runs(cluster, scheduler, app):
     assert follower.finish() == ["hello\n"]
 
 
-def test_many_replicas_share_few_connections(cluster, scheduler, app):
+def test_many_replicas_share_few_connections(cluster, scheduler, app, monkeypatch):
     nodes = 12
-    scheduler._limits = ConnectionLimits(streams=4, reads=3)
+    monkeypatch.setattr(logs, "STREAM_LIMIT", 4)
+    scheduler._log_reads = threading.BoundedSemaphore(3)
     app_id = app(nodes=nodes)
     followers = [Follower(scheduler, app_id, k) for k in range(nodes)]
     for index in range(nodes):
         cluster.write_log(pod(cluster, app_id, index), f"node {index}\n", index)
     for index, follower in enumerate(followers):
         follower.wait_for(lambda follower=follower, index=index: follower.lines == [f"node {index}\n"])
-    # four logs, and one watch for all
-    assert cluster.streams_most <= 5
+    assert cluster.streams_most <= 4
     for index in range(nodes):
         cluster.end_pod(pod(cluster, app_id, index), 0)
     for index, follower in enumerate(followers):

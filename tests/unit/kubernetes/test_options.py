@@ -5,34 +5,17 @@ import json
 import pytest
 
 from muster.schedulers.errors import OptionError, SchedulerError
-from muster.schedulers.kubernetes.manifests.patch import merge_pod_template
 from muster.schedulers.kubernetes.options import Options, parse_options
+from muster.schedulers.kubernetes.schema import merge_pod_template
 from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.runner.option_records import declare_options
 
 VERSION = (1, 37)
 
 
-def test_torchx_own_option_names_keep_working():
-    options = parse_options(
-        {
-            "namespace": "team",
-            "queue": "q",
-            "service_account": "sa",
-            "priority_class": "p",
-            "image_repo": "r/x",
-            "validate_spec": False,
-            "reserved_millicpu": 100,
-            "reserved_memmb": 1024,
-            "efa_device_count": 4,
-        }
-    )
-    assert (options.namespace, options.queue, options.validate_spec, options.efa_device_count) == (
-        "team",
-        "q",
-        False,
-        4,
-    )
+def test_torchx_own_options_keep_their_names():
+    own = "namespace queue service_account priority_class image_repo validate_spec reserved_millicpu reserved_memmb"
+    assert {*own.split(), "efa_device_count"} <= Options.__dataclass_fields__.keys()
 
 
 def test_tolerations_as_the_command_line_can_pass_them():
@@ -194,8 +177,9 @@ def test_directives():
         ({"spec": {"initContainers": [{"name": "i"}]}}, "pod_template adds a container 'i' without an image"),
         ({"spec": {"restartPolicy": "Always"}}, "restartPolicy cannot be set: the Job replaces pods itself"),
         ({"spec": {"subdomain": "x"}}, "subdomain cannot be set"),
-        ({"spec": {"priority": "high"}}, "template.spec.priority must be an integer, not 'high'"),
-        ({"spec": {"volumes": [{"name": "w", "nfs": {"path": "/x"}}]}}, "nfs.server is required but missing"),
+        ({"spec": "x"}, r"pod_template\.spec must be a mapping, not 'x'"),
+        ({"metadata": {"labels": ["x"]}}, r"labels must be a mapping, not \['x'\]"),
+        ({"spec": {"volumes": {"name": "w"}}}, "volumes must be a list, not {'name': 'w'}"),
         (
             {"spec": {"containers": [{"name": "main", "$patch": "remove"}]}},
             "'remove' is not one of delete, merge, replace",

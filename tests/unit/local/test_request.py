@@ -15,9 +15,9 @@ import muster
 from muster.schedulers.agent_command import AGENT_ENTRY
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.gpus import DeviceRequest, assign_devices, list_devices, needs_sharing, share_devices
-from muster.schedulers.local.interpreter import find_interpreter, has_same_muster
 from muster.schedulers.local.options import LocalOptions
 from muster.schedulers.local.request import Host, build_request
+from muster.schedulers.local.submission import find_interpreter, has_same_muster
 
 TINY = Resource(cpu=1, gpu=0, memMB=1)
 HOST = Host(cwd="/work", python="/venv/bin/python3", has_muster=True, env={"PATH": "/bin:/usr/bin"})

@@ -66,9 +66,7 @@ def test_what_refuses_colours(environ: dict[str, str], expected: bool) -> None:
         ("--nproc-per-node 2 --tee 1", True, False),
     ],
 )
-def test_several_workers_on_a_terminal_get_prefixes(
-    monkeypatch: pytest.MonkeyPatch, flags: str, is_terminal: bool, expected: bool
-) -> None:
+def test_several_workers_on_a_terminal_get_prefixes(monkeypatch, flags, is_terminal, expected) -> None:
     monkeypatch.setattr(os, "isatty", lambda _fd: is_terminal)
     config = parse_args([*flags.split(), "main.py"], {}).logs
     assert config.shows_prefixed is expected

@@ -10,6 +10,7 @@ import threading
 import tty
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from terminal import render
@@ -72,6 +73,10 @@ def pipe() -> Iterator[Pipe]:
     pipe.close_write()
 
 
+def open_console(pipe: Pipe, **options: Any) -> Console:
+    return Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd, **options)
+
+
 def finish(console: Console, pipe: Pipe, reader: threading.Thread) -> bytes:
     assert console.close(limit_s=20.0)
     pipe.close_write()
@@ -79,9 +84,33 @@ def finish(console: Console, pipe: Pipe, reader: threading.Thread) -> bytes:
     return pipe.collected
 
 
+def flood(console: Console, count: int = 1000, size: int = 1000) -> None:
+    """More than a pipe holds."""
+    feed = console.open_feed(Std.OUT, b"")
+    for _ in range(count):
+        feed.offer(b"x" * (size - 1) + b"\n")
+
+
+def begin_closing(console: Console, **limits: float) -> tuple[threading.Thread, list[bool]]:
+    """It is closed in the background; whether it was, in the end."""
+    closed: list[bool] = []
+    thread = threading.Thread(target=lambda: closed.append(console.close(**limits)))
+    thread.start()
+    return thread, closed
+
+
+def finish_closing(closing: threading.Thread, pipe: Pipe) -> bytes:
+    """The reader goes on."""
+    reader = pipe.collect()
+    closing.join()
+    pipe.close_write()
+    reader.join()
+    return pipe.collected
+
+
 def test_ours_shows_escape_sequences_and_workers_lines_pass_as_they_are(pipe: Pipe) -> None:
     """OSC 52 sets the clipboard. A path, a host name or an exception may hold it."""
-    console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd)
+    console = open_console(pipe)
     feed = console.open_feed(Std.OUT, b"")
     feed.offer(b"\x1b[31mred\x1b[0m \x1b]52;c;eA==\x07\n")
     feed.end()
@@ -93,9 +122,7 @@ def test_ours_shows_escape_sequences_and_workers_lines_pass_as_they_are(pipe: Pi
 
 
 @pytest.mark.parametrize(("lost", "refusals"), [("lost\n", 100), ("x" * 300_000 + "\n", 1)])
-def test_a_file_that_is_full_is_written_again_when_there_is_room(
-    pipe: Pipe, monkeypatch: pytest.MonkeyPatch, lost: str, refusals: int
-) -> None:
+def test_a_file_that_is_full_is_written_again_when_there_is_room(pipe, monkeypatch, lost, refusals) -> None:
     """The console was closed for good, and nothing said so. There may be room in the middle of a write."""
     write, left = os.write, [refusals]
 
@@ -106,7 +133,7 @@ def test_a_file_that_is_full_is_written_again_when_there_is_room(
         return write(fd, data)
 
     monkeypatch.setattr(os, "write", write_if_there_is_room)
-    console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd)
+    console = open_console(pipe)
     console.print_text(lost)
     device = next(iter(console._list_devices()))
     assert device.wait_written(20.0, 20.0)
@@ -117,7 +144,7 @@ def test_a_file_that_is_full_is_written_again_when_there_is_room(
 
 
 def test_lines_of_many_streams_are_whole_and_in_order(pipe: Pipe) -> None:
-    console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd)
+    console = open_console(pipe)
     reader = pipe.collect()
     feeds = [console.open_feed(std, b"[%d]:" % number) for number, std in enumerate((Std.OUT, Std.ERR, Std.OUT))]
     for step in range(300):
@@ -146,7 +173,7 @@ def open_feeds(console: Console) -> list[Feed]:
 
 
 def test_a_warning_that_workers_write_alike_is_printed_once(pipe: Pipe) -> None:
-    console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd, clock=FakeClock())
+    console = open_console(pipe, clock=FakeClock())
     reader = pipe.collect()
     feeds = open_feeds(console)
     for number in (1, 0, 2):
@@ -174,7 +201,7 @@ def open_ranks(console: Console, std: Std = Std.OUT) -> list[Feed]:
 
 
 def test_what_workers_write_alike_is_printed_once(pipe: Pipe) -> None:
-    console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd, clock=FakeClock(), merges_lines=True)
+    console = open_console(pipe, clock=FakeClock(), merges_lines=True)
     reader = pipe.collect()
     feeds = open_ranks(console)
     for rank, feed in enumerate(feeds):
@@ -195,7 +222,7 @@ def test_what_workers_write_alike_is_printed_once(pipe: Pipe) -> None:
 
 
 def test_a_line_of_one_worker_is_printed_while_nothing_else_is_written(pipe: Pipe) -> None:
-    console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd, merges_lines=True)
+    console = open_console(pipe, merges_lines=True)
     feeds = open_ranks(console)
     feeds[1].offer(b"alone\n")
     assert os.read(pipe.read_fd, 100) == b"[w1]:alone\n"  # else it would wait for ever
@@ -203,7 +230,7 @@ def test_a_line_of_one_worker_is_printed_while_nothing_else_is_written(pipe: Pip
 
 
 def test_a_debugger_gets_the_terminal_after_what_was_held(pipe: Pipe) -> None:
-    console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd, clock=FakeClock(), merges_lines=True)
+    console = open_console(pipe, clock=FakeClock(), merges_lines=True)
     feeds = open_ranks(console)
     feeds[1].offer(b"before\n")
     console.hold()
@@ -214,7 +241,7 @@ def test_a_debugger_gets_the_terminal_after_what_was_held(pipe: Pipe) -> None:
 
 def test_the_report_learns_where_a_traceback_of_several_workers_is(pipe: Pipe) -> None:
     trace = b'Traceback (most recent call last):\n  File "a.py", line 7\nValueError: bad\n'
-    console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd, clock=FakeClock(), merges_lines=True)
+    console = open_console(pipe, clock=FakeClock(), merges_lines=True)
     reader = pipe.collect()
     feeds = open_ranks(console, Std.ERR)
     for rank in (0, 2):
@@ -228,7 +255,7 @@ def test_the_report_learns_where_a_traceback_of_several_workers_is(pipe: Pipe) -
 
 @pytest.mark.parametrize("data", [bytes(range(256)) * 40 + b"\n", b"\xff\xfe\x00\x80\n", b"y" * (10 << 20) + b"\n"])
 def test_bytes_pass_unchanged(pipe: Pipe, data: bytes) -> None:
-    console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd)
+    console = open_console(pipe)
     reader = pipe.collect()
     feed = console.open_feed(Std.OUT, b"")
     for start in range(0, len(data), 100_000):
@@ -238,7 +265,7 @@ def test_bytes_pass_unchanged(pipe: Pipe, data: bytes) -> None:
 
 
 def test_a_console_that_falls_behind_reads_the_rest_from_the_log(pipe: Pipe, tmp_path: Path) -> None:
-    console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd, backlog_bytes=64 << 10)
+    console = open_console(pipe, backlog_bytes=64 << 10)
     feeds = [console.open_feed(Std.OUT, b"[%d]:" % number) for number in range(2)]
     logs = [os.open(tmp_path / f"{number}.log", os.O_RDWR | os.O_CREAT) for number in range(2)]
     sizes = [0, 0]
@@ -264,7 +291,7 @@ def test_a_console_that_falls_behind_reads_the_rest_from_the_log(pipe: Pipe, tmp
 
 
 def test_without_a_log_lines_are_left_out_whole_and_counted(pipe: Pipe) -> None:
-    console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd, backlog_bytes=64 << 10)
+    console = open_console(pipe, backlog_bytes=64 << 10)
     feed = console.open_feed(Std.OUT, b"[0]:")
     total = 40_000
     # 48 bytes each: no chunk ends just before a line's end, when the line would be shown and its end left out.
@@ -281,14 +308,12 @@ def test_without_a_log_lines_are_left_out_whole_and_counted(pipe: Pipe) -> None:
     assert b"left out: the console is too slow" in gaps[0]
 
 
-def test_without_descriptors_left_lines_are_left_out_and_counted(
-    pipe: Pipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_descriptors_left_lines_are_left_out_and_counted(pipe, tmp_path, monkeypatch) -> None:
     def refuse(fd: int) -> int:
         raise OSError(24, "Too many open files")
 
     monkeypatch.setattr("muster.agent.logs.console.os.dup", refuse)
-    console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd, backlog_bytes=1)
+    console = open_console(pipe, backlog_bytes=1)
     log = os.open(tmp_path / "log", os.O_RDWR | os.O_CREAT)
     feed = console.open_feed(Std.OUT, b"[0]:")
     size = 0
@@ -305,10 +330,8 @@ def test_without_descriptors_left_lines_are_left_out_and_counted(
 
 
 def test_a_stuck_console_blocks_no_caller(pipe: Pipe) -> None:
-    console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd, backlog_bytes=64 << 10)
-    feed = console.open_feed(Std.OUT, b"")
-    for _ in range(1000):
-        feed.offer(b"x" * 999 + b"\n")
+    console = open_console(pipe, backlog_bytes=64 << 10)
+    flood(console)
     assert not console.close(limit_s=0.05)
 
 
@@ -324,20 +347,14 @@ class LeapingClock(SystemClock):
 
 
 def test_time_in_which_the_agent_stood_still_is_not_the_consoles(pipe: Pipe) -> None:
-    console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd, clock=LeapingClock())
+    console = open_console(pipe, clock=LeapingClock())
     feed = console.open_feed(Std.OUT, b"[0]:")
     feed.offer(b"".join(b"line %07d\n" % step for step in range(50_000)))
     feed.end()
-    closed: list[bool] = []
-    closing = threading.Thread(target=lambda: closed.append(console.close(limit_s=60.0, cap_s=1e6)))
-    closing.start()
+    closing, closed = begin_closing(console, limit_s=60.0, cap_s=1e6)
     closing.join(0.2)  # the pipe is full, and nothing reads it
-    reader = pipe.collect()
-    closing.join()
-    pipe.close_write()
-    reader.join()
+    assert finish_closing(closing, pipe).count(b"\n") == 50_000
     assert closed == [True]
-    assert pipe.collected.count(b"\n") == 50_000
 
 
 def test_the_agents_own_lines_survive_when_the_rest_is_discarded(pipe: Pipe) -> None:
@@ -349,49 +366,32 @@ def test_the_agents_own_lines_survive_when_the_rest_is_discarded(pipe: Pipe) -> 
             return self.time_s
 
     device = None
-    console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd, clock=Impatient())
-    feed = console.open_feed(Std.OUT, b"")
-    for _ in range(1000):
-        feed.offer(b"x" * 999 + b"\n")
+    console = open_console(pipe, clock=Impatient())
+    flood(console)
     console.print_text("the report")
     device = console._devices[Std.OUT]
-    closing = threading.Thread(target=lambda: console.close(limit_s=0.05))
-    closing.start()
+    closing, _ = begin_closing(console, limit_s=0.05)
     while device._queued_bytes:  # until close has discarded what the stuck console does not take
         closing.join(0.001)
-    reader = pipe.collect()
-    closing.join()
-    pipe.close_write()
-    reader.join()
-    lines = pipe.collected.splitlines()
+    lines = finish_closing(closing, pipe).splitlines()
     assert lines[-2] == b"the report"
     assert lines[-1].startswith(b"[muster] the console is too slow: ")
 
 
 def test_what_was_discarded_is_said_when_the_reader_goes_on(pipe: Pipe) -> None:
-    console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd)
-    feed = console.open_feed(Std.OUT, b"")
-    for _ in range(1000):
-        feed.offer(b"x" * 999 + b"\n")
-    closing = threading.Thread(target=lambda: console.close(limit_s=0.01, notice_s=60.0))
-    closing.start()
+    console = open_console(pipe)
+    flood(console)
+    closing, _ = begin_closing(console, limit_s=0.01, notice_s=60.0)
     closing.join(1.2)
     assert closing.is_alive(), "the reader stands still"
-    reader = pipe.collect()
-    closing.join()
-    pipe.close_write()
-    reader.join()
-    assert pipe.collected.splitlines()[-1].startswith(b"[muster] the console is too slow: ")
+    assert finish_closing(closing, pipe).splitlines()[-1].startswith(b"[muster] the console is too slow: ")
 
 
 def test_a_closed_console_is_ignored(pipe: Pipe) -> None:
     pipe.close_read()
-    console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd)
-    feed = console.open_feed(Std.OUT, b"")
-    for _ in range(100):
-        feed.offer(b"x" * 9999 + b"\n")
+    console = open_console(pipe)
+    flood(console, 100, 10_000)
     console.print_line("ignored")
-    feed.end()
     assert console.close(limit_s=20.0)
 
 
@@ -406,17 +406,14 @@ def test_no_console_at_all() -> None:
 
 def test_a_descriptor_that_another_process_made_non_blocking_gets_everything(pipe: Pipe) -> None:
     os.set_blocking(pipe.write_fd, False)
-    console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd)
+    console = open_console(pipe)
     reader = pipe.collect()
-    feed = console.open_feed(Std.OUT, b"")
-    for _ in range(500):
-        feed.offer(b"x" * 9999 + b"\n")
-    feed.end()
+    flood(console, 500, 10_000)
     assert len(finish(console, pipe, reader)) == 500 * 10_000
 
 
 def test_off_a_terminal_a_bar_is_printed_once_per_interval_and_at_its_end(pipe: Pipe) -> None:
-    console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd, bar_interval_s=0.01)
+    console = open_console(pipe, bar_interval_s=0.01)
     feed = console.open_feed(Std.ERR, b"[0]:")
     feed.offer(b"\r 10%")
     with os.fdopen(pipe.read_fd, "rb", buffering=0, closefd=False) as reader:
@@ -428,11 +425,9 @@ def test_off_a_terminal_a_bar_is_printed_once_per_interval_and_at_its_end(pipe: 
     assert finish(console, pipe, reader_thread) == b"[0]:100%\n"
 
 
-def test_a_reader_that_draws_bars_gets_them_marked_and_hears_of_their_end(
-    pipe: Pipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reader_that_draws_bars_gets_them_marked_and_hears_of_their_end(pipe, monkeypatch) -> None:
     monkeypatch.setattr(consoles, "MARKED_BAR_INTERVAL_S", 0.01)
-    console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd, marks_bars=True)
+    console = open_console(pipe, marks_bars=True)
     feed = console.open_feed(Std.ERR, b"[0]:")
     feed.offer(b"\r 10%")
     with os.fdopen(pipe.read_fd, "rb", buffering=0, closefd=False) as reader:
@@ -512,7 +507,7 @@ def test_the_status_is_the_last_row_and_leaves_nothing(terminal: Terminal) -> No
 
 
 def test_a_pipe_has_no_status(pipe: Pipe) -> None:
-    console = Console(stdout_fd=pipe.write_fd, stderr_fd=pipe.write_fd)
+    console = open_console(pipe)
     console.show_status("step 1 of 9")
     console.print_line("a line")
     assert finish(console, pipe, pipe.collect()) == b"[muster] a line\n"

@@ -166,11 +166,11 @@ def test_the_first_node_moves_an_earlier_report_of_several_nodes(tmp_path: Path)
 def test_an_agent_that_joins_a_running_job_moves_nothing(tmp_path: Path) -> None:
     folder = RunFolder(str(tmp_path), "job")
     log = Path(folder.open_attempt(make_round(), 1), "0/stdout.log")
-    log.write_text("of the agent before")
+    log.write_text("old")
     folder.close()
     again = RunFolder(str(tmp_path), "job")
     again.open_attempt(make_round(number=2), 1)
-    assert log.read_text() == "of the agent before"
+    assert log.read_text() == "old"
     again.close()
 
 

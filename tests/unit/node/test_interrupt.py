@@ -1,269 +1,177 @@
 """`--interrupt-action ask`: histories of one node, from a Ctrl-C at the terminal to what the person has chosen."""
 
 import signal
+from typing import Any
 
 import pytest
-from doubles.node_history import RunningNode
+from doubles.node_history import RunningNode, show_history
 from doubles.samples import make_round
 
-from muster._shared.contract import AskKind, AskOutcome
+from muster._shared.contract import AskOutcome
 from muster._shared.records import replace
 from muster._shared.reports import Answer
-from muster.agent.node.actions import (
-    AnswerPerson,
-    AskPerson,
-    EndQuestion,
-    Finish,
-    InterruptWorker,
-    KillWorkers,
-    PrintLine,
-    SignalWorkers,
-)
+from muster.agent.node import actions as do
 from muster.agent.node.events import Choice, PersonChose, SignalReceived, WorkerExited, WorkersGone
 from muster.agent.node.request_decisions import TERMINAL_REQUEST, parse_choice
-from muster.agent.node.state import NodeRules, Rejoin, Running, Stopping
-from muster.agent.rendezvous.interface import (
-    Asked,
-    BreakKind,
-    JobEnded,
-    Leaving,
-    Notice,
-    RequestAnswered,
-    RoundBroken,
-    RoundFormed,
-)
+from muster.agent.rendezvous import interface as rdzv
 
 ROUND = make_round(number=3, restarts_left=1)
 CTRL_C = SignalReceived(signum=signal.SIGINT, is_at_terminal=True)
 SAVE, STOP, CONTINUE = (PersonChose(choice=each) for each in Choice)
-BROKEN = RoundBroken(round_number=3, kind=BreakKind.FAILURE, reason="rank 1 exited with code 1")
+BROKEN = rdzv.RoundBroken(round_number=3, kind=rdzv.BreakKind.FAILURE, reason="rank 1 failed")
 
 
-class Node(RunningNode):
-    """It asks at Ctrl-C."""
-
-    def __init__(self, **rules) -> None:
-        super().__init__(ROUND, asks_at_interrupt=True, **rules)
-
-    def answer(self, outcome: AskOutcome):
-        return self.send(RequestAnswered(request=TERMINAL_REQUEST, answer=Answer(outcome=outcome, line=outcome.value)))
+def answer(outcome: AskOutcome) -> rdzv.RequestAnswered:
+    return rdzv.RequestAnswered(request=TERMINAL_REQUEST, answer=Answer(outcome=outcome, line=outcome.value))
 
 
-def pause() -> Node:
-    """Until the person is asked."""
-    node = Node()
-    node.send(CTRL_C)
-    node.answer(AskOutcome.DONE)
-    return node
+def case(gives: str, *events: Any, before: tuple[Any, ...] = (), asks_at_interrupt: bool = True) -> Any:
+    """What the node does at each of these events, and its phase after them."""
+    return gives, events, before, asks_at_interrupt
 
 
-def start_saving() -> Node:
-    """The pause has ended, and the ranks are to stop."""
-    node = pause()
-    node.send(SAVE)
-    node.answer(AskOutcome.DONE)
-    return node
-
-
-def request(kind: AskKind) -> Asked:
-    return Asked(round_number=ROUND.number, request=TERMINAL_REQUEST, kind=kind, limit_s=60.0)
-
-
-def list_kinds(actions):
-    """Without lines: their words are tested where they matter."""
-    return [type(each) for each in actions if not isinstance(each, PrintLine)]
-
-
-STOPS = [EndQuestion, Leaving, SignalWorkers]
+DONE, REFUSED, LATE, LOST = (answer(AskOutcome[each]) for each in ("DONE", "REFUSED", "LATE", "LOST"))
+ASKED = (CTRL_C, DONE)
+"""The person is asked."""
+SAVING = (*ASKED, SAVE, DONE)
+"""The pause has ended, and the ranks are to stop."""
+WORDS = {
+    "ORDINARY": "EndQuestion line Leaving(Ctrl-C) SIGINT GRACE:30 SLOW:5",
+    "ENDS": "Stopping, then 130",
+}
 """What an ordinary Ctrl-C does, and the end of the question before it."""
+CASES = {
+    "Ctrl-C pauses the job and then asks": case("line Asked(pause, 60 s) | 'done' AskPerson | Running", CTRL_C, DONE),
+    "a pause that is refused makes it an ordinary Ctrl-C": case("'refused' ORDINARY | ENDS", REFUSED, before=(CTRL_C,)),
+    "one that is late": case("'late' ORDINARY | ENDS", LATE, before=(CTRL_C,)),
+    "one whose leader is lost": case("'lost' ORDINARY | - | ENDS", LOST, WorkersGone(round_number=3), before=(CTRL_C,)),
+    "save resumes and stops at one step; the ranks end by themselves": case(
+        "Asked(resume, 60 s) | Asked(stop, 60 s) | - | Running", SAVE, DONE, DONE, before=ASKED
+    ),
+    "though the pause has ended": case(
+        "Asked(resume, 60 s) | 'refused' Asked(stop, 60 s) | - | Running", SAVE, REFUSED, DONE, before=ASKED
+    ),
+    "ranks that never stop save a checkpoint and get the signal": case(
+        "'refused' Asked(checkpoint, 60 s) | 'done' ORDINARY | ENDS", REFUSED, DONE, before=SAVING
+    ),
+    "a stop that is late makes it an ordinary Ctrl-C": case("'late' ORDINARY | ENDS", LATE, before=SAVING),
+    "a stop whose leader is lost": case("'lost' ORDINARY | ENDS", LOST, before=SAVING),
+    "stop is an ordinary Ctrl-C": case("ORDINARY | ENDS", STOP, before=ASKED),
+    "continue resumes, and the next Ctrl-C asks again": case(
+        "Asked(resume, 60 s) | EndQuestion | line Asked(pause, 60 s) | Running", CONTINUE, DONE, CTRL_C, before=ASKED
+    ),
+    "whatever the answer is: refused": case(
+        "Asked(resume, 60 s) | 'refused' EndQuestion | line Asked(pause, 60 s) | Running",
+        CONTINUE,
+        REFUSED,
+        CTRL_C,
+        before=ASKED,
+    ),
+    "whatever the answer is: late": case(
+        "Asked(resume, 60 s) | 'late' EndQuestion | line Asked(pause, 60 s) | Running",
+        CONTINUE,
+        LATE,
+        CTRL_C,
+        before=ASKED,
+    ),
+    "whatever the answer is: lost": case(
+        "Asked(resume, 60 s) | 'lost' EndQuestion | line Asked(pause, 60 s) | Running",
+        CONTINUE,
+        LOST,
+        CTRL_C,
+        before=ASKED,
+    ),
+    "what is no choice asks again": case(
+        "AskPerson | Asked(resume, 60 s) | Running", PersonChose(choice=None), CONTINUE, before=ASKED
+    ),
+    "a choice without a question": case("- | Running", STOP),
+    "a second choice": case("Asked(resume, 60 s) | - | Running", CONTINUE, STOP, before=ASKED),
+    "a second Ctrl-C kills while ranks pause": case("ORDINARY KillWorkers | ENDS", CTRL_C, before=(CTRL_C,)),
+    "while the person is asked": case("ORDINARY KillWorkers | ENDS", CTRL_C, before=ASKED),
+    "while the pause ends": case("ORDINARY KillWorkers | ENDS", CTRL_C, before=(*ASKED, SAVE)),
+    "while ranks save and end": case("ORDINARY KillWorkers | ENDS", CTRL_C, before=(*SAVING, DONE)),
+    "another signal ends the question": case(
+        "EndQuestion line Leaving(signal) SIGTERM GRACE:30 SLOW:5 | - | Stopping, then 143",
+        SignalReceived(signum=signal.SIGTERM),
+        STOP,
+        before=ASKED,
+    ),
+    "a round that ends while the person is asked: the job goes on": case(
+        "EndQuestion line line ParkWorkers SIGTERM GRACE:30 SLOW:5 | - | Stopping, then Rejoin",
+        BROKEN,
+        SAVE,
+        before=ASKED,
+    ),
+    "a round that ends while ranks pause makes it an ordinary Ctrl-C": case(
+        "line ParkWorkers SIGTERM GRACE:30 SLOW:5 EndQuestion line Leaving(Ctrl-C) | ENDS", BROKEN, before=(CTRL_C,)
+    ),
+    "a round that ends while the pause ends": case(
+        "line ParkWorkers SIGTERM GRACE:30 SLOW:5 EndQuestion line Leaving(Ctrl-C) | ENDS",
+        BROKEN,
+        before=(*ASKED, SAVE),
+    ),
+    "a round of another leader ends the question": case(
+        "EndQuestion line KillWorkers | - | Stopping, then StartNext",
+        rdzv.RoundFormed(round=replace(ROUND, number=4)),
+        STOP,
+        before=ASKED,
+    ),
+    # The node had lost contact with the job. The question stayed open, and its "continue" stopped the node.
+    "workers that the guard kills end the question, and an answer ends no job": case(
+        "RecordFencing line KillWorkers EndQuestion line | - | Stopping, then Rejoin",
+        WorkerExited(round_number=3, local_rank=0, code=-9, fencings=1),
+        CONTINUE,
+        before=ASKED,
+    ),
+    "a round that ends after continue goes on": case(
+        "Asked(resume, 60 s) | EndQuestion line ParkWorkers SIGTERM GRACE:30 SLOW:5 | Stopping, then Rejoin",
+        CONTINUE,
+        BROKEN,
+        before=ASKED,
+    ),
+    "ranks that have saved end the job with its own code": case(
+        "RecordJobFailure EndQuestion KillWorkers | Stopping, then 143",
+        rdzv.JobEnded(succeeded=False, is_drained=True),
+        before=(*SAVING, DONE),
+    ),
+    "not at the terminal": case(
+        "line Leaving(Ctrl-C) SIGINT GRACE:30 SLOW:5 | ENDS", replace(CTRL_C, is_at_terminal=False)
+    ),
+    "a quit of the debugger": case(
+        "line Leaving(why) SIGINT GRACE:30 SLOW:5 | ENDS", replace(CTRL_C, quit_reason="why")
+    ),
+    "the guard died": case("line Leaving(own) KillWorkers | ENDS", replace(CTRL_C, guard_died=True)),
+    "SIGHUP": case(
+        "line Leaving(signal) SIGHUP GRACE:30 SLOW:5 | Stopping, then 129", replace(CTRL_C, signum=signal.SIGHUP)
+    ),
+    "without the option nothing is asked": case(
+        "line Leaving(Ctrl-C) SIGINT GRACE:30 SLOW:5 | ENDS", CTRL_C, asks_at_interrupt=False
+    ),
+    "a debugger that has the terminal gets Ctrl-C": case("InterruptWorker(1) | Running", replace(CTRL_C, foreground=1)),
+}
 
 
-def start_stopping(actions) -> bool:
-    return list_kinds(actions)[:3] == STOPS
-
-
-def test_ctrl_c_pauses_the_job_and_then_asks():
-    node = Node()
-    line, pause = node.send(CTRL_C)
-    assert line == PrintLine(text="pausing all ranks at one step; Ctrl-C again kills")
-    assert pause == request(AskKind.PAUSE)
-    assert node.answer(AskOutcome.DONE) == [PrintLine(text="done"), AskPerson()]
-
-
-@pytest.mark.parametrize("outcome", [each for each in AskOutcome if each is not AskOutcome.DONE])
-def test_a_pause_that_fails_makes_it_an_ordinary_ctrl_c(outcome):
-    node = Node()
-    node.send(CTRL_C)
-    actions = node.answer(outcome)
-    assert actions[0] == PrintLine(text=outcome.value)
-    assert start_stopping(actions)
-    assert isinstance(node.state.phase, Stopping)
-    [finish] = node.send(WorkersGone(round_number=3)) or [node.state.phase.then]
-    assert finish.code == 128 + signal.SIGINT
-
-
-@pytest.mark.parametrize("outcome", [AskOutcome.DONE, AskOutcome.REFUSED], ids=["paused", "the pause has ended"])
-def test_save_resumes_and_stops_at_one_step(outcome):
-    node = pause()
-    assert node.send(SAVE) == [request(AskKind.RESUME)]
-    assert node.answer(outcome)[-1] == request(AskKind.STOP)
-    assert node.answer(AskOutcome.DONE) == []
-    assert isinstance(node.state.phase, Running), "the ranks end by themselves"
-
-
-def test_ranks_that_never_stop_save_a_checkpoint_and_get_the_signal():
-    node = start_saving()
-    assert node.answer(AskOutcome.REFUSED)[-1] == request(AskKind.CHECKPOINT)
-    saved = node.answer(AskOutcome.DONE)
-    assert saved[0] == PrintLine(text="done"), "a node that leaves prints no notice of the leader"
-    assert start_stopping(saved)
+@pytest.mark.parametrize("name", CASES)
+def test_history(name: str) -> None:
+    gives, events, before, asks_at_interrupt = CASES[name]
+    node = RunningNode(ROUND, asks_at_interrupt=asks_at_interrupt)
+    node.send(*before)
+    for word, meaning in WORDS.items():
+        gives = gives.replace(word, meaning)
+    assert show_history(node, *events) == gives
 
 
 def test_a_refusal_is_printed_once():
     """The leader's node also printed its notice of the same words."""
     refused = Answer(outcome=AskOutcome.REFUSED, line="rank 0 never called wait_while_paused")
-    leader, other = Node(), Node()
+    leader, other = (RunningNode(ROUND, asks_at_interrupt=True) for _ in range(2))
     leader.send(CTRL_C)
-    told = leader.send(Notice(text=f"muster pause: refused, because {refused.line}"))
+    told = leader.send(rdzv.Notice(text=f"muster pause: refused, because {refused.line}"))
     assert [f"refused, because {refused.line}" in each for each in [each.text for each in told]] == [True]
     other.send(CTRL_C)
     for node, count in ((leader, 0), (other, 1)):
-        answered = node.send(RequestAnswered(request=TERMINAL_REQUEST, answer=refused))
-        assert answered.count(PrintLine(text=refused.line)) == count
-
-
-@pytest.mark.parametrize("outcome", [AskOutcome.LATE, AskOutcome.LOST])
-def test_a_stop_that_is_late_makes_it_an_ordinary_ctrl_c(outcome):
-    node = start_saving()
-    assert start_stopping(node.answer(outcome))
-
-
-def test_stop_is_an_ordinary_ctrl_c():
-    node = pause()
-    assert start_stopping(node.send(STOP))
-
-
-@pytest.mark.parametrize("outcome", AskOutcome)
-def test_continue_resumes_whatever_the_answer_is(outcome):
-    node = pause()
-    assert node.send(CONTINUE) == [request(AskKind.RESUME)]
-    assert list_kinds(node.answer(outcome)) == [EndQuestion]
-    assert isinstance(node.state.phase, Running)
-    assert request(AskKind.PAUSE) in node.send(CTRL_C), "the next Ctrl-C asks again"
-
-
-def test_what_is_no_choice_asks_again():
-    node = pause()
-    assert node.send(PersonChose(choice=None)) == [AskPerson()]
-    assert node.send(CONTINUE) == [request(AskKind.RESUME)]
-
-
-def test_a_choice_after_the_question_changes_nothing():
-    assert Node().send(STOP) == []
-    node = pause()
-    node.send(CONTINUE)
-    assert node.send(STOP) == []
-
-
-@pytest.mark.parametrize("history", [(), (SAVE,), (None,)], ids=["pausing", "saving", "asked"])
-def test_a_second_ctrl_c_kills(history):
-    node = Node()
-    node.send(CTRL_C)
-    if history:
-        node.answer(AskOutcome.DONE)
-        node.send(*filter(None, history))
-    actions = node.send(CTRL_C)
-    assert start_stopping(actions)
-    assert KillWorkers in list_kinds(actions)
-
-
-def test_a_second_ctrl_c_kills_also_while_the_ranks_save_and_end():
-    node = start_saving()
-    node.answer(AskOutcome.DONE)
-    assert KillWorkers in list_kinds(node.send(CTRL_C))
-
-
-def test_another_signal_ends_the_question():
-    node = pause()
-    assert start_stopping(node.send(SignalReceived(signum=signal.SIGTERM)))
-    assert node.send(STOP) == []
-
-
-def test_a_round_that_ends_while_the_person_is_asked_ends_the_question_and_the_job_goes_on():
-    node = pause()
-    actions = node.send(BROKEN)
-    assert actions[:2] == [
-        EndQuestion(),
-        PrintLine(text="the round has ended, and the pause with it; Ctrl-C asks again"),
-    ]
-    assert not isinstance(node.state.phase.then, Finish)
-    assert node.send(SAVE) == []
-
-
-@pytest.mark.parametrize("history", [(), (SAVE,)], ids=["pausing", "saving"])
-def test_a_round_that_ends_while_the_job_is_asked_makes_it_an_ordinary_ctrl_c(history):
-    node = Node()
-    node.send(CTRL_C)
-    if history:
-        node.answer(AskOutcome.DONE)
-        node.send(*history)
-    actions = node.send(BROKEN)
-    assert AnswerPerson not in list_kinds(actions), "the terminal's request has no other person"
-    assert isinstance(node.state.phase.then, Finish)
-    assert node.state.phase.then.code == 128 + signal.SIGINT
-
-
-def test_a_round_of_another_leader_ends_the_question():
-    node = pause()
-    assert EndQuestion in list_kinds(node.send(RoundFormed(round=replace(ROUND, number=4))))
-    assert node.state.interrupt is None
-
-
-def test_workers_that_the_guard_kills_end_the_question_and_an_answer_ends_no_job():
-    """The node had lost contact with the job. The question stayed open, and its "continue" stopped the node."""
-    node = pause()
-    fenced = node.send(WorkerExited(round_number=3, local_rank=0, code=-9, fencings=1))
-    assert EndQuestion() in fenced
-    assert node.send(CONTINUE) == []
-    assert isinstance(node.state.phase.then, Rejoin)
-
-
-def test_a_round_that_ends_after_continue_goes_on():
-    node = pause()
-    node.send(CONTINUE)
-    node.send(BROKEN)
-    assert not isinstance(node.state.phase.then, Finish)
-
-
-def test_ranks_that_have_saved_end_the_job_with_its_own_code():
-    node = start_saving()
-    node.answer(AskOutcome.DONE)
-    actions = node.send(JobEnded(succeeded=False, is_drained=True))
-    assert EndQuestion in list_kinds(actions)
-    assert node.state.phase.then.code == 143
-
-
-@pytest.mark.parametrize(
-    "received",
-    [
-        replace(CTRL_C, is_at_terminal=False),
-        replace(CTRL_C, quit_reason="why"),
-        replace(CTRL_C, guard_died=True),
-        replace(CTRL_C, signum=signal.SIGHUP),
-    ],
-)
-def test_what_does_not_ask(received):
-    assert Leaving in list_kinds(Node().send(received))
-
-
-def test_without_the_option_nothing_is_asked():
-    node = Node()
-    node.state = replace(node.state, rules=NodeRules(nproc=2))
-    assert Leaving in list_kinds(node.send(CTRL_C))
-
-
-def test_a_debugger_that_has_the_terminal_gets_ctrl_c():
-    assert Node().send(replace(CTRL_C, foreground=1)) == [InterruptWorker(local_rank=1)]
+        answered = node.send(rdzv.RequestAnswered(request=TERMINAL_REQUEST, answer=refused))
+        assert answered.count(do.PrintLine(text=refused.line)) == count
 
 
 @pytest.mark.parametrize(

@@ -1,226 +1,169 @@
 """What persons ask for, as one node sees it: requests, answers, pauses and checkpoints."""
 
+from typing import Any
+
 import pytest
-from doubles.node_history import RunningNode
+from doubles.node_history import RunningNode, show_history
 from doubles.samples import make_round
 
 from muster._shared.contract import AskKind, AskOutcome
-from muster._shared.fields import LateRank
 from muster._shared.layouts import StatusPageLayout as Layout
 from muster._shared.records import replace
 from muster._shared.reports import Answer, Stack
-from muster.agent.node.actions import (
-    AnswerPerson,
-    PrintStacks,
-    ReadSlots,
-    ReportIdle,
-    SendStacks,
-    WithdrawCommand,
-    WriteCommand,
-    WriteDeadline,
-)
-from muster.agent.node.events import (
-    Requested,
-    RoundTimer,
-    SlotsRead,
-    StacksRequested,
-    TimerExpired,
-    TimerPurpose,
-    WorkersIdle,
-)
-from muster.agent.node.state import Delaying, Joining, NodeRules, NodeState
+from muster.agent.node import actions as do
+from muster.agent.node import events as on
+from muster.agent.node.state import Delaying, Joining
 from muster.agent.node.worker_decisions import OWN_REQUEST
+from muster.agent.rendezvous import interface as rdzv
 from muster.agent.rendezvous.drain_ceiling import RankSlot
-from muster.agent.rendezvous.interface import (
-    Asked,
-    BreakKind,
-    DrainBegun,
-    DrainCommitted,
-    DrainFollowed,
-    DrainReported,
-    DrainWithdrawn,
-    RequestAnswered,
-    RoundBroken,
-    RoundFormed,
-    StacksWanted,
-)
 from muster.agent.rendezvous.report_messages import RequestAnswer
 
 ROUND = make_round(number=3, rank_offset=2)
-ASKED = Requested(request=1, kind=AskKind.PAUSE, limit_s=30.0)
+ASKED = on.Requested(request=1, kind=AskKind.PAUSE, limit_s=30.0)
 DONE = Answer(outcome=AskOutcome.DONE, line="done")
 
 
-class Node(RunningNode):
-    """In round 3."""
-
-    def __init__(self) -> None:
-        super().__init__(ROUND)
-
-    def begin(self, kind: int):
-        return self.send(DrainBegun(round_number=3, drain=1, limit_s=30.0, kind=kind, is_asked=True))
-
-    def commit(self, kind: int):
-        self.begin(kind)
-        look = TimerExpired(timer=RoundTimer(purpose=TimerPurpose.LOOK, round_number=3, number=1))
-        [report] = self.send(read(10, 9), look, read(10, 10))
-        assert isinstance(report, DrainReported)
-        return self.send(DrainCommitted(round_number=3, drain=1, step=12))
-
-
-def read(*asked: int, saved: int | None = None) -> SlotsRead:
+def read(*asked: int, saved: int | None = None, stride: int = 1) -> on.SlotsRead:
     slots = tuple(
-        RankSlot(global_rank=2 + rank, step=each, asked=each, stride=1, is_asking=True, saved=saved, silent_s=4.0)
+        RankSlot(global_rank=2 + rank, step=each, asked=each, stride=stride, is_asking=True, saved=saved, silent_s=4.0)
         for rank, each in enumerate(asked)
     )
-    return SlotsRead(round_number=3, drain=1, slots=slots)
+    return on.SlotsRead(round_number=3, drain=1, slots=slots)
 
 
-def over() -> TimerExpired:
-    return TimerExpired(timer=RoundTimer(purpose=TimerPurpose.DRAIN, round_number=3, number=1))
+def expired(purpose: on.TimerPurpose) -> on.TimerExpired:
+    return on.TimerExpired(timer=on.RoundTimer(purpose=purpose, round_number=3, number=1))
 
 
-@pytest.mark.parametrize("kind", [RequestAnswered, RequestAnswer])
-def test_a_request_goes_to_the_leader_and_its_answer_back(kind):
-    """Also the answer as it has travelled."""
-    node = Node()
-    assert node.send(ASKED) == [Asked(round_number=ROUND.number, request=1, kind=AskKind.PAUSE, limit_s=30.0)]
-    answered = kind(request=1, answer=DONE)
-    assert node.send(answered) == [AnswerPerson(requests=(1,), answer=DONE)]
-    assert node.send(answered) == []
+def begin(kind: int) -> rdzv.DrainBegun:
+    return rdzv.DrainBegun(round_number=3, drain=1, limit_s=30.0, kind=kind, is_asked=True)
 
 
-def test_without_workers_a_request_is_refused():
-    node = Node()
-    node.state = NodeState(rules=NodeRules(nproc=2), phase=Joining(last=ROUND))
-    [refused] = node.send(ASKED)
-    assert (refused.requests, refused.answer.outcome) == ((1,), AskOutcome.REFUSED)
+def commit(kind: int) -> tuple[Any, ...]:
+    return begin(kind), read(10, 9), LOOK, read(10, 10), rdzv.DrainCommitted(round_number=3, drain=1, step=12)
 
 
-def test_every_request_is_answered_when_the_leader_is_lost():
-    node = Node()
+def case(gives: str, *events: Any, before: tuple[Any, ...] = (), group_world_size: int = 1) -> Any:
+    """What the node does at each of these events, and its phase after them."""
+    return gives, events, before, group_world_size
+
+
+LOOK, LATE = expired(on.TimerPurpose.LOOK), expired(on.TimerPurpose.DRAIN)
+IDLE = on.WorkersIdle(round_number=3, reason="idle")
+WITHDRAWN = rdzv.DrainWithdrawn(round_number=3, drain=1, reason="resumed")
+FENCED = rdzv.RoundBroken(round_number=3, kind=rdzv.BreakKind.FENCED, reason="the leader was lost")
+NEXT = rdzv.RoundFormed(round=replace(ROUND, number=4))
+STACKS = on.StacksRequested()
+REFUSED = rdzv.RequestAnswered(request=OWN_REQUEST, answer=Answer(outcome=AskOutcome.REFUSED, line="it cannot"))
+PAUSE, CHECKPOINT, STOP = Layout.PAUSE, Layout.CHECKPOINT, Layout.STOP
+CASES = {
+    # Also the answer as it has travelled.
+    **{
+        f"a request goes to the leader, and its answer back, once: {kind.__name__}": case(
+            "Asked(pause, 30 s) | Answer(1 done) | - | Running", ASKED, *[kind(request=1, answer=DONE)] * 2
+        )
+        for kind in (rdzv.RequestAnswered, RequestAnswer)
+    },
+    "every request is answered when the leader is lost, once": case(
+        "Answer(1 lost) line KillWorkers | - | Stopping, then Rejoin",
+        FENCED,
+        rdzv.RequestAnswered(request=1, answer=DONE),
+        before=(ASKED,),
+    ),
+    "when another leader has formed a round": case(
+        "Answer(1 lost) KillWorkers | Stopping, then StartNext", NEXT, before=(ASKED,)
+    ),
+    "a pause is reported when all ranks wait; a hang counts again when it is over": case(
+        *(
+            "LOOK:0.02 | Read(1, pause) | Followed() | - | - | - | WithdrawCommand | ReportIdle | Running",
+            read(12, 11),
+            LOOK,
+            read(12, 12),
+            LOOK,
+            LATE,
+            IDLE,
+            WITHDRAWN,
+            IDLE,
+        ),
+        before=commit(PAUSE),
+    ),
+    "ranks that are late are named at the end of the limit": case(
+        "Read(1, pause) | Followed(3: 7 since 4) | Running", LATE, read(12, 7), before=commit(PAUSE)
+    ),
+    "those that have not saved, too": case(
+        "Read(1, checkpoint) | Followed(2: 12 since 4, 3: 12 since 4) | Running",
+        LATE,
+        read(12, 12, saved=11),
+        before=commit(CHECKPOINT),
+    ),
+    "a checkpoint has no deadline": case("DRAIN:30 Read(1, checkpoint) | Running", begin(CHECKPOINT)),
+    "and stops no worker": case(
+        "Write(1: 12, committed, checkpoint) | WithdrawCommand | Running",
+        commit(CHECKPOINT)[-1],
+        WITHDRAWN,
+        before=commit(CHECKPOINT)[:-1],
+    ),
+    "a pause looks whether all ranks wait": case(
+        "Write(1: 12, committed, pause) Read(1, pause) | Running", commit(PAUSE)[-1], before=commit(PAUSE)[:-1]
+    ),
+    "stacks are collected for the leader": case(
+        "SendStacks(5) | - | Running",
+        rdzv.StacksWanted(round_number=3, number=5),
+        rdzv.StacksWanted(round_number=2, number=6),
+    ),
+    "SIGQUIT asks the leader for those of all nodes; what it refuses, the node prints of its own": case(
+        "Asked(stacks, 4 s) | PrintStacks | Running", STACKS, REFUSED, group_world_size=2
+    ),
+    "what was asked for stacks is no person": case(
+        "KillWorkers | Stopping, then StartNext", NEXT, before=(STACKS,), group_world_size=2
+    ),
+    # It is not known how far they will ask: they have asked once.
+    "ranks that let no step be agreed on are named at the end of the limit": case(
+        "Read(1, pause) | Followed(2: 10 since 4, 3: 10 since 4) | Running",
+        LATE,
+        read(10, 10, stride=0),
+        before=(begin(PAUSE), read(10, 10, stride=0)),
+    ),
+    "a node that has reported names no rank when others let none be agreed on": case(
+        "Read(1, pause) | Followed() | Running", LATE, read(10, 10), before=commit(PAUSE)[:-1]
+    ),
+    "what was read after a pause was withdrawn changes nothing": case(
+        "- | - | Running", read(10, 10), LOOK, before=(begin(PAUSE), WITHDRAWN)
+    ),
+    "a stop that a person asked for reports its late ranks and gives them the grace period": case(
+        "Read(1) TOLD:30 | Running", LATE, before=commit(STOP)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_history(name: str) -> None:
+    gives, events, before, group_world_size = CASES[name]
+    node = RunningNode(replace(ROUND, group_world_size=group_world_size))
+    node.send(*before)
+    assert show_history(node, *events) == gives
+
+
+@pytest.mark.parametrize("event", [FENCED, NEXT])
+def test_the_answer_that_a_lost_leader_owes_says_so(event: Any) -> None:
+    node = RunningNode(ROUND)
     node.send(ASKED)
-    actions = node.send(RoundBroken(round_number=3, kind=BreakKind.FENCED, reason="the leader was lost"))
-    [lost] = [each for each in actions if isinstance(each, AnswerPerson)]
-    assert (lost.requests, lost.answer.outcome) == ((1,), AskOutcome.LOST)
+    [lost] = [each for each in node.send(event) if isinstance(each, do.AnswerPerson)]
     assert "leader was lost" in lost.answer.line
-    assert node.send(RequestAnswered(request=1, answer=DONE)) == [], "it has its answer"
 
 
-def test_every_request_is_answered_when_another_leader_has_formed_a_round():
-    node = Node()
-    node.send(ASKED)
-    actions = node.send(RoundFormed(round=replace(ROUND, number=4)))
-    [lost] = [each for each in actions if isinstance(each, AnswerPerson)]
-    assert (lost.requests, lost.answer.outcome, "leader was lost" in lost.answer.line) == ((1,), AskOutcome.LOST, True)
-
-
-def test_a_pause_is_reported_when_all_ranks_wait():
-    node = Node()
-    write, look = node.commit(Layout.PAUSE)
-    assert write == WriteCommand(drain=1, step=12, is_committed=True, kind=Layout.PAUSE)
-    assert look == ReadSlots(round_number=3, drain=1, kind=Layout.PAUSE)
-    [again] = node.send(read(12, 11))
-    assert node.send(TimerExpired(timer=again.timer)) == [look]
-    assert node.send(read(12, 12)) == [DrainFollowed(round_number=ROUND.number, drain=1)]
-    assert node.send(TimerExpired(timer=again.timer)) == []
-    assert node.send(over()) == []
-    assert node.send(WorkersIdle(round_number=3, reason="idle")) == []
-    assert node.send(DrainWithdrawn(round_number=3, drain=1, reason="resumed")) == [WithdrawCommand()]
-    assert [type(each) for each in node.send(WorkersIdle(round_number=3, reason="idle"))] == [ReportIdle]
-
-
-def test_ranks_that_are_late_are_named_at_the_end_of_the_limit():
-    late = LateRank(global_rank=3, step=7, silent_s=4.0)
-    node = Node()
-    node.commit(Layout.PAUSE)
-    assert node.send(over()) == [ReadSlots(round_number=3, drain=1, kind=Layout.PAUSE)]
-    assert node.send(read(12, 7)) == [DrainFollowed(round_number=ROUND.number, drain=1, late=(late,))]
-    node = Node()
-    node.commit(Layout.CHECKPOINT)
-    node.send(over())
-    [report] = node.send(read(12, 12, saved=11))
-    assert [rank.global_rank for rank in report.late] == [2, 3]
-
-
-def test_a_checkpoint_has_no_deadline_and_stops_no_worker():
-    node = Node()
-    assert WriteDeadline not in map(type, node.begin(Layout.CHECKPOINT))
-    node = Node()
-    [write] = node.commit(Layout.CHECKPOINT)
-    assert write.kind == Layout.CHECKPOINT
-    assert not node.state.phase.drain.is_told
-    assert node.send(DrainWithdrawn(round_number=3, drain=1, reason="all have saved")) == [WithdrawCommand()]
-
-
-def test_stacks_are_collected_for_the_leader():
-    node = Node()
-    assert node.send(StacksWanted(round_number=3, number=5)) == [SendStacks(round=ROUND, number=5)]
-    assert node.send(StacksWanted(round_number=2, number=6)) == []
+def test_without_workers_a_request_is_refused_and_the_leader_gets_no_stacks() -> None:
+    node = RunningNode(ROUND)
+    node.state = replace(node.state, phase=Joining(last=ROUND))
+    assert show_history(node, ASKED) == "Answer(1 refused) | Joining"
     node.state = replace(node.state, phase=Delaying(round=ROUND, is_held=True))
-    assert node.send(StacksWanted(round_number=3, number=7)) == [SendStacks(round=ROUND, number=7)], "it has none"
+    assert show_history(node, rdzv.StacksWanted(round_number=3, number=7)) == "SendStacks(7) | Delaying", "it has none"
 
 
-def test_a_node_that_gets_sigquit_prints_what_the_leader_has_collected():
-    node = Node()
-    node.state = replace(node.state, phase=replace(node.state.phase, round=replace(ROUND, group_world_size=2)))
-    [asked] = node.send(StacksRequested())
-    assert (asked.request, asked.kind) == (OWN_REQUEST, AskKind.STACKS)
+def test_a_node_that_gets_sigquit_prints_what_the_leader_has_collected() -> None:
+    node = RunningNode(replace(ROUND, group_world_size=2))
+    node.send(STACKS)
     stack = Stack(global_rank=3, node=1, local_rank=1, text="File x")
-    answer = Answer(outcome=AskOutcome.LATE, line="the stacks of 1 of 2 ranks", stacks=(stack,))
-    printed = node.send(RequestAnswered(request=OWN_REQUEST, answer=answer))
-    assert [line.text for line in printed] == ["the stacks of 1 of 2 ranks", "stacks of rank 3:", "  File x"]
-
-
-def test_a_node_whose_leader_refuses_prints_its_own_stacks():
-    node = Node()
-    formed = replace(ROUND, group_world_size=2)
-    node.state = replace(node.state, phase=replace(node.state.phase, round=formed))
-    node.send(StacksRequested())
-    refused = Answer(outcome=AskOutcome.REFUSED, line="this backend cannot")
-    assert node.send(RequestAnswered(request=OWN_REQUEST, answer=refused)) == [PrintStacks(round=formed)]
-
-
-def test_what_was_asked_for_stacks_is_no_person():
-    node = Node()
-    node.state = replace(node.state, phase=replace(node.state.phase, round=replace(ROUND, group_world_size=2)))
-    node.send(StacksRequested())
-    assert AnswerPerson not in map(type, node.send(RoundFormed(round=replace(ROUND, number=4))))
-
-
-def test_ranks_that_let_no_step_be_agreed_on_are_named_at_the_end_of_the_limit():
-    """It is not known how far they will ask: they have asked once."""
-    node = Node()
-    node.begin(Layout.PAUSE)
-    once = SlotsRead(round_number=3, drain=1, slots=tuple(replace(slot, stride=0) for slot in read(10, 10).slots))
-    node.send(once)
-    assert node.send(over()) == [ReadSlots(round_number=3, drain=1, kind=Layout.PAUSE)]
-    [report] = node.send(once)
-    assert isinstance(report, DrainFollowed)
-    assert [(late.global_rank, late.step) for late in report.late] == [(2, 10), (3, 10)]
-
-
-def test_a_node_that_has_reported_names_no_rank_when_others_let_no_step_be_agreed_on():
-    node = Node()
-    node.begin(Layout.PAUSE)
-    look = TimerExpired(timer=RoundTimer(purpose=TimerPurpose.LOOK, round_number=3, number=1))
-    [report] = node.send(read(10, 9), look, read(10, 10))
-    assert isinstance(report, DrainReported)
-    node.send(over())
-    assert node.send(read(10, 10)) == [DrainFollowed(round_number=ROUND.number, drain=1)]
-
-
-def test_what_was_read_after_a_pause_was_withdrawn_changes_nothing():
-    node = Node()
-    node.begin(Layout.PAUSE)
-    node.send(DrainWithdrawn(round_number=3, drain=1, reason="resumed"))
-    assert node.send(read(10, 10)) == []
-    assert node.send(TimerExpired(timer=RoundTimer(purpose=TimerPurpose.LOOK, round_number=3, number=1))) == []
-
-
-def test_a_stop_that_a_person_asked_for_reports_its_late_ranks_and_gives_them_the_grace_period():
-    node = Node()
-    node.commit(Layout.STOP)
-    look, grace = node.send(over())
-    assert look == ReadSlots(round_number=3, drain=1, kind=Layout.STOP)
-    assert grace.timer.purpose is TimerPurpose.TOLD
+    answer = Answer(outcome=AskOutcome.LATE, line="stacks of 1", stacks=(stack,))
+    printed = node.send(rdzv.RequestAnswered(request=OWN_REQUEST, answer=answer))
+    assert [line.text for line in printed] == ["stacks of 1", "stacks of rank 3:", "  File x"]

@@ -73,7 +73,7 @@ def test_an_agent_that_was_started_again_says_since_when_it_counts(build: Build)
     bench.on("join", None, bench.form)
     bench.on("started", 1, lambda: bench.at(1.0, send_to_self(signal.SIGTERM)))
     assert bench.run() == 128 + signal.SIGTERM
-    assert any("since incarnation 2 of this node" in each for each in bench.lines)
+    assert any("since incarnation 2" in each for each in bench.lines)
     assert "no restarts since" in bench.last_lines[0]
 
 
@@ -125,8 +125,7 @@ def test_no_descriptors_for_a_workers_output(bench: Bench) -> None:
     fail_for_good(bench)
     assert bench.run() == 1
     [[failure]] = bench.details("failed")
-    assert failure.local_rank == 1
-    assert "local rank 1: Too many" in failure.reason
+    assert (failure.local_rank, "Too many open files" in failure.reason) == (1, True)
     assert bench.processes == []
     assert bench.names("failed", "stopped") == [("failed", 1), ("stopped", 1)]
 
@@ -266,12 +265,12 @@ def test_a_disk_that_hangs_keeps_the_agent_from_no_report(bench: Bench) -> None:
 
 
 def test_an_error_file_is_read(bench: Bench) -> None:
-    message = '{"message": {"message": "ValueError: no such shard", "extraInfo": {"py_callstack": "Traceback"}}}'
+    message = '{"message": {"message": "ValueError: no shard", "extraInfo": {"py_callstack": "Traceback"}}}'
     bench.on("started", 1, lambda: (Path(bench.error_file(1)).write_text(message), bench.end_worker(1, 1)))
     fail_for_good(bench)
     assert bench.run() == 1
     [[failure]] = bench.details("failed")
-    assert failure.exception == "ValueError: no such shard"
+    assert failure.exception == "ValueError: no shard"
 
 
 def test_a_worker_that_cannot_be_killed_holds_up_no_other_node(build: Build) -> None:
@@ -328,9 +327,7 @@ def steps() -> st.SearchStrategy[Callable[[Bench], object]]:
 @given(
     st.lists(st.tuples(st.sampled_from([0.0, 0.005, 0.05, 1.0, 7.0]), steps()), max_size=20), st.sets(st.integers(0, 1))
 )
-def test_whatever_happens_the_agent_ends_and_leaves_no_worker(
-    history: list[tuple[float, Callable[[Bench], object]]], deaf: set[int]
-) -> None:
+def test_whatever_happens_the_agent_ends_and_leaves_no_worker(history, deaf) -> None:
     """The bench itself refuses two live workers of one rank, descriptors left open, and a wait without an end."""
     with (
         pytest.MonkeyPatch.context() as monkeypatch,

@@ -6,8 +6,16 @@ from typing import Any
 import pytest
 
 from muster.agent.errors import EnvironmentFault, UsageError
-from muster.agent.placement.affinity import find_numactl, plan_affinity
-from muster.agent.placement.machine import CpuTopology, Gpu, choose_visible, format_ranges, list_gpus, parse_ranges
+from muster.agent.placement.affinity import (
+    CpuTopology,
+    Gpu,
+    choose_visible,
+    find_numactl,
+    format_ranges,
+    list_gpus,
+    parse_ranges,
+    plan_affinity,
+)
 
 CORES_PER_NODE, NODES, NODES_PER_SOCKET, CORES_PER_COMPLEX = 4, 4, 2, 2
 CORES = CORES_PER_NODE * NODES
@@ -73,11 +81,6 @@ def test_exclusive_gives_the_odd_core_to_the_first(sys_root: Path) -> None:
     assert plan(sys_root, "exclusive", 2, allowed=range(3)) == ["0-1", "2"]
 
 
-def test_exclusive_with_too_few_cores(sys_root: Path) -> None:
-    with pytest.raises(UsageError, match="1 physical cores for 2 workers"):
-        plan(sys_root, "exclusive", 2, allowed=range(1))
-
-
 def test_core_complex_takes_the_fullest_first_and_shares_when_there_are_too_few(sys_root: Path) -> None:
     assert plan(sys_root, "core-complex", 3) == ["0-1,16-17", "2-3,18-19", "12-13,28-29"]
     assert plan(sys_root, "core-complex", 2, allowed=range(1, 4)) == ["2-3", "1"]
@@ -100,16 +103,20 @@ def test_without_gpus_workers_are_spread_over_the_nodes(sys_root: Path) -> None:
     assert plan(sys_root, "node", 2, gpus=(), allowed=range(4, 8)) == ["4-7", "4-7"]
 
 
-def test_more_workers_than_gpus(sys_root: Path) -> None:
-    with pytest.raises(UsageError, match="4 workers and 3 GPUs"):
-        plan(sys_root, "node", 4)
-    with pytest.raises(UsageError, match=r"2 workers and 1 GPU$"):
-        plan(sys_root, "node", 2, gpus=GPUS[:1])
-
-
-def test_a_gpu_whose_cpus_are_not_allowed(sys_root: Path) -> None:
-    with pytest.raises(EnvironmentFault, match="CPU of NUMA node 3"):
-        plan(sys_root, "node", 3, allowed=range(4))
+@pytest.mark.parametrize(
+    ("kind", "nproc", "more", "error", "facts"),
+    [
+        ("exclusive", 2, {"allowed": range(1)}, UsageError, ["1 physical", "2 workers"]),
+        ("node", 4, {}, UsageError, ["4 workers", "3 GPUs"]),
+        ("node", 2, {"gpus": GPUS[:1]}, UsageError, ["2 workers", "1 GPU"]),
+        ("node", 3, {"allowed": range(4)}, EnvironmentFault, ["NUMA node 3"]),
+    ],
+    ids=["too few cores", "too few GPUs", "one GPU", "its CPUs are not allowed"],
+)
+def test_what_cannot_be_bound(sys_root: Path, kind, nproc, more, error, facts) -> None:
+    with pytest.raises(error) as caught:
+        plan(sys_root, kind, nproc, **more)
+    assert [fact for fact in facts if fact not in str(caught.value)] == []
 
 
 @pytest.mark.parametrize("kind", ["node", "socket", "exclusive", "core-complex"])

@@ -9,7 +9,7 @@ from muster.agent.rendezvous.consensus.events import Reported, RoundAcknowledged
 from muster.agent.rendezvous.consensus.recovery import RecoveryRecord
 from muster.agent.rendezvous.consensus.state import RoundRunning
 from muster.agent.rendezvous.interface import Saved
-from muster.agent.rendezvous.member.recovery import MemberRecovery
+from muster.agent.rendezvous.member.state import MemberRecovery
 from muster.agent.round import Checkpoint
 
 NODES = 3

@@ -1,5 +1,7 @@
 """Event histories through the leader's pure state machine."""
 
+from typing import Any
+
 import pytest
 from doubles.leader_history import Leader, failure, member, rules
 
@@ -24,8 +26,25 @@ from muster.agent.rendezvous.interface import AllSucceeded, BreakKind, Leaving, 
 from muster.agent.rendezvous.report_messages import Failed, Idle, Stopped
 
 
+def start(count: int, *sizes: int, **more: int) -> Leader:
+    """The leader of a job of these sizes whose first round has so many nodes."""
+    leader = Leader(rules(*sizes, **more))
+    leader.join(*range(count))
+    if not leader.state.assignments:
+        leader.wait(3.1)  # the last call
+    leader.formed()
+    return leader
+
+
 def importing(number: int) -> MemberRecord:
     return replace(member(number), is_prepared=False)
+
+
+def known_after(*, ended: list[int], **changes: Any) -> RecoveryRecord:
+    """What members know of round 4, of three nodes, in the second attempt."""
+    values: dict[str, Any] = {"leader_id": "m0", "size": 3, "leader_group_rank": 0, "ended": frozenset(ended)}
+    last = RecoveredRound(round_number=4, **{**values, **changes})
+    return RecoveryRecord(round_number=4, attempt=2, quorum_rounds=(last,))
 
 
 def test_a_full_job_forms_at_once_in_order_of_index() -> None:
@@ -55,9 +74,7 @@ def test_members_without_index_keep_their_order_of_joining() -> None:
 
 
 def test_a_join_breaks_a_running_round_after_the_batch_and_costs_no_attempt() -> None:
-    leader = Leader(rules(1, 4))
-    leader.join(0)
-    leader.wait(3.1)
+    leader = start(1, 1, 4)
     leader.join(1, after_s=5.0)
     leader.join(2, after_s=0.1)
     leader.wait(0.21)
@@ -71,9 +88,7 @@ def test_a_join_breaks_a_running_round_after_the_batch_and_costs_no_attempt() ->
 
 def test_a_join_that_fills_the_job_breaks_the_round_at_once() -> None:
     """No other node could join: waiting would only delay the new member."""
-    leader = Leader(rules(1, 3))
-    leader.join(0, 1)
-    leader.wait(3.1)
+    leader = start(2, 1, 3)
     leader.join(2, after_s=5.0)
     broken = leader.only(RoundBreak)
     assert (broken.kind, broken.is_join) == (BreakKind.MEMBERSHIP, True)
@@ -82,8 +97,7 @@ def test_a_join_that_fills_the_job_breaks_the_round_at_once() -> None:
 
 
 def test_a_running_round_continues_until_a_new_member_has_imported() -> None:
-    leader = Leader(rules(1, 4))
-    leader.form_by_last_call(2)
+    leader = start(2, 1, 4)
     leader.join(importing(2), after_s=5.0)
     assert "node 2 (h2) is waiting" in leader.only(Notify).text
     leader.join(importing(3), after_s=1.0)
@@ -102,8 +116,7 @@ def test_a_running_round_continues_until_a_new_member_has_imported() -> None:
     "event", [Reported(id="m2", message=Prepared()), MemberLost(id="m2", reason="connection closed")]
 )
 def test_a_batch_goes_on_when_no_import_is_awaited_any_more(event) -> None:
-    leader = Leader(rules(1, 6))
-    leader.form_by_last_call(2)
+    leader = start(2, 1, 6)
     leader.join(importing(2), after_s=5.0)
     leader.join(3, after_s=1.0)
     assert not leader.wait(1.1)
@@ -112,8 +125,7 @@ def test_a_batch_goes_on_when_no_import_is_awaited_any_more(event) -> None:
 
 
 def test_a_new_member_that_imports_without_end_and_is_lost_breaks_nothing() -> None:
-    leader = Leader(rules(1, 4))
-    leader.form_by_last_call(2)
+    leader = start(2, 1, 4)
     leader.join(importing(2), after_s=5.0)
     assert leader.next_due_s() == FOREVER
     assert not leader.wait(1000.0)
@@ -124,8 +136,7 @@ def test_a_new_member_that_imports_without_end_and_is_lost_breaks_nothing() -> N
 
 def test_a_prepared_member_waits_for_imports_but_not_for_ever() -> None:
     """Counted from when a member waits."""
-    leader = Leader(rules(1, 5))
-    leader.form_by_last_call(2)
+    leader = start(2, 1, 5)
     leader.join(importing(2), after_s=5.0)
     leader.join(3, after_s=100.0)
     assert leader.next_due_s() == pytest.approx(leader.now_s + 10.0)
@@ -140,8 +151,7 @@ def test_a_prepared_member_waits_for_imports_but_not_for_ever() -> None:
 
 
 def test_a_job_recovers_without_members_that_still_import() -> None:
-    leader = Leader(rules(1, 4))
-    leader.form_by_last_call(2)
+    leader = start(2, 1, 4)
     leader.join(importing(2), after_s=5.0)
     leader.lose(1, after_s=1.0)
     assert leader.reform(0) == ["m0"]
@@ -152,8 +162,7 @@ def test_a_job_recovers_without_members_that_still_import() -> None:
 
 
 def test_a_spare_that_has_imported_goes_before_one_that_has_not() -> None:
-    leader = Leader(rules(1, 2))
-    leader.form(2)
+    leader = start(2, 1, 2)
     leader.join(importing(2), after_s=5.0)
     leader.join(3)
     leader.lose(1, after_s=1.0)
@@ -162,18 +171,14 @@ def test_a_spare_that_has_imported_goes_before_one_that_has_not() -> None:
 
 def test_members_that_import_take_part_when_the_leaders_own_node_imports() -> None:
     leader = Leader(rules(1, 3), takeover=True)
-    last = RecoveredRound(
-        round_number=4, leader_id="old", size=1, leader_group_rank=0, node_indices=(), ended=frozenset()
-    )
-    known = RecoveryRecord(round_number=4, quorum_rounds=(last,))
+    known = known_after(ended=[], leader_id="old", size=1)
     leader.join(importing(0), member(1, recovery=known, ranks=(0,)), importing(2))
     leader.wait(10.0)
     assert len(leader.formed().assignments) == 3
 
 
 def test_a_new_member_that_leaves_again_breaks_nothing() -> None:
-    leader = Leader(rules(1, 4))
-    leader.form_by_last_call(2)
+    leader = start(2, 1, 4)
     leader.join(2, after_s=5.0)
     leader.feed(Reported(id="m2", message=Leaving(reason="received SIGTERM")), after_s=0.1)
     assert not leader.wait(0.2)
@@ -182,8 +187,7 @@ def test_a_new_member_that_leaves_again_breaks_nothing() -> None:
 
 def test_a_failure_becomes_final_though_an_event_overtook_its_tick() -> None:
     """Only a tick makes it final: a loss that is not reported yet may explain it."""
-    leader = Leader(rules(1, 2, max_restarts=0))
-    leader.form(2)
+    leader = start(2, 1, 2, max_restarts=0)
     leader.fail(1, after_s=10.0)
     assert not leader.feed(Reported(id="m0", message=RoundAcknowledged(round_number=1)), after_s=0.4)
     assert leader.next_due_s() == pytest.approx(10.3)
@@ -192,8 +196,7 @@ def test_a_failure_becomes_final_though_an_event_overtook_its_tick() -> None:
 
 
 def test_a_loss_explains_a_failure_though_both_are_seen_late() -> None:
-    leader = Leader(rules(1, 4, max_restarts=0))
-    leader.form(4)
+    leader = start(4, 1, 4, max_restarts=0)
     leader.fail(0, after_s=10.0)
     assert not leader.fail(2, after_s=0.4)
     leader.lose(1)
@@ -210,8 +213,7 @@ def test_the_join_timeout_ends_the_wait_though_an_event_overtook_its_tick() -> N
 
 
 def test_rendezvous_does_not_fail_before_the_fence_of_the_last_loss() -> None:
-    leader = Leader(rules(2, 3))
-    leader.form(3)
+    leader = start(3, 2, 3)
     leader.fail(0, after_s=10.0)
     leader.stop_all(0, 1)
     leader.lose(2, after_s=61.0)  # its workers took that long to stop
@@ -224,12 +226,9 @@ def test_rendezvous_does_not_fail_before_the_fence_of_the_last_loss() -> None:
 def test_a_process_end_that_a_joining_member_saw_starts_the_fence_time_again() -> None:
     """The process may have ended a moment ago: its guard has the fence time to kill its workers."""
     leader = Leader(rules(2, 4), takeover=True)
-    last = RecoveredRound(
-        round_number=4, leader_id="m3", size=4, leader_group_rank=3, node_indices=(), ended=frozenset()
-    )
-    known = RecoveryRecord(round_number=4, quorum_rounds=(last,))
-    leader.join(member(0, recovery=known, ranks=(0,)))
-    saw_end = replace(known, quorum_rounds=(replace(last, ended=frozenset({3})),))
+    old = {"leader_id": "m3", "size": 4, "leader_group_rank": 3}
+    leader.join(member(0, recovery=known_after(ended=[], **old), ranks=(0,)))
+    saw_end = known_after(ended=[3], **old)
     assert not leader.join(member(1, recovery=saw_end, ranks=(1,)), after_s=2.0)
     assert not leader.join(member(2, recovery=saw_end, ranks=(2,)), after_s=0.1)
     assert leader.next_due_s() == pytest.approx(2.3)
@@ -258,12 +257,7 @@ def test_a_takeover_with_a_spare_waits_for_the_lease_of_the_member_whose_place_i
 
 def test_a_takeover_waits_for_members_of_the_last_round_whichever_node_imports() -> None:
     leader = Leader(rules(1, 3), takeover=True)
-    quorum_rounds = (
-        RecoveredRound(
-            round_number=4, leader_id="m1", size=3, leader_group_rank=1, node_indices=(), ended=frozenset({1})
-        ),
-    )
-    known = RecoveryRecord(round_number=4, quorum_rounds=quorum_rounds)
+    known = known_after(ended=[1], leader_id="m1", leader_group_rank=1)
     leader.join(member(0, recovery=known, ranks=(0,)))
     leader.join(replace(importing(3), index=1), after_s=0.1)
     leader.join(importing(4), after_s=0.1)
@@ -273,16 +267,14 @@ def test_a_takeover_waits_for_members_of_the_last_round_whichever_node_imports()
 
 
 def test_a_member_that_fills_the_job_waits_for_no_import() -> None:
-    leader = Leader(rules(1, 3))
-    leader.form_by_last_call(2)
+    leader = start(2, 1, 3)
     leader.join(importing(2), after_s=5.0)
     leader.join(3, after_s=1.0)
     assert leader.only(RoundBreak).reason.startswith("node 3 (h3) join")
 
 
 def test_the_wait_for_imports_starts_again_when_the_waiting_member_was_lost() -> None:
-    leader = Leader(rules(1, 6))
-    leader.form_by_last_call(2)
+    leader = start(2, 1, 6)
     leader.join(importing(2), after_s=5.0)
     leader.join(3, after_s=1.0)
     leader.lose(3, after_s=1.0)
@@ -318,8 +310,7 @@ def test_a_broken_round_whose_members_import_does_not_wait_for_imports() -> None
 
 
 def test_a_loss_reforms_at_once_but_not_before_the_fence() -> None:
-    leader = Leader(rules(2, 3))
-    leader.form(3)
+    leader = start(3, 2, 3)
     leader.lose(1, after_s=10.0)
     broken = leader.only(RoundBreak)
     assert (broken.kind, broken.ids) == (BreakKind.MEMBERSHIP, ("m0", "m2"))
@@ -333,55 +324,43 @@ def test_a_loss_reforms_at_once_but_not_before_the_fence() -> None:
     assert form.attempt == 0
 
 
-def test_below_min_waits_and_then_fails() -> None:
-    leader = Leader(rules(2, 2))
-    leader.form(2)
-    leader.feed(MemberLost(id="m1", reason="silent"), after_s=1.0)
+@pytest.mark.parametrize("has_replacement", [True, False])
+def test_below_min_waits_for_a_replacement_and_then_fails(has_replacement: bool) -> None:
+    leader = start(2, 2, 2)
+    leader.lose(1, after_s=1.0)
     leader.stop_all(0)
     assert not leader.wait(50.0)
-    leader.wait(11.0)
-    assert "1 of at least 2" in leader.only(RendezvousFailed).reason
-
-
-def test_a_replacement_completes_the_job() -> None:
-    leader = Leader(rules(2, 2))
-    leader.form(2)
-    leader.feed(MemberLost(id="m1", reason="silent"), after_s=1.0)
-    leader.stop_all(0)
-    leader.join(replace(member(9), index=1), after_s=20.0)
-    assert leader.formed_of() == ["m0", "m9"]
+    if has_replacement:
+        leader.join(replace(member(9), index=1))
+        assert leader.formed_of() == ["m0", "m9"]
+    else:
+        leader.wait(11.0)
+        assert "1 of at least 2" in leader.only(RendezvousFailed).reason
 
 
 def test_a_failure_waits_for_the_end_of_a_silent_node() -> None:
     """Its guard kills its workers before it counts as lost, which makes workers of other nodes fail."""
-    leader = Leader(rules(2, 3, max_restarts=0))
-    leader.form(3)
-    assert not leader.feed(
-        Reported(id="m0", message=Failed(round_number=1, failures=(failure(0),)), suspicion_s=1.5), after_s=10.0
-    )
+    leader = start(3, 2, 3, max_restarts=0)
+    assert not leader.fail(0, suspicion_s=1.5, after_s=10.0)
     assert leader.next_due_s() == pytest.approx(leader.now_s + 1.8)
-    leader.feed(MemberLost(id="m2", reason="silent"), after_s=1.5)
+    leader.lose(2, after_s=1.5)
     assert leader.only(RoundBreak).kind is BreakKind.MEMBERSHIP
     leader.reform(0, 1)
     assert leader.formed().attempt == 0
 
 
 def test_a_silent_nodes_loss_gives_the_attempt_back() -> None:
-    leader = Leader(rules(2, 3, max_restarts=1))
-    leader.form(3)
-    leader.feed(
-        Reported(id="m0", message=Failed(round_number=1, failures=(failure(0),)), suspicion_s=1.5), after_s=10.0
-    )
+    leader = start(3, 2, 3, max_restarts=1)
+    leader.fail(0, suspicion_s=1.5, after_s=10.0)
     assert leader.only(RoundBreak).kind is BreakKind.FAILURE
     leader.stop_all(0, 1)
-    leader.feed(MemberLost(id="m2", reason="silent"), after_s=1.5)
+    leader.lose(2, after_s=1.5)
     leader.wait(0.31)
     assert leader.formed().attempt == 0
 
 
 def test_spares_wait_and_replace_lost_members() -> None:
-    leader = Leader(rules(2, 2))
-    leader.form(2)
+    leader = start(2, 2, 2)
     leader.join(5, after_s=1.0)
     assert not leader.wait(5.0)
     leader.lose(1)
@@ -395,9 +374,7 @@ def in_segment(number: int, segment: str) -> MemberRecord:
 def test_nodes_of_one_segment_get_adjacent_ranks() -> None:
     """Segments in the order of their first node: node 0 keeps rank 0. A node that tells none keeps its place."""
     leader = Leader(rules(6, 6))
-    for number, segment in enumerate("babca"):
-        leader.join(in_segment(number, segment))
-    leader.join(5)
+    leader.join(*(in_segment(*each) for each in enumerate("babca")), 5)
     assert leader.formed_of() == ["m0", "m2", "m1", "m4", "m3", "m5"]
     assert [each.group_rank for each in leader.formed().assignments] == [0, 1, 2, 3, 4, 5]
 
@@ -405,19 +382,16 @@ def test_nodes_of_one_segment_get_adjacent_ranks() -> None:
 @pytest.mark.parametrize(("lost", "taken", "order"), [(3, 9, [0, 1, 2, 9]), (1, 8, [0, 8, 2, 3])])
 def test_a_spare_of_the_same_segment_takes_over_first(lost: int, taken: int, order: list[int]) -> None:
     leader = Leader(rules(4, 4))
-    for number, segment in enumerate("aabb"):
-        leader.join(in_segment(number, segment))
+    leader.join(*(in_segment(*each) for each in enumerate("aabb")))
     leader.formed()
-    for number, segment in ((7, "c"), (8, "a"), (9, "b")):
-        leader.join(in_segment(number, segment), after_s=1.0)
+    leader.join(*(in_segment(*each) for each in enumerate("cab", 7)), after_s=1.0)
     leader.wait(5.0)
     leader.feed(MemberLost(id=f"m{lost}", reason="connection closed"))
     assert leader.reform(*({0, 1, 2, 3} - {lost})) == [f"m{number}" for number in order]
 
 
 def test_one_budget_for_the_whole_job() -> None:
-    leader = Leader(rules(2, 2, max_restarts=1))
-    leader.form(2)
+    leader = start(2, 2, 2, max_restarts=1)
     leader.fail(0, after_s=1.0)
     broken = leader.only(RoundBreak)
     assert (broken.kind, broken.recovery.value.attempt, broken.want_stacks) == (BreakKind.FAILURE, 1, True)
@@ -439,8 +413,7 @@ def test_one_budget_for_the_whole_job() -> None:
 
 
 def test_the_report_has_what_comes_with_the_end_of_the_workers() -> None:
-    leader = Leader(rules(3, 3, max_restarts=0))
-    leader.form(3)
+    leader = start(3, 3, 3, max_restarts=0)
     leader.fail(0, after_s=1.0)
     leader.wait(0.3)
     assert leader.only(RoundBreak).kind is BreakKind.FINAL
@@ -455,22 +428,19 @@ def test_the_report_has_what_comes_with_the_end_of_the_workers() -> None:
 
 
 def test_the_loss_of_a_node_does_not_explain_its_own_failure() -> None:
-    leader = Leader(rules(1, 2, max_restarts=3))
-    leader.form(2)
+    leader = start(2, 1, 2, max_restarts=3)
     leader.fail(1, after_s=9.0)
     leader.lose(1, after_s=0.5)
     leader.reform(0)
     assert leader.formed().attempt == 1
-    last = Leader(rules(1, 2, max_restarts=0))
-    last.form(2)
+    last = start(2, 1, 2, max_restarts=0)
     last.fail(1, after_s=9.0)
     last.lose(1, after_s=0.05)
     assert last.only(RoundBreak).kind is BreakKind.FINAL
 
 
 def test_a_spare_and_a_node_that_has_succeeded_break_no_round_when_they_stop() -> None:
-    leader = Leader(rules(2, 2))
-    leader.form(2)
+    leader = start(2, 2, 2)
     leader.join(5, after_s=1.0)
     leader.succeed(1)
     for number in (5, 1):
@@ -478,30 +448,21 @@ def test_a_spare_and_a_node_that_has_succeeded_break_no_round_when_they_stop() -
     assert isinstance(leader.state.phase, RoundRunning)
 
 
-def test_a_failure_explained_by_a_loss_costs_nothing() -> None:
-    leader = Leader(rules(1, 2, max_restarts=0))
-    leader.form(2)
+@pytest.mark.parametrize(
+    ("max_restarts", "after_s", "attempt"),
+    [(0, 0.05, 0), (3, 0.5, 0), (3, 20.0, 1)],
+    ids=["explained before it was final", "soon afterwards", "much later"],
+)
+def test_a_loss_that_explains_a_failure_gives_its_attempt_back(max_restarts, after_s: float, attempt: int) -> None:
+    leader = start(2, 1, 2, max_restarts=max_restarts)
     leader.fail(0, after_s=9.0)
-    leader.lose(1, after_s=0.05)
-    assert leader.only(RoundBreak).kind is BreakKind.MEMBERSHIP
-    leader.reform(0)
-    assert leader.formed().attempt == 0
-
-
-@pytest.mark.parametrize(("after_s", "attempt"), [(0.5, 0), (20.0, 1)])
-def test_an_attempt_is_refunded_when_another_member_is_lost_soon_afterwards(after_s: float, attempt: int) -> None:
-    leader = Leader(rules(1, 2, max_restarts=3))
-    leader.form(2)
-    leader.fail(0, after_s=9.0)
-    leader.feed(MemberLost(id="m1", reason="connection closed"), after_s=after_s)
+    leader.lose(1, after_s=after_s)
     leader.reform(0)
     assert leader.formed().attempt == attempt
 
 
 def test_a_join_does_not_hide_a_failure_that_waits_for_a_loss() -> None:
-    leader = Leader(rules(1, 4, max_restarts=0))
-    leader.join(0, 1)
-    leader.wait(3.1)
+    leader = start(2, 1, 4, max_restarts=0)
     leader.join(2, after_s=5.0)
     leader.fail(1, after_s=0.1)
     assert not leader.wait(0.15)
@@ -510,8 +471,7 @@ def test_a_join_does_not_hide_a_failure_that_waits_for_a_loss() -> None:
 
 
 def test_root_cause_is_the_earliest_by_age_and_never_a_worker_that_muster_stopped() -> None:
-    leader = Leader(rules(3, 3, max_restarts=0))
-    leader.form(3)
+    leader = start(3, 3, 3, max_restarts=0)
     leader.fail(0, age_s=0.0, after_s=5.0)
     leader.fail(2, age_s=0.2, after_s=0.1)
     leader.wait(0.31)
@@ -523,31 +483,19 @@ def test_root_cause_is_the_earliest_by_age_and_never_a_worker_that_muster_stoppe
     assert [(f.global_rank, f.collateral) for f in report.failures] == [(2, False), (0, False), (1, True)]
 
 
-def test_the_same_start_up_error_twice_in_a_row_is_not_retried() -> None:
-    leader = Leader(rules(1, 1, max_restarts=5))
-    leader.form(1)
-    early = {"early": True, "exception": "ImportError: no module named x"}
-    leader.fail(0, **early, after_s=1.0)
+@pytest.mark.parametrize(("second", "kind"), [("ImportError: x", BreakKind.FINAL), ("B", BreakKind.FAILURE)])
+def test_the_same_start_up_error_twice_in_a_row_is_not_retried(second: str, kind: BreakKind) -> None:
+    leader = start(1, 1, 1, max_restarts=5)
+    leader.fail(0, early=True, exception="ImportError: x", after_s=1.0)
     assert leader.only(RoundBreak).kind is BreakKind.FAILURE
     leader.stop_all(0)
-    leader.fail(0, **early, after_s=1.0)
+    leader.fail(0, early=True, exception=second, after_s=1.0)
     broken = leader.only(RoundBreak)
-    assert broken.kind is BreakKind.FINAL
-    assert "twice in a" in broken.reason
-
-
-def test_another_start_up_error_is_retried() -> None:
-    leader = Leader(rules(1, 1, max_restarts=5))
-    leader.form(1)
-    leader.fail(0, early=True, exception="A", after_s=1.0)
-    leader.stop_all(0)
-    leader.fail(0, early=True, exception="B", after_s=1.0)
-    assert leader.only(RoundBreak).kind is BreakKind.FAILURE
+    assert (broken.kind, "twice in a" in broken.reason) == (kind, kind is BreakKind.FINAL)
 
 
 def test_success_of_all_ends_the_job_and_one_that_was_lost_after_it_counts() -> None:
-    leader = Leader(rules(2, 3))
-    leader.form(3)
+    leader = start(3, 2, 3)
     leader.succeed(2)
     assert not leader.lose(2)
     leader.succeed(0, 1)
@@ -558,9 +506,7 @@ def test_success_of_all_ends_the_job_and_one_that_was_lost_after_it_counts() -> 
 
 
 def test_no_join_starts_a_round_once_a_node_has_succeeded() -> None:
-    leader = Leader(rules(1, 3))
-    leader.join(0, 1)
-    leader.wait(3.1)
+    leader = start(2, 1, 3)
     leader.succeed(0)
     leader.join(2)
     assert leader.next_due_s() == FOREVER
@@ -569,8 +515,7 @@ def test_no_join_starts_a_round_once_a_node_has_succeeded() -> None:
 
 
 def test_a_node_that_succeeded_takes_part_again_after_a_failure() -> None:
-    leader = Leader(rules(2, 2))
-    leader.form(2)
+    leader = start(2, 2, 2)
     leader.succeed(0)
     leader.fail(1, after_s=1.0)
     assert set(leader.only(RoundBreak).ids) == {"m0", "m1"}
@@ -580,10 +525,9 @@ def test_a_node_that_succeeded_takes_part_again_after_a_failure() -> None:
 
 
 def test_success_waits_for_members_that_may_continue_with_another_leader() -> None:
-    leader = Leader(rules(3, 3))
-    leader.form(3)
+    leader = start(3, 3, 3)
     for number in (1, 2):
-        leader.feed(Reported(id=f"m{number}", message=AllSucceeded(round_number=1)))
+        leader.succeed(number)
         leader.feed(MemberLost(id=f"m{number}", reason="connection closed"))
     assert not leader.succeed(0)
     leader.feed(ProcessEnded(id="m1"))
@@ -591,8 +535,7 @@ def test_success_waits_for_members_that_may_continue_with_another_leader() -> No
 
 
 def test_events_of_old_rounds_and_unknown_members_change_nothing() -> None:
-    leader = Leader(rules(2, 2))
-    leader.form(2)
+    leader = start(2, 2, 2)
     before = leader.state
     for event in (
         Reported(id="m1", message=Failed(round_number=0, failures=(failure(1),))),
@@ -613,8 +556,7 @@ def test_events_of_old_rounds_and_unknown_members_change_nothing() -> None:
 
 @pytest.mark.parametrize("is_interrupt", [True, False])
 def test_leaving_breaks_at_once_and_reforms_when_the_connection_is_gone(is_interrupt: bool) -> None:
-    leader = Leader(rules(1, 2))
-    leader.form(2)
+    leader = start(2, 1, 2)
     leader.feed(
         Reported(id="m1", message=Leaving(reason="SIGTERM", is_interrupt=is_interrupt, is_told=True)), after_s=1.0
     )
@@ -631,8 +573,7 @@ def test_leaving_breaks_at_once_and_reforms_when_the_connection_is_gone(is_inter
     "event", [Reported(id="m1", message=Leaving(reason="it cannot go on")), MemberLost(id="m1", reason="eof")]
 )
 def test_a_node_that_fails_or_is_lost_has_not_left_as_it_was_told_to(event: Reported | MemberLost) -> None:
-    leader = Leader(rules(1, 2))
-    leader.form(2)
+    leader = start(2, 1, 2)
     leader.feed(event)
     assert not leader.only(RoundBreak).is_leave
 
@@ -640,23 +581,20 @@ def test_a_node_that_fails_or_is_lost_has_not_left_as_it_was_told_to(event: Repo
 @pytest.mark.parametrize("leaving", [0, 1])
 def test_a_node_that_has_succeeded_breaks_the_round_only_if_it_leads(leaving: int) -> None:
     """The workers of the other node can still save. They were killed at once when the leader was gone."""
-    leader = Leader(rules(2, 2))
-    leader.form(2)
-    leader.feed(Reported(id=f"m{leaving}", message=AllSucceeded(round_number=1)))
+    leader = start(2, 2, 2)
+    leader.succeed(leaving)
     leader.feed(Reported(id=f"m{leaving}", message=Leaving(reason="SIGTERM")))
     assert isinstance(leader.state.phase, Forming if leaving == 0 else RoundRunning)
 
 
 def test_a_fenced_leader_node_breaks_its_round() -> None:
-    leader = Leader(rules(2, 2))
-    leader.form(2)
+    leader = start(2, 2, 2)
     leader.stop_all(0)
     assert leader.only(RoundBreak).kind is BreakKind.FENCED
 
 
 def test_a_round_is_committed_when_all_have_acknowledged_it() -> None:
-    leader = Leader(rules(2, 2))
-    leader.form(2)
+    leader = start(2, 2, 2)
     assert not leader.feed(Reported(id="m0", message=RoundAcknowledged(round_number=1)))
     leader.feed(Reported(id="m1", message=RoundAcknowledged(round_number=1)))
     assert leader.only(RecoveryChanged).recovery.value.round_number == 1
@@ -686,8 +624,7 @@ def test_a_job_hangs_when_every_node_that_still_works_is_idle(reports: str, hung
 
     Only the last report may make the job hang.
     """
-    leader = Leader(rules(3, 3))
-    leader.form(3)
+    leader = start(3, 3, 3)
     for item in reports.split():
         assert not any(isinstance(action, RoundBreak) for action in leader.actions)
         report(leader, item, round_number=1)
@@ -713,8 +650,7 @@ def report(leader: Leader, item: str, *, round_number: int) -> None:
 
 def test_of_a_hang_the_report_also_has_the_workers_that_are_busy() -> None:
     """Their node says so when the round is broken: the ranks that hang wait for one of them."""
-    leader = Leader(rules(2, 2))
-    leader.form(2)
+    leader = start(2, 2, 2)
     report(leader, "u0", round_number=1)
     busy = failure(1, exit_code=None, hung=True)  # its node does not know why the job counts as hung
     leader.feed(Reported(id="m1", message=Idle(round_number=1, failures=(busy,))))
@@ -724,8 +660,7 @@ def test_of_a_hang_the_report_also_has_the_workers_that_are_busy() -> None:
 
 def test_a_node_that_is_idle_when_another_has_failed_adds_no_failure() -> None:
     """It waited for the one that has failed."""
-    leader = Leader(rules(2, 2))
-    leader.form(2)
+    leader = start(2, 2, 2)
     leader.fail(1)
     assert not leader.only(RoundBreak).is_hang
     report(leader, "i0", round_number=1)
@@ -733,8 +668,7 @@ def test_a_node_that_is_idle_when_another_has_failed_adds_no_failure() -> None:
 
 
 def test_idle_members_are_cleared_in_the_next_round() -> None:
-    leader = Leader(rules(2, 2))
-    leader.form(2)
+    leader = start(2, 2, 2)
     report(leader, "i0", round_number=1)
     leader.fail(1)
     leader.stop_all(0, 1)
@@ -749,8 +683,7 @@ def test_idle_members_are_cleared_in_the_next_round() -> None:
 
 
 def test_a_hang_on_the_last_attempt_is_final_and_reports_every_node() -> None:
-    leader = Leader(rules(2, 2, max_restarts=0))
-    leader.form(2)
+    leader = start(2, 2, 2, max_restarts=0)
     report(leader, "i0", round_number=1)
     report(leader, "i1", round_number=1)
     leader.wait(0.31)
@@ -758,11 +691,6 @@ def test_a_hang_on_the_last_attempt_is_final_and_reports_every_node() -> None:
     leader.stop_all(0, 1)
     end = leader.only(JobEnd)
     assert [(f.node, f.reason) for f in end.report.value.failures] == [(0, "made no progress"), (1, "made no progress")]
-
-
-def known_after(*, ended: list[int]) -> RecoveryRecord:
-    last = RecoveredRound(round_number=4, leader_id="m0", size=3, leader_group_rank=0, ended=frozenset(ended))
-    return RecoveryRecord(round_number=4, attempt=2, quorum_rounds=(last,))
 
 
 def test_takeover_after_the_last_failure_ends_the_job() -> None:
@@ -779,13 +707,12 @@ def test_takeover_after_the_last_failure_ends_the_job() -> None:
 
 
 def test_a_final_failure_waits_for_members_that_may_continue_with_another_leader() -> None:
-    leader = Leader(rules(3, 3, max_restarts=0))
-    leader.form(3)
+    leader = start(3, 3, 3, max_restarts=0)
     leader.fail(0)
     leader.wait(0.31)
     assert leader.only(RoundBreak).kind is BreakKind.FINAL
-    leader.feed(MemberLost(id="m1", reason="silent for 5 s"))
-    leader.feed(MemberLost(id="m2", reason="silent for 5 s"))
+    leader.lose(1)
+    leader.lose(2)
     leader.feed(Reported(id="m0", message=Stopped(round_number=1, port=1)))
     assert "waiting 60 s for" in leader.only(Notify).text
     assert not leader.wait(59.0)
@@ -795,14 +722,9 @@ def test_a_final_failure_waits_for_members_that_may_continue_with_another_leader
 
 def test_a_round_of_a_leader_that_resigned_is_given_time_to_end() -> None:
     """Another leader resigned in favour of this one; its other member may not know it yet and still train."""
-    leader = Leader(rules(1, 4))
-    leader.join(0, 1)
-    leader.wait(3.1)
-    rival = RecoveredRound(
-        round_number=1, leader_id="m2", size=2, leader_group_rank=0, node_indices=(2, 3), ended=frozenset()
-    )
-    known = RecoveryRecord(round_number=1, quorum_rounds=(rival,))
-    leader.join(member(2, recovery=known, ranks=(0,)))
+    leader = start(2, 1, 4)
+    rival = RecoveredRound(round_number=1, leader_id="m2", size=2, leader_group_rank=0, node_indices=(2, 3))
+    leader.join(member(2, recovery=RecoveryRecord(round_number=1, quorum_rounds=(rival,)), ranks=(0,)))
     for member_id in ("m0", "m1"):
         leader.feed(Reported(id=member_id, message=RoundAcknowledged(round_number=1)))
     leader.wait(0.25)
@@ -824,13 +746,10 @@ def test_takeover_recovers_round_attempt_and_budget() -> None:
 
 
 @pytest.mark.parametrize(("followed", "forms_after_s"), [("m0", 4.4), (None, 4.4), ("m4", 6.4)])
-def test_takeover_with_a_member_of_an_unknown_leader_waits_for_that_leaders_rounds(
-    followed: str | None, forms_after_s: float
-) -> None:
+def test_takeover_with_a_member_of_an_unknown_leader_waits_for_that_leaders_rounds(followed, forms_after_s) -> None:
     """Rank 4 is unreachable, and may have formed a round with the member that joins last."""
     leader = Leader(rules(2, 5), takeover=True)
-    last = RecoveredRound(round_number=4, leader_id="m0", size=5, leader_group_rank=0, ended=frozenset({0}))
-    known = RecoveryRecord(round_number=4, attempt=1, quorum_rounds=(last,))
+    known = known_after(ended=[0], size=5)
     one, two, three = (member(rank, recovery=known, ranks=(rank,)) for rank in (1, 2, 3))
     leader.join(replace(one, is_leader=True), two)
     assert not leader.join(replace(three, last_leader_id=followed), after_s=2.0)
@@ -863,8 +782,7 @@ def test_a_leader_that_gets_no_lease_fails_at_the_join_timeout() -> None:
 
 def test_an_old_timer_changes_nothing() -> None:
     """Only the timer of this round makes a failure final."""
-    leader = Leader(rules(2, 2, max_restarts=0))
-    leader.form(2)
+    leader = start(2, 2, 2, max_restarts=0)
     leader.fail(0, after_s=10.0)
     assert not leader.feed(TimerFired(round_number=0), after_s=0.4)
     assert leader.feed(TimerFired(round_number=1))
@@ -887,9 +805,7 @@ def test_takeover_waits_for_missing_members_to_rejoin_or_lose_their_leases() -> 
 
 
 def test_round_number_is_above_that_of_every_member() -> None:
-    leader = Leader(rules(1, 3))
-    leader.join(0)
-    leader.wait(3.1)
+    leader = start(1, 1, 3)
     leader.join(member(1, recovery=RecoveryRecord(round_number=9, attempt=1)), after_s=1.0)
     leader.wait(0.3)
     leader.stop_all(0)
@@ -898,8 +814,7 @@ def test_round_number_is_above_that_of_every_member() -> None:
 
 
 def test_a_member_that_joins_after_the_end_receives_the_end() -> None:
-    leader = Leader(rules(1, 1))
-    leader.form(1)
+    leader = start(1, 1, 1)
     leader.succeed(0)
     leader.join(5)
     assert leader.only(JobEnd).ids == ("m5",)
@@ -911,15 +826,10 @@ def test_surplus_members_are_announced() -> None:
     assert "more than --nnodes allows (1)" in leader.only(Notify).text
 
 
-def stop_limit(number: int, limit_s: float) -> MemberRecord:
-    return replace(member(number), stop_limit_s=limit_s)
-
-
 def break_by_loss(*, max_nodes: int = 4) -> Leader:
     """A round of four nodes with limits of 5, 20 and 5 s breaks because the last one is lost."""
     leader = Leader(rules(1, max_nodes))
-    for each in (stop_limit(0, 5.0), stop_limit(1, 20.0), stop_limit(2, 5.0), stop_limit(3, 5.0)):
-        leader.join(each)
+    leader.join(*(replace(member(each), stop_limit_s=20.0 if each == 1 else 5.0) for each in range(4)))
     leader.formed()
     leader.lose(3, after_s=10.0)
     leader.only(RoundBreak)
@@ -964,8 +874,7 @@ def test_the_leaders_own_member_is_not_dropped() -> None:
 
 
 def test_the_join_timeout_counts_from_when_the_last_member_has_stopped() -> None:
-    leader = Leader(rules(2, 2))
-    leader.form(2)
+    leader = start(2, 2, 2)
     leader.fail(0, after_s=1.0)
     leader.stop_all(0)
     leader.lose(1, after_s=65.0)
@@ -1042,12 +951,10 @@ def test_a_leader_without_memory_forms_a_round_with_members_that_bring_the_last_
 
 def test_idleness_that_was_measured_before_another_node_succeeded_is_no_hang() -> None:
     """The report is under way while the node that the idle one waits for succeeds; if it hangs, it says so again."""
-    leader = Leader(rules(2, 2))
-    leader.form(2)
-    idle = Reported(
-        id="m0", message=Idle(round_number=1, failures=(failure(0, exit_code=None, hung=True, reason="hung"),))
-    )
-    leader.feed(Reported(id="m1", message=AllSucceeded(round_number=1)), after_s=1.0)
+    leader = start(2, 2, 2)
+    hung = failure(0, exit_code=None, hung=True, reason="hung")
+    idle = Reported(id="m0", message=Idle(round_number=1, failures=(hung,)))
+    leader.succeed(1, after_s=1.0)
     leader.feed(idle, after_s=0.1)
     assert not any(isinstance(action, RoundBreak) for action in leader.actions)
     leader.feed(idle, after_s=2.0)

@@ -2,8 +2,9 @@
 
 Leader, members and the decisions of the nodes are the real ones; see `doubles.elastic_world`. Every seed is checked:
 all ranks of a round that stop do so at one step; after a drained round, also one for nodes that join, the next one
-continues at the step after it, and no attempt is used; a round resumes only from what all ranks of a round have saved; a preempted node exits; and as
-long as `min` others are there, the job ends with success. MUSTER_ELASTIC_DRAIN_SEEDS sets the number of seeds.
+continues at the step after it, and no attempt is used; a round resumes only from what all ranks of a round have saved;
+a preempted node exits; and as long as `min` others are there, the job ends with success. MUSTER_ELASTIC_DRAIN_SEEDS
+sets the number of seeds.
 
 Left out of the last rule are nodes that end while no round runs: with the leader gone, the others cannot tell this from
 a partition, and wait (see `consensus.quorum`). So may half of the nodes or fewer when one of the others crashes during
@@ -110,7 +111,8 @@ class Story:
             self.end(process, "SIGTERM")
 
     def end(self, process: DrainingProcess, how: str) -> None:
-        self.record(f"{how} {process.machine.host}")
+        has_done = " after its work" if isinstance(process.state.phase, Succeeded) else ""
+        self.record(f"{how} {process.machine.host}{has_done}")
         if not isinstance(process.state.phase, Running | Succeeded):
             self.ended_alone = True
         (process.preempt if how == "SIGTERM" else process.crash)()
@@ -203,8 +205,9 @@ class Story:
         return any(each.is_preempted and each.machine.host not in drained for each in processes)
 
     def is_at_once(self) -> bool:
-        """Only one signal was sent, to a node of a round that was running."""
-        return sum("SIGTERM" in line for line in self.log) == 1
+        """Only one signal was sent, to a node of a round that was running, whose own work was not done."""
+        sent = [line for line in self.log if "SIGTERM" in line]
+        return len(sent) == 1 and "after its work" not in sent[0]
 
 
 def play(seed: int) -> str:

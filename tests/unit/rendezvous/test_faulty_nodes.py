@@ -1,5 +1,7 @@
 """Nodes at fault and restart storms, through the leader's pure state machine."""
 
+import re
+
 import pytest
 from doubles.leader_history import Leader, failure, member, rules
 from doubles.sent import show_sent
@@ -78,8 +80,12 @@ class Job(Leader):
         self.feed(TimerFired(round_number=self.state.round_number), after_s=0.5)
 
 
-def test_a_node_whose_device_failed_is_the_last_choice_until_its_time_is_over() -> None:
-    job = Job(build_rules(), nodes=4)
+@pytest.fixture
+def job() -> Job:
+    return Job(build_rules(), nodes=4)
+
+
+def test_a_node_whose_device_failed_is_the_last_choice_until_its_time_is_over(job: Job) -> None:
     assert job.ranks == ["m0", "m1", "m2"]
     job.fail(1, cause="device")
     assert job.ranks == ["m0", "m2", "m3"]  # a spare is here, so it has left
@@ -108,7 +114,7 @@ def test_on_kubernetes_the_line_says_which_node_to_cordon() -> None:
         job.join(replace(build_member(number), machine_name=f"gpu-{number}"))
     job.fail(1, cause="device")
     assert any("; kubectl cordon gpu-1 " in each for each in job.notices)
-    assert list_suspected_nodes(job.state.restarts) == ("node 1 (gpu-1): it failed first (device or link)",)
+    assert [each.partition(":")[0] for each in list_suspected_nodes(job.state.restarts)] == ["node 1 (gpu-1)"]
 
 
 @pytest.mark.parametrize(
@@ -182,8 +188,7 @@ def test_without_a_spare_a_finding_of_the_preflight_ends_the_job(min_nodes: int)
     assert broken.kind is BreakKind.FINAL
 
 
-def test_of_two_nodes_whose_preflight_fails_one_leaves_to_the_only_spare_and_the_job_ends() -> None:
-    job = Job(build_rules(), nodes=4)
+def test_of_two_nodes_whose_preflight_fails_one_leaves_to_the_only_spare_and_the_job_ends(job: Job) -> None:
     for node in (1, 2):
         job.report(node, **FINDING)
     job.stop()
@@ -192,46 +197,31 @@ def test_of_two_nodes_whose_preflight_fails_one_leaves_to_the_only_spare_and_the
     assert broken.kind is BreakKind.FINAL
 
 
-def test_a_node_that_is_twice_the_first_to_fail_without_progress_between() -> None:
-    job = Job(build_rules(), nodes=4)
-    job.fail(1)
-    assert list_suspected(job.state) == set()
-    job.fail(1, exception="E: another")
-    assert list_suspected(job.state) == {"m1"}
-    assert job.ranks == ["m0", "m2", "m3"]
-
-
-def test_the_same_exception_again_is_the_program_s() -> None:
-    job = Job(build_rules(), nodes=4)
-    for _ in range(3):
-        job.fail(1, exception="ValueError: bad", traceback=TRACEBACK)
-    assert list_suspected_nodes(job.state.restarts) == ()
-    assert job.ranks == ["m0", "m1", "m2"]
+SEGFAULT = {"exit_code": None, "signal": "SIGSEGV"}
+ILLEGAL = {"exception": "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"}
+HIP = {"exception": "RuntimeError: HIP error: unspecified launch failure"}
+RESET = {"cause": "network", "exception": "ConnectionResetError: by peer"}
+BAD = {"exception": "ValueError: bad", "traceback": TRACEBACK}
 
 
 @pytest.mark.parametrize(
-    "what",
+    ("failures", "suspected"),
     [
-        {"exception": "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"},
-        {"exception": "RuntimeError: HIP error: unspecified launch failure"},
-        {"exit_code": None, "signal": "SIGSEGV"},
-        {"exit_code": 139},  # a shell ran it
-        {"cause": "network", "exception": "ConnectionResetError: by peer"},
+        pytest.param([{}], set(), id="once"),
+        pytest.param([{}, {"exception": "E: another"}], {"m1"}, id="twice the first to fail without progress"),
+        pytest.param([{}, {"has_stepped": True, "step": 4}], set(), id="progress between the two voids the first"),
+        pytest.param([BAD] * 3, set(), id="the same exception is the program's"),
+        *(
+            pytest.param([each] * 2, {"m1"}, id=f"the same may be the node's: {number}")
+            for number, each in enumerate((ILLEGAL, HIP, SEGFAULT, {"exit_code": 139}, RESET))  # 139: a shell ran it
+        ),
     ],
 )
-def test_the_same_failure_again_may_be_the_node_s(what: dict) -> None:
-    job = Job(build_rules(), nodes=4)
-    for _ in range(2):
-        job.fail(1, **what)
-    assert list_suspected(job.state) == {"m1"}
-    assert job.ranks == ["m0", "m2", "m3"]
-
-
-def test_progress_between_the_two_voids_the_first() -> None:
-    job = Job(build_rules())
-    job.fail(1)
-    job.fail(1, has_stepped=True, step=4)
-    assert list_suspected(job.state) == set()
+def test_a_node_that_fails_again_and_again(job: Job, failures: list[dict], suspected: set[str]) -> None:
+    for each in failures:
+        job.fail(1, **each)
+    assert list_suspected(job.state) == suspected
+    assert job.ranks == (["m0", "m2", "m3"] if suspected else ["m0", "m1", "m2"])
 
 
 @pytest.mark.parametrize("cause", ["usage", "data", "preemption", "time-limit"])
@@ -258,8 +248,7 @@ def test_several_nodes_on_one_machine_are_told_apart() -> None:
     assert list_suspected(job.state) == {"m1"}
 
 
-def test_another_agent_on_a_suspected_machine_is_suspected() -> None:
-    job = Job(build_rules(), nodes=4)
+def test_another_agent_on_a_suspected_machine_is_suspected(job: Job) -> None:
     job.fail(1, cause="device")
     job.join(replace(build_member(7, machine="boot1")))
     assert list_suspected(job.state) == {"m7"}
@@ -334,8 +323,7 @@ def test_a_consequence_of_a_lost_node_is_told_as_that() -> None:
     assert (job.ranks, job.state.attempt) == (["m0", "m2"], 0)
 
 
-def test_two_nodes_that_fail_at_once_do_not_both_leave_to_one_spare() -> None:
-    job = Job(build_rules(), nodes=4)
+def test_two_nodes_that_fail_at_once_do_not_both_leave_to_one_spare(job: Job) -> None:
     for node, age_s in ((1, 0.0), (2, 5.0)):  # what is reported second has failed first
         job.report(node, cause="device", age_s=age_s, exception=f"E{node}: x")
     job.stop()
@@ -355,7 +343,7 @@ def test_a_report_says_which_nodes_are_suspected() -> None:
     job.fail(1, cause="device")
     job.fail(1, cause="device")
     end = job.state.phase.job_end
-    assert ["2 attempts (device or link)" in each for each in end.report.value.suspected] == [True]
+    assert ["2 attempts (device" in each for each in end.report.value.suspected] == [True]
 
 
 # -- storms ------------------------------------------------------------------------------------------------------------
@@ -372,8 +360,8 @@ def test_rounds_that_break_again_and_again_wait_longer_and_longer() -> None:
         assert job.state.attempt == attempt + 1
     assert all(each < 2 for each in waits[:5])
     assert [round(each) for each in waits[5:8]] == [5, 10, 20]
-    line = "6 rounds were formed and broken within a minute without a step: the next one waits 5 s"
-    assert next(each for each in job.notices if "within a minute" in each) == line
+    first = next(each for each in job.notices if "within a minute" in each)
+    assert re.findall(r"\d+ rounds|\d+ s", first) == ["6 rounds", "5 s"]
 
 
 def test_a_step_ends_a_storm() -> None:

@@ -1,6 +1,7 @@
 """Frames and authentication, byte by byte, without sockets."""
 
 import json
+import re
 import struct
 
 import pytest
@@ -17,8 +18,7 @@ from muster.agent.rendezvous.protocol.framing import (
     build_frame,
 )
 from muster.agent.rendezvous.protocol.handshake import OTHER_TOKEN, Codec
-from muster.agent.rendezvous.protocol.leader_messages import Exit, Goodbye
-from muster.agent.rendezvous.protocol.messages import LeaderQuery
+from muster.agent.rendezvous.protocol.messages import Exit, Goodbye, LeaderQuery
 
 STARTED = AllStarted(round_number=1)
 STARTED_FRAME = {"type": "AllStarted", "round_number": 1}
@@ -101,13 +101,13 @@ def test_the_newcomer_proves_first() -> None:
 
 @pytest.mark.parametrize("token", [None, "secret"])
 def test_an_agent_of_another_format_is_refused_with_a_line_on_both_sides(token) -> None:
-    line = f"the node that joins is of another version of muster: it has format 6, and format {FORMAT} is needed"
     wire = Wire(token, token)
     other = {"hello": 6, "auth": token is not None, "nonce": "00" * 16}
-    with pytest.raises(RefusalError, match=line):
+    with pytest.raises(RefusalError, match=f"format 6, .* format {FORMAT} ") as refused:
         list(wire.server.receive(build_frame(json.dumps(other).encode())))
+    line = str(refused.value)
     assert read_frames(wire.to_client) == [{"refused": line}]
-    with pytest.raises(RefusalError, match=line):
+    with pytest.raises(RefusalError, match=re.escape(line)):
         list(wire.client.receive(build_frame(json.dumps({"refused": line}).encode())))
 
 

@@ -35,7 +35,7 @@ def begin_join() -> Leader:
 def report(leader: Leader, number: int, step: int, refusal: str | None = None) -> None:
     ranks = (AskingRank(global_rank=number, asked=step, stride=1),)
     sent = DrainReport(ceiling=step + 1, ranks=ranks, refusal=refusal)
-    drain = leader.state.running.drain.number
+    drain = leader.state.phase.drain.number
     reported = DrainReported(round_number=leader.state.round_number, drain=drain, report=sent)
     leader.feed(Reported(id=f"m{number}", message=reported))
 
@@ -133,9 +133,9 @@ def test_what_a_person_asks_for_meanwhile(kind: AskKind) -> None:
     leader.feed(Reported(id="m1", message=asked))
     if kind is AskKind.STOP:
         assert leader.only(DrainBegun).is_asked
-        assert not leader.state.running.drain.is_join
+        assert not leader.state.phase.drain.is_join
     else:
-        assert leader.state.running.drain.is_join
+        assert leader.state.phase.drain.is_join
 
 
 def test_a_join_waits_until_a_checkpoint_that_was_asked_for_has_ended() -> None:

@@ -3,15 +3,10 @@
 from collections.abc import Iterator
 
 import pytest
-from doubles.leader_history import rules
-from doubles.rendezvous_links import FakeLink, FakeNetwork, StandingClock
+from doubles.rendezvous_links import FakeLink, StandingClock, make_config, make_leader
 
-from muster.agent.config import RendezvousConfig
-from muster.agent.rendezvous.leader.connections import LeaderOptions
-from muster.agent.rendezvous.leader.leader import Leader
 from muster.agent.rendezvous.member.lease_renewal import LeaseRenewal
-from muster.agent.rendezvous.protocol.job_rules import build_job_rules
-from muster.agent.rendezvous.protocol.leader_messages import HeartbeatReply
+from muster.agent.rendezvous.protocol.messages import HeartbeatReply
 from muster.agent.runtime.loop import Loop
 
 
@@ -24,17 +19,7 @@ def loop() -> Iterator[Loop]:
 
 @pytest.mark.parametrize(("silence_s", "lease_s"), [(0.3, 0.2), (1.0, 2 / 3), (3.0, 2.0), (5.0, 4.0)])
 def test_it_ends_before_the_silence_limit_and_not_at_once(loop: Loop, silence_s: float, lease_s: float) -> None:
-    config = RendezvousConfig(backend="muster", run_id="run", host="h", port=1, node_index=0, min_nodes=1, max_nodes=2)
-    options = LeaderOptions(
-        rules=rules(1, 2),
-        job_rules=build_job_rules(config),
-        silence_s=silence_s,
-        takeover=False,
-        notify=print,
-        own_id="a",
-        listen_port=0,
-    )
-    leader = Leader(loop, FakeNetwork(), options)  # type: ignore[arg-type]
+    leader = make_leader(loop, make_config(keep_alive_interval_s=silence_s, keep_alive_max_attempt=1))
     assert leader.lease_until_s() == pytest.approx(200.0 + lease_s)
     leader.close()
 

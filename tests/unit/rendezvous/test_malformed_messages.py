@@ -10,7 +10,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from doubles.rendezvous_links import FakeHandle, FakeLink, FakeNetwork, StandingClock, encode_and_decode
+from doubles.rendezvous_links import (
+    FakeLink,
+    FakeNetwork,
+    StandingClock,
+    encode_and_decode,
+    make_config,
+    make_leader,
+    make_member,
+)
 from doubles.samples import make_failure
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,46 +27,21 @@ from muster._shared.codec import MalformedMessageError, MessageUnion
 from muster._shared.fields import Shared
 from muster._shared.records import replace
 from muster._shared.reports import FinalFailure, OomEvidence, Report, Stack
-from muster.agent.config import RendezvousConfig
-from muster.agent.rendezvous.consensus.actions import (
-    JobEnd,
-    RecoveryChanged,
-    RoundBreak,
-    RoundFacts,
-    RoundStart,
-    RoundSummary,
-    Successor,
-)
+from muster.agent.rendezvous import interface as rdzv
+from muster.agent.rendezvous.consensus import actions as do
 from muster.agent.rendezvous.consensus.decisions import decide
 from muster.agent.rendezvous.consensus.events import MemberLost, RoundAcknowledged
-from muster.agent.rendezvous.consensus.members import build_rules
 from muster.agent.rendezvous.consensus.quorum import RecoveredRound
 from muster.agent.rendezvous.consensus.recovery import RecoveryRecord
 from muster.agent.rendezvous.consensus.state import JobState
-from muster.agent.rendezvous.interface import (
-    AllSucceeded,
-    BreakKind,
-    Leaving,
-    Notice,
-    Prepared,
-    RendezvousFailed,
-    RoundBroken,
-    RoundFormed,
-    Saved,
-    Summary,
-)
-from muster.agent.rendezvous.leader.connections import LeaderOptions
-from muster.agent.rendezvous.leader.leader import Leader
 from muster.agent.rendezvous.member.events import Lead
-from muster.agent.rendezvous.member.member import Member
 from muster.agent.rendezvous.member.seeking import MALFORMED_PAUSE_S
-from muster.agent.rendezvous.protocol import leader_messages as down
-from muster.agent.rendezvous.protocol import member_messages as up
+from muster.agent.rendezvous.protocol import messages
 from muster.agent.rendezvous.protocol import messages as discovery
 from muster.agent.rendezvous.protocol.job_rules import build_job_rules
 from muster.agent.rendezvous.protocol.messages import Message
 from muster.agent.rendezvous.report_messages import Failed, Idle, Stopped
-from muster.agent.rendezvous.verdicts.restarts import CauseCount, NodeFault, Restarts
+from muster.agent.rendezvous.restarts import CauseCount, NodeFault, Restarts
 from muster.agent.round import Checkpoint
 from muster.agent.runtime.loop import Loop
 
@@ -89,11 +72,9 @@ RESTARTS = Restarts(
     faults=(NodeFault(machine="b", node_index=1, host="h", cause="device", count=1, is_suspected=True),),
 )
 RECOVERY = RecoveryRecord(version=3, round_number=1, attempt=2, restarts=RESTARTS, quorum_rounds=(QUORUM_ROUND,))
-CONFIG = RendezvousConfig(
-    backend="muster", run_id="run", host="leader", port=29400, node_index=1, min_nodes=2, max_nodes=3, max_restarts=1
-)
+CONFIG = make_config(host="leader", node_index=1, min_nodes=2, max_restarts=1)
 RULES = build_job_rules(CONFIG)
-JOIN = up.Join(
+JOIN = messages.Join(
     run_id="run",
     id="m9",
     index=2,
@@ -108,43 +89,43 @@ JOIN = up.Join(
     last_leader_id="m2",
     is_prepared=False,
     rules=RULES,
-    saved=Saved(round_number=1, step=3, path="/c"),
+    saved=rdzv.Saved(round_number=1, step=3, path="/c"),
 )
-SUMMARY = Summary(round_number=1, step=7, most_step=None, text="packed")
+SUMMARY = rdzv.Summary(round_number=1, step=7, most_step=None, text="packed")
 UP: list[Message] = [
     JOIN,
-    up.Heartbeat(number=3, echo_s=199.0),
-    Prepared(),
+    messages.Heartbeat(number=3, echo_s=199.0),
+    rdzv.Prepared(),
     RoundAcknowledged(round_number=1),
-    AllSucceeded(round_number=1),
+    rdzv.AllSucceeded(round_number=1),
     Failed(round_number=1, failures=(FAILED,)),
     Idle(round_number=1, failures=(FAILED,), is_urgent=True),
     Stopped(round_number=1, port=4002, failures=(FAILED,), stacks=STACKS),
-    Leaving(reason="SIGTERM"),
-    up.EndAcknowledged(),
+    rdzv.Leaving(reason="SIGTERM"),
+    messages.EndAcknowledged(),
     SUMMARY,
 ]
 REPORT = Report(run_id="run", reason="why", attempt=0, max_restarts=1, failures=(FAILED,), stacks=STACKS)
-FACTS = RoundFacts(
+FACTS = do.RoundFacts(
     recovery=RECOVERY,
     successors=(
-        Successor(group_rank=1, index=1, host="10.0.0.2", port=5001),
-        Successor(group_rank=2, index=None, host="fe80::1%eth0", port=5002),
+        do.Successor(group_rank=1, index=1, host="10.0.0.2", port=5001),
+        do.Successor(group_rank=2, index=None, host="fe80::1%eth0", port=5002),
     ),
     group_world_size=3,
     world_size=6,
     master_addr="10.0.0.1",
     master_port=4000,
 )
-ROUND = RoundStart(facts=Shared(FACTS), group_ranks=(1,), rank_offset=2, role_rank_offset=2, role_world_size=6)
-REPLY = down.HeartbeatReply(number=1, at_s=7.5, recovery=Shared(RECOVERY))
-BREAK = RoundBreak(
-    broken=RoundBroken(round_number=1, kind=BreakKind.FAILURE, reason="rank 1 failed", want_stacks=True),
+ROUND = do.RoundStart(facts=Shared(FACTS), group_ranks=(1,), rank_offset=2, role_rank_offset=2, role_world_size=6)
+REPLY = messages.HeartbeatReply(number=1, at_s=7.5, recovery=Shared(RECOVERY))
+BREAK = do.RoundBreak(
+    broken=rdzv.RoundBroken(round_number=1, kind=rdzv.BreakKind.FAILURE, reason="rank 1 failed", want_stacks=True),
     recovery=Shared(replace(RECOVERY, attempt=3, restarts=Restarts())),
 )
 LAST_BREAK = replace(
     BREAK,
-    broken=replace(BREAK.broken, kind=BreakKind.FINAL),
+    broken=replace(BREAK.broken, kind=rdzv.BreakKind.FINAL),
     recovery=Shared(
         replace(
             RECOVERY,
@@ -154,19 +135,19 @@ LAST_BREAK = replace(
     ),
 )
 DOWN: list[Message] = [
-    down.Welcome(leader_id="leader", listen_port=5000),
+    messages.Welcome(leader_id="leader", listen_port=5000),
     REPLY,
     ROUND,
-    RoundSummary(facts=Shared(FACTS), group_ranks=(None,), is_spare=True),
-    RecoveryChanged(recovery=Shared(RECOVERY)),
+    do.RoundSummary(facts=Shared(FACTS), group_ranks=(None,), is_spare=True),
+    do.RecoveryChanged(recovery=Shared(RECOVERY)),
     BREAK,
     LAST_BREAK,
-    JobEnd(succeeded=False, report=Shared(REPORT), printer_id="m1"),
-    down.Exit(),
-    RendezvousFailed(reason="too few"),
-    down.Rejected(reason="this is another run", usage=True),
-    down.Redirect(host="10.0.0.3", port=5003),
-    down.Goodbye(reason="silent"),
+    do.JobEnd(succeeded=False, report=Shared(REPORT), printer_id="m1"),
+    messages.Exit(),
+    rdzv.RendezvousFailed(reason="too few"),
+    messages.Rejected(reason="this is another run", usage=True),
+    messages.Redirect(host="10.0.0.3", port=5003),
+    messages.Goodbye(reason="silent"),
 ]
 QUERY_REPLY = discovery.QueryReply(
     role=discovery.DiscoveryRole.FOLLOWING,
@@ -180,7 +161,7 @@ QUERY_REPLY = discovery.QueryReply(
 QUERY = discovery.LeaderQuery(run_id="run")
 ANNOUNCEMENT = discovery.Announcement(run_id="run", id="m4", round_number=2, port=5004, rules=RULES)
 FIRST: list[Message] = [JOIN, QUERY, ANNOUNCEMENT]
-REPLIES: list[Message] = [QUERY_REPLY, down.Rejected(reason="this is another run")]
+REPLIES: list[Message] = [QUERY_REPLY, messages.Rejected(reason="this is another run")]
 ANSWERS: list[Message] = [discovery.AnnouncementAcknowledged(), discovery.AnnouncementRefused(port=5005)]
 
 
@@ -242,16 +223,7 @@ class LeaderHarness:
         self.clock = StandingClock()
         self.loop = Loop(self.clock)
         self.notices: list[str] = []
-        options = LeaderOptions(
-            rules=build_rules(CONFIG),
-            job_rules=build_job_rules(CONFIG),
-            silence_s=5.0,
-            takeover=False,
-            notify=lambda text, _kind=None: self.notices.append(text),
-            own_id="m0",
-            listen_port=5000,
-        )
-        self.leader = Leader(self.loop, FakeNetwork(), options)
+        self.leader = make_leader(self.loop, CONFIG, lambda text, _kind=None: self.notices.append(text))
         self.own = self.leader.attach_local()
         self.own.owner = FakeLink()  # it only receives
         self.own.owner.on_message = lambda link, message: None
@@ -260,10 +232,10 @@ class LeaderHarness:
         self.links = [FakeLink("10.0.0.2"), FakeLink("10.0.0.3")]
         for number, link in enumerate(self.links, 1):
             self.leader.admit(link, self.build_join(number))
-        assert [link.kinds()[:2] for link in self.links] == [[down.Welcome, RoundStart]] * 2
+        assert [link.kinds()[:2] for link in self.links] == [[messages.Welcome, do.RoundStart]] * 2
 
     @staticmethod
-    def build_join(number: int) -> up.Join:
+    def build_join(number: int) -> messages.Join:
         return replace(JOIN, id=f"m{number}", index=number, local_addr=None, recovery=RecoveryRecord(), group_ranks=())
 
     def close(self) -> None:
@@ -276,16 +248,16 @@ def test_a_malformed_message_disconnects_the_member_and_leaves_the_leader_as_it_
     harness = LeaderHarness()
     before: JobState = harness.leader.state
     harness.links[1].deliver(message)
-    if is_malformed(up.MEMBER_MESSAGES, message, id="m2", suspicion_s=0.0):
+    if is_malformed(messages.MEMBER_MESSAGES, message, id="m2", suspicion_s=0.0):
         assert harness.links[1].closed
         assert "invalid message" in harness.notices[-1]
         assert harness.leader.state == decide(before, MemberLost(id="m2", reason=""), harness.clock.now_s())[0]
     assert not harness.links[0].closed
-    harness.links[1].deliver(Leaving(reason="SIGTERM"))
-    harness.links[0].deliver(up.Heartbeat(number=1, echo_s=None))
+    harness.links[1].deliver(rdzv.Leaving(reason="SIGTERM"))
+    harness.links[0].deliver(messages.Heartbeat(number=1, echo_s=None))
     harness.clock.passed_s += 4.0
     harness.loop.turn(0)
-    assert down.HeartbeatReply in harness.links[0].kinds()
+    assert messages.HeartbeatReply in harness.links[0].kinds()
     harness.close()
 
 
@@ -296,7 +268,7 @@ def test_a_malformed_join_adds_no_member(message) -> None:
     new_link.owner = harness.leader
     before = harness.leader.state
     new_link.deliver(message)
-    if is_malformed(up.MEMBER_MESSAGES, message):
+    if is_malformed(messages.MEMBER_MESSAGES, message):
         assert harness.leader.state is before
     harness.close()
 
@@ -309,18 +281,8 @@ class MemberHarness:
         self.loop = Loop(self.clock)
         self.network = FakeNetwork()
         self.events: list[Any] = []
-        self.member = Member(
-            RendezvousConfig(**{**vars(CONFIG), **changes}),
-            nproc=2,
-            role="default",
-            loop=self.loop,
-            post=self.events.append,
-            lease=None,
-            node_name="h1",
-            network=self.network,  # type: ignore[arg-type]
-            reserve=FakeHandle,
-            member_id="m1",
-        )
+        config = make_config(**{**vars(CONFIG), **changes})
+        self.member = make_member(config, self.loop, self.network, "h1", self.events.append, nproc=2)
         self.member.join()
 
     def answer_dial(self) -> FakeLink:
@@ -331,9 +293,9 @@ class MemberHarness:
     def join_round(self) -> FakeLink:
         link = self.answer_dial()
         link.deliver(replace(QUERY_REPLY, role=discovery.DiscoveryRole.LEADER, id="leader", leader=None))
-        link.deliver(down.Welcome(leader_id="leader", listen_port=5000))
+        link.deliver(messages.Welcome(leader_id="leader", listen_port=5000))
         link.deliver(ROUND)
-        assert isinstance(self.collect_events()[-1], RoundFormed)
+        assert isinstance(self.collect_events()[-1], rdzv.RoundFormed)
         return link
 
     def collect_events(self) -> list[Any]:
@@ -356,7 +318,7 @@ def test_a_successor_that_joined_on_loopback_listens_where_the_leader_sends_othe
     link = node.answer_dial()
     link.local_host = near
     link.deliver(replace(QUERY_REPLY, role=discovery.DiscoveryRole.LEADER, id="leader", leader=None))
-    link.deliver(down.Welcome(leader_id="leader", listen_port=5000))
+    link.deliver(messages.Welcome(leader_id="leader", listen_port=5000))
     link.deliver(ROUND)
     assert node.network.hosts == hosts
     node.close()
@@ -368,13 +330,13 @@ def test_a_malformed_message_of_the_leader_ends_the_connection_and_changes_no_re
     link = node.join_round()
     carry = node.member.state.recovery.record
     link.deliver(message)
-    if is_malformed(down.LEADER_MESSAGES, message):
+    if is_malformed(messages.LEADER_MESSAGES, message):
         assert link.closed
         assert node.member.state.recovery.record == carry
         events = node.collect_events()
-        assert [event.kind for event in events if isinstance(event, RoundBroken)] == [BreakKind.FENCED]
-        assert any(isinstance(event, Notice) and "malformed message" in event.text for event in events)
-        assert not any(isinstance(event, RendezvousFailed) for event in events)
+        assert [event.kind for event in events if isinstance(event, rdzv.RoundBroken)] == [rdzv.BreakKind.FENCED]
+        assert any(isinstance(event, rdzv.Notice) and "malformed message" in event.text for event in events)
+        assert not any(isinstance(event, rdzv.RendezvousFailed) for event in events)
     node.collect_events()
     node.close()
 
@@ -415,7 +377,7 @@ def test_a_malformed_first_message_closes_the_link(index: int, message) -> None:
     node.network.listeners[-1](link, message)
     if is_malformed(discovery.FIRST_MESSAGES, message):
         assert link.closed
-        assert set(link.kinds()) <= {down.Rejected}
+        assert set(link.kinds()) <= {messages.Rejected}
     node.collect_events()
     node.close()
 
@@ -439,7 +401,7 @@ def test_a_malformed_reply_to_an_announcement_changes_nothing(message) -> None:
 
 def test_an_echo_from_the_future_does_not_extend_the_leaders_lease() -> None:
     harness = LeaderHarness()
-    harness.links[0].deliver(up.Heartbeat(number=1, echo_s=1e9))
+    harness.links[0].deliver(messages.Heartbeat(number=1, echo_s=1e9))
     assert harness.leader.lease_until_s() < 1000.0
     harness.close()
 
@@ -456,9 +418,9 @@ def fail(*_args: Any, **_keywords: Any) -> None:
 @pytest.mark.parametrize(
     ("place", "message"),
     [
-        (f"{LEADER}.decide", AllSucceeded(round_number=1)),
-        (f"{LEADER}.HeartbeatReply", up.Heartbeat(number=1, echo_s=None)),
-        (f"{LEADER}.OutgoingMessages.record_acknowledgement", up.EndAcknowledged()),
+        (f"{LEADER}.decide", rdzv.AllSucceeded(round_number=1)),
+        (f"{LEADER}.HeartbeatReply", messages.Heartbeat(number=1, echo_s=None)),
+        (f"{LEADER}.OutgoingMessages.record_acknowledgement", messages.EndAcknowledged()),
     ],
 )
 def test_a_bug_in_the_leader_surfaces(monkeypatch, place, message) -> None:
@@ -473,7 +435,7 @@ def test_a_bug_in_the_leader_surfaces(monkeypatch, place, message) -> None:
 @pytest.mark.parametrize(
     ("place", "message"),
     [
-        ("muster.agent.rendezvous.member.recovery.MemberRecovery.with_round", ROUND),
+        ("muster.agent.rendezvous.member.state.MemberRecovery.with_round", ROUND),
         ("muster.agent.rendezvous.member.rounds.post_break", BREAK),
         ("muster.agent.rendezvous.member.lease_renewal.LeaseRenewal.record_reply", REPLY),
     ],
@@ -513,7 +475,7 @@ def test_a_round_number_far_too_high_is_rejected() -> None:
 def test_an_invalid_local_addr_is_a_usage_error() -> None:
     node = MemberHarness(local_addr="two words")
     lost = node.collect_events()[-1]
-    assert isinstance(lost, RendezvousFailed)
+    assert isinstance(lost, rdzv.RendezvousFailed)
     assert lost.usage
     assert "--local-addr 'two words'" in lost.reason
     node.close()
@@ -547,11 +509,11 @@ def test_a_member_sends_a_summary_only_where_nothing_waits() -> None:
     link = harness.join_round()
     link.is_busy = True
     harness.member.send_summary(SUMMARY)
-    assert Summary not in link.kinds()
+    assert rdzv.Summary not in link.kinds()
     link.is_busy = False
     harness.member.send_summary(SUMMARY)
-    assert link.kinds()[-1] is Summary
+    assert link.kinds()[-1] is rdzv.Summary
     assert harness.member.read_members() is None, "it does not lead"
     harness.member.close()
     harness.member.send_summary(SUMMARY)
-    assert link.kinds().count(Summary) == 1
+    assert link.kinds().count(rdzv.Summary) == 1

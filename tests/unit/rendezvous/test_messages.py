@@ -23,8 +23,7 @@ from muster._shared.records import record, replace
 from muster._shared.reports import Failure, Group, OomEvidence, RankView, Report, Stack
 from muster.agent.rendezvous.consensus.actions import JobEnd, RoundBreak
 from muster.agent.rendezvous.interface import AllStarted, BreakKind, RoundBroken
-from muster.agent.rendezvous.protocol import leader_messages as down
-from muster.agent.rendezvous.protocol import member_messages as up
+from muster.agent.rendezvous.protocol import messages
 from muster.agent.rendezvous.protocol import messages as discovery
 from muster.agent.rendezvous.protocol.framing import FRAME_LIMIT_BYTES, MAC_BYTES, UNAUTHENTICATED_LIMIT_BYTES
 from muster.agent.rendezvous.protocol.messages import Message
@@ -32,8 +31,8 @@ from muster.agent.rendezvous.report_messages import Stopped
 from muster.agent.rendezvous.torch_handlers import messages as torch_messages
 
 UNIONS: list[MessageUnion] = [
-    up.MEMBER_MESSAGES,
-    down.LEADER_MESSAGES,
+    messages.MEMBER_MESSAGES,
+    messages.LEADER_MESSAGES,
     discovery.FIRST_MESSAGES,
     discovery.QUERY_ANSWERS,
     discovery.ANNOUNCEMENT_ANSWERS,
@@ -136,10 +135,10 @@ def test_each_message_has_a_name_of_its_own() -> None:
 
 
 def test_a_message_of_another_direction_or_a_newer_version_is_none() -> None:
-    assert up.MEMBER_MESSAGES.read({"type": "News", "x": 1}) is None
-    assert up.MEMBER_MESSAGES.read(encode_and_decode(down.Exit())) is None
-    assert up.MEMBER_MESSAGES.read(down.Exit()) is None
-    assert up.MEMBER_MESSAGES.read({**encode_and_decode(AllStarted(round_number=1)), "new": [1]}) is not None
+    assert messages.MEMBER_MESSAGES.read({"type": "News", "x": 1}) is None
+    assert messages.MEMBER_MESSAGES.read(encode_and_decode(messages.Exit())) is None
+    assert messages.MEMBER_MESSAGES.read(messages.Exit()) is None
+    assert messages.MEMBER_MESSAGES.read({**encode_and_decode(AllStarted(round_number=1)), "new": [1]}) is not None
 
 
 # -- garbage ------------------------------------------------------------------------------------------------------
@@ -182,9 +181,7 @@ def garbled(draw: Any, kind: type) -> dict[str, Any]:
 @pytest.mark.parametrize(("union", "kind"), PLACES, ids=name)
 @settings(max_examples=5)
 @given(data=st.data())
-def test_garbage_is_read_or_refused_and_what_is_read_can_be_sent(
-    union: MessageUnion, kind: type, data: st.DataObject
-) -> None:
+def test_garbage_is_read_or_refused_and_what_is_read_can_be_sent(union, kind, data) -> None:
     try:
         received = union.read(data.draw(garbled(kind)))
     except MalformedMessageError:
@@ -218,7 +215,7 @@ def test_any_object_is_read_or_refused(frame: dict[str, Any]) -> None:
 def test_an_error_names_the_field_and_what_is_allowed(changes: dict[str, Any], why: str) -> None:
     join = make_join(decode(discovery.JobRules, RULES), index=None)
     with pytest.raises(MalformedMessageError) as caught:
-        up.MEMBER_MESSAGES.read({**encode_and_decode(join), **changes})
+        messages.MEMBER_MESSAGES.read({**encode_and_decode(join), **changes})
     assert str(caught.value).startswith(why)
 
 
@@ -344,7 +341,7 @@ def test_late_failures_with_long_texts_are_shortened_and_the_first_is_nearly_who
     stopped = Stopped(round_number=1, port=1, failures=failures, stacks=stacks)
     text = encode_message(stopped, FRAME_LIMIT_BYTES - MAC_BYTES)
     assert len(text) <= FRAME_LIMIT_BYTES - MAC_BYTES
-    received = up.MEMBER_MESSAGES.read(json.loads(text))
+    received = messages.MEMBER_MESSAGES.read(json.loads(text))
     assert isinstance(received, Stopped)
     assert [failure.local_rank for failure in received.failures] == list(range(64))
     assert len(received.stacks) == 64
@@ -366,7 +363,7 @@ def test_a_broadcast_is_encoded_once_and_reads_like_any_other_message(monkeypatc
     second = JobEnd(succeeded=False, report=report, printer_id=None)
     assert encode_and_decode(second) == {**frame, "printer_id": None}
     assert report.encoded is encoded
-    assert down.LEADER_MESSAGES.read(frame) == first
+    assert messages.LEADER_MESSAGES.read(frame) == first
 
 
 def test_enums_travel_by_value() -> None:

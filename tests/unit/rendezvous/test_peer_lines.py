@@ -5,16 +5,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from doubles.rendezvous_links import FakeHandle, FakeLink, FakeNetwork, StandingClock
+from doubles.rendezvous_links import FakeLink, FakeNetwork, StandingClock, make_config, make_member
 
 from muster._shared.codec import encode_message
-from muster.agent.config import RendezvousConfig
 from muster.agent.rendezvous.consensus.recovery import RecoveryRecord
-from muster.agent.rendezvous.leader.peer_lines import LIMIT, PeerLines
-from muster.agent.rendezvous.member.member import Member
+from muster.agent.rendezvous.leader.newcomers import LIMIT, PeerLines
 from muster.agent.rendezvous.protocol.framing import FRAME_LIMIT_BYTES
 from muster.agent.rendezvous.protocol.job_rules import build_job_rules
-from muster.agent.rendezvous.protocol.member_messages import Join
+from muster.agent.rendezvous.protocol.messages import Join
 from muster.agent.runtime.loop import Loop
 
 
@@ -25,21 +23,9 @@ class Node:
         self.loop = Loop(StandingClock())
         self.network = FakeNetwork()
         self.events: list[Any] = []
-        config = RendezvousConfig(
-            backend="muster", run_id="run", host="h", port=1, node_index=0, min_nodes=2, max_nodes=2, token="t"
-        )
+        config = make_config(min_nodes=2, max_nodes=2, token="t")
         self.rules = build_job_rules(config)
-        self.member = Member(
-            config,
-            nproc=1,
-            role="default",
-            loop=self.loop,
-            post=self.events.append,
-            lease=None,
-            node_name="host-0",
-            network=self.network,  # type: ignore[arg-type]
-            reserve=FakeHandle,
-        )
+        self.member = make_member(config, self.loop, self.network, "host-0", self.events.append)
         self.member.join()
 
     def receive_join(self, host: str) -> None:

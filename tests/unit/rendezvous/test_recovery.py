@@ -9,8 +9,8 @@ from muster._shared.reports import FinalFailure
 from muster.agent.rendezvous.consensus.actions import RoundFacts
 from muster.agent.rendezvous.consensus.quorum import RecoveredRound
 from muster.agent.rendezvous.consensus.recovery import RecoveryRecord, merge_recovery
-from muster.agent.rendezvous.member.recovery import MemberRecovery
-from muster.agent.rendezvous.verdicts.restarts import CauseCount, NodeFault, Restarts
+from muster.agent.rendezvous.member.state import MemberRecovery
+from muster.agent.rendezvous.restarts import CauseCount, NodeFault, Restarts
 from muster.agent.round import Checkpoint
 
 SIZE = 4
@@ -93,9 +93,7 @@ def test_nothing_is_lost_and_nothing_is_made_up(one: RecoveryRecord, other: Reco
 
 
 @given(mine=records_of_one_leader(), theirs=records_of_one_leader(leader=1))
-def test_of_two_rounds_of_one_number_the_one_known_first_keeps_its_quorum(
-    mine: RecoveryRecord, theirs: RecoveryRecord
-) -> None:
+def test_of_two_rounds_of_one_number_the_one_known_first_keeps_its_quorum(mine, theirs) -> None:
     merged = merge_recovery(mine, theirs)
     expected = theirs if theirs.round_number > mine.round_number else mine
     assert [each.leader_id for each in merged.quorum_rounds] == [each.leader_id for each in expected.quorum_rounds]

@@ -6,31 +6,25 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from doubles.rendezvous_links import FakeHandle, FakeLink, FakeNetwork, StandingClock, make_join
+from doubles.rendezvous_links import (
+    FakeLink,
+    FakeNetwork,
+    StandingClock,
+    make_config,
+    make_join,
+    make_member,
+)
 from doubles.rendezvous_world import Process, World
 
 from muster._shared.codec import encode_message
 from muster._shared.records import replace
-from muster.agent.config import RendezvousConfig
 from muster.agent.rendezvous.interface import JobEnded, RendezvousFailed
-from muster.agent.rendezvous.member.member import Member
 from muster.agent.rendezvous.protocol.framing import FRAME_LIMIT_BYTES, Frame
 from muster.agent.rendezvous.protocol.job_rules import build_job_rules, describe_difference
-from muster.agent.rendezvous.protocol.leader_messages import Welcome
-from muster.agent.rendezvous.protocol.messages import Announcement, AnnouncementAcknowledged, Message
+from muster.agent.rendezvous.protocol.messages import Announcement, AnnouncementAcknowledged, Message, Welcome
 from muster.agent.runtime import limits
 from muster.agent.runtime.loop import Loop
 
-SETTINGS: dict[str, Any] = {
-    "backend": "muster",
-    "run_id": "sim",
-    "host": "h",
-    "port": 29400,
-    "node_index": 0,
-    "min_nodes": 1,
-    "max_nodes": 3,
-    "max_restarts": 2,
-}
 OTHERS = [
     ({"min_nodes": 2}, "--nnodes 2:3 (the job: 1:3)"),
     ({"max_nodes": 4}, "--nnodes 1:4 (the job: 1:3)"),
@@ -62,20 +56,20 @@ def expect_success(*processes: Process) -> None:
 
 @pytest.mark.parametrize(("changes", "difference"), OTHERS)
 def test_a_different_setting_is_named_with_both_values(changes, difference) -> None:
-    job = build_job_rules(RendezvousConfig(**SETTINGS, join_timeout_s=120.0))
-    own = build_job_rules(RendezvousConfig(**{**SETTINGS, "join_timeout_s": 120.0, **changes}))
+    job = build_job_rules(make_config(run_id="sim", join_timeout_s=120.0))
+    own = build_job_rules(make_config(**{"run_id": "sim", "join_timeout_s": 120.0, **changes}))
     line = describe_difference(own, job)
     assert f"{difference}; " in line
 
 
 @pytest.mark.parametrize("name", SAME)
 def test_what_may_differ_makes_no_difference(name: str) -> None:
-    other = RendezvousConfig(**{**SETTINGS, name: SAME[name]})
-    assert describe_difference(build_job_rules(other), build_job_rules(RendezvousConfig(**SETTINGS))) is None
+    other = make_config(**{"run_id": "sim", name: SAME[name]})
+    assert describe_difference(build_job_rules(other), build_job_rules(make_config(run_id="sim"))) is None
 
 
 def test_agents_with_different_scales_of_time_are_refused() -> None:
-    job = build_job_rules(RendezvousConfig(**SETTINGS))
+    job = build_job_rules(make_config(run_id="sim"))
     line = describe_difference(replace(job, time_scale=0.4), job)
     assert "MUSTER_TIME_SCALE=0.4 (the job: 1)" in line
 
@@ -159,19 +153,8 @@ class LeaderHarness:
     def __init__(self) -> None:
         self.loop = Loop(StandingClock())
         self.network = FakeNetwork()
-        config = RendezvousConfig(**{**SETTINGS, "last_call_timeout_s": 0.0, "is_host": True})
-        self.member = Member(
-            config,
-            nproc=1,
-            role="default",
-            loop=self.loop,
-            post=lambda event: None,
-            lease=None,
-            node_name="h0",
-            network=self.network,  # type: ignore[arg-type]
-            reserve=FakeHandle,
-            member_id="m0",
-        )
+        config = make_config(run_id="sim", last_call_timeout_s=0.0, is_host=True)
+        self.member = make_member(config, self.loop, self.network, "h0", lambda event: None)
         self.member.join()
         self.rules = build_job_rules(config)
 

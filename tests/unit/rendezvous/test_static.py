@@ -1,6 +1,5 @@
 """`static` with several nodes: muster's own protocol, at an endpoint that the workers' store uses while they run."""
 
-from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -66,9 +65,7 @@ def test_the_endpoint_is_free_while_workers_run(world: StaticWorld) -> None:
 
 @pytest.mark.parametrize("index", [0, 1, 2])
 @pytest.mark.parametrize("end", [Process.crash, lambda process: process.world.vanish(process.machine)])
-def test_a_node_that_comes_back_completes_the_job(
-    world: StaticWorld, index: int, end: Callable[[Process], None]
-) -> None:
+def test_a_node_that_comes_back_completes_the_job(world, index, end) -> None:
     job = world.start_all()
     end(job[index])
     world.run_until(30.0)

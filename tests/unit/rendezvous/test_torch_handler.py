@@ -5,40 +5,20 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 from doubles.leader_history import failure
-from doubles.rendezvous_links import StandingClock
+from doubles.rendezvous_links import StandingClock, make_config
 
 from muster._shared.records import replace
 from muster._shared.reports import Stack
-from muster.agent.config import RendezvousConfig
 from muster.agent.diagnosis.hangs import HangJudge
-from muster.agent.rendezvous.interface import (
-    AllSucceeded,
-    BreakKind,
-    JobEnded,
-    NodeMessage,
-    Notice,
-    NoticeKind,
-    RendezvousEvent,
-    RoundBroken,
-    RoundFormed,
-    StacksWanted,
-    StoodStill,
-)
+from muster.agent.rendezvous import interface as rdzv
 from muster.agent.rendezvous.report_messages import Failed, StacksTaken, Stopped
-from muster.agent.rendezvous.torch_handlers.messages import (
-    AllStandStill,
-    Command,
-    EndKnown,
-    HandlerFormedRound,
-    NodesWaiting,
-    Order,
-    ThreadFinding,
-)
+from muster.agent.rendezvous.torch_handlers import messages as torch_messages
+from muster.agent.rendezvous.torch_handlers.messages import Order
 from muster.agent.rendezvous.torch_handlers.rendezvous import STANDSTILL, TorchRendezvous
 from muster.agent.rendezvous.torch_handlers.watch import FailedElsewhere
 from muster.agent.runtime.loop import Loop
 
-FOUND = Notice(text="found")
+FOUND = rdzv.Notice(text="found")
 
 
 class FakeThread:
@@ -50,7 +30,7 @@ class FakeThread:
     def start(self) -> None:
         """Nothing."""
 
-    def send_command(self, command: Command) -> None:
+    def send_command(self, command: torch_messages.Command) -> None:
         self.orders.append(command.order)
 
     def stop(self) -> None:
@@ -70,7 +50,7 @@ def loop(clock: StandingClock) -> Iterator[Loop]:
 
 
 @pytest.fixture
-def posted() -> list[RendezvousEvent]:
+def posted() -> list[rdzv.RendezvousEvent]:
     return []
 
 
@@ -80,34 +60,21 @@ def thread() -> FakeThread:
 
 
 @pytest.fixture
-def rendezvous(loop: Loop, posted: list[RendezvousEvent], thread: FakeThread) -> Iterator[TorchRendezvous]:
-    config = RendezvousConfig(
-        backend="c10d-torch",
-        run_id="run",
-        host="localhost",
-        port=1,
-        node_index=0,
-        min_nodes=1,
-        max_nodes=1,
-        max_restarts=1,
-    )
+def rendezvous(loop: Loop, posted: list[rdzv.RendezvousEvent], thread: FakeThread) -> Iterator[TorchRendezvous]:
+    config = make_config(backend="c10d-torch", host="localhost", max_nodes=1, max_restarts=1)
     rendezvous = TorchRendezvous(config, loop=loop, post=posted.append, make_thread=lambda _owner: thread)
     yield rendezvous
     rendezvous.close()
 
 
-def test_a_finding_is_handled_on_the_loop(
-    loop: Loop, rendezvous: TorchRendezvous, posted: list[RendezvousEvent]
-) -> None:
+def test_a_finding_is_handled_on_the_loop(loop, rendezvous, posted) -> None:
     rendezvous.post_finding(FOUND)
     assert posted == []
     loop.turn()
-    assert posted == [Notice(text="found")]
+    assert posted == [rdzv.Notice(text="found")]
 
 
-def test_a_late_finding_is_written_to_no_descriptor_that_was_opened_since(
-    loop: Loop, rendezvous: TorchRendezvous, posted: list[RendezvousEvent]
-) -> None:
+def test_a_late_finding_is_written_to_no_descriptor_that_was_opened_since(loop, rendezvous, posted) -> None:
     rendezvous.close()
     pipes = [os.pipe() for _ in range(8)]  # they get the lowest numbers that are free
     try:
@@ -123,9 +90,7 @@ def test_a_late_finding_is_written_to_no_descriptor_that_was_opened_since(
     assert posted == []
 
 
-def test_a_handler_that_forms_no_round_is_not_silent(
-    loop: Loop, clock: StandingClock, rendezvous: TorchRendezvous, posted: list[RendezvousEvent]
-) -> None:
+def test_a_handler_that_forms_no_round_is_not_silent(loop, clock, rendezvous, posted) -> None:
     rendezvous.join()
     said = []
     for passed_s in (5.0, 30.0, 95.0, 200.0):
@@ -136,11 +101,11 @@ def test_a_handler_that_forms_no_round_is_not_silent(
             rendezvous.post_finding(FORMED)
             loop.turn(0.0)
     line = "no round yet: c10d-torch, --nnodes 1; still trying; check that all nodes run, the address and the firewall"
-    assert posted[:2] == [Notice(text=line)] * 2
+    assert posted[:2] == [rdzv.Notice(text=line)] * 2
     assert said == [0, 1, 2, 3], "the third is the round"
 
 
-FORMED = HandlerFormedRound(
+FORMED = torch_messages.HandlerFormedRound(
     group_rank=0,
     group_world_size=2,
     rank_offset=0,
@@ -158,7 +123,7 @@ STACK = Stack(global_rank=0, node=0, local_rank=0, text="")
 class Job:
     """One node of two, in its first round."""
 
-    def __init__(self, loop: Loop, rendezvous: TorchRendezvous, posted: list[RendezvousEvent]) -> None:
+    def __init__(self, loop: Loop, rendezvous: TorchRendezvous, posted: list[rdzv.RendezvousEvent]) -> None:
         self._loop = loop
         self._rendezvous = rendezvous
         self._posted = posted
@@ -166,37 +131,37 @@ class Job:
         rendezvous.join()
         self.find(FORMED)
 
-    def find(self, finding: ThreadFinding) -> list[RendezvousEvent]:
+    def find(self, finding: torch_messages.ThreadFinding) -> list[rdzv.RendezvousEvent]:
         self._rendezvous.post_finding(finding)
         self._loop.turn()
         return self._take()
 
-    def send(self, message: NodeMessage) -> list[RendezvousEvent]:
+    def send(self, message: rdzv.NodeMessage) -> list[rdzv.RendezvousEvent]:
         self._rendezvous.send(message)
         return self._take()
 
-    def fail(self) -> list[RendezvousEvent]:
+    def fail(self) -> list[rdzv.RendezvousEvent]:
         """A worker fails, then all are stopped."""
         failed = Failed(round_number=self.number, failures=(replace(FAILURE, round=self.number),))
         return self.send(failed) + self.send(Stopped(round_number=self.number))
 
-    def stand_still(self, for_s: float) -> list[RendezvousEvent]:
-        return self.send(StoodStill(round_number=self.number, for_s=for_s))
+    def stand_still(self, for_s: float) -> list[rdzv.RendezvousEvent]:
+        return self.send(rdzv.StoodStill(round_number=self.number, for_s=for_s))
 
-    def look(self, *stacks: Stack) -> list[RendezvousEvent]:
+    def look(self, *stacks: Stack) -> list[rdzv.RendezvousEvent]:
         return self.send(StacksTaken(round_number=self.number, number=STANDSTILL, stacks=stacks))
 
-    def _take(self) -> list[RendezvousEvent]:
+    def _take(self) -> list[rdzv.RendezvousEvent]:
         posted = self._posted[:]
         self._posted.clear()
         for event in posted:
-            if isinstance(event, RoundFormed):
+            if isinstance(event, rdzv.RoundFormed):
                 self.number = event.round.number
         return posted
 
 
 @pytest.fixture
-def job(loop: Loop, rendezvous: TorchRendezvous, posted: list[RendezvousEvent]) -> Job:
+def job(loop: Loop, rendezvous: TorchRendezvous, posted: list[rdzv.RendezvousEvent]) -> Job:
     return Job(loop, rendezvous, posted)
 
 
@@ -212,11 +177,11 @@ def _judge(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_node_tells_what_its_ranks_do_once_those_of_all_nodes_stand_still(job: Job, thread: FakeThread) -> None:
     assert job.stand_still(50.0) == []
-    assert job.find(AllStandStill()) == [StacksWanted(round_number=1, number=STANDSTILL)]
+    assert job.find(torch_messages.AllStandStill()) == [rdzv.StacksWanted(round_number=1, number=STANDSTILL)]
     [told] = job.look(STACK)
-    assert told == Notice(text="[0] stand still for 50 s", kind=NoticeKind.STILL)
+    assert told == rdzv.Notice(text="[0] stand still for 50 s", kind=rdzv.NoticeKind.STILL)
     [told] = job.stand_still(0.0)
-    assert told == Notice(text="the job goes on and no longer stands still", kind=NoticeKind.STILL_OVER)
+    assert told == rdzv.Notice(text="the job goes on and no longer stands still", kind=rdzv.NoticeKind.STILL_OVER)
     assert job.stand_still(0.0) == []
     assert thread.orders == [Order.NEXT, Order.STAND_STILL, Order.MOVE, Order.MOVE]
 
@@ -224,9 +189,9 @@ def test_a_node_tells_what_its_ranks_do_once_those_of_all_nodes_stand_still(job:
 def test_a_node_whose_ranks_go_on_tells_nothing_of_them(job: Job) -> None:
     job.stand_still(50.0)
     job.stand_still(0.0)
-    assert job.find(AllStandStill()) == []
+    assert job.find(torch_messages.AllStandStill()) == []
     job.stand_still(50.0)
-    assert job.find(AllStandStill()) != []
+    assert job.find(torch_messages.AllStandStill()) != []
     job.stand_still(0.0)
     assert job.look(STACK) == []
 
@@ -235,16 +200,16 @@ def test_a_round_begins_with_ranks_that_move(job: Job) -> None:
     job.stand_still(50.0)
     job.fail()
     job.find(FORMED)
-    assert job.find(AllStandStill()) == []
+    assert job.find(torch_messages.AllStandStill()) == []
     assert job.stand_still(0.0) == []
 
 
 def test_a_failure_makes_a_new_attempt_of_this_node(job: Job, thread: FakeThread) -> None:
     [broken] = job.fail()
-    assert isinstance(broken, RoundBroken)
-    assert (broken.kind, "(h1) exited with code 1" in broken.reason) == (BreakKind.FAILURE, True)
+    assert isinstance(broken, rdzv.RoundBroken)
+    assert (broken.kind, "(h1) exited with code 1" in broken.reason) == (rdzv.BreakKind.FAILURE, True)
     [formed] = job.find(replace(FORMED, group_rank=1))
-    assert isinstance(formed, RoundFormed)
+    assert isinstance(formed, rdzv.RoundFormed)
     made = formed.round
     assert (made.number, made.attempt, made.restarts_left, made.group_rank, made.node_index) == (2, 1, 0, 1, 0)
     assert thread.orders == [Order.NEXT, Order.PAUSE, Order.NEXT]
@@ -252,13 +217,13 @@ def test_a_failure_makes_a_new_attempt_of_this_node(job: Job, thread: FakeThread
 
 def test_nodes_that_wait_make_a_new_round_and_no_attempt(job: Job, thread: FakeThread) -> None:
     for number in range(1, 8):
-        [broken] = job.find(NodesWaiting(count=2))
-        assert isinstance(broken, RoundBroken)
-        assert (broken.kind, "2 nodes waiting" in broken.reason) == (BreakKind.MEMBERSHIP, True)
-        assert job.find(NodesWaiting(count=2)) == []
+        [broken] = job.find(torch_messages.NodesWaiting(count=2))
+        assert isinstance(broken, rdzv.RoundBroken)
+        assert (broken.kind, "2 nodes waiting" in broken.reason) == (rdzv.BreakKind.MEMBERSHIP, True)
+        assert job.find(torch_messages.NodesWaiting(count=2)) == []
         assert job.send(Stopped(round_number=number)) == []
         [formed] = job.find(FORMED)
-        assert isinstance(formed, RoundFormed)
+        assert isinstance(formed, rdzv.RoundFormed)
         assert (formed.round.number, formed.round.attempt) == (number + 1, 0)
     assert thread.orders == [Order.NEXT, *[Order.PAUSE, Order.NEXT] * 7]
 
@@ -267,12 +232,12 @@ def test_the_last_failure_ends_the_job_once_the_others_know(job: Job, thread: Fa
     job.fail()
     job.find(FORMED)
     [broken] = job.fail()
-    assert isinstance(broken, RoundBroken)
-    assert broken.kind is BreakKind.FINAL
+    assert isinstance(broken, rdzv.RoundBroken)
+    assert broken.kind is rdzv.BreakKind.FINAL
     assert thread.orders[3:] == [Order.FAIL, Order.AWAIT_END]
     assert job.find(FailedElsewhere(reason="node 2 has failed", root=None)) == []
-    [ended] = job.find(EndKnown(succeeded=False))
-    assert isinstance(ended, JobEnded)
+    [ended] = job.find(torch_messages.EndKnown(succeeded=False))
+    assert isinstance(ended, rdzv.JobEnded)
     assert ended.prints_report
     assert ended.report is not None
     assert ended.report.reason == broken.reason
@@ -284,18 +249,18 @@ def test_a_failure_elsewhere_ends_the_job_here(is_waiting: bool, job: Job, threa
         job.fail()
     posted = job.find(FailedElsewhere(reason="node 2 has failed", root=replace(FAILURE, node=2)))
     if not is_waiting:
-        assert [each.reason for each in posted if isinstance(each, RoundBroken)] == ["node 2 has failed"]
+        assert [each.reason for each in posted if isinstance(each, rdzv.RoundBroken)] == ["node 2 has failed"]
         assert job.send(Stopped(round_number=1)) == []
         assert thread.orders == [Order.NEXT, Order.AWAIT_END]
-        posted = job.find(EndKnown(succeeded=False))
+        posted = job.find(torch_messages.EndKnown(succeeded=False))
     [ended] = posted
-    assert isinstance(ended, JobEnded)
+    assert isinstance(ended, rdzv.JobEnded)
     assert (ended.succeeded, ended.prints_report) == (False, False)
     assert ended.report is not None
     assert [each.node for each in ended.report.failures] == [2]
 
 
 def test_a_success_is_told_to_the_others_first(job: Job, thread: FakeThread) -> None:
-    assert job.send(AllSucceeded(round_number=1)) == []
+    assert job.send(rdzv.AllSucceeded(round_number=1)) == []
     assert thread.orders == [Order.NEXT, Order.DONE]
-    assert job.find(EndKnown(succeeded=True)) == [JobEnded(succeeded=True)]
+    assert job.find(torch_messages.EndKnown(succeeded=True)) == [rdzv.JobEnded(succeeded=True)]

@@ -7,8 +7,8 @@ from doubles.samples import make_failure
 
 from muster._shared.records import replace
 from muster._shared.reports import FailedCheck, Failure
-from muster.agent.rendezvous.verdicts.deciding import Verdict, VerdictRules, decide_verdict, find_signature
-from muster.agent.rendezvous.verdicts.restarts import Restarts
+from muster.agent.rendezvous.restarts import Restarts
+from muster.agent.rendezvous.verdicts import Verdict, VerdictRules, decide_verdict, find_signature
 
 HISTORIES = 4_000
 RULES = VerdictRules(max_restarts=100, stops_on_repeat=True)

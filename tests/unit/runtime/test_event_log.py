@@ -10,7 +10,7 @@ import pytest
 
 from muster._shared.records import replace
 from muster.agent.logs import open_own
-from muster.agent.runtime.event_log import EVENT_LOG_HANDLERS, EventLog, EventRecord, JsonlSink, open_sinks
+from muster.agent.runtime.event_log import EVENT_LOG_HANDLERS, ConsoleSink, EventLog, EventRecord, JsonlSink
 from muster.agent.runtime.loop import SystemClock
 
 RECORD = EventRecord(
@@ -26,21 +26,12 @@ def test_torchs_names_are_ours() -> None:
 
 def test_the_console_gets_one_object_a_line() -> None:
     lines: list[str] = []
-    (sink,) = open_sinks("console", lines.append)
+    sink = ConsoleSink(lines.append)
     sink.write(RECORD)
     sink.write(RECORD)
     sink.close()
     assert [json.loads(line)["what"] for line in lines] == ["round_formed"] * 2
     assert json.loads(lines[0])["ranks"] == [0, 1]
-
-
-@pytest.mark.parametrize("name", ["null", "dynamic_rendezvous"])
-def test_null_prints_nothing(name: str) -> None:
-    lines: list[str] = []
-    log = EventLog(SystemClock(), open_sinks(name, lines.append))
-    log.write("round_formed")
-    log.close()
-    assert lines == []
 
 
 def call(command: Callable[[], None]) -> None:

@@ -51,8 +51,8 @@ def test_adapters_read_the_line_as_the_agent_does(words: list[str]) -> None:
         return
     args = [*COMMAND, *words]
     flags = list_agent_flags(args)
-    assert find_agent_flag(args, "shutdown-timeout") == line.given.get("shutdown_timeout")
-    assert find_agent_flag(args, "rdzv-id") == line.given.get("rdzv_id")
+    assert find_agent_flag(args, "shutdown-timeout") == line.texts.get("shutdown_timeout")
+    assert find_agent_flag(args, "rdzv-id") == line.texts.get("rdzv_id")
     program = args[flags[-1].end if flags else len(COMMAND) :]
     program = program[1:] if program[:1] == ["--"] else program
     if program[1:2] == ["--"]:
@@ -93,7 +93,7 @@ def run_ids(*roles: SimpleNamespace) -> dict[str, str | None]:
     before = [list(role.args) for role in roles]
     args = assign_run_ids(roles, {role.name: f"l-{role.name}" for role in roles}, app_id="APP")
     assert [role.args for role in roles] == before, "the caller's roles are not changed"
-    return {role.name: parse_command_line(args[role.name][2:]).given.get("rdzv_id") for role in roles}
+    return {role.name: parse_command_line(args[role.name][2:]).texts.get("rdzv_id") for role in roles}
 
 
 @pytest.mark.parametrize(

@@ -100,8 +100,8 @@ def describe_local(app, tmp_path):
 
 
 def describe_docker(app, tmp_path):
-    submission = create_docker("test").submit_dryrun(app, {}).request
-    return describe_supervised("docker", submission.roles, tmp_path, submission.description)
+    spec = create_docker("test").submit_dryrun(app, {}).request.spec
+    return describe_supervised("docker", spec.roles, tmp_path, spec.description)
 
 
 def describe_kubernetes(app, tmp_path):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from muster.agent.logs.lines import build_common_prefix, build_prefix
 from muster.schedulers.agent_command import count_merged_ranks
-from muster.schedulers.runner.log_display.job_console import JobConsole, parse_ranks
+from muster.schedulers.runner.job_console import JobConsole, parse_ranks
 
 PLAIN = {"TERM": "xterm", "NO_COLOR": "1"}
 

@@ -11,9 +11,8 @@ from torchx.specs.api import NONE, ReplicaStatus
 from muster._shared.job_view import JobState, JobStatus, NodeState, NodeStatus, RankStatus
 from muster.schedulers.adapter.status import build_status, parse_status
 from muster.schedulers.wording.facts import AppFacts
-from muster.schedulers.wording.job_facts import JobFacts
 from muster.schedulers.wording.job_line import build_data, find_eta_s, format_line, format_message
-from muster.schedulers.wording.reasons import Code, Reason
+from muster.schedulers.wording.reasons import Code, JobFacts, Reason
 from muster.schedulers.wording.words import word
 
 NOW_S = float(int(time.time()) - 600)

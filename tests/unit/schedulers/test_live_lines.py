@@ -13,8 +13,8 @@ from torchx.specs import AppState
 
 from muster.agent.logs.lines import build_prefix
 from muster.schedulers.adapter.scheduler import PluginScheduler
-from muster.schedulers.runner.log_display import job_console, live_lines
-from muster.schedulers.runner.log_display.live_lines import LiveLines
+from muster.schedulers.runner import job_console, live_lines
+from muster.schedulers.runner.live_lines import LiveLines
 
 ROUND = make_round(group_rank=1, group_world_size=2, rank_offset=2, world_size=4)
 NODE = build_prefix(role="main", local_rank=1, round=ROUND).decode()

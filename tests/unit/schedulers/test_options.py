@@ -23,8 +23,7 @@ from muster.schedulers.supervision.state import (
     RetryScope,
     SupervisedApp,
 )
-from muster.schedulers.wording.job_facts import JobFacts
-from muster.schedulers.wording.reasons import Code, Reason
+from muster.schedulers.wording.reasons import Code, JobFacts, Reason
 
 BOOLS = "one of true, 1, yes, on, false, 0, no, off"
 ALL = "`torchx runopts local_cwd` lists all"

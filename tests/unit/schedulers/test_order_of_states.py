@@ -16,12 +16,12 @@ from torchx.specs import AppState, is_terminal
 from muster.schedulers.adapter.supervised import _find_state
 from muster.schedulers.docker.running_apps import orphaned_apps
 from muster.schedulers.docker.spec import Label
-from muster.schedulers.kubernetes.labels import CANCEL_ANNOTATION
+from muster.schedulers.kubernetes.kube import CANCEL_ANNOTATION
 from muster.schedulers.kubernetes.running_apps.pod_status import read_pod
 from muster.schedulers.kubernetes.running_apps.status import Observation, decide_state, has_run
 from muster.schedulers.slurm import reasons, running_apps
-from muster.schedulers.supervision import decisions, events
-from muster.schedulers.supervision.events import ReplicaEnded
+from muster.schedulers.supervision import decisions
+from muster.schedulers.supervision.decisions import ReplicaEnded
 from muster.schedulers.supervision.state import ReplicaId, RetryScope, SupervisedRole
 
 HISTORIES = 100
@@ -183,10 +183,10 @@ def test_of_a_supervisor() -> None:
         for step in range(30):
             replica = ReplicaId(rng.choice("ab"), rng.randrange(2))
             ended = ReplicaEnded(replica=replica, exit_code=rng.choice([0, 0, 1, 69, 137, 143, None]))
-            stop = events.CancelRequested()
-            event: events.Event = ended if rng.random() < 0.95 else stop
+            stop = decisions.CancelRequested()
+            event: decisions.Event = ended if rng.random() < 0.95 else stop
             states.append(_find_state(SimpleNamespace(app=state), None))  # type: ignore[arg-type]
-            state, _ = decisions.decide(plan, state, event if step else events.Begin())
+            state, _ = decisions.decide(plan, state, event if step else decisions.Begin())
         check_order(states)
 
 

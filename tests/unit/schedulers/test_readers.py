@@ -15,10 +15,11 @@ from muster._shared.contract import FORMAT
 from muster._shared.control import parse_answer
 from muster._shared.reports import Report
 from muster.agent.diagnosis.report_files import build_termination_message, write_report
-from muster.schedulers.adapter.records import RecordReader
-from muster.schedulers.docker.engine.errors import one_line
+from muster.schedulers.docker.sdk import one_line
 from muster.schedulers.failure_report import (
+    RecordReader,
     describe_report,
+    explain_report,
     find_root_cause,
     find_trouble,
     find_usage_line,
@@ -31,9 +32,8 @@ from muster.schedulers.kubernetes.running_apps.status import _build_torch_error
 from muster.schedulers.lines import LineSplitter
 from muster.schedulers.processes.agent_files import read_records, read_report
 from muster.schedulers.timestamps import parse_seconds, parse_timestamp
-from muster.schedulers.wording.job_facts import JobFacts
 from muster.schedulers.wording.job_line import describe_status
-from muster.schedulers.wording.reasons import Code, Reason
+from muster.schedulers.wording.reasons import Code, JobFacts, Reason
 from muster.schedulers.wording.words import word_all
 
 
@@ -120,7 +120,7 @@ def test_the_root_cause_is_named_once():
     failures = [FAILURE | {"exception": "late", "collateral": True}, FAILURE | {"exception": "ValueError: x"}]
     report = read(reason="rank 1\n failed", failures=failures)
     assert find_root_cause(report).exception == "ValueError: x"
-    assert describe_report(report) == "rank 1 failed: ValueError: x"
+    assert explain_report(report).exception == "ValueError: x"
     assert describe_report(read(reason="rank 1: ValueError: x", failures=failures)) == "rank 1: ValueError: x"
     assert describe_report(read(reason="")) == ""
 
@@ -296,10 +296,9 @@ def test_what_a_container_wrote_itself_ends_no_command(tmp_path, value):
             if report is None:
                 assert reason != "why" or value == NESTED, "it is no report, or nested too deeply"
                 continue
-            error = _build_torch_error(report)
+            error = json.loads(_build_torch_error(report))
             assert isinstance(error["message"]["message"], str)
             int(error["message"]["extraInfo"]["timestamp"])  # TorchX does
-            json.dumps(error)
     path = tmp_path / "error.json"
     path.write_text(json.dumps(value))
     found = read_error_file(path)

@@ -25,7 +25,7 @@ from muster.schedulers.supervision.app_folder import AppFolder, AppRecord, AppSp
 from muster.schedulers.supervision.driver import EventQueue
 from muster.schedulers.supervision.machine import Machine
 from muster.schedulers.supervision.state import AppPhase, ReplicaId, ReplicaState, SupervisedApp
-from muster.schedulers.wording.reasons import Code, Reason
+from muster.schedulers.wording.reasons import Code, Reason, to_data
 from muster.testing.contract_apps import build_agents
 
 HOSTFILE = """\
@@ -157,18 +157,6 @@ def test_frames_come_whole_however_they_are_cut() -> None:
     assert found == [(b"1", b"out"), (b"X", b"0"), (b"H", b"")]
 
 
-def test_a_bundle_is_built_once(tmp_path, monkeypatch) -> None:
-    built = []
-    monkeypatch.setattr(ssh_scheduler, "build_agent_bundle", lambda: built.append(1) or b"bundle")
-    folder = tmp_path / "kept"
-    assert [ssh_scheduler.read_kept_bundle(folder) for _ in range(2)] == [b"bundle"] * 2
-    assert len(built) == 1
-    [kept] = folder.iterdir()
-    kept.rename(folder / "of-another-version.zip")
-    ssh_scheduler.read_kept_bundle(folder)
-    assert [path.name for path in folder.iterdir()] == [kept.name]
-
-
 def build_driver(folder, *, retries=1, used=0, phase=AppPhase.RUNNING):
     """A driver of `w/0` on a and `w/1` on b, with the spare c, of which nothing runs."""
     addresses = {"a": "10.0.0.1", "b": "10.0.0.2", "c": "10.0.0.3"}
@@ -201,8 +189,9 @@ def test_a_replica_that_does_not_start_elsewhere_keeps_its_host(tmp_path, code, 
     driver = build_driver(tmp_path / "app", **more)
     folder = AppFolder(tmp_path / "app").replica_dir(ReplicaId("w", 0))
     folder.mkdir(parents=True)
-    (folder / STATE_NAME).write_text(json.dumps({"reason": "a: not reached"}))
-    expected = (None, (Reason(code=Code.LINK_LOST, text="a: not reached"),)) if code == 255 else (code, ())
+    lost = Reason(code=Code.LINK_LOST, host="a", text="no route")
+    (folder / STATE_NAME).write_text(json.dumps({"lost": [to_data(lost)]}))
+    expected = (None, (lost,)) if code == 255 else (code, ())
     assert driver.explain_end(ReplicaId("w", 0), code) == expected
     assert list(driver._hosts.values()) == ["a", "b"]
 

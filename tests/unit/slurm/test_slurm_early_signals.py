@@ -6,7 +6,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-from muster.schedulers.slurm.payload import build_payload
+from muster.schedulers.slurm.request import build_payload
 
 SIGNALLED_AT_ITS_IMPORT = """\
 import os, signal

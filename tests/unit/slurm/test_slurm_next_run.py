@@ -3,6 +3,7 @@
 import json
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from muster._shared.contract import HOLD_FLAG
 from muster.schedulers.slurm import node
 from muster.schedulers.slurm.node import Allocation
-from muster.schedulers.supervision import decisions, events
+from muster.schedulers.supervision import decisions
 from muster.schedulers.supervision.app_folder import AppFolder, AppRecord, AppSpec
 from muster.schedulers.supervision.driver import EventQueue
 from muster.schedulers.supervision.machine import Machine
@@ -97,7 +98,7 @@ class Supervised:
     ) -> None:
         self.folder = write_node(Path(spec.folder), replica, build_running(replica, phase=AppPhase.RUNNING))
         self.replica, self.driver, queue = replica, Driver(), EventQueue()
-        self.posted: list[node.Told] = []
+        self.posted: list[Callable[[], None]] = []
         monkeypatch.setattr(queue, "post", self.posted.append)
         self.supervisor = node.NodeSupervisor(self.folder, spec, queue, self.driver, allocation)  # type: ignore[arg-type]
 
@@ -108,7 +109,7 @@ class Supervised:
             self.supervisor.handle_event(each)
 
     def end(self, exit_code: int | None) -> SupervisedApp:
-        self.supervisor.handle_event(events.ReplicaEnded(replica=self.replica, exit_code=exit_code))
+        self.supervisor.handle_event(decisions.ReplicaEnded(replica=self.replica, exit_code=exit_code))
         self.supervisor.close()
         return self.supervisor.record.app
 
@@ -221,8 +222,8 @@ def test_a_job_that_has_ended_when_it_is_told_to_stop_is_not_run_again(
     """The time limit comes while the agents end: all steps are done, and the next run would begin with the first."""
     spec, replica = build_spec(tmp_path, 1, agent=runs_agent), ReplicaId("w", 0)
     running = build_running(replica, phase=AppPhase.RUNNING)
-    told, _ = decisions.decide(spec.roles, running, events.CancelRequested(reasons=(Reason(code=Code.TIME_LIMIT),)))
-    ended, _ = decisions.decide(spec.roles, told, events.ReplicaEnded(replica=replica, exit_code=exit_code))
+    told, _ = decisions.decide(spec.roles, running, decisions.CancelRequested(reasons=(Reason(code=Code.TIME_LIMIT),)))
+    ended, _ = decisions.decide(spec.roles, told, decisions.ReplicaEnded(replica=replica, exit_code=exit_code))
     slurm = Slurm()
     monkeypatch.setattr(node, "_call", slurm.call)
     code = node._end_run(AppFolder(tmp_path), spec, ALLOCATION, ended, has_to_continue=True)

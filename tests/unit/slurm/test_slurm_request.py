@@ -13,12 +13,12 @@ from muster.components import dist
 from muster.schedulers.errors import EngineError, OptionError, SchedulerError
 from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.runner.option_records import declare_options, parse_options
-from muster.schedulers.slurm import client, create_scheduler, node, payload, reasons
+from muster.schedulers.slurm import client, create_scheduler, node, reasons
 from muster.schedulers.slurm.client import Partition, QueueEntry, Wish
 from muster.schedulers.slurm.hosts import expand_hosts
 from muster.schedulers.slurm.node import Allocation, list_replicas, place_replicas
 from muster.schedulers.slurm.options import SlurmOptions
-from muster.schedulers.slurm.request import Place, _count_seconds, build_request, list_files
+from muster.schedulers.slurm.request import Place, _count_seconds, build_payload, build_request, list_files
 from muster.schedulers.slurm.scheduler import _check_size, _submit, list_pauses
 from muster.schedulers.wording.words import word
 
@@ -235,10 +235,10 @@ def test_a_node_without_the_shared_folder_gets_all_in_one_zip():
     assert 'sbcast --preserve "$bundle.sent" "$bundle" || exit 97\n' in request.script
     assert "set -C\nbase64 -d >\"$bundle.sent\" <<'MUSTER_END_OF_PAYLOAD' || exit 97\n" in request.script
     files = list_files(request.spec, b"agent", b"workspace")
-    names = zipfile.ZipFile(BytesIO(payload.build_payload(files))).namelist()
+    names = zipfile.ZipFile(BytesIO(build_payload(files))).namelist()
     assert {"files/spec.json", "files/private.json", "files/muster-agent.zip", "__main__.py"} <= set(names)
     assert not [name for name in names if "torchx" in name]
-    assert len(payload.build_payload({})) < 250_000
+    assert len(build_payload({})) < 250_000
 
 
 def test_node_lists_are_expanded():

@@ -196,9 +196,7 @@ def test_the_script_waits_for_no_copy_until_it_steps(monkeypatch: pytest.MonkeyP
     assert not script.queue[0][0](), "the step waits for them"
 
 
-def test_a_tensor_that_changes_without_a_step_is_noticed_and_from_then_on_all_is_in_order(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_tensor_that_changes_without_a_step_is_noticed_and_from_then_on_all_is_in_order(monkeypatch) -> None:
     job = Job(2, monkeypatch)
     for _ in range(2):
         job.train()
@@ -226,9 +224,7 @@ def test_a_change_before_the_next_step_is_noticed_by_the_step(monkeypatch: pytes
     assert not job.check(saved)
 
 
-def test_a_script_whose_optimizer_does_not_tell_of_its_steps_is_copied_in_order(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_script_whose_optimizer_does_not_tell_of_its_steps_is_copied_in_order(monkeypatch) -> None:
     job = Job(4, monkeypatch)
     job.train()
     job.check(job.save())

@@ -15,8 +15,8 @@ from snapshot_memory import Node, worker
 
 from muster import snapshots
 from muster._shared.snapshot_file import SLOT_SPACE, SLOTS
-from muster.snapshots import mapping
-from muster.snapshots.mapping import HUGE_BYTES, Mapping, take_huge_pages
+from muster.snapshots import content
+from muster.snapshots.content import HUGE_BYTES, Mapping, take_huge_pages
 
 pytestmark = pytest.mark.torch
 
@@ -50,7 +50,7 @@ def pages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
 
 
 def find_address(memory: Any) -> int:
-    return int(mapping.view_bytes(memory).data_ptr())
+    return int(content.view_bytes(memory).data_ptr())
 
 
 def count_huge(address: int) -> int:
@@ -197,7 +197,7 @@ def test_errors_of_the_system_are_said(monkeypatch: pytest.MonkeyPatch, fd: int)
         ctypes.set_errno(12)
         return -1
 
-    monkeypatch.setattr(mapping, "find_call", lambda _: refuse)
+    monkeypatch.setattr(content, "find_call", lambda _: refuse)
     one = Mapping(fd, 0, 4096, BOTH)
     with pytest.raises(OSError, match="Cannot allocate memory"):
         one.collapse(0)

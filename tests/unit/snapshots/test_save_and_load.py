@@ -427,9 +427,7 @@ def test_a_plan_holds_while_tensors_are_of_the_same_kind_and_share_the_same_wher
             assert_same(snapshots.load().state, states[step])  # type: ignore[union-attr]
 
 
-def test_a_state_that_does_not_fit_is_one_line_and_the_job_goes_on(
-    node: Node, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_state_that_does_not_fit_is_one_line_and_the_job_goes_on(node, capsys) -> None:
     node.words[Header.LIMIT] = 30_000_000
     node.words[Header.COPIES] = 1
     with worker(node):
@@ -444,9 +442,7 @@ def test_a_state_that_does_not_fit_is_one_line_and_the_job_goes_on(
     assert [slot.step for slot in node.control.read_slots(0) if slot.state == COMPLETE] == [3]
 
 
-def test_memory_that_the_node_has_not_is_one_line(
-    node: Node, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_that_the_node_has_not_is_one_line(node, capsys, monkeypatch) -> None:
     def fail(*_: object) -> None:
         raise OSError("No space left on device")
 
@@ -455,7 +451,7 @@ def test_memory_that_the_node_has_not_is_one_line(
         snapshots.save(0, {})
         snapshots.save(1, {})
     (line,) = capsys.readouterr().err.splitlines()
-    assert "for it (No space" in line
+    assert "(No space" in line
 
 
 @pytest.mark.parametrize("where", ["data", "plain values"])

@@ -5,14 +5,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from supervised_apps import App, agents, begin, others
 
-from muster.schedulers.supervision.decisions import Stop, decide
-from muster.schedulers.supervision.events import (
+from muster.schedulers.supervision.decisions import (
     Begin,
     CancelRequested,
     GraceExpired,
     KillExpired,
     KillRequested,
     LingerExpired,
+    Stop,
+    decide,
 )
 from muster.schedulers.supervision.state import AppPhase, Outcome, ReplicaStatus, RetryScope, SupervisedRole
 from muster.schedulers.wording.reasons import Code, Reason

@@ -1,12 +1,17 @@
 """A stop that is recorded before it is asked for: nothing is started again, and no replica is signalled at first."""
 
-from muster.schedulers.supervision.decisions import Finish, Linger, Start, Stop, build_state, decide
-from muster.schedulers.supervision.events import (
+from muster.schedulers.supervision.decisions import (
     Begin,
     CancelRequested,
     DrainRequested,
+    Finish,
+    Linger,
     LingerExpired,
     ReplicaEnded,
+    Start,
+    Stop,
+    build_state,
+    decide,
 )
 from muster.schedulers.supervision.state import AppPhase, Outcome, ReplicaId, ReplicaStatus, SupervisedRole
 

@@ -9,7 +9,7 @@ from supervised_apps import begin as begin_app
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.runner.roles import find_elastic_role
 from muster.schedulers.supervision.app_folder import AppRecord
-from muster.schedulers.supervision.events import (
+from muster.schedulers.supervision.decisions import (
     Begin,
     CancelRequested,
     GraceExpired,

@@ -8,10 +8,10 @@ import pytest
 from supervised_apps import make_folder
 
 from muster.schedulers.adapter.supervised import _list_replicas
-from muster.schedulers.supervision import events
+from muster.schedulers.supervision import decisions
 from muster.schedulers.supervision.app_folder import ProcessId
+from muster.schedulers.supervision.decisions import ReplicaEnded
 from muster.schedulers.supervision.driver import EventQueue, StartError
-from muster.schedulers.supervision.events import ReplicaEnded
 from muster.schedulers.supervision.machine import Machine
 from muster.schedulers.supervision.state import ReplicaId, SupervisedRole
 from muster.schedulers.supervision.supervisor import Supervisor, watch_requests
@@ -163,7 +163,7 @@ def test_what_cannot_be_started_ends_the_app(bench):
 
 def test_one_grace_period_on_the_given_clock(bench):
     bench.begin()
-    bench.supervisor.handle_event(events.CancelRequested())
+    bench.supervisor.handle_event(decisions.CancelRequested())
     assert bench.driver.done[-2:] == ["stop r/0", "stop r/1"]
     bench.end(FIRST, 143)
     bench.advance(10.0)
@@ -172,7 +172,7 @@ def test_one_grace_period_on_the_given_clock(bench):
 
 def test_a_replica_that_even_a_kill_does_not_end_does_not_keep_the_supervisor(bench):
     bench.begin()
-    bench.supervisor.handle_event(events.KillRequested())
+    bench.supervisor.handle_event(decisions.KillRequested())
     assert bench.driver.done[-1] == "kill r/1"
     assert not bench.supervisor.ended
     bench.advance(600.0)
@@ -231,7 +231,7 @@ def test_a_successor_starts_nothing_when_the_owner_is_gone(bench):
     bench.begin()
     bench.event_queue.close()
     bench.boot()
-    bench.event_queue.post(events.CancelRequested())
+    bench.event_queue.post(decisions.CancelRequested())
     bench.begin()
     assert bench.driver.done == ["adopt r/0 1", "adopt r/1 1", "stop r/0", "stop r/1"]
     assert bench.supervisor.ended
@@ -242,7 +242,7 @@ def test_a_full_disk_ends_no_job(bench, monkeypatch, capfd):
     with open("/dev/full", "w", buffering=1) as full, monkeypatch.context() as patch:
         patch.setattr(sys, "stderr", full)  # the supervisor's log is on that disk, too
         refuse_to_record(bench, patch)
-        bench.supervisor.handle_event(events.CancelRequested())
+        bench.supervisor.handle_event(decisions.CancelRequested())
     assert bench.driver.done[-2:] == ["stop r/0", "stop r/1"]
     assert "cannot write" in capfd.readouterr().err
     bench.end(FIRST, 0)

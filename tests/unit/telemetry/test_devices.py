@@ -43,9 +43,7 @@ PART = DeviceUse(use=None, memory_bytes=GIB // 2, status=DeviceStatus(memory_tot
         (2, "99999999999,GPU-77", {}),
     ],
 )
-def test_each_rank_has_its_gpu(
-    nvml: str, gpus: None, nproc: int, visible: str | None, found: dict[int, DeviceUse]
-) -> None:
+def test_each_rank_has_its_gpu(nvml, gpus, nproc, visible, found) -> None:
     devices = Devices(nproc, visible, nvml)
     assert devices.read() == found
     assert devices.read() == found
@@ -124,9 +122,7 @@ def test_a_gpu_that_falls_off_the_bus_is_told(nvml: str, gpus: None, set_env: Ca
     devices.close()
 
 
-def test_a_driver_that_answers_slowly_is_read_all_the_same(
-    nvml: str, gpus: None, set_env: Callable[[str, str], None]
-) -> None:
+def test_a_driver_that_answers_slowly_is_read_all_the_same(nvml, gpus, set_env) -> None:
     set_env("STAND_IN_SLOW_MS", "20")
     devices = Devices(2, None, nvml)
     assert devices.read() == {0: BUSY, 1: IDLE}

@@ -69,9 +69,7 @@ def test_of_a_job_of_one_round_nothing_was_before_a_restart() -> None:
         (0, True, "62 of 4000 steps"),
     ],
 )
-def test_of_a_job_that_has_ended_both_are_known_where_it_was_and_how_far_it_had_been(
-    last: int, succeeds: bool, said: str
-) -> None:
+def test_of_a_job_that_has_ended_both_are_known_where_it_was_and_how_far_it_had_been(last, succeeds, said) -> None:
     history = JobHistory()
     history.record_steps(62, 1.0, is_counted=True, total=4000)
     history.write(build_record("round_formed", round=2, world_size=1, nodes=1))

@@ -28,8 +28,8 @@ from muster.schedulers.docker.running_apps import orphaned_apps
 from muster.schedulers.docker.running_apps.exit_evidence import explain_end
 from muster.schedulers.docker.spec import REPORT_FILE, Label
 from muster.schedulers.failure_report import explain_start_failure
-from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION, CANCEL_ANNOTATION
-from muster.schedulers.kubernetes.manifests.app_annotation import encode_app
+from muster.schedulers.kubernetes.kube import APPDEF_ANNOTATION, CANCEL_ANNOTATION
+from muster.schedulers.kubernetes.manifests.bundles import encode_app
 from muster.schedulers.kubernetes.running_apps.pod_status import explain_event, read_pod
 from muster.schedulers.kubernetes.running_apps.status import Observation
 from muster.schedulers.kubernetes.running_apps.status import build_facts as build_cluster_facts
@@ -40,7 +40,7 @@ from muster.schedulers.runner.app_codec import dump_app
 from muster.schedulers.slurm import client, node, running_apps
 from muster.schedulers.slurm.client import Partition, QueueEntry, Wish
 from muster.schedulers.ssh.driver import SshDriver
-from muster.schedulers.supervision import events
+from muster.schedulers.supervision import decisions
 from muster.schedulers.supervision.app_folder import AppFolder, AppRecord
 from muster.schedulers.supervision.client import find_loss
 from muster.schedulers.supervision.driver import EventQueue
@@ -48,7 +48,7 @@ from muster.schedulers.supervision.machine import Machine
 from muster.schedulers.supervision.state import AppPhase, ReplicaId, ReplicaState, ReplicaStatus, SupervisedApp
 from muster.schedulers.wording.facts import AppFacts
 from muster.schedulers.wording.job_line import format_line
-from muster.schedulers.wording.reasons import Code, Reason, list_facts, walk
+from muster.schedulers.wording.reasons import Code, Reason, list_facts, to_data, walk
 
 GOLDEN = Path(__file__).with_name("situations.txt")
 APP = AppDef(name="app", roles=[Role(name="trainer", image="img", num_replicas=2)])
@@ -104,7 +104,7 @@ class Local:
         self.app.end("trainer/0", None, reasons=said, final=True)
 
     def ask(self, request: str) -> None:
-        asked = {"cancel": events.CancelRequested(), "stop": events.DrainRequested(limit_s=1.0)}
+        asked = {"cancel": decisions.CancelRequested(), "stop": decisions.DrainRequested(limit_s=1.0)}
         self.app.decide_event(asked[request])
 
     def tell(self, job: Any) -> None:
@@ -127,10 +127,10 @@ class Local:
 class Ssh(Local):
     driver_type = SshDriver
 
-    def lose(self, index: int, why: str) -> None:
+    def lose(self, index: int, **facts: Any) -> None:
         path = self.folder.replica_dir(ReplicaId("trainer", index)) / STATE_NAME
         path.parent.mkdir(parents=True)
-        path.write_text(json.dumps({"reason": why}))
+        path.write_text(json.dumps({"lost": [to_data(Reason(code=Code.LINK_LOST, **facts))]}))
         self.end(index, LOST)
 
 
@@ -189,7 +189,7 @@ class Slurm(Local):
     def end(self, index: int, code: int, **left: Any) -> None:
         replica = ReplicaId("trainer", index)
         code, reasons = self.explain(replica, code, **left)
-        self.nodes[index].handle_event(events.ReplicaEnded(replica=replica, exit_code=code, reasons=reasons))
+        self.nodes[index].handle_event(decisions.ReplicaEnded(replica=replica, exit_code=code, reasons=reasons))
 
     def ask(self, request: str) -> None:
         self.folder.request_file.write_text(request)
@@ -472,7 +472,7 @@ situation(
 situation(
     "a machine is lost",
     "not possible: all its nodes are on one machine",
-    ssh=do("lose", 1, "h1: not reached for 60 s"),
+    ssh=do("lose", 1, host="h1", limit_s=60.0, text="no route to host"),
     slurm=do("set", state="RUNNING", nodes=("n0",)),
     kubernetes=all_of(do("put", 0), do("put", 1, deleted=True, conditions=[TAINTED])),
 )

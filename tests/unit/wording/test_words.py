@@ -78,7 +78,10 @@ TABLE: dict[str, tuple[Reason, ...]] = {
     "going on with 1 replica (at least 1 needed)": (R(code=C.GOES_ON, count=1, total=1),),
     # why a replica has ended
     "its supervisor had died": (R(code=C.SUPERVISOR_DIED),),
-    "h: not reached; its place is c now": (R(code=C.LINK_LOST, text="h: not reached"), R(code=C.MOVED, host="c")),
+    "h: not reached for 60 s: no route; its place is c now": (
+        R(code=C.LINK_LOST, host="h", limit_s=60.0, text="no route"),
+        R(code=C.MOVED, host="c"),
+    ),
     "OOMKilled: out of memory, limit 2Gi; request more with --memMB": (R(code=C.OUT_OF_MEMORY, limit="2Gi"),),
     "OOMKilled: out of memory, no memory limit, so its node ran out of memory; request more with --memMB": (
         R(code=C.OUT_OF_MEMORY),
@@ -360,7 +363,7 @@ def test_a_reason_is_said_once_and_not_beside_its_state() -> None:
     ],
 )
 def test_durations_have_two_units_at_most(duration_s, words):
-    assert format_duration(duration_s) == words
+    assert format_duration(duration_s, 0) == words
 
 
 PRODUCT = Path(muster.__file__).parent

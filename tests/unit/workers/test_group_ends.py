@@ -113,9 +113,7 @@ def settle_after(groups: Any, error: BaseException) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("expected"), SystemExit(3), KeyboardInterrupt()], ids=repr)
-def test_a_failing_program_waits_a_while_and_then_nothing_destroys_the_group(
-    world: World, groups: Any, error: BaseException
-) -> None:
+def test_a_failing_program_waits_a_while_and_then_nothing_destroys_the_group(world, groups, error) -> None:
     group = Group()
     world.add("7", PEER)
     groups[group] = {}
@@ -146,9 +144,7 @@ def test_a_program_that_has_called_sys_exit_is_failing(world: World, groups: Any
 
 
 @pytest.mark.parametrize("known", [{}, {os.uname().machine: 202}], ids=["another processor", "no such file"])
-def test_threads_that_cannot_be_seen_get_a_moment(
-    world: World, groups: Any, monkeypatch: pytest.MonkeyPatch, known: dict[str, int]
-) -> None:
+def test_threads_that_cannot_be_seen_get_a_moment(world, groups, monkeypatch, known) -> None:
     def refuse(_thread: str, name: str) -> str:
         if name == "syscall" and known:
             raise FileNotFoundError

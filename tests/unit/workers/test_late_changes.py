@@ -14,7 +14,7 @@ from muster.agent.workers.warm.late_changes import LateChanges
 def changes(monkeypatch: pytest.MonkeyPatch) -> LateChanges:
     monkeypatch.setattr(os, "putenv", os.putenv)  # restored after the test
     monkeypatch.setattr(sys, "path", sys.path[:])
-    return LateChanges({"json": json}, says=True)
+    return LateChanges({"json": json}, reports=True)
 
 
 @pytest.fixture
@@ -23,9 +23,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_folder_with_a_module_of_an_imported_name_is_said(
-    changes: LateChanges, folder: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_with_a_module_of_an_imported_name_is_said(changes, folder, capfd) -> None:
     sys.path.insert(0, str(folder))
     changes.check_path()
     assert f"folder of {folder}/json.py " in capfd.readouterr().err
@@ -34,9 +32,7 @@ def test_a_folder_with_a_module_of_an_imported_name_is_said(
 @pytest.mark.parametrize(
     "convert", [Path, os.fsencode, lambda _: None, lambda _: 1], ids=["Path", "bytes", "None", "1"]
 )
-def test_what_imports_ignore_on_the_path_is_ignored(
-    changes: LateChanges, folder: Path, capfd: pytest.CaptureFixture[str], convert
-) -> None:
+def test_what_imports_ignore_on_the_path_is_ignored(changes, folder, capfd, convert) -> None:
     sys.path.insert(0, convert(folder))
     changes.check_path()
     assert capfd.readouterr().err == ""

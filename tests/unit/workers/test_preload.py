@@ -52,9 +52,7 @@ def test_auto(folder: Path, source: str, modules: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(("place", "modules"), [("installed", ("tabulate",)), (".", ())])
-def test_what_the_compiler_imports_at_its_end_is_imported_where_it_is_installed(
-    folder: Path, place: str, modules: tuple[str, ...]
-) -> None:
+def test_what_the_compiler_imports_at_its_end_is_imported_where_it_is_installed(folder, place, modules) -> None:
     (folder / place / "tabulate").mkdir(parents=True)
     (folder / place / "tabulate" / "__init__.py").touch()
     assert choose(folder, "import torch\nnet = torch.compile(x)") == ("torch", "torch._dynamo", *modules)

@@ -40,9 +40,7 @@ def list_set(monkeypatch: pytest.MonkeyPatch, version: str, **env: str) -> dict[
         ("2.13.0+cpu", {"TORCH_FR_DUMP_TEMP_FILE": f"{FOLDER}/collectives_"}),
     ],
 )
-def test_each_torch_gets_the_names_that_it_does_not_warn_of(
-    version: str, expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_torch_gets_the_names_that_it_does_not_warn_of(version, expected, monkeypatch) -> None:
     assert list_set(monkeypatch, version) == {**expected, **DUMPS}
 
 

@@ -72,12 +72,6 @@ def test_what_is_saved_is_read(control):
     assert control.read_slots(1)[slot].state == EMPTY
 
 
-def test_the_three_slots_take_turns_while_nothing_is_confirmed(control):
-    for step in range(1, 6):
-        save(control, step)
-    assert steps(control) == [3, 4, 5]
-
-
 def test_the_base_and_then_the_confirmed_generation_stay(control):
     save(control, 1)
     control.words[Header.BASE_LINEAGE], control.words[Header.BASE_STEP], control.words[Header.LINEAGE] = 7, 2, 8

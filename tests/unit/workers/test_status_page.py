@@ -14,7 +14,7 @@ from doubles.drain_commands import get_drain
 from muster import worker
 from muster._shared.contract import Env
 from muster._shared.layouts import StatusPageLayout as Layout
-from muster.agent.workers.status_page import StatusPage, Told
+from muster.agent.workers.status_page import ReportedStatus, StatusPage
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memory files, which only Linux has")
 
@@ -202,16 +202,11 @@ def test_below_the_ceiling_a_rank_goes_on_and_at_it_waits_for_the_commit(page, m
     assert managed.should_stop(7) is True
 
 
-def test_a_raised_ceiling_lets_a_waiting_rank_go_on(page, managed, agent_acts):
+@pytest.mark.parametrize(("word", "step"), [(command(Layout.STOP, 6), 5), (0, 9)], ids=["raised", "withdrawn"])
+def test_a_raised_ceiling_or_a_withdrawn_drain_lets_a_waiting_rank_go_on(page, managed, agent_acts, word, step):
     page.write_command(command(Layout.STOP, 5))
-    agent_acts += [lambda: page.write_command(command(Layout.STOP, 6))]
-    assert managed.should_stop(5) is False
-
-
-def test_a_withdrawn_drain_ends_the_wait(page, managed, agent_acts):
-    page.write_command(command(Layout.STOP, 5))
-    agent_acts += [lambda: page.write_command(0)]
-    assert managed.should_stop(9) is False
+    agent_acts += [lambda: page.write_command(word)]
+    assert managed.should_stop(step) is False
 
 
 def test_the_step_is_published_before_the_command_is_read(page, managed, agent_acts):
@@ -377,21 +372,15 @@ class TestAskOnce:
 
     @pytest.fixture
     def ask(self, managed):
-        def ask(step, stride=None):
-            return importlib.reload(managed).ask_once(step, stride)
+        return lambda *question: importlib.reload(managed).ask_once(*question)
 
-        return ask
-
-    def test_what_is_asked_outlives_the_process_that_asked(self, page, ask):
-        assert not ask(4)
-        assert (page.read_slot(1).asked[0], page.read_slot(1).stride[0]) == (4, 0)
-        assert not ask(6)
-        assert (page.read_slot(1).asked[0], page.read_slot(1).stride[0]) == (6, 2)
+    @pytest.mark.parametrize(
+        ("questions", "stride"), [([(4,)], 0), ([(4,), (6,)], 2), ([(4, 3)], 3)], ids=["first", "second", "said"]
+    )
+    def test_what_is_asked_outlives_the_process_that_asked(self, page, ask, questions, stride):
+        assert not any(ask(*each) for each in questions)
+        assert (page.read_slot(1).asked[0], page.read_slot(1).stride[0]) == (questions[-1][0], stride)
         assert page.read_slot(1).owner_pid is None
-
-    def test_the_first_question_may_say_the_stride(self, page, ask):
-        assert not ask(4, 3)
-        assert (page.read_slot(1).asked[0], page.read_slot(1).stride[0]) == (4, 3)
 
     def test_the_agreed_step_stops_it(self, page, ask):
         page.write_command(command(Layout.STOP, 6, committed=True))
@@ -412,21 +401,21 @@ def write_optimizer_steps(page: StatusPage, local_rank: int, steps: int) -> None
 def test_between_what_a_trainer_tells_the_optimizers_count_on(page: StatusPage) -> None:
     """It has continued at step 100, and says so every 5 s only; the other ranks' Trainers say nothing."""
     write_optimizer_steps(page, 0, 3)
-    page.record_told(0, Told(total=200))
+    page.record_reported(0, ReportedStatus(total=200))
     assert page.read_shown(0).step is None, "after a resume the count would be wrong"
-    page.record_told(0, Told(step=103, total=200, values={"loss": 0.5}))
+    page.record_reported(0, ReportedStatus(step=103, total=200, values={"loss": 0.5}))
     write_optimizer_steps(page, 0, 5)
     write_optimizer_steps(page, 1, 4)
     assert [page.read_shown(rank)[1:3] for rank in (0, 1)] == [(105, 200), (104, 200)]
     assert page.read_values(0) == {"loss": 0.5}
     assert page.read_slot(0).step is None, "nothing is decided on it"
-    page.record_told(0, Told(values={"loss": 0.25}))  # its last one names no step
+    page.record_reported(0, ReportedStatus(values={"loss": 0.25}))  # its last one names no step
     assert (page.read_shown(0).step, page.read_values(0)) == (105, {"loss": 0.25})
     write_optimizer_steps(page, 0, 1000)
     assert page.read_shown(0).step == 200
 
 
 def test_what_a_script_reports_itself_goes_before_what_a_trainer_tells(page: StatusPage) -> None:
-    page.record_told(0, Told(step=103, total=200))
+    page.record_reported(0, ReportedStatus(step=103, total=200))
     page._words[Layout.WORDS + Layout.STEP] = 8
     assert (page.read_shown(0).step, page.read_shown(0).total) == (7, None)

@@ -312,9 +312,7 @@ def test_another_torch_is_left_alone(page: StatusPage, folder: Path, torch: dict
 @pytest.mark.parametrize(
     "where", ["", "no page", "/proc/self/no/such:1:0", "{page}:8:1", "{page}:7:2", "/dev/null:7:1"]
 )
-def test_without_a_page_of_this_rank_steps_go_on(
-    page: StatusPage, folder: Path, monkeypatch: pytest.MonkeyPatch, where: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_page_of_this_rank_steps_go_on(page, folder, monkeypatch, where, capfd) -> None:
     own = os.environ[Env.STATUS_PAGE].rpartition(":")[0].rpartition(":")[0]
     monkeypatch.setenv(Env.STATUS_PAGE, where.format(page=own))
     program.hook_torch()

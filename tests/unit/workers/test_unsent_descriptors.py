@@ -67,9 +67,7 @@ def test_a_release_that_cannot_be_sent_starts_the_worker_otherwise(pair: tuple[s
 
 
 @pytest.mark.usefixtures("sending_fails")
-def test_a_store_whose_socket_cannot_be_sent_leaves_no_process_waiting(
-    pair: tuple[socket.socket, socket.socket],
-) -> None:
+def test_a_store_whose_socket_cannot_be_sent_leaves_no_process_waiting(pair) -> None:
     handle = object.__new__(StoreHandle)
     handle._listener = pair[0]
     control, parked = socket.socketpair()
@@ -84,9 +82,7 @@ def test_a_store_whose_socket_cannot_be_sent_leaves_no_process_waiting(
     [(b"", 0, 0), (b"!", 1, 1), (b"!", 2, 1), (b"host", 0, 1)],
     ids=["not needed", "one of three", "two of three", "no socket of the store"],
 )
-def test_a_worker_that_does_not_get_its_descriptors_has_failed(
-    message: bytes, count: int, code: int, pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_does_not_get_its_descriptors_has_failed(message, count, code, pair, monkeypatch) -> None:
     """It was released, but has run no line of the program: that is no success."""
     codes: deque[int] = deque()
 

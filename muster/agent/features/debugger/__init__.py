@@ -1,4 +1,4 @@
 """Lends the terminal to one worker's debugger at a time. The worker's side is `muster._shared.debugger`.
 
-`node` is the part, which serves a round once a worker has asked for the terminal, and `terminal_loan` is what it does.
+`node` is the part, which serves a round once a worker has asked for the terminal.
 """

@@ -3,7 +3,7 @@
 from typing import Final
 
 from muster._shared.contract import LISTEN_ADDRESS, Env, parse_listen_address
-from muster.agent.cli.command_line import Given
+from muster.agent.cli.command_line import Invocation
 from muster.agent.cli.flag_table import Flag
 
 _LOOPBACK: Final = "127.0.0.1"
@@ -20,10 +20,10 @@ FLAGS: Final = (
 )
 
 
-def read(given: Given) -> tuple[str, int]:
+def read(invocation: Invocation) -> tuple[str, int]:
     """Return an IP address and a port, 0 for a free one."""
-    text = given.values.text("metrics-port") or ""
+    text = invocation.values.text("metrics-port") or ""
     found = parse_listen_address(text)
     if found is None:
-        raise given.values.build_error("metrics-port", LISTEN_ADDRESS)
-    return found[0] or given.environ.get(Env.METRICS_HOST) or _LOOPBACK, found[1]
+        raise invocation.values.build_error("metrics-port", LISTEN_ADDRESS)
+    return found[0] or invocation.environ.get(Env.METRICS_HOST) or _LOOPBACK, found[1]

@@ -7,10 +7,9 @@ from muster import __version__
 from muster._shared.contract import DEFAULT_RUN_ID, Env, OtelEnv, show_controls
 from muster._shared.records import replace
 from muster.agent.config import AgentConfig
-from muster.agent.features.export.metrics.source import MetricsSource
-from muster.agent.features.export.traces.exporter import Exporter
-from muster.agent.features.export.traces.settings import Settings, read_settings
-from muster.agent.features.export.traces.spans import SpanMaker
+from muster.agent.features.export.exporter import Exporter, Settings, read_settings
+from muster.agent.features.export.source import MetricsSource
+from muster.agent.features.export.spans import SpanMaker
 from muster.agent.features.sink import SinkContext
 from muster.agent.runtime.event_log import EventLog
 from muster.agent.runtime.loop import Loop
@@ -73,7 +72,7 @@ def _serve(
     event_log: EventLog,
     print_line: Callable[[str], None],
 ) -> None:
-    from muster.agent.features.export.metrics.endpoint import MetricsEndpoint
+    from muster.agent.features.export.endpoint import MetricsEndpoint
 
     try:
         endpoint = MetricsEndpoint(address, source, loop)

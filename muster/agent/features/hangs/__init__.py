@@ -2,7 +2,6 @@
 
     node             the part: begins a watch, and reads what is asked of it
     watch            when the workers of this node count as idle, and when they stand still
-    limits           learns how long a job may pause
     servers          asks the workers (`workers.hooks.groups` is their side)
     reading          turns their answers into records. Pure
     monitor          asks NCCL's own monitor, if there are devices
@@ -10,8 +9,8 @@
     monitor_reports  reads its answers. Pure
     sessions         reads from /proc what the workers' processes have done
     samples          looks at all of this once, or twice to see what moves
-    judge            what is printed of all that the nodes have read, at the leader. Pure, as the next three
-    causes           finds the ranks that block the others
+    judge            which ranks block the others, and what is printed of all that the nodes have read, at the leader.
+                     Pure, as the next two
     collectives      finds them in the views, by the number of each collective
     nccl_launches    finds them in the counts of NCCL's own monitor
 

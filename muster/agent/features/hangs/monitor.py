@@ -142,17 +142,17 @@ class Monitor:
         for worker, each in ((worker, each) for worker in found for each in rest):
             if (worker, each.communicator) not in listed:
                 is_lost = worker in lost
-                told = replace(each, state=lost[worker], counts=()) if is_lost else each
-                found[worker].append(self._build(told, worker, now_s))
+                current = replace(each, state=lost[worker], counts=()) if is_lost else each
+                found[worker].append(self._build(current, worker, now_s))
         return {worker: tuple(sorted(each, key=_has_no_others)[:_MOST_COMMUNICATORS]) for worker, each in found.items()}
 
     def _build(self, member: Member, pid: int, now_s: float) -> Launches:
         key = member.communicator, member.rank, pid
-        told = member.state, member.counts
+        current = member.state, member.counts
         before, since_s = self._since.get(key, (None, now_s))
-        if before != told:
+        if before != current:
             since_s = now_s
-        self._since[key] = told, since_s
+        self._since[key] = current, since_s
         return Launches(
             communicator=member.communicator,
             size=member.size,

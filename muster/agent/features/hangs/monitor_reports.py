@@ -87,11 +87,11 @@ def read_report(text: bytes) -> MonitorReport | None:
     start = text.find(b"{\n")
     if start >= 0:
         return _read_json(text[start:])
-    found = _VERSION.search(words := text.decode("utf-8", "replace"))
+    found = _VERSION.search(decoded := text.decode("utf-8", "replace"))
     # Without this line, which begins the last part, the connection ended early.
-    if found is None or "\nWarnings\n" not in words:
+    if found is None or "\nWarnings\n" not in decoded:
         return None
-    return _TextReader(found[1]).read(words.splitlines())
+    return _TextReader(found[1]).read(decoded.splitlines())
 
 
 def _read_json(text: bytes) -> MonitorReport | None:

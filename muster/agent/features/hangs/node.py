@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 
 from muster._shared.records import replace
 from muster.agent.config import HANG_TIMEOUT_AUTO
-from muster.agent.features.hangs.limits import LearnedLimits
 from muster.agent.features.hangs.servers import Progress, WorkerReader, find_arrivals, find_open
 from muster.agent.features.hangs.sessions import FileSizes, Sessions, read_sessions
 from muster.agent.features.hangs.variables import MONITOR_ADDRESS
-from muster.agent.features.hangs.watch import Activity, HangWatch
+from muster.agent.features.hangs.watch import Activity, HangWatch, LearnedLimits
 from muster.agent.node import events
 from muster.agent.node.round_parts import PartContext, ReadProgress, ReadViews, RoundPart, Start
 from muster.agent.rendezvous.interface import StoodStill

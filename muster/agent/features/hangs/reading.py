@@ -83,9 +83,9 @@ def _read_group(
     counted = [entry for entry in read if not entry.is_p2p]
     own = to_dict(status.get(str(entries[-1].get("pg_id"))))
     # Of many open ones, the rank waits in the first.
-    first = [place for place, entry in enumerate(read) if not entry.is_done][: ENTRY_LIMIT // 2]
+    first = [index for index, entry in enumerate(read) if not entry.is_done][: ENTRY_LIMIT // 2]
     last = range(max(0, len(read) - ENTRY_LIMIT + len(first)), len(read))
-    kept = [read[place] for place in sorted({*first, *last})]
+    kept = [read[index] for index in sorted({*first, *last})]
     return Group(
         name=name,
         description=_find_description(entries[-1]),

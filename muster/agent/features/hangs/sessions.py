@@ -143,16 +143,16 @@ def read_sessions(
     """
     sessions: dict[int, dict[ProcessKey, Reading]] = {pid: {} for pid in stack_files}
     tick_s = 1.0 / os.sysconf("SC_CLK_TCK")
-    for name in os.listdir("/proc"):
-        stat = processes.read_stat(int(name)) if name.isdigit() else None
+    for own_pid in processes.list_pids():
+        stat = processes.read_stat(own_pid)
         if stat is None or int(stat[3]) not in sessions:
             continue
         # An ended process writes nothing, and only root may read its count.
-        written, loaded = (0, 0) if stat[0] in ("Z", "X") else _read_io(int(name))
+        written, loaded = (0, 0) if stat[0] in ("Z", "X") else _read_io(own_pid)
         cpu_s = sum(map(int, stat[11:15])) * tick_s  # utime, stime, cutime, cstime
         if loaded is not None:
             loaded += (int(stat[9]) + int(stat[10])) * _FAULT_BYTES  # majflt, cmajflt
-        sessions[int(stat[3])][int(name), int(stat[19])] = Reading(
+        sessions[int(stat[3])][own_pid, int(stat[19])] = Reading(
             cpu_s=cpu_s, written_bytes=written, loaded_bytes=loaded
         )
     for pid, members in sessions.items():

@@ -83,11 +83,11 @@ class JobObject:
 
     def write(self, record: "EventRecord") -> None:
         """See `EventSink`."""
-        told = self._story.read(record)
+        news = self._story.read(record)
         is_teller = record.node == 0 or (record.node is None and self._node_index == 0)
-        if told is None or not is_teller:
+        if news is None or not is_teller:
             return
-        reason, kind, text = told
+        reason, kind, text = news
         with self._thread.changed:
             self._add(record.time_s, reason, kind, text)
             self._thread.wake()

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from muster.agent.cli.command_line import Given
+from muster.agent.cli.command_line import Invocation
 from muster.agent.cli.flag_table import Flag
 from muster.agent.errors import UsageError
 
@@ -22,18 +22,20 @@ FLAGS: Final = (
 )
 
 
-def read(given: Given) -> tuple[str, ...]:
+def read(invocation: Invocation) -> tuple[str, ...]:
     """Return the command's words. Refuse one that does not exist, because it is too late when it is needed."""
-    text = given.values.text("notify") or ""
+    text = invocation.values.text("notify") or ""
     import shlex
     from shutil import which
 
     try:
-        words = shlex.split(text)
+        argv = shlex.split(text)
     except ValueError as error:
-        raise given.values.build_error("notify", f"words as in a shell, but there is {str(error).lower()}") from error
-    if not words:
-        raise given.values.build_error("notify", "a command")
-    if which(words[0], path=given.environ.get("PATH")) is None:
-        raise UsageError(f"--notify {text!r}: there is no program {words[0]!r} on this node")
-    return tuple(words)
+        raise invocation.values.build_error(
+            "notify", f"words as in a shell, but there is {str(error).lower()}"
+        ) from error
+    if not argv:
+        raise invocation.values.build_error("notify", "a command")
+    if which(argv[0], path=invocation.environ.get("PATH")) is None:
+        raise UsageError(f"--notify {text!r}: there is no program {argv[0]!r} on this node")
+    return tuple(argv)

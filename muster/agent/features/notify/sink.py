@@ -21,10 +21,10 @@ from muster.agent.runtime.loop import Loop
 from muster.agent.runtime.signals import ChildWatch
 
 if TYPE_CHECKING:
+    from muster.agent.features.limited_command import LimitedCommand
     from muster.agent.features.sink import SinkContext
     from muster.agent.round import Round
     from muster.agent.runtime.event_log import RunTimes
-    from muster.agent.runtime.limited_command import LimitedCommand
 
 STOPPED_LIMIT_S = 3.0
 """How long the command may take after a signal has ended the job; every adapter's grace period allows this."""
@@ -83,7 +83,7 @@ class Notifier:
         if notification.key in self._told:
             return
         self._told.add(notification.key)
-        from muster.agent.runtime.limited_command import LimitedCommand
+        from muster.agent.features.limited_command import LimitedCommand
 
         command = LimitedCommand(
             self._loop,
@@ -135,9 +135,9 @@ def build_env(config: AgentConfig, notification: Notification, run_dir: str | No
         "LOG_DIR": run_dir,
         "HOST": config.node_name,
     }
-    told = {Env.NOTIFY_EVENT: notification.event, Env.NOTIFY_REASON: notification.reason}
+    about = {Env.NOTIFY_EVENT: notification.event, Env.NOTIFY_REASON: notification.reason}
     known = {f"MUSTER_NOTIFY_{name}": str(fact) for name, fact in facts.items() if fact is not None and fact != ""}
-    return {**config.base_env, **{name: value.replace("\0", "") for name, value in {**told, **known}.items()}}
+    return {**config.base_env, **{name: value.replace("\0", "") for name, value in {**about, **known}.items()}}
 
 
 def _claim(run_dir: str, notification: Notification) -> bool:

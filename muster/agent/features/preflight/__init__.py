@@ -4,9 +4,8 @@
     leader    the half at the leader, pure: how the nodes differ
     messages  what a node reports
     flags     what is checked
-    facts     reads what other nodes compare
+    others    reads what other nodes compare, and whether this node can connect to MASTER_ADDR
     site      runs the executables that a site has added
-    reach     whether this node can connect to MASTER_ADDR
     measure   the all-reduce of `--preflight full`, in each worker before its program starts
 
 Not here: the table of checks (`_shared.preflight`), and what follows from a failed check (`rendezvous.verdicts`).

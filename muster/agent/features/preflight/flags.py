@@ -4,7 +4,7 @@ from typing import Final
 
 from muster._shared.contract import SIZE_LIMIT, parse_digits
 from muster._shared.records import record
-from muster.agent.cli.command_line import Given
+from muster.agent.cli.command_line import Invocation
 from muster.agent.cli.flag_table import Flag
 from muster.agent.errors import UsageError
 from muster.agent.workers.spec import ProgramKind
@@ -44,15 +44,16 @@ class PreflightSettings:
     """How many GPUs this node must have; None if unknown."""
 
 
-def read(given: Given) -> PreflightSettings:
+def read(invocation: Invocation) -> PreflightSettings:
     """Read the flags."""
-    mode = given.values.choice("preflight", _MODES) or "quick"
-    if mode == "full" and given.program.kind is ProgramKind.COMMAND:
+    mode = invocation.values.choice("preflight", _MODES) or "quick"
+    if mode == "full" and invocation.program.kind is ProgramKind.COMMAND:
         raise UsageError(
-            f"--preflight full measures in Python workers; {given.program.target!r} is no Python program (use quick)"
+            f"--preflight full measures in Python workers; {invocation.program.target!r} is no Python program "
+            "(use quick)"
         )
-    text = given.values.text("devices")
+    text = invocation.values.text("devices")
     devices = None if text is None else parse_digits(text, SIZE_LIMIT)
     if text is not None and devices is None:
-        raise given.values.build_error("devices", "a number of GPUs")
+        raise invocation.values.build_error("devices", "a number of GPUs")
     return PreflightSettings(mode=mode, devices=devices)

@@ -31,7 +31,7 @@ class Known:
 
     facts: Mapping[str, tuple[NodeFacts, float]] = NO_ITEMS
     """By member: what it has read, and its wall clock minus the leader's clock at the arrival."""
-    told: tuple[str, ...] = ()
+    printed: tuple[str, ...] = ()
     """Lines that were printed."""
 
 
@@ -52,10 +52,10 @@ def decide(job: PartJob, state: object, sender: str, content: str) -> PartDecisi
     nodes = [CheckedNode(job.describe(each.id), *known.facts[each.id]) for each in ordered]
     differences = compare_nodes(nodes)
     lines = (each.describe() for each in differences if not each.is_error)
-    new = tuple(line for line in lines if line not in known.told)
+    new = tuple(line for line in lines if line not in known.printed)
     error = next((each for each in differences if each.is_error), None)
     return PartDecision(
-        state=replace(known, told=(*known.told, *new)[-_LINES_KEPT:]),
+        state=replace(known, printed=(*known.printed, *new)[-_LINES_KEPT:]),
         lines=new,
         final=None if error is None else FinalFailure(cause=error.describe(), verdict=VERDICT),
     )

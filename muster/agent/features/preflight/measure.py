@@ -81,14 +81,14 @@ def _measure_all() -> None:
     if has_device:
         torch.cuda.set_device(device)
 
-    def run(name: str, place: int, size: int) -> float:
+    def run(name: str, index: int, size: int) -> float:
         """Return the rate of an all-reduce of these ranks in bytes per second; 0 if there is no other rank."""
         if size < 2:  # no partner
             return 0.0
         distributed.init_process_group(
             "nccl" if has_device else "gloo",
             store=distributed.PrefixStore(name, mine),
-            rank=place,
+            rank=index,
             world_size=size,
             timeout=dt.timedelta(seconds=_LIMIT_S),
         )
@@ -130,9 +130,9 @@ def _measure_pairs(run: "Any", node: int, nodes: int) -> float:
     """Measure one rank per node with both neighbours, and keep the better rate: a slow neighbour slows both."""
     rates = []
     for shift in (0, 1):
-        place = (node - shift) % nodes
-        is_single = place == nodes - 1 and nodes % 2 == 1  # odd, without a neighbour
-        rates.append(0.0 if is_single else run(f"pair{shift}-{place // 2}", place % 2, 2))
+        index = (node - shift) % nodes
+        is_single = index == nodes - 1 and nodes % 2 == 1  # odd, without a neighbour
+        rates.append(0.0 if is_single else run(f"pair{shift}-{index // 2}", index % 2, 2))
     return max(rates)
 
 
@@ -140,8 +140,8 @@ def _print(backend: str, world: int, over_all: float, results: "list[list[str]]"
     lines = []
     if over_all:
         lines.append(f"all-reduce over {backend}, {world} ranks: {_format(over_all)}")
-    for place, what in ((1, "within the nodes"), (2, "between neighbouring nodes")):
-        rates = [float(result[place]) for result in results]
+    for index, what in ((1, "within the nodes"), (2, "between neighbouring nodes")):
+        rates = [float(result[index]) for result in results]
         known = sorted(rate for rate in rates if rate)
         if not known:
             continue

@@ -62,7 +62,7 @@ def _look(config: "AgentConfig", workspace: str) -> Looked:
         findings += preflight.find_unused_folder(site_folder, site_checks)
         facts = None
         if rendezvous.max_nodes > 1:
-            from muster.agent.features.preflight.facts import read_facts
+            from muster.agent.features.preflight.others import read_facts
 
             facts = read_facts(config, workspace, machine)
     except (OSError, ImportError):  # no descriptors left: reported elsewhere
@@ -194,7 +194,7 @@ class PreflightPart(RoundPart):
 
     def _reach_master(self, formed: "Round") -> None:
         from muster._shared.preflight import REACH
-        from muster.agent.features.preflight.reach import find_obstacle
+        from muster.agent.features.preflight.others import find_obstacle
 
         rules = self._context.config.rendezvous
         limit_s = rules.keep_alive_interval_s * rules.keep_alive_max_attempt + _REACH_MARGIN_S

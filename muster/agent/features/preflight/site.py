@@ -7,7 +7,7 @@ from typing import Final
 from muster._shared.contract import Env
 from muster._shared.preflight import SITE_LIMITS_S, Finding, read_site_check
 from muster.agent.config import AgentConfig
-from muster.agent.runtime.limited_command import LimitedCommand
+from muster.agent.features.limited_command import LimitedCommand
 from muster.agent.runtime.loop import Loop
 from muster.agent.runtime.signals import ChildWatch
 

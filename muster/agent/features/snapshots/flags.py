@@ -4,7 +4,7 @@ from typing import Final
 
 from muster._shared.contract import DEFAULT_SNAPSHOT_SHARE, SNAPSHOT_MEMORY, parse_snapshot_memory
 from muster._shared.records import record
-from muster.agent.cli.command_line import Given
+from muster.agent.cli.command_line import Invocation
 from muster.agent.cli.flag_table import Flag
 from muster.agent.errors import UsageError
 
@@ -41,11 +41,11 @@ class SnapshotSettings:
     """How many other nodes keep a copy: 0 or 1."""
 
 
-def read(given: Given) -> SnapshotSettings:
+def read(invocation: Invocation) -> SnapshotSettings:
     """Read the flags."""
-    text = given.values.text("snapshot-memory")
+    text = invocation.values.text("snapshot-memory")
     found = (DEFAULT_SNAPSHOT_SHARE, None) if text is None else parse_snapshot_memory(text)
     if found is None:
         raise UsageError(f"--snapshot-memory {text!r}: must be {SNAPSHOT_MEMORY}")
-    copies = given.values.integer("snapshot-copies", minimum=0, maximum=1)
+    copies = invocation.values.integer("snapshot-copies", maximum=1)
     return SnapshotSettings(share=found[0], limit_bytes=found[1], copies=1 if copies is None else copies)

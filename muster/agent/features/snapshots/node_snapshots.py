@@ -178,30 +178,30 @@ class NodeSnapshots:
         self._confirmed_s = self._loop.clock.now_s()
         self._plan_look(LOOK_S)
 
-    def obey(self, round_number: int, told: Order) -> None:
+    def obey(self, round_number: int, order: Order) -> None:
         """Do what the leader says. An order about another round changes nothing."""
         if self._round is None or round_number != self._round.number:
             return
-        match told:
+        match order:
             case KeepSnapshot():
-                self.memory.hold(told.step)
+                self.memory.hold(order.step)
                 self._look()
             case SnapshotFound():
-                for give in self._sought.pop(told.rank, []):
-                    give(told.source)
+                for give in self._sought.pop(order.rank, []):
+                    give(order.source)
             case CopySnapshot():
                 self.memory.is_copying = True
-                key = told.lineage, told.step
+                key = order.lineage, order.step
                 if self._round.sends_copies:
-                    self._copy(self._round, key, told.neighbour, self._report_copied, COPY_TRIES)
+                    self._copy(self._round, key, order.neighbour, self._report_copied, COPY_TRIES)
                 else:
                     self._report_copied(self._round, key, "this node sends no copies (--snapshot-copies 0)")
             case CopiesEnded():
-                self.memory.end_copy(is_over=told.is_over)
+                self.memory.end_copy(is_over=order.is_over)
                 # Due now if the copy delayed it.
                 self._plan_look(max(0.0, self._confirmed_s + LOOK_S - self._loop.clock.now_s()))
             case _:
-                assert_never(told)
+                assert_never(order)
 
     def _look(self) -> None:
         formed, found = self._round, self.memory.look()

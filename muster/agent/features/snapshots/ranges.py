@@ -8,10 +8,10 @@ import contextlib
 import functools
 import os
 import socket
-import struct
 import threading
 from collections.abc import Callable
 
+from muster._shared.holder_socket import read_peer
 from muster._shared.snapshot_file import ANSWER, NOT_KEPT, NOT_REACHED, REQUEST, build_address
 from muster.agent.features.snapshots.memory import Key, SnapshotMemory
 from muster.agent.features.snapshots.transfer import NotKept, TransferError
@@ -20,7 +20,6 @@ from muster.agent.runtime.loop import start_thread
 
 ReadRange = Callable[[Key, int, int, int, Callable[[memoryview], None], Callable[[int], None]], None]
 """See `exchange.Exchange.read_range`."""
-_PEER = struct.Struct("3i")
 _ACCEPT_RETRY_S = 0.1
 
 
@@ -54,9 +53,8 @@ class RangeServer:
                 if self._closed.wait(_ACCEPT_RETRY_S):
                     return
                 continue
-            _, uid, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
             try:
-                if uid in (os.getuid(), 0):
+                if read_peer(connection) in (os.getuid(), 0):
                     start_thread(functools.partial(self._serve, connection), "muster-range")
                     continue
             except RuntimeError:  # no threads left: closes the connection

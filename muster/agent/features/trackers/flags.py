@@ -3,7 +3,7 @@
 from typing import Final
 
 from muster._shared.contract import DEFAULT_RUN_ID
-from muster.agent.cli.command_line import Given
+from muster.agent.cli.command_line import Invocation
 from muster.agent.cli.flag_table import Flag
 from muster.agent.errors import UsageError
 
@@ -20,9 +20,9 @@ FLAGS: Final = (
 )
 
 
-def read(given: Given) -> bool:
+def read(invocation: Invocation) -> bool:
     """Return whether the flag is on."""
-    is_on = given.values.switch("tracker-run")
-    if is_on and given.run_id == DEFAULT_RUN_ID:
+    is_on = invocation.values.switch("tracker-run")
+    if is_on and invocation.run_id == DEFAULT_RUN_ID:
         raise UsageError("--tracker-run needs a job with an id of its own: give --rdzv-id ID")
     return is_on

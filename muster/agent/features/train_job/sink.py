@@ -151,8 +151,10 @@ def build_progress(status: JobStatus, time_s: float) -> dict[str, object] | None
     Returns:
         What the server accepts; None if the script has reported no step.
     """
-    told = any(rank.step is not None for rank in status.ranks) or any(node.step is not None for node in status.nodes)
-    if status.step is None or not told:
+    has_steps = any(rank.step is not None for rank in status.ranks) or any(
+        node.step is not None for node in status.nodes
+    )
+    if status.step is None or not has_steps:
         return None
     has_succeeded = status.state is JobState.ENDED and status.exit_code == 0
     metrics = [("current_step", f"{status.step}")]

@@ -21,9 +21,9 @@ from muster._shared.fields import Limit
 from muster._shared.foreign_files import parse_json
 from muster._shared.layouts import StatusPageLayout as Layout
 from muster._shared.records import record
-from muster.agent.runtime.http_peer import HEAD_LIMIT_BYTES, HttpPeers, parse_head
+from muster.agent.features.http_peer import HEAD_LIMIT_BYTES, HttpPeers, parse_head
 from muster.agent.runtime.loop import Loop
-from muster.agent.workers.status_page import Told
+from muster.agent.workers.status_page import ReportedStatus
 
 BODY_LIMIT_BYTES: Final = 64 << 10
 """The limit of Kubeflow's server."""
@@ -54,16 +54,16 @@ class _Request:
 class TrainerEndpoint:
     """The connections to one port. Close it."""
 
-    def __init__(self, loop: Loop, token: str, on_told: Callable[[str, Told], None]) -> None:
+    def __init__(self, loop: Loop, token: str, on_status: Callable[[str, ReportedStatus], None]) -> None:
         """Serve nothing yet.
 
         Args:
             loop: the agent's.
             token: the token that a request must bring.
-            on_told: gets the path of a request, and its content.
+            on_status: gets the path of a request, and its content.
         """
         self._token = token
-        self._on_told = on_told
+        self._on_status = on_status
         self._peers = HttpPeers(loop, self._build_answer)
 
     def accept(self, listener: socket.socket) -> None:
@@ -93,10 +93,10 @@ class TrainerEndpoint:
         if len(body) < int(length):
             return ""
         try:
-            told = parse_status(body[: int(length)])
+            report = parse_status(body[: int(length)])
         except ValueError:
             return "422 Unprocessable Entity"
-        self._on_told(path, told)
+        self._on_status(path, report)
         return "200 OK"
 
     def close(self) -> None:
@@ -104,7 +104,7 @@ class TrainerEndpoint:
         self._peers.close()
 
 
-def parse_status(body: bytes) -> Told:
+def parse_status(body: bytes) -> ReportedStatus:
     """Return what a request says. All values are text. Those that are no numbers are omitted.
 
     Raises:
@@ -114,7 +114,7 @@ def parse_status(body: bytes) -> Told:
     for metric in salvage(_Request, parse_json(body)).trainerStatus.metrics:
         with contextlib.suppress(ValueError):
             numbers[show_controls(" ".join(metric.name.split()))] = float(metric.value)
-    return Told(
+    return ReportedStatus(
         step=_parse_step(numbers.get(_STEP)),
         total=_parse_step(numbers.get(_TOTAL)) or None,
         values=_choose_values(numbers),

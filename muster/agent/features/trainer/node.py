@@ -13,7 +13,7 @@ from muster.agent.runtime.loop import Loop
 if TYPE_CHECKING:
     from muster.agent.features.trainer.endpoint import TrainerEndpoint
     from muster.agent.round import Round
-    from muster.agent.workers.status_page import Told
+    from muster.agent.workers.status_page import ReportedStatus
 
 _NO_PROXY = ("no_proxy", "NO_PROXY")
 
@@ -65,8 +65,8 @@ class TrainerPort:
         }
         if not {"http_proxy", "all_proxy"}.isdisjoint(map(str.lower, environ)):  # used for loopback too
             for name, other in (_NO_PROXY, _NO_PROXY[::-1]):
-                given = environ.get(name, environ.get(other, ""))
-                env[name] = given if given.strip() == "*" else ",".join(filter(None, (given, "127.0.0.1")))
+                excluded = environ.get(name, environ.get(other, ""))
+                env[name] = excluded if excluded.strip() == "*" else ",".join(filter(None, (excluded, "127.0.0.1")))
         return env
 
     def _accept(self) -> None:
@@ -109,11 +109,11 @@ class TrainerPart(RoundPart):
 
         return TrainerEndpoint(self._context.loop, token, self._record)
 
-    def _record(self, path: str, told: "Told") -> None:
+    def _record(self, path: str, status: "ReportedStatus") -> None:
         """Record a report, but not one of an earlier round."""
         page = self._context.get_page()
         if page is not None and path == self._path:
-            page.record_told(0, told)
+            page.record_reported(0, status)
 
     def build_env(self, formed: "Round", local_rank: int) -> Mapping[str, str]:
         """See `RoundPart`."""

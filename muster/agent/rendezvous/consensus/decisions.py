@@ -3,9 +3,11 @@
 The leader turns every message and every lost connection into an event and sends the actions that result. The job is in
 one of three phases, each a record of `state`:
 
-    FORMING --(enough members, all workers stopped, quorum)--> RUNNING --(loss, join, failure)--> FORMING ...
-                                                                  |--(all members succeeded)--> ENDING
-    FORMING --(final failure, all workers stopped)--> ENDING
+    Forming --LeaseChecked--> RoundRunning
+    Forming --what is due--> Ending
+    RoundRunning --MemberLost, TimerFired, Leaving, Failed, Idle, AllSucceeded, Stopped, DrainReported,
+        PartReport--> Forming
+    RoundRunning --what is due--> Forming, Ending
 
 The rules:
 
@@ -32,14 +34,18 @@ them and ends the job. `drain` agrees on the step at which all ranks stop. `part
 `diagnosis.root_cause` finds the root cause and builds the report.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
 
 from muster._shared.records import assert_never, replace
+from muster._shared.transitions import Moves, Table, drop, expect, on, on_with, stay
 from muster.agent.rendezvous.consensus.actions import RecoveryChanged, Send, SetTimer
 from muster.agent.rendezvous.consensus.events import (
     Event,
     Joined,
+    LeaderEvent,
     LeaseChecked,
+    M_co,
     MemberLost,
     MemberReport,
     ProcessEnded,
@@ -56,7 +62,6 @@ from muster.agent.rendezvous.consensus.failures import (
     record_step,
 )
 from muster.agent.rendezvous.consensus.formation import fail_rendezvous, form_or_end, on_lease_checked
-from muster.agent.rendezvous.consensus.members import MemberRecord
 from muster.agent.rendezvous.consensus.membership import (
     admit_newcomers,
     drop_stopping,
@@ -92,19 +97,53 @@ from muster.agent.rendezvous.interface import (
 from muster.agent.rendezvous.report_messages import Failed, Idle, StacksTaken, Stopped
 from muster.agent.runtime.persistent import PersistentMap, PersistentSet
 
-_ALWAYS = frozenset({Prepared, Leaving, RoundAcknowledged, Saved, Asked})
-_UNTIL_THE_END = _ALWAYS | {Failed, Idle, Stopped, PartReport}
-ACCEPTED: Mapping[type[Forming | RoundRunning | Ending], frozenset[type[MemberReport]]] = {
-    Forming: _UNTIL_THE_END,
-    RoundRunning: _UNTIL_THE_END
-    | {AllStarted, AllSucceeded, StoodStill, StacksTaken, DrainAsked, DrainReported, DrainFollowed},
-    Ending: _ALWAYS,
-}
-"""Which phase accepts which message of a member. `_is_accepted` drops all others, and outdated ones.
+if TYPE_CHECKING:
+    from muster.agent.rendezvous.consensus.drain import CommonStepMessage
 
-After a round, `Asked` is refused with a line, and `Saved` still counts as a checkpoint of the last moment. `Failed` and
-`Idle` then report what ended the round.
-"""
+_ALL = stay(Forming, RoundRunning, Ending)
+_BROKEN = stay(RoundRunning, or_go=(Forming,))
+
+
+def _on_report(
+    kind: type[M_co], handler: Callable[[JobState, Reported[M_co], float], Decision], *moves: Moves
+) -> "Table[M_co, Decision]":
+    """Make a row for a message, whose handler also needs its sender."""
+    return on_with(kind, cast("Callable[[JobState, M_co, float], Decision]", handler), *moves)
+
+
+def _build_table() -> "Table[LeaderEvent | MemberReport, Decision]":
+    """Return which phase accepts which event, what handles it, and which phases may follow; `DUE` has more of these.
+
+    After a round, `Asked` is refused with a line, and `Saved` still counts as a checkpoint of the last moment. `Failed`
+    and `Idle` then report what ended the round.
+    """
+    return (
+        on_with(Joined, _on_joined, _ALL)
+        + on_with(MemberLost, on_member_lost, _ALL, _BROKEN)
+        + on(ProcessEnded, on_process_ended, _ALL)
+        + on_with(LeaseChecked, on_lease_checked, stay(Forming, or_go=(RoundRunning,)))
+        + on_with(TimerFired, _on_timer_fired, _ALL, _BROKEN)
+        + _on_report(Leaving, on_leaving, _ALL, _BROKEN)
+        + _on_report(Prepared, on_prepared, _ALL)
+        + _on_report(RoundAcknowledged, _on_round_acknowledged, _ALL)
+        + _on_report(AllStarted, _on_all_started, stay(RoundRunning))
+        + _on_report(Failed, _on_failed, stay(Forming), _BROKEN)
+        + _on_report(Idle, _on_idle, stay(Forming), _BROKEN)
+        + _on_report(AllSucceeded, _on_all_succeeded, _BROKEN)
+        + _on_report(Stopped, on_stopped, stay(Forming), _BROKEN)
+        + _on_report(DrainAsked, _on_common_step, stay(RoundRunning))
+        + _on_report(DrainReported, _on_common_step, _BROKEN)
+        + _on_report(DrainFollowed, _on_common_step, stay(RoundRunning))
+        + _on_report(StacksTaken, _on_common_step, stay(RoundRunning))
+        + _on_report(StoodStill, _on_common_step, stay(RoundRunning))
+        + _on_report(Asked, _on_common_step, _ALL)
+        + _on_report(Saved, _on_common_step, _ALL)
+        + _on_report(PartReport, _on_part, stay(Forming), _BROKEN)
+    )
+
+
+DUE = stay(Forming, or_go=(Ending,)), stay(RoundRunning, or_go=(Forming, Ending)), stay(Ending)
+"""Which phases may follow without an event, when a wait of `waits` is over, or what a phase waits for has come."""
 
 
 def decide(state: JobState, event: Event, now_s: float) -> Decision:
@@ -113,8 +152,12 @@ def decide(state: JobState, event: Event, now_s: float) -> Decision:
     Only a timer makes a failure final or fails the rendezvous: an event already received may still explain the failure
     or complete the round.
     """
-    is_accepted = _is_accepted(state, event)
-    state, actions = _handle(state, event, now_s) if is_accepted else (state, ())
+    handler = TABLE.find(type(state.phase), event.message if isinstance(event, Reported) else event)
+    is_accepted = not _is_outdated(state, event)
+    if handler is not None and is_accepted:
+        state, actions = handler(state, event, now_s)
+    else:
+        state, actions = drop(state, type(state.phase), event)
     state, admitted = admit_newcomers(state, now_s)
     state, formed = form_or_end(state, now_s)
     is_due = is_accepted and isinstance(event, TimerFired)
@@ -123,82 +166,48 @@ def decide(state: JobState, event: Event, now_s: float) -> Decision:
     return state, (*actions, *admitted, *formed, *failed, *timer)
 
 
-def _is_accepted(state: JobState, event: Event) -> bool:
-    """Return whether an event can change anything: its round, its member and the phase must match.
+def _is_outdated(state: JobState, event: Event) -> bool:
+    """Return whether an event is about another round, or is a message of a node that has no part in the round.
 
     `Prepared` and `Leaving` are about no round. An event about a member that is gone is for its handler to judge.
     """
     if isinstance(event, TimerFired):
-        return event.round_number == state.round_number
+        return event.round_number != state.round_number
     if not isinstance(event, Reported):
-        return True
-    message = event.message
-    if event.id not in state.members or type(message) not in ACCEPTED[type(state.phase)]:
         return False
-    if isinstance(message, Prepared | Leaving):
-        return True
-    return message.round_number == state.round_number and event.id in state.assignments
+    message, is_absent = event.message, event.id not in state.members
+    if is_absent or isinstance(message, Prepared | Leaving):
+        return is_absent
+    return message.round_number != state.round_number or event.id not in state.assignments
 
 
-def _handle(state: JobState, event: Event, now_s: float) -> Decision:
-    match event:
-        case Joined():
-            return _on_joined(state, event.member, now_s)
-        case Reported():
-            return _handle_report(state, event, now_s)
-        case MemberLost():
-            return on_member_lost(state, event, now_s)
-        case ProcessEnded():
-            return on_process_ended(state, event)
-        case LeaseChecked():
-            return on_lease_checked(state, event, now_s)
-        case TimerFired():
-            return _on_timer_fired(state, now_s)
-        case _:
-            assert_never(event)
-
-
-def _on_joined(state: JobState, member: MemberRecord, now_s: float) -> Decision:
+def _on_joined(state: JobState, event: Joined, now_s: float) -> Decision:
     """Add a member. The link that it had lost may have lost its report of the last checkpoint, so count that now."""
+    member = event.member
     is_same_round = member.recovery.is_same_round(state.recovery.value)
-    state, actions = on_joined(state, Joined(member=member), now_s)
+    state, actions = on_joined(state, event, now_s)
     if member.saved is None or not is_same_round:
         return state, actions
     report = Reported(id=member.id, message=member.saved)
-    state, counted = _handle_report(state, report, now_s) if _is_accepted(state, report) else (state, ())
+    state, counted = (state, ()) if _is_outdated(state, report) else _on_common_step(state, report, now_s)
     return state, (*actions, *counted)
 
 
-def _handle_report(state: JobState, event: Reported, now_s: float) -> Decision:
-    sender, message = event.id, event.message
-    match message:
-        case Leaving():
-            return on_leaving(state, sender, message, now_s)
-        case Prepared():
-            return on_prepared(state, sender, now_s)
-        case RoundAcknowledged():
-            return _on_round_acknowledged(state, sender)
-        case AllStarted():
-            return state, _tell_started(state, sender)
-        case Failed():
-            state = record_step(state) if message.has_stepped else state
-            return on_failed(state, sender, message.failures, now_s, event.suspicion_s)
-        case Idle():
-            return _on_idle(state, sender, message, now_s)
-        case AllSucceeded():
-            return _on_all_succeeded(state, sender, message, now_s)
-        case Stopped():
-            return on_stopped(state, sender, message, now_s)
-        case DrainAsked() | DrainReported() | DrainFollowed() | Asked() | StacksTaken() | StoodStill() | Saved():
-            from muster.agent.rendezvous.consensus.drain import decide_common_step
+def _on_failed(state: JobState, event: Reported[Failed], now_s: float) -> Decision:
+    state = record_step(state) if event.message.has_stepped else state
+    return on_failed(state, event.id, event.message.failures, now_s, event.suspicion_s)
 
-            return decide_common_step(state, sender, message, now_s)
-        case PartReport():
-            from muster.agent.rendezvous.consensus.parts import decide_part
 
-            return decide_part(state, sender, message, now_s)
-        case _:
-            assert_never(message)
+def _on_common_step(state: JobState, event: "Reported[CommonStepMessage]", now_s: float) -> Decision:
+    from muster.agent.rendezvous.consensus.drain import decide_common_step
+
+    return decide_common_step(state, event.id, event.message, now_s)
+
+
+def _on_part(state: JobState, event: Reported[PartReport], now_s: float) -> Decision:
+    from muster.agent.rendezvous.consensus.parts import decide_part
+
+    return decide_part(state, event.id, event.message, now_s)
 
 
 def _update_timer(state: JobState, now_s: float) -> Decision:
@@ -207,18 +216,18 @@ def _update_timer(state: JobState, now_s: float) -> Decision:
     return (state, ()) if timer == state.timer else (replace(state, timer=timer), (timer,))
 
 
-def _tell_started(state: JobState, sender: str) -> tuple[Send, ...]:
+def _on_all_started(state: JobState, event: Reported[AllStarted], _now_s: float) -> Decision:
     """Tell the other members of the round that global rank 0's workers have started, so that theirs may start."""
-    if state.assignments[sender].group_rank != 0:
-        return ()
-    others = tuple(each for each in state.assignments if each != sender)
-    return (Send(ids=others, message=GlobalRank0Started(round_number=state.round_number)),)
-
-
-def _on_round_acknowledged(state: JobState, sender: str) -> Decision:
-    if sender not in state.unacknowledged:
+    if state.assignments[event.id].group_rank != 0:
         return state, ()
-    state = replace(state, unacknowledged=state.unacknowledged.without(sender))
+    others = tuple(each for each in state.assignments if each != event.id)
+    return state, (Send(ids=others, message=GlobalRank0Started(round_number=state.round_number)),)
+
+
+def _on_round_acknowledged(state: JobState, event: Reported[RoundAcknowledged], _now_s: float) -> Decision:
+    if event.id not in state.unacknowledged:
+        return state, ()
+    state = replace(state, unacknowledged=state.unacknowledged.without(event.id))
     is_complete = state.quorum_rounds and len(state.quorum_rounds[-1].connected) == state.quorum_rounds[-1].size
     if state.unacknowledged or not is_complete:
         return state, ()
@@ -227,9 +236,9 @@ def _on_round_acknowledged(state: JobState, sender: str) -> Decision:
     return state, (Send(ids=tuple(state.assignments), message=RecoveryChanged(recovery=state.recovery)),)
 
 
-def _on_all_succeeded(state: JobState, sender: str, message: AllSucceeded, now_s: float) -> Decision:
+def _on_all_succeeded(state: JobState, event: Reported[AllSucceeded], now_s: float) -> Decision:
     # The others may have waited for this node; if one stays idle, it reports again.
-    phase = state.running
+    phase = expect(state.phase, RoundRunning)
     told = (GOES_ON,) if phase.has_reported_hang else ()
     phase = replace(
         phase,
@@ -238,7 +247,7 @@ def _on_all_succeeded(state: JobState, sender: str, message: AllSucceeded, now_s
         idle=PersistentMap(),
         urgent=PersistentSet(),
         has_reported_hang=False,
-        succeeded=phase.succeeded.with_item(sender),
+        succeeded=phase.succeeded.with_item(event.id),
         succeeded_s=now_s,
         batch_since_s=None,
     )
@@ -246,11 +255,11 @@ def _on_all_succeeded(state: JobState, sender: str, message: AllSucceeded, now_s
         return replace(state, phase=phase), told
     from muster.agent.rendezvous.consensus.drain import on_workers_ended
 
-    state, actions = on_workers_ended(state, phase, message.drained_rank, now_s)
+    state, actions = on_workers_ended(state, phase, event.message.drained_rank, now_s)
     return state, (*told, *actions)
 
 
-def _on_timer_fired(state: JobState, now_s: float) -> Decision:
+def _on_timer_fired(state: JobState, _event: TimerFired, now_s: float) -> Decision:
     """Make a failure final that no loss has explained in time, and count members that take too long to stop as lost."""
     state = replace(state, timer=None)
     match state.phase:
@@ -276,10 +285,10 @@ def _check_join_timeout(state: JobState, now_s: float) -> Decision:
     return fail_rendezvous(state)
 
 
-def _on_idle(state: JobState, sender: str, message: Idle, now_s: float) -> Decision:
+def _on_idle(state: JobState, event: Reported[Idle], now_s: float) -> Decision:
     """Decide whether the job hangs now. With --hang-action report, print what all ranks do."""
     before = state.phase
-    state, actions = on_idle(state, sender, message, now_s)
+    state, actions = on_idle(state, event.id, event.message, now_s)
     phase = state.phase
     is_new = isinstance(phase, RoundRunning) and phase.has_reported_hang
     if not is_new or (isinstance(before, RoundRunning) and before.has_reported_hang):
@@ -288,3 +297,6 @@ def _on_idle(state: JobState, sender: str, message: Idle, now_s: float) -> Decis
 
     state, more = ask_for_stacks(state, now_s)
     return state, (*actions, *more)
+
+
+TABLE = _build_table()

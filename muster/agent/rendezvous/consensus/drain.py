@@ -41,6 +41,7 @@ from muster._shared.fields import LateRank
 from muster._shared.layouts import StatusPageLayout as Layout
 from muster._shared.records import assert_never, replace
 from muster._shared.reports import Answer, Stack
+from muster._shared.transitions import expect
 from muster.agent.rendezvous.consensus.actions import Action, Notify, RecoveryChanged, Send
 from muster.agent.rendezvous.consensus.failures import break_round, has_enough_members
 from muster.agent.rendezvous.consensus.state import (
@@ -124,7 +125,7 @@ def decide_common_step(state: JobState, sender: str, message: CommonStepMessage,
 
 def _on_drain_asked(state: JobState, sender: str, message: DrainAsked, now_s: float) -> Decision:
     """Begin a drain, unless one has begun already, whose answer then serves this member as well."""
-    phase = state.running
+    phase = expect(state.phase, RoundRunning)
     if phase.drain is None and sender in phase.succeeded:
         return state, ()
     reason = f"{describe_member(state, state.members[sender])} {message.reason}"
@@ -329,7 +330,7 @@ def _describe_late_rank(rank: LateRank) -> str:
 
 def _on_drain_followed(state: JobState, sender: str, message: DrainFollowed, now_s: float) -> Decision:
     """Record what a member's workers have done, and answer once all members have reported."""
-    phase = state.running
+    phase = expect(state.phase, RoundRunning)
     drain = phase.drain
     if drain is None or message.drain != drain.number or sender not in drain.ids:
         return state, ()
@@ -390,7 +391,7 @@ def _want_stacks(state: JobState, phase: RoundRunning, asker: Asker, now_s: floa
 
 def _on_stacks_taken(state: JobState, sender: str, message: StacksTaken, now_s: float) -> Decision:
     """Add a member's stacks, and answer with the last ones."""
-    phase, number = state.running, message.number
+    phase, number = expect(state.phase, RoundRunning), message.number
     wanted = next((each for each in phase.wanted_stacks if each.number == number and sender in each.ids), None)
     if wanted is None:
         return state, ()
@@ -447,7 +448,7 @@ def _on_stood_still(state: JobState, sender: str, message: StoodStill, now_s: fl
     The line follows only if none has moved, and either a rank is seen to block the others, or they have done steps or
     collectives before. A program that waits for orders on its own has done none.
     """
-    phase = state.running
+    phase = expect(state.phase, RoundRunning)
     if sender in phase.succeeded:
         return state, ()
     if message.for_s <= 0.0:
@@ -496,7 +497,7 @@ def _tell_standstill(state: JobState, phase: RoundRunning, stacks: tuple[Stack, 
 
 def _on_drain_reported(state: JobState, sender: str, message: DrainReported, now_s: float) -> Decision:
     """Record a member's report, and decide the drain if it was the last one."""
-    phase = state.running
+    phase = expect(state.phase, RoundRunning)
     drain = phase.drain
     if drain is None or message.drain != drain.number or sender not in drain.ids or drain.step is not None:
         return state, ()

@@ -1,5 +1,7 @@
 """Events of the leader, which it feeds to `decisions.decide`. They include messages of members."""
 
+from typing import Generic, TypeVar
+
 from muster._shared.fields import RoundNumber
 from muster._shared.records import record
 from muster.agent.rendezvous.consensus.members import MemberRecord
@@ -15,14 +17,15 @@ class RoundAcknowledged:
 
 
 MemberReport = RoundAcknowledged | PlainNodeMessage | EvidenceMessage
+M_co = TypeVar("M_co", covariant=True)
 
 
 @record
-class Reported:
+class Reported(Generic[M_co]):
     """A message of a member."""
 
     id: str
-    message: MemberReport
+    message: M_co
     suspicion_s: float = 0.0
     """With the first `Failed`, how long until the leader declares every node lost that it suspects now; 0 if it
     suspects none.
@@ -69,4 +72,6 @@ class TimerFired:
     """The action's round."""
 
 
-Event = Joined | Reported | MemberLost | ProcessEnded | LeaseChecked | TimerFired
+LeaderEvent = Joined | MemberLost | ProcessEnded | LeaseChecked | TimerFired
+"""All but messages."""
+Event = LeaderEvent | Reported[MemberReport]

@@ -14,11 +14,11 @@ from muster.agent.diagnosis.root_cause import (
     order_failures,
 )
 from muster.agent.rendezvous.consensus.actions import Action, Notify, RoundBreak, Send
+from muster.agent.rendezvous.consensus.events import Reported
 from muster.agent.rendezvous.consensus.members import ConsensusRules, MemberRecord
 from muster.agent.rendezvous.consensus.state import (
     Decision,
     Drain,
-    Ending,
     Forming,
     JobState,
     RoundFailures,
@@ -30,8 +30,8 @@ from muster.agent.rendezvous.consensus.state import (
 from muster.agent.rendezvous.faulty_nodes import choose_leaving, judge_certain, judge_node
 from muster.agent.rendezvous.interface import BreakKind, NoticeKind, RoundBroken
 from muster.agent.rendezvous.report_messages import Idle, Stopped
-from muster.agent.rendezvous.verdicts.deciding import Verdict, VerdictRules, decide_verdict
-from muster.agent.rendezvous.verdicts.restarts import Restarts
+from muster.agent.rendezvous.restarts import Restarts
+from muster.agent.rendezvous.verdicts import Verdict, VerdictRules, decide_verdict
 from muster.agent.runtime.limits import STORM_S, STORM_WAIT_S
 from muster.agent.runtime.persistent import PersistentSet
 
@@ -49,8 +49,6 @@ def on_failed(
 ) -> Decision:
     """Handle a failure of a member's workers; `suspicion_s` is that of `events.Reported`."""
     phase = state.phase
-    if isinstance(phase, Ending):
-        return state, ()
     if isinstance(phase, Forming) and not (phase.is_new_attempt or phase.final):
         return state, ()  # collateral of another break
     limit_s = now_s + suspicion_s + state.rules.batch_limit_s
@@ -62,7 +60,7 @@ def on_failed(
         loss_explains_until_s=before.loss_explains_until_s if before.seen else limit_s,
     )
     state = replace(state, failures=failures)
-    if isinstance(phase, Forming) or phase.loss_wait_until_s is not None:
+    if not isinstance(phase, RoundRunning) or phase.loss_wait_until_s is not None:
         return state, ()
     root = choose_root(failures.seen)
     verdict = _decide_verdict(state, root, state.restarts)
@@ -395,8 +393,9 @@ def _record_leaving(state: JobState, kind: BreakKind, leaving: tuple[str, ...]) 
     return replace(state, quorum_rounds=(*state.quorum_rounds[:-1], replace(last, ended=ended)))
 
 
-def on_stopped(state: JobState, sender: str, message: Stopped, now_s: float) -> Decision:
+def on_stopped(state: JobState, event: Reported[Stopped], now_s: float) -> Decision:
     """Handle that a member has no worker of the round any more."""
+    sender, message = event.id, event.message
     if message.has_stepped and not state.failures.has_stepped:
         state = record_progress(state)
     member, phase = state.members[sender], state.phase
@@ -407,7 +406,7 @@ def on_stopped(state: JobState, sender: str, message: Stopped, now_s: float) -> 
         reason = f"{describe_member(state, member)} had to stop its workers"
         kind = BreakKind.FENCED if member.is_leader else BreakKind.MEMBERSHIP
         state, actions = break_round(state, kind, reason, now_s)
-        state, more = on_stopped(state, sender, message, now_s)
+        state, more = on_stopped(state, event, now_s)
         return state, actions + more
     if not isinstance(phase, Forming) or sender not in phase.stopping:
         return state, ()

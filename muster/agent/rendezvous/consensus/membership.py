@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from muster._shared.records import replace
 from muster._shared.reports import FinalFailure
 from muster.agent.rendezvous.consensus.actions import Action, DropMembers, Notify, Send
-from muster.agent.rendezvous.consensus.events import Joined, MemberLost, ProcessEnded
+from muster.agent.rendezvous.consensus.events import Joined, MemberLost, ProcessEnded, Reported
 from muster.agent.rendezvous.consensus.failures import break_for_loss, break_round, refund_attempt
 from muster.agent.rendezvous.consensus.members import MemberRecord
 from muster.agent.rendezvous.consensus.quorum import QuorumRound, RecoveredRound, build_quorum_round
@@ -25,7 +25,7 @@ from muster.agent.rendezvous.consensus.state import (
     update_recovery,
 )
 from muster.agent.rendezvous.consensus.waits import find_batch_due_s
-from muster.agent.rendezvous.interface import BreakKind, Leaving
+from muster.agent.rendezvous.interface import BreakKind, Leaving, Prepared
 from muster.agent.rendezvous.round_messages import tell_running_round
 
 
@@ -69,10 +69,10 @@ def on_joined(state: JobState, event: Joined, now_s: float) -> Decision:
     return state, (*told, Notify(text=line))
 
 
-def on_prepared(state: JobState, sender: str, now_s: float) -> Decision:
+def on_prepared(state: JobState, event: Reported[Prepared], now_s: float) -> Decision:
     """Handle that a member has imported what its workers need."""
-    state = _remove_from_importing(state, sender)
-    is_new = sender not in state.assignments
+    state = _remove_from_importing(state, event.id)
+    is_new = event.id not in state.assignments
     return _clear_batch(_start_batch(state, now_s) if is_new else state), ()
 
 
@@ -304,8 +304,9 @@ def on_process_ended(state: JobState, event: ProcessEnded) -> Decision:
     return replace(state, quorum_rounds=(*state.quorum_rounds[:-1], last)), ()
 
 
-def on_leaving(state: JobState, sender: str, message: Leaving, now_s: float) -> Decision:
+def on_leaving(state: JobState, event: Reported[Leaving], now_s: float) -> Decision:
     """Break the running round for a member that announced that it leaves."""
+    sender, message = event.id, event.message
     member = state.members[sender]
     state = replace(state, members=state.members.with_item(sender, replace(member, is_leaving=True)))
     if not _is_lost_from_round(state, member):

@@ -32,7 +32,7 @@ from muster._shared.reports import FinalFailure
 from muster.agent.features import load_half
 from muster.agent.rendezvous.consensus.quorum import RecoveredRound
 from muster.agent.rendezvous.interface import CheckpointCompleted, PartRemembered
-from muster.agent.rendezvous.verdicts.restarts import Restarts
+from muster.agent.rendezvous.restarts import Restarts
 from muster.agent.round import Checkpoint, PartMemories
 
 GroupRanks = tuple[GroupRank | None, ...]

@@ -18,7 +18,7 @@ from muster.agent.rendezvous.consensus.members import ConsensusRules, MemberReco
 from muster.agent.rendezvous.consensus.quorum import QuorumRound
 from muster.agent.rendezvous.consensus.recovery import RecoveryRecord
 from muster.agent.rendezvous.interface import DrainReport
-from muster.agent.rendezvous.verdicts.restarts import Restarts
+from muster.agent.rendezvous.restarts import Restarts
 from muster.agent.round import Checkpoint, PartMemory
 from muster.agent.runtime.persistent import PersistentMap, PersistentSet
 
@@ -295,13 +295,6 @@ class JobState:
     fence_until_s: float = -FOREVER
     announcement_wait_until_s: float = -FOREVER
     rejoin_wait_until_s: float = -FOREVER
-
-    @property
-    def running(self) -> RoundRunning:
-        """The running phase, for an event that the table of `decisions` accepts only in a running round."""
-        if not isinstance(self.phase, RoundRunning):
-            raise TypeError(f"no round runs: {self.phase!r}")
-        return self.phase
 
 
 Decision = tuple[JobState, tuple[Action, ...]]

@@ -16,8 +16,8 @@
 | joining nodes that import | R | `import_limit_s` after the first one is ready | a round with them |
 | ranks to stop at one step for nodes that join | R | `JOIN_STOP_LIMIT_S` | they are stopped at once |
 | unreachable members at the job's end | FR | `join_timeout_s` | the end |
-| acknowledgements of the job's end | E | `leader.outgoing.ACKNOWLEDGE_SILENCES` silence limits | all exit |
-| a member that is silent | FRE | the silence limit (`leader.loss_detection`) | it is lost |
+| acknowledgements of the job's end | E | `leader.connections.ACKNOWLEDGE_SILENCES` silence limits | all exit |
+| a member that is silent | FRE | the silence limit (`leader.leader`) | it is lost |
 
 A hang ends no wait here: nodes measure `--hang-timeout` and report idleness, `failures` decides whether the job hangs.
 """

@@ -1,9 +1,14 @@
 """One node's part in rendezvous: a pure function `decide_member(state, event, boottime_s) -> (state, actions)`.
 
-    APART ----(leads, or a leader or a better candidate answers)----> JOINING --(Welcome)--> JOINED
-      ^                                                                  |                     |
-      +----------(the link closes, the leader is silent or gives way)----+---------------------+
-    all --(JobEnded, RendezvousFailed)--> ENDED
+    APART --Started, TimerFired, Excluded--> ENDED
+    APART --EndpointTried, Answered, SearchTurned--> JOINING
+    JOINING --LeaderSent--> JOINED, APART, ENDED
+    JOINING --TimerFired--> APART, ENDED
+    JOINING --Excluded--> ENDED
+    JOINING, JOINED --LeaderMalformed, LinkClosed, LeaderSilent, OtherLeaderFound--> APART
+    JOINED --LeaderSent--> APART, ENDED
+    JOINED --Answered--> JOINING
+    JOINED --TimerFired, Excluded--> ENDED
 
 The rules:
 
@@ -22,18 +27,16 @@ The rules:
 job's end. The lease itself, which only counts time, is in `lease_renewal`; what follows when it ends is here.
 """
 
-from collections.abc import Mapping
-
 from muster._shared.contract import AskOutcome
 from muster._shared.records import replace
 from muster._shared.reports import Answer
+from muster._shared.transitions import Table, drop, go, on, on_with, stay
 from muster.agent.rendezvous.consensus.actions import JobEnd, RecoveryChanged, RoundBreak, RoundStart, RoundSummary
 from muster.agent.rendezvous.consensus.recovery import list_news
 from muster.agent.rendezvous.interface import (
     AllStarted,
     Asked,
     Leaving,
-    NodeMessage,
     Prepared,
     RendezvousFailed,
     RequestAnswered,
@@ -59,75 +62,73 @@ from muster.agent.rendezvous.member.seeking import (
     report_prepared,
 )
 from muster.agent.rendezvous.member.state import NEVER, MemberState, Once, Phase
-from muster.agent.rendezvous.protocol import leader_messages as down
+from muster.agent.rendezvous.protocol import messages as down
 from muster.agent.rendezvous.report_messages import Stopped
 
 NO_LISTENER = "cannot open a listening socket where other nodes reach this one"
 
-_ALWAYS = frozenset(
-    {
-        do.NodeSent,
-        do.Answered,
-        do.SearchTurned,
-        do.Excluded,
-        do.LeaderEnded,
-        do.OtherLeaderFound,
-        do.WaitDue,
-        do.TimerFired,
-    }
-)
-_LINKED = _ALWAYS | {do.LeaderSent, do.LeaderMalformed, do.LinkClosed, do.LeaderSilent, do.LocalChecked}
-ACCEPTED: Mapping[Phase, frozenset[type[do.Event]]] = {
-    Phase.APART: _ALWAYS | {do.Started, do.LocalChecked, do.EndpointTried},
-    Phase.JOINING: _LINKED,
-    Phase.JOINED: _LINKED | {do.QuorumLost},
-    Phase.ENDED: frozenset({do.NodeSent}),
-}
-"""Which phase accepts which event. All others are outdated and change nothing. After the end only `Leaving` is sent."""
+_APART, _JOINING, _JOINED, _ENDED = Phase.APART, Phase.JOINING, Phase.JOINED, Phase.ENDED
+_ACTIVE = (_APART, _JOINING, _JOINED)
+_LINKED = (_JOINING, _JOINED)
+_LOST = (_APART, _ENDED)
+
+
+def _build_table() -> "Table[do.Event, Decision]":
+    """Return which phase accepts which event, what handles it, and which phases may follow.
+
+    All others are outdated and change nothing. After the end only `Leaving` is sent.
+    """
+    return (
+        on(do.NodeSent, _on_node_sent, stay(*_ACTIVE, _ENDED))
+        + on(do.LeaderSent, _on_leader_sent, stay(_JOINING, or_go=(_JOINED, *_LOST)), stay(_JOINED, or_go=_LOST))
+        + on_with(do.Started, decide_search, stay(_APART, or_go=(_ENDED,)))
+        + on_with(do.LocalChecked, decide_search, stay(*_ACTIVE))
+        + on_with(do.EndpointTried, decide_search, stay(_APART, or_go=(_JOINING,)))
+        + on_with(do.Answered, decide_search, stay(_APART, _JOINED, or_go=(_JOINING,)), stay(_JOINING))
+        + on_with(do.SearchTurned, decide_search, stay(_APART, or_go=(_JOINING,)), stay(*_LINKED))
+        + on_with(do.TimerFired, _on_timer_fired, stay(_JOINING, or_go=_LOST), stay(_APART, _JOINED, or_go=(_ENDED,)))
+        + on(do.WaitDue, _on_wait_due, stay(*_ACTIVE))
+        + on(do.Excluded, _on_excluded, go(*_ACTIVE, to=(_ENDED,)))
+        + on(do.LeaderMalformed, on_leader_lost, go(*_LINKED, to=(_APART,)))
+        + on(do.LinkClosed, on_leader_lost, go(*_LINKED, to=(_APART,)))
+        + on(do.LeaderSilent, on_leader_lost, go(*_LINKED, to=(_APART,)))
+        + on(do.QuorumLost, on_leader_lost, stay(_JOINED))
+        + on(do.LeaderEnded, on_leader_lost, stay(*_ACTIVE))
+        + on(do.OtherLeaderFound, on_leader_lost, go(*_ACTIVE, to=(_APART,)))
+    )
 
 
 def decide_member(state: MemberState, event: do.Event, boottime_s: float) -> Decision:
     """Handle one event. If the checkpoint of all ranks is new to this node, tell the supervisor of it first."""
-    if type(event) not in ACCEPTED[state.phase]:
-        return state, ()
+    handler = TABLE.find(state.phase, event)
+    if handler is None:
+        return drop(state, state.phase, event)
     known = state.recovery.record
-    state, actions = _handle(state, event, boottime_s)
+    state, actions = handler(state, event, boottime_s)
     news = list_news(known, state.recovery.record)
     return state, (*(do.Post(event=each) for each in news), *actions)
 
 
-def _handle(state: MemberState, event: do.Event, boottime_s: float) -> Decision:
-    match event:
-        case do.NodeSent():
-            return _on_node_sent(state, event.message)
-        case do.LeaderSent():
-            return _on_leader_sent(state, event)
-        case do.TimerFired(kind=do.TimerKind.LINGER):
-            return post_job_end(state)
-        case do.WaitDue():
-            if event.line is None:
-                return state, ()
-            return replace(state, printed=state.printed | {Once.WAIT}), (build_notice(event.line),)
-        case do.Excluded():
-            return fail(state, event.reason)
-        case (
-            do.LeaderMalformed()
-            | do.LinkClosed()
-            | do.LeaderSilent()
-            | do.QuorumLost()
-            | do.LeaderEnded()
-            | do.OtherLeaderFound()
-        ):
-            return on_leader_lost(state, event)
-        case _:
-            return decide_search(state, event, boottime_s)
+def _on_timer_fired(state: MemberState, event: do.TimerFired, boottime_s: float) -> Decision:
+    return post_job_end(state) if event.kind is do.TimerKind.LINGER else decide_search(state, event, boottime_s)
+
+
+def _on_wait_due(state: MemberState, event: do.WaitDue) -> Decision:
+    if event.line is None:
+        return state, ()
+    return replace(state, printed=state.printed | {Once.WAIT}), (build_notice(event.line),)
+
+
+def _on_excluded(state: MemberState, event: do.Excluded) -> Decision:
+    return fail(state, event.reason)
 
 
 # -- what the supervisor sends -----------------------------------------------------------------------------------------
 
 
-def _on_node_sent(state: MemberState, message: NodeMessage) -> Decision:
+def _on_node_sent(state: MemberState, event: do.NodeSent) -> Decision:
     """Pass the message on, unless it is about another round than the current one."""
+    message = event.message
     is_accepted = state.connection is not None and state.connection.is_accepted
     match message:
         case Leaving():
@@ -204,3 +205,6 @@ def _on_job_message(state: MemberState, message: down.JobMessage) -> Decision:
             return state, (do.Post(event=message),)
         case _:
             return state, (do.Post(event=message),) if _is_current(state, message.round_number) else ()
+
+
+TABLE = _build_table()

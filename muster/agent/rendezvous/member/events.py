@@ -4,9 +4,7 @@ from enum import Enum
 
 from muster._shared.records import record
 from muster.agent.rendezvous.interface import NodeMessage, RendezvousEvent
-from muster.agent.rendezvous.protocol.leader_messages import LeaderMessage
-from muster.agent.rendezvous.protocol.member_messages import MemberMessage
-from muster.agent.rendezvous.protocol.messages import QueryReply
+from muster.agent.rendezvous.protocol.messages import LeaderMessage, MemberMessage, QueryReply
 from muster.agent.rendezvous.report_messages import Stopped
 from muster.agent.rendezvous.transport.links import LinkEnd
 

@@ -14,8 +14,7 @@ from collections.abc import Callable
 
 from muster.agent.rendezvous.consensus.members import find_margin_s
 from muster.agent.rendezvous.interface import Lease
-from muster.agent.rendezvous.protocol.leader_messages import HeartbeatReply
-from muster.agent.rendezvous.protocol.member_messages import Heartbeat
+from muster.agent.rendezvous.protocol.messages import Heartbeat, HeartbeatReply
 from muster.agent.rendezvous.transport.links import Link
 from muster.agent.runtime.loop import Loop, Timer
 

@@ -1,7 +1,6 @@
 """One node's part in the job: feeds events to `decisions.decide_member`, and acts on what it decides.
 
-It adds identity and time: the link to the leader, the search's links, and when the lease ends. This module has over 400
-lines because one class does all that `rendezvous.interface` requires, and all that is decided.
+It adds identity and time: the link to the leader, the search's links, and when the lease ends.
 """
 
 import os
@@ -28,14 +27,21 @@ from muster.agent.rendezvous.interface import (
 from muster.agent.rendezvous.member import events as do
 from muster.agent.rendezvous.member.decisions import NO_LISTENER, decide_member
 from muster.agent.rendezvous.member.lease_renewal import LeaseRenewal
-from muster.agent.rendezvous.member.master_ports import MasterPorts
 from muster.agent.rendezvous.member.search import Search
 from muster.agent.rendezvous.member.server import Server
 from muster.agent.rendezvous.member.state import build_initial_state, find_endpoint
 from muster.agent.rendezvous.protocol.framing import Frame
-from muster.agent.rendezvous.protocol.leader_messages import LEADER_MESSAGES, HeartbeatReply
-from muster.agent.rendezvous.protocol.member_messages import EndAcknowledged, Join, MemberMessage
-from muster.agent.rendezvous.protocol.messages import LeaderQuery, Message, QueryReply, StreamOpened
+from muster.agent.rendezvous.protocol.messages import (
+    LEADER_MESSAGES,
+    EndAcknowledged,
+    HeartbeatReply,
+    Join,
+    LeaderQuery,
+    MemberMessage,
+    Message,
+    QueryReply,
+    StreamOpened,
+)
 from muster.agent.rendezvous.report_messages import Failed
 from muster.agent.rendezvous.transport.addresses import is_loopback
 from muster.agent.rendezvous.transport.links import Closing, Link, LinkEnd, LocalLink, Network, Reservation
@@ -44,6 +50,7 @@ from muster.agent.runtime.loop import Loop, Timer
 
 if TYPE_CHECKING:
     from muster.agent.rendezvous.interface import Stream
+
 
 FIRST_WAIT_LINE_S = 3.0
 """After this time a node that waits for a round prints why, and again after each `NEXT_WAIT_LINE_S`."""
@@ -305,7 +312,7 @@ class Member:
         finally:
             self._events.clear()  # a bug surfaces; then continue
 
-    def _act(self, action: do.Action) -> None:
+    def _act(self, action: do.Action) -> None:  # noqa: C901  # one case for each
         match action:
             case do.Post():
                 self._post(action.event)
@@ -331,20 +338,8 @@ class Member:
                 self._ports.offer()
             case do.StopRenewal():
                 self._lease_renewal.stop()
-            case do.Search() | do.AskAgain() | do.AddTarget() | do.StopSearch():
-                self._act_on_search(action)
-            case _:
-                self._act_on_leader(action)
-
-    def _act_on_search(self, action: do.Search | do.AskAgain | do.AddTarget | do.StopSearch) -> None:
-        match action:
             case do.Search():
-                query = LeaderQuery(run_id=clean_name(self._config.run_id))
-                refuse = lambda reason: self._feed(do.Excluded(reason=reason))  # noqa: E731
-                self._search = Search(
-                    self._loop, self._network, query, self._on_query_reply, self._on_search_progress, refuse
-                )
-                self._search.start(list(action.targets))
+                self._start_search(action.targets)
             case do.AskAgain():
                 if self._search is not None:
                     self._search.ask_now()
@@ -353,21 +348,6 @@ class Member:
                     self._search.add(action.target)
             case do.StopSearch():
                 self._stop_search()
-            case _:
-                assert_never(action)
-
-    def _act_on_leader(
-        self,
-        action: do.TakeLink
-        | do.DropLink
-        | do.Lead
-        | do.StopLeading
-        | do.FollowLeader
-        | do.Probe
-        | do.CheckLocal
-        | do.OpenEndpoint,
-    ) -> None:
-        match action:
             case do.TakeLink():
                 self._search, found = None, self._found
                 if found is not None:
@@ -393,6 +373,18 @@ class Member:
                 assert_never(action)
 
     # -- the search -------------------------------------------------------------------------------------------------
+
+    def _start_search(self, targets: tuple[do.Target, ...]) -> None:
+        query = LeaderQuery(run_id=clean_name(self._config.run_id))
+        self._search = Search(
+            self._loop,
+            self._network,
+            query,
+            self._on_query_reply,
+            self._on_search_progress,
+            lambda reason: self._feed(do.Excluded(reason=reason)),
+        )
+        self._search.start(list(targets))
 
     def _stop_search(self) -> None:
         if self._search is not None:
@@ -509,3 +501,39 @@ class Member:
         self, text: str, kind: NoticeKind = NoticeKind.LINE, ranks: tuple[int, ...] = (), feature: str = ""
     ) -> None:
         self._post(Notice(text=text, kind=kind, ranks=ranks, feature=feature))
+
+
+class MasterPorts:
+    """A fresh port for every round, so that no round reuses the store of an older one. Close it."""
+
+    def __init__(self, reserve: Callable[[], Reservation]) -> None:
+        self._reserve = reserve
+        self._offer: Reservation | None = None
+        self._held: Reservation | None = None
+
+    @property
+    def offered(self) -> int:
+        """The port on offer; 0 if there is none."""
+        return self._offer.port if self._offer is not None else 0
+
+    def offer(self) -> None:
+        """Reserve a port for the next round, unless one is reserved already."""
+        if self._offer is None:
+            self._offer = self._reserve()
+
+    def begin_round(self, *, hosts_rank_0: bool) -> None:
+        """Keep the offered port for the round if this node hosts rank 0; otherwise release it."""
+        if self._held is not None:
+            self._held.close()
+            self._held = None
+        if hosts_rank_0:
+            self._held = self._offer
+        elif self._offer is not None:
+            self._offer.close()
+        self._offer = None
+
+    def close(self) -> None:
+        """Release both ports. Idempotent."""
+        for reservation in (self._offer, self._held):
+            if reservation is not None:
+                reservation.close()

@@ -6,8 +6,7 @@ from muster._shared.codec import MalformedMessageError
 from muster._shared.records import assert_never, replace
 from muster.agent.rendezvous.member.events import Target
 from muster.agent.rendezvous.protocol.framing import Frame
-from muster.agent.rendezvous.protocol.leader_messages import Rejected
-from muster.agent.rendezvous.protocol.messages import QUERY_ANSWERS, LeaderQuery, Message, QueryReply
+from muster.agent.rendezvous.protocol.messages import QUERY_ANSWERS, LeaderQuery, Message, QueryReply, Rejected
 from muster.agent.rendezvous.transport.links import Closing, Link, LinkEnd, Network
 from muster.agent.runtime.loop import Loop, Timer
 

@@ -19,7 +19,7 @@ from muster.agent.rendezvous.member.rounds import (
     stop_search,
 )
 from muster.agent.rendezvous.member.state import NEVER, Connection, MemberState, Once, Phase, find_endpoint
-from muster.agent.rendezvous.protocol import leader_messages as down
+from muster.agent.rendezvous.protocol import messages as down
 from muster.agent.rendezvous.protocol.job_rules import describe_difference
 from muster.agent.rendezvous.protocol.messages import DiscoveryRole, QueryReply
 from muster.agent.rendezvous.transport.links import Cause

@@ -5,9 +5,9 @@ which are in `_shared.fields`. Messages that decisions send or decide on are dec
 `interface` and `report_messages`, for members in `consensus.events` and `consensus.actions`. This package has the
 messages that only members, leader and server exchange.
 
-`member_messages` go from a member to its leader, and `leader_messages` from the leader to its members. Nodes exchange
-`messages` before they have a leader; the union of all is also there. `job_rules` are the settings that must be equal
-for all agents of a job. `framing` splits the stream into frames, and `handshake` authenticates them.
+`messages` go from a member to its leader and back, and between nodes before they have a leader. `job_rules` are the
+settings that must be equal for all agents of a job. `framing` splits the stream into frames, and `handshake`
+authenticates them.
 
 From outside, import any module.
 """

@@ -28,10 +28,10 @@ def _hmac(key: bytes, *parts: bytes) -> bytes:
     return hmac.new(key, b"\0".join(parts), hashlib.sha256).digest()
 
 
-def _matches(given: bytes, right: bytes) -> bool:
+def _matches(proof: bytes, right: bytes) -> bool:
     import hmac
 
-    return hmac.compare_digest(given, right)
+    return hmac.compare_digest(proof, right)
 
 
 OTHER_TOKEN = "the other node has a different job token (MUSTER_TOKEN)"

@@ -17,6 +17,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
 from muster._shared.codec import decode
+from muster._shared.programs import add_installed
 from muster._shared.records import assert_never
 from muster._shared.reports import Failure
 from muster.agent.config import RendezvousConfig
@@ -31,7 +32,6 @@ from muster.agent.rendezvous.torch_handlers.messages import (
     ThreadFinding,
 )
 from muster.agent.rendezvous.torch_handlers.watch import AllDone, FailedElsewhere, RoundWatch
-from muster.agent.runtime.packages import add_installed
 from muster.agent.runtime.ports import PortReservation
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from muster.agent.rendezvous.protocol.framing import Frame
 from muster.agent.rendezvous.transport.addresses import LOOPBACK, Address, Resolver, is_bindable, parse_numeric
-from muster.agent.rendezvous.transport.dial import Attempt, Dial
+from muster.agent.rendezvous.transport.dial import Attempt, Dial, Probe
 from muster.agent.rendezvous.transport.links import (
     Cause,
     Closing,
@@ -23,7 +23,6 @@ from muster.agent.rendezvous.transport.links import (
     OnRefused,
     Reservation,
 )
-from muster.agent.rendezvous.transport.probe import Probe
 from muster.agent.rendezvous.transport.tcp_link import TcpLink
 from muster.agent.runtime.loop import Loop, Timer
 from muster.agent.runtime.ports import PortReservation

@@ -194,13 +194,13 @@ def _is_idle(thread: str) -> bool:
 
     Source: futex(2), and `syscall` in proc(5): the call's number and its arguments, or "running".
     """
-    words = _read_about_thread(thread, "syscall").split()
-    if words[:1] == ["running"]:
+    fields = _read_about_thread(thread, "syscall").split()
+    if fields[:1] == ["running"]:
         return False
-    if not words:
+    if not fields:
         return True
-    is_condition = int(words[0]) == _FUTEX[os.uname().machine] and int(words[2], 16) & 0x7F == _WAIT_BITSET
-    return is_condition and int(words[4], 16) == 0
+    is_condition = int(fields[0]) == _FUTEX[os.uname().machine] and int(fields[2], 16) & 0x7F == _WAIT_BITSET
+    return is_condition and int(fields[4], 16) == 0
 
 
 def _read_about_thread(thread: str, name: str) -> str:

@@ -233,7 +233,7 @@ def _list_libraries() -> frozenset[bytes]:
     """Return the paths of all files that this process has mapped as executable."""
     with open("/proc/self/maps", "rb") as file:
         fields = (line.split(maxsplit=5) for line in file)
-        return frozenset(words[5].rstrip() for words in fields if len(words) == 6 and words[1][2:3] == b"x")
+        return frozenset(parts[5].rstrip() for parts in fields if len(parts) == 6 and parts[1][2:3] == b"x")
 
 
 def _flush(streams: tuple[TextIO | None, ...]) -> bool:

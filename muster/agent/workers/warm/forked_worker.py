@@ -6,9 +6,17 @@ import os
 import sys
 import time
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 from muster.agent.workers.spec import WorkerSpec
+
+if TYPE_CHECKING:
+    import ctypes
+
+_SETTERS: Final = tuple(
+    f"{prefix}openblas_set_num_threads{suffix}" for prefix in ("scipy_", "") for suffix in ("64_", "", "_64")
+)
+"""The names that builds of OpenBLAS export. numpy's wheels add a prefix, and 64-bit builds a suffix."""
 
 
 def become_worker(spec: WorkerSpec) -> None:
@@ -94,28 +102,8 @@ def _find_coerced_locale() -> str | None:
     if value is None:
         return None
     with open("/proc/self/environ", "rb") as file:
-        given = b"\0LC_CTYPE=" in b"\0" + file.read()
-    return None if given else value
-
-
-def apply_settings(settings: Mapping[str, Any]) -> None:
-    """Set what a process of a run on a hold would have inherited: folder, umask, limits, priority and affinity.
-
-    Args:
-        settings: see `hold.client`.
-    """
-    import resource
-
-    for name, limits in settings["limits"].items():
-        number = getattr(resource, name, None)
-        if number is not None and tuple(limits) != resource.getrlimit(number):
-            resource.setrlimit(number, tuple(limits))
-    os.umask(settings["umask"])
-    if settings["nice"] != os.getpriority(os.PRIO_PROCESS, 0):
-        os.setpriority(os.PRIO_PROCESS, 0, settings["nice"])
-    if set(settings["cpus"]) != os.sched_getaffinity(0):
-        os.sched_setaffinity(0, settings["cpus"])
-    os.chdir(settings["cwd"])
+        is_set = b"\0LC_CTYPE=" in b"\0" + file.read()
+    return None if is_set else value
 
 
 def bind_to_cpus(cpus: Collection[int]) -> None:
@@ -139,9 +127,36 @@ def _fit_to_cpus(count: int) -> None:
     ):
         torch.set_num_threads(count)
     if not is_set and "OPENBLAS_NUM_THREADS" not in os.environ and "GOTO_NUM_THREADS" not in os.environ:
-        from muster.agent.placement.thread_counts import fit_openblas
-
         fit_openblas(count)
+
+
+def open_loaded(path: str) -> "ctypes.CDLL":
+    """Open a library that this process has loaded; raise OSError if it has not."""
+    import ctypes
+
+    return ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+
+
+def fit_openblas(count: int) -> None:
+    """Set the number of threads in every loaded OpenBLAS, because numpy, scipy and others each bring one."""
+    with open("/proc/self/maps", "rb") as file:
+        lines = [os.fsdecode(line.rstrip(b"\n")) for line in file if b"openblas" in line]
+    for path in {fields[5] for line in lines if len(fields := line.split(None, 5)) == 6 and ".so" in fields[5]}:
+        try:
+            library = open_loaded(path)
+        except OSError:  # not mapped by the loader
+            continue
+        _fit_library(library, count)
+
+
+def _fit_library(library: "ctypes.CDLL", count: int) -> None:
+    for name in _SETTERS:
+        setter = getattr(library, name, None)
+        getter = getattr(library, name.replace("_set_", "_get_"), None)
+        if setter is not None and getter is not None:
+            if getter() != count:
+                setter(count)
+            return
 
 
 def _reseed_generators() -> None:

@@ -15,10 +15,10 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from typing import Any, Final, NoReturn, TypedDict, final
+from typing import Final, NoReturn, TypedDict, final
 
 from muster._shared.records import record
-from muster.agent.workers.spec import Program, ProgramKind, WorkerSpec
+from muster.agent.workers.spec import WorkerSpec
 from muster.agent.workers.warm import fork_safety
 
 _MESSAGE_BYTES: Final = 65536
@@ -166,8 +166,8 @@ def fork_on_demand(
         reason = fork_safety.find_hazard_now()
         if reason is not None:
             exit_unsafe(control, reason)
-        given = None if hand_out is None else hand_out(sockets)
-        answer = given or fork_batch(sockets, agent_pid, ahead)
+        handed_out = None if hand_out is None else hand_out(sockets)
+        answer = handed_out or fork_batch(sockets, agent_pid, ahead)
         ahead, is_due = None, hand_out is None
         if isinstance(answer, socket.socket):
             return answer
@@ -293,20 +293,6 @@ def _wait_for_adoption(go_read: int, agent_pid: int) -> None:
     os.read(go_read, 1)
     os.close(go_read)
     exit_with_agent(agent_pid)
-
-
-def receive_order(control: socket.socket) -> tuple[dict[str, Any], Program]:
-    """Wait for the program of a template that has imported early; return its run's settings and the program."""
-    _message, fds, _flags, _address = socket.recv_fds(control, 4, 2)
-    if len(fds) < 2:
-        os._exit(0)  # released, or a cold start
-    os.dup2(fds[1], 0)
-    os.close(fds[1])
-    with os.fdopen(fds[0], "rb") as file:
-        file.seek(0)
-        order: dict[str, Any] = json.loads(file.read())
-    kind, target, *args = order["program"]
-    return order, Program(kind=ProgramKind(kind), target=target, args=tuple(args))
 
 
 def wait_for_release(parked: socket.socket, rename_process: Callable[[list[str]], None]) -> WorkerSpec:

@@ -106,14 +106,14 @@ def _evaluate(node: ast.expr, values: dict[str, object]) -> object:
 class LateChanges:
     """Watches one worker from its release to its end. Reports each kind of change once."""
 
-    def __init__(self, modules: Mapping[str, ModuleType], *, says: bool) -> None:
+    def __init__(self, modules: Mapping[str, ModuleType], *, reports: bool) -> None:
         """Begin in the worker, before the program begins.
 
         Args:
             modules: what is imported.
-            says: whether to print lines; False on all ranks but one.
+            reports: whether to print lines; False on all ranks but one.
         """
-        self._says = says
+        self._reports = reports
         self._modules = modules
         self._path = tuple(sys.path)
         self._pid = os.getpid()
@@ -158,7 +158,7 @@ class LateChanges:
             self._say(f"inserts the folder of {shadowed} into sys.path, {why}")
 
     def _say(self, what: str) -> None:
-        if not self._says:
+        if not self._reports:
             return
         line = f"muster: the program {what}: --start cold runs it as python does\n"
         try:

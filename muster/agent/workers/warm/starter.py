@@ -84,7 +84,7 @@ class _Start:
     on_failed: Callable[[int, SpawnError], None]
 
 
-class TemplateStarter:
+class TemplateStarter(WorkerStarter):
     """Starts workers by forking a template (see `spec.WorkerStarter`)."""
 
     max_template_ends = 3
@@ -224,7 +224,6 @@ class TemplateStarter:
     def cancel(self) -> None:
         """See `spec.WorkerStarter`. Workers already forked stay parked for the next start."""
         self._waiting.clear()
-        self._cold.cancel()
 
     def list_own_pids(self) -> Container[int]:
         """See `spec.WorkerStarter`: the template, parked workers, processes that are being forked, and the store."""
@@ -248,7 +247,6 @@ class TemplateStarter:
         self._close_template()
         self._close_parked()
         processes.send_signal(pids, signal.SIGKILL)
-        self._cold.close()
         if self._spec_fd is not None:
             os.close(self._spec_fd)
             self._spec_fd = None
@@ -472,8 +470,8 @@ class TemplateStarter:
         if self._template is None:
             return
         pids = message["forked"]
-        pending, asked = self._template.pending_sockets, message["asked"]
-        sockets, self._template.pending_sockets = pending[:asked], pending[asked:]
+        pending, requested = self._template.pending_sockets, message["asked"]
+        sockets, self._template.pending_sockets = pending[:requested], pending[requested:]
         for pid, one in zip(pids, sockets, strict=False):
             self._park_worker(_Parked(pid=pid, socket=one))
         self._follow_requests()

@@ -17,8 +17,9 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from muster._shared.records import record
 from muster.agent.workers.spec import HELD, Program, ProgramKind, WorkerSpec
@@ -28,7 +29,6 @@ from muster.agent.workers.warm.forking import (
     exit_unsafe,
     exit_with_agent,
     fork_on_demand,
-    receive_order,
     send,
     wait_for_release,
 )
@@ -42,9 +42,6 @@ from muster.agent.workers.warm.preload import (
     find_early_obstacle,
     import_early,
 )
-
-if TYPE_CHECKING:
-    from muster.agent.placement.thread_counts import ThreadSettings
 
 _LINE_CHARACTERS: Final = 500
 _PAUSED_THRESHOLD: Final = 1_000_003
@@ -70,7 +67,7 @@ def serve(
         What this process is launched as, and what ends it when the program has ended.
     """
     early_end = EarlyEnd()
-    control_fd, agent_pid, requested, kind, *words = argv
+    control_fd, agent_pid, requested, kind, *target_argv = argv
     control = socket.socket(fileno=int(control_fd))
     control.set_inheritable(False)
     exit_with_agent(int(agent_pid))
@@ -79,14 +76,16 @@ def serve(
     hazard = None
     if kind == HELD:
         rename_process(["muster-original"])
-        settings, early = _import_early(requested)
-        copy = __import__(words[0], fromlist=("serve",)).serve(control, early, known)
+        original = import_module(target_argv[0])
+        settings = original.thread_counts.read_settings(os.environ)
+        early = _import_early(requested)
+        copy = original.serve(control, early, known)
         rename_process(["muster-template"])
         control, agent_pid, known, hazard = copy.control, str(copy.agent_pid), copy.known, copy.hazard
         exit_with_agent(copy.agent_pid)
-        requested, program = _adopt_order(control, settings, early)
+        requested, program = original.adopt_order(control, settings, early)
     else:
-        program = Program(kind=ProgramKind(kind), target=words[0], args=tuple(words[1:]))
+        program = Program(kind=ProgramKind(kind), target=target_argv[0], args=tuple(target_argv[1:]))
     rename_process(["muster-template", program.target])
     path_before = len(sys.path)
     prepare_main(program)
@@ -101,8 +100,8 @@ def serve(
     control.close()
     spec = wait_for_release(parked, rename_process)
     forked_worker.become_worker(spec)
-    says = spec.env.get("RANK", "0") == "0"
-    check_late_changes = _watch_late_changes(early_end.template_modules, says=says)
+    reports = spec.env.get("RANK", "0") == "0"
+    check_late_changes = _watch_late_changes(early_end.template_modules, reports=reports)
     if first_folder in sys.path:
         sys.path.remove(first_folder)
     early_end.record_start(check_late_changes)
@@ -127,33 +126,15 @@ class _Before:
     """Why no worker may be forked from the original."""
 
 
-def _import_early(requested: str) -> "tuple[ThreadSettings, EarlyImports]":
+def _import_early(requested: str) -> EarlyImports:
     """Import without a program."""
-    from muster.agent.placement.thread_counts import read_settings
-
-    before = read_settings(os.environ)
     thresholds = _pause_collections()
     early = import_early(requested)
     _resume_collections(thresholds)
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             stream.flush()
-    return before, early
-
-
-def _adopt_order(control: socket.socket, before: "ThreadSettings", early: "EarlyImports") -> tuple[str, Program]:
-    """Wait for a program, and take over what its processes inherit."""
-    from muster.agent.placement.thread_counts import adopt_settings
-
-    send(control, {"held": list(early.modules), "import_s": early.duration_s})
-    order, program = receive_order(control)
-    forked_worker.replace_environment(order["env"])
-    forked_worker.apply_settings(order["settings"])
-    obstacle = adopt_settings(before, early.modules)
-    if obstacle is not None:
-        send(control, {"refused": obstacle})
-        os._exit(0)
-    return order["preload"], program
+    return early
 
 
 def _import_all(control: socket.socket, requested: str, program: Program, before: _Before) -> list[str]:
@@ -268,10 +249,10 @@ def _find_inserted(files: tuple[str, ...]) -> str | None:
     return find_inserted(files)
 
 
-def _watch_late_changes(modules: Mapping[str, ModuleType], *, says: bool) -> Callable[[], object]:
+def _watch_late_changes(modules: Mapping[str, ModuleType], *, reports: bool) -> Callable[[], object]:
     """Watch this worker, and return what to call at its end."""
     if "torch" not in sys.modules:
         return bool
     from muster.agent.workers.warm.late_changes import LateChanges
 
-    return LateChanges(modules, says=says).check_path
+    return LateChanges(modules, reports=reports).check_path

@@ -4,9 +4,9 @@ import json
 import os
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from muster._shared.records import record
 from muster.agent.errors import SpawnError
@@ -14,15 +14,14 @@ from muster.agent.runtime.loop import Loop
 from muster.agent.workers import program
 from muster.agent.workers.cold import spawn
 from muster.agent.workers.spec import Program, ProgramKind, WorkerSpec
-from muster.agent.workers.warm.fork_safety import find_early_difference
 
 if TYPE_CHECKING:
-    from muster.agent.workers.warm.forking import TemplateMessage, WaitsHeld
+    from muster.agent.workers.warm.forking import TemplateMessage
 
 _MAX_FORKS_PER_REQUEST = 200
 """The kernel passes at most 253 descriptors with a message."""
 
-_MESSAGE_BYTES = 65536
+MESSAGE_BYTES = 65536
 
 
 @record
@@ -38,9 +37,9 @@ class TemplateOptions:
     """CPU affinity. With bound workers, it has as many CPUs as the worker with the fewest, because libraries count them
     at import, and their thread pools can grow later but not shrink."""
 
-    def build_spec(self, *words: str, stdout_fd: int = 1, stderr_fd: int = 2) -> WorkerSpec:
+    def build_spec(self, *args: str, stdout_fd: int = 1, stderr_fd: int = 2) -> WorkerSpec:
         """Build the spec of one of our processes in this environment; `program.main` gets the words."""
-        command = Program(kind=ProgramKind.COMMAND, target=sys.executable, args=tuple(program.build_argv(words)))
+        command = Program(kind=ProgramKind.COMMAND, target=sys.executable, args=tuple(program.build_argv(args)))
         return WorkerSpec(
             local_rank=-1, program=command, env=self.env, stdout_fd=stdout_fd, stderr_fd=stderr_fd, cpus=self.cpus
         )
@@ -86,8 +85,8 @@ class TemplateHandle:
                 raise SpawnError(f"cannot start the template: {error.strerror}", error.errno) from error
             self._control.setblocking(False)
             known = (program.TEMPLATE, str(theirs.fileno()), str(os.getpid()), options.preload)
-            words = (*known, *_list_words(options.program))
-            spec = options.build_spec(*words, stdout_fd=out_fd, stderr_fd=self._stderr_fd)
+            args = (*known, *list_program(options.program))
+            spec = options.build_spec(*args, stdout_fd=out_fd, stderr_fd=self._stderr_fd)
             # Like a cold worker, for the same inheritance. (glibc's posix_spawn leaves its two internal signals
             # ignored.)
             self.pid = spawn(spec, keep_fds=[theirs.fileno()])
@@ -103,7 +102,7 @@ class TemplateHandle:
         """Receive the messages that the template has sent so far, and call back with each."""
         while self._control is not None and self._on_message is not None:
             try:
-                data = self._control.recv(_MESSAGE_BYTES)
+                data = self._control.recv(MESSAGE_BYTES)
             except BlockingIOError:
                 return
             except ConnectionError:
@@ -166,93 +165,9 @@ class TemplateHandle:
             self._stderr_fd = -1
 
 
-def _list_words(program: Program) -> tuple[str, ...]:
+def list_program(program: Program) -> tuple[str, ...]:
+    """Return the program as the template reads it from its command line."""
     return program.kind.value, program.target, *program.args
-
-
-class HeldTemplate(TemplateHandle):
-    """A template that has no program yet: a fork of the node's `original`, and this process's child since then."""
-
-    def __init__(self, loop: Loop, env: Mapping[str, str], pid: int, control_fd: int, stderr_fd: int) -> None:
-        """Take it over.
-
-        Args:
-            loop: calls back with messages.
-            env: with which the original was started.
-            pid: the template's.
-            control_fd: to it.
-            stderr_fd: the memory file that is its standard error.
-        """
-        self._loop = loop
-        self._on_message = None
-        self.pending_sockets = []
-        self.started_s = loop.clock.now_s()
-        self._control = socket.socket(fileno=control_fd)
-        self._control.set_inheritable(False)
-        os.set_inheritable(stderr_fd, False)
-        self._stderr_fd = stderr_fd
-        self.pid = pid
-        self._env = env
-
-    @property
-    def fd(self) -> int:
-        """Readable when the template has sent something or has ended."""
-        return -1 if self._control is None else self._control.fileno()
-
-    def receive_held(self) -> "WaitsHeld | None":
-        """Return what was imported, without a program; None if it has ended."""
-        assert self._control is not None  # noqa: S101  # called before `close`
-        self._control.setblocking(True)
-        try:
-            data = self._control.recv(_MESSAGE_BYTES)
-        except ConnectionError:
-            return None
-        finally:
-            self._control.setblocking(False)
-        message: WaitsHeld | None = json.loads(data) if data else None
-        return message
-
-    def find_obstacle(self, options: TemplateOptions, cwd: str) -> str | None:
-        """Return why it cannot become a program's template, as far as this process knows; None if it can.
-
-        Args:
-            options: those with which that program's template would be started.
-            cwd: the folder in which this one was started.
-        """
-        from muster.agent.placement.thread_counts import THREAD_VARIABLES
-
-        variable = find_early_difference(self._env, options.env, without=THREAD_VARIABLES)
-        if variable is not None:
-            return f"{variable} differs, and is read only at start"
-        if options.cpus is not None:
-            return "workers are bound to CPUs, which libraries count at import"
-        paths = options.env.get("PYTHONPATH", "").split(os.pathsep)
-        if cwd != os.getcwd() and any(path and not os.path.isabs(path) for path in paths):
-            return "PYTHONPATH has a relative folder"
-        return None
-
-    def send_program(self, options: TemplateOptions, settings: Mapping[str, Any]) -> None:
-        """Send the template its program, and what its workers inherit.
-
-        Raises:
-            SpawnError: the template has ended, or no descriptor is left.
-        """
-        assert self._control is not None  # noqa: S101  # called before `close`
-        order = {
-            "env": options.env,
-            "preload": options.preload,
-            "program": _list_words(options.program),
-            "settings": settings,
-        }
-        try:
-            memory_fd = _make_memory_file(json.dumps(order).encode())
-            try:
-                socket.send_fds(self._control, [b"!"], [memory_fd, 0])
-            finally:
-                os.close(memory_fd)
-        except OSError as error:
-            raise SpawnError(f"cannot reach the template: {error.strerror}", error.errno) from error
-        self.started_s = self._loop.clock.now_s()
 
 
 def _make_pairs(count: int) -> list[tuple[socket.socket, socket.socket]]:
@@ -279,7 +194,7 @@ def release_worker(parked: socket.socket, spec: WorkerSpec) -> int | None:
         SpawnError: that file cannot be made (no descriptor is left, or RLIMIT_FSIZE is too small) or sent.
     """
     try:
-        memory_fd = _make_memory_file(spec.to_json().encode())
+        memory_fd = make_memory_file(spec.to_json().encode())
     except OSError as error:
         parked.close()
         raise SpawnError(f"cannot send a parked worker its spec: {error.strerror}", error.errno) from error
@@ -295,7 +210,8 @@ def release_worker(parked: socket.socket, spec: WorkerSpec) -> int | None:
     return memory_fd
 
 
-def _make_memory_file(data: bytes) -> int:
+def make_memory_file(data: bytes) -> int:
+    """Return the descriptor of a memory file with the data, positioned at its end."""
     memory_fd = os.memfd_create("release")
     try:
         _write_all(memory_fd, data)

@@ -1,6 +1,7 @@
 """Checks before anything of an app is created whether the engine can run it: one temporary container per image.
 
 It runs the role's own Python with the role's own environment and mounts, so the result is the one the job would get.
+The temporary container (a probe) has the image, environment and mounts of a role. `reservations` runs probes, too.
 Successful results are cached per engine and image. Failures are not, so that a repaired image is accepted at once.
 """
 
@@ -9,19 +10,81 @@ import json
 import os
 import posixpath
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from muster._shared.foreign_files import read_whole
-from muster.schedulers.docker.container_body import ImageFacts, choose_working_dir
-from muster.schedulers.docker.engine.client import Engine
-from muster.schedulers.docker.engine.errors import CannotStart, DockerError, one_line
-from muster.schedulers.docker.engine.probe import build_probe_body, find_words, run_probe, select_probed
+from muster.schedulers.docker.container_body import ImageFacts, build_body, choose_working_dir
+from muster.schedulers.docker.engine import Engine
+from muster.schedulers.docker.sdk import CannotStart, DockerError, EngineUnavailable, one_line
 from muster.schedulers.docker.spec import DEFAULT_ULIMITS, AppRequest, ContainerRequest
 from muster.schedulers.failure_report import explain_start_failure
 from muster.schedulers.wording.words import word
+
+_LIMIT_S: Final = 60.0
+_NOT_PROBED: Final = frozenset({"Memory", "MemorySwap", "ShmSize", "LogConfig", "PortBindings"})
+"""A probe needs no memory, its output must be readable, and its ports free."""
+
+MARK: Final = "muster-probe:"
+"""Begins what a probe's own program prints: the image's entrypoint, which runs it, may print a banner before."""
+
+
+def find_words(output: str) -> list[str] | None:
+    """Return the words after the last mark, of that line. None: the program has not run."""
+    _, mark, rest = output.rpartition(MARK)
+    return rest.partition("\n")[0].split() if mark else None
+
+
+def build_probe_body(
+    app: AppRequest,
+    container: ContainerRequest,
+    command: Sequence[str],
+    *,
+    image: ImageFacts,
+    cpus: int,
+    network: str = "none",
+) -> dict[str, Any]:
+    """Return the body of `POST /containers/create` for a container like a replica's, which runs once and is removed."""
+    config = {**select_probed(container), "LogConfig": {"Type": "json-file"}}
+    # Its volume is empty, and devices take time.
+    like = replace(container, command=tuple(command), read_only=False, gpu_ids=(), host_config=config)
+    body = build_body(replace(app, network=network), like, incarnation=0, image=image, cpus=cpus)
+    body.pop("NetworkingConfig", None)
+    body["Labels"] = dict(app.labels)  # without a replica's
+    return body
+
+
+def select_probed(container: ContainerRequest) -> dict[str, Any]:
+    """Return what a probe shares of the `HostConfig` of a replica."""
+    return {name: value for name, value in container.host_config.items() if name not in _NOT_PROBED}
+
+
+def run_probe(engine: Engine, name: str, body: Mapping[str, Any]) -> tuple[int, str]:
+    """Run a container to its end, for at most a minute, and remove it.
+
+    Returns:
+        Its exit code and its output.
+
+    Raises:
+        CannotStart: the engine could not run the command.
+        DockerError: another error of the engine.
+    """
+    created = engine.create_container(name, body)
+    try:
+        try:
+            engine.start_container(created)
+        except EngineUnavailable:
+            raise
+        except DockerError as error:
+            raise CannotStart(str(error)) from error
+        exit_code = engine.wait_container(created, _LIMIT_S)
+        output = b"".join(record for _, record in engine.logs(created))
+        return exit_code, output.decode(errors="replace")
+    finally:
+        engine.remove_container(created)
+
 
 _NO_COMMAND: Final = "/muster-image-check-without-command"
 """Does not exist, on purpose: for a role without our agent, only the steps before the command are checked."""
@@ -146,12 +209,13 @@ class _Probe:
             exit_code, output = run_probe(self.engine, f"{self.container.name}-image-check", self._build_body(findings))
         except CannotStart as error:
             return str(error)
+        words = find_words(output)
+        if self.container.runs_agent and words is None and (exit_code == 0 or self.image.entrypoint):
+            raise DockerError(self._explain_entrypoint(output))
         if exit_code != 0:
-            if self.image.entrypoint and self.container.runs_agent and find_words(output) is None:
-                raise DockerError(self._explain_entrypoint(output))
             return output.strip() or f"exit code {exit_code}"
         if self.container.runs_agent:
-            self._check_output(output)
+            self._check_words(words or [])
         return ""
 
     def _build_body(self, findings: Findings) -> dict[str, Any]:
@@ -174,13 +238,9 @@ class _Probe:
         words = f" {list(self.image.entrypoint)}" if self.image.entrypoint else ""
         return f"image {self._name!r} does not run the command that it is given: see its entrypoint{words}{shown}"
 
-    def _check_output(self, output: str) -> None:
-        """Check the output of our own probe against the agent's needs."""
-        name = self._name
-        words = find_words(output)
-        if words is None:
-            raise DockerError(self._explain_entrypoint(output))
-        version, *found = words
+    def _check_words(self, words: Sequence[str]) -> None:
+        """Check what our own probe has found against the agent's needs."""
+        name, (version, *found) = self._name, words
         if tuple(int(part) for part in version.split(".")) < (3, 10):
             raise DockerError(f"image {name!r} has Python {version}; muster's agent needs Python 3.10 or newer")
         if "torch" not in found:

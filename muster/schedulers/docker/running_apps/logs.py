@@ -8,9 +8,8 @@ from torchx.schedulers.api import Stream
 
 from muster.schedulers.adapter.log_position import LogBroken, Position, follow_records
 from muster.schedulers.adapter.scheduler import LogRequest
-from muster.schedulers.docker.engine.client import Engine
-from muster.schedulers.docker.engine.container_state import ContainerFacts
-from muster.schedulers.docker.engine.errors import EngineUnavailable, NotFound
+from muster.schedulers.docker.engine import ContainerFacts, Engine
+from muster.schedulers.docker.sdk import EngineUnavailable, NotFound
 from muster.schedulers.docker.spec import Label
 from muster.schedulers.lines import LineSplitter, add_time
 from muster.schedulers.timestamps import Timestamp, parse_timestamp

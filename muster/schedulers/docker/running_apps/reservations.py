@@ -1,4 +1,4 @@
-"""Reserves GPUs and ports of the host's network: the engine would let apps share them, but they must not.
+"""Assigns GPUs by their ids, and reserves them and ports of the host's network: apps must not share them.
 
 A reservation is an empty volume that no container mounts. Its name is that of the object, and its labels name the app.
 The engine creates one volume per name, and returns the first caller's labels to every later one. So of two apps that
@@ -7,17 +7,145 @@ and the time between the loss of a container and its replacement. It is released
 and list again was rejected: two apps then see each other, or neither does.
 """
 
+import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import shutil
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
+from urllib.parse import urlsplit
 
-from muster.schedulers.docker import devices
-from muster.schedulers.docker.engine.client import Engine
-from muster.schedulers.docker.engine.errors import Conflict, DockerError
-from muster.schedulers.docker.engine.probe import build_probe_body, find_words, run_probe
+from muster.schedulers.docker.engine import Engine
+from muster.schedulers.docker.running_apps.image_check import build_probe_body, find_words, run_probe
+from muster.schedulers.docker.sdk import Conflict, DockerError
 from muster.schedulers.docker.spec import HOST_NETWORK, HOST_PORTS, AppRequest, ContainerRequest, Label, set_host_port
+
+logger = logging.getLogger(__name__)
+
+_HOOK: Final = "nvidia-container-runtime-hook"
+
+
+def limit_visible(gpus: Mapping[str, str], visible: str | None) -> list[str]:
+    """Return the devices the caller may see, in its order: CUDA_VISIBLE_DEVICES as indices or (prefixes of) UUIDs."""
+    if visible is None:
+        return list(gpus)
+    chosen: list[str] = []
+    for word in filter(None, (part.strip() for part in visible.split(","))):
+        found = [
+            uuid
+            for uuid, index in gpus.items()
+            if word in (index, uuid) or (not word.isdigit() and uuid.startswith(word))
+        ]
+        if not found:
+            break  # as CUDA does
+        chosen += [uuid for uuid in found if uuid not in chosen]
+    return chosen
+
+
+def assign_gpus(wanted: Sequence[int], free: Sequence[str], in_use: Collection[str] = ()) -> list[tuple[str, ...]]:
+    """Assign each replica its own devices.
+
+    Args:
+        wanted: devices per replica, in the order of the request.
+        free: ids of the devices the caller may use.
+        in_use: ids that other containers on this engine use.
+
+    Returns:
+        One tuple of ids per replica, disjoint.
+
+    Raises:
+        DockerError: there are too few.
+    """
+    pool = [device for device in free if device not in in_use]
+    if sum(wanted) > len(pool):
+        used = len(free) - len(pool)
+        raise DockerError(
+            f"the app needs {sum(wanted)} GPUs ({'+'.join(str(n) for n in wanted if n)}), this host has {len(free)}"
+            + (f", {used} of them in use by other containers" if used else "")
+        )
+    devices = iter(pool)
+    return [tuple(next(devices) for _ in range(count)) for count in wanted]
+
+
+def needs_sharing(app: AppRequest, address: str) -> bool:
+    """Return whether several agents run on the engine of this machine and none of the app's containers requests GPUs.
+
+    Args:
+        app: what will run.
+        address: the engine's, in the form of DOCKER_HOST.
+    """
+    agents = sum(container.runs_agent for container in app.containers)
+    return agents > 1 and not any(container.gpus for container in app.containers) and _is_here(address)
+
+
+def shows_all_gpus(info: Mapping[str, object]) -> bool:
+    """Return whether the engine shows all GPUs to containers that request none: NVIDIA's runtime is its default.
+
+    Args:
+        info: the engine's answer to `GET /info`.
+    """
+    return "nvidia" in str(info.get("DefaultRuntime"))
+
+
+def share_gpus(app: AppRequest, free: int) -> AppRequest:
+    """Return the same app with the same number of GPUs for each agent: on one device NCCL refuses a second rank.
+
+    Args:
+        app: requests no GPUs.
+        free: GPUs that no other container uses.
+    """
+    agents = sum(container.runs_agent for container in app.containers)
+    share = free // agents
+    if not share:
+        text = "%d nodes cannot share %d GPUs: every node sees all of them, and NCCL refuses two ranks on one GPU"
+        logger.warning(text, agents, free)
+        return app
+    containers = tuple(replace(each, gpus=share) if each.runs_agent else each for each in app.containers)
+    return replace(app, containers=containers)
+
+
+def _is_here(address: str) -> bool:
+    url = urlsplit(address)
+    return url.scheme in ("unix", "fd") or url.hostname in ("localhost", "127.0.0.1", "::1")
+
+
+def check_host(address: str) -> None:
+    """Refuse an engine on another machine: its GPUs cannot be listed from here, and this machine's have other ids.
+
+    Args:
+        address: in the form of DOCKER_HOST.
+
+    Raises:
+        DockerError: it is on another machine.
+    """
+    if not _is_here(address):
+        raise DockerError(
+            f"the app needs GPUs, but those of the engine at {address} cannot be listed from this machine; "
+            "submit the app on the engine's host"
+        )
+
+
+def check_runtime(info: Mapping[str, Any]) -> None:
+    """Refuse an engine that cannot give GPUs to containers.
+
+    Args:
+        info: the engine's answer to `GET /info`.
+
+    Raises:
+        DockerError: NVIDIA's runtime, its hook and a CDI description of devices are all missing.
+
+    Source: moby, daemon/nvidia_linux.go: with the hook on its PATH the engine serves DeviceRequests, even when its
+    configuration does not name the runtime.
+    """
+    names = info.get("Runtimes") or {}
+    known = [*names, *(info.get("DiscoveredDevices") or ())]
+    if not any("nvidia" in str(each) for each in known) and shutil.which(_HOOK) is None:
+        raise DockerError(
+            f"the app needs GPUs, but the engine has no NVIDIA runtime (it has {', '.join(sorted(names)) or 'none'}); "
+            "install the NVIDIA Container Toolkit on its host"
+        )
+
 
 _GPU: Final = "gpu"
 _PORT: Final = "port"
@@ -57,7 +185,7 @@ def check_gpus(engine: Engine, app: AppRequest, visible: Sequence[str]) -> list[
     reserved = _reserved_gpus(engine)
     in_use = {gpu for facts in running for gpu in facts.gpu_ids} | reserved.keys()
     try:
-        devices.assign_gpus([container.gpus for container in app.containers], visible, in_use)
+        assign_gpus([container.gpus for container in app.containers], visible, in_use)
     except DockerError as error:
         # A dead supervisor's app may hold them; any command restarts it.
         holders = ", ".join(sorted({reserved[gpu] for gpu in visible if gpu in reserved}))
@@ -82,7 +210,7 @@ def reserve_gpus(engine: Engine, app: AppRequest, free: Sequence[str], undo: Exi
     for gpu in free:
         if len(got) < sum(wanted) and _reserve(engine, app, _GPU, gpu, undo):
             got.append(gpu)
-    assigned = devices.assign_gpus(wanted, free, set(free) - set(got))
+    assigned = assign_gpus(wanted, free, set(free) - set(got))
     pairs = zip(app.containers, assigned, strict=True)
     return replace(app, containers=tuple(replace(container, gpu_ids=ids) for container, ids in pairs))
 

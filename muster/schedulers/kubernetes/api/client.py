@@ -5,30 +5,27 @@ plain dicts, streams stay bytes, and versions 36 and 37 of the library, whose ty
 
 Retries are our own, too, for three reasons: urllib3's Retry cannot read the credentials again between two attempts. It
 cannot tell the caller that an attempt may have been carried out. And it counts attempts where a limit in seconds is
-wanted. It parses Retry-After, in `errors`.
+wanted.
 """
 
 import json
 import random
 import re
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
+from urllib.parse import urlencode
 
 from muster.schedulers.kubernetes.api.connection import Access, Connection, open_connection
 from muster.schedulers.kubernetes.api.errors import Refusal, Unreachable, explain
 
 CONNECT_TIMEOUT_S: Final = 10.0
 READ_TIMEOUT_S: Final = 30.0
-STREAM_TIMEOUT_S: Final = 60.0
-"""A stream without data for this long counts as broken and is resumed."""
-
-WATCH_TIMEOUT_S: Final = 10.0
-"""The same for a watch. Without changes it is opened again each time, which a server that is silent does not answer:
+STREAM_TIMEOUT_S: Final = 30.0
+"""A stream without data for this long counts as broken and is resumed, which a server that is silent does not answer:
 nothing else is asked of it while a log is followed."""
 
 RETRY_BUDGET_S: Final = 150.0
@@ -50,28 +47,12 @@ _TELL_AFTER_S: Final = 3.0
 _CONTENT_TYPES: Final = {"PATCH": "application/merge-patch+json"}
 
 
-class Clock(Protocol):
-    """A clock, injected so that tests control it."""
+@dataclass(frozen=True, kw_only=True)
+class Clock:
+    """Monotonic time, so that tests control it."""
 
-    def now_s(self) -> float:
-        """Return the monotonic seconds."""
-        ...
-
-    def sleep(self, seconds: float) -> None:
-        """Wait."""
-        ...
-
-
-class SystemClock:
-    """The machine's monotonic clock."""
-
-    def now_s(self) -> float:
-        """See `Clock`."""
-        return time.monotonic()
-
-    def sleep(self, seconds: float) -> None:
-        """See `Clock`."""
-        time.sleep(seconds)
+    now_s: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,31 +74,6 @@ class Call:
     """How long the server may be silent."""
 
 
-class Stream:
-    """An open response."""
-
-    def __init__(self, response: Any) -> None:
-        self._response = response
-
-    def read_chunks(self) -> Iterator[bytes]:
-        """Yield bytes as they arrive, until the server ends the response.
-
-        Raises:
-            Unreachable: the connection broke, or had no data for `STREAM_TIMEOUT_S`.
-        """
-        from urllib3.exceptions import HTTPError
-
-        try:
-            yield from self._response.stream(65536)
-        except (HTTPError, OSError) as error:
-            raise Unreachable(f"the stream broke: {type(error).__name__}: {error}") from error
-
-    def interrupt(self) -> None:
-        """End `read_chunks` in another thread, with `Unreachable`."""
-        with suppress(AttributeError, OSError):  # it has ended
-            self._response.connection.sock.shutdown(socket.SHUT_RDWR)
-
-
 class Client:
     """Requests to one cluster. Safe to use from several threads. Close it to drop its connections."""
 
@@ -131,7 +87,7 @@ class Client:
     ) -> None:
         self._access = access
         self._notify = notify
-        self._clock: Clock = clock or SystemClock()
+        self._clock: Clock = clock or Clock()
         self._connect = connect
         self._connection: Connection | None = None
         self._responded = False
@@ -219,17 +175,20 @@ class Client:
         what: str,
         verb: str,
         query: Mapping[str, str],
-        budget_s: float | None = None,
-        read_s: float = STREAM_TIMEOUT_S,
-    ) -> Iterator[Stream]:
-        """Open a response without a fixed end, a watch or a followed log, with attempts for `budget_s`.
+        budget_s: float,
+    ) -> Iterator[Iterator[bytes]]:
+        """Open a response without a fixed end, a followed log, with attempts for `budget_s`. Raises like `request`.
 
-        Without data for `read_s` it counts as broken. Raises like `request`.
+        Yields:
+            Its bytes as they arrive, until the server ends it. Unreachable: the connection broke, or had no data for
+            `STREAM_TIMEOUT_S`.
         """
-        call = Call(method="GET", path=path, what=what, verb=verb, query=query, budget_s=budget_s, read_s=read_s)
+        call = Call(
+            method="GET", path=path, what=what, verb=verb, query=query, budget_s=budget_s, read_s=STREAM_TIMEOUT_S
+        )
         response = self._send(call, streams=True)
         try:
-            yield Stream(response)
+            yield _read_chunks(response)
         finally:
             response.close()
             response.release_conn()
@@ -294,10 +253,11 @@ class Client:
         import urllib3
         from urllib3.exceptions import HTTPError
 
+        query = urlencode({key: value for key, value in call.query.items() if value})
         try:
             response = connection.pool.request(
                 call.method,
-                connection.host + call.path + _encode_query(call.query),
+                f"{connection.host}{call.path}{'?' if query else ''}{query}",
                 headers=_build_headers(connection, call),
                 body=None if call.body is None else json.dumps(call.body).encode(),
                 preload_content=not streams,
@@ -315,19 +275,21 @@ class Client:
         return refusal
 
 
+def _read_chunks(response: Any) -> Iterator[bytes]:
+    from urllib3.exceptions import HTTPError
+
+    try:
+        yield from response.stream(65536)
+    except (HTTPError, OSError) as error:
+        raise Unreachable(f"the stream broke: {type(error).__name__}: {error}") from error
+
+
 def _build_headers(connection: Connection, call: Call) -> dict[str, str]:
     accept = call.accept or "application/json, */*"
     headers = {"Accept": accept, "User-Agent": "torchx-muster", **connection.build_auth_headers()}
     if call.body is not None:
         headers["Content-Type"] = _CONTENT_TYPES.get(call.method, "application/json")
     return headers
-
-
-def _encode_query(query: Mapping[str, str]) -> str:
-    from urllib.parse import urlencode
-
-    given = {key: value for key, value in query.items() if value}
-    return f"?{urlencode(given)}" if given else ""
 
 
 def _is_stale(outcome: Refusal | Unreachable) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from muster.schedulers.errors import EngineError, NotConfiguredError
-from muster.schedulers.kubernetes.names import ACCOUNT_DIR
+from muster.schedulers.kubernetes import kube
 
 _POOL_SIZE: Final = 80
 """Connections kept: more than all log readers open. The pool closes further ones after one use, with a warning each on
@@ -98,7 +98,7 @@ def _find_kubeconfig(access: Access) -> str | None:
 def _open_in_cluster(client: Any, config: Any, configuration: Any) -> Connection:
     try:
         config.load_incluster_config(client_configuration=configuration)
-        namespace = Path(ACCOUNT_DIR, "namespace").read_text().strip()
+        namespace = Path(kube.ACCOUNT_DIR, "namespace").read_text().strip()
     except (config.ConfigException, OSError) as error:
         message = f"this pod has no service account ({error}); set automountServiceAccountToken: true, or KUBECONFIG"
         raise EngineError(message) from error

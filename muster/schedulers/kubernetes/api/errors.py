@@ -40,22 +40,21 @@ class Refusal:
 
 
 def _parse_retry_after(text: str | None) -> float | None:
-    """Return the seconds. Return None without the header, or when a proxy wrote nonsense."""
-    from urllib3.exceptions import InvalidHeader
-    from urllib3.util.retry import Retry
-
+    """Return the seconds. Return None without the header, or when a proxy wrote a date."""
     try:
-        return None if text is None else float(Retry().parse_retry_after(text))
-    except InvalidHeader:
+        return None if text is None else float(text)
+    except ValueError:
         return None
 
 
-class ApiError(EngineError):
-    """The API server refused a request. `refusal` has the details."""
-
+class _Refused(Exception):
     def __init__(self, message: str, refusal: Refusal) -> None:
         super().__init__(message)
         self.refusal = refusal
+
+
+class ApiError(_Refused, EngineError):
+    """The API server refused a request. `refusal` has the details."""
 
 
 class ForbiddenError(ApiError, RightError):
@@ -70,12 +69,8 @@ def read_if_allowed(read: Callable[[], _Result]) -> _Result | None:
         return None
 
 
-class RequestError(SchedulerError):
+class RequestError(_Refused, SchedulerError):
     """The API server refused a request that the caller must change. `refusal` has the details."""
-
-    def __init__(self, message: str, refusal: Refusal) -> None:
-        super().__init__(message)
-        self.refusal = refusal
 
 
 class Unreachable(EngineError):

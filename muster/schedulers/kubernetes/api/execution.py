@@ -13,10 +13,9 @@ from urllib.parse import urlencode
 
 from muster._shared.control import call_limited
 from muster.schedulers.errors import RightError
+from muster.schedulers.kubernetes import kube
 from muster.schedulers.kubernetes.api.connection import Connection
 from muster.schedulers.kubernetes.api.errors import NotRunning, Refusal, Unreachable, explain
-from muster.schedulers.kubernetes.kinds import POD
-from muster.schedulers.kubernetes.names import CONTAINER
 from muster.schedulers.node_program.pipe import NodePipe, find_last_line, pump_pipe
 
 _STDIN: Final = 0
@@ -157,9 +156,13 @@ def _open(
     from websocket import WebSocketBadStatusException, WebSocketException
 
     what, verb = f"pod/{pod}", "run a command in"
-    path = f"{POD.build_path(namespace, pod)}/exec"
+    path = f"{kube.POD.build_path(namespace, pod)}/exec"
     streams = ["stdin", "stdout", "stderr"] if takes_input else ["stdout", "stderr"]
-    query = [("container", CONTAINER), *((name, "true") for name in streams), *(("command", word) for word in command)]
+    query = [
+        ("container", kube.CONTAINER),
+        *((name, "true") for name in streams),
+        *(("command", word) for word in command),
+    ]
     url = f"ws{connection.host.removeprefix('http')}{path}?{urlencode(query)}"
     headers = {name.lower(): value for name, value in connection.build_auth_headers().items()}
     try:

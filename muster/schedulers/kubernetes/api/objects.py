@@ -1,28 +1,18 @@
-"""Objects of the API server as plain dicts: create, read, patch, delete, list, watch."""
+"""Objects of the API server as plain dicts: create, read, patch, delete, list."""
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from muster.schedulers.kubernetes.api.client import WATCH_TIMEOUT_S, Client
-from muster.schedulers.kubernetes.api.errors import ApiError, RequestError, Unreachable
-from muster.schedulers.kubernetes.kinds import Kind, parse_kind
-from muster.schedulers.kubernetes.labels import LABEL_INSTANCE, SUBMISSION_ANNOTATION
+from muster.schedulers.kubernetes import kube
+from muster.schedulers.kubernetes.api.client import Client
+from muster.schedulers.kubernetes.api.errors import ApiError, RequestError
 from muster.schedulers.kubernetes.schema import parse_version
-from muster.schedulers.lines import LineSplitter
 
 _PAGE_LIMIT: Final = 500
 
 _METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1, application/json"
 """Source: https://kubernetes.io/docs/reference/using-api/api-concepts/#receiving-resources-as-tables, "metadata"."""
-
-_WATCH_TIMEOUT_S: Final = "120"
-"""The server ends a watch after this many seconds, so that an abandoned one does not stay open."""
-
-
-class WatchExpired(Exception):
-    """The version from which to watch is too old: list again."""
 
 
 class Objects:
@@ -46,7 +36,7 @@ class Objects:
         versions = [item["groupVersion"] for item in response.get("versions", [])]
         return sorted(versions, key=lambda version: version != preferred)
 
-    def has_kind(self, kind: Kind) -> bool:
+    def has_kind(self, kind: kube.Kind) -> bool:
         """Return whether the server offers a kind in this version of its group."""
         found = self._discover(kind.api_version, kind.api_version)
         return any(item["name"] == kind.plural for item in found.get("resources", []))
@@ -75,7 +65,7 @@ class Objects:
         Raises:
             RequestError: it already exists, and this call did not create it.
         """
-        kind, metadata = parse_kind(document), document["metadata"]
+        kind, metadata = kube.parse_kind(document), document["metadata"]
         query = {"fieldValidation": "Strict", "fieldManager": "muster", **({"dryRun": "All"} if dry_run else {})}
         what = f"{kind.kind.lower()}/{metadata['name']}"
         path = kind.build_path(metadata["namespace"])
@@ -98,7 +88,7 @@ class Objects:
         """
         metadata = document["metadata"]
         try:
-            existing = self.read(parse_kind(document), metadata["namespace"], metadata["name"])
+            existing = self.read(kube.parse_kind(document), metadata["namespace"], metadata["name"])
         except ApiError as read_error:
             if read_error.refusal.status != 403 or needs_uid:
                 raise ApiError(str(read_error), replace(read_error.refusal, maybe_done=True)) from error
@@ -107,7 +97,7 @@ class Objects:
             raise RequestError(str(error), replace(error.refusal, maybe_done=False)) from error
         return existing
 
-    def read(self, kind: Kind, namespace: str, name: str) -> dict[str, Any] | None:
+    def read(self, kind: kube.Kind, namespace: str, name: str) -> dict[str, Any] | None:
         """Return one object, or None if it does not exist."""
         try:
             found: dict[str, Any] = self.client.request(
@@ -119,7 +109,7 @@ class Objects:
             raise
         return found
 
-    def patch(self, kind: Kind, namespace: str, name: str, change: Mapping[str, Any]) -> dict[str, Any]:
+    def patch(self, kind: kube.Kind, namespace: str, name: str, change: Mapping[str, Any]) -> dict[str, Any]:
         """Apply the merge patch `change`: new values of fields. null removes a field."""
         changed: dict[str, Any] = self.client.request(
             "PATCH",
@@ -131,7 +121,7 @@ class Objects:
         )
         return changed
 
-    def delete(self, kind: Kind, namespace: str, name: str) -> bool:
+    def delete(self, kind: kube.Kind, namespace: str, name: str) -> bool:
         """Delete an object and, in the background, all that it owns. False: it did not exist."""
         body = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
         try:
@@ -144,90 +134,47 @@ class Objects:
             raise
         return True
 
-    def list_all(self, kind: Kind, namespace: str, *, labels: str = "", fields: str = "") -> tuple[list[Any], str]:
-        """Return all objects that match, in pages, and the version of the collection to watch from.
+    def list_all(
+        self, kind: kube.Kind, namespace: str, *, labels: str = "", fields: str = "", metadata_only: bool = False
+    ) -> list[Any]:
+        """Return all objects that match, in pages. If the continue token expires between two (410), start again.
 
-        If the continue token expires between two pages (410), the list starts again.
+        Args:
+            kind: theirs.
+            namespace: theirs.
+            labels: a selector.
+            fields: a selector.
+            metadata_only: leave out all but `metadata` of each: less than a tenth of a pod.
         """
-        items, version = self._list_again(kind, namespace, labels, fields)
-        # A list's items lack both.
-        return [{**item, "apiVersion": kind.api_version, "kind": kind.kind} for item in items], version
-
-    def list_app(self, kind: Kind, namespace: str, app: str) -> list[Any]:
-        """Return all objects of an app, of one kind."""
-        return self.list_all(kind, namespace, labels=f"{LABEL_INSTANCE}={app}")[0]
-
-    def list_metadata(self, kind: Kind, namespace: str, *, labels: str = "", fields: str = "") -> list[Any]:
-        """List as `list_all` does, but only `metadata` of each object: less than a tenth of a pod."""
-        return self._list_again(kind, namespace, labels, fields, accept=_METADATA_ONLY)[0]
-
-    def _list_again(
-        self, kind: Kind, namespace: str, labels: str, fields: str, accept: str = ""
-    ) -> tuple[list[Any], str]:
-        try:
-            return self._list_pages(kind, namespace, labels, fields, accept)
-        except ApiError as error:
-            if error.refusal.status != 410:
-                raise
-        return self._list_pages(kind, namespace, labels, fields, accept)
-
-    def _list_pages(self, kind: Kind, namespace: str, labels: str, fields: str, accept: str) -> tuple[list[Any], str]:
         query = {"limit": str(_PAGE_LIMIT), "labelSelector": labels, "fieldSelector": fields, "continue": ""}
+        accept, what = _METADATA_ONLY if metadata_only else "", f"{kind.kind.lower()}s"
         items: list[Any] = []
         while True:
-            response = self.client.request(
-                "GET", kind.build_path(namespace), what=f"{kind.kind.lower()}s", verb="list", query=query, accept=accept
-            )
-            items += response.get("items") or []
-            metadata = response.get("metadata", {})
-            query["continue"] = metadata.get("continue") or ""
+            try:
+                response = self.client.request(
+                    "GET", kind.build_path(namespace), what=what, verb="list", query=query, accept=accept
+                )
+            except ApiError as error:
+                if error.refusal.status != 410 or not query["continue"]:
+                    raise
+                items, query["continue"] = [], ""
+                continue
+            # A list's items lack both.
+            items += [
+                {**item, "apiVersion": kind.api_version, "kind": kind.kind} for item in response.get("items") or ()
+            ]
+            query["continue"] = response.get("metadata", {}).get("continue") or ""
             if not query["continue"]:
-                return items, str(metadata.get("resourceVersion", ""))
+                return items
 
-    def watch(self, kind: Kind, namespace: str, *, labels: str, version: str) -> Iterator[dict[str, Any]]:
-        """Yield changes after `version`, as they happen: `{"type": "ADDED", "object": {...}}`.
-
-        The types are ADDED, MODIFIED, DELETED and BOOKMARK: of that only the version of the object counts. Ends when
-        the server ends the watch: call again with the last version.
-
-        Raises:
-            WatchExpired: the version is too old.
-            Unreachable: the connection broke. Call again with the last version.
-        """
-        query = {
-            "watch": "true",
-            "allowWatchBookmarks": "true",
-            "labelSelector": labels,
-            "resourceVersion": version,
-            "timeoutSeconds": _WATCH_TIMEOUT_S,
-        }
-        what, lines = f"{kind.kind.lower()}s", LineSplitter()
-        try:
-            with self.client.stream(
-                kind.build_path(namespace), what=what, verb="watch", query=query, read_s=WATCH_TIMEOUT_S
-            ) as stream:
-                for chunk in stream.read_chunks():
-                    yield from (_parse_event(line) for line in lines.feed(chunk) if line.strip())
-        except ApiError as error:
-            if error.refusal.status == 410:
-                raise WatchExpired from error
-            raise
-        if lines.take_rest().strip():
-            raise Unreachable("the watch broke off inside an event")
+    def list_app(self, kind: kube.Kind, namespace: str, app: str) -> list[Any]:
+        """Return all objects of an app, of one kind."""
+        return self.list_all(kind, namespace, labels=f"{kube.LABEL_INSTANCE}={app}")
 
 
 def _is_same(existing: Mapping[str, Any], document: Mapping[str, Any]) -> bool:
-    submission = document["metadata"].get("annotations", {}).get(SUBMISSION_ANNOTATION)
+    submission = document["metadata"].get("annotations", {}).get(kube.SUBMISSION_ANNOTATION)
     return (
-        submission is not None and existing["metadata"].get("annotations", {}).get(SUBMISSION_ANNOTATION) == submission
+        submission is not None
+        and existing["metadata"].get("annotations", {}).get(kube.SUBMISSION_ANNOTATION) == submission
     )
-
-
-def _parse_event(line: bytes) -> dict[str, Any]:
-    event: dict[str, Any] = json.loads(line)
-    if event["type"] == "ERROR":
-        item = event["object"]
-        if item.get("code") == 410:
-            raise WatchExpired
-        raise Unreachable(f"the watch ended: {item.get('message', item)}")
-    return event

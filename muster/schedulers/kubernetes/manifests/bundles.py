@@ -1,20 +1,24 @@
-"""The files that travel with an app: the agent in a ConfigMap, the packed workspaces in a Secret of their own.
+"""What travels with an app: the agent in a ConfigMap, packed workspaces in a Secret, the AppDef in an annotation.
 
 A workspace holds the user's code and whatever lies beside it, and more accounts may read ConfigMaps than Secrets.
 """
 
 import base64
 import hashlib
+import json
 import stat
+import zlib
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from muster._shared.contract import AGENT_BUNDLE_NAME
+from muster._shared.contract import AGENT_BUNDLE_NAME, FormatError
 from muster.schedulers.bundle import build_agent_bundle
-from muster.schedulers.errors import SchedulerError
-from muster.schedulers.kubernetes.kinds import CONFIG_MAP, SECRET, build_document
+from muster.schedulers.errors import EngineError, SchedulerError
+from muster.schedulers.kubernetes import kube
+from muster.schedulers.runner.app_codec import dump_app, load_app
+from muster.schedulers.runner.roles import BASE_IMAGE_KEY
 from muster.schedulers.workspace.packing import BundleError, build_workspace_bundle, walk_workspace
 
 WORKSPACE_LIMIT_BYTES: Final = 700 * 1024
@@ -81,7 +85,9 @@ def _raise_too_large(subject: str, size_bytes: int, qualifier: str, sizes: Count
 def build_agent_config_map(name: str, labels: Mapping[str, str]) -> dict[str, Any]:
     """Return the ConfigMap with the agent, immutable so that thousands of kubelets need not watch it."""
     files = _encode({AGENT_BUNDLE_NAME: build_agent_bundle()})
-    return build_document(CONFIG_MAP, {"name": name, "labels": dict(labels)}, immutable=True, binaryData=files)
+    return kube.build_document(
+        kube.CONFIG_MAP, {"name": name, "labels": dict(labels)}, immutable=True, binaryData=files
+    )
 
 
 def build_workspace_secret(name: str, labels: Mapping[str, str], workspaces: Mapping[str, bytes]) -> dict[str, Any]:
@@ -94,8 +100,41 @@ def build_workspace_secret(name: str, labels: Mapping[str, str], workspaces: Map
     if total > WORKSPACE_LIMIT_BYTES:
         _raise_too_large(f"the app's {len(workspaces)} workspaces together are", total, "packed")
     metadata = {"name": name, "labels": dict(labels)}
-    return build_document(SECRET, metadata, type="Opaque", immutable=True, data=_encode(workspaces))
+    return kube.build_document(kube.SECRET, metadata, type="Opaque", immutable=True, data=_encode(workspaces))
 
 
 def _encode(files: Mapping[str, bytes]) -> dict[str, str]:
     return {name: base64.b64encode(content).decode() for name, content in sorted(files.items())}
+
+
+def encode_app(app: Any) -> str:
+    """Return the AppDef as compressed JSON in base64. Deterministic. The server refuses more than 256 KiB."""
+    text = json.dumps(dump_app(app, without_metadata=(kube.WORKSPACE_KEY, BASE_IMAGE_KEY)), separators=(",", ":"))
+    return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+
+
+def decode_app(parent: Mapping[str, Any]) -> Any:
+    """Return the AppDef in the annotation of an app's object. Drops fields that this version of TorchX does not have.
+
+    Args:
+        parent: one of the app's Jobs, or its JobSet.
+
+    Raises:
+        EngineError: the annotation is missing or malformed, because another program has changed it, or it has another
+            format.
+    """
+    metadata = parent["metadata"]
+    try:
+        text = metadata["annotations"][kube.APPDEF_ANNOTATION]
+        return load_app(json.loads(zlib.decompress(base64.b64decode(text, validate=True))))
+    except FormatError as error:
+        raise EngineError(f"{parent['kind']} {metadata['name']}: {error}") from error
+    except (AttributeError, LookupError, TypeError, ValueError, zlib.error) as error:
+        what = f"annotation {kube.APPDEF_ANNOTATION} of {parent['kind']} {metadata['name']} is missing or malformed"
+        raise EngineError(f"{what} ({type(error).__name__}: {error}); `muster delete` removes the app") from error
+
+
+def decode_roles(parent: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the roles of the AppDef, by their labels, in its order. Arguments and errors are those of `decode_app`."""
+    roles = decode_app(parent).roles
+    return dict(zip(kube.label_roles([role.name for role in roles]), roles, strict=True))

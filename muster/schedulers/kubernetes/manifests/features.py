@@ -14,16 +14,14 @@ from typing import Any, Final
 from muster._shared.contract import Env, parse_listen_address
 from muster.schedulers.agent_command import find_agent_flag
 from muster.schedulers.errors import OptionError, SchedulerError
-from muster.schedulers.kubernetes.kinds import JOB, JOBSET, Kind, build_document
-from muster.schedulers.kubernetes.labels import LABEL_INSTANCE
+from muster.schedulers.kubernetes import kube
 from muster.schedulers.kubernetes.manifests.inputs import NAMESPACE_PLACEHOLDER, AppInputs, RoleInputs
-from muster.schedulers.kubernetes.names import ACCOUNT_DIR, CONTAINER, build_job_name
 
 _PORT_NAME: Final = "metrics"
 _ALL: Final = "::"
 """All addresses of the pod, of both versions of IP: Prometheus reads from outside of it."""
 
-_POD_MONITOR: Final = Kind(api_version="monitoring.coreos.com/v1", kind="PodMonitor")
+_POD_MONITOR: Final = kube.Kind(api_version="monitoring.coreos.com/v1", kind="PodMonitor")
 
 ABSENCES: Final = {
     _POD_MONITOR.kind: "pod_monitor=true: the Prometheus operator is not installed in this cluster, or this account "
@@ -66,10 +64,10 @@ def build_feature_objects(inputs: AppInputs, labels: Mapping[str, str]) -> list[
             f"{given[0]}=true needs a port of the pods: give the component --metrics_port PORT, as in 9464", given[0]
         )
     spec = {
-        "selector": {"matchLabels": {LABEL_INSTANCE: inputs.name}},
+        "selector": {"matchLabels": {kube.LABEL_INSTANCE: inputs.name}},
         "podMetricsEndpoints": [{"port": _PORT_NAME, "path": "/metrics"}],
     }
-    monitor = build_document(_POD_MONITOR, {"name": inputs.name, "labels": labels}, spec=spec)
+    monitor = kube.build_document(_POD_MONITOR, {"name": inputs.name, "labels": labels}, spec=spec)
     return [monitor] if options.pod_monitor else []
 
 
@@ -80,7 +78,7 @@ def _want_metrics(inputs: AppInputs, role: RoleInputs) -> Wants | None:
     port = _find_metrics_port(role)
     if port is None:
         return None
-    container: dict[str, Any] = {"name": CONTAINER, "ports": [{"containerPort": port, "name": _PORT_NAME}]}
+    container: dict[str, Any] = {"name": kube.CONTAINER, "ports": [{"containerPort": port, "name": _PORT_NAME}]}
     if inputs.options.readiness:  # host names do not wait for it
         get = {"path": "/readyz", "port": _PORT_NAME}
         container["readinessProbe"] = {"httpGet": get, "periodSeconds": 5, "timeoutSeconds": 2}
@@ -116,10 +114,10 @@ def _want_job_object(inputs: AppInputs, role: RoleInputs) -> Wants | None:
     if not inputs.options.events:
         return None
     if inputs.options.flavor == "job":
-        told = JOB.build_path(NAMESPACE_PLACEHOLDER, build_job_name(inputs.name, role.label, "job"))
+        told = kube.JOB.build_path(NAMESPACE_PLACEHOLDER, kube.build_job_name(inputs.name, role.label, "job"))
     else:
-        told = JOBSET.build_path(NAMESPACE_PLACEHOLDER, inputs.name)
+        told = kube.JOBSET.build_path(NAMESPACE_PLACEHOLDER, inputs.name)
         told += f" {role.label}" if sum(each.runs_agent for each in inputs.roles) > 1 else ""
-    env = {Env.JOB_OBJECT: told, Env.ACCOUNT_DIR: ACCOUNT_DIR}
+    env = {Env.JOB_OBJECT: told, Env.ACCOUNT_DIR: kube.ACCOUNT_DIR}
     env |= {Env.SECRET_NAMES: " ".join(role.secret_env)} if role.secret_env else {}
     return Wants(env=env, template={"spec": {"automountServiceAccountToken": True}})

@@ -1,7 +1,6 @@
 """Checks an app and its roles, and derives what the flavours need of them."""
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -13,15 +12,7 @@ from muster.schedulers.adapter.agent_role import assign_arguments
 from muster.schedulers.agent_command import is_agent_role
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.grace import decide_grace_s
-from muster.schedulers.kubernetes import syntax
-from muster.schedulers.kubernetes.names import (
-    INDEX_VARIABLE,
-    NAMESPACE_VARIABLE,
-    build_job_name,
-    build_token_key,
-    build_variable_key,
-    label_roles,
-)
+from muster.schedulers.kubernetes import kube
 from muster.schedulers.kubernetes.options import Options
 from muster.schedulers.kubernetes.schema import check_version
 from muster.schedulers.secret_variables import MASK, is_secret, list_named_secrets, mask_args
@@ -36,15 +27,12 @@ NAMESPACE_PLACEHOLDER: Final = "\0n\0"
 _HANDLE_VARIABLE: Final = "TORCHX_JOB_ID"
 """TorchX's `ENV_TORCHX_JOB_ID`, on 0.7 and the nightly: `SCHEDULER://SESSION/${app_id}`."""
 
-_RESERVED: Final = (Env.RANK0_HOST, INDEX_VARIABLE, NAMESPACE_VARIABLE)
+_RESERVED: Final = (Env.RANK0_HOST, kube.INDEX_VARIABLE, kube.NAMESPACE_VARIABLE)
 _RESERVED_OF_AGENTS: Final = (Env.TOKEN, Env.REQUIRE_TOKEN, Env.NODE_NAME, Env.MACHINE_NAME)
 """Variables that a role's own environment must not have: without them, or with other values, no job starts."""
 
 SECRET_ARGUMENT: Final = "MUSTER_ARGUMENT_{number}"
 """A variable with an argument that looks secret."""
-
-_ENV_NAME: Final = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")
-"""Accepted by Kubernetes before 1.32 and usable in shells."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +78,7 @@ class AppInputs:
     def secret_values(self) -> dict[str, str]:
         """The Secret's content without the tokens."""
         return {
-            build_variable_key(each.label, name): each.secret_env[name]
+            kube.build_variable_key(each.label, name): each.secret_env[name]
             for each in self.roles
             for name in each.secret_env
         }
@@ -98,7 +86,7 @@ class AppInputs:
     @property
     def token_roles(self) -> dict[str, str]:
         """Key in the Secret -> name of the agent role whose token it is."""
-        return {build_token_key(role.label): role.role.name for role in self.roles if role.runs_agent}
+        return {kube.build_token_key(role.label): role.role.name for role in self.roles if role.runs_agent}
 
     def build_rank0_host(self, role: RoleInputs) -> str:
         """Return the address of rank 0 for a role, resolvable in the app's namespace.
@@ -106,7 +94,7 @@ class AppInputs:
         An agent role is a job of its own: its own replica 0. Other roles: replica 0 of the first role, as in TorchX.
         """
         label = role.label if role.runs_agent else self.roles[0].label
-        return f"{build_job_name(self.name, label, self.options.flavor)}-0.{self.name}"
+        return f"{kube.build_job_name(self.name, label, self.options.flavor)}-0.{self.name}"
 
     @property
     def elastic(self) -> bool:
@@ -135,9 +123,10 @@ def build_inputs(
         SchedulerError: the adapter cannot run a role. It is one line with the reason.
     """
     for role in app.roles:
-        _check_role(role)
+        for arg in role.args:
+            _check_text(arg, role, "argument")
     names = [role.name for role in app.roles]
-    labels = dict(zip(names, label_roles(names), strict=True))
+    labels = dict(zip(names, kube.label_roles(names), strict=True))
     args = {role.name: role.args for role in assign_arguments(app, labels, macros.app_id)}
     roles = tuple(
         _build_role_inputs(role, labels[role.name], args[role.name], options, name, workspaces) for role in app.roles
@@ -150,11 +139,6 @@ def build_inputs(
 def _build_role_inputs(
     role: Any, label: str, args: Sequence[str], options: Options, name: str, workspaces: Mapping[str, str]
 ) -> RoleInputs:
-    for key in role.env:
-        if _ENV_NAME.fullmatch(key) is None:
-            raise SchedulerError(
-                f"role {role.name!r}: {key!r} is not an environment variable name ({_ENV_NAME.pattern})"
-            )
     runs_agent = is_agent_role(role)
     _check_reserved(role, runs_agent)
     values = macros.Values(img_root="", app_id=name, replica_id=INDEX_PLACEHOLDER, rank0_env=Env.RANK0_HOST)
@@ -211,20 +195,6 @@ def _check_reserved(role: Any, runs_agent: bool) -> None:
     taken = next((name for name in role.env if name in reserved), None)
     if taken is not None:
         raise SchedulerError(f"role {role.name!r}: muster sets the environment variable {taken} itself; remove it")
-
-
-def _check_role(role: Any) -> None:
-    """Refuse what the API server would refuse with less clear messages, or what could never run."""
-    for arg in role.args:
-        _check_text(arg, role, "argument")
-    if not role.image or role.image != role.image.strip():
-        raise SchedulerError(f"role {role.name!r}: image {role.image!r} is not an image name")
-    if role.num_replicas > syntax.INDEXED_LIMIT:
-        raise SchedulerError(
-            f"role {role.name!r}: {role.num_replicas} replicas are more than a Job's limit of {syntax.INDEXED_LIMIT}"
-        )
-    if role.max_retries + role.num_replicas > syntax.COUNT_LIMIT:
-        raise SchedulerError(f"role {role.name!r}: max_retries={role.max_retries} is too large")
 
 
 def _check_text(text: Any, role: Any, name: str) -> str:

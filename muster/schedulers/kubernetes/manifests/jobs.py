@@ -14,33 +14,9 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from muster.schedulers.kubernetes.kinds import (
-    JOB,
-    JOBSET,
-    NATIVE_GROUP,
-    POD_GROUP_VERSIONS,
-    SERVICE,
-    Kind,
-    build_document,
-)
-from muster.schedulers.kubernetes.labels import (
-    KUEUE_ELASTIC,
-    KUEUE_EQUAL,
-    KUEUE_MINIMUM,
-    KUEUE_PRIORITY,
-    KUEUE_QUEUE,
-    LABEL_COMPONENT,
-    LABEL_INSTANCE,
-)
+from muster.schedulers.kubernetes import kube
+from muster.schedulers.kubernetes.manifests import pod
 from muster.schedulers.kubernetes.manifests.inputs import AppInputs, RoleInputs
-from muster.schedulers.kubernetes.manifests.pod import (
-    DISRUPTION_RULE,
-    EXIT_RULE,
-    PREEMPTED_RULE,
-    build_labels,
-    build_pod_template,
-)
-from muster.schedulers.kubernetes.names import build_job_name
 
 _VOLCANO_ANNOTATION: Final = "scheduling.k8s.io/group-name"
 
@@ -53,11 +29,11 @@ def build_jobs(inputs: AppInputs) -> list[dict[str, Any]]:
 def _build_job(inputs: AppInputs, role: RoleInputs) -> dict[str, Any]:
     spec = {**_build_job_spec(inputs, role), **_build_life(inputs)}
     metadata = {
-        "name": build_job_name(inputs.name, role.label, "job"),
-        "labels": {**build_labels(inputs, role), **_build_queue_labels(inputs)},
+        "name": kube.build_job_name(inputs.name, role.label, "job"),
+        "labels": {**pod.build_labels(inputs, role), **_build_queue_labels(inputs)},
         "annotations": _build_kueue_annotations(inputs, role),
     }
-    return build_document(JOB, metadata, spec=spec)
+    return kube.build_document(kube.JOB, metadata, spec=spec)
 
 
 def _build_job_spec(inputs: AppInputs, role: RoleInputs) -> dict[str, Any]:
@@ -80,13 +56,13 @@ def _build_job_spec(inputs: AppInputs, role: RoleInputs) -> dict[str, Any]:
     if inputs.options.deadline_s is not None:
         spec["activeDeadlineSeconds"] = inputs.options.deadline_s  # a JobSet has none of its own
     if role.runs_agent:
-        spec["podFailurePolicy"] = {"rules": [DISRUPTION_RULE, PREEMPTED_RULE, EXIT_RULE]}
+        spec["podFailurePolicy"] = {"rules": [pod.DISRUPTION_RULE, pod.PREEMPTED_RULE, pod.EXIT_RULE]}
         if role.elastic:
             spec["successPolicy"] = {"rules": [{"succeededCount": 1}]}
         else:
             spec["backoffLimitPerIndex"] = role.role.max_retries
             spec["maxFailedIndexes"] = 0
-    spec["template"] = build_pod_template(inputs, role)
+    spec["template"] = pod.build_pod_template(inputs, role)
     return spec
 
 
@@ -107,15 +83,15 @@ def build_jobset(inputs: AppInputs) -> dict[str, Any]:
         "replicatedJobs": [_build_replicated_job(inputs, role) for role in inputs.roles],
         **_build_life(inputs),
     }
-    metadata = {"name": inputs.name, "labels": {**build_labels(inputs), **_build_queue_labels(inputs)}}
-    return build_document(JOBSET, metadata, spec=spec)
+    metadata = {"name": inputs.name, "labels": {**pod.build_labels(inputs), **_build_queue_labels(inputs)}}
+    return kube.build_document(kube.JOBSET, metadata, spec=spec)
 
 
 def _build_replicated_job(inputs: AppInputs, role: RoleInputs) -> dict[str, Any]:
     spec = _build_job_spec(inputs, role)
     if _restarts_app(role):
         spec["backoffLimit"] = 0  # the JobSet restarts the app
-    template = {"metadata": {"labels": build_labels(inputs, role)}, "spec": spec}
+    template = {"metadata": {"labels": pod.build_labels(inputs, role)}, "spec": spec}
     return {"name": role.label, "replicas": 1, "template": template}
 
 
@@ -126,8 +102,8 @@ def _restarts_app(role: RoleInputs) -> bool:
 
 def build_service(inputs: AppInputs) -> dict[str, Any]:
     """Return the headless Service that gives every pod a host name, ready or not: rendezvous comes before readiness."""
-    spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {LABEL_INSTANCE: inputs.name}}
-    return build_document(SERVICE, {"name": inputs.name, "labels": build_labels(inputs)}, spec=spec)
+    spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": {kube.LABEL_INSTANCE: inputs.name}}
+    return kube.build_document(kube.SERVICE, {"name": inputs.name, "labels": pod.build_labels(inputs)}, spec=spec)
 
 
 def _build_queue_labels(inputs: AppInputs) -> dict[str, str]:
@@ -135,16 +111,16 @@ def _build_queue_labels(inputs: AppInputs) -> dict[str, str]:
     options = inputs.options
     if options.resolved_gang != "kueue":
         return {}
-    priority = {KUEUE_PRIORITY: options.priority_class} if options.priority_class else {}
-    return {KUEUE_QUEUE: str(options.queue), **priority}
+    priority = {kube.KUEUE_PRIORITY: options.priority_class} if options.priority_class else {}
+    return {kube.KUEUE_QUEUE: str(options.queue), **priority}
 
 
 def _build_kueue_annotations(inputs: AppInputs, role: RoleInputs) -> dict[str, str]:
     if inputs.options.resolved_gang != "kueue" or not role.elastic:
         return {}
     if inputs.options.kueue_elastic == "partial":
-        return {KUEUE_MINIMUM: str(role.min_nodes), KUEUE_EQUAL: "true"}
-    return {KUEUE_ELASTIC: "true"}
+        return {kube.KUEUE_MINIMUM: str(role.min_nodes), kube.KUEUE_EQUAL: "true"}
+    return {kube.KUEUE_ELASTIC: "true"}
 
 
 # -- gangs -------------------------------------------------------------------------------------------------------------
@@ -152,7 +128,7 @@ def _build_kueue_annotations(inputs: AppInputs, role: RoleInputs) -> dict[str, s
 
 def find_native_version(kube_version: tuple[int, int]) -> str | None:
     """Return the version of the native PodGroup in a Kubernetes version. Return None before 1.36."""
-    newest, oldest = POD_GROUP_VERSIONS[NATIVE_GROUP]
+    newest, oldest = kube.POD_GROUP_VERSIONS[kube.NATIVE_GROUP]
     if kube_version >= (1, 37):
         return newest
     return oldest if kube_version >= (1, 36) else None
@@ -168,9 +144,9 @@ def add_pod_group(documents: Sequence[Mapping[str, Any]], version: str, inputs: 
     """
     changed = [copy.deepcopy(dict(document)) for document in documents]
     jobs = [document for document in changed if document["kind"] == "Job"]
-    labels = {key: value for key, value in jobs[0]["metadata"]["labels"].items() if key != LABEL_COMPONENT}
-    name = labels[LABEL_INSTANCE]
-    native = version.startswith(NATIVE_GROUP)
+    labels = {key: value for key, value in jobs[0]["metadata"]["labels"].items() if key != kube.LABEL_COMPONENT}
+    name = labels[kube.LABEL_INSTANCE]
+    native = version.startswith(kube.NATIVE_GROUP)
     for job in jobs:
         _add_to_group(job["spec"]["template"], name, native=native)
     spec: dict[str, Any] = {"schedulingPolicy": {"gang": {"minCount": inputs.minimum}}}
@@ -178,7 +154,7 @@ def add_pod_group(documents: Sequence[Mapping[str, Any]], version: str, inputs: 
         given = {"queue": inputs.options.queue, "priorityClassName": inputs.options.priority_class}
         spec = {"minMember": inputs.minimum, **{key: value for key, value in given.items() if value}}
     metadata = {"name": name, "namespace": jobs[0]["metadata"].get("namespace"), "labels": labels}
-    group = build_document(Kind(api_version=version, kind="PodGroup"), metadata, spec=spec)
+    group = kube.build_document(kube.Kind(api_version=version, kind="PodGroup"), metadata, spec=spec)
     first = changed.index(jobs[0])
     return [*changed[:first], group, *changed[first:]]
 

@@ -16,17 +16,7 @@ from muster.schedulers.adapter.agent_role import AgentPlace, build_agent_env
 from muster.schedulers.agent_command import build_agent_args
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.gpus import build_cache_env
-from muster.schedulers.kubernetes import syntax
-from muster.schedulers.kubernetes.labels import (
-    INDEX_DRAINS,
-    JOB_INDEX_LABEL,
-    LABEL_COMPONENT,
-    LABEL_INSTANCE,
-    LABEL_MANAGED_BY,
-    LABEL_NAME,
-    LABEL_SUBMITTER,
-    MANAGED_BY,
-)
+from muster.schedulers.kubernetes import kube
 from muster.schedulers.kubernetes.manifests.features import list_wants
 from muster.schedulers.kubernetes.manifests.inputs import (
     INDEX_PLACEHOLDER,
@@ -35,17 +25,7 @@ from muster.schedulers.kubernetes.manifests.inputs import (
     RoleInputs,
     escape,
 )
-from muster.schedulers.kubernetes.manifests.patch import merge_pod_template
-from muster.schedulers.kubernetes.names import (
-    CONTAINER,
-    INDEX_VARIABLE,
-    NAMESPACE_VARIABLE,
-    build_config_map_name,
-    build_secret_name,
-    build_token_key,
-    build_variable_key,
-    build_workspace_name,
-)
+from muster.schedulers.kubernetes.schema import merge_pod_template
 from muster.schedulers.naming import build_label
 from muster.schedulers.runner.roles import count_cpus
 
@@ -72,13 +52,13 @@ DISRUPTION_RULE: Final = {"action": "Ignore", "onPodConditions": [{"type": "Disr
 
 PREEMPTED_RULE: Final = {
     "action": "Ignore",
-    "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": [int(ExitCode.TERMINATED)]},
+    "onExitCodes": {"containerName": kube.CONTAINER, "operator": "In", "values": [int(ExitCode.TERMINATED)]},
 }
 """When one pod is preempted, the agents of all pods end with this code: none of them uses a retry."""
 
 EXIT_RULE: Final = {
     "action": "FailJob",
-    "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": list(NEVER_RETRY)},
+    "onExitCodes": {"containerName": kube.CONTAINER, "operator": "In", "values": list(NEVER_RETRY)},
 }
 
 
@@ -112,11 +92,15 @@ def build_pod_template(inputs: AppInputs, role: RoleInputs) -> dict[str, Any]:
 
 def build_labels(inputs: AppInputs, role: RoleInputs | None = None) -> dict[str, str]:
     """Return the labels of an app's objects. With `role`, return those of that role's objects."""
-    labels = {LABEL_NAME: build_label(inputs.app.name), LABEL_INSTANCE: inputs.name, LABEL_MANAGED_BY: MANAGED_BY}
+    labels = {
+        kube.LABEL_NAME: build_label(inputs.app.name),
+        kube.LABEL_INSTANCE: inputs.name,
+        kube.LABEL_MANAGED_BY: kube.MANAGED_BY,
+    }
     if inputs.submitter:
-        labels[LABEL_SUBMITTER] = inputs.submitter
+        labels[kube.LABEL_SUBMITTER] = inputs.submitter
     labels |= inputs.options.labels
-    return {**labels, LABEL_COMPONENT: role.label} if role is not None else labels
+    return {**labels, kube.LABEL_COMPONENT: role.label} if role is not None else labels
 
 
 _ANNOTATIONS: Final = {
@@ -124,31 +108,25 @@ _ANNOTATIONS: Final = {
     "sidecar.istio.io/inject": "false",
     "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
     "karpenter.sh/do-not-disrupt": "true",
-    "kubectl.kubernetes.io/default-container": CONTAINER,
+    "kubectl.kubernetes.io/default-container": kube.CONTAINER,
 }
 
 
 def _build_placement(inputs: AppInputs, role: RoleInputs) -> dict[str, Any]:
     options = inputs.options
-    placement: dict[str, Any] = {}
     selector = dict(options.node_selector)
     if _INSTANCE_TYPE in role.role.resource.capabilities:
-        selector[_INSTANCE_TYPE] = _check_instance_type(role, str(role.role.resource.capabilities[_INSTANCE_TYPE]))
-    if selector:
-        placement["nodeSelector"] = selector
-    if options.service_account:
-        placement["serviceAccountName"] = options.service_account
-    if options.image_pull_secrets:
-        placement["imagePullSecrets"] = [{"name": name} for name in options.image_pull_secrets]
-    if options.priority_class and options.resolved_gang != "kueue":
-        placement["priorityClassName"] = options.priority_class
-    return placement
+        selector[_INSTANCE_TYPE] = str(role.role.resource.capabilities[_INSTANCE_TYPE])
+    return _select_given(
+        nodeSelector=selector,
+        serviceAccountName=options.service_account,
+        imagePullSecrets=[{"name": name} for name in options.image_pull_secrets],
+        priorityClassName=None if options.resolved_gang == "kueue" else options.priority_class,
+    )
 
 
-def _check_instance_type(role: RoleInputs, text: str) -> str:
-    if syntax.LABEL_VALUE.fullmatch(text) is None:
-        raise SchedulerError(f"role {role.role.name!r}: {_INSTANCE_TYPE} {text!r} is not a valid label value")
-    return text
+def _select_given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value}
 
 
 def _build_tolerations(inputs: AppInputs) -> list[dict[str, Any]]:
@@ -180,8 +158,8 @@ def _build_security(inputs: AppInputs, role: RoleInputs) -> dict[str, Any]:
 
 
 def _build_container(inputs: AppInputs, role: RoleInputs, mounts: list[dict[str, Any]]) -> dict[str, Any]:
-    container: dict[str, Any] = {
-        "name": CONTAINER,
+    return {
+        "name": kube.CONTAINER,
         "image": role.role.image,
         "command": [escape(role.role.entrypoint)],
         "args": _build_args(inputs, role),
@@ -191,15 +169,12 @@ def _build_container(inputs: AppInputs, role: RoleInputs, mounts: list[dict[str,
         "terminationMessagePath": "/dev/termination-log",
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": _build_security(inputs, role),
+        **_select_given(
+            imagePullPolicy=inputs.options.image_pull_policy,
+            ports=_build_ports(role),
+            workingDir=WORK_DIR if role.workspace else "",
+        ),
     }
-    if inputs.options.image_pull_policy:
-        container["imagePullPolicy"] = inputs.options.image_pull_policy
-    ports = _build_ports(role)
-    if ports:
-        container["ports"] = ports
-    if role.workspace:
-        container["workingDir"] = WORK_DIR
-    return container
 
 
 def _build_args(inputs: AppInputs, role: RoleInputs) -> list[str]:
@@ -211,24 +186,21 @@ def _build_args(inputs: AppInputs, role: RoleInputs) -> list[str]:
 
 def _insert_index(text: str) -> str:
     """Insert references that Kubernetes replaces by the node's index and the namespace."""
-    text = text.replace(INDEX_PLACEHOLDER, f"$({INDEX_VARIABLE})")
-    return text.replace(NAMESPACE_PLACEHOLDER, f"$({NAMESPACE_VARIABLE})")
+    text = text.replace(INDEX_PLACEHOLDER, f"$({kube.INDEX_VARIABLE})")
+    return text.replace(NAMESPACE_PLACEHOLDER, f"$({kube.NAMESPACE_VARIABLE})")
 
 
 def _build_ports(role: RoleInputs) -> list[dict[str, Any]]:
-    ports: list[dict[str, Any]] = []
-    for name, port in role.role.port_map.items():
-        if not isinstance(port, int) or not 0 < port < 65536:
-            raise SchedulerError(f"role {role.role.name!r}: port {name}={port!r} is not between 1 and 65535")
-        if port not in [other["containerPort"] for other in ports]:
-            ports.append({"containerPort": port})  # a name would need a stricter syntax
-    return ports
+    # A name would need a stricter syntax.
+    return [{"containerPort": port} for port in dict.fromkeys(role.role.port_map.values())]
 
 
 def _build_env(inputs: AppInputs, role: RoleInputs) -> list[dict[str, Any]]:
     # Variables can refer only to earlier ones.
-    env: list[dict[str, Any]] = [_build_field_variable(INDEX_VARIABLE, f"metadata.labels['{JOB_INDEX_LABEL}']")]
-    env.append(_build_field_variable(NAMESPACE_VARIABLE, "metadata.namespace"))
+    env: list[dict[str, Any]] = [
+        _build_field_variable(kube.INDEX_VARIABLE, f"metadata.labels['{kube.JOB_INDEX_LABEL}']")
+    ]
+    env.append(_build_field_variable(kube.NAMESPACE_VARIABLE, "metadata.namespace"))
     ours: dict[str, str] = {Env.RANK0_HOST: inputs.build_rank0_host(role), "TMPDIR": SCRATCH_DIR}
     if inputs.options.compile_cache is not None:
         ours.update(build_cache_env(CACHE_DIR))
@@ -238,13 +210,13 @@ def _build_env(inputs: AppInputs, role: RoleInputs) -> list[dict[str, Any]]:
         env.append(_build_field_variable(Env.NODE_NAME, "metadata.name"))
         env.append(_build_field_variable(Env.MACHINE_NAME, "spec.nodeName"))
         if not role.elastic:  # of the pods of an elastic job nothing is counted, see `build_job_spec`
-            env.append(_build_field_variable(Env.DRAINED_PODS, f"metadata.annotations['{INDEX_DRAINS}']"))
-        env.append(_build_secret_variable(inputs, Env.TOKEN, build_token_key(role.label)))
+            env.append(_build_field_variable(Env.DRAINED_PODS, f"metadata.annotations['{kube.INDEX_DRAINS}']"))
+        env.append(_build_secret_variable(inputs, Env.TOKEN, kube.build_token_key(role.label)))
         ours.update(_build_agent_env(inputs, role))
     for key, text in {**ours, **role.env}.items():
         if key not in role.secret_env:
             env.append({"name": key, "value": _insert_index(text)})
-    env += [_build_secret_variable(inputs, name, build_variable_key(role.label, name)) for name in role.secret_env]
+    env += [_build_secret_variable(inputs, name, kube.build_variable_key(role.label, name)) for name in role.secret_env]
     return env
 
 
@@ -269,7 +241,7 @@ def _build_agent_env(inputs: AppInputs, role: RoleInputs) -> dict[str, str]:
 
 
 def _build_secret_variable(inputs: AppInputs, name: str, key: str) -> dict[str, Any]:
-    return {"name": name, "valueFrom": {"secretKeyRef": {"name": build_secret_name(inputs.name), "key": key}}}
+    return {"name": name, "valueFrom": {"secretKeyRef": {"name": kube.build_secret_name(inputs.name), "key": key}}}
 
 
 def _build_field_variable(name: str, path: str) -> dict[str, Any]:
@@ -309,30 +281,21 @@ def _count_devices(inputs: AppInputs, role: RoleInputs) -> dict[str, int]:
     if options.rdma and options.rdma != "true":
         device, _, number = options.rdma.partition(":")
         devices[device] = int(number or 1)
-    for name, count in devices.items():
-        if syntax.RESOURCE.fullmatch(name) is None:
-            raise SchedulerError(
-                f"role {role.role.name!r}: device {name!r} is not of the form DOMAIN/RESOURCE, as in nvidia.com/gpu"
-            )
-        if count < 0:
-            raise SchedulerError(f"role {role.role.name!r}: number of devices {name!r} is negative: {count}")
     return {name: count for name, count in devices.items() if count}
 
 
 def _build_unpacker(inputs: AppInputs, role: RoleInputs, mounts: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the init container that unpacks the workspace with the image's tar, for a role without our agent."""
     ours = [mount for mount in mounts if mount["mountPath"] in (BUNDLE_DIR, WORK_DIR)]
-    unpacker: dict[str, Any] = {
+    return {
         "name": "workspace",
         "image": role.role.image,
         "command": ["tar", "-xzof", posixpath.join(BUNDLE_DIR, str(role.workspace)), "-C", WORK_DIR],
         "resources": build_resources(inputs, role),
         "volumeMounts": ours,
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        **_select_given(imagePullPolicy=inputs.options.image_pull_policy),
     }
-    if inputs.options.image_pull_policy:
-        unpacker["imagePullPolicy"] = inputs.options.image_pull_policy
-    return unpacker
 
 
 # -- volumes -----------------------------------------------------------------------------------------------------------
@@ -349,7 +312,7 @@ def _build_volumes(inputs: AppInputs, role: RoleInputs) -> tuple[list[dict[str, 
     for index, mount in enumerate(role.role.mounts):
         name = f"mount-{index}"
         source, read_only = _build_source(inputs, role, mount)
-        target = _check_target(role, mount.dst_path, [other["mountPath"] for other in mounts])
+        target = _check_target(role, mount.dst_path)
         volumes.append({"name": name, **source})
         mounts.append({"name": name, "mountPath": target, **_build_read_only(read_only)})
     used = {mount["mountPath"] for mount in mounts}
@@ -393,10 +356,10 @@ def _build_bundle_sources(inputs: AppInputs, role: RoleInputs) -> list[dict[str,
     """Return the agent and the role's own workspace as files of one folder."""
     sources: list[dict[str, Any]] = []
     if needs_agent(inputs, role):
-        sources.append({"configMap": {"name": build_config_map_name(inputs.name)}})
+        sources.append({"configMap": {"name": kube.build_config_map_name(inputs.name)}})
     if role.workspace:
         item = {"key": role.workspace, "path": role.workspace}
-        sources.append({"secret": {"name": build_workspace_name(inputs.name), "items": [item]}})
+        sources.append({"secret": {"name": kube.build_workspace_name(inputs.name), "items": [item]}})
     return sources
 
 
@@ -410,7 +373,7 @@ def _decide_shm_size(inputs: AppInputs, role: RoleInputs) -> str:
     return f"{max(64, memory_mb // 2)}Mi"
 
 
-def _check_target(role: RoleInputs, path: str, used: list[str]) -> str:
+def _check_target(role: RoleInputs, path: str) -> str:
     """Check the path, and return it without a slash at its end."""
     clean = posixpath.normpath(path)
     if not path.startswith("/") or ":" in path or ".." in path.split("/") or clean == "/":
@@ -419,8 +382,6 @@ def _check_target(role: RoleInputs, path: str, used: list[str]) -> str:
         )
     if clean in (BUNDLE_DIR, WORK_DIR, SCRATCH_DIR, CACHE_DIR):
         raise SchedulerError(f"role {role.role.name!r}: mount target {path!r} is reserved for muster")
-    if clean in used:
-        raise SchedulerError(f"role {role.role.name!r}: two mounts have the target {clean!r}")
     return clean
 
 
@@ -456,12 +417,12 @@ def _build_volume_source(role: RoleInputs, source: str, read_only: bool) -> dict
     if not slash:
         kind, name = "pvc", source
     if kind == "emptydir":
-        if name and syntax.QUANTITY.fullmatch(name) is None:
+        if name and kube.QUANTITY.fullmatch(name) is None:
             raise SchedulerError(
                 f"role {role.role.name!r}: volume {source!r} needs a size such as 10Gi after the slash, or nothing"
             )
         return {"emptyDir": {"sizeLimit": name} if name else {}}
-    if kind in ("configmap", "secret", "pvc") and syntax.NAME.fullmatch(name) is None:
+    if kind in ("configmap", "secret", "pvc") and kube.OBJECT_NAME.fullmatch(name) is None:
         raise SchedulerError(f"role {role.role.name!r}: volume {source!r}: {name!r} is not a Kubernetes object name")
     if kind == "configmap":
         return {"configMap": {"name": name}}

@@ -2,38 +2,30 @@
 
 `build_request` builds what a dry run prints. `complete_documents` adds what only the submission knows, and nothing else
 changes them. `Request.describe_additions` names these additions.
+
+A dry run prints files and the AppDef's annotation by name, size and digest or, with `dryrun=full`, whole. `kubectl
+create` takes what `dryrun=full` prints. It does not take the summary, on purpose: its files are not base64.
 """
 
 import base64
 import copy
+import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from muster._shared.contract import TOKEN_PLACEHOLDER
 from muster.schedulers.errors import SchedulerError
-from muster.schedulers.kubernetes.kinds import PARENT_KINDS, SECRET, VOLCANO_POD_GROUP_VERSION, build_document
-from muster.schedulers.kubernetes.labels import APPDEF_ANNOTATION, SUBMISSION_ANNOTATION, WORKSPACE_KEY
-from muster.schedulers.kubernetes.manifests.app_annotation import encode_app
-from muster.schedulers.kubernetes.manifests.bundles import (
-    build_agent_config_map,
-    build_workspace_secret,
-)
-from muster.schedulers.kubernetes.manifests.dry_run import render_request
+from muster.schedulers.kubernetes import kube
+from muster.schedulers.kubernetes.manifests import bundles, jobs
 from muster.schedulers.kubernetes.manifests.features import build_feature_objects
-from muster.schedulers.kubernetes.manifests.inputs import AppInputs, build_inputs
-from muster.schedulers.kubernetes.manifests.jobs import (
-    add_pod_group,
-    build_jobs,
-    build_jobset,
-    build_service,
-    find_native_version,
-)
+from muster.schedulers.kubernetes.manifests.inputs import SECRET_ARGUMENT, AppInputs, build_inputs
 from muster.schedulers.kubernetes.manifests.pod import build_labels, needs_agent
-from muster.schedulers.kubernetes.names import build_config_map_name, build_secret_name, build_workspace_name
 from muster.schedulers.kubernetes.options import parse_options
-from muster.schedulers.kubernetes.schema import check_document
 from muster.schedulers.naming import derive_token
+from muster.schedulers.secret_variables import MASK, is_secret, mask_args
 
 OBJECT_LIMIT_BYTES: Final = 1 << 20
 """Of one object as JSON. etcd's own limit is half as large again, which the server's fields must fit into too."""
@@ -59,7 +51,7 @@ class Request:
     @property
     def parents(self) -> Sequence[Mapping[str, Any]]:
         """The documents that own the others."""
-        return [document for document in self.documents if document["kind"] in PARENT_KINDS]
+        return [document for document in self.documents if document["kind"] in kube.PARENT_KINDS]
 
     @property
     def has_several_jobs(self) -> bool:
@@ -77,7 +69,7 @@ class Request:
         added = [] if self.inputs.options.namespace else ["the namespace of the context"]
         added += ["the values of the Secret"] if self.inputs.token_roles or self.inputs.secret_values else []
         owners = ", ".join(parent["metadata"]["name"] for parent in self.parents)
-        added += [f"the annotation {SUBMISSION_ANNOTATION}", f"ownerReferences to {owners}"]
+        added += [f"the annotation {kube.SUBMISSION_ANNOTATION}", f"ownerReferences to {owners}"]
         added += ["a PodGroup if the cluster has them (gang=auto)"] if self.may_add_pod_group else []
         return added
 
@@ -109,13 +101,16 @@ def build_request(
     """
     options = parse_options(cfg)
     packed = dict(workspaces or {})
-    keys = {role.name: role.metadata[WORKSPACE_KEY] for role in app.roles if role.metadata.get(WORKSPACE_KEY) in packed}
+    keys = {
+        role.name: role.metadata[kube.WORKSPACE_KEY]
+        for role in app.roles
+        if role.metadata.get(kube.WORKSPACE_KEY) in packed
+    }
     inputs = build_inputs(app, options, name=name, workspaces=keys, submitter=submitter)
     documents = [*_build_prerequisites(inputs, packed), *_build_workload(inputs)]
     documents = _add_gang(inputs, documents)
     for document in documents:
         _set_namespace(document, options.namespace)
-        check_document(document, options.schema_version)
     request = Request(inputs=inputs, documents=tuple(documents), images_to_push=images_to_push or {})
     for document in complete_documents(request, namespace="n" * 63, secret="0" * 64, submission_id="0" * 16):
         _check_size(document)
@@ -128,15 +123,15 @@ def _build_prerequisites(inputs: AppInputs, packed: Mapping[str, bytes]) -> list
     prerequisites: list[dict[str, Any]] = []
     if inputs.token_roles or inputs.secret_values:
         # Without its values.
-        head = {"name": build_secret_name(inputs.name), "labels": dict(labels)}
-        prerequisites.append(build_document(SECRET, head, type="Opaque"))
+        head = {"name": kube.build_secret_name(inputs.name), "labels": dict(labels)}
+        prerequisites.append(kube.build_document(kube.SECRET, head, type="Opaque"))
     if any(needs_agent(inputs, role) for role in inputs.roles):
-        prerequisites.append(build_agent_config_map(build_config_map_name(inputs.name), labels))
+        prerequisites.append(bundles.build_agent_config_map(kube.build_config_map_name(inputs.name), labels))
     used = {role.workspace: packed[role.workspace] for role in inputs.roles if role.workspace}
     if used:
-        prerequisites.append(build_workspace_secret(build_workspace_name(inputs.name), labels, used))
+        prerequisites.append(bundles.build_workspace_secret(kube.build_workspace_name(inputs.name), labels, used))
     if inputs.options.flavor == "job":
-        prerequisites.append(build_service(inputs))
+        prerequisites.append(jobs.build_service(inputs))
     return prerequisites + build_feature_objects(inputs, labels)
 
 
@@ -152,10 +147,10 @@ def _check_size(document: Mapping[str, Any]) -> None:
 
 
 def _build_workload(inputs: AppInputs) -> list[dict[str, Any]]:
-    workload = build_jobs(inputs) if inputs.options.flavor == "job" else [build_jobset(inputs)]
-    encoded = encode_app(inputs.app)
+    workload = jobs.build_jobs(inputs) if inputs.options.flavor == "job" else [jobs.build_jobset(inputs)]
+    encoded = bundles.encode_app(inputs.app)
     for parent in workload:  # one role's Job may be deleted first
-        parent["metadata"].setdefault("annotations", {})[APPDEF_ANNOTATION] = encoded
+        parent["metadata"].setdefault("annotations", {})[kube.APPDEF_ANNOTATION] = encoded
     return workload
 
 
@@ -164,13 +159,13 @@ def _add_gang(inputs: AppInputs, documents: list[dict[str, Any]]) -> list[dict[s
     if options.resolved_gang not in ("podgroup", "volcano"):
         return documents
     is_native = options.resolved_gang == "podgroup"
-    version = find_native_version(options.schema_version) if is_native else VOLCANO_POD_GROUP_VERSION
+    version = jobs.find_native_version(options.schema_version) if is_native else kube.VOLCANO_POD_GROUP_VERSION
     if version is None:
         raise SchedulerError(
             f"gang=podgroup needs Kubernetes 1.36 or newer; kube_version is "
             f"{options.schema_version[0]}.{options.schema_version[1]}"
         )
-    return add_pod_group(documents, version, inputs)
+    return jobs.add_pod_group(documents, version, inputs)
 
 
 def _set_namespace(document: dict[str, Any], namespace: str | None) -> None:
@@ -198,13 +193,107 @@ def complete_documents(
     documents = [copy.deepcopy(dict(document)) for document in request.documents]
     inputs = request.inputs
     if pod_group_version is not None:
-        documents = add_pod_group(documents, pod_group_version, inputs)
+        documents = jobs.add_pod_group(documents, pod_group_version, inputs)
     tokens = {key: derive_token(secret, role) for key, role in inputs.token_roles.items()}
     values = {**inputs.secret_values, **tokens}
     for document in documents:
         metadata = document["metadata"]
         metadata["namespace"] = namespace
-        metadata.setdefault("annotations", {})[SUBMISSION_ANNOTATION] = submission_id
-        if document["kind"] == "Secret" and metadata["name"] == build_secret_name(inputs.name):
+        metadata.setdefault("annotations", {})[kube.SUBMISSION_ANNOTATION] = submission_id
+        if document["kind"] == "Secret" and metadata["name"] == kube.build_secret_name(inputs.name):
             document["data"] = {key: base64.b64encode(value.encode()).decode() for key, value in values.items()}
     return documents
+
+
+_FILE_FIELDS: Final = frozenset({"binaryData", "data"})
+
+_REFERENCE: Final = re.compile(re.escape(f"$({SECRET_ARGUMENT})").replace(re.escape("{number}"), r"\d+"))
+"""A reference to a variable that our Secret has."""
+
+_WHOLE: Final = "Printed whole, since it differs from node to node and no Secret can hold it"
+_SUMMARY: Final = "# A summary, not for kubectl: -cfg dryrun=full prints the files and the AppDef whole.\n"
+_CREATE: Final = "# For kubectl create -f FILE, or apply --server-side -f FILE: plain apply refuses large objects.\n"
+_PLACEHOLDERS: Final = "# Placeholders. Put values in: sed -i {expressions} FILE\n"
+
+
+def render_request(documents: Sequence[Mapping[str, Any]], inputs: AppInputs, additions: Sequence[str]) -> str:
+    """Print the documents as one YAML stream, in the order of creation, with placeholders for the values of our Secret.
+
+    Args:
+        documents: plain dicts.
+        inputs: what they were built from.
+        additions: what a submission adds.
+    """
+    full = inputs.options.dryrun == "full"
+    heading = "".join(f"# {line}\n" for line in ("A submission adds:", *(f"  {text}" for text in additions)))
+    heading += _CREATE if full else _SUMMARY
+    secrets: list[str] = []
+    masked = [_mask(document, secrets) for document in documents]
+    heading += "".join(f"# {_WHOLE}: {each}\n" for each in dict.fromkeys(secrets)) if full else ""
+    values = {key: TOKEN_PLACEHOLDER.format(key=key) for key in inputs.token_roles}
+    values |= {key: f"<{key}>" for key in inputs.secret_values}
+    return heading + "---\n".join(_render(each, values, full=full) for each in (documents if full else masked))
+
+
+def _render(document: Mapping[str, Any], placeholders: Mapping[str, str], *, full: bool) -> str:
+    import yaml
+
+    shown, comment = dict(document), ""
+    if shown["kind"] == "Secret" and "data" not in shown:
+        shown["stringData"] = dict(placeholders)
+        comment = _PLACEHOLDERS.format(expressions=" ".join(map(_build_expression, placeholders.values())))
+    if not full:
+        shown["metadata"] = _summarize_app(shown["metadata"])
+        for part in shown.keys() & _FILE_FIELDS:
+            shown[part] = {name: _summarize(text) for name, text in shown[part].items()}
+    # A mapping that occurs twice is written twice, for any YAML reader.
+    plain = json.loads(json.dumps(shown))
+    return comment + str(yaml.safe_dump(plain, sort_keys=False, default_flow_style=False, width=120))
+
+
+def _build_expression(placeholder: str) -> str:
+    """Return how `sed` replaces a placeholder: a token by a random one, a variable by the one of the user's shell."""
+    name = placeholder.strip("<>")
+    value = "$(openssl rand -hex 32)" if name.startswith("token-") else f"${name.partition('.')[2]}"
+    return f'-e "s|{placeholder}|{value}|"'
+
+
+def _summarize_app(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
+    encoded = (metadata.get("annotations") or {}).get(kube.APPDEF_ANNOTATION)
+    if encoded is None:
+        return metadata
+    return {**metadata, "annotations": {**metadata["annotations"], kube.APPDEF_ANNOTATION: _summarize(encoded)}}
+
+
+def _mask(content: Any, found: list[str]) -> Any:
+    """Return the commands and variables without what looks secret in them.
+
+    Args:
+        content: of a document.
+        found: gets what is masked and is not in our Secret, because its value differs from node to node.
+    """
+    if isinstance(content, Mapping):
+        name, value = content.get("name"), content.get("value")
+        if isinstance(name, str) and isinstance(value, str) and is_secret(name, value):
+            found.append(f"{name}={MASK}")
+            return {**content, "value": MASK}
+        return {
+            key: _mask_words(each, found)
+            if key in ("command", "args") and isinstance(each, list)
+            else _mask(each, found)
+            for key, each in content.items()
+        }
+    return [_mask(each, found) for each in content] if isinstance(content, list) else content
+
+
+def _mask_words(words: Sequence[str], found: list[str]) -> list[str]:
+    masked = mask_args(words)
+    for flag, word, shown in zip(["", *words], words, masked, strict=False):
+        if word != shown and not _REFERENCE.search(word):
+            found.append(f"{flag} {MASK}" if shown == MASK and flag.startswith("-") else shown)
+    return masked
+
+
+def _summarize(content: str) -> str:
+    raw = base64.b64decode(content)
+    return f"<{len(raw):,} bytes, sha256 {hashlib.sha256(raw).hexdigest()[:16]}>"

@@ -10,21 +10,20 @@ from typing import Any, Final
 from muster._shared.contract import STATUS_LIMIT_BYTES, AskKind, AskOutcome
 from muster._shared.control import NO_AGENT, NOT_REACHED, CommandExit, ControlError, RoleNodes, ask_roles, close_stop
 from muster._shared.reports import Answer
-from muster.schedulers.adapter.records import RecordReader
 from muster.schedulers.agent_command import build_ask_command, find_run_file, is_agent_role
 from muster.schedulers.errors import EngineError, RightError
+from muster.schedulers.failure_report import RecordReader
+from muster.schedulers.kubernetes import kube
 from muster.schedulers.kubernetes.api.client import Clock
 from muster.schedulers.kubernetes.api.errors import NotRunning, Unreachable
 from muster.schedulers.kubernetes.api.execution import open_in_pod, run_in_pod
-from muster.schedulers.kubernetes.kinds import JOB, POD, parse_kind
-from muster.schedulers.kubernetes.labels import BY_STOP, CANCEL_ANNOTATION
-from muster.schedulers.kubernetes.manifests.app_annotation import decode_roles
+from muster.schedulers.kubernetes.manifests.bundles import decode_roles
 from muster.schedulers.kubernetes.running_apps.app import App, is_cancelled, is_suspended, read_job_end
 from muster.schedulers.kubernetes.running_apps.pod_status import PodFact, find_latest_pods
-from muster.schedulers.kubernetes.running_apps.status import Observation, count_replaced_pods
+from muster.schedulers.kubernetes.running_apps.status import Observation
 from muster.schedulers.node_program.pipe import NodePipe
 from muster.schedulers.timestamps import parse_timestamp
-from muster.schedulers.wording.job_facts import JobFacts
+from muster.schedulers.wording.reasons import JobFacts
 
 EXEC_MARGIN_S: Final = 40.0
 """How much longer than the limit the command in the pod may take."""
@@ -72,10 +71,9 @@ def stop_app(app: App, limit_s: float, cancel: Callable[[], None], clock: Clock)
     """
     parents = _find_running(app)
     began_s = time.monotonic()
-    waits = _describe_waiting(app.list_pods(), parents)
-    if waits:  # no agent can be asked
+    if all(fact.phase == "Pending" for fact in find_latest_pods(app.list_pods()).values()):  # no agent can be asked
         cancel()
-        has_ended = _wait_ended(app, clock)
+        waits, has_ended = "no pod of the job was running", _wait_ended(app, clock)
         took_s = time.monotonic() - began_s
         if has_ended:
             return Answer(outcome=AskOutcome.DONE, line=f"{waits}; it is cancelled", took_s=took_s)
@@ -116,25 +114,12 @@ def _find_running(app: App) -> list[dict[str, Any]]:
     return parents
 
 
-def _describe_waiting(pods: Sequence[PodFact], parents: Sequence[Mapping[str, Any]]) -> str:
-    """Say that no node of an app runs, and why. Return "" if a pod runs or has ended."""
-    latest = list(find_latest_pods(pods).values())
-    if any(fact.phase != "Pending" for fact in latest):
-        return ""
-    ran = count_replaced_pods(Observation(parents=parents, pods=pods)) > 0
-    state = "no pod of the job was running" if ran else "the job had not started"
-    if latest:
-        count = len(latest)
-        return f"{state}: its {f'{count} pods were' if count > 1 else 'pod was'} pending"
-    return f"{state}: it {'was suspended, or waited in its queue' if is_suspended(parents[0]) else 'had no pods'}"
-
-
 def _record_stop(app: App, parent: Mapping[str, Any], limit_s: float) -> None:
     if read_job_end(parent) is not None:
         return
-    change: dict[str, Any] = {"metadata": {"annotations": {CANCEL_ANNOTATION: BY_STOP}}}
+    change: dict[str, Any] = {"metadata": {"annotations": {kube.CANCEL_ANNOTATION: kube.BY_STOP}}}
     started = (parent.get("status") or {}).get("startTime")
-    if parse_kind(parent) == JOB and started:
+    if kube.parse_kind(parent) == kube.JOB and started:
         age_s = time.time() - parse_timestamp(started)[0]
         deadline_s = math.ceil(max(0.0, age_s) + limit_s) + RECORD_MARGIN_S
         known_s = parent["spec"].get("activeDeadlineSeconds")
@@ -144,8 +129,8 @@ def _record_stop(app: App, parent: Mapping[str, Any], limit_s: float) -> None:
 
 def _withdraw_stop(app: App, parent: Mapping[str, Any]) -> None:
     """Undo `_record_stop`: `parent` is as it was before."""
-    change: dict[str, Any] = {"metadata": {"annotations": {CANCEL_ANNOTATION: None}}}
-    if parse_kind(parent) == JOB:
+    change: dict[str, Any] = {"metadata": {"annotations": {kube.CANCEL_ANNOTATION: None}}}
+    if kube.parse_kind(parent) == kube.JOB:
         change["spec"] = {"activeDeadlineSeconds": parent["spec"].get("activeDeadlineSeconds")}
     app.patch(parent, change)
 
@@ -227,7 +212,7 @@ def open_in_node(app: App, role: str, index: int, words: Sequence[str]) -> NodeP
 
 def end_node(app: App, role: str, index: int) -> None:
     """Delete the pod of a node, with its grace period. Its Job replaces it. Raises as `open_in_node`."""
-    app.resources.delete(POD, app.ref.namespace, _need_pod(app, role, index).name)
+    app.resources.delete(kube.POD, app.ref.namespace, _need_pod(app, role, index).name)
 
 
 def _need_pod(app: App, role: str, index: int) -> PodFact:

@@ -12,37 +12,13 @@ from typing import Any, Final
 from urllib.parse import quote, unquote
 
 from muster.schedulers.errors import EndedAppError, EngineError, SchedulerError, UnknownAppError
+from muster.schedulers.kubernetes import kube
 from muster.schedulers.kubernetes.api.connection import Access
 from muster.schedulers.kubernetes.api.errors import ApiError, ForbiddenError, read_if_allowed
 from muster.schedulers.kubernetes.api.objects import Objects
-from muster.schedulers.kubernetes.kinds import (
-    CONFIG_MAP,
-    EVENT,
-    JOB,
-    JOBSET,
-    POD,
-    POD_GROUP_VERSIONS,
-    SECRET,
-    SERVICE,
-    Kind,
-    parse_kind,
-)
-from muster.schedulers.kubernetes.labels import (
-    CANCEL_ANNOTATION,
-    KUEUE_MINIMUM,
-    LABEL_INSTANCE,
-    LABEL_MANAGED_BY,
-    MANAGED_BY,
-    read_role,
-)
-from muster.schedulers.kubernetes.manifests.app_annotation import decode_roles
-from muster.schedulers.kubernetes.names import build_config_map_name, build_secret_name, build_workspace_name
+from muster.schedulers.kubernetes.manifests.bundles import decode_roles
 from muster.schedulers.kubernetes.running_apps.pod_status import PodFact, read_pod
 from muster.schedulers.runner.roles import build_role_plan, find_elastic_role
-
-_POD_GROUPS: Final = tuple(
-    Kind(api_version=version, kind="PodGroup") for versions in POD_GROUP_VERSIONS.values() for version in versions
-)
 
 _ENDS: Final = {
     **dict.fromkeys(("Complete", "Completed"), "Complete"),
@@ -92,11 +68,13 @@ class App:
 
     def find_parents(self) -> list[dict[str, Any]]:
         """Return the app's Jobs, or its JobSet. Return [] if it does not exist. Each of them has the AppDef."""
-        jobs = [job for job in self.resources.list_app(JOB, self.ref.namespace, self.ref.name) if not is_inner(job)]
+        jobs = [
+            job for job in self.resources.list_app(kube.JOB, self.ref.namespace, self.ref.name) if not is_inner(job)
+        ]
         if jobs:
             return jobs
         # Flavour `job` needs rights to Jobs only.
-        jobset = read_if_allowed(partial(self.resources.read, JOBSET, self.ref.namespace, self.ref.name))
+        jobset = read_if_allowed(partial(self.resources.read, kube.JOBSET, self.ref.namespace, self.ref.name))
         return [] if jobset is None else [jobset]
 
     def need_parents(self) -> list[dict[str, Any]]:
@@ -116,19 +94,19 @@ class App:
 
     def list_pods(self) -> list[PodFact]:
         """Return all its pods, also those that have ended."""
-        return [read_pod(item) for item in self.resources.list_app(POD, self.ref.namespace, self.ref.name)]
+        return [read_pod(item) for item in self.resources.list_app(kube.POD, self.ref.namespace, self.ref.name)]
 
     def list_events(self, fields: str) -> list[dict[str, Any]]:
         """Return the events of the app's namespace that match. They are kept for 1 h."""
-        return self.resources.list_all(EVENT, self.ref.namespace, fields=fields)[0]
+        return self.resources.list_all(kube.EVENT, self.ref.namespace, fields=fields)
 
     def patch(self, parent: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
         """Apply a merge patch to one of its parents, and return that as it is then."""
-        return self.resources.patch(parse_kind(parent), self.ref.namespace, parent["metadata"]["name"], change)
+        return self.resources.patch(kube.parse_kind(parent), self.ref.namespace, parent["metadata"]["name"], change)
 
     def delete(self, parent: Mapping[str, Any]) -> None:
         """Delete one of its parents, with the pods."""
-        self.resources.delete(parse_kind(parent), self.ref.namespace, parent["metadata"]["name"])
+        self.resources.delete(kube.parse_kind(parent), self.ref.namespace, parent["metadata"]["name"])
 
 
 # -- what a parent says -----------------------------------------------------------------------------------------------
@@ -136,12 +114,12 @@ class App:
 
 def is_inner(job: Mapping[str, Any]) -> bool:
     """Return whether a JobSet has created it. It has the app's labels, too."""
-    return any(owner["kind"] == JOBSET.kind for owner in job["metadata"].get("ownerReferences") or [])
+    return any(owner["kind"] == kube.JOBSET.kind for owner in job["metadata"].get("ownerReferences") or [])
 
 
 def is_cancelled(parent: Mapping[str, Any]) -> bool:
     """Return whether a user has cancelled the app that this object belongs to."""
-    return CANCEL_ANNOTATION in (parent["metadata"].get("annotations") or {})
+    return kube.CANCEL_ANNOTATION in (parent["metadata"].get("annotations") or {})
 
 
 def is_suspended(parent: Mapping[str, Any]) -> bool:
@@ -152,7 +130,7 @@ def is_suspended(parent: Mapping[str, Any]) -> bool:
 def find_canceller(parents: Sequence[Mapping[str, Any]]) -> str:
     """Return the command that has cancelled an app. "": none that is known."""
     annotations = [parent["metadata"].get("annotations") or {} for parent in parents]
-    return next((each[CANCEL_ANNOTATION] for each in annotations if CANCEL_ANNOTATION in each), "")
+    return next((each[kube.CANCEL_ANNOTATION] for each in annotations if kube.CANCEL_ANNOTATION in each), "")
 
 
 def read_job_end(job: Mapping[str, Any]) -> str | None:
@@ -186,7 +164,7 @@ def delete(app: App) -> bool:
     deleted: list[str] = []
     refused: dict[str, ForbiddenError] = {}
 
-    def remove(kind: Kind, each: str) -> None:
+    def remove(kind: kube.Kind, each: str) -> None:
         what = f"{kind.kind.lower()}/{each}"
         try:
             if app.resources.delete(kind, app.ref.namespace, each):
@@ -196,19 +174,19 @@ def delete(app: App) -> bool:
 
     parents = app.find_parents()
     for parent in reversed(parents):
-        remove(parse_kind(parent), parent["metadata"]["name"])
+        remove(kube.parse_kind(parent), parent["metadata"]["name"])
         _check_refused(deleted, refused)  # a Job that stays needs what follows
     # Few accounts may list Secrets.
     prerequisites = (
-        (SERVICE, name),
-        (CONFIG_MAP, build_config_map_name(name)),
-        (SECRET, build_secret_name(name)),
-        (SECRET, build_workspace_name(name)),
+        (kube.SERVICE, name),
+        (kube.CONFIG_MAP, kube.build_config_map_name(name)),
+        (kube.SECRET, kube.build_secret_name(name)),
+        (kube.SECRET, kube.build_workspace_name(name)),
     )
     for kind, each in prerequisites:
         if parents or _is_ours(app, kind, each):
             remove(kind, each)
-    for kind in _POD_GROUPS:  # without the right, the submission created none
+    for kind in kube.POD_GROUPS:  # without the right, the submission created none
         if _is_ours(app, kind, name):
             remove(kind, name)
     _check_refused(deleted, refused, is_owned=bool(parents))
@@ -229,7 +207,7 @@ def _check_refused(deleted: Sequence[str], refused: Mapping[str, ForbiddenError]
     raise EngineError(f"deleted: {', '.join(deleted)}; {line} ({first})") from first
 
 
-def _is_ours(app: App, kind: Kind, name: str) -> bool:
+def _is_ours(app: App, kind: kube.Kind, name: str) -> bool:
     """Return whether an object that nothing else is known of belongs to the app.
 
     An empty patch changes nothing and returns the object: few accounts may read Secrets, which they may create.
@@ -240,7 +218,7 @@ def _is_ours(app: App, kind: Kind, name: str) -> bool:
         if error.refusal.status in (403, 404):
             return False
         raise
-    return (labels.get(LABEL_MANAGED_BY), labels.get(LABEL_INSTANCE)) == (MANAGED_BY, app.ref.name)
+    return (labels.get(kube.LABEL_MANAGED_BY), labels.get(kube.LABEL_INSTANCE)) == (kube.MANAGED_BY, app.ref.name)
 
 
 # -- resize -----------------------------------------------------------------------------------------------------------
@@ -262,14 +240,14 @@ def resize(app: App, nodes: int, role_name: str | None = None) -> None:
     roles = {label: build_role_plan(role) for label, role in decode_roles(parents[0]).items()}
     role = find_elastic_role(name, list(roles.values()), role_name, nodes)
     label = next(label for label, each in roles.items() if each is role)
-    if parse_kind(parents[0]) == JOBSET:
+    if kube.parse_kind(parents[0]) == kube.JOBSET:
         raise SchedulerError(f"app {name!r} is a JobSet, which cannot be resized; use flavor=job")
-    job = next((parent for parent in parents if read_role(parent) == label), None)
+    job = next((parent for parent in parents if kube.read_role(parent) == label), None)
     if job is None:
         raise EndedAppError(f"the Job of role {role.name!r} of {name!r} is gone: nothing was changed")
     if read_job_end(job) is not None:
         raise EndedAppError(f"role {role.name!r} of {name!r} has ended already: nothing was changed")
-    if KUEUE_MINIMUM in (job["metadata"].get("annotations") or {}) and not is_suspended(job):
+    if kube.KUEUE_MINIMUM in (job["metadata"].get("annotations") or {}) and not is_suspended(job):
         raise SchedulerError(
             f"role {role.name!r} of {name!r} cannot be resized: Kueue admitted a part of its nodes and keeps their "
             "number; submit it with -cfg kueue_elastic=resize"

@@ -19,21 +19,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from muster.schedulers.errors import EngineError, SchedulerError
+from muster.schedulers.kubernetes import kube
 from muster.schedulers.kubernetes.api.client import Clock
 from muster.schedulers.kubernetes.api.errors import ApiError, ForbiddenError, RequestError
-from muster.schedulers.kubernetes.kinds import JOB, JOBSET, build_document, parse_kind
-from muster.schedulers.kubernetes.labels import (
-    APPDEF_ANNOTATION,
-    CANCEL_ANNOTATION,
-    KUEUE_PRIORITY,
-    KUEUE_QUEUE,
-    LABEL_COMPONENT,
-    SUBMITTED_ANNOTATION,
-    read_role,
-)
-from muster.schedulers.kubernetes.names import CONTAINER
 from muster.schedulers.kubernetes.running_apps.app import App, AppRef, is_cancelled, is_suspended, read_job_end
-from muster.schedulers.kubernetes.running_apps.kept_logs import stop_and_keep_logs
+from muster.schedulers.kubernetes.running_apps.logs import stop_and_keep_logs
 from muster.schedulers.kubernetes.running_apps.pod_status import PodFact
 
 _STOP_JOB: Final = {"activeDeadlineSeconds": 1}
@@ -63,7 +53,7 @@ def cancel(app: App, by: str, clock: Clock, notify: Callable[[str], None]) -> No
         notify: called with each line for the user.
     """
     if any(read_job_end(parent) is None for parent in app.find_parents()):
-        stop_and_keep_logs(app.resources.client, app.ref, app.list_pods, lambda: _stop(app, by), notify)
+        stop_and_keep_logs(app, app.list_pods, lambda: _stop(app, by), notify)
         _confirm(app, by, clock, notify)
 
 
@@ -76,13 +66,13 @@ def _stop(app: App, by: str) -> None:
     if queued:
         _remove(app, queued, by, keep_record=not others)
         if others and all(read_job_end(other) == "Complete" for other in others):  # or nothing would tell of the cancel
-            app.patch(others[0], {"metadata": {"annotations": {CANCEL_ANNOTATION: by}}})
+            app.patch(others[0], {"metadata": {"annotations": {kube.CANCEL_ANNOTATION: by}}})
 
 
 def _confirm(app: App, by: str, clock: Clock, notify: Callable[[str], None]) -> None:
     """Wait a moment for the Job controller, and cancel again if a queue has suspended a Job before it has ended it."""
     for _ in range(_LOOKS):
-        running = [job for job in app.find_parents() if parse_kind(job) == JOB and read_job_end(job) is None]
+        running = [job for job in app.find_parents() if kube.parse_kind(job) == kube.JOB and read_job_end(job) is None]
         if any(map(_is_queued, running)):
             _stop(app, by)
         if not running:
@@ -97,18 +87,18 @@ def _mark(app: App, parent: Mapping[str, Any], by: str) -> Mapping[str, Any]:
 
     A JobSet that is deleted instead has no need of a mark: its record has it.
     """
-    is_job = parse_kind(parent) == JOB
+    is_job = kube.parse_kind(parent) == kube.JOB
     if not is_job and _is_queued(parent):
         return parent
     spec = _STOP_JOB if is_job else {"suspend": True}
-    marked = app.patch(parent, {"metadata": {"annotations": {CANCEL_ANNOTATION: by}}, "spec": spec})
+    marked = app.patch(parent, {"metadata": {"annotations": {kube.CANCEL_ANNOTATION: by}}, "spec": spec})
     return marked if is_job else parent
 
 
 def _is_queued(parent: Mapping[str, Any]) -> bool:
     """Return whether something else decides when it runs, so that what `_mark` has done does not end it."""
-    if parse_kind(parent) == JOBSET:
-        in_queue = KUEUE_QUEUE in (parent["metadata"].get("labels") or {})
+    if kube.parse_kind(parent) == kube.JOBSET:
+        in_queue = kube.KUEUE_QUEUE in (parent["metadata"].get("labels") or {})
         return in_queue or (is_suspended(parent) and not is_cancelled(parent))
     return is_suspended(parent) and read_job_end(parent) is None
 
@@ -126,7 +116,7 @@ def _remove(app: App, parents: Sequence[Mapping[str, Any]], by: str, *, keep_rec
             app.delete(left[0])
             left.pop(0)
     except ForbiddenError as error:
-        if parse_kind(left[0]) == JOBSET:
+        if kube.parse_kind(left[0]) == kube.JOBSET:
             raise
         names = ", ".join(parent["metadata"]["name"] for parent in left)
         raise EngineError(f"the cancel is recorded, and its queue may still start {names}: {error}") from error
@@ -147,12 +137,16 @@ def _build_record(ref: AppRef, parent: Mapping[str, Any], by: str) -> dict[str, 
     It has no label of a queue, and its name is that of no role's Job.
     """
     labels, annotations = (parent["metadata"].get(name) or {} for name in ("labels", "annotations"))
-    if APPDEF_ANNOTATION not in annotations:
+    if kube.APPDEF_ANNOTATION not in annotations:
         return None
-    queue = (KUEUE_QUEUE, KUEUE_PRIORITY, LABEL_COMPONENT)
+    queue = (kube.KUEUE_QUEUE, kube.KUEUE_PRIORITY, kube.LABEL_COMPONENT)
     kept = {key: value for key, value in labels.items() if key not in queue}
-    inner = parent["spec"] if parse_kind(parent) == JOB else parent["spec"]["replicatedJobs"][0]["template"]["spec"]
-    container = {"name": CONTAINER, "image": inner["template"]["spec"]["containers"][0]["image"]}
+    inner = (
+        parent["spec"]
+        if kube.parse_kind(parent) == kube.JOB
+        else parent["spec"]["replicatedJobs"][0]["template"]["spec"]
+    )
+    container = {"name": kube.CONTAINER, "image": inner["template"]["spec"]["containers"][0]["image"]}
     spec: dict[str, Any] = {
         "parallelism": 0,
         "completions": 0,
@@ -165,12 +159,12 @@ def _build_record(ref: AppRef, parent: Mapping[str, Any], by: str) -> dict[str, 
         "namespace": ref.namespace,
         "labels": kept,
         "annotations": {
-            APPDEF_ANNOTATION: annotations[APPDEF_ANNOTATION],
-            CANCEL_ANNOTATION: by,
-            SUBMITTED_ANNOTATION: str(parent["metadata"].get("creationTimestamp") or ""),
+            kube.APPDEF_ANNOTATION: annotations[kube.APPDEF_ANNOTATION],
+            kube.CANCEL_ANNOTATION: by,
+            kube.SUBMITTED_ANNOTATION: str(parent["metadata"].get("creationTimestamp") or ""),
         },
     }
-    return build_document(JOB, metadata, spec=spec)
+    return kube.build_document(kube.JOB, metadata, spec=spec)
 
 
 # -- the other roles of an app that has failed -------------------------------------------------------------------------
@@ -237,7 +231,7 @@ def _stop_other_roles(app: App, notify: Callable[[str], None]) -> bool:
         return True
     if not failed:
         return False
-    roles = sorted(map(read_role, running))
+    roles = sorted(map(kube.read_role, running))
 
     def stop() -> None:
         for job in running:
@@ -247,8 +241,7 @@ def _stop_other_roles(app: App, notify: Callable[[str], None]) -> bool:
     def list_pods() -> list[PodFact]:
         return [fact for fact in app.list_pods() if fact.role in roles]
 
-    stop_and_keep_logs(app.resources.client, app.ref, list_pods, stop, notify)
-    notify(
-        f"{app.ref.name}: role {', '.join(sorted(map(read_role, failed)))} has failed: stopped role {', '.join(roles)}"
-    )
+    stop_and_keep_logs(app, list_pods, stop, notify)
+    names = ", ".join(sorted(map(kube.read_role, failed)))
+    notify(f"{app.ref.name}: role {names} has failed: stopped role {', '.join(roles)}")
     return True

@@ -1,6 +1,5 @@
 """Reads what the status of an app needs, with as few requests as its state allows, and the states of all apps."""
 
-import itertools
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -11,12 +10,11 @@ from torchx.schedulers.api import ListAppResponse
 from torchx.specs.api import AppState
 
 from muster.schedulers.adapter.scheduler import ListedApp
-from muster.schedulers.kubernetes.api.client import Clock
+from muster.schedulers.kubernetes import kube
 from muster.schedulers.kubernetes.api.connection import Access
 from muster.schedulers.kubernetes.api.errors import ApiError, read_if_allowed
 from muster.schedulers.kubernetes.api.objects import Objects
-from muster.schedulers.kubernetes.kinds import JOB, JOBSET, POD, POD_GROUP_VERSIONS, Kind, parse_kind
-from muster.schedulers.kubernetes.labels import KUEUE_QUEUE, LABEL_INSTANCE, LABEL_MANAGED_BY, MANAGED_BY
+from muster.schedulers.kubernetes.running_apps import status
 from muster.schedulers.kubernetes.running_apps.app import (
     App,
     AppRef,
@@ -26,15 +24,6 @@ from muster.schedulers.kubernetes.running_apps.app import (
     read_job_end,
 )
 from muster.schedulers.kubernetes.running_apps.pod_status import explain_event
-from muster.schedulers.kubernetes.running_apps.status import (
-    Observation,
-    count_missing_pods,
-    decide_state,
-    find_submitted_s,
-    has_run,
-    list_ends,
-    list_missing_prefixes,
-)
 from muster.schedulers.wording.reasons import Code, Reason
 
 _REPEATING_EVENTS: Final = (("Failed", "Error: ErrImagePull"), ("Failed", "Error: ImagePullBackOff"))
@@ -49,98 +38,54 @@ _END_REASONS: Final = {
 }
 """Reason of a pod's event -> why the pod was ended."""
 
-_ENDS: Final = {
-    **dict.fromkeys(("Completed", "AllJobsCompleted"), "Complete"),
-    **dict.fromkeys(
-        ("BackoffLimitExceeded", "PodFailurePolicy", "FailedIndexes", "MaxFailedIndexesExceeded"), "Failed"
-    ),
-    **dict.fromkeys(("FailedJobs", "ReachedMaxRestarts"), "Failed"),
-}
-"""Reason of the event by which the controller of a Job or a JobSet tells of its end -> how it ended. A deadline is none
-of them: a cancel sets one, too."""
-_LOOKS: Final = 4
-_LOOK_S: Final = 0.5
-"""How often the events of an app that has just been deleted are looked at, and between two looks: they come late."""
 _WAITS: Final = frozenset({AppState.SUBMITTED, AppState.PENDING})
 END_STATES: Final = (AppState.SUCCEEDED, AppState.FAILED, AppState.CANCELLED, AppState.UNKNOWN)
 """UNKNOWN: what is left has ended."""
 
 
 class Observer:
-    """Reads apps, and remembers what Kubernetes forgets of them. Safe to use from several threads.
+    """Reads apps, and remembers what Kubernetes forgets of them. Safe to use from several threads."""
 
-    Args:
-        clock: for waits.
-    """
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._ends: dict[AppRef, dict[str, str]] = {}
         """See `Observation.ends`: what waits for an app knows them after `ttl_s`, too."""
         self._ran: set[AppRef] = set()
         """Apps that were seen to run."""
-        self._unended: dict[AppRef, Observation] = {}
-        """What was seen last of apps that had not ended."""
 
-    def observe(self, app: App) -> tuple[Observation, AppState] | None:
-        """Read an app. Return None if it does not exist, and how it has ended is not known."""
-        ref = app.ref
-        observation = _observe(app) or self._find_gone(app)
+    def observe(self, app: App) -> tuple[status.Observation, AppState] | None:
+        """Read an app. Return None if it does not exist."""
+        observation = _observe(app)
         if observation is None:
-            self.forget(ref)
+            self.forget(app.ref)
             return None
-        last, names = self._unended.get(ref), [parent["metadata"]["name"] for parent in observation.parents]
-        # `ttl_s` has deleted them since the last look, while others are left.
-        gone = [] if last is None else [each for each in last.parents if each["metadata"]["name"] not in names]
-        ended = [parent for each in gone for parent in _read_gone(app, [each])]
-        ends = self._note_ends(ref, [*observation.parents, *ended])
-        observation = replace(observation, ends=ends, ran_before=ref in self._ran)
-        if has_run(observation):
-            self._ran.add(ref)
-        state = decide_state(observation)
-        if state in END_STATES:
-            self._unended.pop(ref, None)
-        else:
-            self._unended[ref] = observation
-        return observation, state
+        ends = self._note_ends(app.ref, observation.parents)
+        observation = replace(observation, ends=ends, ran_before=app.ref in self._ran)
+        if status.has_run(observation):
+            self._ran.add(app.ref)
+        return observation, status.decide_state(observation)
 
     def _note_ends(self, ref: AppRef, parents: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         """Return how Jobs have ended that were seen to end, now or before."""
-        ends = self._ends[ref] = {**self._ends.get(ref, {}), **list_ends(parents)}
+        ends = self._ends[ref] = {**self._ends.get(ref, {}), **status.list_ends(parents)}
         return ends
-
-    def _find_gone(self, app: App) -> Observation | None:
-        """Return the end of an app that `ttl_s` has deleted before it was seen. None: it is not known."""
-        last = self._unended.get(app.ref)
-        if last is None:
-            return None
-        for look in range(_LOOKS):
-            if look:
-                self._clock.sleep(_LOOK_S)
-            parents = _read_gone(app, last.parents)
-            if parents:
-                ended = [fact for fact in last.pods if fact.phase in ("Succeeded", "Failed")]
-                return replace(last, parents=parents, pods=ended)
-        return None
 
     def forget(self, ref: AppRef) -> None:
         """Forget an app that is deleted."""
-        self._unended.pop(ref, None)
         self._ends.pop(ref, None)
         self._ran.discard(ref)
 
     def decide_state(self, ref: AppRef, parents: Sequence[dict[str, Any]]) -> AppState:
         """Return the state without the pods. It does not distinguish an app that runs from one that waits."""
         ends = self._note_ends(ref, parents)
-        return decide_state(Observation(parents=parents, pods=(), ends=ends, ran_before=ref in self._ran))
+        return status.decide_state(status.Observation(parents=parents, pods=(), ends=ends, ran_before=ref in self._ran))
 
     def list_apps(self, resources: Objects, access: Access, namespace: str) -> list[ListAppResponse]:
         """Return the apps of a namespace."""
         apps: dict[AppRef, list[dict[str, Any]]] = {}
-        for kind in (JOBSET, JOB):
+        for kind in (kube.JOBSET, kube.JOB):
             for item in _list_parents(resources, kind, namespace):
                 if not is_inner(item):
-                    name = item["metadata"]["labels"][LABEL_INSTANCE]
+                    name = item["metadata"]["labels"][kube.LABEL_INSTANCE]
                     apps.setdefault(AppRef(namespace=namespace, name=name, access=access), []).append(item)
         states = {ref: self.decide_state(ref, parents) for ref, parents in apps.items()}
         ran = _find_started(resources, namespace) if not _WAITS.isdisjoint(states.values()) else frozenset()
@@ -149,17 +94,17 @@ class Observer:
             ListedApp(
                 app_id=str(ref),
                 state=AppState.RUNNING if state in _WAITS and ref.name in ran else state,
-                submitted_s=find_submitted_s(apps[ref]),
+                submitted_s=status.find_submitted_s(apps[ref]),
             )
             for ref, state in sorted(states.items(), key=lambda item: item[0].name)
         ]
 
 
-def _list_parents(resources: Objects, kind: Kind, namespace: str) -> list[dict[str, Any]]:
+def _list_parents(resources: Objects, kind: kube.Kind, namespace: str) -> list[dict[str, Any]]:
     try:
-        return resources.list_all(kind, namespace, labels=f"{LABEL_MANAGED_BY}={MANAGED_BY}")[0]
+        return resources.list_all(kind, namespace, labels=f"{kube.LABEL_MANAGED_BY}={kube.MANAGED_BY}")
     except ApiError as error:
-        if error.refusal.status == 404 or (error.refusal.status == 403 and kind != JOB):
+        if error.refusal.status == 404 or (error.refusal.status == 403 and kind != kube.JOB):
             return []
         raise
 
@@ -170,12 +115,14 @@ def _find_started(resources: Objects, namespace: str) -> frozenset[str]:
     Parents do not distinguish such a pod from one that waits. One request for all apps, for the metadata alone: a
     list must not read every pod. An account that may not list pods sees PENDING.
     """
-    labels, fields = f"{LABEL_MANAGED_BY}={MANAGED_BY}", "status.phase!=Pending"
-    items = read_if_allowed(lambda: resources.list_metadata(POD, namespace, labels=labels, fields=fields))
-    return frozenset(str((item["metadata"].get("labels") or {}).get(LABEL_INSTANCE)) for item in items or ())
+    labels, fields = f"{kube.LABEL_MANAGED_BY}={kube.MANAGED_BY}", "status.phase!=Pending"
+    items = read_if_allowed(
+        lambda: resources.list_all(kube.POD, namespace, labels=labels, fields=fields, metadata_only=True)
+    )
+    return frozenset(str((item["metadata"].get("labels") or {}).get(kube.LABEL_INSTANCE)) for item in items or ())
 
 
-def _observe(app: App) -> Observation | None:
+def _observe(app: App) -> status.Observation | None:
     """Read an app. Return None if it does not exist. A healthy app needs two requests.
 
     A state needs no right to events, Kueue's workloads or PodGroups.
@@ -185,14 +132,14 @@ def _observe(app: App) -> Observation | None:
         return None
     pods = app.list_pods()
     waiting = [fact for fact in pods if fact.phase == "Pending"]
-    failed = [parent for parent in parents if parse_kind(parent) == JOB and read_job_end(parent) == "Failed"]
-    needs_events = any(fact.needs_events for fact in waiting) or count_missing_pods(parents, pods) > 0
+    failed = [parent for parent in parents if kube.parse_kind(parent) == kube.JOB and read_job_end(parent) == "Failed"]
+    needs_events = any(fact.needs_events for fact in waiting) or status.count_missing_pods(parents, pods) > 0
     warnings = read_if_allowed(lambda: _read_warnings(app)) if needs_events else {}
     has_ended = all(read_job_end(parent) is not None for parent in parents)
     runs = any(fact.phase == "Running" for fact in pods)
-    prefixes = list_missing_prefixes(parents, pods) if runs else [f"{app.ref.name}-"]
+    prefixes = status.list_missing_prefixes(parents, pods) if runs else [f"{app.ref.name}-"]
     asks_end = needs_events and warnings is not None and not has_ended and prefixes
-    return Observation(
+    return status.Observation(
         parents=parents,
         pods=pods,
         lost_pod=_explain_lost_pod(app, failed[0])
@@ -204,33 +151,6 @@ def _observe(app: App) -> Observation | None:
         last_end=_read_last_end(app, prefixes) if asks_end else "",
         now_s=time.time(),
     )
-
-
-def _read_gone(app: App, parents: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the parents of an app that has been deleted as they were at their end, by its events.
-
-    `ttl_s` may delete them before anybody has seen how they ended. []: the events do not tell of all.
-
-    Args:
-        app: which.
-        parents: as they were seen last.
-    """
-    fields = f"involvedObject.kind={parse_kind(parents[0]).kind}"
-    events = read_if_allowed(lambda: app.list_events(fields)) or ()
-    told = {(item.get("involvedObject") or {}).get("name"): item for item in events if item.get("reason") in _ENDS}
-    ended = [
-        {**parent, "status": {**(parent.get("status") or {}), "conditions": [_build_condition(event)]}}
-        for parent in parents
-        if (event := told.get(parent["metadata"]["name"])) is not None
-    ]
-    return ended if len(ended) == len(parents) else []
-
-
-def _build_condition(event: Mapping[str, Any]) -> dict[str, Any]:
-    reason, message = str(event["reason"]), event.get("message")
-    kind = _ENDS[reason]
-    when = _read_time(event)
-    return {"type": kind, "status": "True", "reason": reason, "message": message, "lastTransitionTime": when}
 
 
 def _read_time(event: Mapping[str, Any]) -> str:
@@ -308,8 +228,8 @@ def _read_pod_ends(app: App, prefixes: Sequence[str]) -> dict[str, tuple[str, Re
 
 def _read_queue(app: App, parent: Mapping[str, Any]) -> Reason | None:
     labels = parent["metadata"].get("labels") or {}
-    if KUEUE_QUEUE in labels:
-        return _read_kueue(app, parent, labels[KUEUE_QUEUE])
+    if kube.KUEUE_QUEUE in labels:
+        return _read_kueue(app, parent, labels[kube.KUEUE_QUEUE])
     template = ((parent.get("spec") or {}).get("template") or {}).get("spec") or {}
     if "schedulingGroup" in template or template.get("schedulerName") == "volcano":
         return _read_pod_group(app)
@@ -320,8 +240,8 @@ def _read_kueue(app: App, parent: Mapping[str, Any], queue: str) -> Reason | Non
     versions = app.resources.list_group_versions("kueue.x-k8s.io")
     if not versions:
         return None
-    workloads = Kind(api_version=versions[0], kind="Workload")
-    items = read_if_allowed(lambda: app.resources.list_all(workloads, app.ref.namespace)[0])
+    workloads = kube.Kind(api_version=versions[0], kind="Workload")
+    items = read_if_allowed(lambda: app.resources.list_all(workloads, app.ref.namespace))
     if items is None:
         return Reason(code=Code.QUEUE_HIDDEN, queue=queue, what=workloads.resource)
     uid = parent["metadata"].get("uid")
@@ -338,8 +258,8 @@ def _forget_numbers(text: str) -> str:
 
 
 def _read_pod_group(app: App) -> Reason | None:
-    for version in itertools.chain.from_iterable(POD_GROUP_VERSIONS.values()):
-        group = app.resources.read(Kind(api_version=version, kind="PodGroup"), app.ref.namespace, app.ref.name)
+    for kind in kube.POD_GROUPS:
+        group = app.resources.read(kind, app.ref.namespace, app.ref.name)
         if group is not None:
             text = _read_condition(group, ("PodGroupScheduled", "Scheduled"), "False")
             text = text or _read_condition(group, ("Unschedulable",), "True")

@@ -10,12 +10,7 @@ from muster._shared.records import replace
 from muster._shared.reports import Report
 from muster.schedulers.agent_command import find_run_file
 from muster.schedulers.failure_report import explain_start_failure, parse_report
-from muster.schedulers.kubernetes.labels import (
-    INDEX_FAILURES,
-    JOB_INDEX_LABEL,
-    read_role,
-)
-from muster.schedulers.kubernetes.names import CONTAINER
+from muster.schedulers.kubernetes import kube
 from muster.schedulers.wording.reasons import Code, Reason
 
 _IMAGE_REASONS: Final = ("InvalidImageName", "ErrImageNeverPull")
@@ -115,10 +110,12 @@ def read_pod(pod: Mapping[str, Any]) -> PodFact:
     lost_dir = "" if volume else run_dir or ""
     if report is not None and lost_dir:
         report = _forget_paths(report)
-    failed_before, drained_before = (_read_count(metadata.get("annotations") or {}, name) for name in INDEX_FAILURES)
+    failed_before, drained_before = (
+        _read_count(metadata.get("annotations") or {}, name) for name in kube.INDEX_FAILURES
+    )
     return PodFact(
         name=metadata["name"],
-        role=read_role(pod),
+        role=kube.read_role(pod),
         index=_read_index(pod),
         phase=phase,
         created=metadata.get("creationTimestamp") or "",
@@ -179,13 +176,13 @@ def find_latest_pods(facts: Sequence[PodFact]) -> dict[tuple[str, int], PodFact]
 
 
 def _read_index(pod: Mapping[str, Any]) -> int:
-    text = (pod["metadata"].get("labels") or {}).get(JOB_INDEX_LABEL, "")
+    text = (pod["metadata"].get("labels") or {}).get(kube.JOB_INDEX_LABEL, "")
     return int(text) if text.isdecimal() else -1
 
 
 def _find_container(containers: Sequence[Mapping[str, Any]] | None) -> Mapping[str, Any]:
     """Find our container, or its status, in a list of them."""
-    return next((each for each in containers or () if each.get("name") == CONTAINER), {})
+    return next((each for each in containers or () if each.get("name") == kube.CONTAINER), {})
 
 
 def _find_terminated(status: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -239,13 +236,20 @@ def _shorten_pull_error(message: str) -> str:
     return re.sub(r'^(: )?(ErrImagePull: )?(.*": |rpc error: code = \w+ desc = )?', "", cause)[:200]
 
 
+def _explain_disruption(status: Mapping[str, Any]) -> Reason:
+    disruption = _find_condition(status, "DisruptionTarget")
+    cause = str(disruption.get("reason") or "")
+    text = _format_line(str(disruption.get("message") or cause))
+    return Reason(code=_CAUSES.get(cause, Code.SCHEDULER_SAID), word=cause, text=text)
+
+
 def _explain_terminating(pod: Mapping[str, Any], status: Mapping[str, Any]) -> Reason:
     disruption = _find_condition(status, "DisruptionTarget")
     node = (pod.get("spec") or {}).get("nodeName") or ""
     if disruption.get("reason") in _LOST_NODE_REASONS and node:
         # podReplacementPolicy Failed: no replacement before the node, or a taint, reports the end.
         return Reason(code=Code.NODE_SILENT, host=node)
-    return Reason(code=Code.TERMINATING)
+    return _explain_disruption(status) if _is_disrupted(status) else Reason(code=Code.TERMINATING)
 
 
 def _explain_scheduling(word: str, message: str, metadata: Mapping[str, Any]) -> Reason:
@@ -280,11 +284,8 @@ def _format_line(text: str) -> str:
 
 
 def _explain_end(pod: Mapping[str, Any], status: Mapping[str, Any], terminated: Mapping[str, Any]) -> Reason:
-    disruption = _find_condition(status, "DisruptionTarget")
     if _is_disrupted(status):
-        cause = str(disruption.get("reason") or "")
-        text = _format_line(str(disruption.get("message") or cause))
-        return Reason(code=_CAUSES.get(cause, Code.SCHEDULER_SAID), word=cause, text=text)
+        return _explain_disruption(status)
     if status.get("reason") == "Evicted":
         return Reason(code=Code.NODE_EVICTED, text=_format_line(str(status.get("message") or "")))
     if terminated.get("reason") == "OOMKilled":

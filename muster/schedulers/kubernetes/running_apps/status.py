@@ -12,17 +12,8 @@ from muster._shared.contract import ExitCode, show_controls
 from muster._shared.reports import Report
 from muster.schedulers.errors import EngineError
 from muster.schedulers.failure_report import describe_report, explain_report, find_root_cause
-from muster.schedulers.kubernetes.kinds import JOB, parse_kind
-from muster.schedulers.kubernetes.labels import (
-    BY_STOP,
-    FAILED_ANNOTATION,
-    KUEUE_QUEUE,
-    LABEL_COMPONENT,
-    SUBMITTED_ANNOTATION,
-    read_role,
-)
-from muster.schedulers.kubernetes.manifests.app_annotation import decode_app, decode_roles
-from muster.schedulers.kubernetes.names import label_roles
+from muster.schedulers.kubernetes import kube
+from muster.schedulers.kubernetes.manifests.bundles import decode_app, decode_roles
 from muster.schedulers.kubernetes.running_apps.app import (
     find_canceller,
     is_cancelled,
@@ -33,9 +24,7 @@ from muster.schedulers.kubernetes.running_apps.app import (
 from muster.schedulers.kubernetes.running_apps.pod_status import PodFact, find_latest_pods
 from muster.schedulers.timestamps import parse_timestamp
 from muster.schedulers.wording.facts import AppFacts, ExplainedReplica
-from muster.schedulers.wording.job_facts import JobFacts
-from muster.schedulers.wording.reasons import Code, Reason, Reasons, identify
-from muster.schedulers.wording.words import word
+from muster.schedulers.wording.reasons import Code, JobFacts, Reason, Reasons, identify
 
 _POD_STATES: Final = {
     "Pending": AppState.PENDING,
@@ -108,7 +97,7 @@ def build_facts(app_id: str, observation: Observation) -> AppFacts:
         restarts=count_replaced_pods(observation) + (0 if report is None else report.attempt),
         reasons=(*damage, *explain_app(observation, state, report)),
         jobs=observation.jobs,
-        error=None if report is None else json.dumps(_build_torch_error(report)),
+        error=None if report is None else _build_torch_error(report),
         reports=_find_reports(app, observation),
         logs=", ".join(dict.fromkeys(fact.logs for fact in observation.pods if fact.logs)),
         submitted_s=submitted_s,
@@ -159,7 +148,11 @@ def _waits_again(observation: Observation) -> bool:
 def find_submitted_s(parents: Sequence[Mapping[str, Any]]) -> float | None:
     """Return when an app was submitted, by the cluster's clock, in seconds since the epoch. None: not known."""
     created = [
-        str((metadata.get("annotations") or {}).get(SUBMITTED_ANNOTATION) or metadata.get("creationTimestamp") or "")
+        str(
+            (metadata.get("annotations") or {}).get(kube.SUBMITTED_ANNOTATION)
+            or metadata.get("creationTimestamp")
+            or ""
+        )
         for metadata in (parent["metadata"] for parent in parents)
     ]
     return min(filter(None, map(_parse_time, created)), default=None)
@@ -194,7 +187,7 @@ def count_replaced_pods(observation: Observation) -> int:
 
 def _list_jobs(parents: Sequence[Mapping[str, Any]], *, running: bool = False) -> list[Mapping[str, Any]]:
     """Return the parents that are Jobs of Kubernetes, all or those that have not ended."""
-    jobs = [parent for parent in parents if parse_kind(parent) == JOB]
+    jobs = [parent for parent in parents if kube.parse_kind(parent) == kube.JOB]
     return [job for job in jobs if read_job_end(job) is None] if running else jobs
 
 
@@ -239,7 +232,7 @@ def explain_app(observation: Observation, state: AppState, report: Report | None
         return ()
     if state is AppState.CANCELLED:
         by = find_canceller(observation.parents)
-        return (Reason(code=Code.STOPPED if by == BY_STOP else Code.CANCELLED),) if by else ()
+        return (Reason(code=Code.STOPPED if by == kube.BY_STOP else Code.CANCELLED),) if by else ()
     if state is AppState.FAILED:
         return tuple(dict.fromkeys(_explain_failure(observation, report)))
     unknown = Code.ROLE_UNKNOWN if state is AppState.UNKNOWN else Code.ROLE_DELETED
@@ -249,7 +242,7 @@ def explain_app(observation: Observation, state: AppState, report: Report | None
     found += _group_pods(observation, state, report)
     found += [Reason(code=unknown, role=name) for name in list_unknown_roles(observation)]
     if state is AppState.RUNNING:
-        found += [*_explain_starting(observation), *_explain_replaced(observation)]
+        found += [*_explain_replaced(observation), *_explain_starting(observation)]
     found += _explain_missing(observation, state)
     if state is AppState.PENDING and observation.queue is None and not observation.events_refused:
         found += _count_unexplained(observation)
@@ -266,7 +259,7 @@ def _explain_failure(observation: Observation, report: Report | None) -> Iterato
     for label in _list_gone_roles(observation):
         if observation.ends.get(label) == "Failed":
             yield Reason(code=Code.ROLE_FAILED, role=label)
-    running = tuple(sorted(map(read_role, _list_jobs(observation.parents, running=True))))
+    running = tuple(sorted(map(kube.read_role, _list_jobs(observation.parents, running=True))))
     if running:  # its submitter is gone (flavour `job`, see `cancelling.RoleStop`)
         yield Reason(code=Code.ROLES_RUN, roles=running)
     yield from _group_pods(observation, AppState.FAILED, report)
@@ -301,7 +294,7 @@ def _lacks_report(fact: PodFact) -> bool:
 def _list_told(parents: Sequence[Mapping[str, Any]]) -> list[Reason]:
     """Return what the agents of an app have left of its failure in the annotations of its Jobs, without the time."""
     annotations = (parent["metadata"].get("annotations") or {} for parent in parents)
-    told = [text for each in annotations for name, text in each.items() if FAILED_ANNOTATION.fullmatch(name)]
+    told = [text for each in annotations for name, text in each.items() if kube.FAILED_ANNOTATION.fullmatch(name)]
     return [Reason(code=Code.AGENT_SAID, text=show_controls(text.partition(" ")[2])) for text in told]
 
 
@@ -331,7 +324,7 @@ def _build_kubectl(parent: Mapping[str, Any]) -> str:
 
 
 def _name_object(parent: Mapping[str, Any]) -> str:
-    return f"{parse_kind(parent).kind.lower()} {parent['metadata']['name']}"
+    return f"{kube.parse_kind(parent).kind.lower()} {parent['metadata']['name']}"
 
 
 def _find_missing_s(observation: Observation) -> float | None:
@@ -357,17 +350,18 @@ def _explain_starting(observation: Observation) -> Iterator[Reason]:
 
 
 def _explain_replaced(observation: Observation) -> Reasons:
-    """Say of the last pod that has failed, and was replaced by one that runs, how it ended. Empty: none that exists."""
+    """Say of the last pod that has failed and was replaced how it ended. Empty: none that exists.
+
+    A pod that ended with another one, which was disrupted, says nothing.
+    """
     current = _find_current(observation)
     ended = [
         (fact, fact.reason)
         for fact in observation.pods
         if fact.phase == "Failed"
         and fact.reason is not None
-        and not fact.is_drained
-        and (newest := current.get((fact.role, fact.index))) is not None
-        and newest is not fact
-        and newest.phase == "Running"
+        and not (fact.is_drained and fact.reason.code is Code.EXITED)
+        and current.get((fact.role, fact.index), fact) is not fact
     ]
     if not ended:
         return ()
@@ -378,7 +372,7 @@ def _explain_replaced(observation: Observation) -> Reasons:
 def count_nodes_now(parents: Sequence[Mapping[str, Any]], label: str) -> int | None:
     """Return how many nodes a role has after any resize. None: not known, or its kind cannot be resized."""
     for job in _list_jobs(parents):
-        if (job["metadata"].get("labels") or {}).get(LABEL_COMPONENT) == label:
+        if (job["metadata"].get("labels") or {}).get(kube.LABEL_COMPONENT) == label:
             nodes = (job.get("spec") or {}).get("completions")
             return nodes if isinstance(nodes, int) else None
     return None
@@ -415,14 +409,14 @@ def list_missing_prefixes(parents: Sequence[Mapping[str, Any]], pods: Sequence[P
         f"{job['metadata']['name']}-{index}-"
         for job in _list_jobs(parents, running=True)
         for index in range((job.get("spec") or {}).get("parallelism") or 0)
-        if (fact := latest.get((read_role(job), index))) is None or fact.is_drained
+        if (fact := latest.get((kube.read_role(job), index))) is None or fact.is_drained
     ]
 
 
 def _explain_suspended(parent: Mapping[str, Any]) -> Reason:
     labels = parent["metadata"].get("labels") or {}
-    if KUEUE_QUEUE in labels:
-        return Reason(code=Code.SUSPENDED_IN_QUEUE, queue=labels[KUEUE_QUEUE])
+    if kube.KUEUE_QUEUE in labels:
+        return Reason(code=Code.SUSPENDED_IN_QUEUE, queue=labels[kube.KUEUE_QUEUE])
     patch = """--type=merge -p '{"spec":{"suspend":false}}'"""
     return Reason(code=Code.SUSPENDED, by=f"{_build_kubectl(parent)} patch {_name_object(parent)} {patch}")
 
@@ -457,7 +451,7 @@ def _has_failed_before(observation: Observation, parent: Mapping[str, Any]) -> b
 
 def _list_gone_roles(observation: Observation) -> list[str]:
     """List labels of roles whose Job was deleted after its own end, while others remain (flavour `job`)."""
-    present = {role for role in map(read_role, _list_jobs(observation.parents)) if role}
+    present = {role for role in map(kube.read_role, _list_jobs(observation.parents)) if role}
     try:
         labels = list(decode_roles(observation.parents[0])) if present else []
     except EngineError:  # damaged, as the status says
@@ -472,7 +466,7 @@ def list_unknown_roles(observation: Observation) -> list[str]:
 
 def list_ends(parents: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return how the Jobs have ended that did, by the label of their role (flavour `job`). Leave out cancelled ones."""
-    ends = [(read_role(job), read_job_end(job), is_cancelled(job)) for job in _list_jobs(parents)]
+    ends = [(kube.read_role(job), read_job_end(job), is_cancelled(job)) for job in _list_jobs(parents)]
     return {role: end for role, end, cancelled in ends if end == "Complete" or (end and not cancelled)}
 
 
@@ -536,35 +530,18 @@ def _find_reports(app: Any, observation: Observation) -> dict[str, Report]:
     names = [role.name for role in app.roles]
     found = {
         name: find_report([fact for fact in observation.pods if fact.role == label])
-        for name, label in zip(names, label_roles(names), strict=True)
+        for name, label in zip(names, kube.label_roles(names), strict=True)
     }
     return {name: report for name, report in found.items() if report is not None}
 
 
-def _explain_pod(fact: PodFact) -> Reason:
-    if fact.report is not None:
-        return explain_report(fact.report)
-    text = fact.text.splitlines()[-1] if fact.text else ""
-    return Reason(code=Code.POD_ENDED, text=text, causes=() if fact.reason is None else (fact.reason,))
-
-
-def _build_torch_error(report: Report, exit_code: int | None = None) -> dict[str, Any]:
-    """Return torch's error format, which TorchX prints."""
+def _build_torch_error(report: Report) -> str:
+    """Return torch's error format as JSON, which TorchX prints."""
     root, line = find_root_cause(report), describe_report(report)
     text = "" if root is None else root.traceback or "\n".join(root.stderr_tail)
     code, time_s = (None, 0.0) if root is None else (root.exit_code, root.time_s)
-    return _build_error(line, code or exit_code, text or line, str(int(time_s)))
-
-
-def _build_pod_error(fact: PodFact) -> dict[str, Any]:
-    if fact.report is not None:
-        return _build_torch_error(fact.report, fact.exit_code)
-    return _build_error(word(_explain_pod(fact)), fact.exit_code, fact.text, str(int(_parse_time(fact.finished) or 0)))
-
-
-def _build_error(line: str, exit_code: int | None, text: str, time: str) -> dict[str, Any]:
-    info = {"py_callstack": text, "timestamp": time}
-    return {"message": {"message": line, "errorCode": exit_code or 1, "extraInfo": info}}
+    info = {"py_callstack": text or line, "timestamp": str(int(time_s))}
+    return json.dumps({"message": {"message": line, "errorCode": code or 1, "extraInfo": info}})
 
 
 # -- replicas ---------------------------------------------------------------------------------------------------------
@@ -572,7 +549,7 @@ def _build_error(line: str, exit_code: int | None, text: str, time: str) -> dict
 
 def _build_replicas(app: Any, observation: Observation, state: AppState) -> list[ReplicaStatus]:
     current = _find_current(observation)
-    labels = label_roles([role.name for role in app.roles])
+    labels = kube.label_roles([role.name for role in app.roles])
     ended = (AppState.FAILED, AppState.CANCELLED)
     unknown = [] if state in ended else list_unknown_roles(observation)
     ends = _list_all_ends(observation)
@@ -606,8 +583,9 @@ def _build_replica(
         return ReplicaStatus(id=index, state=without_pod, role=role, hostname="")
     state = _POD_STATES.get(fact.phase, AppState.UNKNOWN)
     known = ExplainedReplica(id=index, state=state, role=role, hostname=fact.name)
-    if fact.phase == "Failed":
-        known.reasons, known.structured_error_msg = (_explain_pod(fact),), json.dumps(_build_pod_error(fact))
+    if fact.phase == "Failed" and fact.report is None:
+        text = fact.text.splitlines()[-1] if fact.text else ""
+        known.reasons = (Reason(code=Code.POD_ENDED, text=text, causes=(fact.reason,) if fact.reason else ()),)
     return known
 
 

@@ -8,21 +8,9 @@ from typing import Any, Final
 
 from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.interrupts import raise_dropped_interrupts
+from muster.schedulers.kubernetes import kube
 from muster.schedulers.kubernetes.api.errors import ApiError, ForbiddenError, RequestError, Unreachable
 from muster.schedulers.kubernetes.api.objects import Objects
-from muster.schedulers.kubernetes.kinds import (
-    JOB,
-    JOBSET,
-    NATIVE_GROUP,
-    PARENT_KINDS,
-    POD,
-    POD_GROUP_VERSIONS,
-    VOLCANO_GROUP,
-    VOLCANO_POD_GROUP_VERSION,
-    VOLCANO_QUEUE,
-    Kind,
-    parse_kind,
-)
 from muster.schedulers.kubernetes.manifests.features import ABSENCES
 from muster.schedulers.kubernetes.manifests.jobs import add_pod_group
 from muster.schedulers.kubernetes.manifests.request import Request, complete_documents
@@ -36,12 +24,12 @@ _SEVERAL_ROLES: Final = (
 )
 
 _ABSENCES: Final = {
-    JOBSET.kind: f"JobSet is not installed in this cluster ({JOBSET.api_version}); install it, or use flavor=job, "
-    "which does not need it",
+    kube.JOBSET.kind: f"JobSet is not installed in this cluster ({kube.JOBSET.api_version}); install it, or use "
+    "flavor=job, which does not need it",
     **dict.fromkeys(
-        POD_GROUP_VERSIONS[NATIVE_GROUP], "this cluster has no native PodGroups; use gang=none or gang=auto"
+        kube.POD_GROUP_VERSIONS[kube.NATIVE_GROUP], "this cluster has no native PodGroups; use gang=none or gang=auto"
     ),
-    VOLCANO_POD_GROUP_VERSION: "Volcano is not installed in this cluster; use gang=none or gang=auto",
+    kube.VOLCANO_POD_GROUP_VERSION: "Volcano is not installed in this cluster; use gang=none or gang=auto",
     **ABSENCES,
 }
 """Kind, or version of a PodGroup -> what is said if the cluster does not have it and a request needs it."""
@@ -77,7 +65,7 @@ def _prepare(app: App, request: Request, notify: Callable[[str], None]) -> list[
     """Check whether the cluster can run the request, and complete its documents. This changes nothing."""
     resources = app.resources
     check_version(resources.read_version(), elastic=request.inputs.elastic, source="the server")
-    for kind in (JOB, POD):  # or nothing created could be seen
+    for kind in (kube.JOB, kube.POD):  # or nothing created could be seen
         resources.list_app(kind, app.ref.namespace, app.ref.name)
     _check_kinds(resources, request)
     _check_queue(app, request)
@@ -107,7 +95,7 @@ def _create_all(app: App, documents: Sequence[dict[str, Any]], attempted: list[d
     owners: list[dict[str, Any]] = []
     shared: list[dict[str, Any]] = []
     for document in documents:
-        is_owner = document["kind"] in PARENT_KINDS
+        is_owner = document["kind"] in kube.PARENT_KINDS
         created = _create(app, document, attempted, needs_uid=is_owner)
         if is_owner:
             owner = {"apiVersion": document["apiVersion"], "kind": document["kind"], "name": _name(document)}
@@ -118,7 +106,7 @@ def _create_all(app: App, documents: Sequence[dict[str, Any]], attempted: list[d
             shared.append(document)
     for document in shared:
         change = {"metadata": {"ownerReferences": owners}}
-        app.resources.patch(parse_kind(document), app.ref.namespace, _name(document), change)
+        app.resources.patch(kube.parse_kind(document), app.ref.namespace, _name(document), change)
 
 
 def _create(app: App, document: dict[str, Any], attempted: list[dict[str, Any]], *, needs_uid: bool) -> dict[str, Any]:
@@ -139,13 +127,13 @@ def _roll_back(app: App, attempted: Sequence[dict[str, Any]], notify: Callable[[
     for document in reversed(attempted):
         if not isinstance(first, Unreachable):  # each further one would wait as long
             try:
-                app.resources.delete(parse_kind(document), app.ref.namespace, _name(document))
+                app.resources.delete(kube.parse_kind(document), app.ref.namespace, _name(document))
                 continue
             except (EngineError, SchedulerError) as error:
                 first = first or error
         left.append(document)
     if left:
-        names = " ".join(f"{parse_kind(document).resource}/{_name(document)}" for document in reversed(left))
+        names = " ".join(f"{kube.parse_kind(document).resource}/{_name(document)}" for document in reversed(left))
         command = f"kubectl -n {app.ref.namespace} delete {names}"
         notify(f"some created objects could not be removed ({first}); to remove them, run: {command}")
 
@@ -156,7 +144,7 @@ def _name(document: Mapping[str, Any]) -> str:
 
 
 def _check_kinds(resources: Objects, request: Request) -> None:
-    for kind in map(parse_kind, request.documents):
+    for kind in map(kube.parse_kind, request.documents):
         absence = _ABSENCES.get(kind.kind) or _ABSENCES.get(kind.api_version)
         if absence is not None and not resources.has_kind(kind):
             raise EngineError(absence)
@@ -167,21 +155,20 @@ def _check_queue(app: App, request: Request) -> None:
     if options.resolved_gang == "kueue" and options.queue:
         versions = app.resources.list_group_versions("kueue.x-k8s.io")
         if not versions:
-            has_volcano = bool(app.resources.list_group_versions(VOLCANO_GROUP))
+            has_volcano = bool(app.resources.list_group_versions(kube.VOLCANO_GROUP))
             advice = "for a queue of Volcano give gang=volcano, too" if has_volcano else "install it or remove queue"
             raise EngineError(f"queue={options.queue}: Kueue is not installed in this cluster; {advice}")
         kind, problem = (
-            Kind(api_version=versions[0], kind="LocalQueue"),
+            kube.Kind(api_version=versions[0], kind="LocalQueue"),
             f"namespace {app.ref.namespace!r} has no LocalQueue",
         )
     elif options.resolved_gang == "volcano" and options.queue:
-        kind, problem = VOLCANO_QUEUE, "Volcano has no queue"
+        kind, problem = kube.VOLCANO_QUEUE, "Volcano has no queue"
     else:
         return
     with contextlib.suppress(ForbiddenError):  # an account that may not read queues: no check
         if app.resources.read(kind, app.ref.namespace, options.queue) is None:
-            items, _ = app.resources.list_all(kind, app.ref.namespace)
-            names = sorted(item["metadata"]["name"] for item in items)
+            names = sorted(item["metadata"]["name"] for item in app.resources.list_all(kind, app.ref.namespace))
             known = f"existing queues: {', '.join(names)}" if names else "there are no queues"
             raise SchedulerError(f"{problem} {options.queue!r}; {known}")
 
@@ -208,9 +195,9 @@ def _find_pod_group_version(app: App, request: Request, notify: Callable[[str], 
 
 def _list_pod_group_versions(resources: Objects) -> Iterator[str]:
     """Yield the cluster's versions of PodGroup, Kubernetes' own first."""
-    for group, versions in POD_GROUP_VERSIONS.items():
+    for group, versions in kube.POD_GROUP_VERSIONS.items():
         if resources.list_group_versions(group):
-            kinds = (Kind(api_version=version, kind="PodGroup") for version in versions)
+            kinds = (kube.Kind(api_version=version, kind="PodGroup") for version in versions)
             kind = next(filter(resources.has_kind, kinds), None)
             if kind is not None:
                 yield kind.api_version

@@ -81,8 +81,12 @@ class World:
         return [int(line.split(" for ")[1].split(" s ")[0]) for line in self.reports if line is not None]
 
 
-def test_idleness_is_reported_at_the_limit_and_at_each_further_one() -> None:
-    world = World()
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_idleness_is_reported_at_the_limit_and_at_each_further_one(world: World) -> None:
     world.pass_s(10)
     assert world.reports == []
     world.pass_s(2)
@@ -93,16 +97,14 @@ def test_idleness_is_reported_at_the_limit_and_at_each_further_one() -> None:
 
 @pytest.mark.parametrize("life", [{"cpu_s": 1.0}, {"written_bytes": 1}])
 @pytest.mark.parametrize("key", [(20, 1), (21, 7)], ids=["worker", "child"])
-def test_one_active_worker_keeps_the_group_active(life: dict[str, float], key: ProcessKey) -> None:
-    world = World()
+def test_one_active_worker_keeps_the_group_active(life: dict[str, float], key: ProcessKey, world: World) -> None:
     for _ in range(5):
         world.pass_s(6)
         world.act(key, **life)  # type: ignore[arg-type]
     assert world.reports == []
 
 
-def test_captured_output_is_activity_where_the_kernel_does_not_count_writes() -> None:
-    world = World()
+def test_captured_output_is_activity_where_the_kernel_does_not_count_writes(world: World) -> None:
     world.processes = {0: {}, 1: {}}
     for _ in range(5):
         world.pass_s(6)
@@ -112,9 +114,8 @@ def test_captured_output_is_activity_where_the_kernel_does_not_count_writes() ->
     assert ["no output captured" in each for each in world.reports] == [True]
 
 
-def test_children_that_start_work_and_end_are_activity() -> None:
+def test_children_that_start_work_and_end_are_activity(world: World) -> None:
     """None of them exists at two checks; what one check finds, or the parent gets, counts."""
-    world = World()
     for number in range(30):
         world.act((21, number), cpu_s=0.3)
         world.pass_s(1)
@@ -127,9 +128,8 @@ def test_children_that_start_work_and_end_are_activity() -> None:
     assert world.reports == []
 
 
-def test_a_child_that_ends_does_not_hide_what_others_write() -> None:
+def test_a_child_that_ends_does_not_hide_what_others_write(world: World) -> None:
     """The sum over the session stays the same."""
-    world = World()
     world.act((21, 1), written_bytes=500)
     world.pass_s(9)
     world.end((21, 1))
@@ -139,8 +139,7 @@ def test_a_child_that_ends_does_not_hide_what_others_write() -> None:
 
 
 @pytest.mark.parametrize("waited_for_by", [None, (20, 1)])
-def test_a_child_that_ends_is_activity_at_most_once(waited_for_by: ProcessKey | None) -> None:
-    world = World()
+def test_a_child_that_ends_is_activity_at_most_once(waited_for_by: ProcessKey | None, world: World) -> None:
     world.act((21, 1), cpu_s=50.0, written_bytes=500)
     world.pass_s(5)
     world.end((21, 1), waited_for_by=waited_for_by)
@@ -148,9 +147,8 @@ def test_a_child_that_ends_is_activity_at_most_once(waited_for_by: ProcessKey | 
     assert world.idle_s == [10]
 
 
-def test_children_that_do_nothing_are_not_activity() -> None:
+def test_children_that_do_nothing_are_not_activity(world: World) -> None:
     """A shell loop around `sleep 1`: processes come and go for ever."""
-    world = World()
     for number in range(13):
         world.act((21, number))
         world.pass_s(1)
@@ -158,8 +156,7 @@ def test_children_that_do_nothing_are_not_activity() -> None:
     assert world.idle_s == [10]
 
 
-def test_a_reused_process_id_is_another_process() -> None:
-    world = World()
+def test_a_reused_process_id_is_another_process(world: World) -> None:
     world.act((21, 1), written_bytes=500)
     world.pass_s(9)
     world.end((21, 1))
@@ -168,16 +165,14 @@ def test_a_reused_process_id_is_another_process() -> None:
     assert world.reports == []
 
 
-def test_the_cpu_time_of_background_threads_is_not_activity() -> None:
-    world = World()
+def test_the_cpu_time_of_background_threads_is_not_activity(world: World) -> None:
     for _ in range(12):
         world.pass_s(1)
         world.act((10, 1), cpu_s=0.002)
     assert len(world.reports) == 1
 
 
-def test_activity_after_idleness_is_reported() -> None:
-    world = World()
+def test_activity_after_idleness_is_reported(world: World) -> None:
     world.pass_s(12)
     world.act((10, 1), written_bytes=5)
     world.pass_s(1)
@@ -186,8 +181,7 @@ def test_activity_after_idleness_is_reported() -> None:
     assert len(world.reports) > 2
 
 
-def test_the_report_names_what_was_measured() -> None:
-    world = World()
+def test_the_report_names_what_was_measured(world: World) -> None:
     world.pass_s(12)
     assert ["and nothing written" in each for each in world.reports] == [True]
     hidden = World()
@@ -196,8 +190,7 @@ def test_the_report_names_what_was_measured() -> None:
     assert ["and no output" in each for each in hidden.reports] == [True]
 
 
-def test_processes_with_unreadable_writes_are_judged_by_the_rest() -> None:
-    world = World()
+def test_processes_with_unreadable_writes_are_judged_by_the_rest(world: World) -> None:
     world.processes[1][22, 1] = Reading(cpu_s=1.0, written_bytes=None)
     for _ in range(3):
         world.pass_s(6)
@@ -207,16 +200,14 @@ def test_processes_with_unreadable_writes_are_judged_by_the_rest() -> None:
     assert world.idle_s == [10]
 
 
-def test_without_workers_nothing_is_idle() -> None:
-    world = World()
+def test_without_workers_nothing_is_idle(world: World) -> None:
     world.processes = {}
     world.pass_s(40)
     assert world.reports == []
 
 
-def test_there_is_no_verdict_while_activity_cannot_be_read() -> None:
+def test_there_is_no_verdict_while_activity_cannot_be_read(world: World) -> None:
     """A disk with stack files that does not answer; one reading at a time waits for it."""
-    world = World()
     world.pass_s(5)
     world.answers_at_once = False
     world.pass_s(30)
@@ -229,8 +220,7 @@ def test_there_is_no_verdict_while_activity_cannot_be_read() -> None:
     assert world.idle_s == [10]
 
 
-def test_a_reading_that_arrives_after_the_end_changes_nothing() -> None:
-    world = World()
+def test_a_reading_that_arrives_after_the_end_changes_nothing(world: World) -> None:
     world.answers_at_once = False
     world.pass_s(30)
     world.watch.close()
@@ -238,29 +228,19 @@ def test_a_reading_that_arrives_after_the_end_changes_nothing() -> None:
     assert world.reports == []
 
 
-def test_steps_are_activity() -> None:
-    world = World()
-    for number in range(5):
-        world.progress_ns[1] = number
-        world.pass_s(6)
-    assert world.reports == []
-
-
-def test_a_rank_that_has_done_steps_is_not_active_by_output_and_cpu_time() -> None:
+def test_a_rank_that_has_done_steps_is_not_active_by_output_and_cpu_time(world: World) -> None:
     """It loops for ever, or a thread of it prints."""
-    world = World()
     world.progress_ns = {0: 1, 1: 1}
     for _ in range(13):
         world.pass_s(1)
         world.act((20, 1), cpu_s=1.0, written_bytes=100)
-    assert [": no step for 10 s" in each for each in world.reports] == [True]
+    assert ["step for 10 s" in each for each in world.reports] == [True]
     world.progress_ns[0] = 2
     world.pass_s(2)
     assert world.reports[1:] == [None]
 
 
-def test_each_rank_is_judged_by_the_strongest_sign_of_its_own() -> None:
-    world = World()
+def test_each_rank_is_judged_by_the_strongest_sign_of_its_own(world: World) -> None:
     world.progress_ns[0], world.collectives[0] = 1, (4, 3)
     for _ in range(13):
         world.pass_s(1)
@@ -271,9 +251,8 @@ def test_each_rank_is_judged_by_the_strongest_sign_of_its_own() -> None:
     assert ["no collective and" in each for each in world.reports] == [True]
 
 
-def test_ranks_that_wait_for_nccl_with_the_cpu_are_idle_by_what_its_monitor_says() -> None:
+def test_ranks_that_wait_for_nccl_with_the_cpu_are_idle_by_what_its_monitor_says(world: World) -> None:
     """Without steps and collectives CPU time counts, but not where ranks have launched different numbers."""
-    world = World()
     for _ in range(5):
         world.act((10, 1), cpu_s=1.0)
         world.pass_s(1)
@@ -288,9 +267,8 @@ def test_ranks_that_wait_for_nccl_with_the_cpu_are_idle_by_what_its_monitor_says
     assert world.reports[-1] is None
 
 
-def test_a_first_answer_that_was_late_is_no_movement() -> None:
+def test_a_first_answer_that_was_late_is_no_movement(world: World) -> None:
     """On a busy machine a worker's server may not answer for a minute."""
-    world = World()
     world.has_answered = False
     world.pass_s(12)
     world.has_answered, world.collectives = True, {0: (3, 2), 1: (2, 2)}
@@ -301,8 +279,7 @@ def test_a_first_answer_that_was_late_is_no_movement() -> None:
     assert (world.reports[-1], world.watch._still.for_s) == (None, 0.0)
 
 
-def test_the_first_collective_of_a_worker_that_was_seen_without_one_is_movement() -> None:
-    world = World()
+def test_the_first_collective_of_a_worker_that_was_seen_without_one_is_movement(world: World) -> None:
     world.has_answered = False
     world.pass_s(6)
     world.has_answered = True
@@ -312,8 +289,7 @@ def test_the_first_collective_of_a_worker_that_was_seen_without_one_is_movement(
     assert (world.reports[-1], world.watch._still.for_s) == (None, 0.0)
 
 
-def test_output_ends_a_silence() -> None:
-    world = World()
+def test_output_ends_a_silence(world: World) -> None:
     world.pass_s(4)
     assert world.silent_s == 3.0
     world.act((20, 1), written_bytes=10)

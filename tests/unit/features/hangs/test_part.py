@@ -40,9 +40,7 @@ def test_idleness_of_one_round_is_not_reported_for_the_next(build: Build) -> Non
     assert bench.names("idle") == []
 
 
-def test_in_a_hang_the_workers_get_no_signal_before_recorders_and_stacks_are_read(
-    build: Build, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_in_a_hang_the_workers_get_no_signal_before_recorders_and_stacks_are_read(build, monkeypatch) -> None:
     """What torch knows of a hang ends with its process; and the signal for the stacks may end a sleep."""
     order: list[str] = []
     bench = hang_timeout(build)

@@ -50,8 +50,12 @@ WAITS, ABSENT = make_stack(0, waits=True), make_stack(1, waits=False)
 NAMED = "rank 1 (node 1, h) did not enter all_reduce #6 of default_pg; rank 0 has waited in it for 50 s"
 
 
-def test_all_members_must_stand_still() -> None:
-    job = Job()
+@pytest.fixture
+def job() -> Job:
+    return Job()
+
+
+def test_all_members_must_stand_still(job: Job) -> None:
     assert job.stand_still(0, 50.0) == []
     job.now_s = 20.0
     [wanted] = job.stand_still(1, 50.0)
@@ -61,8 +65,7 @@ def test_all_members_must_stand_still() -> None:
     assert told.ranks == (1,), "muster log --failed prints it where the job is cancelled then"
 
 
-def test_it_is_said_again_at_intervals_that_double_and_taken_back() -> None:
-    job = Job()
+def test_it_is_said_again_at_intervals_that_double_and_taken_back(job: Job) -> None:
     asked = []
     for for_s in (50.0, 60.0, 99.0, 100.0, 150.0, 200.0):
         job.now_s = for_s
@@ -76,8 +79,7 @@ def test_it_is_said_again_at_intervals_that_double_and_taken_back() -> None:
 
 
 @pytest.mark.parametrize("progress", [{"moved": ""}, {"still_s": 1.0}])
-def test_a_rank_that_has_moved_meanwhile_is_not_accused(progress: dict[str, Any]) -> None:
-    job = Job()
+def test_a_rank_that_has_moved_meanwhile_is_not_accused(progress: dict[str, Any], job: Job) -> None:
     job.stand_still(0, 50.0)
     [wanted] = job.stand_still(1, 50.0)
     waits, absent = make_stack(0, waits=False, **progress), make_stack(1, waits=False, is_busy=True, **progress)
@@ -85,8 +87,7 @@ def test_a_rank_that_has_moved_meanwhile_is_not_accused(progress: dict[str, Any]
     assert job.stand_still(0, 0.0) == [], "nothing was said that could be taken back"
 
 
-def test_a_member_that_goes_on_while_the_ranks_are_looked_at_ends_it() -> None:
-    job = Job()
+def test_a_member_that_goes_on_while_the_ranks_are_looked_at_ends_it(job: Job) -> None:
     job.stand_still(0, 50.0)
     [wanted] = job.stand_still(1, 50.0)
     job.stand_still(1, 0.0)
@@ -114,8 +115,7 @@ def test_where_most_ranks_are_is_said_where_none_waits_for_another() -> None:
     assert "ranks 1-2 are at main.py:9" in load_judge().describe_standstill(stacks, 50.0)
 
 
-def test_members_that_have_succeeded_are_not_waited_for() -> None:
-    job = Job()
+def test_members_that_have_succeeded_are_not_waited_for(job: Job) -> None:
     job.send(Reported(id="0", message=AllSucceeded(round_number=job.number)))
     [wanted] = job.stand_still(1, 50.0)
     assert wanted.ids == ("0", "1")

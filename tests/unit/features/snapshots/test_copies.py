@@ -5,6 +5,7 @@ import os
 import random
 import socket
 import threading
+from contextlib import closing, contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -172,13 +173,36 @@ def send(node, step):
     return node.wait(lambda end: node.exchange.send((LINEAGE, step), NEIGHBOUR, end))
 
 
+def give(node, step, *sizes):
+    """Save a step, and send it to the neighbour; what was saved."""
+    node.save(step, states := make_states(step, *sizes))
+    assert send(node, step) is None
+    return states
+
+
+def list_copied(node):
+    return [each.generation.step for each in node.exchange.copies.list_holdings()]
+
+
+def read_copy(node, step):
+    part = node.exchange.copies.find((LINEAGE, step), 0)
+    return [os.pread(extent.fd, extent.length, extent.offset) for extent in part.extents]
+
+
+@contextmanager
+def open_reader(node):
+    """What a worker of this node reads of other ranks."""
+    with closing(RangeServer(node.memory, node.exchange.read_range)):
+        reader = RemoteReader(node.memory.control)
+        with closing(reader):
+            reader._socket.settimeout(30)
+            yield reader
+
+
 def test_what_a_neighbour_has_got_is_what_was_saved(nodes):
     one, other = nodes
-    states = make_states(1, 3 * BLOCK_BYTES + 5, 1)
-    one.save(7, states)
-    assert send(one, 7) is None
-    part = other.exchange.copies.find((LINEAGE, 7), 0)
-    assert [os.pread(e.fd, e.length, e.offset) for e in part.extents] == states
+    states = give(one, 7, 3 * BLOCK_BYTES + 5, 1)
+    assert read_copy(other, 7) == states
     [holding] = other.exchange.copies.list_holdings()
     assert (holding.group_rank, holding.first_rank, holding.nproc, holding.is_copy) == (0, 0, 2, True)
     assert holding.generation == Generation(lineage=LINEAGE, step=7, size=2)
@@ -187,9 +211,7 @@ def test_what_a_neighbour_has_got_is_what_was_saved(nodes):
 
 def test_a_node_that_takes_over_gets_its_part_back(nodes):
     one, other = nodes
-    states = make_states(2, BLOCK_BYTES, 70)
-    one.save(7, states)
-    assert send(one, 7) is None
+    states = give(one, 7, BLOCK_BYTES, 70)
     fresh = Node(0)
     fresh.peer = other
     generation = Generation(lineage=LINEAGE, step=7, size=2)
@@ -203,9 +225,7 @@ def test_a_node_that_takes_over_gets_its_part_back(nodes):
 
 def test_a_node_takes_from_itself_what_it_keeps_for_another(nodes):
     one, other = nodes
-    states = make_states(3, 400_000, 70)
-    one.save(7, states)
-    assert send(one, 7) is None
+    states = give(one, 7, 400_000, 70)
     assert other.fetch(7) == (None, False)
     assert other.read(7) == states
 
@@ -213,8 +233,7 @@ def test_a_node_takes_from_itself_what_it_keeps_for_another(nodes):
 def test_a_fetch_that_finds_no_memory_ends_too(nodes, monkeypatch):
     """The next round waits for its end."""
     one, other = nodes
-    one.save(7, make_states(3, 400_000, 70))
-    assert send(one, 7) is None
+    give(one, 7, 400_000, 70)
 
     def fail(*_args):
         raise MemoryError
@@ -329,20 +348,17 @@ def test_only_blocks_that_have_changed_are_sent_again(nodes, monkeypatch):
     sent = []
     send_raw = TcpStream.send_raw
     monkeypatch.setattr(TcpStream, "send_raw", lambda self, data: (sent.append(len(data)), send_raw(self, data)))
-    states = make_states(4, 4 * BLOCK_BYTES, 10)
-    one.save(1, states)
-    assert send(one, 1) is None
+    states = give(one, 1, 4 * BLOCK_BYTES, 10)
     assert sent == [BLOCK_BYTES] * 4 + [10]
     sent.clear()
     changed = [states[0][:BLOCK_BYTES] + b"x" + states[0][BLOCK_BYTES + 1 :], states[1]]
     one.save(2, changed)
     assert send(one, 2) is None
     assert sent == [BLOCK_BYTES]
-    part = other.exchange.copies.find((LINEAGE, 2), 0)
-    assert [os.pread(e.fd, e.length, e.offset) for e in part.extents] == changed
+    assert read_copy(other, 2) == changed
     one.save(3, states)
     assert send(one, 3) is None
-    assert [each.generation.step for each in other.exchange.copies.list_holdings()] == [2, 3]
+    assert list_copied(other) == [2, 3]
 
 
 @pytest.mark.parametrize("block", range(1, 5))
@@ -350,8 +366,7 @@ def test_only_blocks_that_have_changed_are_sent_again(nodes, monkeypatch):
 def test_a_slot_that_is_written_to_while_any_block_of_it_is_sent_is_no_copy(nodes, monkeypatch, block, saves):
     """Whatever lets the worker do so: the last whole copy stays. As long as it writes elsewhere, the copy is whole."""
     one, other = nodes
-    one.save(1, make_states(5, 100, 100))
-    assert send(one, 1) is None
+    give(one, 1, 100, 100)
     one.save(2, states := make_states(6, 3 * BLOCK_BYTES, 100))
     send_message, blocks = TcpStream.send, []
 
@@ -364,11 +379,10 @@ def test_a_slot_that_is_written_to_while_any_block_of_it_is_sent_is_no_copy(node
 
     monkeypatch.setattr(TcpStream, "send", overwrite)
     problem = send(one, 2)
-    copies = [each.generation.step for each in other.exchange.copies.list_holdings()]
+    copies = list_copied(other)
     if saves < 3:
         assert (problem, copies) == (None, [1, 2])
-        part = other.exchange.copies.find((LINEAGE, 2), 0)
-        assert [os.pread(e.fd, e.length, e.offset) for e in part.extents] == states
+        assert read_copy(other, 2) == states
     else:
         assert "get it whole" in problem
         assert copies == [1]
@@ -397,16 +411,14 @@ def test_what_is_sent_when_the_agent_ends_closes_no_descriptor_of_something_else
 def test_a_lost_nodes_part_of_the_base_stays_when_another_node_sends_its_own(nodes):
     """Of three nodes one is lost: the ranks of the other two read its part, and the neighbours are others."""
     lost, other = nodes
-    lost.save(7, make_states(1, 100, 10))
-    assert send(lost, 7) is None
+    give(lost, 7, 100, 10)
     left = Node(2)
     left.peer = other
     left.save(7, make_states(2, 100, 10))
     other.begin_round(Generation(lineage=LINEAGE, step=7, size=3), number=2)
     assert send(left, 7) is None
     assert [each.group_rank for each in other.exchange.copies.list_holdings()] == [0, 2]
-    left.save(8, make_states(3, 100, 10))
-    assert send(left, 8) is None
+    give(left, 8, 100, 10)
     assert [each.group_rank for each in other.exchange.copies.list_holdings()] == [2, 2]
     left.close()
 
@@ -431,13 +443,9 @@ def test_ranges_are_served_again_after_descriptors_ran_out(nodes, monkeypatch):
     one.save(7, make_states(1, 100, 10))
     one.begin_round(Generation(lineage=LINEAGE, step=7, size=2), number=2)
     monkeypatch.setattr(socket.socket, "accept", fail_once)
-    server = RangeServer(one.memory, one.exchange.read_range)
-    reader = RemoteReader(one.memory.control)
-    reader._socket.settimeout(30)
-    assert reader.find_bytes(0) == 100
+    with open_reader(one) as reader:
+        assert reader.find_bytes(0) == 100
     assert not failures
-    reader.close()
-    server.close()
 
 
 def test_a_worker_for_which_no_thread_is_left_is_told_and_the_next_is_served(nodes, monkeypatch):
@@ -452,17 +460,12 @@ def test_a_worker_for_which_no_thread_is_left_is_told_and_the_next_is_served(nod
     one.save(7, make_states(1, 100, 10))
     one.begin_round(Generation(lineage=LINEAGE, step=7, size=2), number=2)
     monkeypatch.setattr(ranges, "start_thread", start)
-    server = RangeServer(one.memory, one.exchange.read_range)
-    reader = RemoteReader(one.memory.control)
-    reader._socket.settimeout(30)
-    with pytest.raises(OSError, match=r"can be reached|reset|pipe"):
-        reader.find_bytes(0)
-    reader.close()
-    again = RemoteReader(one.memory.control)
-    again._socket.settimeout(30)
-    assert again.find_bytes(0) == 100
-    again.close()
-    server.close()
+    with open_reader(one) as reader:
+        with pytest.raises(OSError, match=r"can be reached|reset|pipe"):
+            reader.find_bytes(0)
+        with closing(RemoteReader(one.memory.control)) as again:
+            again._socket.settimeout(30)
+            assert again.find_bytes(0) == 100
 
 
 def test_a_changed_block_is_noticed(nodes, monkeypatch):
@@ -483,18 +486,15 @@ def test_a_state_beyond_the_limit_is_refused(nodes):
     other.memory.control.words[Header.LIMIT] = 2 * 5 * 1000
     one.save(1, make_states(8, 1001, 10))
     assert "1001 bytes is more" in send(one, 1)
-    one.save(2, make_states(8, 1000, 10))
-    assert send(one, 2) is None
+    give(one, 2, 1000, 10)
 
 
 def test_copies_that_the_next_round_does_not_descend_from_are_given_up(nodes):
     one, other = nodes
-    one.save(1, make_states(9, 10, 10))
-    assert send(one, 1) is None
-    one.save(2, make_states(9, 10, 10))
-    assert send(one, 2) is None
+    give(one, 1, 10, 10)
+    give(one, 2, 10, 10)
     other.begin_round(Generation(lineage=LINEAGE, step=1, size=2), number=2)
-    assert [each.generation.step for each in other.exchange.copies.list_holdings()] == [1]
+    assert list_copied(other) == [1]
     other.begin_round(None, number=3)
     assert other.exchange.copies.list_holdings() == ()
 
@@ -549,23 +549,20 @@ def test_workers_read_what_any_rank_has_saved_wherever_it_is(nodes):
     for node in nodes:
         node.begin_round(generation, number=2)
         node.loop.call_from_thread = lambda callback: callback()
-    server = RangeServer(one.memory, one.exchange.read_range)
-    reader = RemoteReader(one.memory.control)
-    for rank, state in enumerate([*mine, *theirs]):
-        assert reader.find_bytes(rank) == len(state)
-        into = bytearray(500)
-        reader.read(rank, len(state) - 700, memoryview(into))
-        assert into == state[-700:-200]
-    whole = bytearray(700_000)
-    reader.read(2, 0, memoryview(whole))
-    assert whole == theirs[0]
-    with pytest.raises(OSError, match="600 to 1100 of rank 1"):
-        reader.read(1, 600, memoryview(into))
-    reader.find_bytes(1)
-    one.knows_holder = False
-    with pytest.raises(NotKeptError, match="what rank 3 has"):
-        reader.find_bytes(3)
-    assert other.wait(lambda end: other.exchange.send((LINEAGE, 7), NEIGHBOUR, end)) is None
-    assert reader.find_bytes(3) == len(theirs[1]), "the neighbour's copy is here now"
-    reader.close()
-    server.close()
+    with open_reader(one) as reader:
+        for rank, state in enumerate([*mine, *theirs]):
+            assert reader.find_bytes(rank) == len(state)
+            into = bytearray(500)
+            reader.read(rank, len(state) - 700, memoryview(into))
+            assert into == state[-700:-200]
+        whole = bytearray(700_000)
+        reader.read(2, 0, memoryview(whole))
+        assert whole == theirs[0]
+        with pytest.raises(OSError, match="600 to 1100 of rank 1"):
+            reader.read(1, 600, memoryview(into))
+        reader.find_bytes(1)
+        one.knows_holder = False
+        with pytest.raises(NotKeptError, match="what rank 3 has"):
+            reader.find_bytes(3)
+        assert send(other, 7) is None
+        assert reader.find_bytes(3) == len(theirs[1]), "the neighbour's copy is here now"

@@ -1,7 +1,0 @@
-"""What monitoring reads of a running agent: numbers named as in Prometheus and OpenTelemetry, and a port for them.
-
-`families` lists the metrics, and builds them from what is known of the job and of this node. `elastic_names` has what
-torch's agent publishes. `source` keeps what they are built from: the last look of `telemetry.plane`, and counts of the
-agent's records. `exposition` writes them as Prometheus' text and as OpenMetrics, and `endpoint` serves that over HTTP,
-in its own thread. `traces` sends the same metrics to a collector.
-"""

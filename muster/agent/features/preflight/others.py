@@ -1,0 +1,90 @@
+"""What other nodes are told and asked: facts that they compare, and whether MASTER_ADDR answers. It may block."""
+
+import errno
+import hashlib
+import os
+import socket
+import time
+
+from muster._shared.preflight import Machine, read_versions
+from muster.agent.config import AgentConfig
+from muster.agent.features.preflight.messages import NodeFacts
+from muster.agent.workers.spec import ProgramKind
+
+_READ_BYTES = 1 << 20
+
+
+def read_facts(config: AgentConfig, workspace: str, machine: Machine) -> NodeFacts:
+    """Read versions and digests.
+
+    Args:
+        config: the agent's.
+        workspace: the packed workspace that came with the job; "" if there is none.
+        machine: the machine's facts as they were read.
+    """
+    program, devices = config.program, machine.devices
+    is_script = program.kind in (ProgramKind.SCRIPT, ProgramKind.RUN_PATH) and os.path.isfile(program.target)
+    versions = read_versions() if program.kind is not ProgramKind.COMMAND else ()
+    if devices is not None and devices.driver:
+        versions = (*versions, ("the driver", devices.driver))
+    return NodeFacts(
+        workspace=_compute_digest(workspace) if workspace else "",
+        script=_compute_digest(program.target) if is_script and not workspace else "",
+        versions=versions,
+        nproc=config.nproc,
+        devices=None if devices is None else len(devices.answering),
+    )
+
+
+def _compute_digest(path: str) -> str:
+    """Compute the digest of a file; "" if it cannot be read."""
+    digest = hashlib.sha256()
+    try:
+        with open(path, "rb") as file:
+            while block := file.read(_READ_BYTES):
+                digest.update(block)
+    except OSError:
+        return ""
+    return digest.hexdigest()[:16]
+
+
+_EACH_S = 3.0
+_PAUSE_S = 0.5
+_OTHER_PORT = 1
+"""tcpmux's port, on which hardly any machine listens. If it refuses a connection, the host was reached."""
+_OTHER_S = 1.0
+
+
+def find_obstacle(host: str, port: int, limit_s: float) -> str | None:
+    """Return why no address of the host answers within the limit; None if one does, even by refusing.
+
+    Whether a process listens on the port does not matter, because a cold start's store begins later. A network may fail
+    for a moment, so this tries again until the limit.
+
+    Another port of the host is tried first, because the program of rank 0 may count connections to its own port. If a
+    firewall drops packets for the other port, the program's port is tried as well.
+    """
+    until_s = time.monotonic() + limit_s
+    while True:
+        if _try_once(host, _OTHER_PORT, min(_OTHER_S, limit_s)) is None:
+            return None
+        obstacle = _try_once(host, port, min(_EACH_S, max(0.1, until_s - time.monotonic())))
+        if obstacle is None or time.monotonic() + _PAUSE_S >= until_s:
+            return obstacle
+        time.sleep(_PAUSE_S)
+
+
+def _try_once(host: str, port: int, limit_s: float) -> str | None:
+    try:
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        return f"its name is not resolved: {error.strerror or error}"
+    obstacle = "it has no address"
+    for family, kind, proto, _, address in addresses:
+        with socket.socket(family, kind, proto) as probe:
+            probe.settimeout(limit_s / len(addresses))
+            code = probe.connect_ex(address)
+        if code in (0, errno.ECONNREFUSED, errno.ECONNRESET):
+            return None
+        obstacle = "no answer" if code in (errno.EAGAIN, errno.ETIMEDOUT) else os.strerror(code)
+    return obstacle

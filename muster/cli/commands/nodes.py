@@ -1,0 +1,74 @@
+"""The commands that run something on nodes: `exec` and `shell`."""
+
+import argparse
+from functools import partial
+from typing import Final
+
+from muster._shared.control import ControlError
+from muster.cli.commands.parser import CommandParser, parse_index
+
+_EXEC_EPILOG: Final = """\
+Options come before CMD. The command has the variables of the workers of its node, and runs where they run. What it
+leaves in the background ends with it.
+exit code: that of the command, or 128 + n after signal n; with several nodes the first that is not 0; 2 wrong usage;
+255 it was not run, or its node was lost, and a line says why
+"""
+
+
+def add_exec(parser: CommandParser) -> None:
+    """Add its options, and the words of the command, which may be options, too."""
+    parser.usage = "%(prog)s [-h] [--all | --node N] [--role ROLE] APP_HANDLE ..."
+    parser.epilog = _EXEC_EPILOG
+    parser.add_handle()
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "--all", dest="takes_all", action="store_true", help="on all nodes; each line begins with the name of its node"
+    )
+    which.add_argument("--node", type=parse_index, metavar="N", help="on this node of a role, counted from 0 (0)")
+    parser.add_role()
+    # It ends the options, as a command of `muster` does. With `REMAINDER` options after the handle would be words.
+    words = parser.add_argument(
+        "words", nargs=argparse.PARSER, default=[], metavar="CMD ...", help="a program and its arguments"
+    )
+    words.required = False
+    parser.set_defaults(run=partial(_run_exec, parser))
+
+
+def _run_exec(
+    parser: CommandParser, *, handle: str, takes_all: bool, node: int | None, role: str | None, words: list[str]
+) -> int:
+    from muster.cli import exec_command
+    from muster.cli.exec_command import print_failure
+
+    command = words[1:] if words[:1] == ["--"] else words
+    if not command:
+        parser.error("CMD is missing")
+    try:
+        return exec_command.run(handle, command, role=role, node=node, takes_all=takes_all)
+    except ControlError as error:
+        return print_failure(error)
+
+
+_SHELL_EPILOG: Final = """\
+The shell is the node's $SHELL, else bash or sh. It has the variables of the workers, and ends with this command.
+exit code: that of the shell; 2 wrong usage; 255 none was started, or its node was lost, and a line says why
+"""
+
+
+def add_shell(parser: CommandParser) -> None:
+    """Add its options."""
+    parser.epilog = _SHELL_EPILOG
+    parser.add_handle()
+    parser.add_argument("node", type=parse_index, nargs="?", metavar="NODE", help="node of a role, counted from 0 (0)")
+    parser.add_role()
+    parser.set_defaults(run=_run_shell)
+
+
+def _run_shell(*, handle: str, node: int | None, role: str | None) -> int:
+    from muster.cli import shell_command
+    from muster.cli.exec_command import print_failure
+
+    try:
+        return shell_command.run(handle, role=role, node=node)
+    except ControlError as error:
+        return print_failure(error)

@@ -20,8 +20,8 @@ from muster._shared.contract import (
     RoleKey,
     parse_seconds,
 )
-from muster.components import ComponentError
 from muster.components.environment import EnvArgument, GivenEnv, parse_env
+from muster.components.errors import ComponentError
 from muster.components.flags import build_flags
 from muster.components.resources import ResourceRequest
 from muster.components.topology import Bare, Topology, parse_topology

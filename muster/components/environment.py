@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final, Optional
 from torchx.util.types import to_dict
 
 from muster._shared.foreign_files import read_whole
-from muster.components import ComponentError
+from muster.components.errors import ComponentError
 
 if TYPE_CHECKING:
     EnvArgument = Mapping[str, str] | str | None

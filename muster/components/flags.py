@@ -16,7 +16,7 @@ from muster._shared.contract import (
     parse_snapshot_memory,
 )
 from muster._shared.policy import PolicyError, parse_policy
-from muster.components import ComponentError
+from muster.components.errors import ComponentError
 
 
 @dataclass(frozen=True, kw_only=True)

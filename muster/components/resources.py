@@ -6,7 +6,7 @@ from typing import Any, Final
 from torchx import specs
 
 from muster._shared.contract import RoleKey
-from muster.components import ComponentError
+from muster.components.errors import ComponentError
 from muster.components.topology import Host, Topology
 
 _MB_PER_PROCESS: Final = 1024

@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Final
 
 from muster._shared.contract import SIZE_LIMIT
-from muster.components import ComponentError
+from muster.components.errors import ComponentError
 
 COUNTED_PROCESSES: Final = ("gpu", "cpu", "auto")
 """Values of M besides numbers. The agent counts on the node."""

@@ -25,7 +25,9 @@ def submit_as(apps, app, app_id, **cfg):
         return value.replace(old, app_id) if isinstance(value, str) else value
 
     containers = tuple(replace(each, name=rename(each.name)) for each in made.request.containers)
-    info.request = replace(made, request=replace(made.request, app_id=app_id, network=app_id, containers=containers))
+    request = replace(made.request, app_id=app_id, network=app_id, containers=containers)
+    spec = replace(made.spec, app_id=app_id, folder=rename(made.spec.folder))
+    info.request = replace(made, request=request, spec=spec)
     return apps.scheduler.schedule(info)
 
 

@@ -79,9 +79,9 @@ def test_if_no_rank_asks_they_are_stopped_at_once_and_a_line_says_so(tmp_path: P
 def planned(tmp_path: Path):
     """A job of two nodes that saves for a third one as long as a file exists."""
     with World(tmp_path) as world:
-        (tmp_path / "saving").touch()
         nodes = [launch(world, index) for index in range(2)]
-        world.wait_for(lambda: "2" in {str(size) for _, size in read_steps(tmp_path)}, "two nodes train")
+        world.wait_for(lambda: 2 in {size for _, size in read_steps(tmp_path)}, "two nodes train")
+        (tmp_path / "saving").touch()
         nodes.append(launch(world, 2))
         world.wait_for(lambda: "joins: all ranks stop at step" in read_console(nodes[0]), "a planned join")
         yield world, nodes

@@ -139,7 +139,7 @@ PRINT_OTHERWISE = {
     "each of its texts is cleaned": "cli/rehearse/command cli/top/command cli/doctor/command "
     "schedulers/runner/live_lines",
     "JSON, and what `repr` has made": "cli/run_command cli/history/commands agent/control/client",
-    "numbers and words of our own": "run _shared/guard agent/ask agent/cli/arguments cli/hold_command "
+    "numbers and words of our own": "data run _shared/guard agent/ask agent/cli/arguments cli/hold_command "
     "cli/commands/completion agent/features/preflight/measure elastic/jobs/job elastic/jobs/file_timers "
     "schedulers/slurm/node",
     "a worker's own words": "_shared/debugger agent/workers/program elastic/fork/worker snapshots/content worker",

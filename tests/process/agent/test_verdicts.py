@@ -91,5 +91,5 @@ def test_the_class_of_each_real_program(tmp_path: Path) -> None:
     [path] = (tmp_path / "logs").glob("*/events.jsonl")
     records = [json.loads(line) for line in path.read_text().splitlines()]
     found = [each["detail"]["cause"] for each in records if each["what"] == "round_broken"]
-    wanted = runpy.run_path(str(FAILING))["FAILING"]
+    wanted = runpy.run_path(str(FAILING))["PROGRAMS"]
     assert list(zip(found, (text for _, text in wanted), strict=True)) == list(wanted)

@@ -129,6 +129,7 @@ def test_a_command_gets_the_bundles_modules_and_an_installed_packages_others(tmp
     assert outcome.stdout.count(f"{bundle}/muster/worker.py {site}/muster/components/__init__.py") == 2, (
         outcome.explain()
     )
+    assert "no longer written" not in outcome.stderr, outcome.explain()
 
 
 @pytest.mark.parametrize("reach", ["installed", "script", "command"])

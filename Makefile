@@ -108,8 +108,10 @@ gpu: $(STABLE)/.ready ## the tests that need an NVIDIA GPU, and what muster sees
 nightly: $(STABLE)/.ready $(WHOLE)/.ready ## the simulations with more seeds; 1,000 jobs from one program; forked jobs; eight rehearsed scripts; all tests of the unit, process and docker folders on TorchX's nightly line
 	MUSTER_SIM_SEEDS=$(SIM_SEEDS) $(PYTEST) -q --numprocesses auto tests/unit/rendezvous/test_simulation.py \
 		tests/unit/rendezvous/test_member_decisions.py
-	MUSTER_ELASTIC_DRAIN_SEEDS=20000 $(PYTEST) -q --numprocesses auto tests/unit/rendezvous/test_elastic_drain_simulation.py
+	MUSTER_DRAIN_SEEDS=$(SIM_SEEDS) MUSTER_ELASTIC_DRAIN_SEEDS=20000 $(PYTEST) -q --numprocesses auto --timeout 0 \
+		tests/unit/rendezvous/test_drain_simulation.py tests/unit/rendezvous/test_elastic_drain_simulation.py
 	MUSTER_DRAIN_RUNS=50 $(PYTEST) -q --numprocesses 2 --timeout 600 -k "same_step or next_step" tests/fault/test_drain.py
+	MUSTER_JOIN_RUNS=50 $(PYTEST) -q --numprocesses 2 tests/fault/test_joins.py
 	MUSTER_SNAPSHOT_RUNS=0:200 $(PYTEST) -q --numprocesses 4 tests/fault/test_snapshot_runs.py
 	$(call pytest,$(WHOLE),whole-nightly) --numprocesses 4 --dist worksteal -m 'not long and not alone' tests/unit tests/process tests/docker tests/ssh tests/slurm
 	MUSTER_LAUNCHES=1000 $(PYTEST) -q -k loop_leave_nothing tests/process/elastic/test_launch.py

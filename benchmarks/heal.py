@@ -1,5 +1,7 @@
 """From the loss or the join of a node to the next common all-reduce. Workers run gloo all-reduces all the time.
 
+They ask `should_stop`, so with muster the ranks stop at one step when a node joins.
+
     python benchmarks/heal.py [--count N] [--skip-torchrun]
 
 torchrun is measured where it recovers at all. Where it does not (its launcher waits for a collective to time out, or
@@ -25,14 +27,16 @@ LOSS_LIMIT_S = 150.0
 """After the loss of a node."""
 
 REDUCE = """
-import json, os, time
+import itertools, json, os, time
 import torch, torch.distributed as dist
-imported = time.monotonic()
+from pathlib import Path
+from muster import worker
 dist.init_process_group("gloo")
 fd = os.open(os.environ["MARKS"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 world = dist.get_world_size()
 first = True
-while True:
+saved = worker.resume_path()
+for i in itertools.count(int(Path(saved).name) + 1 if saved else 0):
     value = torch.ones(1)
     dist.all_reduce(value)
     assert value.item() == world
@@ -40,7 +44,11 @@ while True:
         mark = {"t": time.monotonic(), "rank": dist.get_rank(), "world": world, "node": os.environ["NODE"]}
         os.write(fd, (json.dumps(mark) + "\\n").encode())
     first = False
+    if worker.should_stop(i):
+        worker.saved(i, str(i))
+        break
     time.sleep(0.01)
+dist.destroy_process_group()
 """
 
 IMPORT = "import time; t = time.monotonic(); import torch; print(time.monotonic() - t)"

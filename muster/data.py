@@ -107,6 +107,8 @@ class Sampler:
         self.epoch = self.samples = self.steps = 0
         self._pending: int | None = None
         """The samples of the step whose last part was returned."""
+        self._shares: dict[int, tuple[range, ...]] = {}
+        """This rank's parts of a step, by the step's size: there are two sizes."""
         self._has_split = self._has_told = False
 
     def epochs(self, count: int) -> Iterator[int]:
@@ -145,18 +147,19 @@ class Sampler:
         self._tell_shares()
         self._pending = None
         while (wanted := self._count_next()) > 0:
-            left: int | None = None
-            for ahead, data in enumerate(parts):
-                if left is None:
-                    wanted = data.step_size if isinstance(data, _Split) else wanted
-                    left = len(self._share(wanted))
-                taken, content = self._share(wanted)[ahead], data.samples if isinstance(data, _Split) else data
-                is_last = ahead + 1 == left
+            shares: tuple[range, ...] = ()
+            for number, data in enumerate(parts, 1):
+                is_split = isinstance(data, _Split)
+                if not shares:
+                    wanted = data.step_size if is_split else wanted
+                    shares = self._share(wanted)
+                is_last = number == len(shares)
                 self._pending = wanted if is_last else None
-                yield Part(content, len(taken) * self._world_size / wanted, is_last, self.steps)
+                weight = len(shares[number - 1]) * self._world_size / wanted
+                yield Part(data.samples if is_split else data, weight, is_last, self.steps)
                 if is_last:
                     break
-            if left is None:
+            if not shares:
                 return
             if self._pending is not None:
                 raise RuntimeError(f"step {self.steps} is not committed: call commit() after the optimizer's step")
@@ -219,14 +222,19 @@ class Sampler:
         """Return how many samples the next step has; 0 at the epoch's end."""
         return self._batch if self._size is None else min(self._batch, self._size - self.samples)
 
-    def _share(self, count: int) -> list[range]:
+    def _share(self, count: int) -> tuple[range, ...]:
         """Return this rank's parts of a step of `count` samples: positions in the step, as many parts on all ranks."""
+        if count not in self._shares:
+            self._shares[count] = self._divide(count)
+        return self._shares[count]
+
+    def _divide(self, count: int) -> tuple[range, ...]:
         base, more = divmod(count, self._world_size)
         begin, own = self._rank * base + min(self._rank, more), base + (self._rank < more)
         parts = -(-(base + (more > 0)) // self._micro_batch)
         size, larger = divmod(own, parts)
         ends = [begin + (number + 1) * size + min(number + 1, larger) for number in range(parts)]
-        return [range(first, end) for first, end in zip([begin, *ends], ends, strict=False)]
+        return tuple(range(first, end) for first, end in zip([begin, *ends], ends, strict=False))
 
     def _take(self, samples: Sequence[Any], count: int) -> Iterator[Any]:
         """Yield this rank's samples of each part. One without any gets the step's first, with weight 0."""

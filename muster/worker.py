@@ -94,9 +94,9 @@ def step(i: int, *, total: int | None = None, **numbers: float) -> None:
 
 
 def should_stop(i: int) -> bool:
-    """Return whether the job ends at step `i`. If so, save, call `saved`, and leave the loop.
+    """Return whether all ranks stop at step `i`. If so, save, call `saved`, and leave the loop.
 
-    All ranks get True at the same step. Call it once per step, at the same steps on every rank, after the work of
+    The job ends, or goes on with other nodes. All ranks get True at the same step. Call it once per step, at the same steps on every rank, after the work of
     step `i`.
 
     Args:

@@ -96,8 +96,8 @@ def step(i: int, *, total: int | None = None, **numbers: float) -> None:
 def should_stop(i: int) -> bool:
     """Return whether all ranks stop at step `i`. If so, save, call `saved`, and leave the loop.
 
-    The job ends, or goes on with other nodes. All ranks get True at the same step. Call it once per step, at the same steps on every rank, after the work of
-    step `i`.
+    The job ends, or goes on with other nodes. All ranks get True at the same step. Call it once per step, at the same
+    steps on every rank, after the work of step `i`.
 
     Args:
         i: the step. It must rise within an attempt.

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from muster._shared.causes import CLASSES, GAVE_UP
 from muster._shared.policy import Happened, PolicyError, Rule, find_rule, parse_policy
-from muster.components.errors import ComponentError, dist
+from muster.components import dist
+from muster.components.errors import ComponentError
 
 EXAMPLE = "exit 77: elsewhere; ImportError: stop; oom: stop; exit 33,34: restart free; hang: restart"
 

@@ -12,9 +12,12 @@ import itertools
 import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import pytest
 from harness import AGENT, PROGRAMS, Tree, skip_or_fail, wait_until
 from launchers import ONE_START, SCALED
 
@@ -23,6 +26,7 @@ from muster.cli.rehearse.journal import Journal
 from muster.cli.rehearse.world import Network, run_tool
 
 PROGRAM = PROGRAMS / "netns_sums.py"
+HUB = Path(__file__).parent / "slow_hub.py"
 SERIAL = itertools.count()
 
 
@@ -32,6 +36,7 @@ class Net(Network):
     def __init__(self, folder: Path) -> None:
         """Leave what is to be undone in a folder."""
         super().__init__(f"m{os.getpid()}-{next(SERIAL)}", Journal(folder / "journal"))
+        self.hub: subprocess.Popen[str] | None = None
 
     def drop(self, index: int, chain: str) -> None:
         """Drop what reaches the node (`INPUT`) or what it sends (`OUTPUT`); the other direction stays open."""
@@ -53,7 +58,24 @@ class Net(Network):
     def _filter(self, index: int, *words: str) -> None:
         run_tool("ip", "netns", "exec", self.spaces[index], "iptables", "--wait", *words)
 
+    def delay(self, delay_ms: int) -> None:
+        """Delay every packet of every node added so far: a slow hub replaces the bridge.
+
+        Not tc's netem, which many kernels are built without. Links and filters of these nodes cannot be changed then.
+        """
+        if not os.path.exists("/dev/net/tun"):
+            pytest.skip("latency is not available: this kernel has no TAP devices (/dev/net/tun)")
+        for space in self.spaces:
+            run_tool("ip", "-n", space, "link", "del", "eth0")
+        places = [f"{space}=10.77.0.{index + 1}/24" for index, space in enumerate(self.spaces)]
+        command = [sys.executable, "-I", "-S", str(HUB), str(delay_ms), *places]
+        self.hub = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self.hub.stdout.readline() == "ready\n"
+
     def __exit__(self, *exc: object) -> None:
+        if self.hub is not None:
+            self.hub.kill()
+            self.hub.communicate()
         super().__exit__(*exc)
         for space in self.spaces:
             shutil.rmtree(Path("/etc/netns", space), ignore_errors=True)

@@ -57,6 +57,22 @@ def test_packets_dropped_one_way(world: World, victim: int, chain: str) -> None:
     world.finish(*nodes)
 
 
+@pytest.mark.long
+@pytest.mark.torch
+def test_latency_of_200_ms(world: World) -> None:
+    """No answer arrives within the time of a redial: the loss of node 0 is still detected."""
+    world.env = {}  # a round trip is what the real limits allow for
+    for _ in range(3):
+        world.net.add_node()
+    world.net.delay(200)
+    first, *others = world.start(3, "2:3")
+    first.kill_agent()
+    world.wait_for_sizes([3, 2], *others)
+    first = world.launch(0, "2:3")
+    world.wait_for_sizes([3], first, *others)
+    world.finish(first, *others)
+
+
 @pytest.mark.parametrize("victim", [0, pytest.param(2, marks=pytest.mark.long)])
 def test_a_stopped_agent_whose_workers_run_on(world: World, victim: int) -> None:
     """Its guard kills them before the others go on without it; continued, it takes part again."""

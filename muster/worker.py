@@ -159,6 +159,22 @@ def should_pause(i: int) -> bool:
     return False if slot is None else slot.ask(Layout.PAUSE, i)
 
 
+def wait_for_join(i: int, complete: Callable[[], bool]) -> None:
+    """Wait if all ranks wait at step `i` for nodes that join. `snapshots.save` calls it.
+
+    Args:
+        i: the step of the snapshot. Rules are those of `should_stop`.
+        complete: makes the snapshot complete, and returns whether it is. It is called until it returns True.
+    """
+    slot = _state.slot if _state.is_open else _open()
+    is_complete = False
+    while slot is not None and slot.ask(Layout.JOIN, i):
+        is_complete = is_complete or complete()
+        if is_complete:
+            slot.words[Layout.WAITING] = i + 1
+        time.sleep(_LONGEST_WAIT_S)
+
+
 def saved(i: int, path: str | os.PathLike[str] | None = None) -> None:
     """Report that this rank's checkpoint of step `i` is complete and durable.
 

@@ -51,13 +51,9 @@ class StatusPageLayout:
     VALUES: Final = 7
     """How many entries of the table of values are in use."""
     ASKED: Final = 8
-    """Three words, one per kind: 1 + the step last asked about, 0 if it never asked, or `NOT_ASKING`."""
-    STRIDE: Final = 11
-    """Three words, one per kind: the distance of the last two steps asked about. 0: asked at most once."""
-    DEBUGGER: Final = 14
-    """What the rank asks of this node's terminal: `DEBUGGER_NONE`, `_WANTS` it, or `_QUIT` (end the job)."""
-    TERMINAL: Final = 15
-    """The agent's answer, 0 while there is none: `TERMINAL_QUEUED`, then `_LENT`; or `_NONE`."""
+    """Four words, one per kind: 1 + the step last asked about, 0 if it never asked, or `NOT_ASKING`."""
+    STRIDE: Final = 12
+    """Four words, one per kind: the distance of the last two steps asked about. 0: asked at most once."""
     PHASE_TABLE: Final = 16
     FIRST: Final = 88
     """1 + the first step that the script has reported.
@@ -66,6 +62,12 @@ class StatusPageLayout:
     """
     FIRST_NS: Final = 89
     """CLOCK_MONOTONIC of that step. 0: none yet. It shows how long the start took, whenever the agent looks."""
+    DEBUGGER: Final = 90
+    """What the rank asks of this node's terminal: `DEBUGGER_NONE`, `_WANTS` it, or `_QUIT` (end the job)."""
+    TERMINAL: Final = 91
+    """The agent's answer, 0 while there is none: `TERMINAL_QUEUED`, then `_LENT`; or `_NONE`."""
+    WAITING: Final = 92
+    """1 + the step whose snapshot is complete, while the rank waits for nodes that join. 0: it never has."""
     VALUE_TABLE: Final = 96
     WISH: Final = 176
     """A text entry of at most 120 bytes: `WISH_STOP` or `WISH_ELSEWHERE`, and the reason. None: nothing."""
@@ -103,7 +105,9 @@ class StatusPageLayout:
     STOP: Final = 0
     CHECKPOINT: Final = 1
     PAUSE: Final = 2
-    KINDS: Final = ("stop", "checkpoint", "pause")
+    JOIN: Final = 3
+    """The ranks wait, with a snapshot of the step, until the round ends for nodes that join."""
+    KINDS: Final = ("stop", "checkpoint", "pause", "join")
 
     _STEP_BITS: Final = 47
     MAX_STEP: Final = (1 << _STEP_BITS) - 2
@@ -118,7 +122,7 @@ class StatusPageLayout:
 
         Args:
             drain: 1 to `MAX_DRAIN`.
-            kind: STOP, CHECKPOINT or PAUSE.
+            kind: STOP, CHECKPOINT, PAUSE or JOIN.
             step: the ceiling, or the committed step. 0 to `MAX_STEP`.
             is_committed: whether `step` is the agreed one.
 
@@ -136,7 +140,7 @@ class StatusPageLayout:
 
     @classmethod
     def get_kind(cls, command: int) -> int:
-        """Return STOP, CHECKPOINT or PAUSE."""
+        """Return STOP, CHECKPOINT, PAUSE or JOIN."""
         return command >> cls._KIND_SHIFT & 3
 
     @classmethod

@@ -24,13 +24,15 @@ a function is called.
     sharded   a sharded state for another number of ranks, through torch.distributed.checkpoint
     buckets   DDP's buckets of the first step
 
-From outside, import `muster.snapshots` only. Inside muster it knows `_shared` alone.
+From outside, import `muster.snapshots` only. Inside muster it knows `_shared`, and `worker` for ranks that wait.
 """
 
+import operator
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from muster import worker
 from muster._shared.contract import Env, has_feature
 
 if TYPE_CHECKING:
@@ -57,6 +59,8 @@ def save(step: int, state: Any, *, replicated: bool = False) -> None:
 
     It returns when the tensors may change again. If the state does not fit into the memory that snapshots may take,
     one line says so, and the job goes on without this snapshot. If no slot is free, the save is skipped without a line.
+    If nodes join, and the script does not ask `worker.should_stop`, all ranks wait here at one step until the job is
+    stopped for the next round, which continues after that step.
 
     Args:
         step: the step as the script counts it. It must rise, even after `load`.
@@ -74,8 +78,17 @@ def save(step: int, state: Any, *, replicated: bool = False) -> None:
         ValueError: the step is not greater than the last one.
     """
     saver = _process.saver if _process.is_open else _open()
-    if saver is not None:
-        saver.save(step, state, replicated=replicated)
+    if saver is None:
+        return
+    has_slot = saver.save(step, state, replicated=replicated)
+
+    def complete() -> bool:
+        nonlocal has_slot
+        has_slot = has_slot or saver.save_again(state, replicated=replicated)
+        saver.wait()
+        return has_slot
+
+    worker.wait_for_join(operator.index(step), complete)
 
 
 def load(*, into: Any = None) -> Snapshot | None:

@@ -135,12 +135,20 @@ class Saver:
         """Know that the script continues after this step."""
         self._last_step = step
 
-    def save(self, step: int, state: object, *, replicated: bool) -> None:
-        """Copy the state into a free slot. See `muster.snapshots.save`."""
-        import torch
+    def save(self, step: int, state: object, *, replicated: bool) -> bool:
+        """Copy the state into a free slot. See `muster.snapshots.save`.
 
+        Returns:
+            False if no slot is free: `save_again` may find one.
+        """
         self.wait()
         self._last_step = self._check_step(step)
+        return self.save_again(state, replicated=replicated)
+
+    def save_again(self, state: object, *, replicated: bool) -> bool:
+        """Do so for the last step."""
+        import torch
+
         with torch.no_grad():
             skeleton, tensors, is_sharded, pointers = encode(state, self._known)
             plan = self._find_plan(tensors, pointers, keeps_tensors=not replicated or self._files.local_rank == 0)
@@ -152,17 +160,17 @@ class Saver:
             origin = Origin(rank, world_size, keeper, replicated, is_sharded)
             size = sum(find_data(plan)) + len(skeleton) + _LAYOUT_BYTES * len(tensors)
             if not self._is_granted(size):
-                return
+                return True
             slot = control.begin_save(local_rank)
             if slot is None:
-                return
+                return False
             area = self._areas[slot]
             is_mapped = area.size >= size
             try:
                 wait = area.copy(plan, tensors, size, self._start_copies)
             except OSError as error:
                 self._refuse_memory(size, error)
-                return
+                return True
             step, lineage = self._last_step, control.lineage
 
         def complete() -> None:
@@ -182,6 +190,7 @@ class Saver:
         else:
             self._pending = threading.Thread(target=complete, name="muster-snapshot", daemon=plan.on_devices)
             self._pending.start()
+        return True
 
     def wait(self) -> None:
         """Wait until the last save is complete: only one whose state was on devices is not."""

@@ -39,6 +39,8 @@ class Rank:
     stopped_at: int | None = None
     is_waiting: bool = False
     """At a ceiling."""
+    waiting: int | None = None
+    """The step with whose snapshot it waits for nodes that join."""
 
 
 @dataclass
@@ -115,13 +117,12 @@ class DrainingProcess(Process):
                 timer = action.timer
                 self.loop.call_later(action.delay_s, lambda: self.loop.post(events.TimerExpired(timer=timer)))
             case actions.ReadSlots():
-                self.handle(
-                    events.SlotsRead(round_number=action.round_number, drain=action.drain, slots=self.read_slots())
-                )
+                slots = self.read_slots(action.kind)
+                self.handle(events.SlotsRead(round_number=action.round_number, drain=action.drain, slots=slots))
             case actions.WriteCommand():
                 self.write_command(action)
             case actions.WithdrawCommand():
-                if Layout.is_committed(self.command):
+                if Layout.is_committed(self.command) and Layout.get_kind(self.command) != Layout.JOIN:
                     raise Violation(f"{self.machine.host}: a committed drain was withdrawn")
                 self.command = 0
             case actions.ReportFailed():
@@ -189,7 +190,7 @@ class DrainingProcess(Process):
                 return
             rank.done = step
             group.wake()
-            yield from self.ask(rank, step)
+            yield from self.ask(rank, group, step)
             if not rank.is_alive:
                 return
             if rank.stopped_at is not None or step % world.save_every == 0:
@@ -201,7 +202,7 @@ class DrainingProcess(Process):
                 break
         self.end(rank, 0)
 
-    def ask(self, rank: Rank, step: int) -> Iterator[float]:
+    def ask(self, rank: Rank, group: Group, step: int) -> Iterator[float]:
         rng = self.world.random
         stride = step - rank.own_asked if rank.own_asked is not None else 0
         rank.own_asked = step
@@ -214,15 +215,26 @@ class DrainingProcess(Process):
         if rng.random() < 0.3:
             yield rng.choice((1e-6, 0.0001, 0.003))
         wait_s = 0.0005
+        kind = self.world.asks
         while rank.is_alive and self.command and step >= Layout.get_step(self.command):
-            if Layout.is_committed(self.command):
+            if Layout.get_kind(self.command) != kind:
+                break
+            if Layout.is_committed(self.command) and rank.stopped_at is None:
                 rank.stopped_at = step
                 self.world.record_stop(rank)
-                break
+                if kind == Layout.STOP:
+                    break
+                yield rng.uniform(0.0, 0.3)
+                if rank.is_alive:
+                    self.save(rank, group, step)
+                    rank.waiting = step
             rank.is_waiting = True
             yield wait_s
             wait_s = min(2 * wait_s, 0.01)
         rank.is_waiting = False
+        if kind == Layout.JOIN and rank.is_alive and rank.stopped_at is not None:  # the drain was withdrawn
+            rank.stopped_at = None
+            self.world.stops.pop(rank.instance, None)
 
     def save(self, rank: Rank, group: Group, step: int) -> None:
         """The rank has written its part: the agent hears of it once all of the node have."""
@@ -242,7 +254,7 @@ class DrainingProcess(Process):
             local_rank=rank.local_rank,
             code=code,
             fencings=self.fencings,
-            asked=rank.own_asked if self.command else None,
+            asked=rank.own_asked if self.command and self.world.asks == Layout.STOP else None,
         )
         self.post(exited, delay_s=0.001)  # what it has saved is read before
         self.world.groups[rank.instance].wake()
@@ -263,17 +275,23 @@ class DrainingProcess(Process):
     def finish_work(self, instance: Instance) -> None:
         """Ranks end by themselves here."""
 
-    def read_slots(self) -> tuple[RankSlot, ...]:
+    def read_slots(self, kind: int) -> tuple[RankSlot, ...]:
+        asks = kind == self.world.asks
         return tuple(
             RankSlot(
-                global_rank=rank.global_rank, step=rank.asked, asked=rank.asked, stride=rank.stride, is_asking=True
+                global_rank=rank.global_rank,
+                step=rank.asked,
+                asked=rank.asked if asks else None,
+                stride=rank.stride if asks else 0,
+                is_asking=True,
+                waiting=rank.waiting,
             )
             for rank in self.ranks
         )
 
     def write_command(self, action: actions.WriteCommand) -> None:
         command = Layout.pack_command(
-            drain=action.drain, kind=Layout.STOP, step=action.step, is_committed=action.is_committed
+            drain=action.drain, kind=action.kind, step=action.step, is_committed=action.is_committed
         )
         before = self.command
         if before and get_drain(before) == action.drain:
@@ -296,6 +314,8 @@ class ElasticWorld(World):
         self.step_s = self.random.choice((0.03, 0.1))
         self.save_every = self.random.choice((5, 40))
         self.drain_limit_s = 8.0
+        self.asks = Layout.STOP
+        """JOIN: the ranks keep snapshots and never ask `should_stop`."""
         self.groups: dict[Instance, Group] = {}
         self.stops: dict[Instance, set[int]] = {}
         self.breaks: list[tuple[float, str, RoundBroken]] = []
@@ -322,5 +342,7 @@ class ElasticWorld(World):
         ):
             raise Violation(f"{self.now_s:.3f}: {checkpoint} was not saved by all ranks of a round")
 
-    def was_drained(self, number: int) -> bool:
-        return any(broken.kind is BreakKind.DRAINED and broken.round_number == number for _, _, broken in self.breaks)
+    def was_stopped(self, number: int) -> bool:
+        """Whether a round ended after all its ranks had saved one step."""
+        found = [broken for _, _, broken in self.breaks if broken.round_number == number]
+        return any(each.kind is BreakKind.DRAINED or (each.is_join and " after step " in each.reason) for each in found)

@@ -32,7 +32,7 @@ class RunningNode:
 
 def show_kind(kind: int) -> str:
     """Of a drain; "": a stop."""
-    return {Layout.STOP: "", Layout.CHECKPOINT: ", checkpoint", Layout.PAUSE: ", pause"}[kind]
+    return "" if kind == Layout.STOP else f", {Layout.KINDS[kind]}"
 
 
 LEAVINGS = {"its ranks were told to stop": "told", "Ctrl-C (SIGINT)": "Ctrl-C"}

@@ -43,10 +43,11 @@ def read_steps(folder: Path) -> list[tuple[int, int]]:
     return []
 
 
+@pytest.mark.parametrize("how", ["", "snapshots", "handled"])
 @pytest.mark.parametrize("run", range(RUNS))
-def test_a_join_costs_no_step(tmp_path: Path, run: int) -> None:
-    draw = random.Random(run)
-    with start_job(tmp_path) as start:
+def test_a_join_costs_no_step(tmp_path: Path, run: int, how: str) -> None:
+    draw = random.Random(f"{run} {how}")
+    with start_job(tmp_path, (how,) if how else ()) as start:
         first = start(0)
         count = draw.randint(2, 60)  # both ranks have asked
         wait_until(lambda: len(read_steps(tmp_path)) > count, what="steps")

@@ -135,7 +135,8 @@ def _begin(state: NodeState, phase: Running, event: DrainBegun) -> DrainDecision
     state = replace(state, phase=replace(phase, drain=drain))
     timer = RoundTimer(purpose=TimerPurpose.DRAIN, round_number=event.round_number, number=event.drain)
     is_stop, is_asked_here = event.kind == Layout.STOP, state.preemption is not None
-    deadline = (WriteDeadline(delay_s=event.limit_s + state.rules.shutdown_timeout_s),) if is_stop else ()
+    limit_s = event.limit_s + state.rules.shutdown_timeout_s if is_stop else None
+    deadline = (WriteDeadline(delay_s=limit_s),) if is_stop or event.kind == Layout.JOIN else ()
     timers = () if is_stop and is_asked_here else (StartTimer(timer=timer, delay_s=event.limit_s),)
     return state, (*deadline, *timers, _read_slots(phase, drain)), False
 
@@ -153,7 +154,7 @@ def _look_again(phase: Running, timer: RoundTimer) -> tuple[Action, ...]:
     drain = phase.drain
     if drain is None or drain.number != timer.number or drain.has_followed:
         return ()
-    is_awaited = drain.is_pause or (drain.ceiling is not None and not drain.is_reported)
+    is_awaited = drain.is_wait or (drain.ceiling is not None and not drain.is_reported)
     return (_read_slots(phase, drain),) if is_awaited else ()
 
 
@@ -192,8 +193,8 @@ def _look_for_followers(state: NodeState, phase: Running, drain: NodeDrain, even
     has_agreed = drain.step is not None or drain.is_reported
     late = list_late(slots, drain.kind, drain.step) if drain.step is not None or not has_agreed else ()
     if late and not drain.is_over:
-        return state, (_start_look(phase, drain, STRIDE_LOOK_S),) if drain.is_pause else (), False
-    if not drain.is_over and not drain.is_pause:
+        return state, (_start_look(phase, drain, STRIDE_LOOK_S),) if drain.is_wait else (), False
+    if not drain.is_over and not drain.is_wait:
         return state, (), False
     state = replace(state, phase=replace(phase, drain=replace(drain, is_over=False, has_followed=True)))
     followed = DrainFollowed(round_number=phase.round.number, drain=drain.number, late=late)
@@ -223,7 +224,7 @@ def _commit(state: NodeState, phase: Running, event: DrainCommitted) -> DrainDec
         return state, (), False
     drain = replace(drain, step=event.step)
     command = WriteCommand(drain=drain.number, step=event.step, is_committed=True, kind=drain.kind)
-    look = (_read_slots(phase, drain),) if drain.is_pause else ()
+    look = (_read_slots(phase, drain),) if drain.is_wait else ()
     return replace(state, phase=replace(phase, drain=drain)), (command, *look), False
 
 

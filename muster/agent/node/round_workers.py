@@ -181,7 +181,7 @@ class RoundWorkers:
                 self._pool.cancel_starts()
                 self._close_child_ends()
             case actions.SignalWorkers():
-                self._pool.send(action.signum)
+                self._signal(action.signum)
             case actions.InterruptWorker():
                 for worker in self._pool.live:
                     if worker.local_rank == action.local_rank:
@@ -197,6 +197,11 @@ class RoundWorkers:
                 self.parts.tell(action.told)
             case _:
                 assert_never(action)
+
+    def _signal(self, signum: int) -> None:
+        self._pool.send(signum)
+        if self.page is not None:
+            self.page.withdraw_wait()
 
     def _see(self, formed: Round) -> Sight:
         running_s = self._loop.clock.now_s() - self._began_s
@@ -372,6 +377,7 @@ class RoundWorkers:
                 stride=max(0, slot.stride[kind]),
                 is_asking=slot.is_asking[kind],
                 saved=slot.saved_step,
+                waiting=page.read_waiting(local_rank) if kind == Layout.JOIN else None,
                 silent_s=None if slot.changed_ns is None else max(0.0, (now_ns - slot.changed_ns) / 1e9),
             )
             for local_rank, slot in enumerate(map(page.read_slot, range(self._config.nproc)))

@@ -111,9 +111,9 @@ class NodeDrain:
         return self.kind == StatusPageLayout.STOP and self.step is not None
 
     @property
-    def is_pause(self) -> bool:
+    def is_wait(self) -> bool:
         """Whether the ranks were told to wait at a step."""
-        return self.kind == StatusPageLayout.PAUSE and self.step is not None
+        return self.kind in (StatusPageLayout.PAUSE, StatusPageLayout.JOIN) and self.step is not None
 
     def has_reached(self, asked: int | None) -> bool:
         """Return whether a rank that has last asked about this step was told to stop."""

@@ -205,7 +205,7 @@ def on_idle_changed(state: NodeState, event: WorkersIdle | WorkersActive) -> Dec
     phase = expect(state.phase, Running)
     if isinstance(event, WorkersActive):
         return state, (ReportIdle(round=phase.round),)
-    if not phase.alive or (phase.drain is not None and phase.drain.is_pause):
+    if not phase.alive or (phase.drain is not None and phase.drain.is_wait):
         return state, ()
     alive = tuple(sorted(phase.alive))
     idle = ReportIdle(round=phase.round, local_ranks=alive, reason=event.reason, is_urgent=event.is_urgent)

@@ -40,6 +40,8 @@ class RankSlot:
     """False for a rank that asked about falling steps."""
     saved: int | None = None
     """The step of its last checkpoint."""
+    waiting: int | None = None
+    """The step at which it waits for nodes that join."""
     silent_s: float | None = None
     """Time since it last reported a step or phase; None if it never has."""
 
@@ -55,8 +57,8 @@ class Ceiling:
     """Whether no rank has passed it, and none will before the drain is decided."""
 
 
-ASKING_FUNCTIONS = ("should_stop", "should_checkpoint", "wait_while_paused")
-"""Functions of `muster.worker`, by kind of drain."""
+ASKING_FUNCTIONS = ("should_stop", "should_checkpoint", "wait_while_paused", "snapshots.save")
+"""Functions of `muster.worker` and `muster.snapshots`, by kind of drain."""
 
 
 def find_refusal(slots: Sequence[RankSlot], kind: int = StatusPageLayout.STOP) -> str | None:
@@ -92,6 +94,8 @@ def _is_late(slot: RankSlot, kind: int, step: int | None) -> bool:
         return slot.stride <= 0
     if kind == StatusPageLayout.PAUSE:
         return slot.asked is None or slot.asked < step
+    if kind == StatusPageLayout.JOIN:
+        return slot.waiting is None or slot.waiting < step
     return kind == StatusPageLayout.STOP or slot.saved is None or slot.saved < step
 
 

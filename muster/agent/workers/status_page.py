@@ -48,11 +48,11 @@ class SlotStatus(NamedTuple):
     optimizer_steps: int | None
     """Steps of the busiest optimizer, for a rank that reports no steps (`hooks.steps`); None if there are none."""
     asked: tuple[int | None, ...]
-    """The step last asked about, by kind (length 3); None if it never asked, or asks about falling steps."""
+    """The step last asked about, by kind (length 4); None if it never asked, or asks about falling steps."""
     is_asking: tuple[bool, ...]
-    """Whether the rank asks, by kind (length 3); False for a rank that asked about falling steps."""
+    """Whether the rank asks, by kind (length 4); False for a rank that asked about falling steps."""
     stride: tuple[int, ...]
-    """The distance of the last two steps asked about, by kind (length 3); 0 if it asked at most once."""
+    """The distance of the last two steps asked about, by kind (length 4); 0 if it asked at most once."""
 
 
 @record
@@ -111,6 +111,12 @@ class StatusPage:
         """Write the command for all workers of the node (`contract.StatusPageLayout.pack_command`); 0 withdraws it."""
         self._words[Layout.COMMAND] = command
 
+    def withdraw_wait(self) -> None:
+        """Let ranks go on that wait, because they have got a signal. A step that they save at stays committed."""
+        command = self._words[Layout.COMMAND]
+        if not Layout.is_committed(command) or Layout.get_kind(command) in (Layout.PAUSE, Layout.JOIN):
+            self.write_command(0)
+
     def write_deadline(self, deadline_ns: int) -> None:
         """Write when the workers will be ended, by CLOCK_MONOTONIC; 0 means that there is no limit."""
         self._words[Layout.DEADLINE_NS] = deadline_ns
@@ -120,7 +126,7 @@ class StatusPage:
         owner, step, total, phase, changed_ns, saved, optimizer_steps, _values, *kinds = _HEAD.unpack_from(
             self._memory, (local_rank + 1) * Layout.BLOCK_BYTES
         )
-        stop, checkpoint, pause = asked = kinds[:3]
+        asked, stride = kinds[: len(Layout.KINDS)], kinds[len(Layout.KINDS) :]
         return SlotStatus(
             owner_pid=owner or None,
             step=_clean(step - 1),
@@ -129,14 +135,14 @@ class StatusPage:
             changed_ns=changed_ns or None,
             saved_step=_clean(saved - 1),
             optimizer_steps=_clean(optimizer_steps) or None,
-            asked=(
-                stop - 1 if stop > 0 else None,
-                checkpoint - 1 if checkpoint > 0 else None,
-                pause - 1 if pause > 0 else None,
-            ),
+            asked=tuple([word - 1 if word > 0 else None for word in asked]),
             is_asking=_ALL_ASKING if Layout.NOT_ASKING not in asked else tuple(w != Layout.NOT_ASKING for w in asked),
-            stride=tuple(kinds[3:]),
+            stride=tuple(stride),
         )
+
+    def read_waiting(self, local_rank: int) -> int | None:
+        """Read the step at which a rank waits for nodes that join; None if it does not."""
+        return _clean(self._words[(local_rank + 1) * Layout.WORDS + Layout.WAITING] - 1)
 
     def record_reported(self, local_rank: int, status: ReportedStatus) -> None:
         """Record what the Trainer of a local rank reports. At its end it names no step, and the last one stays."""

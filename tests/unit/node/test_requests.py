@@ -23,9 +23,9 @@ ASKED = on.Requested(request=1, kind=AskKind.PAUSE, limit_s=30.0)
 DONE = Answer(outcome=AskOutcome.DONE, line="done")
 
 
-def read(*asked: int, saved: int | None = None, stride: int = 1) -> on.SlotsRead:
+def read(*asked: int, stride: int = 1, **more: Any) -> on.SlotsRead:
     slots = tuple(
-        RankSlot(global_rank=2 + rank, step=each, asked=each, stride=stride, is_asking=True, saved=saved, silent_s=4.0)
+        RankSlot(global_rank=2 + rank, step=each, asked=each, stride=stride, is_asking=True, silent_s=4.0, **more)
         for rank, each in enumerate(asked)
     )
     return on.SlotsRead(round_number=3, drain=1, slots=slots)
@@ -55,7 +55,7 @@ FENCED = rdzv.RoundBroken(round_number=3, kind=rdzv.BreakKind.FENCED, reason="th
 NEXT = rdzv.RoundFormed(round=replace(ROUND, number=4))
 STACKS = on.StacksRequested()
 REFUSED = rdzv.RequestAnswered(request=OWN_REQUEST, answer=Answer(outcome=AskOutcome.REFUSED, line="it cannot"))
-PAUSE, CHECKPOINT, STOP = Layout.PAUSE, Layout.CHECKPOINT, Layout.STOP
+PAUSE, CHECKPOINT, STOP, JOIN = Layout.PAUSE, Layout.CHECKPOINT, Layout.STOP, Layout.JOIN
 CASES = {
     # Also the answer as it has travelled.
     **{
@@ -105,6 +105,13 @@ CASES = {
     ),
     "a pause looks whether all ranks wait": case(
         "Write(1: 12, committed, pause) Read(1, pause) | Running", commit(PAUSE)[-1], before=commit(PAUSE)[:-1]
+    ),
+    "a wait for nodes that join is reported when all ranks have their snapshots": case(
+        "LOOK:0.02 | Read(1, join) | Followed() | Running",
+        read(12, 12),
+        LOOK,
+        read(12, 12, waiting=12),
+        before=commit(JOIN),
     ),
     "stacks are collected for the leader": case(
         "SendStacks(5) | - | Running",

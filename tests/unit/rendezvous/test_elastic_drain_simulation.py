@@ -1,7 +1,7 @@
 """Seeded histories of nodes that are preempted in turn: the others go on at the next step, or all exit 143.
 
 Leader, members and the decisions of the nodes are the real ones; see `doubles.elastic_world`. Every seed is checked:
-all ranks of a round that stop do so at one step; after a drained round, also one for nodes that join, the next one
+all ranks of a round that stop do so at one step; after it, also if it was for nodes that join, the next round
 continues at the step after it, and no attempt is used; a round resumes only from what all ranks of a round have saved;
 a preempted node exits; and as long as `min` others are there, the job ends with success. MUSTER_ELASTIC_DRAIN_SEEDS
 sets the number of seeds.
@@ -19,8 +19,9 @@ import pytest
 from doubles.elastic_world import DrainingProcess, ElasticWorld
 from doubles.rendezvous_world import Violation
 
+from muster._shared.layouts import StatusPageLayout as Layout
 from muster.agent.node.state import Running, Succeeded
-from muster.agent.rendezvous.interface import BreakKind, JobEnded, RendezvousFailed
+from muster.agent.rendezvous.interface import JobEnded, RendezvousFailed
 
 SEEDS = int(os.environ.get("MUSTER_ELASTIC_DRAIN_SEEDS", "100"))
 BATCHES = 10
@@ -47,6 +48,8 @@ class Story:
         )
         if seed % 4 == 1:
             self.world.imports_s = (0.3, 2.0)
+        if seed // BATCHES % 5 == 3:
+            self.world.asks = Layout.JOIN
         self.trouble = rng.choice(("crash", "crash", "stop", "late", "slow")) if rng.random() < 0.4 else ""
         if self.trouble == "late":
             self.world.lateness_s = 0.1
@@ -166,7 +169,8 @@ class Story:
         self.check_steps()
         for _, host, broken in world.breaks:  # a join costs no step, unless workers have just been started
             is_early = "no rank calls" in broken.reason or "has not started" in broken.reason
-            if broken.is_join and broken.kind is BreakKind.MEMBERSHIP and not is_early:
+            has_stopped = world.was_stopped(broken.round_number)
+            if broken.is_join and not has_stopped and not is_early and world.asks == Layout.STOP:
                 raise Violation(f"{host}: {broken.reason}")
         return self.check_end(processes)
 
@@ -178,7 +182,7 @@ class Story:
             if len(firsts) != 1:
                 raise Violation(f"ranks of {instance} begin with {firsts}")
             before = [each for each in world.groups if each[0] == instance[0] - 1]
-            if before and world.was_drained(before[0][0]):
+            if before and world.was_stopped(before[0][0]):
                 [step] = world.stops[before[0]]
                 has_finished = any(rank.stopped_at is None for rank in world.groups[before[0]].ranks)
                 if not has_finished and firsts != {step + 1}:
@@ -188,7 +192,7 @@ class Story:
         world = self.world
         is_done = any(isinstance(p.outcome, JobEnded) and p.outcome.succeeded for p in processes)
         if is_done:
-            return "drained" if any(b.kind is BreakKind.DRAINED for _, _, b in world.breaks) else "done"
+            return "drained" if any(world.was_stopped(b.round_number) for _, _, b in world.breaks) else "done"
         staying = [p for p in processes if not p.is_preempted and p.code is not None and p.numbers]
         is_minority = 2 * len(staying) <= len(world.machines)
         may_wait = is_minority and (self.trouble == "crash" or self.has_left_without_a_drain(processes))
@@ -223,4 +227,4 @@ def play(seed: int) -> str:
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_the_others_go_on_without_a_lost_step(batch: int) -> None:
     ends = [play(seed) for seed in range(batch, SEEDS, BATCHES)]
-    assert ends.count("drained") > len(ends) // 4, ends
+    assert ends.count("drained") >= len(ends) // 5, ends

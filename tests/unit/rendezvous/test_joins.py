@@ -4,6 +4,7 @@ import pytest
 from doubles.leader_history import Leader, rules
 
 from muster._shared.contract import AskKind
+from muster._shared.layouts import StatusPageLayout as Layout
 from muster.agent.rendezvous.consensus.actions import Notify, RoundBreak
 from muster.agent.rendezvous.consensus.events import Reported
 from muster.agent.rendezvous.interface import (
@@ -14,6 +15,7 @@ from muster.agent.rendezvous.interface import (
     DrainAsked,
     DrainBegun,
     DrainCommitted,
+    DrainFollowed,
     DrainReport,
     DrainReported,
     DrainWithdrawn,
@@ -65,10 +67,50 @@ def test_all_ranks_stop_at_one_step_and_the_next_round_has_the_new_node() -> Non
     assert leader.formed().attempt == 0
 
 
-def test_if_no_step_is_agreed_on_the_round_breaks_at_once() -> None:
-    leader = begin_join()
+def refuse_to_stop(leader: Leader) -> None:
+    """They have never asked `should_stop`, so the leader asks for a wait with a snapshot."""
     report(leader, 0, 40)
     report(leader, 1, 41, refusal="rank 1 has done step 41 and never called should_stop")
+    begun = leader.only(DrainBegun)
+    assert (begun.drain, begun.kind, begun.ids) == (2, Layout.JOIN, ("m0", "m1"))
+
+
+def follow(leader: Leader, number: int) -> None:
+    """Its ranks wait, and have a snapshot."""
+    followed = DrainFollowed(round_number=leader.state.round_number, drain=2)
+    leader.feed(Reported(id=f"m{number}", message=followed))
+
+
+def test_ranks_that_only_keep_snapshots_wait_at_one_step_until_all_do() -> None:
+    leader = begin_join()
+    refuse_to_stop(leader)
+    commit(leader)
+    follow(leader, 0)
+    assert not any(isinstance(each, RoundBreak) for each in leader.actions)
+    follow(leader, 1)
+    broken = leader.only(RoundBreak)
+    assert (broken.kind, broken.is_join) == (BreakKind.MEMBERSHIP, True)
+    assert broken.reason == "node 2 (h2) joins after step 42: the job continues"
+    leader.stop_all(0, 1)
+    assert leader.formed_of() == ["m0", "m1", "m2"]
+    assert leader.formed().attempt == 0
+
+
+def test_a_stop_ends_the_wait() -> None:
+    leader = begin_join()
+    refuse_to_stop(leader)
+    commit(leader)
+    asked = DrainAsked(round_number=leader.state.round_number, reason="received SIGTERM", limit_s=8.0)
+    leader.feed(Reported(id="m1", message=asked))
+    assert leader.only(DrainWithdrawn).drain == 2
+    assert leader.only(DrainBegun).kind == Layout.STOP
+    assert not leader.state.phase.drain.is_join
+
+
+def test_if_no_step_is_agreed_on_the_round_breaks_at_once() -> None:
+    leader = begin_join()
+    refuse_to_stop(leader)
+    report(leader, 0, 40, refusal="rank 0 has done step 40 and never called snapshots.save")
     broken = leader.only(RoundBreak)
     assert (broken.kind, broken.is_join) == (BreakKind.MEMBERSHIP, True)
     assert broken.reason.startswith("node 2 (h2) joins, but rank 1 has done step 41 ")

@@ -187,8 +187,8 @@ def test_without_a_drain_nothing_stops_and_nothing_waits(page, managed, agent_ac
     assert [managed.should_stop(i) for i in (0, 10, 20)] == [False] * 3
     assert [managed.should_checkpoint(i) for i in (3, 4)] == [False] * 2
     status = page.read_slot(1)
-    assert status.asked == (20, 4, None)
-    assert status.stride == (10, 1, 0)
+    assert status.asked == (20, 4, None, None)
+    assert status.stride == (10, 1, 0, 0)
 
 
 def test_below_the_ceiling_a_rank_goes_on_and_at_it_waits_for_the_commit(page, managed, agent_acts):
@@ -228,7 +228,7 @@ def test_a_drain_of_another_kind_is_not_this_questions(page, managed, agent_acts
 def test_falling_steps_make_a_rank_one_that_does_not_ask(page, managed, agent_acts, capfd):
     managed.should_stop(10)
     assert managed.should_stop(3) is False
-    assert page.read_slot(1).is_asking == (False, True, True)
+    assert page.read_slot(1).is_asking == (False, True, True, True)
     assert "step 3 after step 10" in capfd.readouterr().err
     page.write_command(command(Layout.STOP, 0, committed=True))
     assert managed.should_stop(4) is False
@@ -242,6 +242,22 @@ def test_a_pause_lasts_until_it_is_withdrawn(page, managed, agent_acts):
     agent_acts += [lambda: None, lambda: None, lambda: page.write_command(0)]
     managed.wait_while_paused()
     assert agent_acts == []
+
+
+def test_for_a_join_a_rank_waits_once_its_snapshot_is_complete(page, managed, agent_acts):
+    seen = []
+    page.write_command(command(Layout.JOIN, 6, committed=True))
+    agent_acts += [lambda: seen.append(page.read_waiting(1)), lambda: page.write_command(0)]
+    managed.wait_for_join(6, [True, False].pop)
+    assert [*seen, page.read_waiting(1)] == [None, 6]
+
+
+@pytest.mark.parametrize("kind", [Layout.STOP, Layout.CHECKPOINT, Layout.PAUSE, Layout.JOIN])
+@pytest.mark.parametrize("committed", [False, True])
+def test_a_signal_ends_each_wait_but_not_a_step_that_ranks_save_at(page, kind, committed):
+    page.write_command(command(kind, 6, committed=committed))
+    page.withdraw_wait()
+    assert (page._words[Layout.COMMAND] != 0) == (committed and kind in (Layout.STOP, Layout.CHECKPOINT))
 
 
 def test_the_deadline_counts_down(page, managed, monkeypatch):
@@ -358,7 +374,7 @@ def test_a_command_holds_what_belongs_together():
             assert Layout.is_committed(word) is committed
     for drain, kind, step in [
         (0, 0, 0),
-        (1, 3, 0),
+        (1, 4, 0),
         (1, 0, -1),
         (1, 0, Layout.MAX_STEP + 1),
         (Layout.MAX_DRAIN + 1, 0, 0),

@@ -13,8 +13,9 @@ ranks passes the ceiling, so that every rank can still stop at any step at or ab
   it sees the committed step.
 - The leader withdraws the drain if there is no such step, or if a member says that none can be agreed on with a rank.
 - The member that asked for the drain ends it at the deadline: it leaves, and that breaks the round.
-- For nodes that join, the leader itself begins a stop. If no step can be agreed on, or if the ranks take too long, it
-  breaks the round instead.
+- For nodes that join, the leader itself begins a stop. If the ranks do not ask for it, but keep snapshots, they wait
+  with the snapshot of one step, and the round breaks when all of them do. If no step can be agreed on, or if the ranks
+  take too long, it breaks at once.
 - When all workers have ended at the step and `min` members stay, the round is broken as drained: the members that asked
   for the drain leave, and the others form the next round. Otherwise the job ends for all of them, and may be run again.
 - A lost member ends the round, and the drain with it. There is no other way out. No rank waits by its own clock,
@@ -89,7 +90,7 @@ MOVES = Notify(text="the job goes on and no longer stands still", kind=NoticeKin
 
 NO_COMMON_STEP = "there is no step that all ranks will ask about"
 
-VERBS = ("stop", "save", "pause")
+VERBS = ("stop", "save", "pause", "wait")
 """What the ranks do, by kind."""
 
 _KINDS = {AskKind.STOP: Layout.STOP, AskKind.CHECKPOINT: Layout.CHECKPOINT, AskKind.PAUSE: Layout.PAUSE}
@@ -250,6 +251,7 @@ def _begin(state: JobState, phase: RoundRunning, wanted: WantedDrain, now_s: flo
         ids=PersistentSet(ids),
         leaving=PersistentSet(wanted.leaving),
         until_s=wanted.until_s,
+        obstacle=wanted.obstacle,
     )
     begun = DrainBegun(
         round_number=state.round_number,
@@ -340,11 +342,15 @@ def _on_drain_followed(state: JobState, sender: str, message: DrainFollowed, now
 
 def _judge_followed(state: JobState, now_s: float) -> Decision:
     phase = state.phase
-    if not isinstance(phase, RoundRunning) or phase.drain is None or not phase.drain.askers:
+    if not isinstance(phase, RoundRunning) or phase.drain is None:
         return state, ()
     drain, late = phase.drain, _list_followed_late(phase.drain)
+    if not drain.askers and drain.kind != Layout.JOIN:
+        return state, ()
     if any(each not in drain.followed for each in _list_live(phase, drain)) and not (late and drain.step is None):
         return state, ()
+    if drain.kind == Layout.JOIN:
+        return break_round(state, BreakKind.MEMBERSHIP, _describe_change(state, drain), now_s, is_join=True)
     took_s = now_s - drain.begun_s
     if drain.step is None:
         line = f"no step was agreed on in {took_s:.1f} s: {describe_late(late) or 'the nodes were too slow'}"
@@ -580,8 +586,12 @@ def _explain_no_step(reports: Iterable[DrainReport], kind: int) -> str:
 
 
 def _withdraw(state: JobState, phase: RoundRunning, drain: Drain, reason: str, now_s: float) -> Decision:
+    if drain.is_join and drain.kind == Layout.STOP and phase.drains < Layout.MAX_DRAIN:
+        limit_s = max(0.0, drain.until_s - now_s)
+        wanted = WantedDrain(kind=Layout.JOIN, reason=drain.reason, limit_s=limit_s, until_s=drain.until_s)
+        return _begin(state, phase, replace(wanted, obstacle=reason), now_s)
     if drain.is_join:
-        return _break_for_join(state, drain, reason, now_s)
+        return _break_for_join(state, drain, drain.obstacle or reason, now_s)
     withdrawal = _withdraw_from(state, _list_live(phase, drain), drain.number, reason)
     if drain.kind == Layout.STOP:
         told: Action = Notify(text=f"{drain.reason}, but {reason}: no common last step")

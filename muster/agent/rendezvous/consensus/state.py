@@ -100,6 +100,8 @@ class WantedDrain:
     """Those among them that leave whatever people are answered."""
     until_s: float = FOREVER
     """As `Drain.until_s`."""
+    obstacle: str = ""
+    """As `Drain.obstacle`."""
 
 
 @record
@@ -140,7 +142,9 @@ class Drain:
     last_rank: int | None = None
     """Of the ranks that stopped at the step, the one that ended last."""
     until_s: float = FOREVER
-    """When a stop for nodes that join is given up, and the round broken. Infinity: it is for something else."""
+    """When a drain for nodes that join is given up, and the round broken. Infinity: it is for something else."""
+    obstacle: str = ""
+    """Why the ranks could not stop at one step, of a wait for nodes that join."""
 
     @property
     def is_join(self) -> bool:

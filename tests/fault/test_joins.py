@@ -4,8 +4,10 @@ MUSTER_JOIN_RUNS sets how often (50 in `make nightly`).
 """
 
 import contextlib
+import itertools
 import os
 import random
+import signal
 import sys
 import time
 from pathlib import Path
@@ -15,18 +17,19 @@ from harness import LIMIT_S, Tree, find_free_port, wait_until
 from netns_world import Node, World
 
 PROGRAM = Path(__file__).parent.parent / "programs" / "join_steps.py"
+LOSSES = PROGRAM.with_name("join_losses.py")
 RUNS = int(os.environ.get("MUSTER_JOIN_RUNS", "2"))
 
 pytestmark = [pytest.mark.soak, pytest.mark.skipif(sys.platform != "linux", reason="the status page is for Linux")]
 
 
 @contextlib.contextmanager
-def start_job(folder: Path, words: tuple[str, ...] = ()):
+def start_job(folder: Path, words: tuple[str, ...] = (), program: Path = PROGRAM):
     """Return what starts a node of a job of one or two nodes."""
     endpoint = f"127.0.0.1:{find_free_port()}"
     place = ["--nnodes", "1:2", "--nproc-per-node", "2", "--start", "cold", "--rdzv-backend", "c10d"]
     conf = ["--rdzv-endpoint", endpoint, "--rdzv-id", "joins", "--rdzv-conf", "last_call_timeout=0"]
-    script = [str(PROGRAM), str(folder), "4", *words]
+    script = [str(program), str(folder), "4", *words]
     with contextlib.ExitStack() as stack:
 
         def start(index: int) -> Tree:
@@ -71,6 +74,48 @@ def test_if_no_rank_asks_they_are_stopped_at_once_and_a_line_says_so(tmp_path: P
         outcomes = [first.wait(LIMIT_S), second.wait(LIMIT_S)]
     assert [each.exit_code for each in outcomes] == [0, 0], "\n".join(each.explain() for each in outcomes)
     assert "joins, but rank " in " ".join(first.stderr.split()), outcomes[0].explain()
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_the_losses_of_4_ranks_then_2_then_4_are_those_of_4(tmp_path: Path) -> None:
+    """Of a linear model in float64, to the bit: the node is preempted, and joins again."""
+    losses = tmp_path / "losses"
+
+    def count(size: int) -> int:
+        return sum(f" {size} " in line for line in losses.read_text().splitlines()) if losses.exists() else 0
+
+    with start_job(tmp_path, program=LOSSES) as start:
+        first, second = start(0), start(1)
+        wait_until(lambda: count(4) > 20, what="steps of 4 ranks")
+        second.send(signal.SIGTERM)
+        wait_until(lambda: count(2) > 20, what="steps of 2 ranks")
+        third = start(1)
+        outcomes = [each.wait(LIMIT_S) for each in (first, second, third)]
+    explained = "\n".join(each.explain() for each in outcomes)
+    assert [each.exit_code for each in outcomes] == [0, 143, 0], explained
+    found = [line.split() for line in losses.read_text().splitlines()]
+    assert [size for size, _ in itertools.groupby(found, lambda line: line[1])] == ["4", "2", "4"], explained
+    assert [(int(step), loss) for step, _, loss in found] == [*enumerate(train_alone(len(found)))], explained
+
+
+def train_alone(steps: int) -> list[str]:
+    """The losses of one process that takes the whole batch of each step."""
+    import torch
+
+    from muster.data import Sampler
+
+    whole = torch.randint(-8, 8, (64, 4), generator=torch.Generator().manual_seed(0)).double()
+    inputs, targets, weights = whole[:, :3], whole[:, 3], torch.zeros(3, dtype=torch.float64)
+    sampler, losses = Sampler(64, batch=8, rank=0, world_size=1), []
+    parts = (part for _ in sampler.epochs(steps) for part in sampler.read(sampler))
+    for part in itertools.islice(parts, steps):
+        rows = inputs[part.data]
+        gradient = 2 * rows.T @ (rows @ weights - targets[part.data]) / 8
+        weights = weights - (gradient / 128).mul(2**20).round().div(2**20)
+        losses.append((inputs @ weights - targets).square().mean().item().hex())
+        sampler.commit()
+    return losses
 
 
 # -- in namespaces ---------------------------------------------------------------------------------------------------

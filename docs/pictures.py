@@ -1,6 +1,6 @@
-"""Makes the pictures of a terminal in `static/` from jobs that it runs: the report of a hang, and `muster top`.
+"""Makes the pictures of a terminal in `static/` from jobs that it runs: a recovery, a hang, and `muster top`.
 
-    python docs/pictures.py [FOLDER]
+    python docs/pictures.py [FOLDER [NAME]]
 
 What a picture shows is what the commands print; paths of this machine are shortened, and a row of dots says where lines
 are left out.
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import termios
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -98,6 +99,51 @@ for step in range(first, 501):
     if step % 20 == 0:
         print(f"step {step} loss {loss.item() / dist.get_world_size():.3f}", flush=True)
 """
+
+
+RECOVERS = """\
+import os
+import time
+
+import torch
+import torch.distributed as dist
+
+from muster import snapshots, worker
+
+dist.init_process_group("gloo")
+rank, model = dist.get_rank(), torch.zeros(4)
+open(f"rank{rank}.pid", "w").write(str(os.getpid()))
+start = snapshots.load(into={"model": model})
+for step in range(start.step + 1 if start else 0, 200):
+    time.sleep(0.05)
+    dist.all_reduce(model)
+    worker.step(step, total=200)
+    snapshots.save(step, {"model": model}, replicated=True)
+    if rank == 0 and step % 25 == 0:
+        print(f"step {step}", flush=True)
+"""
+
+
+def show_recovery(folder: Path) -> list[str]:
+    """Show a job of which one rank is killed twice: it goes on, and then ends with a report."""
+    (folder / "train.py").write_text(RECOVERS)
+    line = "muster-agent --standalone --nproc-per-node 4 --max-restarts 1 train.py"
+
+    def kill() -> None:
+        path = folder / "rank2.pid"
+        for _ in range(2):
+            while not path.exists():
+                time.sleep(0.1)
+            time.sleep(3)
+            os.kill(int(path.read_text()), signal.SIGKILL)
+            path.unlink()
+
+    threading.Thread(target=kill, daemon=True).start()
+    left_out = r"\[muster\] (step|restarting)|.*\[rank\d\]:"  # redrawn progress, and what the other ranks' torch says
+    told = [each for each in run_on_terminal(line.split(), folder) if not re.match(left_out, each)]
+    report = next(n for n, each in enumerate(told) if "JOB FAILED" in each) - 1
+    rest = next(n for n, each in enumerate(told) if each.startswith("Ended because of it"))
+    return [f"$ {line}", *told[:report], "...", *told[report:rest], "...", *told[-3:]]
 
 
 def show_hang(folder: Path) -> list[str]:
@@ -190,13 +236,16 @@ def add_margin(svg: str) -> str:
     return re.sub(r'viewBox="[^"]*"', box, svg, count=1).replace('<rect class="ground" ', ground)
 
 
-def main(folder: Path) -> None:
-    """Write the pictures; print what they show."""
+def main(folder: Path, wanted: str = "") -> None:
+    """Write the pictures, or the wanted one; print what they show."""
     pictures = {
+        "recovery": (show_recovery, "A rank is killed: the job goes on at the next step. Killed again: the report"),
         "hang": (show_hang, "The report of a hang: rank 1 did not enter all_reduce #101, and where it waits"),
         "top": (show_top, "muster top: progress, restarts and their cost, nodes, and step and last line of each rank"),
     }
     for name, (show, title) in pictures.items():
+        if wanted not in ("", name):
+            continue
         with tempfile.TemporaryDirectory() as scratch:
             lines = show(Path(scratch))
         (folder / f"{name}.svg").write_text(draw(lines, title))
@@ -204,4 +253,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "static")
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "static", *sys.argv[2:])

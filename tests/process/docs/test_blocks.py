@@ -21,10 +21,10 @@ from muster.cli.commands import build_parser
 
 BIN = os.path.dirname(sys.executable)
 LIMIT_S = 240
-PIP = """#!/bin/sh
+PIP = """#!/bin/bash
 shift 1
 for python in {venv}/bin/python {nightly}/bin/python; do
-    "$python" -m pip install --dry-run --no-index --disable-pip-version-check "$@" && exit
+    "$python" -m pip install --dry-run --no-index --disable-pip-version-check "${{@/#./torchx-muster}}" && exit
 done
 exit 1
 """

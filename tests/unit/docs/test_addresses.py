@@ -22,10 +22,10 @@ def test_links_of_readme_work_on_a_package_index():
     readme = (doc_pages.ROOT / "README.md").read_text()
     assert setup.make_links_absolute(readme, 'name = "torchx-muster"') == readme
     text = setup.make_links_absolute(readme, PROJECT)
-    assert f"![The report of a hang]({ADDRESS}/raw/main/docs/static/hang.svg)" in text
-    assert f"[Exit codes]({ADDRESS}/blob/main/docs/guarantees.md#exit-codes)" in text
+    assert f"]({ADDRESS}/raw/main/docs/static/recovery.svg)" in text
+    assert f"[Figures]({ADDRESS}/blob/main/docs/comparison.md#figures)" in text
     targets = re.findall(r"\[[^\]]+\]\(([^)]+)\)", re.sub(r"`[^`]*`", "x", text))
-    assert len(targets) > 40
+    assert len(targets) > 20
     assert [each for each in targets if not each.startswith("https://")] == []
 
 

@@ -18,7 +18,8 @@ from hypothesis import settings
 settings.register_profile("muster", deadline=None)
 settings.load_profile("muster")
 
-# With it, `print` writes a line and its end apart, and the lines of two ranks with one standard output run together.
+# With it, what a test itself starts writes the parts of a `print` apart. An agent's workers always do, as with `-u`: a
+# program whose ranks share one output writes each line, with its end, in one call, so that lines do not run together.
 os.environ.pop("PYTHONUNBUFFERED", None)
 
 # A shell that runs us in the background has two of them ignored, and nohup the third, and so would have every program

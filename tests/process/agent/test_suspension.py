@@ -14,7 +14,7 @@ from terminal import TerminalProgram
 PROGRAM = """
 import os, sys, time
 for step in range(400):
-    print("step", step, flush=True)
+    print(f"step {step}\\n", end="", flush=True)
     if os.path.exists(sys.argv[1]):
         break
     time.sleep(0.05)

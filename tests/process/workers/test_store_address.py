@@ -52,7 +52,7 @@ def reduce(where, **options):
     count = ones(1)
     distributed.all_reduce(count)
     distributed.destroy_process_group()
-    print(where, int(count), flush=True)
+    print(f"{where} {int(count)}\\n", end="", flush=True)
 
 reduce("agent's")
 reduce("again")

@@ -121,7 +121,8 @@ def test_a_command_gets_the_bundles_modules_and_an_installed_packages_others(tmp
     shutil.copytree(PACKAGE, site / "muster", ignore=shutil.ignore_patterns("__pycache__", "agent", "schedulers"))
     script = tmp_path / "main.py"
     script.write_text(
-        "import muster.worker, muster.components; print(muster.worker.__file__, muster.components.__file__)"
+        "import muster.worker, muster.components\n"
+        "print(f'{muster.worker.__file__} {muster.components.__file__}\\n', end='', flush=True)\n"
     )
     code = f"import sys; sys.path.append({str(site)!r}); import runpy; runpy.run_path({str(script)!r})"
     command = build_command("--no-python", sys.executable, "-S", "-c", code, python=("-S",), agent=bundle)

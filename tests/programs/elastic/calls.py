@@ -198,9 +198,9 @@ def scenario_idle():
 
 def print_pids(event):
     if event.what == "agent_started":
-        print("agent", event.detail["pid"], flush=True)
+        print(f"agent {event.detail['pid']}\n", end="", flush=True)
     if event.what == "worker_released":
-        print("worker", event.detail["pid"], flush=True)
+        print(f"worker {event.detail['pid']}\n", end="", flush=True)
 
 
 def scenario_stop():

@@ -106,7 +106,7 @@ class Exchange:
         from muster.agent.features.snapshots.fetching import Fetch
 
         part = self.copies.open(generation.key, source.group_rank)
-        self._memory.empty()
+        self._memory.make_room(generation.key)
         fetch = self.fetching = Fetch(self._loop, self._memory, generation, self._find_own_limit, print_line)
 
         def end(problem: str | None) -> None:
@@ -281,9 +281,9 @@ class Exchange:
 
     def _find(self, key: Key, group_rank: object) -> Part | None:
         """Return the part of a node; `_close` closes its descriptor."""
-        own = self._memory.find_part(key)
-        if own is not None and own.holding.group_rank == group_rank:
-            return own
+        for own in (self._memory.find_part(key), self._memory.find_aside(key)):
+            if own is not None and own.holding.group_rank == group_rank:
+                return own
         return self.copies.open(key, group_rank) if isinstance(group_rank, int) else None
 
     def _close(self, part: Part) -> None:

@@ -7,6 +7,7 @@ progress now and then, and ends soon after its round is over, whatever it is doi
 import os
 from collections.abc import Callable
 
+from muster._shared.snapshot_file import SLOT_SPACE
 from muster.agent.features.snapshots.copies import read_description
 from muster.agent.features.snapshots.memory import Extent, Part, SnapshotMemory
 from muster.agent.features.snapshots.messages import Generation, Holding
@@ -100,7 +101,7 @@ class Fetch:
         for source, target in zip(part.extents, self._begin(lengths), strict=True):
             for at in range(0, source.length, _COPY_BYTES):
                 block = os.pread(source.fd, min(_COPY_BYTES, source.length - at), source.offset + at)
-                os.pwrite(target.fd, block, at)
+                os.pwrite(target.fd, block, target.offset + at)
                 self._count(len(block))
         self._adopt(part.holding, part.world_size, lengths)
 
@@ -112,7 +113,10 @@ class Fetch:
             self.does_not_fit = True
             raise DoesNotFit(f"a state of {max(lengths)} bytes is more than the {limit} that --snapshot-memory allows")
         self._total = sum(lengths)
-        return [Extent(self._memory.get_fd(rank), 0, length) for rank, length in enumerate(lengths)]
+        targets = self._memory.targets
+        return [
+            Extent(self._memory.get_fd(rank), targets[rank] * SLOT_SPACE, length) for rank, length in enumerate(lengths)
+        ]
 
     def _count(self, count: int) -> None:
         if self._given_up:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from muster._shared.contract import Env
 from muster._shared.layouts import SnapshotBlock as Block
 from muster._shared.layouts import SnapshotHeader as Header
-from muster._shared.records import record
+from muster._shared.records import record, replace
 from muster._shared.snapshot_file import BLOCK_BYTES, COMPLETE, SLOT_SPACE, SLOTS, Control, Slot
 from muster.agent.features.snapshots.messages import Generation, Holding, Source
 from muster.agent.workers.status_page import create_allocated, create_memory_file
@@ -152,6 +152,10 @@ class SnapshotMemory:
         self.is_copying = False
         """Whether the confirmed snapshot is being sent. Until that is over, no newer one is kept."""
         self._sends_copies = False
+        self._aside: Part | None = None
+        """This node's part of the base from before it got another node's, which may be needed elsewhere."""
+        self.targets = [0] * self.nproc
+        """By local rank, the slot into which another node's part is written."""
 
     @property
     def is_used(self) -> bool:
@@ -173,6 +177,8 @@ class SnapshotMemory:
     def begin_round(self, formed: SnapshotRound) -> None:
         """Have the workers of a round continue its snapshot. No worker of another round may run any more."""
         words, base = self.control.words, formed.snapshot
+        if self._aside is not None and (base is None or self._aside.key != base.key):
+            self._aside = None
         if self.is_used:
             self._drop_others(None if base is None else base.key)
         words[Header.ROUND], words[Header.LINEAGE] = formed.number, formed.lineage
@@ -204,14 +210,25 @@ class SnapshotMemory:
         """Lineages of the rounds that this node took part in."""
         return tuple(self._owners)
 
-    def empty(self) -> None:
-        """Empty all slots, because this node gets another node's part of the base."""
+    def make_room(self, base: Key) -> None:
+        """Empty all slots, because this node gets another node's part of the base.
+
+        The bytes of its own part stay until a worker saves over them: nodes may need each other's.
+        """
+        self._aside = self.find_part(base) or self.find_aside(base)
+        kept = [0] * self.nproc if self._aside is None else [e.offset // SLOT_SPACE for e in self._aside.extents]
+        self.targets = [(number + 1) % SLOTS for number in kept]
         for local_rank in range(self.nproc):
-            for number in range(len(self.control.read_slots(local_rank))):
+            for number in range(SLOTS):
                 self.control.empty_slot(local_rank, number)
 
+    def find_aside(self, key: Key) -> Part | None:
+        """Return what this node had of the base before it got another node's part, if it is still there."""
+        part = self._aside
+        return part if part is not None and part.key == key and self.is_unchanged(part) else None
+
     def adopt(self, holding: Holding, world_size: int, lengths: list[int]) -> None:
-        """Adopt what another node's rank, or the rank in this place, has saved, in each rank's first slot."""
+        """Adopt what another node's rank, or the rank in this place, has saved, in each rank's target slot."""
         generation = holding.generation
         self.control.words[Header.USED] = 1
         for local_rank, length in enumerate(lengths):
@@ -219,7 +236,7 @@ class SnapshotMemory:
             slot = Slot(
                 COMPLETE, generation.lineage, generation.step, length, rank, world_size, generation.is_replicated
             )
-            self.control.end_save(local_rank, 0, slot)
+            self.control.end_save(local_rank, self.targets[local_rank], slot)
         self._owners[generation.lineage] = holding.group_rank, generation.size
 
     def find_part(self, key: tuple[int, int]) -> Part | None:
@@ -247,7 +264,10 @@ class SnapshotMemory:
             for number, slot in enumerate(self.control.read_slots(local_rank)):
                 if slot.generation == key and slot.global_rank == rank:
                     return Extent(self.get_fd(local_rank), number * SLOT_SPACE, slot.bytes)
-        return None
+        aside = self.find_aside(key)
+        if aside is None or not 0 <= rank - aside.holding.first_rank < self.nproc:
+            return None
+        return aside.extents[rank - aside.holding.first_rank]
 
     def is_unchanged(self, part: Part) -> bool:
         """Return whether no save into the slots of a part has begun since it was found."""
@@ -276,7 +296,9 @@ class SnapshotMemory:
         from muster.agent.features.snapshots.keeping import find_whole
 
         parts = map(self.find_part, sorted(find_whole(self._read_slots()), reverse=True))
-        return tuple(part.holding for part in parts if part is not None)
+        aside = None if self._aside is None else self.find_aside(self._aside.key)
+        others = () if aside is None else (replace(aside.holding, is_copy=True),)
+        return (*(part.holding for part in parts if part is not None), *others)
 
     # -- while workers run ------------------------------------------------------------------------------------------
 

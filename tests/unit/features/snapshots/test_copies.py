@@ -230,6 +230,20 @@ def test_a_node_takes_from_itself_what_it_keeps_for_another(nodes):
     assert other.read(7) == states
 
 
+def test_nodes_that_need_each_others_parts_both_get_them(nodes):
+    """What a node gives up can be read until its workers save over it."""
+    states = [make_states(number, 400_000, 70) for number in range(2)]
+    for node, own in zip(nodes, states, strict=True):
+        node.save(7, own)
+    one, other = nodes
+    assert one.fetch(7, 1) == other.fetch(7, 0) == (None, False)
+    assert [one.read(7), other.read(7)] == states[::-1]
+    assert [(each.group_rank, each.is_copy) for each in one.memory.list_holdings()] == [(1, False), (0, True)]
+    assert one.memory.find_extent((LINEAGE, 7), 1).length == 70
+    one.save(8, states[0])
+    assert [each.group_rank for each in one.memory.list_holdings() if each.generation.step == 7] == [1]
+
+
 def test_a_fetch_that_finds_no_memory_ends_too(nodes, monkeypatch):
     """The next round waits for its end."""
     one, other = nodes

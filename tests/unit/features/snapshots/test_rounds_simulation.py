@@ -69,10 +69,10 @@ class Node:
         return (*own, *(replace(each, is_copy=True) for each in self.copies))
 
     def adopt(self, holding):
-        self.memory.empty()
+        self.memory.make_room(holding.generation.key)
         self.memory.adopt(replace(holding, is_copy=False), holding.generation.size * RANKS, [8] * RANKS)
-        for rank in range(RANKS):
-            self.content[rank, 0] = holding.generation.key
+        for rank, slot in enumerate(self.memory.targets):
+            self.content[rank, slot] = holding.generation.key
 
     def receive(self, holding):
         own = [each for each in self.copies if each.group_rank == holding.group_rank]

@@ -124,10 +124,11 @@ class Story:
         if stopped and not self.trouble:
             for node in world.nodes:
                 assert node.code == 143, told
+                has_given_up = "no step was agreed on in time" in node.lines  # while the commit was on its way
                 for rank in node.ranks:
                     is_past = (rank.own_asked or 0) >= world.commits[0] and rank.ended_after_commit
                     ends = rank.outcome == "finished" and not is_past
-                    is_over = rank.outcome == "killed" and is_too_long and not rank.is_waiting
+                    is_over = rank.outcome == "killed" and (has_given_up or (is_too_long and not rank.is_waiting))
                     assert rank.stopped_at is not None or ends or is_over or not rank.plan.asks, told
         return "stopped" if stopped else "withdrawn"
 

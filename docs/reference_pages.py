@@ -154,7 +154,7 @@ muster-agent [flags] script [arguments of the script]
 
 muster-agent has all flags of torchrun. They mean the same as in torchrun, unless the text says otherwise. Flags that
 torchrun lacks are marked **new**. Every flag can be abbreviated, and written with underscores. If a variable is named,
-its value is the flag's default. `muster-agent --help` says more of some flags.
+its value is the flag's default. `muster-agent --help-all` says more of some flags.
 """
     return head + "".join(f"\n## {title}\n\n{''.join(map(_build_flag, flags))}" for title, flags in list_groups())
 
@@ -205,8 +205,8 @@ def build_components() -> str:
     """Build the parameters of each component, from its signature and docstring; of later ones what differs."""
     text = """# Components
 
-`torchx run COMPONENT --help` prints all parameters. Those without a text mean the same as [the flag of the
-agent](flags.md) with this name.
+`muster run COMPONENT --help` prints the parameters that people use, and `--help-all` all of them, as `torchx run
+COMPONENT --help` does. Those without a text mean the same as [the flag of the agent](flags.md) with this name.
 """
     known: list[str] = []
     for component in COMPONENTS:

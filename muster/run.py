@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from muster.agent.cli.arguments import parse_ranks, parse_texts
-from muster.agent.cli.command_line import COMPLETIONS, format_completion
 from muster.agent.cli.flag_table import Flag, list_flags, list_groups
+from muster.agent.cli.help_text import COMPLETIONS, format_completion
 from muster.agent.cli.rendezvous_flags import parse_conf, parse_nnodes
 from muster.agent.config import AgentConfig
 from muster.elastic.failures import raise_for_outcome

@@ -16,7 +16,7 @@ import signal
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import EntryPoint, entry_points
 from itertools import groupby
@@ -55,6 +55,7 @@ _COMPONENTS: Final = "muster.components.dist"
 _DIST: Final = ("ddp", "spmd", "torchrun")
 _OF_TORCHRUN: Final = ("nnodes", "nproc", "nproc_per_node", "nproc-per-node")
 """Flags of torchrun for what -j says."""
+_HELP, _HELP_ALL = "--help", "--help-all"
 _NEAR: Final = 0.75
 """How much a name is like the one that is meant. With less, `--data` of a script would be `--metadata`."""
 
@@ -134,6 +135,12 @@ def split_component(words: Sequence[str], default: str | None) -> tuple[str, lis
     return named, rest
 
 
+def wants_help(words: Sequence[str]) -> bool:
+    """Return whether a component is asked for its parameters, and nothing is run."""
+    own = words[: words.index("--")] if "--" in words else words
+    return _HELP in own or _HELP_ALL in own
+
+
 def build_app(component: str, words: Sequence[str]) -> AppDef:
     """Build the AppDef of a component, with the defaults of `.torchxconfig`.
 
@@ -167,18 +174,34 @@ def _is_of_decoding(error: Exception) -> bool:
 
 
 def _check_words(component: str, function: Any, words: Sequence[str], defaults: dict[str, str] | None) -> None:
-    """Refuse wrong arguments of a component in one line. TorchX's parser prints a screen of usage above its error."""
-    errors = io.StringIO()
+    """Refuse wrong arguments of a component in one line. TorchX's parser prints a screen of usage above its error.
+
+    Raises:
+        SystemExit: 0, after the help that the words ask for was printed.
+        ControlError: the arguments are wrong.
+    """
+    errors, told = io.StringIO(), io.StringIO()
+    asked = [_HELP if word == _HELP_ALL else word for word in words]  # TorchX's parser finds out whether it is asked
     try:
-        with contextlib.redirect_stderr(errors):
-            parse_args(function, list(words), defaults)
+        with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(told):
+            parse_args(function, asked, defaults)
     except SystemExit as end:
-        if not end.code:  # --help
+        if not end.code:
+            print(_format_help(function, words, defaults) or told.getvalue(), end="")
             raise
         line = " ".join(errors.getvalue().rpartition(": error: ")[2].split())
         hint = _hint_at_unknown(words, list(inspect.signature(function).parameters))
         hint = hint or f"`muster run {component} --help` lists them"
         raise ControlError(f"arguments of {component}: {line}; {hint}", CommandExit.USAGE) from end
+
+
+def _format_help(function: Any, words: Sequence[str], defaults: Mapping[str, str] | None) -> str:
+    """Return the help of one of this package's components. "": it is none."""
+    if function.__module__ != _COMPONENTS:
+        return ""
+    from muster.components.help_text import format_help
+
+    return format_help(function, defaults or {}, shows_all=_HELP_ALL in words)
 
 
 def _hint_at_component(name: str) -> str:

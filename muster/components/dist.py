@@ -2,7 +2,7 @@
 
 They have every parameter of both TorchX lines, with its name and default, so that a command line or a pipeline need not
 change. `start`, `preload`, `hang_timeout` and all after them are added. The three differ only in their defaults and in
-the meaning of one number in `-j`.
+the meaning of one number in `-j`. Parameters that people use come first: `help_text` has their names.
 
 TorchX lists every function of this module as a component, and parses the source of each. It cannot read `X | None`
 (0.7) or `typing.Optional[...]` (nightly). So there are only components here, `Optional[...]` is a bare name, and
@@ -27,21 +27,21 @@ def ddp(
     *script_args: str,
     script: Optional[str] = None,
     m: Optional[str] = None,
-    image: str = torchx.IMAGE,
-    name: str = "/",
-    h: Optional[str] = None,
-    cpu: int = resources.DEFAULT_CPUS,
-    gpu: int = 0,
-    memMB: int = resources.DEFAULT_MEMORY_MB,  # noqa: N803 (TorchX's name)
     j: str = "1x2",
+    h: Optional[str] = None,
+    gpu: int = 0,
+    cpu: int = resources.DEFAULT_CPUS,
+    memMB: int = resources.DEFAULT_MEMORY_MB,  # noqa: N803 (TorchX's name)
+    name: str = "/",
+    image: str = torchx.IMAGE,
     env: EnvArgument = None,
+    mounts: Optional[List[str]] = None,
+    max_retries: int = 0,
     env_file: Optional[str] = None,
     metadata: EnvArgument = None,
-    max_retries: int = 0,
     rdzv_port: int = 29500,
     rdzv_backend: str = "c10d",
     rdzv_conf: Optional[str] = None,
-    mounts: Optional[List[str]] = None,
     debug: bool = False,
     tee: int = 3,
     start: str = "auto",
@@ -66,58 +66,50 @@ def ddp(
         script_args: arguments of the script or module
         script: path of the script to run, relative to the workspace
         m: dotted name of the module to run, as in python -m
-        image: container image of the nodes (e.g. docker)
-        name: {experiment}/{run}, {experiment}/, /{run} or {run}; the run defaults to the script's or module's name
+        j: [[MIN:]NODESx]PROCESSES; PROCESSES per node is a number, gpu, cpu or auto; one number means processes
         h: a named resource of the node (e.g. -h aws_p4d.24xlarge, with 8 GPUs); takes precedence over cpu, gpu, memMB
-        cpu: number of CPUs per node; default: one for each process, at least 2 (0 means 2)
         gpu: number of GPUs per node (e.g. --gpu 8 -j 2x8: 2 nodes, 8 GPUs and 8 processes each)
+        cpu: number of CPUs per node; default: one for each process, at least 2 (0 means 2)
         memMB: memory per node in MB, which is also the limit; if neither this nor -h is given, there is no limit, and
             the shown default has no effect
-        j: [[MIN:]NODESx]PROCESSES; PROCESSES per node is a number, gpu, cpu or auto; one number means processes
+        name: {experiment}/{run}, {experiment}/, /{run} or {run}; the run defaults to the script's or module's name
+        image: container image of the nodes (e.g. docker)
         env: environment variables of the job (e.g. HF_TOKEN,ENV1=v1,ENV2=v2); a NAME without a value gets that of your
             environment; such names come first
+        mounts: mounts into the nodes' containers, each begins with type=bind, volume or device (e.g.
+            type=bind,src=/data,dst=/data,readonly or type=volume,src=claim,dst=/checkpoints)
+        max_retries: how many worker failures the job survives (its workers restart in place), and how many lost nodes
         env_file: file of environment variables, in the format of docker's --env-file: lines NAME=VALUE or NAME; neither
             ps nor a dry run shows the values
         metadata: metadata for the scheduler (e.g. KEY1=v1,KEY2=v2,KEY3=v3)
-        max_retries: how many worker failures the job survives (its workers restart in place), and how many lost nodes
         rdzv_port: rendezvous port on node 0; with c10d a scheduler that picks a free port ignores it
         rdzv_backend: rendezvous backend; c10d means muster's own, others are torch's
         rdzv_conf: rendezvous settings in seconds (e.g. join_timeout=600,last_call_timeout=30)
-        mounts: mounts into the nodes' containers, each begins with type=bind, volume or device (e.g.
-            type=bind,src=/data,dst=/data,readonly or type=volume,src=claim,dst=/checkpoints)
         debug: set TorchX's four debug environment variables for CUDA, NCCL and torch
         tee: streams that go to console and file; 0: none, 1: stdout, 2: stderr, 3: both
         start: how workers start; warm: fork a process that has imported torch, cold: new processes, auto: warm if safe
         preload: modules that the warm process imports, separated by commas; auto: torch if the program imports it
-        hang_timeout: seconds after which the job counts as hung if no rank has entered or completed a collective or
-            done a step. For a rank that has done none of these yet, CPU time (at least 1/200 of a core) and output (to
-            a file, a pipe or the console) count instead. auto: learned from the job itself, at least 60. 0: never
-        hang_action: what happens when the job hangs; report: print which rank keeps the others waiting; restart:
-            restart the workers while retries are left; stop: end the job. The default is report if hang_timeout is
+        hang_timeout: seconds without a collective or a step after which the job counts as hung; auto: learned from the
+            job, at least 60; 0: never
+        hang_action: what happens when the job hangs: report, restart or stop; the default is report if hang_timeout is
             auto, else restart
-        collapse_lines: if several ranks write a line within half a second, print it once. Lines may differ in digits,
-            hexadecimal numbers and paths. Equal tracebacks are also printed once. auto: torchx run and torchx log do so
-            on a terminal with 8 ranks or more; on: each node does so, for all readers; off: all lines are printed. Each
-            rank's files have everything
-        notify: command that one node runs when the job has failed, hangs, is preempted, has ended or was stopped. The
-            command reads the report on its standard input, and has MUSTER_NOTIFY_* variables. No shell interprets it
-        metrics_port: [ADDRESS:]PORT at which each node's agent serves /metrics to Prometheus, /healthz, /readyz and
-            /status. 0: a free port, which status.json names. The default address is 127.0.0.1, and on Kubernetes all
-            addresses of the pod
+        collapse_lines: whether a line that several ranks write is printed once; auto: on a terminal with 8 ranks or
+            more; on: on each node, for all readers; off: never
+        notify: command that one node runs when the job has failed, hangs, is preempted, has ended or was stopped; it
+            reads the report
+        metrics_port: [ADDRESS:]PORT at which each node's agent serves metrics to Prometheus; 0: a free port, which
+            status.json names; the default address is 127.0.0.1, and on Kubernetes all addresses of the pod
         tracker_run: all attempts of the job are one run in Weights & Biases and Comet, and have the job's id as a tag
-            in MLflow. For this, global rank 0 gets variables of these trackers, unless you have set them. If the script
-            begins several runs, they become one
-        preflight: what to check before the workers start; quick: check each machine while torch is imported, and
-            compare the nodes; full: also run an all-reduce within each node and one over all nodes; off: check nothing
-        snapshot_memory: the most memory that muster.snapshots may take on each node: a number of bytes, such as 64G, or
-            a percentage of the free memory, written with the percent sign. 0: no snapshots are kept. The default is 40
-            percent
+            in MLflow
+        preflight: what to check before the workers start; quick: each machine, and what differs between nodes; full:
+            also an all-reduce; off: nothing
+        snapshot_memory: the most memory that muster.snapshots may take on each node, such as 64G or a percentage of the
+            free memory, written with the percent sign; 0: no snapshots; the default is 40 percent
         snapshot_copies: how many other nodes keep a copy of a node's snapshots, 0 or 1; the default is 1
         rank_order: node, the default: ranks follow the node index; segment: nodes of one NVLink domain get adjacent
-            ranks, and a spare of the lost node's domain replaces it first
-        on: what follows from a failure: rules, separated by semicolons, of which the first that matches decides (e.g.
-            "exit 77: elsewhere; ImportError: stop; oom: stop; exit 33,34: restart free"); muster-agent --help lists the
-            conditions, the verdicts and what follows without a rule
+            ranks
+        on: rules for what follows from a failure (e.g. "exit 77: elsewhere; ImportError: stop"); muster-agent
+            --help-all lists the conditions and verdicts
     """
     return application.build_application(
         locals(),
@@ -130,21 +122,21 @@ def torchrun(
     *script_args: str,
     script: Optional[str] = None,
     m: Optional[str] = None,
-    image: str = torchx.IMAGE,
-    name: str = "/",
-    h: Optional[str] = None,
-    cpu: int = resources.DEFAULT_CPUS,
-    gpu: int = 0,
-    memMB: int = resources.DEFAULT_MEMORY_MB,  # noqa: N803 (TorchX's name)
     j: str = "1x2",
+    h: Optional[str] = None,
+    gpu: int = 0,
+    cpu: int = resources.DEFAULT_CPUS,
+    memMB: int = resources.DEFAULT_MEMORY_MB,  # noqa: N803 (TorchX's name)
+    name: str = "/",
+    image: str = torchx.IMAGE,
     env: EnvArgument = None,
+    mounts: Optional[List[str]] = None,
+    max_retries: int = 0,
     env_file: Optional[str] = None,
     metadata: EnvArgument = None,
-    max_retries: int = 0,
     rdzv_port: int = 29500,
     rdzv_backend: str = "c10d",
     rdzv_conf: Optional[str] = None,
-    mounts: Optional[List[str]] = None,
     debug: bool = False,
     tee: int = 3,
     start: str = "auto",
@@ -171,59 +163,51 @@ def torchrun(
         script_args: arguments of the script or module
         script: path of the script to run, relative to the workspace
         m: dotted name of the module to run, as in python -m
-        image: container image of the nodes (e.g. docker)
-        name: {experiment}/{run}, {experiment}/, /{run} or {run}; the run defaults to the script's or module's name
-        h: a named resource of the node (e.g. -h aws_p4d.24xlarge, with 8 GPUs); takes precedence over cpu, gpu, memMB
-        cpu: number of CPUs per node; default: one for each process, at least 2 (0 means 2)
-        gpu: number of GPUs per node (e.g. --gpu 8 -j 2x8: 2 nodes, 8 GPUs and 8 processes each)
-        memMB: memory per node in MB, which is also the limit; if neither this nor -h is given, there is no limit, and
-            the shown default has no effect
         j: [[MIN:]NODESx]PROCESSES; PROCESSES per node is a number, gpu, cpu or auto; one number means processes; if -h
             names a host, it means nodes, each with one process per GPU
+        h: a named resource of the node (e.g. -h aws_p4d.24xlarge, with 8 GPUs); takes precedence over cpu, gpu, memMB
+        gpu: number of GPUs per node (e.g. --gpu 8 -j 2x8: 2 nodes, 8 GPUs and 8 processes each)
+        cpu: number of CPUs per node; default: one for each process, at least 2 (0 means 2)
+        memMB: memory per node in MB, which is also the limit; if neither this nor -h is given, there is no limit, and
+            the shown default has no effect
+        name: {experiment}/{run}, {experiment}/, /{run} or {run}; the run defaults to the script's or module's name
+        image: container image of the nodes (e.g. docker)
         env: environment variables of the job (e.g. HF_TOKEN,ENV1=v1,ENV2=v2); a NAME without a value gets that of your
             environment; such names come first
+        mounts: mounts into the nodes' containers, each begins with type=bind, volume or device (e.g.
+            type=bind,src=/data,dst=/data,readonly or type=volume,src=claim,dst=/checkpoints)
+        max_retries: how many worker failures the job survives (its workers restart in place), and how many lost nodes
         env_file: file of environment variables, in the format of docker's --env-file: lines NAME=VALUE or NAME; neither
             ps nor a dry run shows the values
         metadata: metadata for the scheduler (e.g. KEY1=v1,KEY2=v2,KEY3=v3)
-        max_retries: how many worker failures the job survives (its workers restart in place), and how many lost nodes
         rdzv_port: rendezvous port on node 0; with c10d a scheduler that picks a free port ignores it
         rdzv_backend: rendezvous backend; c10d means muster's own, others are torch's
         rdzv_conf: rendezvous settings in seconds (e.g. join_timeout=600,last_call_timeout=30)
-        mounts: mounts into the nodes' containers, each begins with type=bind, volume or device (e.g.
-            type=bind,src=/data,dst=/data,readonly or type=volume,src=claim,dst=/checkpoints)
         debug: set TorchX's four debug environment variables for CUDA, NCCL and torch
         tee: streams that go to console and file; 0: none, 1: stdout, 2: stderr, 3: both
         start: how workers start; warm: fork a process that has imported torch, cold: new processes, auto: warm if safe
         preload: modules that the warm process imports, separated by commas; auto: torch if the program imports it
-        hang_timeout: seconds after which the job counts as hung if no rank has entered or completed a collective or
-            done a step. For a rank that has done none of these yet, CPU time (at least 1/200 of a core) and output (to
-            a file, a pipe or the console) count instead. auto: learned from the job itself, at least 60. 0: never
-        hang_action: what happens when the job hangs; report: print which rank keeps the others waiting; restart:
-            restart the workers while retries are left; stop: end the job. The default is report if hang_timeout is
+        hang_timeout: seconds without a collective or a step after which the job counts as hung; auto: learned from the
+            job, at least 60; 0: never
+        hang_action: what happens when the job hangs: report, restart or stop; the default is report if hang_timeout is
             auto, else restart
-        collapse_lines: if several ranks write a line within half a second, print it once. Lines may differ in digits,
-            hexadecimal numbers and paths. Equal tracebacks are also printed once. auto: torchx run and torchx log do so
-            on a terminal with 8 ranks or more; on: each node does so, for all readers; off: all lines are printed. Each
-            rank's files have everything
-        notify: command that one node runs when the job has failed, hangs, is preempted, has ended or was stopped. The
-            command reads the report on its standard input, and has MUSTER_NOTIFY_* variables. No shell interprets it
-        metrics_port: [ADDRESS:]PORT at which each node's agent serves /metrics to Prometheus, /healthz, /readyz and
-            /status. 0: a free port, which status.json names. The default address is 127.0.0.1, and on Kubernetes all
-            addresses of the pod
+        collapse_lines: whether a line that several ranks write is printed once; auto: on a terminal with 8 ranks or
+            more; on: on each node, for all readers; off: never
+        notify: command that one node runs when the job has failed, hangs, is preempted, has ended or was stopped; it
+            reads the report
+        metrics_port: [ADDRESS:]PORT at which each node's agent serves metrics to Prometheus; 0: a free port, which
+            status.json names; the default address is 127.0.0.1, and on Kubernetes all addresses of the pod
         tracker_run: all attempts of the job are one run in Weights & Biases and Comet, and have the job's id as a tag
-            in MLflow. For this, global rank 0 gets variables of these trackers, unless you have set them. If the script
-            begins several runs, they become one
-        preflight: what to check before the workers start; quick: check each machine while torch is imported, and
-            compare the nodes; full: also run an all-reduce within each node and one over all nodes; off: check nothing
-        snapshot_memory: the most memory that muster.snapshots may take on each node: a number of bytes, such as 64G, or
-            a percentage of the free memory, written with the percent sign. 0: no snapshots are kept. The default is 40
-            percent
+            in MLflow
+        preflight: what to check before the workers start; quick: each machine, and what differs between nodes; full:
+            also an all-reduce; off: nothing
+        snapshot_memory: the most memory that muster.snapshots may take on each node, such as 64G or a percentage of the
+            free memory, written with the percent sign; 0: no snapshots; the default is 40 percent
         snapshot_copies: how many other nodes keep a copy of a node's snapshots, 0 or 1; the default is 1
         rank_order: node, the default: ranks follow the node index; segment: nodes of one NVLink domain get adjacent
-            ranks, and a spare of the lost node's domain replaces it first
-        on: what follows from a failure: rules, separated by semicolons, of which the first that matches decides (e.g.
-            "exit 77: elsewhere; ImportError: stop; oom: stop; exit 33,34: restart free"); muster-agent --help lists the
-            conditions, the verdicts and what follows without a rule
+            ranks
+        on: rules for what follows from a failure (e.g. "exit 77: elsewhere; ImportError: stop"); muster-agent
+            --help-all lists the conditions and verdicts
     """
     return application.build_application(
         locals(),
@@ -236,15 +220,15 @@ def spmd(
     *args: str,
     script: Optional[str] = None,
     m: Optional[str] = None,
-    image: str = torchx.IMAGE,
-    name: str = "/",
-    h: str = resources.DEFAULT_HOST,
     j: str = "1x1",
+    h: str = resources.DEFAULT_HOST,
+    name: str = "/",
+    image: str = torchx.IMAGE,
     env: EnvArgument = None,
+    mounts: Optional[List[str]] = None,
+    max_retries: int = 0,
     env_file: Optional[str] = None,
     metadata: EnvArgument = None,
-    max_retries: int = 0,
-    mounts: Optional[List[str]] = None,
     debug: bool = False,
     start: str = "auto",
     preload: str = "auto",
@@ -270,51 +254,43 @@ def spmd(
         args: arguments of the script or module
         script: path of the script to run, relative to the workspace
         m: dotted name of the module to run, as in python -m
-        image: container image of the nodes (e.g. docker)
-        name: {experiment}/{run}, {experiment}/, /{run} or {run}; the run defaults to the script's or module's name
-        h: the named resource of a node (e.g. aws_p4d.24xlarge); the default has one GPU
         j: [[MIN:]NODESx]PROCESSES; PROCESSES per node is a number, gpu, cpu or auto; one number means nodes, each with
             one process per GPU of the host
+        h: the named resource of a node (e.g. aws_p4d.24xlarge); the default has one GPU
+        name: {experiment}/{run}, {experiment}/, /{run} or {run}; the run defaults to the script's or module's name
+        image: container image of the nodes (e.g. docker)
         env: environment variables of the job (e.g. HF_TOKEN,ENV1=v1,ENV2=v2); a NAME without a value gets that of your
             environment; such names come first
+        mounts: mounts into the nodes' containers, each begins with type=bind, volume or device (e.g.
+            type=bind,src=/data,dst=/data,readonly or type=volume,src=claim,dst=/checkpoints)
+        max_retries: how many worker failures the job survives (its workers restart in place), and how many lost nodes
         env_file: file of environment variables, in the format of docker's --env-file: lines NAME=VALUE or NAME; neither
             ps nor a dry run shows the values
         metadata: metadata for the scheduler (e.g. KEY1=v1,KEY2=v2,KEY3=v3)
-        max_retries: how many worker failures the job survives (its workers restart in place), and how many lost nodes
-        mounts: mounts into the nodes' containers, each begins with type=bind, volume or device (e.g.
-            type=bind,src=/data,dst=/data,readonly or type=volume,src=claim,dst=/checkpoints)
         debug: set TorchX's four debug environment variables for CUDA, NCCL and torch
         start: how workers start; warm: fork a process that has imported torch, cold: new processes, auto: warm if safe
         preload: modules that the warm process imports, separated by commas; auto: torch if the program imports it
-        hang_timeout: seconds after which the job counts as hung if no rank has entered or completed a collective or
-            done a step. For a rank that has done none of these yet, CPU time (at least 1/200 of a core) and output (to
-            a file, a pipe or the console) count instead. auto: learned from the job itself, at least 60. 0: never
-        hang_action: what happens when the job hangs; report: print which rank keeps the others waiting; restart:
-            restart the workers while retries are left; stop: end the job. The default is report if hang_timeout is
+        hang_timeout: seconds without a collective or a step after which the job counts as hung; auto: learned from the
+            job, at least 60; 0: never
+        hang_action: what happens when the job hangs: report, restart or stop; the default is report if hang_timeout is
             auto, else restart
-        collapse_lines: if several ranks write a line within half a second, print it once. Lines may differ in digits,
-            hexadecimal numbers and paths. Equal tracebacks are also printed once. auto: torchx run and torchx log do so
-            on a terminal with 8 ranks or more; on: each node does so, for all readers; off: all lines are printed. Each
-            rank's files have everything
-        notify: command that one node runs when the job has failed, hangs, is preempted, has ended or was stopped. The
-            command reads the report on its standard input, and has MUSTER_NOTIFY_* variables. No shell interprets it
-        metrics_port: [ADDRESS:]PORT at which each node's agent serves /metrics to Prometheus, /healthz, /readyz and
-            /status. 0: a free port, which status.json names. The default address is 127.0.0.1, and on Kubernetes all
-            addresses of the pod
+        collapse_lines: whether a line that several ranks write is printed once; auto: on a terminal with 8 ranks or
+            more; on: on each node, for all readers; off: never
+        notify: command that one node runs when the job has failed, hangs, is preempted, has ended or was stopped; it
+            reads the report
+        metrics_port: [ADDRESS:]PORT at which each node's agent serves metrics to Prometheus; 0: a free port, which
+            status.json names; the default address is 127.0.0.1, and on Kubernetes all addresses of the pod
         tracker_run: all attempts of the job are one run in Weights & Biases and Comet, and have the job's id as a tag
-            in MLflow. For this, global rank 0 gets variables of these trackers, unless you have set them. If the script
-            begins several runs, they become one
-        preflight: what to check before the workers start; quick: check each machine while torch is imported, and
-            compare the nodes; full: also run an all-reduce within each node and one over all nodes; off: check nothing
-        snapshot_memory: the most memory that muster.snapshots may take on each node: a number of bytes, such as 64G, or
-            a percentage of the free memory, written with the percent sign. 0: no snapshots are kept. The default is 40
-            percent
+            in MLflow
+        preflight: what to check before the workers start; quick: each machine, and what differs between nodes; full:
+            also an all-reduce; off: nothing
+        snapshot_memory: the most memory that muster.snapshots may take on each node, such as 64G or a percentage of the
+            free memory, written with the percent sign; 0: no snapshots; the default is 40 percent
         snapshot_copies: how many other nodes keep a copy of a node's snapshots, 0 or 1; the default is 1
         rank_order: node, the default: ranks follow the node index; segment: nodes of one NVLink domain get adjacent
-            ranks, and a spare of the lost node's domain replaces it first
-        on: what follows from a failure: rules, separated by semicolons, of which the first that matches decides (e.g.
-            "exit 77: elsewhere; ImportError: stop; oom: stop; exit 33,34: restart free"); muster-agent --help lists the
-            conditions, the verdicts and what follows without a rule
+            ranks
+        on: rules for what follows from a failure (e.g. "exit 77: elsewhere; ImportError: stop"); muster-agent
+            --help-all lists the conditions and verdicts
     """
     return application.build_application(
         {**locals(), "script_args": args},

@@ -33,6 +33,8 @@ class Flag:
     """Whether the other arguments leave the flag an effect."""
     is_one_word: bool = False
     """Whether name and value are one word, because the value may begin with a dash."""
+    feature: str = ""
+    """The feature of the agent that it belongs to, for `--help-all`."""
 
 
 def _build_choice(*choices: str | int) -> Callable[[Any, Mapping[str, Any]], str]:
@@ -87,13 +89,18 @@ FLAGS: Final = (
     Flag(name="hang_timeout", default="auto", check=_check_hang_timeout),
     Flag(name="hang_action", check=_check_hang_action),
     Flag(name="collapse_lines", default="auto", check=_build_choice("auto", "on", "off")),
-    Flag(name="preflight", default="quick", check=_build_choice("quick", "full", "off")),
-    Flag(name="snapshot_memory", check=_check_snapshot_memory),
-    Flag(name="snapshot_copies", check=_build_choice(0, 1)),
-    Flag(name="devices", default=0, is_needed=lambda arguments: arguments.get("preflight", "off") != "off"),
-    Flag(name="notify", check=_check_notify, is_one_word=True),
-    Flag(name="metrics_port", check=_check_metrics_port),
-    Flag(name="tracker_run", default=False),
+    Flag(name="preflight", default="quick", check=_build_choice("quick", "full", "off"), feature="preflight"),
+    Flag(name="snapshot_memory", check=_check_snapshot_memory, feature="snapshots"),
+    Flag(name="snapshot_copies", check=_build_choice(0, 1), feature="snapshots"),
+    Flag(
+        name="devices",
+        default=0,
+        is_needed=lambda arguments: arguments.get("preflight", "off") != "off",
+        feature="preflight",
+    ),
+    Flag(name="notify", check=_check_notify, is_one_word=True, feature="notify"),
+    Flag(name="metrics_port", check=_check_metrics_port, feature="export"),
+    Flag(name="tracker_run", default=False, feature="trackers"),
     Flag(name="rank_order", check=_build_choice("node", "segment")),
     Flag(name="on", check=_check_policy, is_one_word=True),
 )

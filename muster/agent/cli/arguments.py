@@ -26,8 +26,6 @@ from muster.agent.cli.command_line import (
     FlagValues,
     Invocation,
     describe_seconds,
-    format_completion,
-    format_help,
     parse_command_line,
     parse_seconds,
     read_variable,
@@ -48,7 +46,6 @@ _PREEMPTION_SIGNALS = ("SIGUSR1", "SIGHUP", "SIGQUIT", "SIGTERM")
 """Signals that the guard passes on. SIGINT is Ctrl-C, and SIGUSR2 prints stacks."""
 DEFAULT_RESTART_BACKOFF_S = 1.0
 _LEAST_COLUMNS = 40
-_HELP_COLUMNS = 110
 
 _TERMINATION_LOG = "/dev/termination-log"
 """Where Kubernetes mounts the file for a container's termination message."""
@@ -65,19 +62,22 @@ def parse_args(argv: Sequence[str], environ: Mapping[str, str]) -> AgentConfig:
 
     Raises:
         UsageError: one line that names the value and what is allowed.
-        SystemExit: code 0, after what `--help`, `--version` or `--print-completion` asks for has been printed.
+        SystemExit: code 0, after what `--help`, `--help-all`, `--version` or `--print-completion` asks for has been
+            printed.
     """
     line = parse_command_line(argv)
-    if line.wants_help:
-        from shutil import get_terminal_size
-
-        _print_and_exit(format_help(min(_HELP_COLUMNS, get_terminal_size((_HELP_COLUMNS, 0)).columns)))
     if line.wants_version:
         _print_and_exit(f"muster-agent {__version__}, Python {sys.version.split()[0]}")
-    if "print_completion" in line.texts:
-        _print_and_exit(format_completion(line.texts["print_completion"]))
+    if line.wants_help or line.wants_help_all or "print_completion" in line.texts:
+        from muster.agent.cli import help_text
+
+        if line.wants_help:
+            _print_and_exit(help_text.format_help(help_text.choose_width()))
+        if line.wants_help_all:
+            _print_and_exit(help_text.format_help_all(help_text.choose_width()))
+        _print_and_exit(help_text.format_completion(line.texts["print_completion"]))
     if line.script is None:
-        raise UsageError("no script: give a program to run after the flags; --help lists them")
+        raise UsageError("no script: give a program to run after the flags; --help shows how")
     values = FlagValues(line.texts, environ if environ.get(Env.CONTROL_FD) is None else {})
     return _build_config(values, environ, _choose_program(values, line.script, line.script_args, environ))
 

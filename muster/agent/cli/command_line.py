@@ -1,4 +1,4 @@
-"""Parses the command line: which flags were given, with the PET_* variables as defaults; formats `--help`.
+"""Parses the command line: which flags were given, with the PET_* variables as defaults.
 
 The grammar is argparse's as torchrun uses it. Flags come up to the first other word, which is the script, and
 everything after it belongs to the script. argparse itself is not used, for three reasons. Its rule for abbreviations
@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 from muster._shared import contract
 from muster._shared.records import record
-from muster.agent.cli.flag_table import FLAGS, Flag, list_flags, list_groups
+from muster.agent.cli.flag_table import FLAGS, Flag, list_flags
 from muster.agent.errors import UsageError
 from muster.agent.features import FLAG_OWNERS, load_module
 from muster.agent.workers.spec import Program
@@ -35,6 +35,7 @@ class CommandLine:
     """The script; None if there was none."""
     script_args: tuple[str, ...]
     wants_help: bool = False
+    wants_help_all: bool = False
     wants_version: bool = False
 
 
@@ -52,6 +53,8 @@ def parse_command_line(argv: Sequence[str]) -> CommandLine:
             break
         if word in ("-h", "--help"):
             return CommandLine(texts=texts, script=None, script_args=(), wants_help=True)
+        if word in ("--help-all", "--help_all"):
+            return CommandLine(texts=texts, script=None, script_args=(), wants_help_all=True)
         if word == "--version":
             return CommandLine(texts=texts, script=None, script_args=(), wants_version=True)
         if word.startswith("--"):
@@ -132,7 +135,7 @@ def find_flag(spelling: str) -> Flag:
             return found[0]
         if found:
             raise UsageError(f"{spelling} is ambiguous: {', '.join('--' + flag.name for flag in found)}")
-    raise UsageError(f"unknown flag {spelling}{_suggest(name)}; --help lists them all")
+    raise UsageError(f"unknown flag {spelling}{_suggest(name)}; --help-all lists them all")
 
 
 def _find_exact(name: str) -> Flag | None:
@@ -266,85 +269,3 @@ def describe_seconds(*, zero: bool) -> str:
     """Describe what `parse_seconds` accepts, for an error."""
     least = "a number of seconds, 0 or more" if zero else "a number of seconds above 0"
     return f"{least}, at most {contract.SECONDS_LIMIT:g}"
-
-
-HEAD: Final = """\
-usage: muster-agent [flags] script [arguments of the script]
-       muster-agent --help | --version
-
-Starts, watches and restarts the workers of one node of a distributed PyTorch job. Replaces torchrun: it has all of
-torchrun's flags, abbreviations and PET_* variables, with the same meaning except where noted. Flags marked * are new.
-"""
-
-TAIL: Final = """\
-A PET_<FLAG> variable (PET_NNODES, ...) is the default of every flag without *, except --logs-specs and --numa-binding.
-${local_rank} in the script's arguments is replaced with the worker's local rank.
-
-Logs are DIR/ID/attempt_N/LOCAL_RANK/{stdout.log,stderr.log,error.json}; with more than one node
-DIR/ID/node_INDEX/attempt_N/... (torchrun has no such folder). A restart begins a new attempt; a change of nodes
-appends to the same files. DIR/ID also has events.jsonl and, after a failure, report.json.
-
-TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE or --log-line-prefix-template replaces the prefix of console lines,
-[${role_name}${local_rank}]: on one node and [${role_name}${local_rank}|n${node}.r${rank}]: on several. It may use
-torchrun's ${role_name}, ${local_rank}, ${rank} and ${hostname}, and ${global_rank} (the same as ${rank}), ${node}
-(group rank), ${node_index} (--node-rank), ${world_size}, ${nodes}, ${attempt} and ${round}. A line of more than 16 MiB
-reaches the console in several pieces, each with the prefix; in the file it stays whole. A progress bar (text with
-carriage returns) is one live line on a terminal, and elsewhere a line with its latest state every 5 s.
-
-Differences from torchrun: The agent notices a dead worker or node at once and does not poll. A restart gets a fresh
-store and, except with static, a fresh MASTER_PORT. Node 0 hosts rank 0 as long as it lives; when it is lost,
-another node takes over. No process of the job outlives the agent, however the agent ends. If OMP_NUM_THREADS is unset,
-it becomes cores // workers instead of 1, and a line says so. PYTHON_EXEC is honoured and means a cold start.
-
-Exit codes: 0 all workers succeeded; 1 workers failed, and no restart is left or a verdict has stopped the job; 2 usage
-error; 69 the nodes did not find each other in time or lost each other, or this node left the job; 128+n ended by signal
-n.
-"""
-
-
-COMPLETIONS: Final = {
-    "bash": 'complete -o default -W "{dashed}" muster-agent',
-    "zsh": "#compdef muster-agent\ncompadd -- {dashed}\n_files",
-    "tcsh": "complete muster-agent 'c/--/({names})/' 'p/*/f/'",
-}
-
-
-def format_completion(shell: str | None) -> str:
-    """Return what completes the flags and file names in a shell. torchrun's needs a package for this.
-
-    Raises:
-        UsageError: it is another shell.
-    """
-    if shell not in COMPLETIONS:
-        raise UsageError(f"--print-completion {shell!r}: must be one of {', '.join(COMPLETIONS)}")
-    names = [*_BY_NAME, *FLAG_OWNERS, "help", "version"]
-    return COMPLETIONS[shell].format(names=" ".join(names), dashed=" ".join(f"--{name}" for name in names))
-
-
-def format_help(width: int = 110) -> str:
-    """Format the text of `--help` for a terminal with this many columns."""
-    from textwrap import indent
-
-    parts = [_fill_paragraphs(HEAD, width)]
-    for title, flags in list_groups():
-        parts.append(f"{title}:")
-        for flag in flags:
-            spelling = f"-{flag.short}, --{flag.name}" if flag.short else f"--{flag.name}"
-            star = " *" if flag.ours else ""
-            default = f" [{flag.default}]" if flag.default else ""
-            parts.append(f"  {spelling}{' ' + flag.metavar if flag.metavar else ''}{star}{default}")
-            parts.append(indent(_fill_paragraphs(flag.text, width - 6).rstrip(), " " * 6))
-        parts.append("")
-    return "\n".join([*parts, _fill_paragraphs(TAIL, width)])
-
-
-def _fill_paragraphs(text: str, width: int) -> str:
-    """Wrap each paragraph, except those with indented lines."""
-    from textwrap import fill
-
-    paragraphs = text.rstrip().split("\n\n")
-    filled = [
-        each if "\n " in each else fill(each, width, break_long_words=False, break_on_hyphens=False)
-        for each in paragraphs
-    ]
-    return "\n\n".join(filled) + "\n"

@@ -1,6 +1,6 @@
 """Every flag of the agent, as data: parsing, `--help` and the tests against torchrun's parser all read this table.
 
-Flags of a feature are in the module `flags` of its folder, which is loaded when one of them is given, or for `--help`.
+Flags of a feature are in the module `flags` of its folder, which is loaded when one of them is given, or for a help.
 
 Source: torch/distributed/run.py (`get_args_parser`) of torch 2.13 and 2.15 for the flags that are not `ours`.
 """
@@ -17,13 +17,15 @@ class Flag:
 
     name: str
     text: str
-    """What the flag means, for --help, and where torchrun differs."""
+    """What the flag means, and where torchrun differs. --help has the first sentence, --help-all the whole text."""
     metavar: str = ""
     """The name of the value in --help; "" for a switch, which has none."""
     short: str = ""
     """One letter: `-m`."""
     default: str = ""
     """The default, for --help only; `arguments` sets the value."""
+    is_common: bool = False
+    """Whether --help has it; --help-all has all flags."""
     ours: bool = False
     """Whether torchrun does not have it."""
     since: str = ""
@@ -52,19 +54,21 @@ class Flag:
 
 
 NODES: Final = (
-    Flag(name="nnodes", metavar="N|MIN:MAX", default="1", text="How many nodes take part."),
+    Flag(name="nnodes", metavar="N|MIN:MAX", default="1", is_common=True, text="How many nodes take part."),
     Flag(
         name="nproc-per-node",
         metavar="N|KIND",
         default="1",
-        text="How many workers run on this node: a number, or one for each device of a kind: cpu, gpu, xpu, auto "
-        "(torch's accelerator, otherwise cpu), or the name of a device torch knows. A short-lived process "
-        "counts the devices, because the agent never imports torch.",
+        is_common=True,
+        text="How many workers run on this node: a number, gpu, cpu or auto. A kind means one for each device: cpu, "
+        "gpu, xpu, auto (torch's accelerator, otherwise cpu), or the name of a device torch knows. A short-lived "
+        "process counts the devices, because the agent never imports torch.",
     ),
     Flag(
         name="node-rank",
         metavar="I",
         default="0 for static, else none",
+        is_common=True,
         text="This node's index. It decides the order of ranks, and node 0 leads. Unlike torchrun, muster-agent "
         "uses it with c10d, too.",
     ),
@@ -80,6 +84,7 @@ NODES: Final = (
 RENDEZVOUS: Final = (
     Flag(
         name="standalone",
+        is_common=True,
         text="Run on this node alone. No address and no port are needed, and the id is --rdzv-id or a fresh one. "
         "static with one node and neither --rdzv-endpoint nor --master-port means the same.",
     ),
@@ -87,15 +92,17 @@ RENDEZVOUS: Final = (
         name="rdzv-backend",
         metavar="NAME",
         default="static",
-        text="muster: the agents agree among themselves and need no store. c10d means muster here. static: a fixed "
-        "number of nodes with --master-addr and --master-port. The agents connect to this port, too, before "
-        "the workers' store listens and between rounds, and keep these connections. c10d-torch, etcd, etcd-v2 "
-        "and any torchrun.handlers entry point: torch's own handlers.",
+        is_common=True,
+        text="static, c10d (which means muster here), muster, or a handler of torch's. static: a fixed number of nodes "
+        "with --master-addr and --master-port. The agents connect to this port, too, before the workers' store listens "
+        "and between rounds, and keep these connections. muster: the agents agree among themselves and need no store. "
+        "c10d-torch, etcd, etcd-v2 and any torchrun.handlers entry point: torch's own handlers.",
     ),
     Flag(
         name="rdzv-endpoint",
         metavar="HOST[:PORT]",
         default="localhost:29400",
+        is_common=True,
         text="Where the leader listens, or the endpoint of torch's handlers.",
     ),
     Flag(
@@ -119,17 +126,20 @@ RENDEZVOUS: Final = (
         name="rdzv-id",
         metavar="ID",
         default="none",
+        is_common=True,
         text="The job's id, the same on all nodes, and the name of its log folder.",
     ),
     Flag(
         name="rdzv-conf",
         is_free=True,
         metavar="K=V,...",
-        text="For muster: join_timeout (600), last_call_timeout (3) and keep_alive_interval (1) are seconds. "
-        "keep_alive_max_attempt (5) is the number of silent intervals after which a node is lost. is_host is 1 on "
-        "the node that leads, else 0 (with static, node 0 leads). timeout is another name for join_timeout (static: "
-        "900). close_timeout, heartbeat_timeout, read_timeout, cas_backoff_max_seconds and store_type=tcp are accepted "
-        "and have no effect. torch's handlers get every key unchanged.",
+        is_common=True,
+        text="Settings of the rendezvous, such as join_timeout=600. For muster, join_timeout (600), last_call_timeout "
+        "(3) and keep_alive_interval (1) are seconds. keep_alive_max_attempt (5) is the number of silent intervals "
+        "after which a node is lost. is_host is 1 on the node that leads, else 0 (with static, node 0 leads). timeout "
+        "is another name for join_timeout (static: 900). close_timeout, heartbeat_timeout, read_timeout, "
+        "cas_backoff_max_seconds and store_type=tcp are accepted and have no effect. torch's handlers get every key "
+        "unchanged.",
     ),
     Flag(
         name="last-call-timeout",
@@ -144,12 +154,14 @@ RENDEZVOUS: Final = (
         name="master-addr",
         metavar="ADDR",
         default="127.0.0.1",
+        is_common=True,
         text="static only: node 0's address, which becomes MASTER_ADDR.",
     ),
     Flag(
         name="master-port",
         metavar="PORT",
         default="29500",
+        is_common=True,
         text="static only: the port at that address, which becomes MASTER_PORT.",
     ),
 )
@@ -159,6 +171,7 @@ RESTARTS: Final = (
         name="max-restarts",
         metavar="N",
         default="0",
+        is_common=True,
         text="How often workers may be restarted because one failed. This is one budget for the whole job, not one "
         "per node as in torchrun. Lost and new nodes use none of it.",
     ),
@@ -263,8 +276,8 @@ RESTARTS: Final = (
 )
 
 PROGRAM: Final = (
-    Flag(name="module", short="m", text="The script is a module name, as in `python -m`."),
-    Flag(name="no-python", text="The script is an executable of any kind, not run by Python."),
+    Flag(name="module", short="m", is_common=True, text="The script is a module name, as in `python -m`."),
+    Flag(name="no-python", is_common=True, text="The script is an executable of any kind, not run by Python."),
     Flag(
         name="run-path",
         text="Run the script with runpy.run_path in an interpreter that is started as --start-method says. "
@@ -316,6 +329,7 @@ OUTPUT: Final = (
         is_free=True,
         metavar="DIR",
         default="a temporary folder",
+        is_common=True,
         text="Base folder of the log files. The link `latest` in it names the newest attempt. /dev/null: no files "
         "are written.",
     ),
@@ -324,15 +338,17 @@ OUTPUT: Final = (
         short="r",
         metavar="WHAT",
         default="0",
-        text="Write workers' streams to files instead of the console: 0 none, 1 stdout, 2 stderr, 3 both, or by "
-        "local rank: 0:3,1:1. Without this flag, several workers on a terminal get prefixes and live progress "
-        "bars. With `-r 0` they write to the terminal themselves.",
+        is_common=True,
+        text="Write workers' streams to files only: 0 none, 1 stdout, 2 stderr, 3 both. By local rank: 0:3,1:1. "
+        "Without this flag, several workers on a terminal get prefixes and live progress bars. With `-r 0` they write "
+        "to the terminal themselves.",
     ),
     Flag(
         name="tee",
         short="t",
         metavar="WHAT",
         default="0",
+        is_common=True,
         text="Write workers' streams to files and to the console; values as for --redirects.",
     ),
     Flag(
@@ -340,7 +356,7 @@ OUTPUT: Final = (
         metavar="TEXT",
         default="TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",
         since="2.15",
-        text="The prefix of console lines, such as '${hostname}:${rank}: '. The end of --help lists the macros.",
+        text="The prefix of console lines, such as '${hostname}:${rank}: '. The end of --help-all lists the macros.",
     ),
     Flag(
         name="local-ranks-filter",
@@ -405,9 +421,9 @@ FLAGS: Final = tuple(flag for _, flags in GROUPS for flag in flags)
 
 
 def list_groups() -> tuple[tuple[str, tuple[Flag, ...]], ...]:
-    """Return all flags with the titles of their groups; the last group is that of the features, which are loaded."""
+    """Return all flags with the titles of their groups. Features with flags are loaded, and have a group each."""
     names = dict.fromkeys(FLAG_OWNERS.values())
-    return (*GROUPS, ("Features", tuple(flag for name in names for flag in load_module(name, "flags").FLAGS)))
+    return (*GROUPS, *((f"Feature {name}", load_module(name, "flags").FLAGS) for name in names))
 
 
 def list_flags() -> tuple[Flag, ...]:

@@ -31,63 +31,45 @@ class Command(NamedTuple):
     """One command."""
 
     group: str
-    """The heading under which the reference has it."""
+    """One of `_TITLES`, and the module that adds its arguments."""
     text: str
-    """Its help, in one line."""
+    """Its help: one line of `muster --help`, of at most 80 columns."""
 
 
-_START, _SEE, _CONTROL = "Start jobs", "See jobs", "Control jobs"
-_NODES, _MACHINE = "Work on nodes", "This machine"
-_MODULES: Final = {_START: "start", _SEE: "see", _CONTROL: "control", _NODES: "nodes", _MACHINE: "machine"}
-"""The module of each group."""
-_FOLDER_TOO: Final = "APP_HANDLE may be the log folder of a job"
-_AFTERWARDS: Final = "while the job runs or afterwards; APP_HANDLE may be a folder with the logs of a job"
+_TITLES: Final = {
+    "run": "Run",
+    "watch": "Watch",
+    "control": "Control",
+    "afterwards": "Afterwards",
+    "setup": "Set up",
+}
+"""The heading of each group."""
 
 COMMANDS: Final[Mapping[str, Command]] = {
-    "run": Command(
-        _START,
-        "submit a job, as `torchx run` does, with live progress bars; the last thing on the screen is its report",
-    ),
-    "hold": Command(
-        _START,
-        "hold nodes: keep agents there that have imported torch, for runs with -s held; prints the hold's handle",
-    ),
-    "release": Command(_START, "end a hold"),
-    "rerun": Command(_START, "run the last `muster run` of this folder again"),
-    "rehearse": Command(
-        _START, "run a job on this machine, undisturbed first, then once for each fault, and say whether it survives"
-    ),
-    "status": Command(_SEE, f"print how a job is doing, in one line, and its replicas; {_FOLDER_TOO}"),
-    "log": Command(_SEE, "print the output of a job, of one of its nodes or of a rank"),
-    "top": Command(
-        _SEE,
-        f"show a job on one screen while it runs: its ranks, logs, stacks; without APP_HANDLE all jobs; {_FOLDER_TOO}",
-    ),
-    "events": Command(
-        _SEE, f"print what a job's agents have recorded on all nodes, by the leader's clock, {_AFTERWARDS}"
-    ),
-    "timeline": Command(
-        _SEE, f"write a page that shows what happened to a job, and how much time that cost, {_AFTERWARDS}"
-    ),
-    "list": Command(_SEE, "list the newest jobs of all schedulers, one line each"),
-    "stop": Command(_CONTROL, "let all ranks save and stop at one step, and end the job"),
-    "checkpoint": Command(_CONTROL, "let all ranks save at one step"),
-    "pause": Command(_CONTROL, "let all ranks wait at one step"),
-    "resume": Command(_CONTROL, "end a pause"),
-    "stacks": Command(_CONTROL, "print the Python stacks of all ranks, which keep running"),
-    "resize": Command(_CONTROL, "change the number of nodes of an elastic job"),
-    "recover": Command(
-        _CONTROL,
-        "continue a job (local_cwd, Docker, ssh) whose supervisor was lost, for example by a reboot",
-    ),
-    "delete": Command(_CONTROL, "stop the job if it runs, and remove it with its logs"),
-    "exec": Command(_NODES, "run a command on one or all nodes of a running job"),
-    "shell": Command(_NODES, "open a terminal on a node of a running job"),
-    "prune": Command(
-        _MACHINE, "remove what jobs that have ended left behind (this machine, its Docker engine, ssh, Slurm)"
-    ),
-    "doctor": Command(_MACHINE, "print what muster sees of this machine, each with a verdict and the next step"),
-    "completion": Command(_MACHINE, "print the shell's completion of this command"),
+    "run": Command("run", "submit a job, as `torchx run` does, with live progress bars"),
+    "rerun": Command("run", "run the last `muster run` of this folder again"),
+    "rehearse": Command("run", "run a job here, once for each fault, and say whether it survives"),
+    "hold": Command("run", "keep nodes with torch imported, for runs with -s held"),
+    "release": Command("run", "end a hold"),
+    "status": Command("watch", "print how a job is doing, in one line, and its replicas"),
+    "list": Command("watch", "list the newest jobs of all schedulers, one line each"),
+    "top": Command("watch", "show a job on one screen while it runs, or all jobs"),
+    "log": Command("watch", "print the output of a job, of one of its nodes or of a rank"),
+    "stacks": Command("watch", "print the Python stacks of all ranks, which keep running"),
+    "stop": Command("control", "let all ranks save and stop at one step, and end the job"),
+    "checkpoint": Command("control", "let all ranks save at one step"),
+    "pause": Command("control", "let all ranks wait at one step"),
+    "resume": Command("control", "end a pause"),
+    "resize": Command("control", "change the number of nodes of an elastic job"),
+    "exec": Command("control", "run a command on one or all nodes of a running job"),
+    "shell": Command("control", "open a terminal on a node of a running job"),
+    "recover": Command("control", "continue a job whose supervisor was lost, as by a reboot"),
+    "timeline": Command("afterwards", "write a page: what happened to a job, and what that cost"),
+    "events": Command("afterwards", "print what the agents of all nodes have recorded"),
+    "delete": Command("afterwards", "stop the job if it runs, and remove it with its logs"),
+    "prune": Command("afterwards", "remove what jobs that have ended left behind"),
+    "doctor": Command("setup", "print what muster sees of this machine, and the next steps"),
+    "completion": Command("setup", "print the shell's completion of this command"),
 }
 
 
@@ -155,17 +137,34 @@ def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
     """
     parser = argparse.ArgumentParser(
         prog="muster",
-        description="Starts jobs, shows them, and talks to those that run.",
-        epilog=EPILOG,
+        usage="%(prog)s [-h] [--version] COMMAND ...",
+        description=_list_commands(),
+        epilog=f"`muster COMMAND --help` says more.\n\n{EPILOG}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"muster {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, parser_class=CommandParser)
+    commands = parser.add_subparsers(
+        prog="muster",
+        dest="command",
+        metavar="COMMAND",
+        required=True,
+        parser_class=CommandParser,
+        help=argparse.SUPPRESS,  # the description has them
+    )
     for name, (group, text) in COMMANDS.items():
-        command = commands.add_parser(name, command=name, line=tuple(words or ()), about=text, help=text)
+        command = commands.add_parser(name, command=name, line=tuple(words or ()), about=text)
         if words is None or name in words:
-            getattr(import_module(f"{__name__}.{_MODULES[group]}"), f"add_{name}")(command)
+            getattr(import_module(f"{__name__}.{group}"), f"add_{name}")(command)
     return parser
+
+
+def _list_commands() -> str:
+    """Return the commands in their groups, which argparse does not have."""
+    lines = ["Starts jobs, shows them, and talks to those that run."]
+    for group, title in _TITLES.items():
+        lines += ["", f"{title}:"]
+        lines += [f"  {name:<12}{command.text}" for name, command in COMMANDS.items() if command.group == group]
+    return "\n".join(lines)
 
 
 def list_parsers(parser: argparse.ArgumentParser) -> Mapping[str, CommandParser]:

@@ -1,9 +1,14 @@
-"""The commands that ask a running job for something: `stop`, `checkpoint`, `pause`, `resize` and the like.
+"""The commands that ask a running job for something, as `stop`, or run something on its nodes: `exec` and `shell`.
 
-The name of a command is that of the function of `operations`.
+The name of any other command is that of the function of `operations`.
 """
 
-from muster.cli.commands.parser import CommandParser, parse_count
+import argparse
+from functools import partial
+from typing import Final
+
+from muster._shared.control import ControlError
+from muster.cli.commands.parser import CommandParser, parse_count, parse_index
 
 
 def add_stop(parser: CommandParser) -> None:
@@ -16,28 +21,98 @@ def add_stop(parser: CommandParser) -> None:
 
 def add_checkpoint(parser: CommandParser) -> None:
     """Add the options of a request to all ranks."""
-    add_delete(parser)
+    _add_request(parser)
     parser.add_limit()
 
 
-add_pause = add_resume = add_stacks = add_checkpoint
+add_pause = add_resume = add_checkpoint
 
 
 def add_resize(parser: CommandParser) -> None:
     """Add its options."""
-    add_delete(parser)
+    _add_request(parser)
     parser.add_argument("nodes", type=_parse_nodes, metavar="NODES", help="the new number, within MIN:MAX of -j")
     parser.add_role("which role, if several are elastic")
 
 
-def add_delete(parser: CommandParser) -> None:
+def add_recover(parser: CommandParser) -> None:
+    """Add its options."""
+    parser.description = f"{parser.description} Jobs of local_cwd, Docker and ssh have one."
+    _add_request(parser)
+
+
+def _add_request(parser: CommandParser) -> None:
     """Add the options of a request for which no rank has to do anything."""
     parser.add_handle()
     parser.add_request()
 
 
-add_recover = add_delete
-
-
 def _parse_nodes(text: str) -> int:
     return parse_count(text, "number of nodes")
+
+
+_EXEC_EPILOG: Final = """\
+Options come before CMD. The command has the variables of the workers of its node, and runs where they run. What it
+leaves in the background ends with it.
+exit code: that of the command, or 128 + n after signal n; with several nodes the first that is not 0; 2 wrong usage;
+255 it was not run, or its node was lost, and a line says why
+"""
+
+
+def add_exec(parser: CommandParser) -> None:
+    """Add its options, and the words of the command, which may be options, too."""
+    parser.usage = "%(prog)s [-h] [--all | --node N] [--role ROLE] APP_HANDLE ..."
+    parser.epilog = _EXEC_EPILOG
+    parser.add_handle()
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "--all", dest="takes_all", action="store_true", help="on all nodes; each line begins with the name of its node"
+    )
+    which.add_argument("--node", type=parse_index, metavar="N", help="on this node of a role, counted from 0 (0)")
+    parser.add_role()
+    # It ends the options, as a command of `muster` does. With `REMAINDER` options after the handle would be words.
+    words = parser.add_argument(
+        "words", nargs=argparse.PARSER, default=[], metavar="CMD ...", help="a program and its arguments"
+    )
+    words.required = False
+    parser.set_defaults(run=partial(_run_exec, parser))
+
+
+def _run_exec(
+    parser: CommandParser, *, handle: str, takes_all: bool, node: int | None, role: str | None, words: list[str]
+) -> int:
+    from muster.cli import exec_command
+    from muster.cli.exec_command import print_failure
+
+    command = words[1:] if words[:1] == ["--"] else words
+    if not command:
+        parser.error("CMD is missing")
+    try:
+        return exec_command.run(handle, command, role=role, node=node, takes_all=takes_all)
+    except ControlError as error:
+        return print_failure(error)
+
+
+_SHELL_EPILOG: Final = """\
+The shell is the node's $SHELL, else bash or sh. It has the variables of the workers, and ends with this command.
+exit code: that of the shell; 2 wrong usage; 255 none was started, or its node was lost, and a line says why
+"""
+
+
+def add_shell(parser: CommandParser) -> None:
+    """Add its options."""
+    parser.epilog = _SHELL_EPILOG
+    parser.add_handle()
+    parser.add_argument("node", type=parse_index, nargs="?", metavar="NODE", help="node of a role, counted from 0 (0)")
+    parser.add_role()
+    parser.set_defaults(run=_run_shell)
+
+
+def _run_shell(*, handle: str, node: int | None, role: str | None) -> int:
+    from muster.cli import shell_command
+    from muster.cli.exec_command import print_failure
+
+    try:
+        return shell_command.run(handle, role=role, node=node)
+    except ControlError as error:
+        return print_failure(error)

@@ -63,6 +63,11 @@ class CommandParser(argparse.ArgumentParser):
         self.names_app = True
         self.add_argument("handle", metavar="APP_HANDLE", nargs=nargs, default=default, help=text)
 
+    def add_job(self, default: str | None = "last") -> None:
+        """Add the app, or the folder with the logs of a job."""
+        self.description = f"{self.description} APP_HANDLE may be a folder with the logs of a job."
+        self.add_handle("?", default)
+
     def add_json(self, text: str = "print the answer as one line of JSON") -> None:
         """Add `--json`. An error is printed as JSON, too."""
         self.add_argument("--json", dest="as_json", action="store_true", help=text)

@@ -35,7 +35,7 @@ def test_a_job_that_uses_no_feature_loads_none(flags: tuple[str, ...], used: set
     assert "muster.agent.node.supervisor" in loaded  # the pattern still matches what -v prints
     features = {found[1] for name in loaded if (found := re.search(r"\.features\.(\w+)\.(node|sink)$", name))}
     assert features - ({"trainer"} if find_spec("transformers") else set()) == used
-    for option in ("workers.run_names", "agent.hold"):
+    for option in ("workers.run_names", "agent.hold", "cli.help_text"):
         assert not [name for name in loaded if option in name], "who does not ask for it does not pay for it"
 
 

@@ -3,6 +3,7 @@
 import argparse
 import functools
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from typing import cast
@@ -10,8 +11,9 @@ from unittest import mock
 
 import pytest
 
-from muster.agent.cli.command_line import FlagValues, find_flag, format_help, parse_command_line
-from muster.agent.cli.flag_table import Flag, list_flags
+from muster.agent.cli.command_line import FlagValues, find_flag, parse_command_line
+from muster.agent.cli.flag_table import Flag, list_flags, list_groups
+from muster.agent.cli.help_text import format_help, format_help_all
 from muster.agent.errors import UsageError
 
 TORCHRUNS = [flag for flag in list_flags() if not flag.ours]
@@ -216,15 +218,42 @@ def test_our_flags_never_shadow_an_abbreviation_of_torchruns() -> None:
     assert find_flag("--log-").name == "log-dir"  # torch 2.15 has a second flag that begins so
 
 
-def test_help_has_every_flag_and_what_has_no_effect() -> None:
-    text = format_help()
-    for flag in list_flags():
-        assert f"--{flag.name}" in text
+HELP_LINES = 40
+"""What a screen shows without scrolling, on most of them."""
+IN_HELP = {
+    *("nnodes", "nproc-per-node", "node-rank"),  # every command line has the first two
+    *("standalone", "rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf"),  # torchrun's page shows jobs with these
+    *("master-addr", "master-port"),  # launch lines of Slurm scripts, and torch.distributed.launch
+    *("max-restarts", "module", "no-python"),
+    *("log-dir", "redirects", "tee"),  # where the output is, the first question after a failure
+}
+
+
+@pytest.mark.parametrize("width", [80, 110])
+def test_the_short_help_has_the_flags_that_people_use(width: int) -> None:
+    lines = format_help(width).splitlines()
+    assert len(lines) <= HELP_LINES
+    assert max(map(len, lines)) <= width
+    assert {found[1] for line in lines if (found := re.match(r"  (?:-\w, )?--([\w-]+)", line))} == IN_HELP
+    assert "--help-all" in lines[-1]
+
+
+@pytest.mark.parametrize("width", [80, 110])
+def test_the_whole_help_has_every_flag_in_its_group(width: int) -> None:
+    text = format_help_all(width)
+    assert max(map(len, text.splitlines())) <= width
+    for title, flags in list_groups():
+        group = text.partition(f"\n{title}:\n")[2].partition("\n\n")[0]
+        for flag in flags:
+            assert re.search(rf"^  (-\w, )?--{flag.name}\b", group, re.MULTILINE), flag.name
+            assert " ".join(flag.text.split()) in " ".join(group.split())
+    assert "Feature snapshots" in dict(list_groups())
     assert "Has no effect:" in text
-    assert max(map(len, text.splitlines())) <= 110
-    assert max(map(len, format_help(80).splitlines())) <= 80
-    assert format_help(80).split() == text.split()
+
+
+def test_what_asks_for_a_help() -> None:
     assert parse_command_line(["--nnodes", "2", "--help"]).wants_help
+    assert parse_command_line(["--nnodes", "2", "--help-all"]).wants_help_all
     assert not parse_command_line(["train.py", "--help"]).wants_help
     assert parse_command_line(["--version"]).wants_version
     assert not parse_command_line(["train.py", "--version"]).wants_version

@@ -10,7 +10,7 @@ from typing import get_type_hints
 import pytest
 
 from muster.cli import commands, operations, run_command
-from muster.cli.commands import COMMANDS, Command, build_parser, find_function, list_parsers, main, see
+from muster.cli.commands import COMMANDS, Command, build_parser, find_function, list_parsers, main, watch
 from muster.cli.commands.completion import build_completion
 from muster.cli.log_command import LogQuery
 from muster.cli.rehearse.command import Request
@@ -26,8 +26,8 @@ def test_a_new_command_is_one_function_and_one_row(monkeypatch, capsys):
         parser.add_json()
         parser.set_defaults(run=lambda *, handle, role, as_json: print(handle, role, as_json) or 4)
 
-    monkeypatch.setattr(see, "add_where", add_where, raising=False)
-    monkeypatch.setitem(COMMANDS, "where", Command("See jobs", "name the machines of a job"))
+    monkeypatch.setattr(watch, "add_where", add_where, raising=False)
+    monkeypatch.setitem(COMMANDS, "where", Command("watch", "name the machines of a job"))
     assert main(["where", "train", "--json"]) == 4
     assert capsys.readouterr().out == "train None True\n"
     for words in (["--help"], ["where", "--help"]):
@@ -50,6 +50,18 @@ def test_only_the_module_of_its_group_is_loaded(monkeypatch):
         loaded.clear()
         build_parser(words)
         assert loaded == names
+
+
+def test_the_help_has_every_command_on_one_line_in_five_groups(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    text = capsys.readouterr().out
+    found = []
+    for title in ("Run", "Watch", "Control", "Afterwards", "Set up"):
+        lines = text.partition(f"\n{title}:\n")[2].partition("\n\n")[0].splitlines()
+        assert max(map(len, lines)) <= 80
+        found += [tuple(line.split(maxsplit=1)) for line in lines]
+    assert found == [(name, command.text) for name, command in COMMANDS.items()]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -78,6 +90,7 @@ def test_what_is_parsed_has_a_place_and_a_type(name):
 def test_completion_knows_options_and_names_of_jobs():
     words = {name: parser.list_words() for name, parser in list_parsers(build_parser()).items()}
     assert "--limit" in words["stop"]
+    assert "--help-all" in words["run"]
     assert words["completion"] == ["--help", "bash", "zsh", "fish", "apps"]
     asking = {name for name, parser in list_parsers(build_parser()).items() if parser.names_app}
     assert {"status", "stop", "exec", "release"} <= asking

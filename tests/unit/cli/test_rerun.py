@@ -58,6 +58,8 @@ def test_a_damaged_line_is_one_line(content: str, capsys: pytest.CaptureFixture[
 
 def test_a_run_is_recorded_and_a_dry_run_is_not(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--dryrun", "dist.ddp", "-j", "1x1", "--script", "main.py"]) == 0
+    with pytest.raises(SystemExit, match="0"):
+        main(["run", "dist.ddp", "--help-all"])
     assert main(["rerun"]) == 1
     assert main(["run", "-s", "no-such", "dist.ddp"]) == 2
     capsys.readouterr()

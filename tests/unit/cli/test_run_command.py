@@ -96,6 +96,26 @@ def test_a_value_of_the_component_that_is_wrong_is_one_line(capsys):
     assert capsys.readouterr().err == f"{line} them\n"
 
 
+def ask_for_help(words, capsys):
+    with pytest.raises(SystemExit, match="0"):
+        commands.main(["run", *words])
+    return capsys.readouterr().out
+
+
+@pytest.mark.torchx
+def test_the_help_of_a_component_has_two_steps(capsys):
+    short = ask_for_help(["dist.ddp", "--help"], capsys)
+    assert "--script" in short
+    assert "--snapshot_memory" not in short
+    whole = ask_for_help(["dist.ddp", "-j", "2x4", "--help-all"], capsys)
+    assert "--snapshot_memory" in whole
+    assert ask_for_help(["utils.echo", "--help-all"], capsys) == ask_for_help(["utils.echo", "--help"], capsys)
+    own = ask_for_help(["--help"], capsys)
+    assert len(own.splitlines()) <= 40
+    assert "`muster run dist.ddp --help`" in own
+    assert ask_for_help(["--help-all"], capsys) == f"{own}\n{whole}"
+
+
 @pytest.mark.parametrize(
     ("name", "line"),
     [

@@ -4,15 +4,13 @@ import inspect
 
 import pytest
 
-from muster.agent.cli.flag_table import list_flags
+from muster.agent.features import FLAG_OWNERS
 from muster.components import dist
+from muster.components.flags import FLAGS
 
 
-@pytest.mark.parametrize("component", [dist.ddp, dist.spmd, dist.torchrun])
-def test_the_hang_timeout(component) -> None:
-    flag = next(flag.text for flag in list_flags() if flag.name == "hang-timeout")
-    meaning = flag[0].lower() + flag[1:].rstrip(".")
-    assert f"hang_timeout: {meaning}" in " ".join((inspect.getdoc(component) or "").split())
+def test_a_parameter_belongs_to_the_feature_of_its_flag() -> None:
+    assert {flag.name.replace("_", "-"): flag.feature for flag in FLAGS if flag.feature} == dict(FLAG_OWNERS)
 
 
 @pytest.mark.parametrize("component", [dist.ddp, dist.spmd, dist.torchrun])

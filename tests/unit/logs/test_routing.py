@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from doubles.samples import make_round
 
-from muster.agent.cli.command_line import format_help
+from muster.agent.cli.help_text import format_help_all
 from muster.agent.config import LogConfig, Std, StdChoice
 from muster.agent.logs.files import LogFile, RunFolder, build_log_path
 from muster.agent.logs.lines import build_prefix
@@ -71,7 +71,7 @@ def test_prefixes() -> None:
 
 
 def test_help_names_the_variables_of_a_prefix_template() -> None:
-    about = re.search(r"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE or.*?\n\n", format_help(), re.DOTALL)
+    about = re.search(r"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE or.*?\n\n", format_help_all(), re.DOTALL)
     names = set(re.findall(r"\$\{\w+\}", about[0]))
     torchruns = {"${role_name}", "${local_rank}", "${rank}", "${hostname}"}
     assert names >= torchruns | {"${node}", "${node_index}", "${nodes}", "${world_size}", "${attempt}", "${round}"}

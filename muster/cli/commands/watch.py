@@ -1,4 +1,4 @@
-"""The commands that show jobs: `status`, `log`, `top`, `events`, `timeline` and `list`."""
+"""The commands that show jobs: `status`, `list`, `top`, `log` and `stacks`."""
 
 import argparse
 import re
@@ -10,7 +10,7 @@ from muster.cli.commands.parser import RECORDS_EPILOG, STATES_EPILOG, CommandPar
 def add_status(parser: CommandParser) -> None:
     """Add its options."""
     parser.epilog = STATES_EPILOG
-    parser.add_handle("?", "last")
+    parser.add_job()
     parser.add_json()
     parser.set_defaults(run="muster.cli.overview:print_status")
 
@@ -41,30 +41,12 @@ def _parse_regex(text: str) -> "re.Pattern[str]":
 
 def add_top(parser: CommandParser) -> None:
     """Add its options."""
+    parser.description = f"{parser.description} Without APP_HANDLE it shows all jobs."
     parser.epilog = STATES_EPILOG
-    parser.add_handle("?")
+    parser.add_job(default=None)
     parser.add_json()
     parser.add_argument("--once", action="store_true", help="print one page and exit")
     parser.set_defaults(run="muster.cli.top.command:show")
-
-
-def add_events(parser: CommandParser) -> None:
-    """Add its options."""
-    parser.epilog = RECORDS_EPILOG
-    parser.add_handle("?", "last")
-    parser.add_role()
-    parser.add_json("print each record as one line of JSON")
-    parser.set_defaults(run="muster.cli.history.commands:print_events")
-
-
-def add_timeline(parser: CommandParser) -> None:
-    """Add its options."""
-    parser.epilog = RECORDS_EPILOG
-    parser.add_handle("?", "last")
-    parser.add_role()
-    parser.add_argument("-o", "--output", metavar="FILE", help="the page (NAME.html in this folder)")
-    parser.add_json("print the facts as one line of JSON")
-    parser.set_defaults(run="muster.cli.history.commands:write_timeline")
 
 
 _LIST_EPILOG: Final = """\
@@ -88,3 +70,10 @@ def add_list(parser: CommandParser) -> None:
     parser.add_argument("-n", "--limit", type=parse_count, default=20, metavar="COUNT", help="how many at most (20)")
     parser.add_json("print the list as one line of JSON")
     parser.set_defaults(run="muster.cli.overview:print_list")
+
+
+def add_stacks(parser: CommandParser) -> None:
+    """Add its options. The name is that of the function of `operations`."""
+    parser.add_handle()
+    parser.add_request()
+    parser.add_limit()

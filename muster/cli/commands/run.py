@@ -1,8 +1,9 @@
-"""The commands that start jobs: `run`, `hold`, `release`, `rerun` and `rehearse`."""
+"""The commands that start jobs: `run`, `rerun`, `rehearse`, `hold` and `release`."""
 
 import argparse
 import os
 import shlex
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ from muster.cli.commands import build_parser, parse, run_words
 from muster.cli.commands.parser import CommandParser, Once, parse_count, parse_index, parse_limit
 
 _RUN_EPILOG: Final = """\
+`muster run dist.ddp --help` shows what describes a job: program, nodes, processes, restarts.
 .torchxconfig counts as for `torchx run`. Ctrl-C stops the job politely; a second one kills it.
 exit code: 0 the job has succeeded, or was submitted; 1 it has not; 2 wrong usage; 130 Ctrl-C
 `python -m muster.run` is something else: torchrun's module API.
@@ -20,21 +22,42 @@ exit code: 0 the job has succeeded, or was submitted; 1 it has not; 2 wrong usag
 def add_run(parser: CommandParser) -> None:
     """Add its options, and the component."""
     parser.epilog = _RUN_EPILOG
+    parser.add_argument(
+        "--help-all", dest="help", action=_HelpAll, help="show this message and all parameters of dist.ddp, and exit"
+    )
     parser.add_scheduler("the scheduler (local_cwd)")
     parser.add_argument("--dryrun", action="store_true", help="print what would be submitted, and submit nothing")
     parser.add_argument("--wait", action="store_true", help="wait for the end of the job; local_* always waits")
     parser.add_argument("--log", action="store_true", help="print the job's lines, and wait for the end")
     parser.add_argument("--workspace", action=Once, help="the folder that travels with the job (this one; '' for none)")
     parser.add_argument("--parent_run_id", action=Once, help="the run that this one belongs to, for trackers")
-    parser.add_component("a component such as dist.ddp or FILE.py:FUNCTION, and its arguments")
+    parser.add_component(
+        "a component such as dist.ddp or FILE.py:FUNCTION, and its arguments",
+        more=" The last thing on the screen is its report.",
+    )
     parser.set_defaults(run=partial(_submit, parser.line))
+
+
+class _HelpAll(argparse.Action):
+    """An option that prints what the component has, too."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **settings: Any) -> None:
+        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, **settings)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        """See `argparse`."""
+        from muster.cli.run_command import build_app
+
+        parser.print_help()
+        print()
+        build_app("dist.ddp", [self.option_strings[0]])
 
 
 def _submit(line: tuple[str, ...], **options: Any) -> int:
     from muster.cli import run_command
 
     given = run_command.Given(**options)
-    if not given.dryrun:
+    if not (given.dryrun or run_command.wants_help(given.component)):
         from muster.cli.rerun_command import record_line
 
         record_line(line)
@@ -64,7 +87,8 @@ def add_hold(parser: CommandParser) -> None:
     parser.add_json("print what is held as one line of JSON, when it is ready")
     parser.add_component(
         "a component without its program, as dist.ddp -j 2x4 (one node with a process for each GPU, or without "
-        "GPUs for each core)"
+        "GPUs for each core)",
+        more=" It prints the hold's handle.",
     )
     parser.set_defaults(run="muster.cli.hold_command:hold")
 
@@ -166,7 +190,9 @@ def add_rehearse(parser: CommandParser) -> None:
     parser.add_argument("-o", "--output", metavar="DIR", help="page, results, logs (rehearsal)")
     parser.add_argument("--junit", metavar="FILE", help="write JUnit XML")
     parser.add_json("print the results as one line of JSON")
-    parser.add_component("the job, as for `muster run`", more=" Each run has a copy of this folder.")
+    parser.add_component(
+        "the job, as for `muster run`", more=" The first run is undisturbed. Each run has a copy of this folder."
+    )
     parser.set_defaults(run=_run_rehearse)
 
 

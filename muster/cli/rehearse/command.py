@@ -171,15 +171,16 @@ def _rehearse(request: Request) -> int:
     for line in undo_dead(journals):
         say(line)
     workspace = Path.cwd()
-    _make_output(request.folder)
     stage = None
     try:
         with ExitStack() as stack:
             journal = stack.enter_context(Journal(journals))
             scheduler = stack.enter_context(closing(create_scheduler(DEFAULT, "rehearse")))
             assert isinstance(scheduler, SupervisedScheduler)  # noqa: S101  # this package's
+            begun = _Stage(request, workspace, scheduler, journal)  # reports wrong words, or prints the help
+            _make_output(request.folder)
             stack.callback(remove_folder, request.folder / _KEPT, ignores_errors=True)
-            stage = _Stage(request, workspace, scheduler, journal)
+            stage = begun
             stage.rehearse()
     finally:  # also what is known when a person ends it
         report = None if stage is None else stage.build_report()

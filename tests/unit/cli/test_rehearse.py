@@ -651,6 +651,20 @@ def test_an_option_that_would_have_no_effect_is_one_line(
     assert line in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("flag", ["--help", "--no-such-flag"])
+def test_what_runs_nothing_leaves_the_results_of_the_last_rehearsal(
+    flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("rehearsal").mkdir()
+    for name in ("rehearsal.json", "index.html"):
+        Path("rehearsal", name).write_text("the last one's")
+    with contextlib.suppress(SystemExit):
+        commands.main(["rehearse", "dist.ddp", flag])
+    assert Path("rehearsal/rehearsal.json").read_text() == Path("rehearsal/index.html").read_text() == "the last one's"
+    capsys.readouterr()
+
+
 @pytest.mark.parametrize("error", [errno.EBUSY, errno.EACCES])
 def test_a_cgroup_with_a_dying_process_is_removed_once_that_is_gone(
     error: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -115,7 +115,7 @@ def resize(handle: str, nodes: int, *, role: str | None = None) -> Answer:
         except UnknownAppError:
             raise
         except EndedAppError as error:
-            raise ControlError(str(error), CommandExit.ENDED) from error
+            raise ControlError(str(error), CommandExit.ENDED, is_unchanged=True) from error
         except SchedulerError as error:
             raise ControlError(str(error), CommandExit.REFUSED) from error
 

@@ -108,9 +108,9 @@ def _find_running(app: App) -> list[dict[str, Any]]:
     if None not in ends:
         how = "failed" if "Failed" in ends else "succeeded"
         how = "cancelled" if how == "failed" and any(map(is_cancelled, parents)) else how
-        raise ControlError(f"{name} has ended already ({how}): nothing was changed", CommandExit.ENDED)
+        raise ControlError(f"{name} has ended already ({how})", CommandExit.ENDED, is_unchanged=True)
     if any(map(is_cancelled, parents)):
-        raise ControlError(f"{name} is being stopped already: nothing was changed", CommandExit.REFUSED)
+        raise ControlError(f"{name} is being stopped already", CommandExit.REFUSED, is_unchanged=True)
     return parents
 
 

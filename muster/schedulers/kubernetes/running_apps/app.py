@@ -244,9 +244,9 @@ def resize(app: App, nodes: int, role_name: str | None = None) -> None:
         raise SchedulerError(f"app {name!r} is a JobSet, which cannot be resized; use flavor=job")
     job = next((parent for parent in parents if kube.read_role(parent) == label), None)
     if job is None:
-        raise EndedAppError(f"the Job of role {role.name!r} of {name!r} is gone: nothing was changed")
+        raise EndedAppError(f"the Job of role {role.name!r} of {name!r} is gone")
     if read_job_end(job) is not None:
-        raise EndedAppError(f"role {role.name!r} of {name!r} has ended already: nothing was changed")
+        raise EndedAppError(f"role {role.name!r} of {name!r} has ended already")
     if kube.KUEUE_MINIMUM in (job["metadata"].get("annotations") or {}) and not is_suspended(job):
         raise SchedulerError(
             f"role {role.name!r} of {name!r} cannot be resized: Kueue admitted a part of its nodes and keeps their "

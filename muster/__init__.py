@@ -5,11 +5,12 @@
     agent/        the process that starts and supervises the workers of one node
     worker        what a training script imports: step, should_stop, should_checkpoint, saved, breakpoint
     snapshots/    what a training script imports to keep its state in memory
+    data          what a training script imports to train each sample once
     testing/      the tests that every adapter must pass
     elastic/      the Python API: functions and commands as workers, started from a program
     cli/          `python -m muster COMMAND` (`__main__`)
     run           torchrun's module: what programs call of torch.distributed.run
-    launch/       torch.distributed.launch's: `run`, and `--local-rank` for scripts
+    launch        torch.distributed.launch's: `run`, and `--local-rank` for scripts
     _shared/      what these have in common: contract, records and their codec, processes, control, guard
 
 Components and schedulers never import the agent: they know its command. Nothing but `run` imports `elastic`, nothing

@@ -328,7 +328,12 @@ class ExitCode(IntEnum):
     """
     RENDEZVOUS = 69
     """Rendezvous failed: the nodes did not find each other in time, or lost each other. Or this node had to leave the
-    job: its kernel cannot end a worker, or the verdict is "elsewhere". The node is started again."""
+    job: its kernel cannot end a worker, or the verdict is "elsewhere". The node is started again.
+
+    `agent.node.decisions` sets it. Why, decide `consensus.formation` (the job cannot be formed), `member.seeking` (no
+    leader is found), `member.decisions` (this node is excluded), `torch_handlers.thread` (torch's handlers), and
+    `consensus.failures` with `verdicts` ("elsewhere").
+    """
     TERMINATED = 143
     """SIGTERM (128 + 15) ended the agent: the node was preempted or stopped. The node is started again, and this
     uses no retry."""
@@ -388,6 +393,8 @@ def is_resize(detail: Mapping[str, object]) -> bool:
 
 def describe_end(code: int | None, signal_name: str | None = None, *, plural: bool = False) -> str:
     """Say how a process ended: "exited with code 1", "was ended by SIGKILL". No other place words it.
+
+    `diagnosis.root_cause` adds to it that the kernel's OOM killer was the cause.
 
     Args:
         code: as from os.waitstatus_to_exitcode. None: `signal_name` says it.

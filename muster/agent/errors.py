@@ -6,7 +6,8 @@
     │   └── SpawnError      a worker could not be started
     └── InternalError       muster's: a broken invariant                                         exit 1
 
-A worker's failure is data (`_shared.reports.Failure`), never an exception. Only `launch` maps these to exit codes.
+A worker's failure is data (`_shared.reports.Failure`), never an exception. Only `launch` maps these to exit codes; what
+the job's end maps to, `node.decisions` does.
 """
 
 from muster._shared.contract import ExitCode

@@ -8,10 +8,9 @@ What happens at a start, in this order:
 1. `entry` or `__main__` starts the guard (`_shared.guard`), and below it this module: `_run` unpacks the workspace,
    reads the flags, has features add variables, starts the template, and calls those whose rows say `begins_early`.
 2. `_run_supervisor` opens logs and the event log, and connects the sinks of features. From here on `node.supervisor`
-   passes events to `node.decisions`. It makes the rendezvous, which `rendezvous.selection` chooses.
+   passes events to `node.decisions`. The supervisor makes the rendezvous, which `rendezvous.selection` chooses.
 3. `AgentStarted` lets the node join, and in the end a round forms (`RoundFormed`). `node.round_workers` opens the
-   round's store, if this node hosts it.
-   Log files begin to open.
+   round's store, if this node hosts it. Log files begin to open.
 4. With `StartWorkers`, which waits for the back-off after a failure, a page is made, and those parts of features that
    are wanted begin the round at once, in the order of their table (`node.round_parts`). When none holds the workers
    back and the log files are open, each worker's variables are built, and `workers.pool` starts them: the template

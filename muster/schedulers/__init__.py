@@ -12,6 +12,7 @@
     supervision/  the process that owns the replicas of local_cwd and Docker; `app_folder`: an app's state on disk
     workspace/    packs the user's folder, without credentials and what `.torchxignore` names
     runner/       what we adapt of TorchX; parses `-cfg`
+    wording/      why an app is in its state: codes and facts, and the one place that puts them into words
 
 `bundle` packs the agent (`bundle_start` travels in it and unpacks it once per node). `agent_command` recognises and
 rewrites the agent's command. `naming` makes every name. `grace` decides how long a stop may take. `gpus` lists this

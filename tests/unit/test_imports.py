@@ -403,7 +403,7 @@ def test_pure_decisions_import_nothing_that_acts(imports: list[Import]) -> None:
         "agent/rendezvous/consensus/",
         "agent/rendezvous/drain_ceiling.py",
         "agent/features/snapshots/leader.py",
-        *(f"agent/features/hangs/{name}.py" for name in ("judge", "collectives", "launches")),
+        *(f"agent/features/hangs/{name}.py" for name in ("judge", "collectives", "nccl_launches")),
         "agent/features/preflight/leader.py",
         "agent/rendezvous/round_messages.py",
         "agent/rendezvous/verdicts.py",
@@ -411,7 +411,7 @@ def test_pure_decisions_import_nothing_that_acts(imports: list[Import]) -> None:
         "agent/rendezvous/faulty_nodes.py",
         *(
             f"agent/node/{name}.py"
-            for name in ("decisions", "worker_decisions", "drain_decisions", "events", "actions")
+            for name in ("decisions", "worker_decisions", "drain_decisions", "request_decisions", "events", "actions")
         ),
         *(f"agent/rendezvous/member/{name}.py" for name in ("decisions", "seeking", "rounds", "events", "state")),
     )

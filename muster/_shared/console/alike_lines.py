@@ -10,7 +10,9 @@ place by bisection among at most `_HELD_LIMIT`, and a unit is moved once. So the
 A warning that ranks write while they start is printed once even where lines are not merged: the first rank's, at once.
 What others say of it later is left out.
 
-Prefixes (`muster.agent.logs.lines`, `muster.schedulers.runner.job_console`) and what waits until `due_s` are not here.
+Whether lines are merged at all: `muster.agent.cli.arguments` (`_merges_lines`), and for `torchx run`
+`muster.schedulers.agent_command` (`count_merged_ranks`). Prefixes (`muster.agent.logs.lines`,
+`muster.schedulers.runner.job_console`) and what waits until `due_s` are not here.
 """
 
 from bisect import bisect_left, bisect_right, insort

@@ -48,15 +48,15 @@ class OomWatch:
         before, now, cgroup = self._memory.before, self._memory.read(), self._memory.cgroup
         if cgroup is not None and now.kills is not None and before.kills is not None and now.kills > before.kills:
             name = "memory.events" if cgroup.version == 2 else "memory.oom_control"
-            return _describe_oom(cgroup, certain=True, source=f"{cgroup.folders[0]}/{name}")
+            return _build_oom_evidence(cgroup, certain=True, source=f"{cgroup.folders[0]}/{name}")
         if cgroup is not None and now.limit_hits > before.limit_hits and now.kills is None:
-            return _describe_oom(cgroup, certain=False, source=f"{cgroup.folders[0]}/memory.failcnt")
+            return _build_oom_evidence(cgroup, certain=False, source=f"{cgroup.folders[0]}/memory.failcnt")
         if now.machine_kills > before.machine_kills:
-            return _describe_oom(cgroup, certain=False, source=f"{self._memory.proc}/vmstat")
+            return _build_oom_evidence(cgroup, certain=False, source=f"{self._memory.proc}/vmstat")
         return None
 
 
-def _describe_oom(cgroup: MemoryCgroup | None, *, certain: bool, source: str) -> OomEvidence:
+def _build_oom_evidence(cgroup: MemoryCgroup | None, *, certain: bool, source: str) -> OomEvidence:
     limit = find_limit(cgroup) if cgroup else None
     return OomEvidence(
         certain=certain,

@@ -4,7 +4,7 @@
 local_cwd in a folder of its own. `watch` follows the job's processes and steps, and `saves` sees checkpoints being
 written. `outcome` judges a run from what its agents have recorded. `table` and `page` write the result, and what to
 change. `live` causes faults in a job that runs (--app). `world` has the network and the disk of a run, and `journal`
-keeps on disk what has to be undone. The package `faults` is the library of faults.
+keeps on disk what has to be undone. `faults` is the library of faults.
 
 From outside, import `command`. Tests may also import `faults`, `journal` and `world`.
 """

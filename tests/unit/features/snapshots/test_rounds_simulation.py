@@ -62,7 +62,7 @@ class Node:
 
     def list_holdings(self):
         own = self.memory.list_holdings()
-        for holding in own:
+        for holding in (each for each in own if not each.is_copy):
             part = self.memory.find_part(holding.generation.key)
             for rank, extent in enumerate(part.extents):
                 assert self.content[rank, extent.offset >> 40] == part.key, "a slot has other bytes than it says"

@@ -314,6 +314,10 @@ class ExitCode(IntEnum):
     """Exit codes of the agent, the only ones besides 128+n for "ended by signal n".
 
     An adapter also runs a replica again that ended without an exit code of its own.
+
+    `agent.node.decisions` sets them. Why 69, decide `consensus.formation` (the job cannot be formed), `member.seeking`
+    (no leader is found), `member.decisions` (this node is refused), `torch_handlers.thread` (torch's handlers), and
+    `consensus.failures` with `verdicts` ("elsewhere").
     """
 
     SUCCEEDED = 0
@@ -328,12 +332,7 @@ class ExitCode(IntEnum):
     """
     RENDEZVOUS = 69
     """Rendezvous failed: the nodes did not find each other in time, or lost each other. Or this node had to leave the
-    job: its kernel cannot end a worker, or the verdict is "elsewhere". The node is started again.
-
-    `agent.node.decisions` sets it. Why, decide `consensus.formation` (the job cannot be formed), `member.seeking` (no
-    leader is found), `member.decisions` (this node is excluded), `torch_handlers.thread` (torch's handlers), and
-    `consensus.failures` with `verdicts` ("elsewhere").
-    """
+    job: its kernel cannot end a worker, or the verdict is "elsewhere". The node is started again."""
     TERMINATED = 143
     """SIGTERM (128 + 15) ended the agent: the node was preempted or stopped. The node is started again, and this
     uses no retry."""

@@ -6,6 +6,7 @@
     worker        what a training script imports: step, should_stop, should_checkpoint, saved, breakpoint
     snapshots/    what a training script imports to keep its state in memory
     data          what a training script imports to train each sample once
+    integrations/ what a training script imports for its trainer: callbacks of Hugging Face and Lightning
     testing/      the tests that every adapter must pass
     elastic/      the Python API: functions and commands as workers, started from a program
     cli/          `python -m muster COMMAND` (`__main__`)

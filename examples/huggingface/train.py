@@ -14,7 +14,6 @@ warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
-from muster_callback import MusterCallback  # noqa: E402
 from transformers import (  # noqa: E402
     GPT2Config,
     GPT2LMHeadModel,
@@ -24,6 +23,8 @@ from transformers import (  # noqa: E402
     TrainerState,
     TrainingArguments,
 )
+
+from muster.integrations.huggingface import MusterCallback  # noqa: E402
 
 
 class Sequences(torch.utils.data.Dataset):

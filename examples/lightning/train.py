@@ -16,8 +16,9 @@ warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
 import lightning  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
-from muster_callback import MusterCallback  # noqa: E402
 from torch.utils.data import DataLoader, IterableDataset  # noqa: E402
+
+from muster.integrations.lightning import MusterCallback  # noqa: E402
 
 
 class Batches(IterableDataset):

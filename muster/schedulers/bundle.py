@@ -120,7 +120,7 @@ def build_agent_bundle() -> bytes:
     """
     package = Path(__file__).resolve().parent.parent
     paths = {path.relative_to(package).as_posix(): path for path in package.glob("*.py")}
-    for room in ("_shared", "agent", "snapshots"):
+    for room in ("_shared", "agent", "integrations", "snapshots"):
         paths |= {path.relative_to(package).as_posix(): path for path in (package / room).rglob("*.py")}
     paths |= {path.relative_to(package).as_posix(): path for path in (package / "agent").rglob("*.dist-info/*")}
     files = {f"muster/{name}": path.read_text() for name, path in paths.items() if name not in _PYTHON_API}

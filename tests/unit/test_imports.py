@@ -170,6 +170,17 @@ def test_worker_imports_the_contract_and_at_a_breakpoint_the_debugger(imports: l
     assert not any(found.module == "muster._shared.debugger" and found.at_import for found in own)
 
 
+def test_callbacks_know_what_scripts_import_and_their_own_trainer(imports: list[Import]) -> None:
+    """Nothing else imports them, because most programs have no such trainer."""
+    allowed = set(sys.stdlib_module_names) | {"numpy", "torch"}
+    trainers = {"integrations/huggingface.py": "transformers", "integrations/lightning.py": "lightning"}
+    own = [found for found in imports if found.place == "integrations"]
+    assert {found.path for found in own} == set(trainers)
+    foreign = (found for found in own if found.top not in {*allowed, trainers[found.path]})
+    assert offenders(found for found in foreign if found.module not in ("muster.snapshots", "muster.worker")) == []
+    assert offenders(found for found in imports if found.module.startswith("muster.integrations")) == []
+
+
 def test_the_python_api_knows_only_the_agents_data(imports: list[Import]) -> None:
     data = ("cli.", "config.", "diagnosis.", "driven.", "errors.", "hold.facts.", "placement.device_count.")
     data += ("runtime.event_log.", "runtime.ports.")

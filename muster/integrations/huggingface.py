@@ -1,10 +1,12 @@
 """A callback of Hugging Face's Trainer: no step is lost with a worker, and a preempted job resumes at the same step.
 
+    from muster.integrations.huggingface import MusterCallback
+
     callback = MusterCallback()
     trainer = Trainer(..., callbacks=[callback])
     trainer.train(resume_from_checkpoint=callback.find_resume_path())
 
-Copy it. Each step is kept in memory (`muster.snapshots`), for DDP: not with FSDP, DeepSpeed or fp16, whose state is
+Each step is kept in memory (`muster.snapshots`), for DDP: not with FSDP, DeepSpeed or fp16, whose state is
 elsewhere; there pass `keep_every=0`. Outside a muster job it does nothing. Steps count from 1, as in `Trainer`.
 """
 

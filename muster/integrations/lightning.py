@@ -1,10 +1,12 @@
 """A callback of Lightning: no step is lost with a worker, and a preempted job resumes at the same step.
 
+    from muster.integrations.lightning import MusterCallback
+
     callback = MusterCallback("checkpoints")
     trainer = Trainer(..., callbacks=[callback], plugins=[callback.checkpoints])
     trainer.fit(model, ckpt_path=callback.find_resume_path(), weights_only=True)
 
-Copy it. Each step is kept in memory (`muster.snapshots`), for DDP: not with FSDP or DeepSpeed, whose state is
+Each step is kept in memory (`muster.snapshots`), for DDP: not with FSDP or DeepSpeed, whose state is
 elsewhere; there pass `keep_every=0`. Outside a muster job it does nothing. Steps count from 1, as in
 `Trainer.global_step`.
 """

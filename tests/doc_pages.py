@@ -1,4 +1,5 @@
-"""The code blocks of README, CONTRIBUTING and docs/: what runs, and what is marked as needing more than this machine.
+"""The code blocks of README, CONTRIBUTING, SKILL and docs/: what runs, and what is marked as needing more than this
+machine.
 
 A block runs as it stands, unless the line before it is one of two comments:
 
@@ -77,9 +78,9 @@ def copy_repository(target):
 
 
 def list_pages():
-    """README, CONTRIBUTING, SECURITY and every page that a person wrote, relative to the repository."""
+    """README, CONTRIBUTING, SECURITY, SKILL and every page that a person wrote, relative to the repository."""
     written = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").glob("*.md"))
-    return ["README.md", "CONTRIBUTING.md", "SECURITY.md", *written]
+    return ["README.md", "CONTRIBUTING.md", "SECURITY.md", "muster/SKILL.md", *written]
 
 
 def read_blocks(page):

@@ -63,6 +63,15 @@ def test_it_is_marked_as_typed(wheel):
     assert "muster/py.typed" in wheel.namelist()
 
 
+def test_it_has_the_guide_for_coding_agents_where_the_help_says(installed, tmp_path):
+    code = """
+import subprocess
+text = subprocess.run(["muster", "--help"], capture_output=True, text=True, check=True).stdout
+print(open(text.partition("For coding agents: ")[2].split()[0]).read())
+"""
+    assert run_python(installed, code, tmp_path).strip() == (ROOT / "muster/SKILL.md").read_text().strip()
+
+
 def test_it_has_its_license(wheel):
     (name,) = [name for name in wheel.namelist() if name.rpartition("/")[2] == "LICENSE"]
     assert wheel.read(name).decode() == (ROOT / "LICENSE").read_text()

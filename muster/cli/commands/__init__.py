@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Final, NamedTuple
 
-from muster import __version__
+import muster
 from muster._shared.contract import show_controls
 from muster._shared.control import CommandExit, ControlError
 from muster.cli.commands.parser import EPILOG, CommandParser
@@ -135,14 +135,15 @@ def build_parser(words: Sequence[str] | None = None) -> argparse.ArgumentParser:
     Args:
         words: of the line that is parsed. Commands that are not among them get no arguments. None: all get theirs.
     """
+    guide = os.path.join(os.path.dirname(muster.__file__), "SKILL.md")
     parser = argparse.ArgumentParser(
         prog="muster",
         usage="%(prog)s [-h] [--version] COMMAND ...",
         description=_list_commands(),
-        epilog=f"`muster COMMAND --help` says more.\n\n{EPILOG}",
+        epilog=f"`muster COMMAND --help` says more. For coding agents: {guide}\n\n{EPILOG}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"muster {__version__}")
+    parser.add_argument("--version", action="version", version=f"muster {muster.__version__}")
     commands = parser.add_subparsers(
         prog="muster",
         dest="command",

@@ -1,4 +1,4 @@
-"""Every block of README, CONTRIBUTING and docs/ runs: page by page, in order, in a copy of the repository.
+"""Every block of README, CONTRIBUTING, SKILL and docs/ runs: page by page, in order, in a copy of the repository.
 
 There is no network and no standard input. Two programs are replaced, because the documentation's reader has another
 machine: `make` prints what it would do, and `pip` installs nothing but looks whether the requirement is met by one of

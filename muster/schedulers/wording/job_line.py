@@ -246,7 +246,7 @@ def _build_job(job: JobFacts) -> dict[str, object]:
 
     status = JobStatus() if job.status is None else job.status
     return {
-        "state": status.state.value,
+        "state": None if job.status is None else status.state.value,
         "trouble": word_all(job.trouble),
         "attempt": job.attempt,
         **{name: getattr(status, name) for name in _TOLD},

@@ -182,7 +182,10 @@ def test_programs_get_the_same_as_values():
     assert data["nodes"] == {"all": 2, "running": 2, "spare": 0, "lost": 0, "apart": 0}
     assert (data["state"], data["since_s"], data["submitted_s"]) == ("RUNNING", NOW_S, 5.0)
     job = data["jobs"]["t"]
-    assert (job["attempt"], job["restarts_left"], job["step"], job["eta_s"]) == (1, 2, 800, 25.0)
+    assert (job["state"], job["attempt"], job["restarts_left"]) == ("running", 1, 2)
+    assert (job["step"], job["eta_s"]) == (800, 25.0)
+    untold = build_data(build_facts(AppState.SUCCEEDED, jobs={"t": JobFacts()}))["jobs"]["t"]
+    assert (untold["state"], untold["step"]) == (None, None)
 
 
 def test_nodes_that_have_ended_for_good_are_lost_also_if_the_leader_has_not_counted_them():

@@ -10,6 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
+TORCHX := torchx==0.7.0
 TORCHX_NIGHTLY ?= torchx-nightly==2026.10.26
 SOAK_COUNT ?= 10
 SLOW_COUNT ?= 2
@@ -129,11 +130,14 @@ docs: $(STABLE)/.ready ## build the documentation into build/docs; a warning is 
 	MUSTER_SITE=build/docs $(PYTEST) -q tests/process/docs/test_site.py
 	@echo "build/docs/index.html"
 
-package: $(STABLE)/.ready ## build wheel and sdist into dist/, check them, install them on every Python there is
-	rm -rf dist
+package: export SOURCE_DATE_EPOCH = $(shell git log -1 --format=%ct)
+package: $(STABLE)/.ready ## build wheel and sdist into dist/, check them, install the wheel in five ways, write its SBOM into build/
+	rm -rf dist build/again
 	$(STABLE)/python -m build --outdir dist .
+	$(STABLE)/python -m build --outdir build/again .
+	cmp dist/*.whl build/again/*.whl
 	$(STABLE)/python -m twine check --strict dist/*
-	$(STABLE)/python tests/check_package.py dist
+	$(STABLE)/python tests/check_package.py dist/*.whl build/sbom.cdx.json "$(TORCH)" "$(TORCHX)" "$(TORCHX_NIGHTLY)"
 
 environments: $(STABLE)/.ready $(NIGHTLY)/.ready ## only install: .venv (torchx 0.7.0, torch), .venv-nightly (torchx-nightly)
 
@@ -141,28 +145,25 @@ environments: $(STABLE)/.ready $(NIGHTLY)/.ready ## only install: .venv (torchx 
 $(STABLE)/.runs: pyproject.toml setup.py Makefile
 	$(call make_environment,.venv)
 	$(call install,$(STABLE),torch: a download of 200 MB$(COMMA) with the libraries of CUDA 3 GB,"$(TORCH)")
-	$(call install,$(STABLE),TorchX and muster: a minute,torchx==0.7.0 -e '.[all]')
+	$(call install,$(STABLE),TorchX and muster: a minute,$(TORCHX) -e '.[all]')
 	@touch $@
 
 $(STABLE)/.ready: $(STABLE)/.runs
 	$(call install,$(STABLE),what the tests and the documentation need: 200 MB in two minutes,$(FOR_TESTS))
 	@touch $@
 
-# without muster's dependencies: they name torchx, and the nightly line is another distribution of the same package
 $(NIGHTLY)/.ready: pyproject.toml setup.py Makefile
 	$(call make_environment,.venv-nightly)
-	$(call install,$(NIGHTLY),the nightly line of TorchX: a minute,"$(TORCHX_NIGHTLY)" docker kubernetes pytest pytest-timeout \
-		pytest-xdist hypothesis kubernetes-validate kubeflow-trainer-api jsonschema)
-	$(call install,$(NIGHTLY),muster beside it,-e . --no-deps)
+	$(call install,$(NIGHTLY),the nightly line of TorchX and muster: a minute,"$(TORCHX_NIGHTLY)" -e '.[docker$(COMMA)kubernetes]' \
+		pytest pytest-timeout pytest-xdist hypothesis kubernetes-validate kubeflow-trainer-api jsonschema)
 	@touch $@
 
-# all that the stable line has, but for TorchX: muster's dependency names the stable distribution of it
+# all that the stable line has, but for TorchX
 $(WHOLE)/.ready: pyproject.toml setup.py Makefile
 	$(call make_environment,.venv-nightly-whole)
 	$(call install,$(WHOLE),torch,"$(TORCH)")
-	$(call install,$(WHOLE),what the tests need,-e '.[test$(COMMA)clients$(COMMA)docker$(COMMA)kubernetes]')
-	$(WHOLE)/python -m pip uninstall -q -y torchx torchx-nightly
-	$(call install,$(WHOLE),the nightly line of TorchX,"$(TORCHX_NIGHTLY)")
+	$(call install,$(WHOLE),the nightly line of TorchX and what the tests need,"$(TORCHX_NIGHTLY)" \
+		-e '.[test$(COMMA)clients$(COMMA)docker$(COMMA)kubernetes]')
 	@touch $@
 
 # pip's own progress, with names and sizes, where somebody sees it
@@ -171,7 +172,7 @@ define install
 	@$(1)/python -m pip install $(if $(MAKE_TERMOUT),,-q) $(3)
 endef
 COMMA := ,
-FOR_TESTS := torchx==0.7.0 -e '.[test,clients,docker,kubernetes,docs,package]'
+FOR_TESTS := $(TORCHX) -e '.[test,clients,docker,kubernetes,docs,package]'
 
 define make_environment
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 10) else f"muster needs Python 3.10 or newer, \

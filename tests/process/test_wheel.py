@@ -37,24 +37,39 @@ def wheel(wheel_path):
         yield opened
 
 
-@pytest.fixture(scope="module")
-def installed(wheel_path, tmp_path_factory):
-    """Folder of programs of an environment with the wheel; what muster needs is found where the tests have it."""
-    folder = tmp_path_factory.mktemp("installed")
+def install(wheel_path, folder):
+    """Make an environment with nothing but the wheel, and return its folder of programs."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True, timeout=120)
     python = folder / "bin/python"
-    command = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index", wheel_path]
-    subprocess.run(command, check=True, timeout=120)
-    (site,) = folder.glob("lib/python3*/site-packages")
-    (site / "beside.pth").write_text(f"{sysconfig.get_path('purelib')}\n")  # after its own packages
+    command = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-index", wheel_path]
+    subprocess.run(command, check=True, timeout=120)  # it depends on nothing, so it needs no index
     return folder / "bin"
 
 
-def run_python(installed, code, tmp_path):
-    env = {"PATH": f"{installed}:{os.environ['PATH']}", "HOME": str(tmp_path)}
-    done = subprocess.run(
-        [installed / "python", "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120
+@pytest.fixture(scope="module")
+def alone(wheel_path, tmp_path_factory):
+    """Folder of programs of an environment with nothing but the wheel."""
+    return install(wheel_path, tmp_path_factory.mktemp("alone"))
+
+
+@pytest.fixture(scope="module")
+def installed(wheel_path, tmp_path_factory):
+    """Folder of programs of an environment with the wheel; TorchX is found where the tests have it."""
+    programs = install(wheel_path, tmp_path_factory.mktemp("installed"))
+    (site,) = programs.parent.glob("lib/python3*/site-packages")
+    (site / "beside.pth").write_text(f"{sysconfig.get_path('purelib')}\n")  # after its own packages
+    return programs
+
+
+def run(programs, words, tmp_path):
+    env = {"PATH": f"{programs}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+    return subprocess.run(
+        [programs / words[0], *words[1:]], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120
     )
+
+
+def run_python(programs, code, tmp_path):
+    done = run(programs, ["python", "-c", code], tmp_path)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -86,6 +101,69 @@ def test_it_has_what_an_index_shows(wheel):
     assert "Typing :: Typed" in metadata.get_all("Classifier")
     assert metadata["Description-Content-Type"] == "text/markdown"
     assert not metadata.get_all("Project-URL")  # there is no address yet, and none is invented
+    required = dict.fromkeys(re.findall(r"extra == [\"'](\w+)", "".join(metadata.get_all("Requires-Dist"))))
+    assert list(required)[:6] == ["torch", "torchx", "docker", "kubernetes", "top", "all"]
+    whole = next(each for each in metadata.get_all("Requires-Dist") if each.startswith("torchx-muster["))
+    assert set(re.split(r"\W+", whole[whole.index("[") + 1 : whole.index("]")])) == set(list(required)[:5])
+
+
+NEED_TORCHX = [
+    "run dist.ddp",
+    "run --help-all",
+    "hold dist.ddp",
+    "rehearse --faults list",
+    "rerun",
+    "status x",
+    "log x",
+]
+NEED_TORCHX += [
+    "top",
+    "list",
+    "events x",
+    "timeline x",
+    "stop x",
+    "recover x",
+    "exec x true",
+    "shell x",
+    "prune",
+    "completion apps",
+]
+
+
+@pytest.mark.parametrize("line", NEED_TORCHX)
+def test_a_command_that_needs_torchx_says_so_in_one_line(alone, tmp_path, line):
+    words = line.split()
+    done = run(alone, ["muster", *words], tmp_path)
+    how = "which is not installed: pip install 'torchx-muster[torchx]', or torchx-nightly"
+    assert (done.returncode, done.stdout) == (2, ""), done
+    assert done.stderr == f"muster: muster {words[0]} needs TorchX, {how}\n"
+
+
+@pytest.mark.parametrize("line", ["--version", "--help", "run --help", "completion bash", "doctor"])
+def test_other_commands_need_nothing(alone, tmp_path, line):
+    done = run(alone, ["muster", *line.split()], tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert line != "doctor" or "TorchX        absent" in done.stdout
+
+
+def test_agents_and_the_python_api_need_nothing(alone, tmp_path):
+    """All of this is in one program; a job on a hold is what needs TorchX."""
+    (tmp_path / "main.py").write_text("import os; print('rank', os.environ['RANK'])\n")
+    done = run(alone, ["muster-agent", "--standalone", "--nproc-per-node", "1", "main.py"], tmp_path)
+    assert (done.returncode, done.stdout) == (0, "rank 0\n")
+    code = """
+import math, sys
+from muster import data, elastic, launch, run, snapshots, worker
+from muster.agent.errors import EnvironmentFault
+print(elastic.launch(math.sqrt, (9.0,), nproc=1).values_by_rank)
+try:
+    elastic.launch(math.sqrt, (9.0,), nproc=1, held=True)
+except EnvironmentFault as error:
+    print(error)
+"""
+    value, line = run_python(alone, code, tmp_path).splitlines()
+    assert value == "{0: 3.0}"
+    assert line.startswith("held=True: holds need TorchX: pip install 'torchx-muster[torchx]'")
 
 
 def test_its_entry_points_are_in_the_order_that_torchx_needs(installed, tmp_path):

@@ -17,13 +17,14 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import muster
 from muster._shared.contract import show_controls
 from muster._shared.control import CommandExit, ControlError
 from muster.cli.commands.parser import EPILOG, CommandParser
 
+_NO_TORCHX: Final = "needs TorchX, which is not installed: pip install 'torchx-muster[torchx]', or torchx-nightly"
 _TORCHX_COMMANDS: Final = ("cancel", "describe", "runopts", "builtins", "configure", "tracker")
 
 
@@ -105,19 +106,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run_words(argv: Sequence[str]) -> int:
     """Do what the words say, and return the exit code."""
     parser = build_parser(argv)
-    options = vars(parse(parser, argv))
-    if os.path.expanduser("~") == "~":  # TorchX looks for it when it is imported
-        print("muster: this user has no home folder: set HOME", file=sys.stderr)
-        return 2
-    del options["command"]
+    options: dict[str, Any] = {}
     try:
+        options |= vars(parse(parser, argv))
+        if os.path.expanduser("~") == "~":  # TorchX looks for it when it is imported
+            print("muster: this user has no home folder: set HOME", file=sys.stderr)
+            return 2
+        del options["command"]
         return int(find_function(options.pop("run"))(**options))
     except argparse.ArgumentError as error:
         parser.error(str(error))
+    except ModuleNotFoundError as error:
+        if error.name != "torchx":
+            raise
+        refusal = ControlError(f"muster {argv[0]} {_NO_TORCHX}", CommandExit.USAGE)
     except ControlError as error:
-        from muster.cli.answers import print_error
+        refusal = error
+    from muster.cli.answers import print_error
 
-        return print_error(error, as_json=options.get("as_json", False))
+    return print_error(refusal, as_json=options.get("as_json", False))
 
 
 def find_function(run: "str | Callable[..., int]") -> Callable[..., int]:

@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
+from importlib.util import find_spec
 from typing import Final
 
 from muster.cli.doctor.machine import Observation, Verdict, hide_credentials
@@ -14,6 +15,11 @@ _OBJECT: Final = re.compile(r"^<[^>]*>: |^\w+\([^)]*\): ")
 
 def look_at_services(environ: Mapping[str, str]) -> Iterator[Observation]:
     """Look at each of them. One that fails does not end the others."""
+    if find_spec("torchx") is None:
+        text = "not installed: no job is submitted from here; agents and the Python API do not need it"
+        advice = "pip install 'torchx-muster[torchx]'"
+        yield Observation(name="TorchX", verdict=Verdict.ABSENT, text=text, advice=advice)
+        return
     yield _try("Docker", _look_at_docker, environ)
     yield _try("Kubernetes", _look_at_cluster, environ)
     yield _try("Slurm", _look_at_slurm, environ)

@@ -39,12 +39,15 @@ class HeldNode:
 
         Raises:
             UsageError: there is no such hold, or the job does not fit.
-            EnvironmentFault: the hold runs another job.
+            EnvironmentFault: the hold runs another job, or TorchX is not installed.
         """
         self._name = f"{name} of process {os.getpid()}"
-        from muster.schedulers.errors import EngineError, SchedulerError
-        from muster.schedulers.held.holds import lend_node
-
+        try:
+            from muster.schedulers.errors import EngineError, SchedulerError
+            from muster.schedulers.held.holds import lend_node
+        except ModuleNotFoundError as error:
+            line = f"held={held!r}: holds need TorchX: pip install 'torchx-muster[torchx]' ({error})"
+            raise EnvironmentFault(line) from error
         try:
             chosen = None if held is True else str(held)
             self._node: LentNode | None = lend_node(chosen, self._name, nproc)

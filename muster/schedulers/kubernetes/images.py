@@ -110,7 +110,9 @@ def _load_builder() -> Any:
     try:
         from torchx.workspace.docker_workspace import DockerWorkspaceMixin
     except ImportError as error:
-        raise EngineError(f"image_repo needs the docker package: pip install docker ({error})") from error
+        raise EngineError(
+            f"image_repo needs the docker package: pip install 'torchx-muster[docker]' ({error})"
+        ) from error
     return DockerWorkspaceMixin
 
 

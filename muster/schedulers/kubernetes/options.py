@@ -9,7 +9,7 @@ from typing import Any, Final
 from muster._shared.foreign_files import read_whole
 from muster.schedulers.errors import OptionError
 from muster.schedulers.kubernetes import kube
-from muster.schedulers.kubernetes.schema import VERSION_SENTENCE, load_table, parse_version
+from muster.schedulers.kubernetes.schema import MINIMUM, VERSION_SENTENCE, load_table, parse_version
 from muster.schedulers.runner import option_records
 from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.runner.option_records import (
@@ -103,7 +103,7 @@ def _parse_kube_version(name: str, value: Any) -> tuple[int, int]:
         version = parse_version(str(value))
     except ValueError as error:
         raise OptionError(f"{name}={value} is not a Kubernetes version such as 1.31", name) from error
-    if version < (1, 29):
+    if version < MINIMUM:
         raise OptionError(f"{VERSION_SENTENCE}; kube_version is {value}", name)
     return min(version, load_table().newest)
 

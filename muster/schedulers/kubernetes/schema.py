@@ -27,7 +27,10 @@ MINIMUM: Final = (1, 29)
 MINIMUM_ELASTIC: Final = (1, 31)
 """Elastic jobs: successPolicy is enabled by default."""
 
-VERSION_SENTENCE: Final = "Kubernetes 1.29 or newer is needed for a fixed number of nodes, 1.31 for elastic jobs"
+VERSION_SENTENCE: Final = (
+    f"Kubernetes {MINIMUM[0]}.{MINIMUM[1]} or newer is needed for a fixed number of nodes, "
+    f"{MINIMUM_ELASTIC[0]}.{MINIMUM_ELASTIC[1]} for elastic jobs"
+)
 
 
 @dataclass(frozen=True, kw_only=True)

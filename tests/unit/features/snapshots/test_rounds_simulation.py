@@ -77,6 +77,8 @@ class Node:
     def receive(self, holding):
         own = [each for each in self.copies if each.group_rank == holding.group_rank]
         key = holding.generation.key
+        if any(each.generation.key == key for each in own):
+            return
         others = [each for each in self.copies if each.group_rank != holding.group_rank and each.generation.key == key]
         self.copies = [*others, *own[-1:], holding]
 
@@ -198,8 +200,7 @@ class World:
         assert part is not None, "a slot that is sent was given up"
         for rank, extent in enumerate(part.extents):
             assert node.content[rank, extent.offset >> 40] == key, "a slot that is sent was written to"
-        if part.holding.group_rank == node.group_rank or self.size == NODES:  # else another one sends that part
-            self.nodes[(node.group_rank + 1) % self.size].receive(part.holding)
+        self.nodes[(node.group_rank + 1) % self.size].receive(part.holding)
         if is_told:
             node.outbox.append(SnapshotCopied(lineage=key[0], step=key[1]))
             return

@@ -153,15 +153,18 @@ def try_install(python, way, folder, sbom):
     for words, code, expected in way.checks:
         if error := run(words.split(), work, env, code, expected):
             return error
-    return run(build_sbom_command(programs, sbom), work, os.environ) if sbom else ""
+    return write_sbom(sbom, programs, work, names) if sbom else ""
 
 
-def build_sbom_command(programs, sbom):
-    """The command that writes the SBOM of an environment."""
+def write_sbom(sbom, programs, work, names):
+    """What went wrong; "" when the SBOM has the distributions of these names."""
     sbom.parent.mkdir(exist_ok=True)
     tool = Path(sys.executable).with_name("cyclonedx-py")
-    project = ("--pyproject", ROOT / "pyproject.toml", "--output-reproducible", "--output-file", sbom)
-    return [tool, "environment", programs / "python", *project]
+    command = [tool, "environment", programs / "python", "--output-reproducible", "--output-file", sbom]
+    if error := run(command, work, os.environ):
+        return error
+    differing = names ^ {each["name"] for each in json.loads(sbom.read_text())["components"]}
+    return f"the SBOM differs in {', '.join(sorted(differing))}" if differing else ""
 
 
 def run(command, work, env, code=0, expected=""):

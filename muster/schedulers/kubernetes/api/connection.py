@@ -12,7 +12,6 @@ _POOL_SIZE: Final = 80
 """Connections kept: more than all log readers open. The pool closes further ones after one use, with a warning each on
 the user's terminal. The library's default is five per CPU of this machine."""
 
-_INSTALL: Final = "pip install 'torchx-muster[kubernetes]'"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +52,7 @@ def open_connection(access: Access) -> Connection:
     try:
         from kubernetes import client, config
     except ImportError as error:
-        raise EngineError(f"the kubernetes scheduler needs the Kubernetes client: {_INSTALL}") from error
+        raise EngineError(f"the kubernetes scheduler needs the Kubernetes client: {_find_install()}") from error
     configuration = client.Configuration()
     path = _find_kubeconfig(access)
     if path is None:
@@ -115,3 +114,14 @@ def _connect(client: Any, configuration: Any, *, namespace: str, origin: str) ->
         namespace=namespace,
         origin=origin,
     )
+
+
+def _find_install() -> str:
+    """Return the command that installs the client. TorchX 0.7 and the client must agree on urllib3: pip sees both."""
+    from importlib import metadata
+
+    try:
+        metadata.version("torchx")
+    except metadata.PackageNotFoundError:  # its nightly line, which the extra would replace
+        return "pip install 'torchx-muster[kubernetes]'"
+    return "pip install 'torchx-muster[torchx,kubernetes]'"

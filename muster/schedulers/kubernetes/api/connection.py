@@ -13,7 +13,6 @@ _POOL_SIZE: Final = 80
 the user's terminal. The library's default is five per CPU of this machine."""
 
 
-
 @dataclass(frozen=True, kw_only=True)
 class Access:
     """Kubeconfig and context. Every `open_connection` reads the credentials again: they expire."""

@@ -52,7 +52,10 @@ def list_running(client, state_home):
 @pytest.mark.torchx
 @pytest.mark.parametrize(
     "function",
-    ["create_app", *(pytest.param(each, marks=pytest.mark.long) for each in ("now_s", "ensure_images", "read_words"))],
+    [
+        "create_app",
+        *(pytest.param(each, marks=pytest.mark.long) for each in ("now_s", "ensure_images", "read_reports")),
+    ],
 )
 def test_ctrl_c_is_kept_while_a_response_ends(torchx, apps, list_running, function):
     """Python drops the exception there: the command went on as if there had been no Ctrl-C."""

@@ -57,7 +57,7 @@ class ProcessScheduler(SupervisedScheduler, abc.ABC):
         if folder is not None:
             unlink_latest(*os.path.split(folder.path))
 
-    def read_words(self, folder: AppFolder, spec: AppSpec) -> AgentReports:
+    def read_reports(self, folder: AppFolder, spec: AppSpec) -> AgentReports:
         """See `SupervisedScheduler`."""
         return read_agent_reports(folder, spec)
 

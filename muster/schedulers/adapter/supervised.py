@@ -63,7 +63,7 @@ class AgentReports:
     restarts: int = 0
     """Restarts of workers in place. Those of replicas are in the app's record."""
     jobs: "Mapping[str, JobFacts]" = field(default_factory=dict)
-    """What is known of an app that runs or is being ended, by role. See `records.RecordReader.job`."""
+    """What is known of an app that runs or is being ended, by role. See `failure_report.RecordReader.job`."""
     trouble: Reasons = ()
     """Why more is not known: no engine answers. Empty: nothing is in the way."""
     error: str | None = None
@@ -75,7 +75,7 @@ class AgentReports:
 class SupervisedScheduler(PluginScheduler, abc.ABC):
     """A `PluginScheduler` whose apps each have a supervisor on this machine.
 
-    Besides what `PluginScheduler` wants, subclasses define `build_asker`, `read_words` and `read_log`. They define
+    Besides what `PluginScheduler` wants, subclasses define `build_asker`, `read_reports` and `read_log`. They define
     `FLUSH_S` if an end takes longer, and `LEAVES` if an app leaves more than its folder. Their `schedule` calls
     `start_app`. This class asks, stops, resizes, recovers, describes, lists, deletes, and finds what apps have left.
     """
@@ -112,8 +112,8 @@ class SupervisedScheduler(PluginScheduler, abc.ABC):
         """Return what runs a command where a replica of this app runs."""
 
     @abc.abstractmethod
-    def read_words(self, folder: AppFolder, spec: AppSpec) -> AgentReports:
-        """Return what the agents of an app have reported. See `records.RecordReader`."""
+    def read_reports(self, folder: AppFolder, spec: AppSpec) -> AgentReports:
+        """Return what the agents of an app have reported. See `failure_report.RecordReader`."""
 
     def find_unregistered(self, app_id: str) -> "AppFacts | None":
         """Return what is known of an app that has no folder. None: nothing."""
@@ -195,8 +195,8 @@ class SupervisedScheduler(PluginScheduler, abc.ABC):
             found = read_app_for_wait(folder, keeps=app_id in self._submitted)
             if found is None:
                 return None  # another shell has deleted it
-            words, lost = self.read_words(folder, found[0]), client.find_loss(folder, found[1])
-            return build_supervised_facts(*found, words, lost=lost, ui_url=self.find_url(folder))
+            reported, lost = self.read_reports(folder, found[0]), client.find_loss(folder, found[1])
+            return build_supervised_facts(*found, reported, lost=lost, ui_url=self.find_url(folder))
 
     def wait_ended(self, app_id: str, limit_s: float) -> None:
         """See `PluginScheduler`."""
@@ -398,7 +398,7 @@ def read_app_for_wait(folder: AppFolder, *, keeps: bool) -> tuple[AppSpec, AppRe
 def build_supervised_facts(
     spec: AppSpec,
     record: AppRecord | None,
-    words: AgentReports,
+    reported: AgentReports,
     *,
     lost: Reason | None = None,
     ui_url: str | None = None,
@@ -408,7 +408,7 @@ def build_supervised_facts(
     Args:
         spec: as submitted.
         record: its current state. None: its supervisor has recorded none yet.
-        words: of its agents.
+        reported: of its agents.
         lost: see `client.find_loss`.
         ui_url: a link for the user.
     """
@@ -426,28 +426,28 @@ def build_supervised_facts(
         state=_find_state(record, lost),
         replicas=None if record is None else _list_replicas(record, is_lost=lost is not None),
         restarts=0 if record is None else record.app.num_restarts,
-        reasons=() if record is None else (*told, *(words.trouble if is_told else ()), *_list_reasons(record)),
+        reasons=() if record is None else (*told, *(reported.trouble if is_told else ()), *_list_reasons(record)),
         ui_url=ui_url,
         submitted_s=submitted_s,
         since_s=None if lost is not None else submitted_s if ended_s is None else ended_s,
     )
-    return combine_facts(known, words, tells_jobs=is_told or has_ended)
+    return combine_facts(known, reported, tells_jobs=is_told or has_ended)
 
 
-def combine_facts(known: "AppFacts", words: AgentReports, *, tells_jobs: bool) -> "AppFacts":
+def combine_facts(known: "AppFacts", reported: AgentReports, *, tells_jobs: bool) -> "AppFacts":
     """Combine what an adapter knows of an app with what its agents say.
 
     Args:
         known: without what agents say. The restarts are those of replicas. Those of workers in place are added.
-        words: of its agents.
+        reported: of its agents.
         tells_jobs: whether the facts include what the agents report of their jobs.
     """
     return replace(
         known,
-        restarts=words.restarts + known.restarts,
-        jobs=words.jobs if tells_jobs else {},
-        error=words.error,
-        reports=words.reports,
+        restarts=reported.restarts + known.restarts,
+        jobs=reported.jobs if tells_jobs else {},
+        error=reported.error,
+        reports=reported.reports,
     )
 
 

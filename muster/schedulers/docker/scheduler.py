@@ -295,7 +295,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
             return None
         return orphaned_apps.build_facts(app_id, containers, str(find_state_dir(os.environ)))
 
-    def read_words(self, folder: AppFolder, spec: AppSpec) -> AgentReports:
+    def read_reports(self, folder: AppFolder, spec: AppSpec) -> AgentReports:
         """See `SupervisedScheduler`."""
         engine = self._open_engine(folder)
         is_known = not spec.details or engine.is_available()

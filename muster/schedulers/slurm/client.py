@@ -80,7 +80,7 @@ class NodeSize:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
+class ResourceRequest:
     """What a job asks for."""
 
     nodes: int = 0
@@ -257,7 +257,7 @@ def _read_control(job_id: str) -> QueueEntry:
     )
 
 
-def read_wish(job_id: str) -> Wish:
+def read_resource_request(job_id: str) -> ResourceRequest:
     """Return what a job asks for.
 
     Raises:
@@ -265,7 +265,7 @@ def read_wish(job_id: str) -> Wish:
     """
     fields = parse_fields(run(["scontrol", "-o", "show", "job", job_id], waits=False))
     nodes = fields.get("NumNodes", "").partition("-")[0]
-    return Wish(
+    return ResourceRequest(
         nodes=int(nodes) if nodes.isdecimal() else 0,
         partitions=tuple(list_partitions(fields.get("Partition", ""))),
         per_node=tuple(_list_resources(fields)),

@@ -53,7 +53,7 @@ def read_there(app: App, node: str, wanted: Sequence[tuple[str, int, int]]) -> l
     return [(size, base64.b64decode(data)) for size, data in json.loads(output)]
 
 
-def read_words(app: App) -> AgentReports:
+def read_reports(app: App) -> AgentReports:
     """Return what the agents of an app that runs report. Any node of a role will do."""
     jobs: dict[str, JobFacts] = {}
     restarts = 0

@@ -8,7 +8,7 @@ from torchx.specs import AppState
 
 from muster._shared.records import replace
 from muster.schedulers.adapter import Code, Reason
-from muster.schedulers.slurm.client import NodeSize, Partition, QueueEntry, Wish
+from muster.schedulers.slurm.client import NodeSize, Partition, QueueEntry, ResourceRequest
 from muster.schedulers.wording.words import ENDS
 
 _NAMES: Final = {
@@ -22,7 +22,7 @@ STATES: Final = {name: state for state, names in _NAMES.items() for name in name
 """The states of a job. An app may go on in another job."""
 SIZES: Final = ("Resources", "PartitionNodeLimit", "PartitionConfig")
 """Reasons that are clearer with what the job asks for."""
-_NOT_KNOWN: Final = Wish()
+_NOT_KNOWN: Final = ResourceRequest()
 
 
 def explain_size(nodes: int, partitions: Sequence[Partition], *, job: str = "", word: str = "") -> Reason | None:
@@ -68,26 +68,26 @@ def explain_refusal(error: str, names: str, options: Sequence[str], sizes: Seque
     return f"{error}: the job asks for {' '.join(options)} on each node; the nodes of {where} have {most}"
 
 
-def explain_wait(entry: QueueEntry, wish: Wish = _NOT_KNOWN) -> Reason:
+def explain_wait(entry: QueueEntry, wanted: ResourceRequest = _NOT_KNOWN) -> Reason:
     """Return why a job waits, and until when.
 
     Args:
         entry: the job.
-        wish: what it asks for.
+        wanted: what it asks for.
     """
     is_known = entry.start_s is not None and entry.start_s >= time.time() and "held" not in entry.reason.lower()
     job, name, at_s = entry.job_id, entry.reason, entry.start_s if is_known else None
-    too_many = explain_size(wish.nodes, wish.partitions, job=job, word=name)
+    too_many = explain_size(wanted.nodes, wanted.partitions, job=job, word=name)
     if too_many is not None:
         return replace(too_many, at_s=at_s)
-    if name == "Resources" and wish.nodes and len(wish.partitions) == 1:
-        (only,) = wish.partitions
+    if name == "Resources" and wanted.nodes and len(wanted.partitions) == 1:
+        (only,) = wanted.partitions
         code = Code.WAITS_FOR_NODES
-        return Reason(code=code, job=job, word=name, count=wish.nodes, total=only.nodes, what=only.name, at_s=at_s)
-    if name == "PartitionConfig" and wish.nodes:
-        names = " and ".join(each.name for each in wish.partitions)
+        return Reason(code=code, job=job, word=name, count=wanted.nodes, total=only.nodes, what=only.name, at_s=at_s)
+    if name == "PartitionConfig" and wanted.nodes:
+        names = " and ".join(each.name for each in wanted.partitions)
         code = Code.PARTITION_CANNOT_GIVE
-        return Reason(code=code, job=job, word=name, what=names, count=wish.nodes, lacks=wish.per_node, at_s=at_s)
+        return Reason(code=code, job=job, word=name, what=names, count=wanted.nodes, lacks=wanted.per_node, at_s=at_s)
     return Reason(code=Code.SLURM_WAITS, job=job, word=name, what=name, at_s=at_s)
 
 

@@ -87,7 +87,7 @@ _IMAGE_PROGRAMS: Final = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class SubmissionSite:
     """Facts about this machine and the caller on which a request depends."""
 
     folder: str
@@ -124,7 +124,7 @@ class SlurmRequest:
         return f"{self.script}\n# the replicas, in the order of the job's tasks:\n{plans}"
 
 
-def build_request(app: AppDef, options: SlurmOptions, *, name: str, token: str, place: Place) -> SlurmRequest:
+def build_request(app: AppDef, options: SlurmOptions, *, name: str, token: str, site: SubmissionSite) -> SlurmRequest:
     """Build the request for an app. The AppDef is not changed.
 
     Args:
@@ -132,21 +132,21 @@ def build_request(app: AppDef, options: SlurmOptions, *, name: str, token: str, 
         options: of `-cfg`.
         name: the app's id, and the name of its jobs.
         token: the app's secret.
-        place: see `Place`.
+        site: see `SubmissionSite`.
 
     Raises:
         SchedulerError: a part of the app cannot be run. It is one line.
     """
     _check(options)
     if options.container_image:
-        place = replace(place, python=options.python or _IMAGE_PYTHON)
+        site = replace(site, python=options.python or _IMAGE_PYTHON)
     roles = adapter.assign_arguments(app, adapter.build_role_labels([role.name for role in app.roles]), name)
     spare_role = _choose_spare_role(roles, options)
     has_workspace = any(WORKSPACE_KEY in role.metadata for role in app.roles)
-    folder = place.folder if options.shared else posixpath.join(options.node_dir, f"muster-{name}")
+    folder = site.folder if options.shared else posixpath.join(options.node_dir, f"muster-{name}")
     replicas = {
         role.name: [
-            _build_plan(role, index, options, name, folder, place, has_workspace=has_workspace)
+            _build_plan(role, index, options, name, folder, site, has_workspace=has_workspace)
             for index in range(role.num_replicas + (options.spares if role.name == spare_role else 0))
         ]
         for role in roles
@@ -169,19 +169,19 @@ def build_request(app: AppDef, options: SlurmOptions, *, name: str, token: str, 
             "in_image": bool(options.container_image),
             "signal_s": int(options.signal.rpartition("@")[2]) if options.signal else 0,
         },
-        python=place.python,
+        python=site.python,
     )
     notice = _check_time(options, spec.grace_s)
-    flags = (*_list_flags(name, app.roles, options, nodes, place, may_lose=may_lose), *options.sbatch)
+    flags = (*_list_flags(name, app.roles, options, nodes, site, may_lose=may_lose), *options.sbatch)
     _check_lines(flags)
     mounts = [folder if options.shared else options.node_dir]
-    if options.shared and not has_workspace and place.cwd != "/":  # where the job runs
-        mounts.append(place.cwd)
+    if options.shared and not has_workspace and site.cwd != "/":  # where the job runs
+        mounts.append(site.cwd)
     srun_flags = (*_list_srun_flags(app.roles, options, mounts, may_lose=may_lose), *options.srun)
     return SlurmRequest(
         spec=spec,
-        script=_build_script(flags, srun_flags, options, folder, place.python),
-        folder=place.folder,
+        script=_build_script(flags, srun_flags, options, folder, site.python),
+        folder=site.folder,
         checked_flags=(*(each for each in flags if each.startswith(_NEWER)), *options.sbatch),
         checked_srun_flags=(*(each for each in srun_flags if each.startswith(_NEWER)), *options.srun),
         nodes=nodes,
@@ -232,10 +232,10 @@ def _choose_spare_role(roles: Sequence[Role], options: SlurmOptions) -> str:
 
 
 def _build_plan(
-    role: Role, index: int, options: SlurmOptions, name: str, folder: str, place: Place, *, has_workspace: bool
+    role: Role, index: int, options: SlurmOptions, name: str, folder: str, site: SubmissionSite, *, has_workspace: bool
 ) -> adapter.ReplicaPlan:
     files = adapter.AppFolder(folder)
-    cwd = place.cwd if options.shared else folder
+    cwd = site.cwd if options.shared else folder
     plan = adapter.plan_replica(
         role,
         index,
@@ -243,16 +243,16 @@ def _build_plan(
         cwd=posixpath.join(folder, WORK_DIR) if has_workspace else cwd,
         bundle_dir=str(files.state_dir),
         error_file=str(files.replica_dir(adapter.ReplicaId(role.name, index)) / adapter.ERROR_FILE),
-        python=_choose_python(options, place),
+        python=_choose_python(options, site),
     )
     if has_workspace and not options.shared and plan.runs_agent:
         return replace(plan, env={**plan.env, Env.WORKSPACE: str(files.state_dir / WORKSPACE_BUNDLE_NAME)})
     return plan
 
 
-def _choose_python(options: SlurmOptions, place: Place) -> str:
+def _choose_python(options: SlurmOptions, site: SubmissionSite) -> str:
     enters_image = any(posixpath.basename(word) in _IMAGE_PROGRAMS for word in options.prefix)
-    return _IMAGE_PYTHON if enters_image and options.python is None else place.python
+    return _IMAGE_PYTHON if enters_image and options.python is None else site.python
 
 
 def _build_place(name: str, folder: str, role: str, options: SlurmOptions) -> adapter.AgentPlace:
@@ -263,12 +263,12 @@ def _build_place(name: str, folder: str, role: str, options: SlurmOptions) -> ad
 
 
 def _list_flags(
-    name: str, roles: Sequence[Role], options: SlurmOptions, nodes: int, place: Place, *, may_lose: bool
+    name: str, roles: Sequence[Role], options: SlurmOptions, nodes: int, site: SubmissionSite, *, may_lose: bool
 ) -> list[str]:
     """Return the flags of sbatch. All nodes of a job are alike: each has what the largest role asks for."""
-    log = str(adapter.AppFolder(place.folder).state_dir / LOG_NAME) if options.shared else "/dev/null"
+    log = str(adapter.AppFolder(site.folder).state_dir / LOG_NAME) if options.shared else "/dev/null"
     flags = [f"--job-name={name}", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
-    flags += [f"--output={log}", "--open-mode=append", f"--chdir={place.cwd if options.shared else '/'}"]
+    flags += [f"--output={log}", "--open-mode=append", f"--chdir={site.cwd if options.shared else '/'}"]
     flags += ["--no-requeue"] if options.continues == "no" else ["--requeue"]
     flags += ["--no-kill"] if may_lose else []
     cpus, gpus = _count_cpus(roles), max(int(role.resource.gpu) for role in roles)

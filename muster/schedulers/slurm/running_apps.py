@@ -315,11 +315,11 @@ def _list_reasons(app: App, state: AppState, lost: set[str]) -> adapter.Reasons:
 
 def explain_wait(entry: QueueEntry) -> adapter.Reason:
     """Return why a job waits, with what it asks for where that is the reason."""
-    wish = client.Wish()
+    wanted = client.ResourceRequest()
     if entry.reason in reasons.SIZES:
         with contextlib.suppress(adapter.EngineError):
-            wish = client.read_wish(entry.job_id)
-    return reasons.explain_wait(entry, wish)
+            wanted = client.read_resource_request(entry.job_id)
+    return reasons.explain_wait(entry, wanted)
 
 
 def explain_end(app: App, state: AppState) -> adapter.Reasons:

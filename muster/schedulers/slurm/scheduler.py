@@ -32,8 +32,8 @@ from muster.schedulers.slurm.request import (
     SRUN,
     WORK_DIR,
     WORKSPACE_KEY,
-    Place,
     SlurmRequest,
+    SubmissionSite,
     build_payload,
     build_request,
     list_files,
@@ -107,9 +107,9 @@ class SlurmScheduler(adapter.PluginScheduler, WorkspaceMixin[None]):  # type: ig
         default = adapter.find_state_dir(os.environ) / "logs" / (self.session_name or "torchx") / name
         folder = os.path.abspath(os.path.expanduser(options.job_dir or default))
         python = options.python or find_interpreter(os.environ, sys.executable)
-        place = Place(folder=folder, cwd=os.getcwd(), python=python)
+        site = SubmissionSite(folder=folder, cwd=os.getcwd(), python=python)
         request = build_request(
-            adapter.share_workspace(app, WORKSPACE_KEY), options, name=name, token=adapter.make_secret(), place=place
+            adapter.share_workspace(app, WORKSPACE_KEY), options, name=name, token=adapter.make_secret(), site=site
         )
         return AppDryRunInfo(request, str)
 
@@ -190,9 +190,9 @@ class SlurmScheduler(adapter.PluginScheduler, WorkspaceMixin[None]):  # type: ig
         if app.is_shared:
             reports = adapter.read_agent_reports(app.folder, app.spec)
         else:
-            from muster.schedulers.slurm.logs import read_words
+            from muster.schedulers.slurm.logs import read_reports
 
-            reports = read_words(app)
+            reports = read_reports(app)
         return running_apps.build_facts(app, reports, self._find_registry().find_added_s(app_id))
 
     def list_apps(self, cfg: Mapping[str, Any]) -> list[ListAppResponse]:

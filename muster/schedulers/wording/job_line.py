@@ -26,8 +26,8 @@ if TYPE_CHECKING:  # see `failure_report`
     from muster._shared.job_view import JobStatus
 
 _MOST_NAMED: Final = 8
-_TOLD: Final = ("restarts_left", "step", "total", "optimizer_steps", "rate", "still_s", "snapshot_step", "snapshot_s")
-"""What programs get of a job's status as it is."""
+_FIELDS: Final = ("restarts_left", "step", "total", "optimizer_steps", "rate", "still_s", "snapshot_step", "snapshot_s")
+"""What JSON has of a job's status as it is."""
 _GOES_ON: Final = (AppState.UNSUBMITTED, AppState.SUBMITTED, AppState.PENDING, AppState.RUNNING)
 
 
@@ -249,7 +249,7 @@ def _build_job(job: JobFacts) -> dict[str, object]:
         "state": None if job.status is None else status.state.value,
         "trouble": word_all(job.trouble),
         "attempt": job.attempt,
-        **{name: getattr(status, name) for name in _TOLD},
+        **{name: getattr(status, name) for name in _FIELDS},
         "eta_s": find_eta_s(status),
         "values": dict(status.values),
     }

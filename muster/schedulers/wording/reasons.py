@@ -131,7 +131,7 @@ class Code(Enum):
     """Agents of another release of muster have written its files; `text` says which. All adapters."""
     UNREADABLE = "it cannot be read: {text}"
     """Its state cannot be read; `text` is the error. All adapters."""
-    TOLD = "{text}"
+    FOREIGN_TEXT = "{text}"
     """Another package's scheduler says it in its own words; `text` is quoted."""
 
     DAMAGED = "{text}"

@@ -27,7 +27,7 @@ from muster.schedulers.node_program.session import WORDS, Order, Session, build_
 from muster.schedulers.wording.facts import AppFacts
 from muster.schedulers.wording.reasons import Code, Reason
 
-WHY = (Reason(code=Code.TOLD, text="why"),)
+WHY = (Reason(code=Code.FOREIGN_TEXT, text="why"),)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def build_facts(
         app=AppDef("app", roles=roles),
         state=state,
         replicas=replicas,
-        reasons=(Reason(code=Code.TOLD, text="why"),),
+        reasons=(Reason(code=Code.FOREIGN_TEXT, text="why"),),
     )
     return SimpleNamespace(backend="b", read_facts=lambda app_id: facts)
 

@@ -49,7 +49,7 @@ class Apps:
             return None
         replica = ReplicaStatus(id=0, state=state, role="t", hostname="node\x1b[2J")
         app = AppDef(name="a", roles=[Role(name="t", image="")])
-        why = (Reason(code=Code.TOLD, text="why"),)
+        why = (Reason(code=Code.FOREIGN_TEXT, text="why"),)
         return AppFacts(app_id=app_id, app=app, state=state, replicas=[replica], reasons=why, ui_url="file:///l")
 
     def close(self):

@@ -201,7 +201,7 @@ def test_the_state_of_a_job_says_that_no_engine_answers(tmp_path: Path, monkeypa
     engine = SimpleNamespace(is_available=lambda: False, host="unix:///x")
     scheduler = DockerScheduler("docker", "test")
     monkeypatch.setattr(scheduler, "_open_engine", lambda folder: engine)
-    words = scheduler.read_words(SimpleNamespace(state_dir=tmp_path), SimpleNamespace(details={"request": {}}))
+    words = scheduler.read_reports(SimpleNamespace(state_dir=tmp_path), SimpleNamespace(details={"request": {}}))
     scheduler.close()
     assert (words.restarts, words.jobs) == (2, {})
     assert words.trouble == (Reason(code=Code.NO_ENGINE, host="unix:///x"),)

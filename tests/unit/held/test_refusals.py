@@ -108,7 +108,7 @@ def test_a_hold_that_waits_for_nodes_says_why(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(hold_command, "time", SimpleNamespace(sleep=lambda _s: None))
     monkeypatch.setattr(hold_command, "build_remote", lambda *_args: None)
     states = [AppState.PENDING] * 3 + [AppState.FAILED]
-    why, app = (Reason(code=Code.TOLD, text="no room"),), AppDef(name="a")
+    why, app = (Reason(code=Code.FOREIGN_TEXT, text="no room"),), AppDef(name="a")
     told = (AppFacts(app_id="a", app=app, state=each, replicas=None, reasons=why) for each in states)
     lines: list[str] = []
     cancelled: list[str] = []

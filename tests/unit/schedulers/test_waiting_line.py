@@ -73,7 +73,7 @@ def test_a_job_that_starts_soon_or_ends_is_not_told() -> None:
 def test_a_reason_that_changes_each_second_is_told_now_and_then() -> None:
     world = World()
     for second in range(60):
-        world.wait(1, reason=Reason(code=Code.TOLD, text=f"{second} pods ahead", what=f"{second} pods ahead"))
+        world.wait(1, reason=Reason(code=Code.FOREIGN_TEXT, text=f"{second} pods ahead", what=f"{second} pods ahead"))
     assert len(world.said) == 11
 
 

@@ -14,15 +14,15 @@ from muster.schedulers.errors import EngineError, OptionError, SchedulerError
 from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.runner.option_records import declare_options, parse_options
 from muster.schedulers.slurm import client, create_scheduler, node, reasons
-from muster.schedulers.slurm.client import Partition, QueueEntry, Wish
+from muster.schedulers.slurm.client import Partition, QueueEntry, ResourceRequest
 from muster.schedulers.slurm.hosts import expand_hosts
 from muster.schedulers.slurm.node import Allocation, list_replicas, place_replicas
 from muster.schedulers.slurm.options import SlurmOptions
-from muster.schedulers.slurm.request import Place, _count_seconds, build_payload, build_request, list_files
+from muster.schedulers.slurm.request import SubmissionSite, _count_seconds, build_payload, build_request, list_files
 from muster.schedulers.slurm.scheduler import _check_size, _submit, list_pauses
 from muster.schedulers.wording.words import word
 
-PLACE = Place(folder="/home/me/jobs/a", cwd="/home/me/code", python="/home/me/venv/bin/python")
+SITE = SubmissionSite(folder="/home/me/jobs/a", cwd="/home/me/code", python="/home/me/venv/bin/python")
 
 
 def build_role(name="train", nodes=2, gpu=0, least=None, **fields):
@@ -36,7 +36,7 @@ def build(*roles, **cfg):
     opts = StrictOpts("slurm")
     declare_options(opts, SlurmOptions)
     app = AppDef("train", roles=list(roles) or [build_role()])
-    return build_request(app, parse_options(SlurmOptions, opts, cfg), name="train-x", token="t0ken", place=PLACE)
+    return build_request(app, parse_options(SlurmOptions, opts, cfg), name="train-x", token="t0ken", site=SITE)
 
 
 def test_the_script_only_starts_the_tasks():
@@ -147,12 +147,12 @@ def test_images_are_srun_options_or_a_prefix():
 @pytest.mark.parametrize(
     ("cfg", "task", "agent"),
     [
-        ({}, PLACE.python, PLACE.python),
+        ({}, SITE.python, SITE.python),
         ({"container_image": "a.sqsh"}, "python3", "python3"),
         ({"container_image": "a.sqsh", "python": "/opt/py"}, "/opt/py", "/opt/py"),
-        ({"prefix": "/usr/bin/apptainer exec a.sif"}, PLACE.python, "python3"),
-        ({"prefix": "podman-hpc run torch"}, PLACE.python, "python3"),
-        ({"prefix": "numactl -l"}, PLACE.python, PLACE.python),
+        ({"prefix": "/usr/bin/apptainer exec a.sif"}, SITE.python, "python3"),
+        ({"prefix": "podman-hpc run torch"}, SITE.python, "python3"),
+        ({"prefix": "numactl -l"}, SITE.python, SITE.python),
     ],
 )
 def test_no_image_needs_the_callers_environment(cfg, task, agent):
@@ -305,7 +305,7 @@ FOUR = Partition(name="main", nodes=4)
 )
 def test_a_job_that_waits_for_nodes_says_how_many(reason, nodes, partitions, why):
     entry = QueueEntry(job_id="7", state="PENDING", reason=reason)
-    told = reasons.explain_wait(entry, Wish(nodes=nodes, partitions=tuple(partitions)))
+    told = reasons.explain_wait(entry, ResourceRequest(nodes=nodes, partitions=tuple(partitions)))
     assert word(told) == f"job 7 waits: {why}"
 
 
@@ -328,7 +328,7 @@ def test_a_job_that_its_partition_cannot_run_says_what_it_asks_for(monkeypatch, 
     monkeypatch.setattr(client, "run", lambda *_words, **_named: f"JobId=7 {fields} Partition=main\n")
     monkeypatch.setattr(client, "list_partitions", lambda _names: [FOUR])
     entry = QueueEntry(job_id="7", state="PENDING", reason="PartitionConfig")
-    line = word(reasons.explain_wait(entry, client.read_wish("7")))
+    line = word(reasons.explain_wait(entry, client.read_resource_request("7")))
     why = f"partition main cannot give what it asks for ({asked}), and it does not start unless that changes"
     assert line == f"job 7 waits: {why} (PartitionConfig)"
 
@@ -415,8 +415,8 @@ def test_a_refused_job_says_what_the_cluster_has(monkeypatch, cfg, error, line):
 
 
 def test_what_a_job_asks_for_is_read(cluster):
-    wish = client.read_wish("7")
-    assert (wish.nodes, [(each.name, each.nodes, each.most_nodes) for each in wish.partitions]) == (
+    wanted = client.read_resource_request("7")
+    assert (wanted.nodes, [(each.name, each.nodes, each.most_nodes) for each in wanted.partitions]) == (
         7,
         [("main", 4, None), ("wide", 8, 6)],
     )

@@ -111,7 +111,7 @@ TABLE: dict[str, tuple[Reason, ...]] = {
     ),
     "its format is newer": (R(code=C.OTHER_FORMAT, text="its format is newer"),),
     "it cannot be read: no right": (R(code=C.UNREADABLE, text="no right"),),
-    "in its own words": (R(code=C.TOLD, text="in its own words"),),
+    "in its own words": (R(code=C.FOREIGN_TEXT, text="in its own words"),),
     "its annotation is damaged": (R(code=C.DAMAGED, text="its annotation is damaged"),),
     # Kubernetes: why pods wait
     "no claim": (R(code=C.NOT_SCHEDULED, text="no claim"),),

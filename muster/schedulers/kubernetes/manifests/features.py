@@ -32,8 +32,8 @@ ABSENCES: Final = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wants:
-    """What a feature wants of the pods of a role that runs our agent."""
+class PodNeeds:
+    """What a feature needs of the pods of a role that runs our agent."""
 
     env: Mapping[str, str]
     """A role's own variables replace them."""
@@ -41,14 +41,14 @@ class Wants:
     """What is merged into the pod template, before the user's `pod_template`."""
 
 
-def list_wants(inputs: AppInputs, role: RoleInputs) -> list[Wants]:
+def list_needs(inputs: AppInputs, role: RoleInputs) -> list[PodNeeds]:
     """Return what features want of the pods of a role.
 
     Raises:
         SchedulerError: two things want the same port.
     """
-    wants = (_want_metrics(inputs, role), _want_job_object(inputs, role)) if role.runs_agent else ()
-    return [each for each in wants if each is not None]
+    needs = (_find_metrics_needs(inputs, role), _find_job_object_needs(inputs, role)) if role.runs_agent else ()
+    return [each for each in needs if each is not None]
 
 
 def build_feature_objects(inputs: AppInputs, labels: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -74,7 +74,7 @@ def build_feature_objects(inputs: AppInputs, labels: Mapping[str, str]) -> list[
 # -- metrics ----------------------------------------------------------------------------------------------------------
 
 
-def _want_metrics(inputs: AppInputs, role: RoleInputs) -> Wants | None:
+def _find_metrics_needs(inputs: AppInputs, role: RoleInputs) -> PodNeeds | None:
     port = _find_metrics_port(role)
     if port is None:
         return None
@@ -88,7 +88,7 @@ def _want_metrics(inputs: AppInputs, role: RoleInputs) -> Wants | None:
         "prometheus.io/path": "/metrics",
     }
     template = {"metadata": {"annotations": annotations}, "spec": {"containers": [container]}}
-    return Wants(env={Env.METRICS_HOST: _ALL}, template=template)
+    return PodNeeds(env={Env.METRICS_HOST: _ALL}, template=template)
 
 
 def _find_metrics_port(role: RoleInputs) -> int | None:
@@ -109,7 +109,7 @@ def _find_metrics_port(role: RoleInputs) -> int | None:
 # -- the job's object -------------------------------------------------------------------------------------------------
 
 
-def _want_job_object(inputs: AppInputs, role: RoleInputs) -> Wants | None:
+def _find_job_object_needs(inputs: AppInputs, role: RoleInputs) -> PodNeeds | None:
     """Say which object the agent reports as its own. A JobSet has all roles, so their names are said."""
     if not inputs.options.events:
         return None
@@ -120,4 +120,4 @@ def _want_job_object(inputs: AppInputs, role: RoleInputs) -> Wants | None:
         told += f" {role.label}" if sum(each.runs_agent for each in inputs.roles) > 1 else ""
     env = {Env.JOB_OBJECT: told, Env.ACCOUNT_DIR: kube.ACCOUNT_DIR}
     env |= {Env.SECRET_NAMES: " ".join(role.secret_env)} if role.secret_env else {}
-    return Wants(env=env, template={"spec": {"automountServiceAccountToken": True}})
+    return PodNeeds(env=env, template={"spec": {"automountServiceAccountToken": True}})

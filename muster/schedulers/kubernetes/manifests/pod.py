@@ -17,7 +17,7 @@ from muster.schedulers.agent_command import build_agent_args
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.gpus import build_cache_env
 from muster.schedulers.kubernetes import kube
-from muster.schedulers.kubernetes.manifests.features import list_wants
+from muster.schedulers.kubernetes.manifests.features import list_needs
 from muster.schedulers.kubernetes.manifests.inputs import (
     INDEX_PLACEHOLDER,
     NAMESPACE_PLACEHOLDER,
@@ -84,7 +84,7 @@ def build_pod_template(inputs: AppInputs, role: RoleInputs) -> dict[str, Any]:
         spec["initContainers"] = [_build_unpacker(inputs, role, mounts)]
     spec.update(_build_placement(inputs, role))
     template = {"metadata": {"labels": build_labels(inputs, role), "annotations": dict(_ANNOTATIONS)}, "spec": spec}
-    patches = [each.template for each in list_wants(inputs, role)]
+    patches = [each.template for each in list_needs(inputs, role)]
     for patch in (*patches, inputs.options.pod_template or {}):
         template = merge_pod_template(template, patch, inputs.options.schema_version)
     return template
@@ -230,8 +230,8 @@ def _build_agent_env(inputs: AppInputs, role: RoleInputs) -> dict[str, str]:
         sigterm_senders="Kubernetes, which deletes or evicts the pod, or `torchx cancel`",
     )
     env = build_agent_env(role.role, place)
-    for wants in list_wants(inputs, role):
-        env |= wants.env
+    for needs in list_needs(inputs, role):
+        env |= needs.env
     if role.elastic:
         env[Env.LAST_CALL_S] = str(LAST_CALL_S)
     if role.workspace:

@@ -24,7 +24,7 @@ from muster._shared.foreign_files import read_regular
 from muster._shared.reports import Failure, Report, name_ranks
 from muster.cli.answers import say
 from muster.cli.history.log_folder import RunFolder
-from muster.cli.history.sources import Event, RankPlace, describe_keeping, list_places, parse_files
+from muster.cli.history.sources import Event, RankProcess, describe_keeping, list_processes, parse_files
 from muster.cli.operations import choose_agent_role, list_agent_roles
 from muster.cli.overview import open_job
 from muster.cli.streaming import LinePrinter, hold_report, list_stderr
@@ -205,7 +205,7 @@ class _Log:
         if self._query.follow:
             self._follow_rank(role, rank, attempt)
             return
-        places = self._find_places(role, roles[role], rank, attempt)
+        places = self._locate(role, roles[role], rank, attempt)
         shown = [self._print_place(role, index, place, alone=rank is not None) for index, place in places]
         if any(shown):
             if rank is not None and not self._has_lines:
@@ -231,7 +231,7 @@ class _Log:
         Raises:
             ControlError: the report knows no line of it.
         """
-        known = {place.global_rank for place in list_places(chain.from_iterable(self._records.values()))}
+        known = {place.global_rank for place in list_processes(chain.from_iterable(self._records.values()))}
         where = "the ranks" if rank is None else f"rank {rank}"
         why = f"{self._app_id} has no output of {where}: "
         if rank is None or rank in known:
@@ -254,7 +254,7 @@ class _Log:
             world_size: what they have reported. 0: it is not known.
         """
         all_records = [event for events in self._records.values() for event in events]
-        known = list_places(all_records)
+        known = list_processes(all_records)
         ranks, attempts = ({place.global_rank for place in known}, {place.attempt for place in known})
         ranks.update(range(max(find_world_size(all_records), world_size)))  # some records may not be here yet
         if rank is not None and ranks and rank not in ranks:
@@ -353,11 +353,11 @@ class _Log:
             self._records[key] = parse_files(iter([(f"{role}/{index}", content)]))
         return self._records[key]
 
-    def _find_places(self, role: str, count: int, rank: int | None, attempt: int | None) -> list[tuple[int, RankPlace]]:
+    def _locate(self, role: str, count: int, rank: int | None, attempt: int | None) -> list[tuple[int, RankProcess]]:
         """Return the replica to ask, and the place. Without a rank, return all of an attempt in their order."""
-        found: dict[int, tuple[int, RankPlace]] = {}
+        found: dict[int, tuple[int, RankProcess]] = {}
         for index in range(count):
-            for place in list_places(self._read_records(role, index)):
+            for place in list_processes(self._read_records(role, index)):
                 if rank in (None, place.global_rank) and attempt in (None, place.attempt):
                     before = found.get(place.global_rank)
                     if before is None or before[1].attempt <= place.attempt:
@@ -366,7 +366,7 @@ class _Log:
                 break
         return [found[each] for each in sorted(found)]
 
-    def _print_place(self, role: str, index: int, place: RankPlace, *, alone: bool) -> bool:
+    def _print_place(self, role: str, index: int, place: RankProcess, *, alone: bool) -> bool:
         """Print the files of a rank, and return whether one could be read."""
         has_read = False
         for name in self._query.files:
@@ -484,7 +484,7 @@ def follow_files(
     """
     offsets: dict[str, int] = {}
     splitters: dict[str, LineSplitter] = {}
-    places: list[RankPlace] = []
+    places: list[RankProcess] = []
     while True:
         is_last = is_over()
         content = _read_from(folder / LogNames.EVENTS, -_EVENTS_LIMIT_BYTES)
@@ -526,9 +526,9 @@ def names_rank(text: str, rank: int) -> bool:
     return any(int(first) <= rank <= int(last or first) for first, _, last in spans)
 
 
-def find_rank(events: Iterable[Event], rank: int, attempt: int | None = None) -> RankPlace | None:
+def find_rank(events: Iterable[Event], rank: int, attempt: int | None = None) -> RankProcess | None:
     """Return the last process of a rank, of this attempt if one is given. None: the records have none."""
-    found = [place for place in list_places(events) if place.global_rank == rank and attempt in (None, place.attempt)]
+    found = [each for each in list_processes(events) if each.global_rank == rank and attempt in (None, each.attempt)]
     return found[-1] if found else None
 
 

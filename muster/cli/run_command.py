@@ -61,7 +61,7 @@ _NEAR: Final = 0.75
 
 
 @dataclass(frozen=True, kw_only=True)
-class Given:
+class RunOptions:
     """The options of the command. None: one is not given."""
 
     scheduler: str | None
@@ -75,7 +75,7 @@ class Given:
     """The words that follow the options."""
 
 
-def run(given: Given) -> int:
+def run(options: RunOptions) -> int:
     """Submit a job, and print its lines until it has ended. Return the exit code.
 
     Raises:
@@ -84,11 +84,11 @@ def run(given: Given) -> int:
     """
     config_file.check_files()
     defaults = config.get_configs(prefix="cli", name="run")
-    name = given.scheduler or defaults.get("scheduler") or DEFAULT
-    workspace = defaults.get("workspace") if given.workspace is None else given.workspace
-    component, words = split_component(given.component, defaults.get("component"))
+    name = options.scheduler or defaults.get("scheduler") or DEFAULT
+    workspace = defaults.get("workspace") if options.workspace is None else options.workspace
+    component, words = split_component(options.component, defaults.get("component"))
     os.environ.setdefault("TORCHX_CONTEXT_NAME", "cli_run")
-    with open_runner(name, given.scheduler_args) as (scheduler, runner, cfg):
+    with open_runner(name, options.scheduler_args) as (scheduler, runner, cfg):
         for option, value in scheduler.properties.run_options.items():
             cfg.setdefault(option, value)
         info = runner.dryrun(
@@ -96,9 +96,9 @@ def run(given: Given) -> int:
             name,
             cfg=cfg,
             workspace=name_workspace(os.getcwd()) if workspace is None else workspace,
-            parent_run_id=given.parent_run_id,
+            parent_run_id=options.parent_run_id,
         )
-        if given.dryrun:
+        if options.dryrun:
             _print_dry_run(info)
             return 0
         handle = runner.schedule(info)
@@ -106,10 +106,10 @@ def run(given: Given) -> int:
         sys.stdout.flush()
         app_id = specs.parse_app_handle(handle)[2]
         is_attached = scheduler.properties.waits or str(cfg.get("detach")).lower() in FALSE_WORDS
-        if not (is_attached or given.wait or given.log):
+        if not (is_attached or options.wait or options.log):
             _print_state(scheduler, app_id)
             return 0
-        return _follow(scheduler, app_id, is_attached=is_attached, shows_lines=is_attached or given.log)
+        return _follow(scheduler, app_id, is_attached=is_attached, shows_lines=is_attached or options.log)
 
 
 def split_component(words: Sequence[str], default: str | None) -> tuple[str, list[str]]:

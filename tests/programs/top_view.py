@@ -16,7 +16,7 @@ from muster._shared.reports import Answer, Stack
 from muster.cli.top.app import run
 from muster.cli.top.picture import JobList, JobPicture, JobRow
 from muster.cli.top.screen import ClosedError
-from muster.cli.top.state import Deed
+from muster.cli.top.state import KeyAction
 
 
 class SampleJobs:
@@ -34,12 +34,12 @@ class SampleJobs:
             raise ControlError("local_cwd knows no app 'gone'", CommandExit.UNKNOWN)
         return JobPicture(handle=handle, state="RUNNING", line="attempt 1", statuses=[("train", self._status)])
 
-    def ask(self, deed: Deed, handle: str) -> Answer:
+    def ask(self, action: KeyAction, handle: str) -> Answer:
         with open(os.environ["ASKED_FILE"], "a") as file:
-            file.write(f"{deed.value} {handle}\n")
+            file.write(f"{action.value} {handle}\n")
         stacks = (Stack(global_rank=1, node=0, local_rank=1, text="main.py:12 in train"),)
-        has_stacks = deed in (Deed.STACKS, Deed.WAITS)
-        return Answer(outcome=AskOutcome.DONE, line=f"answer of {deed.value}", stacks=stacks if has_stacks else ())
+        has_stacks = action in (KeyAction.STACKS, KeyAction.WAITS)
+        return Answer(outcome=AskOutcome.DONE, line=f"answer of {action.value}", stacks=stacks if has_stacks else ())
 
     def follow_log(self, handle: str, role: str, node_index: int, global_rank: int) -> Iterator[str]:
         for at in range(1000):

@@ -56,7 +56,7 @@ class _HelpAll(argparse.Action):
 def _submit(line: tuple[str, ...], **options: Any) -> int:
     from muster.cli import run_command
 
-    given = run_command.Given(**options)
+    given = run_command.RunOptions(**options)
     if not (given.dryrun or run_command.wants_help(given.component)):
         from muster.cli.rerun_command import record_line
 

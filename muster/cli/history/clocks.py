@@ -24,7 +24,7 @@ _ROUNDS_S: Final = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Placed:
+class TimedEvent:
     """A record at its time."""
 
     event: Event
@@ -42,12 +42,12 @@ class _Offset:
     uncertainty_s: float | None
 
 
-def place(events: Iterable[Event]) -> tuple[Placed, ...]:
+def place(events: Iterable[Event]) -> tuple[TimedEvent, ...]:
     """Place all records, in the order of their times."""
     agents: dict[str, list[Event]] = defaultdict(list)
     for event in events:
         agents[event.agent].append(event)
-    placed: list[Placed] = []
+    timed: list[TimedEvent] = []
     for number, group in enumerate(_list_incarnations(agents)):
         own = {name: agents[name] for name in group}
         leader = _find_leader(own)
@@ -58,8 +58,8 @@ def place(events: Iterable[Event]) -> tuple[Placed, ...]:
             offset = offsets[name]
             for event in records:
                 at_s = began_s + event.monotonic_s + offset.ahead_s
-                placed.append(Placed(event=event, at_s=at_s, uncertainty_s=offset.uncertainty_s, incarnation=number))
-    return tuple(sorted(placed, key=lambda each: (each.incarnation, each.at_s)))
+                timed.append(TimedEvent(event=event, at_s=at_s, uncertainty_s=offset.uncertainty_s, incarnation=number))
+    return tuple(sorted(timed, key=lambda each: (each.incarnation, each.at_s)))
 
 
 def _list_incarnations(agents: Mapping[str, Sequence[Event]]) -> list[list[str]]:

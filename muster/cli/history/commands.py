@@ -18,7 +18,7 @@ from muster._shared.contract import print_line, show_controls
 from muster._shared.control import CommandExit, ControlError
 from muster._shared.reports import format_size
 from muster.cli.history import sources
-from muster.cli.history.clocks import Placed, place, show_clock
+from muster.cli.history.clocks import TimedEvent, place, show_clock
 
 if TYPE_CHECKING:
     from muster.cli.history.story import Story
@@ -55,7 +55,7 @@ def print_events(handle: str, *, role: str | None = None, as_json: bool = False)
     return CommandExit.DONE
 
 
-def _fold_steps(placed: Sequence[Placed]) -> Iterator[Placed]:
+def _fold_steps(placed: Sequence[TimedEvent]) -> Iterator[TimedEvent]:
     """Return the records, with successive records of steps as one.
 
     A job records its steps every second, and other records would be hard to find. The joined record has the time of the
@@ -66,12 +66,12 @@ def _fold_steps(placed: Sequence[Placed]) -> Iterator[Placed]:
         yield _join_steps(first, rest[-1]) if rest else first
 
 
-def _find_run(placed: Placed) -> object:
+def _find_run(placed: TimedEvent) -> object:
     event = placed.event
     return (placed.incarnation, event.round, event.agent) if event.what == "steps_done" else id(placed)
 
 
-def _join_steps(first: Placed, last: Placed) -> Placed:
+def _join_steps(first: TimedEvent, last: TimedEvent) -> TimedEvent:
     detail = {name: value for name, value in last.event.detail.items() if name != "ago_s"}
     done = f"{first.event.detail.get('done')}-{detail.get('done')}"
     event = replace(last.event, detail={**detail, "done": done}, duration_s=last.at_s - first.at_s)
@@ -93,7 +93,7 @@ def _without_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _to_json(placed: Placed, start_s: float) -> str:
+def _to_json(placed: TimedEvent, start_s: float) -> str:
     uncertainty_s = None if placed.uncertainty_s is None else round(placed.uncertainty_s, 6)
     data = {
         "at_s": round(placed.at_s - start_s, 6),
@@ -104,7 +104,7 @@ def _to_json(placed: Placed, start_s: float) -> str:
     return json.dumps(data)
 
 
-def _describe(placed: Placed, start_s: float) -> str:
+def _describe(placed: TimedEvent, start_s: float) -> str:
     event = placed.event
     where = f"node {event.node_index}" if event.node_index is not None else f"agent {event.agent}"
     uncertainty_s = placed.uncertainty_s

@@ -14,7 +14,7 @@ from torchx.specs.api import ReplicaStatus
 from muster._shared.contract import AGENT_MODULE, LogNames
 from muster._shared.control import CommandExit, ControlError
 from muster.cli.history import sources
-from muster.cli.history.clocks import Placed, place
+from muster.cli.history.clocks import TimedEvent, place
 from muster.cli.history.story import find_lost, tell
 from muster.schedulers.adapter.properties import Properties
 from muster.schedulers.adapter.scheduler import LogRequest, read_run_file
@@ -138,7 +138,7 @@ def _build_role(name: str) -> Role:
     return Role(name=name, image="", entrypoint="python3", args=["-m", AGENT_MODULE])
 
 
-def _explain_by_slurm(placed: Sequence[Placed], written_s: float) -> Reasons:
+def _explain_by_slurm(placed: Sequence[TimedEvent], written_s: float) -> Reasons:
     """Return why Slurm has ended the job in which the agents were started. Empty: it has not, or it is not known.
 
     Slurm's answer counts only if its job ended when the agents did: one that was queued again keeps its id.
@@ -161,7 +161,7 @@ def _explain_by_slurm(placed: Sequence[Placed], written_s: float) -> Reasons:
     return ()
 
 
-def _explain_silence(placed: Sequence[Placed], silent_s: float) -> Reason:
+def _explain_silence(placed: Sequence[TimedEvent], silent_s: float) -> Reason:
     """Name the nodes of the last round whose agents have left no record of their end. Say how the others have ended.
 
     Args:
@@ -183,7 +183,7 @@ def _explain_silence(placed: Sequence[Placed], silent_s: float) -> Reason:
     )
 
 
-def _list_nodes(role: str, status: "JobStatus | None", placed: Sequence[Placed]) -> list[ReplicaStatus] | None:
+def _list_nodes(role: str, status: "JobStatus | None", placed: Sequence[TimedEvent]) -> list[ReplicaStatus] | None:
     """Return the nodes that agents report, and lost ones that are no longer reported because the job went on.
 
     None: a large job lists only those that differ.
@@ -196,14 +196,14 @@ def _list_nodes(role: str, status: "JobStatus | None", placed: Sequence[Placed])
     return [ReplicaStatus(id=index, role=role, state=state, hostname=host) for index, state, host in nodes]
 
 
-def _find_left_out(status: "JobStatus", placed: Sequence[Placed]) -> list[tuple[int, str]]:
+def _find_left_out(status: "JobStatus", placed: Sequence[TimedEvent]) -> list[tuple[int, str]]:
     """Return the last index and the host of each lost node that the status does not list.
 
     Nodes without a `--node-rank` are numbered anew in each round, so this compares agents, not numbers. An agent that
     was started after a loss takes the place of a lost one. With a `--node-rank`, that is the one with the same number.
     Without it, that is one on the same host, or else the one that was started first.
     """
-    agents: dict[str, list[Placed]] = defaultdict(list)
+    agents: dict[str, list[TimedEvent]] = defaultdict(list)
     for each in placed:
         if each.incarnation == placed[-1].incarnation:
             agents[each.event.agent].append(each)
@@ -212,7 +212,7 @@ def _find_left_out(status: "JobStatus", placed: Sequence[Placed]) -> list[tuple[
     broken_s = {
         each.event.round: each.at_s for each in reversed(placed) if each.event.what in ("round_broken", "fenced")
     }
-    lost: list[list[Placed]] = []
+    lost: list[list[TimedEvent]] = []
     for records in sorted(agents.values(), key=lambda each: each[0].at_s):
         began = records[0]
         given, host = began.event.detail.get("node_index"), began.event.detail.get("host")
@@ -231,7 +231,7 @@ def _find_left_out(status: "JobStatus", placed: Sequence[Placed]) -> list[tuple[
     return [(each[-1].event.node_index or 0, str(each[0].event.detail.get("host", ""))) for each in lost]
 
 
-def _was_lost(records: Sequence[Placed]) -> bool:
+def _was_lost(records: Sequence[TimedEvent]) -> bool:
     """Return whether an agent took part in a round, and then recorded no end or lost its guard."""
     kinds = {each.event.what for each in records}
     return "round_formed" in kinds and (

@@ -57,7 +57,7 @@ class Event:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankPlace:
+class RankProcess:
     """The process of a rank in one attempt."""
 
     global_rank: int
@@ -71,10 +71,10 @@ class RankPlace:
         return [f"node_{self.node_index}/{path}", path]
 
 
-def list_places(events: Iterable[Event]) -> list[RankPlace]:
+def list_processes(events: Iterable[Event]) -> list[RankProcess]:
     """Return all ranks that were started, in the order of their starts."""
     return [
-        RankPlace(global_rank=rank, node_index=event.node_index or 0, local_rank=local_rank, attempt=event.attempt)
+        RankProcess(global_rank=rank, node_index=event.node_index or 0, local_rank=local_rank, attempt=event.attempt)
         for event in events
         if event.what == "workers_started"
         for local_rank, rank in enumerate(event.ranks)
@@ -295,7 +295,7 @@ def _read_tracebacks(events: Sequence[Event], read: Callable[[int, str], bytes])
     failed = [each for each in events if each.what == "worker_failed"][-_MOST_FAILURES:]
     attempts = {each.attempt for each in failed}
     started = (each for each in events if each.attempt in attempts)
-    places = {(each.attempt, each.global_rank): each for each in list_places(started)}
+    places = {(each.attempt, each.global_rank): each for each in list_processes(started)}
     found: dict[tuple[int, int], str] = {}
     for event in failed:
         for place in (places[key] for key in ((event.attempt, rank) for rank in event.ranks) if key in places):

@@ -15,7 +15,7 @@ from typing import Any, Final
 from muster._shared.goodput import HANG_ENDS, HANGS
 from muster._shared.job_history import JobHistory
 from muster._shared.job_view import Goodput, Recovery
-from muster.cli.history.clocks import Placed
+from muster.cli.history.clocks import TimedEvent
 from muster.cli.history.sources import Event, JobRecords, is_number
 
 PHASES: Final = (
@@ -115,7 +115,7 @@ class Story:
         return state in WAITING_STATES or (state == "RUNNING" and self.was_stopped)
 
 
-def tell(records: JobRecords, placed: Sequence[Placed]) -> Story:
+def tell(records: JobRecords, placed: Sequence[TimedEvent]) -> Story:
     """Tell it.
 
     Args:
@@ -164,12 +164,12 @@ def tell(records: JobRecords, placed: Sequence[Placed]) -> Story:
     )
 
 
-def _sum_unknown(placed: Sequence[Placed], end_s: float) -> dict[str, float]:
+def _sum_unknown(placed: Sequence[TimedEvent], end_s: float) -> dict[str, float]:
     """Return how long rounds took that have workers, no records of steps, and not the records of all nodes.
 
     The ledger counts the first round of the job as "start", and the others as "restart".
     """
-    rounds: dict[tuple[int, int], list[Placed]] = defaultdict(list)
+    rounds: dict[tuple[int, int], list[TimedEvent]] = defaultdict(list)
     for each in placed:
         rounds[each.incarnation, each.event.round].append(each)
     found = {"start": 0.0, "restart": 0.0}
@@ -199,7 +199,7 @@ def _move_unknown(buckets: dict[str, float], unknown: Mapping[str, float]) -> fl
     return moved_s
 
 
-def find_lost(placed: Sequence[Placed]) -> set[str]:
+def find_lost(placed: Sequence[TimedEvent]) -> set[str]:
     """Find the agents of the last round that have written nothing since others saw a loss that broke it."""
     last = max(each.incarnation for each in placed)
     own = [each for each in placed if each.incarnation == last]
@@ -216,7 +216,7 @@ def _is_loss(event: Event) -> bool:
     return event.what == "round_broken" and detail.get("kind") == "membership" and detail.get("joined") is not True
 
 
-def _list_stops(placed: Sequence[Placed]) -> Iterator[tuple[int, str]]:
+def _list_stops(placed: Sequence[TimedEvent]) -> Iterator[tuple[int, str]]:
     """Find the signals that agents got in the last round of each incarnation, if no failure and no person ended it."""
     for incarnation in sorted({each.incarnation for each in placed}):
         own = [each.event for each in placed if each.incarnation == incarnation]
@@ -265,16 +265,16 @@ def _find_ending(events: Sequence[Event], number: int, ended: Mapping[str, Any],
 # -- the job as its leader followed it --------------------------------------------------------------------------------
 
 
-def _replay(placed: Sequence[Placed]) -> list[Event]:
+def _replay(placed: Sequence[TimedEvent]) -> list[Event]:
     """Return the records of the agents that speak for the job, each for its rounds, in order, by the leader's clock."""
     found: list[Event] = []
     for number in sorted({each.incarnation for each in placed}):
         own = [each for each in placed if each.incarnation == number]
-        by_round: dict[int, dict[str, list[Placed]]] = defaultdict(lambda: defaultdict(list))
+        by_round: dict[int, dict[str, list[TimedEvent]]] = defaultdict(lambda: defaultdict(list))
         for each in own:
             by_round[each.event.round][each.event.agent].append(each)
         chosen = [_choose_speaker(by_round[round_number]) for round_number in sorted(by_round)]
-        records: list[Placed] = []
+        records: list[TimedEvent] = []
         for at, agents in enumerate(by_round[round_number] for round_number in sorted(by_round)):
             kept = list(agents[chosen[at]])
             followers = [name for name in chosen[at + 1 : at + 2] if name != chosen[at]]
@@ -300,7 +300,7 @@ _ENDS: Final = ("round_broken", "fenced", "job_ended", "rendezvous_lost", "signa
 """What an agent writes that is not killed, when a round ends for it."""
 
 
-def _is_cut(last: Placed, own: Sequence[Placed]) -> bool:
+def _is_cut(last: TimedEvent, own: Sequence[TimedEvent]) -> bool:
     """Return whether the agent was killed in its last round: no record of it tells how that ended.
 
     Args:
@@ -312,7 +312,9 @@ def _is_cut(last: Placed, own: Sequence[Placed]) -> bool:
     return number > 0 and not any(each.round > number or (each.round == number and each.what in _ENDS) for each in mine)
 
 
-def _find_loss(last: Placed, agents: Mapping[str, Sequence[Placed]], own: Sequence[Placed]) -> list[Placed]:
+def _find_loss(
+    last: TimedEvent, agents: Mapping[str, Sequence[TimedEvent]], own: Sequence[TimedEvent]
+) -> list[TimedEvent]:
     """Return the end of the round of a leader that was killed, if the others know only that it is silent.
 
     Args:
@@ -328,7 +330,7 @@ def _find_loss(last: Placed, agents: Mapping[str, Sequence[Placed]], own: Sequen
     return [_lose(last, min(each.at_s for each in ends), own)]
 
 
-def _lose(last: Placed, at_s: float, own: Sequence[Placed]) -> Placed:
+def _lose(last: TimedEvent, at_s: float, own: Sequence[TimedEvent]) -> TimedEvent:
     """Return the end of a round as the leader would have recorded it for this lost node.
 
     Args:
@@ -343,7 +345,7 @@ def _lose(last: Placed, at_s: float, own: Sequence[Placed]) -> Placed:
     return replace(last, at_s=at_s, event=replace(last.event, what="round_broken", detail=detail))
 
 
-def _end(replayed: list[Event], own: Sequence[Placed]) -> list[Event]:
+def _end(replayed: list[Event], own: Sequence[TimedEvent]) -> list[Event]:
     """Return the records of an incarnation with an end: one that was killed has none.
 
     Args:
@@ -360,13 +362,13 @@ def _end(replayed: list[Event], own: Sequence[Placed]) -> list[Event]:
     return [*replayed, _move(replace(last, what="job_ended", detail={"succeeded": False, "reason": ""}), at_s)]
 
 
-def _find_time(placed: Placed) -> float:
+def _find_time(placed: TimedEvent) -> float:
     """Return the time. For a record of steps it is that of the last step."""
     ago_s = placed.event.detail.get("ago_s") if placed.event.what == "steps_done" else None
     return placed.at_s - (ago_s if is_number(ago_s) else 0.0)
 
 
-def _choose_speaker(agents: Mapping[str, Sequence[Placed]]) -> str:
+def _choose_speaker(agents: Mapping[str, Sequence[TimedEvent]]) -> str:
     def find_place(name: str) -> tuple[int, int, float]:
         records = [each.event for each in agents[name]]
         steps = sum(each.what == "steps_done" for each in records)
@@ -472,8 +474,8 @@ def _read_count(value: object) -> int:
 # -- nodes -------------------------------------------------------------------------------------------------------------
 
 
-def _tell_nodes(placed: Sequence[Placed], job: _Job, end_s: float, *, runs: bool) -> list[NodeStory]:
-    agents: dict[str, list[Placed]] = defaultdict(list)
+def _tell_nodes(placed: Sequence[TimedEvent], job: _Job, end_s: float, *, runs: bool) -> list[NodeStory]:
+    agents: dict[str, list[TimedEvent]] = defaultdict(list)
     for each in placed:
         agents[each.event.agent].append(each)
     broken = {
@@ -502,7 +504,7 @@ _NEXT_PHASE: Final[Mapping[str, int]] = {
 
 
 def _tell_agent(
-    records: Sequence[Placed],
+    records: Sequence[TimedEvent],
     node: NodeStory,
     job: _Job,
     broken: Mapping[tuple[int, int], float],
@@ -573,7 +575,7 @@ def _split(bar: Bar, job: _Job) -> list[Bar]:
 
 
 def _list_marks(
-    placed: Sequence[Placed], replayed: Sequence[Event], job: _Job, tracebacks: Mapping[tuple[int, int], str]
+    placed: Sequence[TimedEvent], replayed: Sequence[Event], job: _Job, tracebacks: Mapping[tuple[int, int], str]
 ) -> list[Mark]:
     begun = (each for each in replayed if each.what == "drain_begun")
     drains = {(each.round, each.detail.get("drain")): str(each.detail.get("kind")) for each in begun}

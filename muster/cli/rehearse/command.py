@@ -20,7 +20,7 @@ from muster._shared.reports import format_duration
 from muster.cli import run_command
 from muster.cli.adapters import create_scheduler
 from muster.cli.answers import confirm, say
-from muster.cli.rehearse.faults import FAULTS, NotPossibleError, Place
+from muster.cli.rehearse.faults import FAULTS, NodeSetting, NotPossibleError
 from muster.cli.rehearse.journal import Journal, undo_dead
 from muster.cli.rehearse.outcome import Row, Verdict, compare, judge
 from muster.cli.rehearse.plan import choose_cases, find_obstacles, parse_faults
@@ -312,9 +312,9 @@ class _Stage:
         folder.mkdir(parents=True)
         run_s = limit_s if request.time_limit_s is None or not is_end_good else request.time_limit_s
         limits = Limits(steps=self._steps, run_s=run_s, is_end_good=is_end_good)
-        place = Place.ORDINARY if case.fault is None else case.fault.place
+        setting = NodeSetting.ORDINARY if case.fault is None else case.fault.setting
         try:
-            with make_world(place, folder, nodes=case.nodes, journal=self._journal) as world:
+            with make_world(setting, folder, nodes=case.nodes, journal=self._journal) as world:
                 work = world.folder / "work"
                 work.mkdir()
                 _copy(self._workspace, work, request)

@@ -35,12 +35,12 @@ class Moment(str, Enum):
     """Within the last steps."""
 
 
-class Place(str, Enum):
+class NodeSetting(str, Enum):
     """Where the nodes of a run are."""
 
     ORDINARY = "ordinary"
     """Processes of this machine, in a folder of it."""
-    NAMESPACES = "namespaces"
+    NETNS = "namespaces"
     """Each in a network namespace of its own."""
     SMALL_DISK = "small disk"
     """The run's folder is a small file system in memory."""
@@ -117,7 +117,7 @@ class Fault:
     least_nodes: int = 1
     needs_hang_watch: bool = False
     """The job ends its attempt only if it has a hang timeout."""
-    place: Place = Place.ORDINARY
+    setting: NodeSetting = NodeSetting.ORDINARY
 
 
 def at_once(act: Callable[[Scene], None]) -> Callable[[Scene], Course]:
@@ -384,10 +384,10 @@ _ALL: Final = (
         "all nodes are lost at once",
         at_once(lambda scene: kill_nodes(*map(scene.find_agent, range(scene.nodes)))),
     ),
-    Fault("network-cut", "a node's network is cut for 3 s", _cut_for(3.0), least_nodes=2, place=Place.NAMESPACES),
-    Fault("network-lost", "a node's network is cut for 12 s", _cut_for(12.0), least_nodes=2, place=Place.NAMESPACES),
-    Fault("disk-full", "the disk is full for up to 5 s", _fill_disk, place=Place.SMALL_DISK),
-    Fault("disk-slow", "the disk is slow for 10 s", _slow_disk_down, place=Place.OWN_DISK),
+    Fault("network-cut", "a node's network is cut for 3 s", _cut_for(3.0), least_nodes=2, setting=NodeSetting.NETNS),
+    Fault("network-lost", "a node's network is cut for 12 s", _cut_for(12.0), least_nodes=2, setting=NodeSetting.NETNS),
+    Fault("disk-full", "the disk is full for up to 5 s", _fill_disk, setting=NodeSetting.SMALL_DISK),
+    Fault("disk-slow", "the disk is slow for 10 s", _slow_disk_down, setting=NodeSetting.OWN_DISK),
     Fault("out-of-memory", "a rank runs out of memory (cgroup)", _take_memory),
 )
 FAULTS: Final[Mapping[str, Fault]] = {fault.name: fault for fault in _ALL}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from muster._shared.contract import Env
-from muster.cli.rehearse.faults import NotPossibleError, Place
+from muster.cli.rehearse.faults import NodeSetting, NotPossibleError
 from muster.cli.rehearse.journal import Journal, Undo
 from muster.schedulers.supervision.app_folder import AppSpec
 
@@ -118,11 +118,11 @@ class World:
 
 
 @contextlib.contextmanager
-def make_world(place: Place, folder: Path, *, nodes: int, journal: Journal) -> Iterator[World]:
+def make_world(setting: NodeSetting, folder: Path, *, nodes: int, journal: Journal) -> Iterator[World]:
     """Make the world of a run. What it is made of is gone at the end of the block.
 
     Args:
-        place: what the fault needs.
+        setting: what the fault needs.
         folder: of the run.
         nodes: of the job.
         journal: gets each thing before it is made.
@@ -131,18 +131,18 @@ def make_world(place: Place, folder: Path, *, nodes: int, journal: Journal) -> I
         NotPossibleError: it cannot be made here.
     """
     with contextlib.ExitStack() as stack:
-        if place is not Place.ORDINARY and os.geteuid() != 0:
+        if setting is not NodeSetting.ORDINARY and os.geteuid() != 0:
             raise NotPossibleError("it needs root")
-        if place is Place.NAMESPACES:
+        if setting is NodeSetting.NETNS:
             network = stack.enter_context(Network(f"muster-rehearsal-{os.getpid()}", journal))
             for _ in range(nodes):
                 network.add_node()
             yield World(folder=folder, network=network)
-        elif place is Place.ORDINARY:
+        elif setting is NodeSetting.ORDINARY:
             yield World(folder=folder)
         else:
             disk = folder / "disk"
-            _make_disk(place, disk, stack, journal)
+            _make_disk(setting, disk, stack, journal)
             try:
                 yield World(folder=disk)
             finally:
@@ -152,16 +152,16 @@ def make_world(place: Place, folder: Path, *, nodes: int, journal: Journal) -> I
                 disk.rmdir()
 
 
-def _make_disk(place: Place, disk: Path, stack: contextlib.ExitStack, journal: Journal) -> None:
+def _make_disk(setting: NodeSetting, disk: Path, stack: contextlib.ExitStack, journal: Journal) -> None:
     disk.mkdir(parents=True)
-    if place is Place.OWN_DISK:
+    if setting is NodeSetting.OWN_DISK:
         image = disk.with_suffix(".img")
         stack.callback(image.unlink, missing_ok=True)
         with image.open("wb") as file:
             file.truncate(_DISK_BYTES)
         run_tool("mkfs.ext4", "-q", "-F", str(image))
     stack.enter_context(journal.keep(Undo("unmount", (str(disk),))))
-    if place is Place.OWN_DISK:
+    if setting is NodeSetting.OWN_DISK:
         run_tool("mount", "-o", "loop", str(disk.with_suffix(".img")), str(disk))
     else:
         run_tool("mount", "-t", "tmpfs", "-o", f"size={_DISK_BYTES}", "muster-rehearsal", str(disk))

@@ -21,7 +21,7 @@ from muster.cli import operations
 from muster.cli.log_command import FILES, follow_files, has_ended, select_rank
 from muster.cli.overview import STATE_CODES, open_job, read_app, read_listings, sort_apps
 from muster.cli.top.picture import KEPT_LINES, JobList, JobPicture, JobRow
-from muster.cli.top.state import Deed
+from muster.cli.top.state import KeyAction
 from muster.schedulers.adapter.properties import list_properties
 from muster.schedulers.adapter.scheduler import LogRequest
 from muster.schedulers.wording.job_line import format_details, name_state
@@ -29,11 +29,11 @@ from muster.schedulers.wording.reasons import walk
 
 MOST_JOBS: Final = 200
 """The newest of each scheduler."""
-_ASKED: Final[Mapping[Deed, Callable[[str], Answer]]] = {
-    Deed.STACKS: operations.stacks,
-    Deed.WAITS: operations.stacks,
-    Deed.CHECKPOINT: operations.checkpoint,
-    Deed.STOP: operations.stop,
+_ASKED: Final[Mapping[KeyAction, Callable[[str], Answer]]] = {
+    KeyAction.STACKS: operations.stacks,
+    KeyAction.WAITS: operations.stacks,
+    KeyAction.CHECKPOINT: operations.checkpoint,
+    KeyAction.STOP: operations.stop,
 }
 
 
@@ -69,14 +69,14 @@ class Jobs:
             exit_code=STATE_CODES[facts.state],
         )
 
-    def ask(self, deed: Deed, handle: str) -> Answer:
+    def ask(self, action: KeyAction, handle: str) -> Answer:
         """Ask for what a key means. A pause of a job that is paused ends it.
 
         Raises:
             ControlError: it cannot be asked.
         """
-        if deed is not Deed.PAUSE:
-            return _ASKED[deed](handle)
+        if action is not KeyAction.PAUSE:
+            return _ASKED[action](handle)
         is_paused = any(status.state is JobState.PAUSED for _, status in self.read_job(handle).statuses)
         return operations.resume(handle) if is_paused else operations.pause(handle)
 
@@ -128,25 +128,25 @@ class Reader:
             wake: called by threads when there is something to get.
         """
         self._wake = wake
-        self._answers: queue.SimpleQueue[tuple[Origin | Deed, object, Content]] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[Origin | KeyAction, object, Content]] = queue.SimpleQueue()
         """What was reported, with the call that reported it."""
         self._looks: object = None
         """Names the present `repeat`. A thread that finds another one ends."""
         self._log: object = None
         self._lines: deque[str] = deque(maxlen=KEPT_LINES)
 
-    def get(self) -> list[tuple[Origin | Deed, Content]]:
+    def get(self) -> list[tuple[Origin | KeyAction, Content]]:
         """Return what has been read since the last call, the oldest first.
 
-        By look or log, or on a request for a deed.
+        By look or log, or on a request for an action.
         """
-        found: list[tuple[Origin | Deed, Content]] = []
+        found: list[tuple[Origin | KeyAction, Content]] = []
         while True:
             try:
                 origin, call, content = self._answers.get_nowait()
             except queue.Empty:
                 return found
-            if isinstance(origin, Deed) or call is self._looks or call is self._log:
+            if isinstance(origin, KeyAction) or call is self._looks or call is self._log:
                 found.append((origin, content))
 
     def get_lines(self) -> list[str]:
@@ -189,18 +189,18 @@ class Reader:
         self._log = None
         self._lines = deque(maxlen=KEPT_LINES)
 
-    def run(self, deed: Deed, ask: Callable[[], Answer]) -> None:
-        """Pass on the request for a deed."""
-        _start("request", lambda: self._report(deed, None, ask))
+    def run(self, action: KeyAction, ask: Callable[[], Answer]) -> None:
+        """Pass on the request for an action."""
+        _start("request", lambda: self._report(action, None, ask))
 
-    def _report(self, origin: Origin | Deed, call: object, read: "Callable[[], JobList | JobPicture | Answer]") -> None:
+    def _report(self, origin: Origin | KeyAction, call: object, read: "Callable[[], Content]") -> None:
         try:
             content: Content = read()
         except ControlError as error:
             content = error
         self._tell(origin, call, content)
 
-    def _tell(self, origin: Origin | Deed, call: object, content: Content) -> None:
+    def _tell(self, origin: Origin | KeyAction, call: object, content: Content) -> None:
         self._answers.put((origin, call, content))
         self._wake()
 

@@ -18,18 +18,18 @@ from muster.cli.top.agent_requests import Jobs, Origin, Reader
 from muster.cli.top.picture import KEPT_LINES, History, JobList, JobPicture
 from muster.cli.top.rendering import Size, draw_job, draw_jobs, draw_text, fold_line, fold_words, get_status, list_rows
 from muster.cli.top.screen import Screen
-from muster.cli.top.state import Deed, Place, Search, View, fit, found, press
+from muster.cli.top.state import KeyAction, ScreenKind, Search, View, fit, found, press
 
 FRAME_S: Final = 0.25
 _WORKS: Final = {
-    Deed.STACKS: "asks all ranks for their stacks",
-    Deed.WAITS: "asks all ranks whom they wait for",
-    Deed.CHECKPOINT: "asks all ranks to save at one step",
-    Deed.PAUSE: "asks all ranks to wait at one step",
-    Deed.STOP: "asks all ranks to save and stop at one step",
+    KeyAction.STACKS: "asks all ranks for their stacks",
+    KeyAction.WAITS: "asks all ranks whom they wait for",
+    KeyAction.CHECKPOINT: "asks all ranks to save at one step",
+    KeyAction.PAUSE: "asks all ranks to wait at one step",
+    KeyAction.STOP: "asks all ranks to save and stop at one step",
 }
 _GOES_ON: Final = "asks all ranks to go on"
-_LOOKS: Final = (Deed.STACKS, Deed.WAITS)
+_LOOKS: Final = (KeyAction.STACKS, KeyAction.WAITS)
 """They change nothing: they need not wait for a pause that a rank does not reach."""
 
 
@@ -47,7 +47,7 @@ class TopView:
         self._jobs = jobs
         self._reader = reader
         self._handle = handle or ""
-        self._view = View(place=Place.JOBS if handle is None else Place.JOB, has_list=handle is None)
+        self._view = View(screen=ScreenKind.JOBS if handle is None else ScreenKind.JOB, has_list=handle is None)
         self._list: JobList | None = None
         self.picture: JobPicture | None = None
         """The job as it was seen last. None: not yet, or the list is shown."""
@@ -59,7 +59,7 @@ class TopView:
         self._folds = Folds()
         self._before = self._view
         """The view to which Escape leads from a text."""
-        self._pending: dict[Deed, str] = {}
+        self._pending: dict[KeyAction, str] = {}
         """What was asked for and has no answer yet, in words."""
         self.failure: ControlError | None = None
         """Why nothing can be shown. The command ends with it."""
@@ -70,7 +70,7 @@ class TopView:
 
     def start(self) -> None:
         """Begin to look."""
-        if self._view.place is Place.JOBS:
+        if self._view.screen is ScreenKind.JOBS:
             self._reader.repeat(self._jobs.list_jobs)
         else:
             self._reader.repeat(lambda: self._jobs.read_job(self._handle))
@@ -98,24 +98,24 @@ class TopView:
 
     def press(self, key: str) -> bool:
         """Do what a key means. False: the view ends."""
-        self._view, wish = press(self._view, key)
-        if isinstance(wish, Search):
-            self._view = found(self._view, self._search(wish))
-        elif wish is Deed.QUIT:
+        self._view, result = press(self._view, key)
+        if isinstance(result, Search):
+            self._view = found(self._view, self._search(result))
+        elif result is KeyAction.QUIT:
             return False
-        elif wish is Deed.BACK:
+        elif result is KeyAction.BACK:
             return self._go_back()
-        elif wish is Deed.OPEN_JOB and self._list is not None:
+        elif result is KeyAction.OPEN_JOB and self._list is not None:
             self._open_job(self._list.rows[self._view.selected].handle)
-        elif wish is Deed.OPEN_LOG:
+        elif result is KeyAction.OPEN_LOG:
             self._open_log()
-        elif wish is not None:
-            self._ask(wish)
+        elif result is not None:
+            self._ask(result)
         return True
 
     def draw(self, size: Size) -> list[str]:
         """Return the rows of the screen."""
-        if self._view.place is Place.TEXT:
+        if self._view.screen is ScreenKind.TEXT:
             rows = self._folds.update(self._lines, size.width)
             self._view = fit(
                 self._view,
@@ -123,7 +123,7 @@ class TopView:
                 page=size.height - 2 - (self._view.is_typing or bool(self._view.note)),
             )
             return draw_text(self._title, rows, self._view, size)
-        if self._view.place is Place.JOBS:
+        if self._view.screen is ScreenKind.JOBS:
             self._keep_selection([("job", row.handle) for row in self._list.rows] if self._list else [], size)
             if self._list is None:
                 return ["asks all schedulers for their jobs ..."]
@@ -147,7 +147,7 @@ class TopView:
 
     def _open_job(self, handle: str) -> None:
         self._handle, self.picture, self._history, self._rows = handle, None, History(), []
-        self._view = View(place=Place.JOB, has_list=True)
+        self._view = View(screen=ScreenKind.JOB, has_list=True)
         self.start()
 
     def _open_log(self) -> None:
@@ -179,53 +179,53 @@ class TopView:
         self._title, self._lines, self._folds = title, lines, Folds(keeps_words=not is_following)
         self._before = replace(self._view, note="")
         self._view = View(
-            place=Place.TEXT, has_list=self._view.has_list, role=self._view.role, is_following=is_following
+            screen=ScreenKind.TEXT, has_list=self._view.has_list, role=self._view.role, is_following=is_following
         )
 
     def _go_back(self) -> bool:
-        if self._view.place is Place.TEXT:
+        if self._view.screen is ScreenKind.TEXT:
             self._reader.leave_log()
             self._view = self._before
             return True
-        if self._view.place is Place.JOB and self._view.has_list:
-            self._view = View(place=Place.JOBS, has_list=True)
+        if self._view.screen is ScreenKind.JOB and self._view.has_list:
+            self._view = View(screen=ScreenKind.JOBS, has_list=True)
             self.picture, self._rows = None, []
             self.start()
         return True
 
-    def _ask(self, deed: Deed) -> None:
-        before = next((work for each, work in self._pending.items() if (each in _LOOKS) == (deed in _LOOKS)), None)
+    def _ask(self, action: KeyAction) -> None:
+        before = next((work for each, work in self._pending.items() if (each in _LOOKS) == (action in _LOOKS)), None)
         if before is not None:
             self._view = replace(self._view, note=f"{before}; wait for that")
             return
         status = None if self.picture is None else get_status(self.picture, self._view)
         is_paused = status is not None and status.state is JobState.PAUSED
-        self._pending[deed] = _GOES_ON if deed is Deed.PAUSE and is_paused else _WORKS[deed]
-        self._view = replace(self._view, note=f"{self._pending[deed]} ...")
+        self._pending[action] = _GOES_ON if action is KeyAction.PAUSE and is_paused else _WORKS[action]
+        self._view = replace(self._view, note=f"{self._pending[action]} ...")
         handle = self._handle
-        self._reader.run(deed, lambda: self._jobs.ask(deed, handle))
+        self._reader.run(action, lambda: self._jobs.ask(action, handle))
 
-    def _show_answer(self, question: Origin | Deed, answer: Answer) -> None:
-        if isinstance(question, Deed):
+    def _show_answer(self, question: Origin | KeyAction, answer: Answer) -> None:
+        if isinstance(question, KeyAction):
             self._pending.pop(question, None)
-        if question is Deed.STACKS and answer.stacks and self._view.place is Place.JOB:
+        if question is KeyAction.STACKS and answer.stacks and self._view.screen is ScreenKind.JOB:
             self._open_text(f"stacks of {self._name}", [answer.line, *format_stacks(answer.stacks)], is_following=False)
-        elif question is Deed.WAITS and self._view.place is Place.JOB and self.picture is not None:
+        elif question is KeyAction.WAITS and self._view.screen is ScreenKind.JOB and self.picture is not None:
             lines = describe_waits(answer, get_status(self.picture, self._view))
             self._open_text(f"who waits for whom in {self._name}", lines, is_following=False)
         else:
             self._view = replace(self._view, note=describe_answer(answer))
 
-    def _show_error(self, origin: Origin | Deed, error: ControlError) -> None:
+    def _show_error(self, origin: Origin | KeyAction, error: ControlError) -> None:
         if origin is Origin.LOG:
             self._lines.append(str(error))
             return
-        if isinstance(origin, Deed):
+        if isinstance(origin, KeyAction):
             self._pending.pop(origin, None)
         elif self.picture is not None:
             self.picture = replace(self.picture, error=str(error))
             return
-        elif self._view.place is Place.JOB and not self._view.has_list:
+        elif self._view.screen is ScreenKind.JOB and not self._view.has_list:
             self.failure = error
         self._view = replace(self._view, note=str(error))
 

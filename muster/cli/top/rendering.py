@@ -34,7 +34,7 @@ from muster._shared.job_view import (
 from muster._shared.records import replace
 from muster._shared.reports import format_duration, format_size
 from muster.cli.top.picture import History, JobList, JobPicture, JobRow, find_lag, is_stale, sort_nodes, sort_ranks
-from muster.cli.top.state import Place, View
+from muster.cli.top.state import ScreenKind, View
 
 T = TypeVar("T")
 
@@ -484,7 +484,7 @@ def _list_foot(view: View, keys: str, size: Size) -> Iterator[Text]:
         yield Text("stop the job? All ranks save and stop at one step.  y yes  n no", style="bold red")
     elif view.note:
         yield from _fold(Text(show_controls(view.note), style="bold"), size, most=3)
-    back = "  Esc list" if view.has_list and view.place is Place.JOB else ""
+    back = "  Esc list" if view.has_list and view.screen is ScreenKind.JOB else ""
     yield Text(f"{keys}{back}", style="dim")
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeAlias
 from muster.cli.top.keys import BACKSPACE, ENTER, ESCAPE
 
 
-class Place(Enum):
+class ScreenKind(Enum):
     """What fills the screen."""
 
     JOBS = "jobs"
@@ -22,7 +22,7 @@ class Place(Enum):
     TEXT = "text"
 
 
-class Deed(Enum):
+class KeyAction(Enum):
     """What a key asks for."""
 
     OPEN_JOB = "open"
@@ -40,11 +40,11 @@ class Deed(Enum):
 class View:
     """Where the person is."""
 
-    place: Place = Place.JOB
+    screen: ScreenKind = ScreenKind.JOB
     has_list: bool = False
     """Escape leads from a job to the list of jobs."""
     selected: int = 0
-    """Row of the list of the place, from 0."""
+    """Row of the list on the screen, from 0."""
     rows: int = 0
     """How many rows that list has."""
     role: int = 0
@@ -76,19 +76,19 @@ class Search:
     is_backward: bool = False
 
 
-Wish: TypeAlias = Deed | Search | None
+KeyResult: TypeAlias = KeyAction | Search | None
 
 _STEPS: Final = {"up": -1, "k": -1, "down": 1, "j": 1}
 _ASKED: Final = {
-    "s": Deed.STACKS,
-    "h": Deed.WAITS,
-    "c": Deed.CHECKPOINT,
-    "p": Deed.PAUSE,
-    ENTER: Deed.OPEN_LOG,
+    "s": KeyAction.STACKS,
+    "h": KeyAction.WAITS,
+    "c": KeyAction.CHECKPOINT,
+    "p": KeyAction.PAUSE,
+    ENTER: KeyAction.OPEN_LOG,
 }
 
 
-def press(view: View, key: str) -> tuple[View, Wish]:
+def press(view: View, key: str) -> tuple[View, KeyResult]:
     """Decide what a key does.
 
     Args:
@@ -102,13 +102,13 @@ def press(view: View, key: str) -> tuple[View, Wish]:
         return _type(view, key)
     if view.asks_stop:
         return replace(view, asks_stop=False, note="" if key == "y" else "not stopped"), (
-            Deed.STOP if key == "y" else None
+            KeyAction.STOP if key == "y" else None
         )
     if key == "q":
-        return view, Deed.QUIT
+        return view, KeyAction.QUIT
     if key == ESCAPE:
-        return replace(view, note=""), Deed.BACK
-    return _press_in_text(view, key) if view.place is Place.TEXT else _press_in_list(view, key)
+        return replace(view, note=""), KeyAction.BACK
+    return _press_in_text(view, key) if view.screen is ScreenKind.TEXT else _press_in_list(view, key)
 
 
 def _move(key: str, at: int, end: int, page: int) -> int | None:
@@ -119,12 +119,12 @@ def _move(key: str, at: int, end: int, page: int) -> int | None:
     return min(end, max(0, pages[key])) if key in pages else None
 
 
-def _press_in_list(view: View, key: str) -> tuple[View, Wish]:
+def _press_in_list(view: View, key: str) -> tuple[View, KeyResult]:
     selected = _move(key, view.selected, max(0, view.rows - 1), view.page)
     if selected is not None:
         return replace(view, selected=selected), None
-    if view.place is Place.JOBS:
-        return view, Deed.OPEN_JOB if key == ENTER and view.rows else None
+    if view.screen is ScreenKind.JOBS:
+        return view, KeyAction.OPEN_JOB if key == ENTER and view.rows else None
     if key == "\t" and view.roles > 1:
         return replace(view, role=(view.role + 1) % view.roles, selected=0), None
     if key == "S":
@@ -132,7 +132,7 @@ def _press_in_list(view: View, key: str) -> tuple[View, Wish]:
     return view, _ASKED.get(key)
 
 
-def _press_in_text(view: View, key: str) -> tuple[View, Wish]:
+def _press_in_text(view: View, key: str) -> tuple[View, KeyResult]:
     top = _move(key, view.top, max(0, view.lines - view.page), view.page)
     if top is not None:
         return replace(view, top=top, is_following=key in ("end", "G")), None
@@ -146,7 +146,7 @@ def _press_in_text(view: View, key: str) -> tuple[View, Wish]:
     return view, None
 
 
-def _type(view: View, key: str) -> tuple[View, Wish]:
+def _type(view: View, key: str) -> tuple[View, KeyResult]:
     if key == ESCAPE:
         return replace(view, is_typing=False, needle=""), None
     if key == ENTER:

@@ -20,12 +20,12 @@ from muster.cli.rehearse.journal import undo_dead
 PLACES = """\
 import os, subprocess, sys
 from pathlib import Path
-from muster.cli.rehearse.faults import Place
+from muster.cli.rehearse.faults import NodeSetting
 from muster.cli.rehearse.journal import Journal, Undo
 from muster.cli.rehearse.world import make_world
-folder, place = Path(sys.argv[1]), Place(sys.argv[2])
-with Journal(folder / "journals") as journal, make_world(place, folder, nodes=2, journal=journal) as world:
-    if place is Place.OWN_DISK:
+folder, setting = Path(sys.argv[1]), NodeSetting(sys.argv[2])
+with Journal(folder / "journals") as journal, make_world(setting, folder, nodes=2, journal=journal) as world:
+    if setting is NodeSetting.OWN_DISK:
         with journal.keep(Undo("thaw", (str(world.folder),))):
             subprocess.run(["fsfreeze", "--freeze", str(world.folder)], check=True)
             print("made", flush=True)

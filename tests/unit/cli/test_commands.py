@@ -15,7 +15,7 @@ from muster.cli.commands.completion import build_completion
 from muster.cli.log_command import LogQuery
 from muster.cli.rehearse.command import Request
 
-RECORDS = {"run": run_command.Given, "log": LogQuery, "rehearse": Request}
+RECORDS = {"run": run_command.RunOptions, "log": LogQuery, "rehearse": Request}
 """What has the options of commands with many."""
 
 

@@ -15,7 +15,7 @@ from muster._shared.job_view import JobState, JobStatus, NodeState, NodeStatus
 from muster._shared.reports import Failure, Report
 from muster.cli import commands, operations, overview
 from muster.cli.history import log_folder, sources
-from muster.cli.history.clocks import Placed
+from muster.cli.history.clocks import TimedEvent
 from muster.cli.top import agent_requests
 from muster.schedulers.adapter.scheduler import ListedApp, PluginScheduler
 from muster.schedulers.errors import EngineError, NotConfiguredError
@@ -321,7 +321,7 @@ def build_record(agent, what, index, at_s, number=1, **detail):
         what=what,
         detail=detail,
     )
-    return Placed(event=event, at_s=at_s, uncertainty_s=0.0, incarnation=0)
+    return TimedEvent(event=event, at_s=at_s, uncertainty_s=0.0, incarnation=0)
 
 
 def start_agent(agent, index, at_s, **detail):

@@ -8,7 +8,7 @@ import pytest
 from muster._shared.contract import FORMAT
 from muster.agent.runtime.event_log import ConsoleSink, EventLog
 from muster.agent.runtime.loop import SystemClock
-from muster.cli.history.sources import RankPlace, list_places, parse_files
+from muster.cli.history.sources import RankProcess, list_processes, parse_files
 from muster.cli.log_command import (
     FILES,
     find_first_failure,
@@ -40,7 +40,7 @@ def fail(attempt, time_s, rank):
 
 
 def place(rank, node, local, attempt):
-    return RankPlace(global_rank=rank, node_index=node, local_rank=local, attempt=attempt)
+    return RankProcess(global_rank=rank, node_index=node, local_rank=local, attempt=attempt)
 
 
 RECORDS = write(start(0, 0, 0, 1), start(1, 0, 2, 3), fail(0, 5.0, 3), start(1, 1, 0, 1), start(0, 1, 2, 3))
@@ -96,7 +96,7 @@ def test_a_rank_that_keeps_the_others_waiting_until_the_job_is_cancelled(what):
     ],
 )
 def test_damaged_records_are_left_out(damage):
-    assert len(list_places(parse(damage + b"\n" + RECORDS))) == 8
+    assert len(list_processes(parse(damage + b"\n" + RECORDS))) == 8
     assert find_first_failure(parse(damage)) is None
 
 

@@ -21,7 +21,7 @@ from muster.cli.top.command import Changes, follow
 from muster.cli.top.keys import KeyParser
 from muster.cli.top.picture import History, JobList, JobPicture, JobRow, sort_nodes, sort_ranks
 from muster.cli.top.rendering import Size, draw_job, draw_jobs, draw_text, list_rows, print_once
-from muster.cli.top.state import Deed, Place, Search, View, fit, found, press
+from muster.cli.top.state import KeyAction, ScreenKind, Search, View, fit, found, press
 
 _KEYS = {
     b"\x1b[A": "up", b"\x1bOB": "down", b"\x1b[5~": "page up", b"\x1b[6~": "page down", b"\x1b[H": "home",
@@ -67,12 +67,12 @@ class TestKeys:
 
 class TestPress:
     @pytest.mark.parametrize(
-        ("key", "wish"),
-        [("s", Deed.STACKS), ("h", Deed.WAITS), ("c", Deed.CHECKPOINT), ("p", Deed.PAUSE), ("enter", Deed.OPEN_LOG),
-         ("q", Deed.QUIT), ("escape", Deed.BACK), ("x", None), ("\t", None)],
+        ("key", "result"),
+        [("s", KeyAction.STACKS), ("h", KeyAction.WAITS), ("c", KeyAction.CHECKPOINT), ("p", KeyAction.PAUSE),
+         ("enter", KeyAction.OPEN_LOG), ("q", KeyAction.QUIT), ("escape", KeyAction.BACK), ("x", None), ("\t", None)],
     )  # fmt: skip
-    def test_a_key_of_a_job(self, key: str, wish: Deed | None) -> None:
-        assert press(View(rows=3), key)[1] is wish
+    def test_a_key_of_a_job(self, key: str, result: KeyAction | None) -> None:
+        assert press(View(rows=3), key)[1] is result
 
     @pytest.mark.parametrize(
         ("key", "row"), [("up", 3), ("down", 5), ("home", 0), ("end", 9), ("k", 3), ("page up", 0)]
@@ -85,17 +85,17 @@ class TestPress:
         assert fit(View(rows=9, selected=8), rows=2).selected == 1
 
     def test_a_stop_is_asked_again(self) -> None:
-        view, wish = press(View(), "S")
-        assert (view.asks_stop, wish) == (True, None)
-        assert press(view, "y")[1] is Deed.STOP
-        refused, wish = press(view, "q")
-        assert (refused.asks_stop, wish, refused.note) == (False, None, "not stopped")
+        view, result = press(View(), "S")
+        assert (view.asks_stop, result) == (True, None)
+        assert press(view, "y")[1] is KeyAction.STOP
+        refused, result = press(view, "q")
+        assert (refused.asks_stop, result, refused.note) == (False, None, "not stopped")
 
     def test_the_next_role(self) -> None:
         assert press(View(roles=2, role=1), "\t")[0].role == 0
 
     def test_a_text_is_scrolled_and_follows(self) -> None:
-        view = fit(View(place=Place.TEXT), lines=100, page=10)
+        view = fit(View(screen=ScreenKind.TEXT), lines=100, page=10)
         assert view.top == 90
         view = press(view, "page up")[0]
         assert (view.top, view.is_following) == (80, False)
@@ -103,12 +103,12 @@ class TestPress:
         assert fit(press(view, "end")[0], lines=200).top == 190
 
     def test_a_search_is_typed(self) -> None:
-        view = fit(View(place=Place.TEXT), lines=100, page=10)
+        view = fit(View(screen=ScreenKind.TEXT), lines=100, page=10)
         for key in ("/", "a", "q", "backspace"):
-            view, wish = press(view, key)
-            assert wish is None
-        view, wish = press(view, "enter")
-        assert (view.needle, wish) == ("a", Search(line=90))
+            view, result = press(view, key)
+            assert result is None
+        view, result = press(view, "enter")
+        assert (view.needle, result) == ("a", Search(line=90))
         assert press(found(view, 5), "n")[1] == Search(line=6)
         assert press(found(view, 5), "N")[1] == Search(line=4, is_backward=True)
         assert "'a'" in found(view, None).note
@@ -351,14 +351,14 @@ class TestRendering:
             unreachable=["kubernetes is not reachable: no route"],
         )
         for height in (1, 5, 24):
-            rows = draw_jobs(jobs, View(place=Place.JOBS, selected=49, rows=50), Size(width=80, height=height))
+            rows = draw_jobs(jobs, View(screen=ScreenKind.JOBS, selected=49, rows=50), Size(width=80, height=height))
             assert len(rows) == height
         text = "\n".join(map(strip, rows))
         assert "local_cwd://job-49" in text
         assert "is not reachable: " in text
 
     def test_a_text_shows_escapes_as_text(self) -> None:
-        rows = draw_text("log", ["a\x1b[2Jb", "x\ty"], View(place=Place.TEXT, page=20), Size(width=80, height=24))
+        rows = draw_text("log", ["a\x1b[2Jb", "x\ty"], View(screen=ScreenKind.TEXT, page=20), Size(width=80, height=24))
         assert strip(rows[1]) == "a\\x1b[2Jb"
 
 
@@ -367,7 +367,7 @@ class _Jobs:
 
     def __init__(self, *pictures: JobPicture) -> None:
         self._pictures = list(pictures)
-        self.asked: list[Deed] = []
+        self.asked: list[KeyAction] = []
 
     def list_jobs(self) -> JobList:
         return JobList(rows=[JobRow(handle="local_cwd://a", state="RUNNING", line="")])
@@ -389,11 +389,11 @@ class _Reader(Reader):
         told, self.told = self.told, []
         return told
 
-    def tell(self, content: object, origin: Origin | Deed) -> None:
+    def tell(self, content: object, origin: Origin | KeyAction) -> None:
         self.told.append((origin, content))
 
-    def answer(self, view: TopView, line: str, deed: Deed) -> None:
-        self.tell(Answer(outcome=AskOutcome.DONE, line=line), deed)
+    def answer(self, view: TopView, line: str, action: KeyAction) -> None:
+        self.tell(Answer(outcome=AskOutcome.DONE, line=line), action)
         view.take()
 
     def repeat(self, read: Callable[[], object]) -> None:
@@ -402,8 +402,8 @@ class _Reader(Reader):
         except ControlError as error:
             self.tell(error, Origin.LOOK)
 
-    def run(self, deed: Deed, ask: Callable[[], Answer]) -> None:
-        self.pending = deed, ask
+    def run(self, action: KeyAction, ask: Callable[[], Answer]) -> None:
+        self.pending = action, ask
 
 
 def make_view(handle: str | None = "local_cwd://a", **changes: object) -> tuple[TopView, _Reader]:
@@ -421,7 +421,7 @@ class TestView:
         view.press("c")
         view.press("p")
         assert any("wait for that" in row for row in view.draw(PLAIN))
-        reader.answer(view, "all ranks have saved at step 9", Deed.CHECKPOINT)
+        reader.answer(view, "all ranks have saved at step 9", KeyAction.CHECKPOINT)
         assert any("saved at step 9" in row for row in view.draw(PLAIN))
         view.press("s")
         assert any("stacks" in row for row in view.draw(PLAIN))
@@ -429,7 +429,7 @@ class TestView:
     def test_a_refused_request_is_a_line_and_the_next_one_goes(self) -> None:
         view, reader = make_view()
         view.press("p")
-        reader.tell(ControlError("no agent answers", CommandExit.LOST), Deed.PAUSE)
+        reader.tell(ControlError("no agent answers", CommandExit.LOST), KeyAction.PAUSE)
         view.take()
         assert any("no agent answers" in row for row in view.draw(PLAIN))
         view.press("c")
@@ -449,13 +449,13 @@ class TestView:
         view.draw(PLAIN)
         view.press("p")
         view.press("h")
-        assert reader.pending[0] is Deed.WAITS
+        assert reader.pending[0] is KeyAction.WAITS
         view.press("s")
         assert any("wait for that" in row for row in view.draw(PLAIN))
-        reader.answer(view, "rank 5 has not reached step 955", Deed.WAITS)
+        reader.answer(view, "rank 5 has not reached step 955", KeyAction.WAITS)
         assert any("rank 5 has not" in row for row in view.draw(PLAIN))
         view.press("escape")
-        reader.answer(view, "all ranks wait at step 955", Deed.PAUSE)
+        reader.answer(view, "all ranks wait at step 955", KeyAction.PAUSE)
         assert any("wait at step 955" in row for row in view.draw(PLAIN))
 
     @pytest.mark.parametrize(("state", "words"), [("running", "to wait at one step"), ("paused", "to go on")])
@@ -471,7 +471,7 @@ class TestView:
         view.draw(PLAIN)
         view.press("h")
         words = [f"word{at}" for at in range(60)]
-        reader.answer(view, " ".join(words), Deed.WAITS)
+        reader.answer(view, " ".join(words), KeyAction.WAITS)
         rows = view.draw(PLAIN)
         assert {*words} <= {*" ".join(rows).split()}
         assert not any(row.startswith(" ") for row in rows)
@@ -518,7 +518,7 @@ class TestView:
         view, reader = make_view()
         view.draw(PLAIN)
         view.press("h")
-        reader.answer(view, "no rank waits", Deed.WAITS)
+        reader.answer(view, "no rank waits", KeyAction.WAITS)
         view.press("escape")
         assert "asks all ranks" not in "\n".join(view.draw(PLAIN))
 
@@ -527,7 +527,7 @@ class TestView:
         view, reader = make_view()
         view.draw(PLAIN)
         view.press("h")
-        reader.answer(view, line, Deed.WAITS)
+        reader.answer(view, line, KeyAction.WAITS)
         rows = view.draw(PLAIN)
         assert any("the end" in row for row in rows)
         assert max(map(cell_len, rows)) <= PLAIN.width

@@ -233,7 +233,7 @@ def give_up(reason: str) -> NoReturn:
     Raises:
         SystemExit: always, with code 1. It ends the process if the main thread calls this function.
     """
-    _end_with(Layout.WISH_STOP, reason)
+    _end_with(Layout.VERDICT_STOP, reason)
 
 
 def leave_node(reason: str) -> NoReturn:
@@ -245,16 +245,16 @@ def leave_node(reason: str) -> NoReturn:
     Raises:
         SystemExit: see `give_up`.
     """
-    _end_with(Layout.WISH_ELSEWHERE, reason)
+    _end_with(Layout.VERDICT_ELSEWHERE, reason)
 
 
-def _end_with(wish: bytes, reason: str) -> NoReturn:
+def _end_with(verdict: bytes, reason: str) -> NoReturn:
     slot = _state.slot if _state.is_open else _open()
     text = " ".join(str(reason).split())
     if slot is not None:
-        encoded = wish + text.encode(errors="replace")
-        slot.write_text(Layout.WISH, encoded[: Layout.WISH_BYTES].decode(errors="ignore").encode())
-    raise SystemExit(f"muster.worker: {'give_up' if wish == Layout.WISH_STOP else 'leave_node'}: {text}")
+        encoded = verdict + text.encode(errors="replace")
+        slot.write_text(Layout.VERDICT, encoded[: Layout.VERDICT_BYTES].decode(errors="ignore").encode())
+    raise SystemExit(f"muster.worker: {'give_up' if verdict == Layout.VERDICT_STOP else 'leave_node'}: {text}")
 
 
 def deadline_s() -> float | None:

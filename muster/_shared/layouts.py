@@ -69,8 +69,8 @@ class StatusPageLayout:
     WAITING: Final = 92
     """1 + the step whose snapshot is complete, while the rank waits for nodes that join. 0: it never has."""
     VALUE_TABLE: Final = 96
-    WISH: Final = 176
-    """A text entry of at most 120 bytes: `WISH_STOP` or `WISH_ELSEWHERE`, and the reason. None: nothing."""
+    VERDICT: Final = 176
+    """A text entry of at most 120 bytes: `VERDICT_STOP` or `VERDICT_ELSEWHERE`, and the reason. None: nothing."""
     SAVED_PATH: Final = 192
     """A text entry (checksum and bytes) that fills the rest of the slot but its last word.
 
@@ -91,9 +91,9 @@ class StatusPageLayout:
     """A text entry, then the value as a double."""
     PATH_BYTES: Final = (UNREAD - SAVED_PATH - 2) * 8
 
-    WISH_BYTES: Final = (SAVED_PATH - WISH - 1) * 8
-    WISH_STOP: Final = b"stop "
-    WISH_ELSEWHERE: Final = b"elsewhere "
+    VERDICT_BYTES: Final = (SAVED_PATH - VERDICT - 1) * 8
+    VERDICT_STOP: Final = b"stop "
+    VERDICT_ELSEWHERE: Final = b"elsewhere "
 
     DEBUGGER_NONE: Final = 0
     DEBUGGER_WANTS: Final = 1

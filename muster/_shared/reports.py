@@ -108,7 +108,7 @@ class Failure:
     """The class of its cause, one of `causes.CLASSES`. "": it was ended by us."""
     evidence: Line = ""
     """The line that the class was found by. "": the end of the process says it."""
-    wish: Name = ""
+    requested_verdict: Name = ""
     """What the rank has said itself should follow: "stop" (`worker.give_up`), "elsewhere" (`worker.leave_node`)."""
     reports_steps: bool = False
     """Its script reports its steps, so that `step` None means that it has done none in this attempt."""
@@ -172,7 +172,7 @@ class LaunchCount:
 
     operation: Name
     """"AllReduce". "": all of them together."""
-    own: Count
+    by_rank: Count
     least: Count
     most: Count
 

@@ -27,7 +27,7 @@ from muster.snapshots.layout import (
     list_pointers,
     make_copyable,
 )
-from muster.snapshots.plain import Known, Sharding, build_dict, decode, join_keys, split_keys
+from muster.snapshots.plain import LayoutCache, Sharding, build_dict, decode, join_keys, split_keys
 
 _AT_ONCE: Final = 256
 """The parts of this many tensors stay in the processor's cache from one look at them to the next."""
@@ -218,7 +218,7 @@ class _Match:
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
-        self._known = Known()
+        self._known = LayoutCache()
         self.memory: list[Any] = [None] * len(layout.starts)
         """What to copy to, by the number of the saved tensor."""
         self.results: list[Any] = [None] * len(layout.starts)

@@ -79,7 +79,7 @@ class Encoded(NamedTuple):
     """Where the elements of each tensor are."""
 
 
-class Known:
+class LayoutCache:
     """What was found out at one call of `encode`, for the next one."""
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ class Known:
         return self.shardings[key]
 
 
-def encode(state: object, known: Known | None = None) -> Encoded:
+def encode(state: object, known: LayoutCache | None = None) -> Encoded:
     """Write containers and plain values, and take out the tensors.
 
     Args:
@@ -115,7 +115,7 @@ def encode(state: object, known: Known | None = None) -> Encoded:
         Refused: names the place of what has no form.
     """
     buffer = io.BytesIO()
-    encoder = _Encoder(buffer, known or Known())
+    encoder = _Encoder(buffer, known or LayoutCache())
     try:
         with encoder.torch.no_grad():
             encoder.dump(state)
@@ -236,7 +236,7 @@ def load_simple(data: bytes | memoryview) -> Any:
 class _Encoder(pickle.Pickler):
     """Pickles what is plain and collects the tensors."""
 
-    def __init__(self, buffer: io.BytesIO, known: Known) -> None:
+    def __init__(self, buffer: io.BytesIO, known: LayoutCache) -> None:
         super().__init__(buffer, protocol=5)
         import torch
 

@@ -18,7 +18,7 @@ from muster._shared.snapshot_file import COMPLETE, SLOTS, Slot, WorkerFiles, com
 from muster.snapshots.content import Area, Damaged, Origin, find_data, open_near, say
 from muster.snapshots.devices import DeviceCopies
 from muster.snapshots.layout import ELSEWHERE, Plan
-from muster.snapshots.plain import Known, encode, find_name
+from muster.snapshots.plain import LayoutCache, encode, find_name
 
 _TRIES: Final = 5
 """How many saves are compared until one is found that both ranks have at the same time."""
@@ -122,7 +122,7 @@ class Saver:
         self._fd = files.open_content(files.local_rank)
         self._areas = [Area(self._fd, slot) for slot in range(SLOTS)]
         self._plan: Plan | None = None
-        self._known = Known()
+        self._known = LayoutCache()
         self._granted = 0
         self._refused = 0
         self._last_step = -1

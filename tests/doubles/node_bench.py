@@ -296,7 +296,7 @@ NAMES = {
     "AllSucceeded": "succeeded",
     "DrainAsked": "drain asked",
     "DrainReported": "drain reported",
-    "DrainFollowed": "drain followed",
+    "DrainDone": "drain done",
     "Asked": "asked",
     "StacksTaken": "stacks",
     "Saved": "saved",
@@ -304,7 +304,7 @@ NAMES = {
     "Stopped": "stopped",
     "Leaving": "leaving",
 }
-HIDDEN = ("is_urgent", "port", "has_stepped", "can_host_store", "ends_job", "is_interrupt", "is_told", "offers")
+HIDDEN = ("is_urgent", "port", "has_stepped", "can_host_store", "ends_job", "is_interrupt", "is_planned", "offers")
 """Fields that are no part of a call's detail."""
 
 

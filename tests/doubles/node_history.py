@@ -9,7 +9,7 @@ from doubles.sent import unwrap
 from muster._shared.layouts import StatusPageLayout as Layout
 from muster.agent.node import actions as do
 from muster.agent.node.decisions import decide
-from muster.agent.node.state import NodeRules, NodeState, Running, Stopping
+from muster.agent.node.state import NodeRules, NodeState, Running, Stopping, Succeeded
 from muster.agent.rendezvous import interface as rdzv
 from muster.agent.round import Round
 
@@ -54,9 +54,9 @@ SHOWN: dict[type, Callable[[Any], object]] = {
     rdzv.Asked: lambda each: f"Asked({each.kind.value}, {each.limit_s:g} s)",
     rdzv.DrainAsked: lambda each: f"DrainAsked({each.limit_s:g})",
     rdzv.AllSucceeded: lambda each: f"AllSucceeded({each.drained_rank})",
-    rdzv.Leaving: lambda each: f"Leaving({LEAVINGS.get(each.reason, each.reason) if each.is_told else 'own'})",
-    rdzv.DrainFollowed: lambda each: (
-        f"Followed({', '.join(f'{one.global_rank}: {one.step} since {one.silent_s:g}' for one in each.late)})"
+    rdzv.Leaving: lambda each: f"Leaving({LEAVINGS.get(each.reason, each.reason) if each.is_planned else 'own'})",
+    rdzv.DrainDone: lambda each: (
+        f"Done({', '.join(f'{one.global_rank}: {one.step} since {one.silent_s:g}' for one in each.late)})"
     ),
     rdzv.DrainReported: lambda each: (
         f"Report({each.report.ceiling}; {', '.join(f'{one.global_rank}: {one.asked}' for one in each.report.ranks)})"
@@ -74,7 +74,7 @@ def show_history(node: RunningNode, *events: Any) -> str:
         actions = [SHOWN.get(type(each), lambda one: type(one).__name__)(each) for each in sent]
         shown.append(" ".join(map(str, actions)) or "-")
     phase = node.state.phase
-    name = f"{type(phase).__name__}{' told' * getattr(phase, 'is_told', False)}"
+    name = f"{type(phase).__name__}{' told' * (isinstance(phase, Succeeded) and phase.has_drain_step)}"
     if isinstance(phase, Stopping):
         name += f", then {phase.then.code if isinstance(phase.then, do.Finish) else type(phase.then).__name__}"
     return " | ".join([*shown, name])

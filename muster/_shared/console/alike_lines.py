@@ -63,7 +63,7 @@ class Speaker(Protocol):
 _S = TypeVar("_S", bound=Speaker)
 
 
-class Said(Generic[_S]):
+class HeldUnit(Generic[_S]):
     """A unit, and whose it is."""
 
     __slots__ = (
@@ -107,21 +107,21 @@ class Said(Generic[_S]):
         self.is_whole = self.is_whole or 0 < speaker.peers <= self._count
 
 
-class _Place(Generic[_S]):
+class _QueuePosition(Generic[_S]):
     """Where a rank is in the queue."""
 
     __slots__ = ("fixed", "last", "loose")
 
     def __init__(self) -> None:
-        self.last: Said[_S] | None = None
+        self.last: HeldUnit[_S] | None = None
         """The last unit that it has said."""
-        self.fixed: Said[_S] | None = None
+        self.fixed: HeldUnit[_S] | None = None
         """The last that keeps its place."""
-        self.loose: list[Said[_S]] = []
+        self.loose: list[HeldUnit[_S]] = []
         """Held ones behind that, which it alone has said."""
 
 
-def _find_behind(alike: "list[Said[_S]]", last: "Said[_S] | None") -> "Said[_S] | None":
+def _find_behind(alike: "list[HeldUnit[_S]]", last: "HeldUnit[_S] | None") -> "HeldUnit[_S] | None":
     index = 0 if last is None else bisect_right(alike, last.number, key=_NUMBER)
     return alike[index] if index < len(alike) else None
 
@@ -140,12 +140,12 @@ class AlikeLines(Generic[_S]):
         self._units: dict[_S, Units] = {}
         self._blocks: dict[_S, Units] = {}
         """The blocks of those that hold rows."""
-        self._queue: list[Said[_S]] = []
-        self._alike: dict[tuple[object, bytes], list[Said[_S]]] = {}
+        self._queue: list[HeldUnit[_S]] = []
+        self._alike: dict[tuple[object, bytes], list[HeldUnit[_S]]] = {}
         """The held units of one text, in the order of the queue. Those in front may be printed."""
         self._number = 0
         """The number of the unit that left the queue last."""
-        self._places: dict[int, _Place[_S]] = {}
+        self._positions: dict[int, _QueuePosition[_S]] = {}
         """By rank."""
         self._warned: dict[tuple[_S, bytes], int] = {}
         """How often each has written a warning."""
@@ -153,17 +153,17 @@ class AlikeLines(Generic[_S]):
         self._launch_until_s = 0.0
         self._printed: dict[bytes, int] = {}
         """How often each warning of the launch was printed."""
-        self._out: list[Said[_S]] = []
+        self._out: list[HeldUnit[_S]] = []
         """What is to be printed now."""
 
-    def push(self, speaker: _S, lines: bytes, now_s: float) -> list[Said[_S]]:
+    def push(self, speaker: _S, lines: bytes, now_s: float) -> list[HeldUnit[_S]]:
         r"""Take whole lines of a speaker, which end in `\n`, and return what is to be printed now, in this order."""
         if speaker.launch is not self._launch:
             self._hold_nothing()
             self._launch, self._launch_until_s = speaker.launch, now_s + LAUNCH_S
             self._printed.clear()
         if not self._merges_lines and not self.holds_rows(speaker) and b"Warning: " not in lines:
-            self._out.append(Said(Unit(ALONE, b"", lines, now_s), speaker, now_s))
+            self._out.append(HeldUnit(Unit(ALONE, b"", lines, now_s), speaker, now_s))
             return self._take_out()
         units = self._units.get(speaker)
         if units is None:
@@ -189,7 +189,7 @@ class AlikeLines(Generic[_S]):
         """Return whether its last rows may be the beginning of a warning or a traceback."""
         return speaker in self._blocks
 
-    def take_due(self, now_s: float) -> list[Said[_S]]:
+    def take_due(self, now_s: float) -> list[HeldUnit[_S]]:
         """Return what has been held long enough, and what other speakers hold that equals it so far."""
         blocks = list(self._blocks.items())
         due = {(each.stream, units.held) for each, units in blocks if units.since_s + WINDOW_S <= now_s}
@@ -199,12 +199,12 @@ class AlikeLines(Generic[_S]):
         self._release(now_s)
         return self._take_out()
 
-    def take_all(self) -> list[Said[_S]]:
+    def take_all(self) -> list[HeldUnit[_S]]:
         """Return all that is held."""
         self._hold_nothing()
         return self._take_out()
 
-    def end(self, speaker: _S, now_s: float) -> list[Said[_S]]:
+    def end(self, speaker: _S, now_s: float) -> list[HeldUnit[_S]]:
         """End a speaker, and return what is to be printed. What it has said may still be held."""
         self._end_block(speaker, now_s)
         self._release(now_s)
@@ -213,7 +213,7 @@ class AlikeLines(Generic[_S]):
             del self._warned[key]
         return self._take_out()
 
-    def _take_out(self) -> list[Said[_S]]:
+    def _take_out(self) -> list[HeldUnit[_S]]:
         out, self._out = self._out, []
         return out
 
@@ -233,7 +233,7 @@ class AlikeLines(Generic[_S]):
         if unit.kind == WARNING and self._repeats(speaker, unit, now_s) and entry is None:
             return
         if entry is None:
-            entry = Said(unit, speaker, unit.since_s + WINDOW_S)
+            entry = HeldUnit(unit, speaker, unit.since_s + WINDOW_S)
             if not self._merges_lines:
                 self._out.append(entry)
                 return
@@ -243,29 +243,29 @@ class AlikeLines(Generic[_S]):
             self._fix(entry)
             self._hasten(self._find_place(entry), unit.since_s + WINDOW_S)
         for rank in speaker.ranks:
-            place = self._places.setdefault(rank, _Place())
+            place = self._positions.setdefault(rank, _QueuePosition())
             place.last = entry
             if len(entry.speakers) > 1 or len(speaker.ranks) > 1:
                 place.fixed, place.loose = entry, []
             else:
                 place.loose.append(entry)
 
-    def _fix(self, entry: Said[_S]) -> None:
+    def _fix(self, entry: HeldUnit[_S]) -> None:
         """Fix the place of a unit that is of several speakers now, and with it what its first one said before it."""
         for rank in entry.speakers[0].ranks:
-            place = self._places[rank]
+            place = self._positions[rank]
             if place.loose and place.loose[0].number <= entry.number:
                 del place.loose[: bisect_right(place.loose, entry.number, key=_NUMBER)]
                 place.fixed = entry
 
-    def _find(self, speaker: _S, unit: Unit) -> Said[_S] | None:
+    def _find(self, speaker: _S, unit: Unit) -> HeldUnit[_S] | None:
         """Return the held unit that the speaker joins. What the speaker alone has said then stands in front of it."""
         alike = self._alike.get((speaker.stream, unit.key))
         if alike is None:
             return None
         if alike[0].number <= self._number:  # already printed
             del alike[: bisect_right(alike, self._number, key=_NUMBER)]
-        places = [place for rank in speaker.ranks if (place := self._places.get(rank)) is not None]
+        places = [place for rank in speaker.ranks if (place := self._positions.get(rank)) is not None]
         if len(places) == 1 and places[0].loose:
             first = _find_behind(alike, places[0].fixed)
             for found in () if first is None else (first, alike[-1]):
@@ -274,7 +274,7 @@ class AlikeLines(Generic[_S]):
         last = max((place.last for place in places if place.last is not None), key=_NUMBER, default=None)
         return _find_behind(alike, last)
 
-    def _move(self, loose: list[Said[_S]], target: Said[_S]) -> bool:
+    def _move(self, loose: list[HeldUnit[_S]], target: HeldUnit[_S]) -> bool:
         """Put those of these units that stand behind the target in front of it. False: no numbers are left there."""
         moved = loose[bisect_right(loose, target.number, key=_NUMBER) :]
         place = self._find_place(target)
@@ -293,10 +293,10 @@ class AlikeLines(Generic[_S]):
             self._insert(entry, low + count * step)
         return True
 
-    def _find_place(self, entry: Said[_S]) -> int:
+    def _find_place(self, entry: HeldUnit[_S]) -> int:
         return bisect_left(self._queue, entry.number, key=_NUMBER)
 
-    def _insert(self, entry: Said[_S], number: int) -> None:
+    def _insert(self, entry: HeldUnit[_S], number: int) -> None:
         entry.number = number
         place = self._find_place(entry)
         self._queue.insert(place, entry)

@@ -146,14 +146,14 @@ def classify(
     """
     if failure.hung:
         return FoundClass(cause=causes.HANG)
-    if failure.wish == "stop":
+    if failure.requested_verdict == "stop":
         return FoundClass(cause=causes.GAVE_UP)
     if failure.check is not None and failure.check.cause:
         return FoundClass(cause=failure.check.cause)
     found = _find_certain(failure, tuple(kernel)) or _find_usage(failure, run_time_s, spawn_errno)
     is_sure = found is not None or failure.exception is not None
     found = found or _find_by_text(failure) or FoundClass(cause=_find_by_end(failure))
-    if failure.wish == "elsewhere" and found.cause in (causes.CRASH, causes.UNKNOWN):
+    if failure.requested_verdict == "elsewhere" and found.cause in (causes.CRASH, causes.UNKNOWN):
         found = FoundClass(cause=causes.DEVICE, evidence=found.evidence)
     has_stepped = failure.step is not None or bool(failure.optimizer_steps)
     is_early = found.cause == causes.USAGE and run_time_s <= EARLY_S and not (failure.stopped_by_us or has_stepped)

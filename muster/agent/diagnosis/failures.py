@@ -87,7 +87,7 @@ _EXIT_BYTES = 8
 _KERNEL_S = 60.0
 """How long before a worker's end the kernel's log may show its cause. What the worker survived for longer is no cause.
 """
-_WISH_CALLS = {STOP: "muster.worker.give_up", ELSEWHERE: "muster.worker.leave_node"}
+_VERDICT_CALLS = {STOP: "muster.worker.give_up", ELSEWHERE: "muster.worker.leave_node"}
 _NOT_MEMORY = "a process sent SIGKILL: this cgroup counts no OOM kill"
 _OTHER_MEMORY = re.compile(r"/dev/shm|shared memory|[Kk]illed|/torch_")  # noqa: S108 - in messages
 _QUOTED_PATH = re.compile(r"'([^'\n]*/[^'\n]*)'|: '([^'\n]+)'")
@@ -129,8 +129,8 @@ class FailedWorker:
     """The numbers that the worker has reported there, by name."""
     ended_ranks: tuple[int, ...] = ()
     """Global ranks of this node that had succeeded before."""
-    wish: tuple[str, str] | None = None
-    """What the rank itself has requested as follow-up, and why; see `Failure.wish`."""
+    requested_verdict: tuple[str, str] | None = None
+    """What the rank itself has requested as follow-up, and why; see `Failure.requested_verdict`."""
 
 
 @record
@@ -192,8 +192,8 @@ class FailureBuilder:
         if end is not None and end.signalled_s is not None and not stopped_by_us:
             code = files.exit_code or code  # the signal came during its end
         exception, traceback = files.exception or (None, None)
-        if worker.wish is not None:
-            exception = f"{_WISH_CALLS[worker.wish[0]]}: {worker.wish[1]}"
+        if worker.requested_verdict is not None:
+            exception = f"{_VERDICT_CALLS[worker.requested_verdict[0]]}: {worker.requested_verdict[1]}"
         step = slot.step if slot else None
         saved_step = formed.continued_step
         if saved_step is None and formed.checkpoint is not None:
@@ -230,7 +230,7 @@ class FailureBuilder:
             values=print_values(worker.values),
             saved_step=None if has_stepped else saved_step,
             hung=worker.hung_pid is not None,
-            wish=worker.wish[0] if worker.wish else "",
+            requested_verdict=worker.requested_verdict[0] if worker.requested_verdict else "",
             reports_steps=slot is not None and slot.owner_pid is not None,
         )
         return add_early_exits(self._add_class(failure, worker, advise or find_advice), worker.ended_ranks)

@@ -33,7 +33,7 @@ The flags of a feature are in the module `flags` of its folder: `FLAGS`, and `re
 Imports go from a feature to the agent, never back and never to another feature. What several of them use stands beside
 their folders: `limited_command` runs a command of the user, and `http_peer` has connections of HTTP.
 
-From outside, import `PARTS`, `PartRow`, `SINKS`, `FLAG_OWNERS`, `Sight`, `load_half`, `load_module` and `sink`.
+From outside, import `PARTS`, `PartRow`, `SINKS`, `FLAG_OWNERS`, `RowContext`, `load_half`, `load_module` and `sink`.
 """
 
 import os
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 
 @record
-class Sight:
+class RowContext:
     """What a row looks at. Nothing is loaded for the answer."""
 
     config: "AgentConfig"
@@ -72,9 +72,9 @@ class PartRow:
 
     name: str
     """The folder's."""
-    starts: Callable[[Sight], bool] = lambda _: False
+    starts: Callable[[RowContext], bool] = lambda _: False
     """Whether the part is needed in a round that begins. It is asked until the part is loaded."""
-    wakes: Callable[[Sight], bool] = lambda _: False
+    wakes: Callable[[RowContext], bool] = lambda _: False
     """Whether a worker wants the part. It is asked four times a second while workers run."""
     flags: tuple[str, ...] = ()
     """The names of its flags, which are in the module `flags` of its folder."""
@@ -91,20 +91,20 @@ class PartRow:
     """Whether the feature has a half at the leader: the module `leader` of its folder."""
 
 
-def _may_have_trainer(sight: Sight) -> bool:
+def _may_have_trainer(context: RowContext) -> bool:
     """Return whether the worker of global rank 0 is here, and may import the Trainer."""
-    if sight.formed.rank_offset != 0 or sight.page is None:
+    if context.formed.rank_offset != 0 or context.page is None:
         return False
-    config = sight.config
+    config = context.config
     is_other = config.base_env.get("PYTHON_EXEC", sys.executable) != sys.executable
     if is_other or config.program.kind is ProgramKind.COMMAND:
         return True
     return any(os.path.isdir(os.path.join(folder, "transformers")) for folder in sys.path)
 
 
-def _is_debugger_asking(sight: Sight) -> bool:
-    page = sight.page
-    return page is not None and any(map(page.read_debugger, range(sight.config.nproc)))
+def _is_debugger_asking(context: RowContext) -> bool:
+    page = context.page
+    return page is not None and any(map(page.read_debugger, range(context.config.nproc)))
 
 
 def _has_preflight(config: "AgentConfig") -> bool:
@@ -112,12 +112,12 @@ def _has_preflight(config: "AgentConfig") -> bool:
     return settings is None or settings.mode != "off"
 
 
-def _continues_snapshots(sight: Sight) -> bool:
-    return any(memory.feature == "snapshots" for memory in sight.formed.memories)
+def _continues_snapshots(context: RowContext) -> bool:
+    return any(memory.feature == "snapshots" for memory in context.formed.memories)
 
 
-def _is_memory_wanted(sight: Sight) -> bool:
-    return sight.page is not None and sight.page.is_memory_wanted
+def _is_memory_wanted(context: RowContext) -> bool:
+    return context.page is not None and context.page.is_memory_wanted
 
 
 PARTS: Final[tuple[PartRow, ...]] = (
@@ -129,15 +129,17 @@ PARTS: Final[tuple[PartRow, ...]] = (
         flags=("snapshot-memory", "snapshot-copies"),
         is_agreed=True,
     ),
-    PartRow(name="device_memory", starts=lambda sight: find_nvml(sight.config.base_env) is not None),
+    PartRow(name="device_memory", starts=lambda context: find_nvml(context.config.base_env) is not None),
     PartRow(name="debugger", wakes=_is_debugger_asking),
     PartRow(name="trainer", starts=_may_have_trainer),
-    PartRow(name="trackers", starts=lambda sight: bool(sight.config.features.get("trackers")), flags=("tracker-run",)),
+    PartRow(
+        name="trackers", starts=lambda context: bool(context.config.features.get("trackers")), flags=("tracker-run",)
+    ),
     PartRow(
         name="hangs",
-        starts=lambda sight: sight.config.hang_timeout_s not in (None, HANG_TIMEOUT_AUTO),
+        starts=lambda context: context.config.hang_timeout_s not in (None, HANG_TIMEOUT_AUTO),
         # its imports would delay the workers' first line
-        wakes=lambda sight: sight.config.hang_timeout_s == HANG_TIMEOUT_AUTO and sight.running_s >= 2.0,
+        wakes=lambda context: context.config.hang_timeout_s == HANG_TIMEOUT_AUTO and context.running_s >= 2.0,
         reads_views=True,
         adds_variables=lambda config: find_nvml(config.base_env) is not None,
     ),

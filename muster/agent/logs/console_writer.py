@@ -15,7 +15,7 @@ from muster.agent.logs.lines import AgentLine, End, Gap, Hold, Piece, Source, Sp
 from muster.agent.runtime.loop import Clock, SideThread
 
 if TYPE_CHECKING:
-    from muster._shared.console.alike_lines import AlikeLines, Said
+    from muster._shared.console.alike_lines import AlikeLines, HeldUnit
     from muster._shared.console.progress_bars import ProgressBars
 
 _WRITE_BYTES = 256 << 10
@@ -340,7 +340,7 @@ class ConsoleWriter:
     def _print_all_held(self) -> Iterator[tuple[int, bytes]]:
         return self._build_prefixed(self._alike.take_all() if self._alike is not None else ())
 
-    def _build_prefixed(self, entries: "Iterable[Said[Source]]") -> Iterator[tuple[int, bytes]]:
+    def _build_prefixed(self, entries: "Iterable[HeldUnit[Source]]") -> Iterator[tuple[int, bytes]]:
         for each in entries:
             first, others = each.speakers[0], each.speakers[1:]
             prefix = first.assembler.prefix

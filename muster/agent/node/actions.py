@@ -114,7 +114,7 @@ class WriteDeadline:
 class TellPart:
     """Pass on to a feature's part what the leader says, or what the job remembers."""
 
-    told: PartOrder | PartRemembered
+    message: PartOrder | PartRemembered
 
 
 WorkerAction: TypeAlias = (

@@ -234,7 +234,7 @@ def _send_on(state: NodeState, event: Saved | PartReport) -> Decision:
 
 
 def _tell_part(state: NodeState, event: PartOrder | PartRemembered) -> Decision:
-    return state, (TellPart(told=event),)
+    return state, (TellPart(message=event),)
 
 
 def _keep_checkpoint(state: NodeState, event: CheckpointCompleted) -> Decision:
@@ -652,7 +652,7 @@ def _leave_on_signal(state: NodeState, event: SignalReceived) -> Decision:
         if event.signum != signal.SIGINT and not event.guard_died:
             return state, ()
         return kill_now(state, replace(phase, then=replace(phase.then, at_once=True)))
-    may_drain = event.is_asked if isinstance(phase, Running) else isinstance(phase, Succeeded) and phase.is_told
+    may_drain = event.is_asked if isinstance(phase, Running) else isinstance(phase, Succeeded) and phase.has_drain_step
     if may_drain and isinstance(phase, Running | Succeeded) and event.signum in state.rules.preempt_signals:
         from muster.agent.node.drain_decisions import on_preemption
 
@@ -678,7 +678,7 @@ def _leave_on_signal(state: NodeState, event: SignalReceived) -> Decision:
         reason=event.quit_reason or reason,
         ends_job=bool(event.quit_reason),
         is_interrupt=event.signum == signal.SIGINT,
-        is_told=not event.guard_died,
+        is_planned=not event.guard_died,
     )
     state = replace(state, held_lines=())
     if isinstance(state.phase, Stopping) and state.phase.step is StopStep.STACKS:
@@ -705,7 +705,7 @@ def _leave_drained(state: NodeState, phase: Running | Succeeded, *, kill: bool =
     signum = signal.SIGTERM if state.preemption is None else state.preemption.signum
     reason = "its ranks were told to stop" if state.preemption is None else _name_cause(signum)
     state, actions = begin_stop(state, phase, signum=signum, kill=kill, then=Finish(code=ExitCode.TERMINATED))
-    return state, (Send(message=Leaving(reason=reason, is_told=True)), *actions)
+    return state, (Send(message=Leaving(reason=reason, is_planned=True)), *actions)
 
 
 def _leave_at_fault(state: NodeState, event: RoundBroken) -> Decision:
@@ -732,20 +732,13 @@ def _is_over(state: NodeState, phase: Running | Succeeded, broken: RoundBroken) 
     if broken.leaves:
         return True
     is_followed = state.rules.is_elastic or broken.kind in (BreakKind.FINAL, BreakKind.DRAINED)
-    return _is_told_to_stop(phase) and not is_followed
-
-
-def _is_told_to_stop(phase: Running | Succeeded) -> bool:
-    """Return whether a drain's step is committed here."""
-    if isinstance(phase, Succeeded):
-        return phase.is_told
-    return phase.drain is not None and phase.drain.is_told
+    return phase.has_drain_step and not is_followed
 
 
 def _end_drain_grace(state: NodeState) -> Decision:
     """End the grace period of ranks that were told a drain's step, because it was too short for them."""
     phase = state.phase
-    if not isinstance(phase, Running | Succeeded) or not _is_told_to_stop(phase):
+    if not isinstance(phase, Running | Succeeded) or not phase.has_drain_step:
         return state, ()
     if state.rules.is_elastic and state.preemption is None:
         return state, ()  # the preempted node breaks the round

@@ -51,7 +51,7 @@ from muster.agent.rendezvous.interface import (
     DrainAsked,
     DrainBegun,
     DrainCommitted,
-    DrainFollowed,
+    DrainDone,
     DrainReport,
     DrainReported,
     DrainWithdrawn,
@@ -80,9 +80,8 @@ def on_preemption(state: NodeState, phase: Running | Succeeded, event: SignalRec
     state = replace(state, preemption=Preemption(signum=event.signum, at_s=event.at_s))
     cause = f"received {name_signal(event.signum)}"
     timer = RoundTimer(purpose=TimerPurpose.DRAIN, round_number=phase.round.number)
-    is_told = (
-        phase.is_told if isinstance(phase, Succeeded) else phase.drain is not None and phase.drain.step is not None
-    )
+    drain = phase.drain if isinstance(phase, Running) else None
+    is_told = phase.has_drain_step or (drain is not None and drain.step is not None)
     what = "leaving when all ranks have stopped" if is_told else "asking all ranks to stop at one step"
     # Send both page and drain: hung ranks reach no common step, but they may not hang.
     is_still = isinstance(phase, Running) and event.still_s >= STILL_PAGE_S
@@ -105,8 +104,8 @@ def decide_drain(
     if isinstance(event, RoundTimer) and event.purpose is TimerPurpose.DRAIN:
         return _on_time_over(state, phase, event)
     if isinstance(phase, Succeeded):
-        is_told = phase.is_told or isinstance(event, DrainCommitted)
-        return replace(state, phase=replace(phase, is_told=is_told)), (), False
+        has_drain_step = phase.has_drain_step or isinstance(event, DrainCommitted)
+        return replace(state, phase=replace(phase, has_drain_step=has_drain_step)), (), False
     match event:
         case DrainBegun():
             return _begin(state, phase, event)
@@ -152,7 +151,7 @@ def _start_look(phase: Running, drain: NodeDrain, delay_s: float) -> StartTimer:
 
 def _look_again(phase: Running, timer: RoundTimer) -> tuple[Action, ...]:
     drain = phase.drain
-    if drain is None or drain.number != timer.number or drain.has_followed:
+    if drain is None or drain.number != timer.number or drain.is_done:
         return ()
     is_awaited = drain.is_wait or (drain.ceiling is not None and not drain.is_reported)
     return (_read_slots(phase, drain),) if is_awaited else ()
@@ -196,9 +195,9 @@ def _look_for_followers(state: NodeState, phase: Running, drain: NodeDrain, even
         return state, (_start_look(phase, drain, STRIDE_LOOK_S),) if drain.is_wait else (), False
     if not drain.is_over and not drain.is_wait:
         return state, (), False
-    state = replace(state, phase=replace(phase, drain=replace(drain, is_over=False, has_followed=True)))
-    followed = DrainFollowed(round_number=phase.round.number, drain=drain.number, late=late)
-    return state, (Send(message=followed),), False
+    state = replace(state, phase=replace(phase, drain=replace(drain, is_over=False, is_done=True)))
+    done = DrainDone(round_number=phase.round.number, drain=drain.number, late=late)
+    return state, (Send(message=done),), False
 
 
 def _list_live_slots(phase: Running, event: SlotsRead) -> list[RankSlot]:
@@ -233,7 +232,7 @@ def _withdraw(state: NodeState, phase: Running, event: DrainWithdrawn) -> DrainD
     if drain is None:
         line = PrintLine(text=f"no common last step: {event.reason}")
         return state, (line,) if state.preemption is not None else (), True
-    if drain.number != event.drain or drain.is_told:
+    if drain.number != event.drain or drain.is_stop:
         return state, (), False
     state = replace(state, phase=replace(phase, drain=None))
     if drain.kind != Layout.STOP:
@@ -247,15 +246,14 @@ def _on_time_over(state: NodeState, phase: Running | Succeeded, timer: RoundTime
     if isinstance(phase, Running) and drain is not None:
         if timer.number not in (0, drain.number):
             return state, (), False  # of an ended drain
-        if drain.is_asked and not drain.has_followed:
+        if drain.is_asked and not drain.is_done:
             reads = (_read_slots(phase, drain),)
             state = replace(state, phase=replace(phase, drain=replace(drain, is_over=True)))
         if drain.kind != Layout.STOP and timer.number != 0:
             return state, reads, False
     elif timer.number and isinstance(phase, Running):
         return state, (), False
-    is_committed = phase.is_told if isinstance(phase, Succeeded) else drain is not None and drain.is_told
-    if not is_committed:
+    if not phase.has_drain_step:
         line = PrintLine(text="no step was agreed on in time")
         return state, (*reads, line) if state.preemption is not None else reads, True
     grace = RoundTimer(purpose=TimerPurpose.TOLD, round_number=phase.round.number)

@@ -85,7 +85,7 @@ class Evidence:
             slot=None if page is None else page.read_shown(local_rank) if is_alone else page.read_slot(local_rank),
             values={} if page is None else page.read_values(local_rank),
             ended_ranks=tuple(round.rank_offset + rank for rank in workers.early_exits),
-            wish=None if page is None else page.read_wish(local_rank),
+            requested_verdict=None if page is None else page.read_verdict(local_rank),
         )
         # Only what reads them runs in the thread: it may go on for as long as the disk hangs.
         files = self._logs.files.call(lambda: read_files(worker))

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from muster._shared.records import record
-from muster.agent.features import PARTS, Sight, load_half
+from muster.agent.features import PARTS, RowContext, load_half
 from muster.agent.rendezvous.interface import PartOrder, PartRemembered
 from muster.agent.round import PartOffer
 
@@ -203,7 +203,7 @@ class RoundParts:
 
     def begin_round(
         self,
-        sight: Sight,
+        context: RowContext,
         on_ready: Callable[[], None],
         on_failed: OnFailed,
         has_stopped: Callable[[], bool],
@@ -225,18 +225,18 @@ class RoundParts:
         starts[""] = own = Start(go_on, fail, has_stopped)
         own.hold()  # until all parts have begun
         for row in PARTS:
-            if self._parts.get(row.name) is not None or (row.name not in self._parts and row.starts(sight)):
+            if self._parts.get(row.name) is not None or (row.name not in self._parts and row.starts(context)):
                 self._load(row.name)
                 start = starts[row.name] = Start(go_on, fail, has_stopped)
-                self._call(row.name, partial(_begin, sight.formed, start))
+                self._call(row.name, partial(_begin, context.formed, start))
         own.release()
 
-    def look(self, sight: Sight) -> None:
+    def look(self, context: RowContext) -> None:
         """Load the parts that a worker wants, and have all look at the page."""
         for row in PARTS:
-            if row.wakes(sight):
+            if row.wakes(context):
                 self._load(row.name)
-                self._call(row.name, lambda part: part.begin_round(sight.formed, None))
+                self._call(row.name, lambda part: part.begin_round(context.formed, None))
         self._call_all(lambda part: part.look())
 
     def build_env(self, formed: "Round", local_rank: int) -> dict[str, str]:
@@ -312,13 +312,13 @@ class RoundParts:
             self._call(name, partial(_offer, offers, name))
         return tuple(offers)
 
-    def tell(self, told: PartOrder | PartRemembered) -> None:
+    def tell(self, message: PartOrder | PartRemembered) -> None:
         """Tell a part what its half at the leader says, or what the job remembers."""
-        number = told.round_number
-        if isinstance(told, PartOrder):
-            self._call(told.feature, lambda part: part.obey(number, told.content))
+        number = message.round_number
+        if isinstance(message, PartOrder):
+            self._call(message.feature, lambda part: part.obey(number, message.content))
         else:
-            self._call(told.memory.feature, lambda part: part.remember(number, told.memory))
+            self._call(message.memory.feature, lambda part: part.remember(number, message.memory))
 
     def take_stream(self, feature: str, stream: "Stream") -> None:
         """Pass a connection of another node to its part."""

@@ -11,7 +11,7 @@ from muster._shared.layouts import StatusPageLayout as Layout
 from muster._shared.records import assert_never, record
 from muster.agent.config import AgentConfig
 from muster.agent.errors import SpawnError
-from muster.agent.features import Sight
+from muster.agent.features import RowContext
 from muster.agent.logs import LogRouter, WorkerStreams
 from muster.agent.node import actions, events
 from muster.agent.node.round_parts import PartContext, RoundParts
@@ -194,7 +194,7 @@ class RoundWorkers:
             case actions.WriteCommand() | actions.WithdrawCommand() | actions.WriteDeadline():
                 self._write_page(action)
             case actions.TellPart():
-                self.parts.tell(action.told)
+                self.parts.tell(action.message)
             case _:
                 assert_never(action)
 
@@ -203,9 +203,9 @@ class RoundWorkers:
         if self.page is not None:
             self.page.withdraw_wait()
 
-    def _see(self, formed: Round) -> Sight:
+    def _build_row_context(self, formed: Round) -> RowContext:
         running_s = self._loop.clock.now_s() - self._began_s
-        return Sight(config=self._config, formed=formed, page=self.page, running_s=running_s)
+        return RowContext(config=self._config, formed=formed, page=self.page, running_s=running_s)
 
     def _build_part_context(self, name: str) -> PartContext:
         def quit_job(reason: str) -> None:
@@ -251,7 +251,7 @@ class RoundWorkers:
         self._began_s = self._loop.clock.now_s()
         self._opening = action
         self.parts.begin_round(
-            self._see(formed),
+            self._build_row_context(formed),
             on_ready=lambda: self._logs.run_when_open(lambda: self._start_opened(action)),
             on_failed=lambda reason, check: self._fail_start(formed.number, reason, check),
             has_stopped=lambda: self._opening is not action,
@@ -319,7 +319,7 @@ class RoundWorkers:
 
     def _watch_saved(self, formed: Round) -> None:
         self._look_for_checkpoint(formed.number)
-        self.parts.look(self._see(formed))
+        self.parts.look(self._build_row_context(formed))
         delay_s = _DRAIN_LOOK_S if self._is_draining else _SAVED_LOOK_S
         self._saved_timer = self._loop.call_later(delay_s, lambda: self._watch_saved(formed))
 

@@ -92,11 +92,11 @@ class NodeDrain:
     number: int
     kind: int = StatusPageLayout.STOP
     is_asked: bool = False
-    """Whether a person waits for `DrainFollowed`."""
+    """Whether a person waits for `DrainDone`."""
     is_over: bool = False
     """Whether the limit has passed: the next look reports which ranks are late."""
-    has_followed: bool = False
-    """Whether `DrainFollowed` has reported that all ranks have done it."""
+    is_done: bool = False
+    """Whether `DrainDone` has reported that all ranks have done it."""
     ceiling: "Ceiling | None" = None
     """What the workers wait at; None if they have not been looked at yet, or if the drain is decided."""
     is_reported: bool = False
@@ -106,7 +106,7 @@ class NodeDrain:
     """Of the local ranks that have stopped at the step, the one that ended last."""
 
     @property
-    def is_told(self) -> bool:
+    def is_stop(self) -> bool:
         """Whether the ranks were told to stop at a step."""
         return self.kind == StatusPageLayout.STOP and self.step is not None
 
@@ -117,7 +117,7 @@ class NodeDrain:
 
     def has_reached(self, asked: int | None) -> bool:
         """Return whether a rank that has last asked about this step was told to stop."""
-        return self.is_told and asked is not None and self.step is not None and asked >= self.step
+        return self.is_stop and asked is not None and self.step is not None and asked >= self.step
 
 
 @record
@@ -211,13 +211,18 @@ class Running:
     drain: NodeDrain | None = None
     """The drain that is in progress."""
 
+    @property
+    def has_drain_step(self) -> bool:
+        """Whether the step of a drain that ends the round is committed."""
+        return self.drain is not None and self.drain.is_stop
+
 
 @record
 class Succeeded:
     """All workers of the round exited with 0, or stopped at a drain's step; the node waits for the others."""
 
     round: Round
-    is_told: bool = False
+    has_drain_step: bool = False
     """Whether a drain's step was committed before the last of them ended."""
 
 

@@ -118,8 +118,7 @@ def _on_succeeded(state: NodeState, phase: Running, local_rank: int) -> Decision
     last = None if phase.drain is None else phase.drain.last_rank
     drained_rank = None if last is None else phase.round.rank_offset + last
     report = Send(message=AllSucceeded(round_number=phase.round.number, drained_rank=drained_rank))
-    is_told = phase.drain is not None and phase.drain.is_told
-    return replace(state, phase=Succeeded(round=phase.round, is_told=is_told)), (report,)
+    return replace(state, phase=Succeeded(round=phase.round, has_drain_step=phase.has_drain_step)), (report,)
 
 
 def _on_drained(state: NodeState, phase: Running, drain: NodeDrain, event: WorkerExited) -> Decision:

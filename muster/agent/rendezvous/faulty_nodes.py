@@ -68,7 +68,7 @@ def judge_certain(state: JobState, root: Failure | None, now_s: float) -> Judgem
 def judge_node(state: JobState, ordered: tuple[Failure, ...], now_s: float) -> Judgement:
     """Record the node that has failed first. `ordered` has all failures of the round, the root cause first."""
     root = ordered[0]
-    if root.wish or root.cause in ("", *_OF_THE_PROGRAM) or _is_certain(root):
+    if root.requested_verdict or root.cause in ("", *_OF_THE_PROGRAM) or _is_certain(root):
         return state, ()
     if any(each.node != root.node and not each.collateral for each in ordered):
         return state, ()  # the program's fault
@@ -79,7 +79,7 @@ def judge_node(state: JobState, ordered: tuple[Failure, ...], now_s: float) -> J
 
 
 def _is_certain(root: Failure) -> bool:
-    return root.cause == DEVICE or root.wish == "elsewhere" or bool(root.check)
+    return root.cause == DEVICE or root.requested_verdict == "elsewhere" or bool(root.check)
 
 
 def _record_fault(state: JobState, root: Failure, now_s: float) -> Judgement:

@@ -31,7 +31,7 @@ A drain, which ends a round at one step of all ranks::
 The ranks do the same when they save or pause at one step: a drain has a kind. A person's request also begins one:
 
     Asked .................................. DrainBegun (kind) ...              all nodes
-        DrainFollowed                        RequestAnswered                    the node that was asked
+        DrainDone                            RequestAnswered                    the node that was asked
 """
 
 from collections.abc import Callable
@@ -165,11 +165,11 @@ class DrainBegun:
     round_number: RoundNumber
     drain: DrainNumber
     limit_s: Seconds
-    """How much later the workers are ended by what the drain is for. For kinds other than a stop, when `DrainFollowed`
+    """How much later the workers are ended by what the drain is for. For kinds other than a stop, when `DrainDone`
     names the late ranks."""
     kind: DrainKind = StatusPageLayout.STOP
     is_asked: bool = False
-    """Whether a person waits for `DrainFollowed`."""
+    """Whether a person waits for `DrainDone`."""
 
 
 @record
@@ -392,7 +392,7 @@ class DrainReported:
 
 
 @record
-class DrainFollowed:
+class DrainDone:
     """The workers have done what the drain requires, or its limit is over. It names the late ranks."""
 
     round_number: RoundNumber
@@ -448,7 +448,7 @@ class Leaving:
     """Whether its user has ended the whole job there, so that the others stop as well."""
     is_interrupt: bool = False
     """Whether a Ctrl-C caused it."""
-    is_told: bool = False
+    is_planned: bool = False
     """Whether it was told to leave, so that nothing has failed."""
 
 
@@ -459,7 +459,7 @@ PlainNodeMessage: TypeAlias = (
     | AllSucceeded
     | DrainAsked
     | DrainReported
-    | DrainFollowed
+    | DrainDone
     | Asked
     | Saved
     | PartReport

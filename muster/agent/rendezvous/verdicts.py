@@ -102,9 +102,9 @@ def _find_verdict(root: Failure | None, before: Restarts, counted: Restarts, rul
     """Return the verdict, regardless of whether a restart is left."""
     if root is None:
         return Verdict()
-    if root.wish == "stop":
+    if root.requested_verdict == "stop":
         return Verdict(final=_end(root, f"rank {root.global_rank} has given up: a restart is not wanted"))
-    if root.wish == "elsewhere":
+    if root.requested_verdict == "elsewhere":
         return Verdict(is_elsewhere=True, is_wanted=True)
     is_repeat = _is_repeat(root, before, counted)
     rule = _find_rule(root, rules.policy, is_repeat=is_repeat) if rules.policy else None

@@ -54,7 +54,7 @@ def build_command(spec: WorkerSpec) -> list[str]:
     prog = spec.program
     if prog.kind is ProgramKind.COMMAND:
         return [*spec.command_prefix, prog.target, *prog.args]
-    return [*spec.command_prefix, sys.executable, *program.build_argv(program.build_words(spec))]
+    return [*spec.command_prefix, sys.executable, *program.build_argv(program.build_worker_args(spec))]
 
 
 def spawn(spec: WorkerSpec, *, keep_fds: Sequence[int] = (), until_s: float | None = None) -> int:

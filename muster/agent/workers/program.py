@@ -61,7 +61,7 @@ def build_argv(args: "Sequence[str]") -> "list[str]":
     return [*list_interpreter_flags(sys.orig_argv), find_entry_path(), WORKER_FLAG, *args]
 
 
-def build_words(spec: "WorkerSpec") -> "list[str]":
+def build_worker_args(spec: "WorkerSpec") -> "list[str]":
     """Build the words for a cold worker: the text fields by name, then kind, target and arguments."""
     named = [f"{name}={text}" for name, text in vars(spec).items() if isinstance(text, str)]
     return [*named, spec.program.kind.value, spec.program.target, *spec.program.args]
@@ -117,8 +117,8 @@ def _split_options(word: str) -> "tuple[str, str, bool]":
 # -- in the worker ----------------------------------------------------------------------------------------------------
 
 
-def read_words(args: "list[str]") -> "WorkerSpec":
-    """Read the words of `build_words`: a spec with only its text fields."""
+def parse_worker_args(args: "list[str]") -> "WorkerSpec":
+    """Read the words of `build_worker_args`: a spec with only its text fields."""
     named = {}
     while "=" in args[0]:
         name, _, text = args[0].partition("=")
@@ -141,7 +141,7 @@ def main(argv: "list[str]") -> None:
         spec, early_end = serve(argv[1:], prepare_main=prepare_main, rename_process=rename_process)
         record_code = early_end.record_code
     else:
-        spec = read_words(argv)
+        spec = parse_worker_args(argv)
         for name in [name for name in sys.modules if name == "muster" or name.startswith("muster.")]:
             del sys.modules[name]  # the program gets the installed one
     if not os.path.isdir(own_root) or os.path.exists(f"{own_root}/muster/_bundled.py"):
@@ -212,7 +212,7 @@ def run(
     """Run the user's program in this process; its exceptions pass through.
 
     Args:
-        spec: the worker's spec, perhaps only what `read_words` returns, and never a COMMAND.
+        spec: the worker's spec, perhaps only what `parse_worker_args` returns, and never a COMMAND.
         interpreter_argv: the interpreter and its flags, for `sys.orig_argv`.
         record_code: called with the exit code as soon as it is known. None means that only the interpreter can tell.
     """

@@ -42,8 +42,8 @@ class Program:
 class WorkerSpec:
     """The single record that says how a worker is launched.
 
-    A cold worker gets the program and the text fields (see `program.build_words`); what the other fields say is done
-    before its first line runs. A parked worker gets all of it as JSON. Both read the fields by these names.
+    A cold worker gets the program and the text fields (see `program.build_worker_args`). What the other fields say is
+    done before its first line runs. A parked worker gets all of it as JSON. Both read the fields by these names.
     """
 
     local_rank: int

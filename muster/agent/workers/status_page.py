@@ -174,13 +174,13 @@ class StatusPage:
             done += self._reported_base + 1
         return (done, at_ns) if 0 < done <= Layout.MAX_STEP and at_ns > 0 else None
 
-    def read_wish(self, local_rank: int) -> tuple[str, str] | None:
+    def read_verdict(self, local_rank: int) -> tuple[str, str] | None:
         """Read what the rank has said should follow its end, and why; None if nothing."""
-        text = self._read_text(local_rank, Layout.WISH, Layout.WISH_BYTES)
-        if not text or not text.startswith((Layout.WISH_STOP, Layout.WISH_ELSEWHERE)):
+        text = self._read_text(local_rank, Layout.VERDICT, Layout.VERDICT_BYTES)
+        if not text or not text.startswith((Layout.VERDICT_STOP, Layout.VERDICT_ELSEWHERE)):
             return None
-        wish, _, reason = show_controls(text.decode(errors="replace")).partition(" ")
-        return wish, reason
+        verdict, _, reason = show_controls(text.decode(errors="replace")).partition(" ")
+        return verdict, reason
 
     def read_debugger(self, local_rank: int) -> int:
         """Read what the rank requests of the terminal: `Layout.DEBUGGER_NONE`, `_WANTS` or `_QUIT`."""

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, TextIO
 
-from muster._shared.console.alike_lines import AlikeLines, Said, format_ranks
+from muster._shared.console.alike_lines import AlikeLines, HeldUnit, format_ranks
 from muster._shared.console.progress_bars import ProgressBars
 
 PREFIX: Final = re.compile(
@@ -95,7 +95,7 @@ def _read_text(line: str, found: "re.Match[str]") -> bytes:
     return line[found.end() :].encode("utf-8", "surrogatepass")
 
 
-def _list_rows(said: "Said[_Speaker]", prefix: str) -> list[str]:
+def _list_rows(said: "HeldUnit[_Speaker]", prefix: str) -> list[str]:
     return [f"{prefix}{row}\n" for row in said.text.decode("utf-8", "surrogatepass")[:-1].split("\n")]
 
 
@@ -255,7 +255,7 @@ class JobConsole:
                 self._rows.pop(key, None)
             self._print("", redraws=True)
 
-    def _format(self, said: "Said[_Speaker]") -> str:
+    def _format(self, said: "HeldUnit[_Speaker]") -> str:
         first = said.speakers[0]
         indices, prefix = (str(first.index), first.prefix) if len(said.speakers) == 1 else _join_prefixes(said.speakers)
         return "".join(self._format_line(first.stream, indices, row) for row in _list_rows(said, prefix))

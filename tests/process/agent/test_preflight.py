@@ -10,7 +10,7 @@ import pytest
 from harness import AGENT, Outcome, check_all, run_tree, start_nodes
 from launchers import MOSTLY_WARM
 
-from muster.agent.features.preflight.others import find_obstacle
+from muster.agent.features.preflight.reachability import find_obstacle
 
 ALONE = [*AGENT, "--standalone", "--nproc-per-node", "2"]
 

@@ -181,7 +181,7 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
             "or there was a network error, NCCL 2.27.7\nncclRemoteError: A call failed possibly due to a network error"
         ),
         "AMD": {"signal": "SIGABRT", "exit_code": None, "kernel": "amdgpu 0000:03:00.0: amdgpu: GPU reset begin!"},
-        "it leaves the node": raised("muster.worker.leave_node: the GPU is slow", wish="elsewhere"),
+        "it leaves the node": raised("muster.worker.leave_node: the GPU is slow", requested_verdict="elsewhere"),
     },
     "crash hh": {
         # what the kernel says of programs is no fault of a device
@@ -265,8 +265,8 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
         "found by gloo": raised("RuntimeError: Timed out waiting 1800000ms for recv operation to complete"),
     },
     "gave-up s": {
-        "it gives up": raised("muster.worker.give_up: no learning rate works", wish="stop"),
-        "it gives up at a lack of memory": raised("muster.worker.give_up: CUDA OOM", wish="stop"),
+        "it gives up": raised("muster.worker.give_up: no learning rate works", requested_verdict="stop"),
+        "it gives up at a lack of memory": raised("muster.worker.give_up: CUDA OOM", requested_verdict="stop"),
     },
     "usage hh": {
         "a line of the program about a file": {

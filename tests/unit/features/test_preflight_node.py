@@ -12,7 +12,7 @@ from muster._shared.reports import FailedCheck
 from muster.agent.features.preflight import node as preflight
 from muster.agent.features.preflight.flags import PreflightSettings
 from muster.agent.features.preflight.messages import NodeFacts
-from muster.agent.features.preflight.node import WAITS_S, Looked, PreflightPart
+from muster.agent.features.preflight.node import WAITS_S, MachineCheck, PreflightPart
 from muster.agent.node.round_parts import Start
 from muster.agent.runtime.loop import Awaited
 
@@ -24,7 +24,7 @@ CHECK = FailedCheck(feature="preflight", name="devices", advice="--preflight off
 PROBLEM = ("7 answer, expected 8: look", CHECK)
 
 
-class Look(Awaited[Looked]):
+class Look(Awaited[MachineCheck]):
     """Ends when the test says so."""
 
     def __init__(self) -> None:
@@ -71,14 +71,14 @@ class Node:
             self.started.append(number)
 
     def end_look(self, *findings: Finding, facts: NodeFacts | None = None) -> None:
-        self.look.end(Looked(findings=findings, facts=facts))
+        self.look.end(MachineCheck(findings=findings, facts=facts))
 
     def begin_site_checks(self, monkeypatch: pytest.MonkeyPatch) -> Any:
         """End the look but for the checks of the site, which the returned function ends."""
         given: list[Any] = []
         monkeypatch.setattr("muster.agent.features.preflight.site.SiteChecks", lambda *words: given.append(words[-1]))
         self.part._context.config.base_env = {}  # type: ignore[misc]
-        self.look.end(Looked(site_checks=("/a",)))
+        self.look.end(MachineCheck(site_checks=("/a",)))
         return given[0]
 
 
@@ -171,7 +171,7 @@ def test_the_node_with_rank_0_does_not_dial_itself_and_one_node_alone_is_compare
 
 def test_a_master_that_cannot_be_reached_is_the_rounds_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     node = Node()
-    monkeypatch.setattr("muster.agent.features.preflight.others.find_obstacle", lambda *_: "no route")
+    monkeypatch.setattr("muster.agent.features.preflight.reachability.find_obstacle", lambda *_: "no route")
     context = node.part._context
     context.config.rendezvous.keep_alive_interval_s = context.config.rendezvous.keep_alive_max_attempt = 1  # type: ignore[misc]
     context.loop.call_in_thread = lambda read, then, without: then(read())  # type: ignore[method-assign]

@@ -9,7 +9,7 @@ from doubles.samples import make_round
 
 from muster.agent.cli.arguments import parse_args
 from muster.agent.errors import UsageError
-from muster.agent.features import PARTS, Sight
+from muster.agent.features import PARTS, RowContext
 from muster.agent.features.trackers.node import build_tracker_env, create_part
 from muster.agent.workers.environment import build_worker_env
 
@@ -22,7 +22,7 @@ def build(*flags: str, local_rank: int = 0, rank_offset: int = 0, attempt: int =
     env = build_worker_env(config, formed, local_rank, error_file=None)
     (row,) = (row for row in PARTS if row.name == "trackers")
     context: Any = SimpleNamespace(config=config)
-    starts = row.starts(Sight(config=config, formed=formed, page=None))
+    starts = row.starts(RowContext(config=config, formed=formed, page=None))
     return env | create_part(context).build_env(formed, local_rank) if starts else env
 
 

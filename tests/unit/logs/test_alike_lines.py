@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from muster._shared.console import alike_lines, units
-from muster._shared.console.alike_lines import WINDOW_S, AlikeLines, Said, format_ranks
+from muster._shared.console.alike_lines import WINDOW_S, AlikeLines, HeldUnit, format_ranks
 
 
 class Speaker:
@@ -23,7 +23,7 @@ class Speaker:
         self.stream = stream
 
 
-Spoken = Said[Speaker]
+Spoken = HeldUnit[Speaker]
 
 
 def show(said: Iterable[Spoken]) -> list[tuple[str, bytes]]:

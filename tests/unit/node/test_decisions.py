@@ -558,7 +558,7 @@ def test_a_ctrl_c_has_one_signal_on_all_nodes_that_stop_together(stops_together:
 def test_a_node_says_whether_a_ctrl_c_ends_it_and_whether_it_was_told_to_leave(signum: int, guard_died: bool) -> None:
     [leave] = collect(rdzv.Leaving, *RUNNING, on.SignalReceived(signum=signum, guard_died=guard_died))
     assert ("process was killed" in leave.reason) is guard_died, "the others hear of it"
-    assert (leave.is_interrupt, leave.is_told) == (signum == signal.SIGINT, not guard_died)
+    assert (leave.is_interrupt, leave.is_planned) == (signum == signal.SIGINT, not guard_died)
 
 
 @pytest.mark.parametrize("node_index", [0, 1, 2])

@@ -75,7 +75,7 @@ CASES = {
     ),
     "a pause is reported when all ranks wait; a hang counts again when it is over": case(
         *(
-            "LOOK:0.02 | Read(1, pause) | Followed() | - | - | - | WithdrawCommand | ReportIdle | Running",
+            "LOOK:0.02 | Read(1, pause) | Done() | - | - | - | WithdrawCommand | ReportIdle | Running",
             read(12, 11),
             LOOK,
             read(12, 12),
@@ -88,10 +88,10 @@ CASES = {
         before=commit(PAUSE),
     ),
     "ranks that are late are named at the end of the limit": case(
-        "Read(1, pause) | Followed(3: 7 since 4) | Running", LATE, read(12, 7), before=commit(PAUSE)
+        "Read(1, pause) | Done(3: 7 since 4) | Running", LATE, read(12, 7), before=commit(PAUSE)
     ),
     "those that have not saved, too": case(
-        "Read(1, checkpoint) | Followed(2: 12 since 4, 3: 12 since 4) | Running",
+        "Read(1, checkpoint) | Done(2: 12 since 4, 3: 12 since 4) | Running",
         LATE,
         read(12, 12, saved=11),
         before=commit(CHECKPOINT),
@@ -107,7 +107,7 @@ CASES = {
         "Write(1: 12, committed, pause) Read(1, pause) | Running", commit(PAUSE)[-1], before=commit(PAUSE)[:-1]
     ),
     "a wait for nodes that join is reported when all ranks have their snapshots": case(
-        "LOOK:0.02 | Read(1, join) | Followed() | Running",
+        "LOOK:0.02 | Read(1, join) | Done() | Running",
         read(12, 12),
         LOOK,
         read(12, 12, waiting=12),
@@ -126,13 +126,13 @@ CASES = {
     ),
     # It is not known how far they will ask: they have asked once.
     "ranks that let no step be agreed on are named at the end of the limit": case(
-        "Read(1, pause) | Followed(2: 10 since 4, 3: 10 since 4) | Running",
+        "Read(1, pause) | Done(2: 10 since 4, 3: 10 since 4) | Running",
         LATE,
         read(10, 10, stride=0),
         before=(begin(PAUSE), read(10, 10, stride=0)),
     ),
     "a node that has reported names no rank when others let none be agreed on": case(
-        "Read(1, pause) | Followed() | Running", LATE, read(10, 10), before=commit(PAUSE)[:-1]
+        "Read(1, pause) | Done() | Running", LATE, read(10, 10), before=commit(PAUSE)[:-1]
     ),
     "what was read after a pause was withdrawn changes nothing": case(
         "- | - | Running", read(10, 10), LOOK, before=(begin(PAUSE), WITHDRAWN)

@@ -27,7 +27,7 @@ MESSAGES: list[Any] = [
     StacksTaken(round_number=1, number=1, stacks=()),
     rdzv.DrainAsked(round_number=1, reason="received SIGTERM", limit_s=5.0),
     rdzv.DrainReported(round_number=1, drain=1, report=rdzv.DrainReport(ceiling=4)),
-    rdzv.DrainFollowed(round_number=1, drain=1),
+    rdzv.DrainDone(round_number=1, drain=1),
     rdzv.Asked(round_number=1, request=1, kind=AskKind.PAUSE, limit_s=5.0),
     rdzv.Saved(round_number=1, step=3, path="/3"),
     rdzv.PartReport(round_number=1, feature="x", content="{}"),

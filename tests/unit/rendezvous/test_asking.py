@@ -53,7 +53,7 @@ class Job(TwoMembers):
         return self.tell(node, Idle, failures=failures, is_urgent=is_urgent, after_s=after_s)
 
     def follow(self, node: int, *late: LateRank, drain: int = 1):
-        return self.tell(node, rdzv.DrainFollowed, drain=drain, late=late)
+        return self.tell(node, rdzv.DrainDone, drain=drain, late=late)
 
     def save(self, step: int, path: str = ""):
         return [self.tell(node, rdzv.Saved, step=step, path=path) for node in range(2)][-1]

@@ -558,7 +558,7 @@ def test_events_of_old_rounds_and_unknown_members_change_nothing() -> None:
 def test_leaving_breaks_at_once_and_reforms_when_the_connection_is_gone(is_interrupt: bool) -> None:
     leader = start(2, 1, 2)
     leader.feed(
-        Reported(id="m1", message=Leaving(reason="SIGTERM", is_interrupt=is_interrupt, is_told=True)), after_s=1.0
+        Reported(id="m1", message=Leaving(reason="SIGTERM", is_interrupt=is_interrupt, is_planned=True)), after_s=1.0
     )
     broken = leader.only(RoundBreak)
     assert (broken.reason, broken.is_interrupt, broken.is_leave) == ("node 1 (h1) left: SIGTERM", is_interrupt, True)

@@ -15,7 +15,7 @@ from muster.agent.rendezvous.interface import (
     DrainAsked,
     DrainBegun,
     DrainCommitted,
-    DrainFollowed,
+    DrainDone,
     DrainReport,
     DrainReported,
     DrainWithdrawn,
@@ -77,8 +77,8 @@ def refuse_to_stop(leader: Leader) -> None:
 
 def follow(leader: Leader, number: int) -> None:
     """Its ranks wait, and have a snapshot."""
-    followed = DrainFollowed(round_number=leader.state.round_number, drain=2)
-    leader.feed(Reported(id=f"m{number}", message=followed))
+    done = DrainDone(round_number=leader.state.round_number, drain=2)
+    leader.feed(Reported(id=f"m{number}", message=done))
 
 
 def test_ranks_that_only_keep_snapshots_wait_at_one_step_until_all_do() -> None:

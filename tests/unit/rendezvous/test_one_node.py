@@ -197,7 +197,7 @@ def test_one_rank_is_not_all_ranks():
     lines = []
     for kind, done in (
         (AskKind.CHECKPOINT, lambda _: rdzv.Saved(round_number=1, step=7, path="")),
-        (AskKind.PAUSE, lambda drain: rdzv.DrainFollowed(round_number=1, drain=drain)),
+        (AskKind.PAUSE, lambda drain: rdzv.DrainDone(round_number=1, drain=drain)),
         (AskKind.RESUME, None),
         (AskKind.STOP, lambda _: rdzv.AllSucceeded(round_number=1, drained_rank=0)),
     ):

@@ -61,7 +61,7 @@ USAGE = crash(cause="usage", exception="ImportError: x", early=True)
         # An outage is not the program's fault, though it has come twice at one place before the first step.
         *((crash(cause=each, reports_steps=True), 50, "") for each in OUTSIDE),
         (crash(reports_steps=True, optimizer_steps=4), 50, ""),
-        (crash(wish="stop"), 0, "rank 0 has given up: a restart is not wanted"),
+        (crash(requested_verdict="stop"), 0, "rank 0 has given up: a restart is not wanted"),
         (make_failure(cause="unknown", exit_code=3, reports_steps=True), 50, ""),
     ],
 )
@@ -114,7 +114,12 @@ def test_another_position_in_the_data_is_another_place() -> None:
         ("crash: restart free", crash(), 50, ""),
         ("exit 1: elsewhere 3", crash(), 3, "restarted 3 times without progress since (--on 'exit 1: elsewhere 3')"),
         ("crash: restart 4", crash(step=1), 50, ""),  # each attempt makes progress
-        ("any: stop", crash(wish="elsewhere"), 2, "all 2 restarts are used"),  # the rank's own word goes first
+        (
+            "any: stop",
+            crash(requested_verdict="elsewhere"),
+            2,
+            "all 2 restarts are used",
+        ),  # the rank's own word goes first
         ("hang: stop", make_failure(hung=True, cause="hang", reason="hung: x"), 0, "--on 'hang: stop'"),
     ],
 )
@@ -135,7 +140,7 @@ def test_a_rule_that_allows_a_restart_switches_a_hang_s_end_off() -> None:
         (crash(), "", (False, False)),
         (crash(cause="device"), "", (True, False)),
         (crash(cause="device"), "device: restart", (False, False)),
-        (crash(wish="elsewhere"), "", (True, True)),
+        (crash(requested_verdict="elsewhere"), "", (True, True)),
         (crash(exit_code=77), "exit 77: elsewhere", (True, True)),
         (
             make_failure(check=FailedCheck(feature="preflight", name="devices"), cause="device", reason="7 answer"),

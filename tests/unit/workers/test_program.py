@@ -65,7 +65,7 @@ def test_cold_argv(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_a_cold_worker_is_told_is_what_it_reads() -> None:
     """It has no other way: a text that a later version adds to `WorkerSpec` travels, too."""
-    told = program.read_words(program.build_words(SPEC))
+    told = program.parse_worker_args(program.build_worker_args(SPEC))
     assert (told.program.kind, told.program.target, told.program.args) == ("module", "a.b", ["-x=1", ""])
     texts = {name: text for name, text in vars(SPEC).items() if isinstance(text, str)}
     assert {name: text for name, text in vars(told).items() if name != "program"} == texts

@@ -157,10 +157,7 @@ class Monitor:
             communicator=member.communicator,
             size=member.size,
             state=member.state,
-            counts=tuple(
-                LaunchCount(operation=each.operation, own=each.own, least=each.least, most=each.most)
-                for each in member.counts
-            ),
+            counts=member.counts,
             still_s=round(now_s - since_s, 3),
         )
 
@@ -230,8 +227,8 @@ def count_launches(launches: Iterable[Launches]) -> tuple[int, ...] | None:
             number
             for each in launches
             if each.state != RUNNING or any(count.least != count.most for count in each.counts)
-            for count in each.counts or (LaunchCount(operation="", own=0, least=0, most=0),)
-            for number in (count.own, count.least, count.most)
+            for count in each.counts or (LaunchCount(operation="", by_rank=0, least=0, most=0),)
+            for number in (count.by_rank, count.least, count.most)
         )
         or None
     )

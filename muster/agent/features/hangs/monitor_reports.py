@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 
 from muster._shared.foreign_files import parse_json
 from muster._shared.records import record
+from muster._shared.reports import LaunchCount
 from muster.agent.features.hangs.nccl_launches import DEAD, ENDING, INITIALISING, LEFT, RUNNING, SILENT, UNNAMED
 from muster.agent.features.hangs.reading import to_dict, to_int, to_list
 
@@ -41,17 +42,6 @@ _PROCESS = re.compile(r"  Process (\d+) on node (\S+) managing GPU")
 
 
 @record
-class Launched:
-    """How often a rank has launched an operation, with the least and most of its communicator."""
-
-    operation: str
-    """"AllReduce"; "" means all of them together."""
-    own: int
-    least: int
-    most: int
-
-
-@record
 class Member:
     """A rank of a communicator. Host and pid identify its process."""
 
@@ -65,7 +55,7 @@ class Member:
     pid: int
     state: str = RUNNING
     """One of those above, or what NCCL calls an error."""
-    counts: tuple[Launched, ...] = ()
+    counts: tuple[LaunchCount, ...] = ()
     """Operations that the ranks have launched differently often, or all operations if the report has them."""
 
 
@@ -117,7 +107,7 @@ def _read_communicator(data: Mapping[str, object]) -> Iterator[Member]:
     least = {each: min(own.get(each, 0) for own in counts) for each in operations}
     most = {each: max(own.get(each, 0) for own in counts) for each in operations}
 
-    def build(each: Mapping[str, object], state: str, counts: tuple[Launched, ...] = ()) -> Member:
+    def build(each: Mapping[str, object], state: str, counts: tuple[LaunchCount, ...] = ()) -> Member:
         return Member(
             communicator=name,
             size=size,
@@ -130,7 +120,8 @@ def _read_communicator(data: Mapping[str, object]) -> Iterator[Member]:
 
     for each, own in zip(ranks, counts, strict=True):
         launched = (
-            Launched(operation=name, own=own.get(name, 0), least=least[name], most=most[name]) for name in operations
+            LaunchCount(operation=name, by_rank=own.get(name, 0), least=least[name], most=most[name])
+            for name in operations
         )
         yield build(each, _read_state(to_dict(each.get("status"))), tuple(launched))
     for each in map(to_dict, to_list(data.get("missing_ranks"))[:_MOST_RANKS]):
@@ -193,7 +184,9 @@ class _TextReader:
                 launches = [each for _, each, _ in sets]
                 rest = [each for _, each, listed in sets if not listed]
                 if name == communicator and rest:
-                    counts.append(Launched(operation=operation, own=min(rest), least=min(launches), most=max(launches)))
+                    counts.append(
+                        LaunchCount(operation=operation, by_rank=min(rest), least=min(launches), most=max(launches))
+                    )
                     state = UNNAMED if len(rest) > 1 else state
             yield Member(
                 communicator=communicator, size=size, rank=0, host="", pid=0, state=state, counts=tuple(counts)
@@ -271,7 +264,7 @@ class _TextReader:
                 own = rest[0]
             if name == communicator and own is not None:
                 launches = [each for _, each, _ in sets]
-                counts.append(Launched(operation=operation, own=own, least=min(launches), most=max(launches)))
+                counts.append(LaunchCount(operation=operation, by_rank=own, least=min(launches), most=max(launches)))
         dead = {(each.pid, each.host) for each in self._lost if each.state == DEAD}
         state = self._states.get((communicator, rank), RUNNING)
         return Member(

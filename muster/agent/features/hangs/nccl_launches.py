@@ -108,21 +108,21 @@ def _list_behind(running: Mapping[int, Launches]) -> dict[int, LaunchCount]:
     """Return the ranks that have launched the fewest of all, with the operation that they did not launch."""
     behind: dict[int, LaunchCount] = {}
     for rank, each in running.items():
-        if not any(count.least < count.own == count.most for count in each.counts):
-            missing = [count for count in each.counts if count.own < count.most]
+        if not any(count.least < count.by_rank == count.most for count in each.counts):
+            missing = [count for count in each.counts if count.by_rank < count.most]
             if missing:
                 behind[rank] = missing[0]
-    done = {rank: sum(count.own for count in running[rank].counts) for rank in behind}
+    done = {rank: sum(count.by_rank for count in running[rank].counts) for rank in behind}
     return {rank: count for rank, count in behind.items() if done[rank] == min(done.values())}
 
 
 def _list_apart(running: Mapping[int, Launches]) -> dict[int, Launches]:
     """Return the ranks that have launched more of one operation, and fewer of another, than most others."""
     kinds = {
-        rank: tuple((count.operation, count.own) for count in each.counts if count.least != count.most)
+        rank: tuple((count.operation, count.by_rank) for count in each.counts if count.least != count.most)
         for rank, each in running.items()
-        if any(count.own < count.most for count in each.counts)
-        and any(count.least < count.own == count.most for count in each.counts)
+        if any(count.by_rank < count.most for count in each.counts)
+        and any(count.least < count.by_rank == count.most for count in each.counts)
     }
     if not kinds:
         return {}
@@ -136,16 +136,16 @@ def _list_apart(running: Mapping[int, Launches]) -> dict[int, Launches]:
 def _describe_behind(what: str, behind: Mapping[int, LaunchCount], running: Mapping[int, Launches]) -> str:
     count = behind[min(behind)]
     rest = _describe_waiting(running.keys() - behind.keys())
-    return f"did not launch {_name_operation(count.operation, count.own + 1)} of {what}; {rest} launched it"
+    return f"did not launch {_name_operation(count.operation, count.by_rank + 1)} of {what}; {rest} launched it"
 
 
 def _describe_apart(what: str, apart: Mapping[int, Launches], running: Mapping[int, Launches]) -> str:
     counts = apart[min(apart)].counts
-    own = next(each for each in counts if each.least < each.own == each.most)
-    other = next(each for each in counts if each.own < each.most)
+    own = next(each for each in counts if each.least < each.by_rank == each.most)
+    other = next(each for each in counts if each.by_rank < each.most)
     rest = _describe_waiting(running.keys() - apart.keys())
     theirs = _name_operation(other.operation, other.most)
-    return f"launched {_name_operation(own.operation, own.own)} of {what} where {rest} launched {theirs}"
+    return f"launched {_name_operation(own.operation, own.by_rank)} of {what} where {rest} launched {theirs}"
 
 
 def _judge_equal(
@@ -156,7 +156,7 @@ def _judge_equal(
         count = unnamed.counts[0]
         clause = (
             f"are known to NCCL's monitor: some launched {_name_operation(count.operation, count.most)} of {what}, "
-            f"some {_name_operation(count.operation, count.own)} at most; this NCCL does not say which"
+            f"some {_name_operation(count.operation, count.by_rank)} at most; this NCCL does not say which"
         )
         return Finding(ranks=frozenset(), clause=clause, waiting=frozenset(members), age_s=still_s)
     if len(running) < 2:

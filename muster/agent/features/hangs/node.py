@@ -175,13 +175,13 @@ class HangsPart(RoundPart):
         pids = {worker.local_rank: worker.pid for worker in self._workers.live}
         before, monitor = self._read_reported(formed), self._get_monitor()
 
-        def read() -> "dict[int, tuple[samples.Look, samples.Look]]":
+        def read() -> "dict[int, tuple[samples.WorkerSample, samples.WorkerSample]]":
             try:
                 return samples.look_twice(pids, formed, host, monitor)
             except (OSError, RuntimeError):
                 return {}
 
-        def compare(found: "dict[int, tuple[samples.Look, samples.Look]]") -> None:
+        def compare(found: "dict[int, tuple[samples.WorkerSample, samples.WorkerSample]]") -> None:
             now = self._read_reported(formed)
             reported = {rank: (before[rank], now[rank]) for rank in before if rank in now}
             then({rank: (pair[1].view, samples.compare(pair, reported.get(rank))) for rank, pair in found.items()})

@@ -34,7 +34,7 @@ class Reported:
 
 
 @record
-class Look:
+class WorkerSample:
     """What was seen of a worker at one moment."""
 
     at_s: float
@@ -44,7 +44,7 @@ class Look:
 
 def look(
     pids: Mapping[int, int], formed: Round, host: str, monitor: "Monitor | None", *, is_first: bool | None = None
-) -> dict[int, Look]:
+) -> dict[int, WorkerSample]:
     """Look at the workers of the round, by local rank.
 
     Args:
@@ -63,12 +63,12 @@ def look(
     places = servers.find_places(found)
     # Reading NCCL's recorder may end a CUDA graph's capture: not if its monitor shows progress.
     is_harmless = is_first is None or not launches or _stands_still(launches.values())
-    answers = servers.read_workers(places) if is_harmless else servers.read_workers(places, servers.LOOK)
+    answers = servers.read_workers(places) if is_harmless else servers.read_workers(places, servers.GLOO_HANDLERS)
     if is_first:
         found = sessions.read_sessions(dict.fromkeys(pids.values()))
     at_s = time.monotonic()
     return {
-        local_rank: Look(
+        local_rank: WorkerSample(
             at_s=at_s,
             view=replace(
                 servers.build_view(
@@ -88,7 +88,7 @@ def look(
 
 def look_twice(
     pids: Mapping[int, int], formed: Round, host: str, monitor: "Monitor | None"
-) -> dict[int, tuple[Look, Look]]:
+) -> dict[int, tuple[WorkerSample, WorkerSample]]:
     """Look two times, `APART_S` apart. The arguments are those of `look`."""
     first = look(pids, formed, host, monitor, is_first=True)
     time.sleep(APART_S)
@@ -96,7 +96,7 @@ def look_twice(
     return {local_rank: (first[local_rank], second[local_rank]) for local_rank in pids}
 
 
-def compare(looks: tuple[Look, Look], reported: tuple[Reported, Reported] | None) -> RankProgress:
+def compare(looks: tuple[WorkerSample, WorkerSample], reported: tuple[Reported, Reported] | None) -> RankProgress:
     """Return what a worker has done between two looks.
 
     Args:

@@ -33,9 +33,9 @@ _SHARE = 0.005
 """Share of the time. One core of many would notice no more."""
 _ANSWER_LIMIT_BYTES = 64 << 20
 _FILE_LIMIT_BYTES = 1 << 20
-LOOK = ("fr_trace_json",)
+GLOO_HANDLERS = ("fr_trace_json",)
 """The recorder of gloo and other backends without device events. torch before 2.10 does not answer it."""
-DIAGNOSIS = (*LOOK, "dump_nccl_trace_json")
+ALL_HANDLERS = (*GLOO_HANDLERS, "dump_nccl_trace_json")
 """And NCCL's, a separate recorder.
 
 It asks CUDA about its events, which may end a capture of a CUDA graph. So it is used only in a hang, or if a person
@@ -45,7 +45,7 @@ _GROUPS_LINK = "/memfd:muster-groups"
 
 
 @record
-class Place:
+class WorkerServer:
     """The place of a worker's server, if it has one."""
 
     pid: int
@@ -55,7 +55,7 @@ class Place:
     """The process that has initialised a process group; None if none of the worker's processes has."""
 
 
-def find_places(sessions: Mapping[int, Iterable[tuple[int, int]]]) -> dict[int, Place]:
+def find_places(sessions: Mapping[int, Iterable[tuple[int, int]]]) -> dict[int, WorkerServer]:
     """Find the servers of workers.
 
     Args:
@@ -64,10 +64,10 @@ def find_places(sessions: Mapping[int, Iterable[tuple[int, int]]]) -> dict[int, 
     return {pid: _find_place(pid, (each for each, _ in members)) for pid, members in sessions.items()}
 
 
-def _find_place(pid: int, members: Iterable[int]) -> Place:
+def _find_place(pid: int, members: Iterable[int]) -> WorkerServer:
     server_pid = next((each for each in (pid, *sorted(members)) if _has_groups(each)), None)
     stat = processes.read_stat(server_pid or pid)
-    return Place(pid=pid, state="" if stat is None else stat[0], server_pid=server_pid)
+    return WorkerServer(pid=pid, state="" if stat is None else stat[0], server_pid=server_pid)
 
 
 def _choose_number(place: int) -> int:
@@ -96,7 +96,7 @@ class Answer:
     """See `KnownGroups`."""
 
 
-def read_workers(places: Mapping[int, Place], handlers: tuple[str, ...] = DIAGNOSIS) -> dict[int, Answer]:
+def read_workers(places: Mapping[int, WorkerServer], handlers: tuple[str, ...] = ALL_HANDLERS) -> dict[int, Answer]:
     """Read all workers in parallel within `DEADLINE_S`, by the keys of `places`.
 
     Args:
@@ -193,7 +193,7 @@ class WorkerReader:
         began_s = time.monotonic()
         if began_s >= self._due_s or self._list_ending(began_s):
             places = find_places(sessions)
-            answers = read_workers(places, LOOK)
+            answers = read_workers(places, GLOO_HANDLERS)
             self.answers, self.answered_s = answers, began_s
             for pid, answer in answers.items():
                 progress = RankView(global_rank=0, node=0, host="", groups=answer.groups).progress
@@ -347,11 +347,11 @@ def _read_worker(pid: int, handlers: tuple[str, ...], now_ns: int) -> Answer:
     took_s = time.monotonic() - began_s if is_answering else 0.0
     groups: list[Group] = []
     for handler, text in texts.items():
-        if text is None and handler not in LOOK:
+        if text is None and handler not in GLOO_HANDLERS:
             continue
         found = read_recorder(text or b"{}", now_ns, known.ranks)
         # Each of a group's two backends may count by itself.
-        groups += found if handler in LOOK else [replace(each, name=f"{each.name} nccl") for each in found]
+        groups += found if handler in GLOO_HANDLERS else [replace(each, name=f"{each.name} nccl") for each in found]
     return Answer(
         groups=tuple(groups),
         has_begun=True,
@@ -384,7 +384,7 @@ def ask(pid: int, handler: str, deadline_s: float) -> bytes | None:
     return body if head.startswith(b"HTTP/1.1 200") else None
 
 
-def build_view(place: Place, answer: Answer, *, global_rank: int, node: int, host: str) -> RankView:
+def build_view(place: WorkerServer, answer: Answer, *, global_rank: int, node: int, host: str) -> RankView:
     """Combine what is known of one rank."""
     return RankView(
         global_rank=global_rank,

@@ -26,7 +26,7 @@ VERDICT = "no attempt could do better: not retried (--preflight off starts the j
 
 
 @record
-class Known:
+class NodeReports:
     """What the nodes have reported, in any round of this leader."""
 
     facts: Mapping[str, tuple[NodeFacts, float]] = NO_ITEMS
@@ -43,19 +43,19 @@ def plan(job: PartJob, before: object, remembered: PartMemory | None, offers: Ma
 
 def decide(job: PartJob, state: object, sender: str, content: str) -> PartDecision:
     """Compare all nodes of the round once all have reported. An error ends the job."""
-    known = state if isinstance(state, Known) else Known()
+    reports = state if isinstance(state, NodeReports) else NodeReports()
     found = decode(NodeFacts, json.loads(content))
-    known = replace(known, facts={**known.facts, sender: (found, found.clock_s - job.now_s)})
-    if not all(each in known.facts for each in job.assignments):
-        return PartDecision(state=known)
+    reports = replace(reports, facts={**reports.facts, sender: (found, found.clock_s - job.now_s)})
+    if not all(each in reports.facts for each in job.assignments):
+        return PartDecision(state=reports)
     ordered = sorted(job.assignments.values(), key=lambda each: each.group_rank)
-    nodes = [CheckedNode(job.describe(each.id), *known.facts[each.id]) for each in ordered]
+    nodes = [CheckedNode(job.describe(each.id), *reports.facts[each.id]) for each in ordered]
     differences = compare_nodes(nodes)
     lines = (each.describe() for each in differences if not each.is_error)
-    new = tuple(line for line in lines if line not in known.printed)
+    new = tuple(line for line in lines if line not in reports.printed)
     error = next((each for each in differences if each.is_error), None)
     return PartDecision(
-        state=replace(known, printed=(*known.printed, *new)[-_LINES_KEPT:]),
+        state=replace(reports, printed=(*reports.printed, *new)[-_LINES_KEPT:]),
         lines=new,
         final=None if error is None else FinalFailure(cause=error.describe(), verdict=VERDICT),
     )

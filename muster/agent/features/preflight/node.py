@@ -25,7 +25,7 @@ _REACH_MARGIN_S = 2.0
 
 
 @record
-class Looked:
+class MachineCheck:
     """What this machine is like."""
 
     findings: "tuple[Finding, ...]" = ()
@@ -35,13 +35,13 @@ class Looked:
     """The executables that the site has added."""
 
 
-def begin_early(loop: Loop, config: "AgentConfig", environ: Mapping[str, str]) -> Awaited[Looked]:
+def begin_early(loop: Loop, config: "AgentConfig", environ: Mapping[str, str]) -> Awaited[MachineCheck]:
     """Begin to look at this machine, while the agent starts."""
     workspace = environ.get(Env.WORKSPACE) or ""
     return Awaited(loop, lambda: _look(config, workspace), without=lambda _error: _look(config, workspace))
 
 
-def _look(config: "AgentConfig", workspace: str) -> Looked:
+def _look(config: "AgentConfig", workspace: str) -> MachineCheck:
     """Check this machine, in a thread. What cannot be read is no finding."""
     try:
         from muster._shared import preflight
@@ -62,12 +62,12 @@ def _look(config: "AgentConfig", workspace: str) -> Looked:
         findings += preflight.find_unused_folder(site_folder, site_checks)
         facts = None
         if rendezvous.max_nodes > 1:
-            from muster.agent.features.preflight.others import read_facts
+            from muster.agent.features.preflight.node_facts import read_facts
 
             facts = read_facts(config, workspace, machine)
     except (OSError, ImportError):  # no descriptors left: reported elsewhere
-        return Looked()
-    return Looked(findings=findings, facts=facts, site_checks=site_checks)
+        return MachineCheck()
+    return MachineCheck(findings=findings, facts=facts, site_checks=site_checks)
 
 
 def _list_folders(config: "AgentConfig") -> dict[str, str]:
@@ -107,16 +107,16 @@ class PreflightPart(RoundPart):
         """The start that is held back."""
         self._site: SiteChecks | None = None
         if isinstance(context.early, Awaited):
-            context.early.watch(self._on_looked)
+            context.early.watch(self._on_checked)
 
     # -- what is found ----------------------------------------------------------------------------------------------
 
-    def _on_looked(self, looked: Looked) -> None:
+    def _on_checked(self, check: MachineCheck) -> None:
         """Handle the end of the look. The checks of the site come last, because their duration is unknown."""
-        self._facts = looked.facts
+        self._facts = check.facts
         self._tell_facts()
-        self._note(looked.findings, is_last=not looked.site_checks)
-        if looked.site_checks:
+        self._note(check.findings, is_last=not check.site_checks)
+        if check.site_checks:
             from muster.agent.features.preflight.site import SiteChecks
 
             context = self._context
@@ -125,7 +125,7 @@ class PreflightPart(RoundPart):
                 context.children,
                 context.config,
                 self._mode,
-                looked.site_checks,
+                check.site_checks,
                 lambda found: self._note(found, is_last=True),
             )
 
@@ -194,7 +194,7 @@ class PreflightPart(RoundPart):
 
     def _reach_master(self, formed: "Round") -> None:
         from muster._shared.preflight import REACH
-        from muster.agent.features.preflight.others import find_obstacle
+        from muster.agent.features.preflight.reachability import find_obstacle
 
         rules = self._context.config.rendezvous
         limit_s = rules.keep_alive_interval_s * rules.keep_alive_max_attempt + _REACH_MARGIN_S

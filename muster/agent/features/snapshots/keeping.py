@@ -56,8 +56,8 @@ def is_kept(key: Key, base: Key | None, lineages: Iterable[int]) -> bool:
 
 
 @record
-class Look:
-    """The result of a look at the slots."""
+class KeepDecision:
+    """What a look at the slots leads to."""
 
     hold: int | None = None
     """The step to hold from now on; None keeps the current one."""
@@ -66,15 +66,15 @@ class Look:
     newest: int | None = None
 
 
-def decide_look(
+def decide_keeping(
     ranks: Sequence[Sequence[Slot]],
     lineage: int,
     confirmed: Key | None,
     hold: int | None,
     *,
     may_hold: bool,
-) -> Look:
-    """Decide what a look leads to.
+) -> KeepDecision:
+    """Decide what a look at the slots leads to.
 
     Args:
         ranks: the slots of all local ranks.
@@ -86,7 +86,7 @@ def decide_look(
     above = confirmed[1] if confirmed is not None and confirmed[0] == lineage else -1
     newest = find_newest(ranks, lineage, above)
     if hold is not None:
-        return Look(report=find_kept(ranks, lineage, hold), newest=newest)
+        return KeepDecision(report=find_kept(ranks, lineage, hold), newest=newest)
     if newest is None or not may_hold:
-        return Look(newest=newest)
-    return Look(hold=newest, newest=newest)
+        return KeepDecision(newest=newest)
+    return KeepDecision(hold=newest, newest=newest)

@@ -312,23 +312,23 @@ class SnapshotMemory:
         formed, words = self._round, self.control.words
         if formed is None or not formed.lineage or not self.is_used:
             return None
-        from muster.agent.features.snapshots.keeping import decide_look, find_kept, find_whole, is_split
+        from muster.agent.features.snapshots.keeping import decide_keeping, find_kept, find_whole, is_split
 
         slots = self._read_slots()
         hold = words[Header.HOLD]
-        look = decide_look(
+        decision = decide_keeping(
             slots, formed.lineage, self.control.confirmed, hold - 1 if hold else None, may_hold=not self.is_copying
         )
-        kept = look.report
-        if look.hold is not None:
-            words[Header.HOLD] = look.hold + 1
+        kept = decision.report
+        if decision.hold is not None:
+            words[Header.HOLD] = decision.hold + 1
             slots = self._read_slots()  # after the word: see `_shared.snapshot_file`
-            kept = find_kept(slots, formed.lineage, look.hold)
-            if kept != look.hold or (formed.lineage, kept) not in find_whole(slots):
+            kept = find_kept(slots, formed.lineage, decision.hold)
+            if kept != decision.hold or (formed.lineage, kept) not in find_whole(slots):
                 words[Header.HOLD] = 0
                 kept = None
-        advance = 0 if self._newest is None or look.newest is None else max(0, look.newest - self._newest)
-        self._newest = look.newest
+        advance = 0 if self._newest is None or decision.newest is None else max(0, decision.newest - self._newest)
+        self._newest = decision.newest
         if kept is None or kept == self._reported:
             return None
         self._reported = kept

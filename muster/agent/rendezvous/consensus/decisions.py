@@ -85,7 +85,7 @@ from muster.agent.rendezvous.interface import (
     AllSucceeded,
     Asked,
     DrainAsked,
-    DrainFollowed,
+    DrainDone,
     DrainReported,
     GlobalRank0Started,
     Leaving,
@@ -133,7 +133,7 @@ def _build_table() -> "Table[LeaderEvent | MemberReport, Decision]":
         + _on_report(Stopped, on_stopped, stay(Forming), _BROKEN)
         + _on_report(DrainAsked, _on_common_step, stay(RoundRunning))
         + _on_report(DrainReported, _on_common_step, _BROKEN)
-        + _on_report(DrainFollowed, _on_common_step, stay(RoundRunning))
+        + _on_report(DrainDone, _on_common_step, stay(RoundRunning))
         + _on_report(StacksTaken, _on_common_step, stay(RoundRunning))
         + _on_report(StoodStill, _on_common_step, stay(RoundRunning))
         + _on_report(Asked, _on_common_step, _ALL)

@@ -65,7 +65,7 @@ from muster.agent.rendezvous.interface import (
     DrainAsked,
     DrainBegun,
     DrainCommitted,
-    DrainFollowed,
+    DrainDone,
     DrainReport,
     DrainReported,
     DrainWithdrawn,
@@ -99,7 +99,7 @@ COLLECTIVES_LINE = "torch's own timeout of collectives keeps running"
 """A longer pause may end the job."""
 
 
-CommonStepMessage = DrainAsked | DrainReported | DrainFollowed | Asked | StacksTaken | StoodStill | Saved
+CommonStepMessage = DrainAsked | DrainReported | DrainDone | Asked | StacksTaken | StoodStill | Saved
 """The messages on which this module decides."""
 
 
@@ -110,8 +110,8 @@ def decide_common_step(state: JobState, sender: str, message: CommonStepMessage,
             return _on_drain_asked(state, sender, message, now_s)
         case DrainReported():
             return _on_drain_reported(state, sender, message, now_s)
-        case DrainFollowed():
-            return _on_drain_followed(state, sender, message, now_s)
+        case DrainDone():
+            return _on_drain_done(state, sender, message, now_s)
         case Asked():
             return _on_asked(state, sender, message, now_s)
         case StacksTaken():
@@ -299,20 +299,20 @@ def _refuse(askers: Iterable[Asker], line: str, *, is_unchanged: bool = False) -
 
 def _refuse_late(drain: Drain, askers: Iterable[Asker]) -> tuple[Action, ...]:
     """Refuse because the current checkpoint is already late, and nothing says when it ends."""
-    return _refuse(askers, f"not all ranks have saved at step {drain.step}: {_describe_followed_late(drain)}")
+    return _refuse(askers, f"not all ranks have saved at step {drain.step}: {_describe_late_ranks(drain)}")
 
 
 def _count_ranks(state: JobState) -> int:
     return sum(member.nproc for each in state.assignments if (member := state.members.get(each)) is not None)
 
 
-def _list_followed_late(drain: Drain) -> tuple[LateRank, ...]:
-    found = (rank for ranks in drain.followed.values() for rank in ranks)
+def _list_late_ranks(drain: Drain) -> tuple[LateRank, ...]:
+    found = (rank for ranks in drain.done_by.values() for rank in ranks)
     return tuple(sorted(found, key=lambda rank: rank.global_rank))[:LATE_LIMIT]
 
 
-def _describe_followed_late(drain: Drain) -> str:
-    return describe_late(_list_followed_late(drain)) or "a node's workers have ended"
+def _describe_late_ranks(drain: Drain) -> str:
+    return describe_late(_list_late_ranks(drain)) or "a node's workers have ended"
 
 
 def describe_late(late: Iterable[LateRank]) -> str:
@@ -330,24 +330,24 @@ def _describe_late_rank(rank: LateRank) -> str:
     return f"rank {rank.global_rank} is at step {rank.step}{since}"
 
 
-def _on_drain_followed(state: JobState, sender: str, message: DrainFollowed, now_s: float) -> Decision:
+def _on_drain_done(state: JobState, sender: str, message: DrainDone, now_s: float) -> Decision:
     """Record what a member's workers have done, and answer once all members have reported."""
     phase = expect(state.phase, RoundRunning)
     drain = phase.drain
     if drain is None or message.drain != drain.number or sender not in drain.ids:
         return state, ()
-    drain = replace(drain, followed=drain.followed.with_item(sender, message.late))
-    return _judge_followed(replace(state, phase=replace(phase, drain=drain)), now_s)
+    drain = replace(drain, done_by=drain.done_by.with_item(sender, message.late))
+    return _judge_done(replace(state, phase=replace(phase, drain=drain)), now_s)
 
 
-def _judge_followed(state: JobState, now_s: float) -> Decision:
+def _judge_done(state: JobState, now_s: float) -> Decision:
     phase = state.phase
     if not isinstance(phase, RoundRunning) or phase.drain is None:
         return state, ()
-    drain, late = phase.drain, _list_followed_late(phase.drain)
+    drain, late = phase.drain, _list_late_ranks(phase.drain)
     if not drain.askers and drain.kind != Layout.JOIN:
         return state, ()
-    if any(each not in drain.followed for each in _list_live(phase, drain)) and not (late and drain.step is None):
+    if any(each not in drain.done_by for each in _list_live(phase, drain)) and not (late and drain.step is None):
         return state, ()
     if drain.kind == Layout.JOIN:
         return break_round(state, BreakKind.MEMBERSHIP, _describe_change(state, drain), now_s, is_join=True)
@@ -362,7 +362,7 @@ def _judge_followed(state: JobState, now_s: float) -> Decision:
         state = replace(state, phase=replace(phase, drain=replace(drain, askers=())))
         return state, (*_answer(drain.askers, answer), Notify(text=f"{drain.reason}: {line}"))
     what = ("have not stopped", "have not saved", "do not wait")[drain.kind]
-    line = f"after {took_s:.1f} s some ranks {what} at step {drain.step}: {_describe_followed_late(drain)}"
+    line = f"after {took_s:.1f} s some ranks {what} at step {drain.step}: {_describe_late_ranks(drain)}"
     answer = Answer(outcome=AskOutcome.LATE, line=line, step=drain.step, ranks=ranks, took_s=took_s, late=late)
     if drain.kind == Layout.PAUSE:
         return _end(state, phase, drain, replace(answer, line=f"{line}; the pause is withdrawn"), line)
@@ -529,7 +529,7 @@ def on_workers_ended(state: JobState, phase: RoundRunning, drained_rank: int | N
     if drain.step is None:
         return _decide_drain(state, now_s)
     if drain.last_rank is None:
-        return _judge_followed(state, now_s)
+        return _judge_done(state, now_s)
     if len(phase.succeeded) < len(state.assignments):
         return state, ()
     took_s, ranks = now_s - drain.begun_s, _count_ranks(state)

@@ -316,4 +316,4 @@ def on_leaving(state: JobState, event: Reported[Leaving], now_s: float) -> Decis
         return break_round(state, BreakKind.FINAL, cause, now_s, FinalFailure(cause=cause))
     # Stopping until its connection closes: only then have its workers ended.
     reason = f"{describe_member(state, member)} left: {message.reason}"
-    return break_for_loss(state, sender, reason, now_s, is_interrupt=message.is_interrupt, is_leave=message.is_told)
+    return break_for_loss(state, sender, reason, now_s, is_interrupt=message.is_interrupt, is_leave=message.is_planned)

@@ -125,7 +125,7 @@ class Drain:
     kind: int = StatusPageLayout.STOP
     askers: tuple[Asker, ...] = ()
     """People who wait for an answer."""
-    followed: PersistentMap[str, tuple[LateRank, ...]] = PersistentMap()
+    done_by: PersistentMap[str, tuple[LateRank, ...]] = PersistentMap()
     """Members whose workers have done what was committed, or whose time was over, with their late ranks."""
     queued: WantedDrain | None = None
     """A stop that begins when this one has ended."""

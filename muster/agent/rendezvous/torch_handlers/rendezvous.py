@@ -20,7 +20,7 @@ from muster.agent.rendezvous.interface import (
     Asked,
     BreakKind,
     DrainAsked,
-    DrainFollowed,
+    DrainDone,
     DrainReported,
     DrainWithdrawn,
     JobEnded,
@@ -260,7 +260,7 @@ class TorchRendezvous(Rendezvous):
         match message:
             case StoodStill():
                 self._record_still(message)
-            case AllStarted() | Saved() | PartReport() | DrainReported() | DrainFollowed():
+            case AllStarted() | Saved() | PartReport() | DrainReported() | DrainDone():
                 pass  # the joined nodes form a round; the others miss heartbeats
             case StacksTaken() if message.number == STANDSTILL:
                 self._tell_standstill(message)

@@ -5,7 +5,7 @@ import re
 from muster._shared.records import replace
 from muster._shared.reports import ENDED, Collective, Group, RankProgress, RankView, Stack
 from muster.agent.features.hangs.judge import Judge
-from muster.agent.features.hangs.samples import Look, Reported, compare
+from muster.agent.features.hangs.samples import Reported, WorkerSample, compare
 from muster.agent.features.hangs.sessions import Reading
 from muster.agent.workers.status_page import SlotStatus
 
@@ -117,8 +117,8 @@ def test_a_hang_that_the_watch_has_found_needs_no_second_look() -> None:
 SLOT = SlotStatus(1, 10, 100, "", 5, None, None, (), (), ())
 
 
-def look(at_s: float, seen: RankView, cpu_s: float) -> Look:
-    return Look(at_s=at_s, view=seen, processes={(7, 1): Reading(cpu_s=cpu_s, written_bytes=0)})
+def look(at_s: float, seen: RankView, cpu_s: float) -> WorkerSample:
+    return WorkerSample(at_s=at_s, view=seen, processes={(7, 1): Reading(cpu_s=cpu_s, written_bytes=0)})
 
 
 def test_what_has_moved_between_two_looks() -> None:

@@ -10,7 +10,7 @@ from muster._shared.records import replace
 from muster._shared.reports import Collective, Group, LaunchCount, Launches
 from muster.agent.features.hangs import servers
 from muster.agent.features.hangs.collectives import find_cause
-from muster.agent.features.hangs.servers import Answer, Place, Progress, WorkerReader
+from muster.agent.features.hangs.servers import Answer, Progress, WorkerReader, WorkerServer
 
 SESSIONS = {7: [(7, 1)]}
 ENTERED = Group(name="0", description="default_pg", entered=3, completed=2)
@@ -125,7 +125,7 @@ def test_the_recorder_of_nccl_is_read_only_of_workers_that_have_been_idle_for_ne
     """Reading it may end the capture of a CUDA graph. What it says is no sign of life: it is not read before."""
     asked: list[int] = []
 
-    def read_workers(_places: object, handlers: tuple[str, ...] = servers.DIAGNOSIS) -> dict[int, Answer]:
+    def read_workers(_places: object, handlers: tuple[str, ...] = servers.ALL_HANDLERS) -> dict[int, Answer]:
         asked.append(len(handlers))
         answer = build_waiting(575.0) if len(handlers) == 2 else Answer(has_begun=True, is_answering=True)
         return {7: replace(answer, device_timeout_s=600.0)}
@@ -191,7 +191,7 @@ def test_gloo_and_nccl_of_one_group_count_apart(monkeypatch: pytest.MonkeyPatch)
         return dumps.get(handler)
 
     monkeypatch.setattr(servers, "ask", ask)
-    place = Place(pid=os.getpid(), state="S", server_pid=os.getpid())
+    place = WorkerServer(pid=os.getpid(), state="S", server_pid=os.getpid())
 
     def read(*handlers: tuple[str, ...]) -> list[tuple[str, str, int]]:
         asked.clear()
@@ -200,7 +200,7 @@ def test_gloo_and_nccl_of_one_group_count_apart(monkeypatch: pytest.MonkeyPatch)
         return [(group.name, group.description, group.entered) for group in found.groups]
 
     assert read() == [("0", "default_pg", 2), ("0 nccl", "default_pg", 40)]
-    assert read(servers.LOOK) == [("0", "default_pg", 2)]
+    assert read(servers.GLOO_HANDLERS) == [("0", "default_pg", 2)]
     assert asked == ["fr_trace_json"], "asking NCCL's again and again would end the capture of CUDA graphs"
     del dumps["fr_trace_json"]  # torch 2.6 to 2.9
     assert read() == [("0", "default_pg", 0), ("0 nccl", "default_pg", 40)]
@@ -237,7 +237,7 @@ class Told:
         self.is_listening = False
         self.deaths: list[str] = []
         self.launches = {
-            7: (Launches(communicator="aa", size=2, counts=(LaunchCount(operation="", own=1, least=1, most=2),)),)
+            7: (Launches(communicator="aa", size=2, counts=(LaunchCount(operation="", by_rank=1, least=1, most=2),)),)
         }
 
     def look(self, _sessions: object, deadline_s: float) -> dict[int, tuple[Launches, ...]]:

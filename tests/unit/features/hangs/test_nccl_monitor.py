@@ -197,7 +197,7 @@ SESSIONS = {100: [(100, 1)], 101: [(90, 1), (101, 1)]}
 def test_an_answer_by_a_socket(version: tuple[int, int, int], job: Job) -> None:
     with Server(lambda: replace(job, version=version)) as server:
         found = Monitor(server.address, 2).look_twice(SESSIONS)
-    assert {pid: each[0].counts[-1].own for pid, each in found.items()} == (
+    assert {pid: each[0].counts[-1].by_rank for pid, each in found.items()} == (
         {100: 7, 101: 8} if version < (2, 26, 0) else {100: 5, 101: 6}
     )
     assert all(each[0].still_s > 0.0 for each in found.values())

@@ -9,7 +9,7 @@ import pytest
 from doubles.node_bench import Bench, open_bench
 
 from muster.agent.features.hangs import servers
-from muster.agent.features.hangs.servers import DEADLINE_S, JOIN_S, Answer, Place
+from muster.agent.features.hangs.servers import DEADLINE_S, JOIN_S, Answer, WorkerServer
 from muster.agent.node.evidence import TEXTS_LIMIT_S
 from muster.agent.node.worker_decisions import STACKS_LIMIT_S
 from muster.agent.rendezvous.interface import BreakKind
@@ -45,7 +45,7 @@ def test_in_a_hang_the_workers_get_no_signal_before_recorders_and_stacks_are_rea
     order: list[str] = []
     bench = hang_timeout(build)
 
-    def read(places: dict[int, Place], handlers: tuple[str, ...] = ()) -> dict[int, Answer]:
+    def read(places: dict[int, WorkerServer], handlers: tuple[str, ...] = ()) -> dict[int, Answer]:
         if not handlers:  # it is no look of the watch
             order.append("recorders")
         return {pid: Answer(is_answering=True) for pid in places}

@@ -3,7 +3,7 @@
 import pytest
 
 from muster._shared.snapshot_file import COMPLETE, EMPTY, WRITING, Slot
-from muster.agent.features.snapshots.keeping import decide_look, find_kept, find_newest, find_whole, is_kept
+from muster.agent.features.snapshots.keeping import decide_keeping, find_kept, find_newest, find_whole, is_kept
 from muster.agent.features.snapshots.leader import choose_base
 from muster.agent.features.snapshots.messages import Generation, Holding
 from muster.agent.round import find_lineage
@@ -114,10 +114,10 @@ def test_what_the_base_does_not_descend_from_is_dropped(slot, base, lineages, st
 
 def test_a_look_keeps_the_newest_and_then_tells_of_it():
     ranks = [slots(3, 4), slots(3, 4)]
-    look = decide_look(ranks, ROUND_1, None, None, may_hold=True)
+    look = decide_keeping(ranks, ROUND_1, None, None, may_hold=True)
     assert (look.hold, look.report) == (4, None)
-    assert decide_look(ranks, ROUND_1, None, 4, may_hold=True).report == 4
-    assert decide_look(ranks, ROUND_1, None, 5, may_hold=True).report is None
-    assert decide_look(ranks, ROUND_1, (ROUND_1, 4), None, may_hold=True).hold is None
-    assert decide_look(ranks, ROUND_1, None, None, may_hold=False).hold is None
-    assert decide_look([slots(3, state=EMPTY)], ROUND_1, None, None, may_hold=True).hold is None
+    assert decide_keeping(ranks, ROUND_1, None, 4, may_hold=True).report == 4
+    assert decide_keeping(ranks, ROUND_1, None, 5, may_hold=True).report is None
+    assert decide_keeping(ranks, ROUND_1, (ROUND_1, 4), None, may_hold=True).hold is None
+    assert decide_keeping(ranks, ROUND_1, None, None, may_hold=False).hold is None
+    assert decide_keeping([slots(3, state=EMPTY)], ROUND_1, None, None, may_hold=True).hold is None

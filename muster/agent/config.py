@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from muster._shared.contract import DEFAULT_DRAIN_LIMIT_S, Env
 from muster._shared.records import NO_ITEMS, record
 from muster.agent.errors import UsageError
-from muster.agent.runtime.limits import KEEP_ALIVE_INTERVAL_S, LAST_CALL_S
+from muster.agent.runtime.limits import KEEP_ALIVE_ATTEMPTS, KEEP_ALIVE_INTERVAL_S, LAST_CALL_S
 from muster.agent.workers.spec import Program
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class RendezvousConfig:
     join_timeout_s: float = 600.0
     last_call_timeout_s: float = LAST_CALL_S
     keep_alive_interval_s: float = KEEP_ALIVE_INTERVAL_S
-    keep_alive_max_attempt: int = 5
+    keep_alive_max_attempt: int = KEEP_ALIVE_ATTEMPTS
     checkpoint: "Checkpoint | None" = None
     """The last checkpoint of the job's earlier incarnations."""
     incarnation: int = 0
@@ -110,6 +110,11 @@ class RendezvousConfig:
         """Return the fields without the token."""
         shown = (f"{name}={value!r}" for name, value in self.__dict__.items() if name != "token")
         return f"RendezvousConfig({', '.join(shown)})"
+
+    @property
+    def silence_s(self) -> float:
+        """The silence limit: a node that is silent for this long counts as lost."""
+        return self.keep_alive_interval_s * self.keep_alive_max_attempt
 
     @property
     def lends_endpoint(self) -> bool:

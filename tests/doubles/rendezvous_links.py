@@ -27,7 +27,7 @@ def make_leader(loop: Loop, config: RendezvousConfig, notify: Callable[..., None
     options = LeaderOptions(
         rules=build_rules(config),
         job_rules=build_job_rules(config),
-        silence_s=config.keep_alive_interval_s * config.keep_alive_max_attempt,
+        silence_s=config.silence_s,
         takeover=False,
         notify=notify,
         own_id="m0",

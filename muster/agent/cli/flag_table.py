@@ -9,6 +9,7 @@ from typing import Final
 
 from muster._shared.records import record
 from muster.agent.features import FLAG_OWNERS, load_module
+from muster.agent.runtime.limits import KEEP_ALIVE_ATTEMPTS
 
 
 @record
@@ -135,11 +136,11 @@ RENDEZVOUS: Final = (
         metavar="K=V,...",
         is_common=True,
         text="Settings of the rendezvous, such as join_timeout=600. For muster, join_timeout (600), last_call_timeout "
-        "(3) and keep_alive_interval (1) are seconds. keep_alive_max_attempt (5) is the number of silent intervals "
-        "after which a node is lost. is_host is 1 on the node that leads, else 0 (with static, node 0 leads). timeout "
-        "is another name for join_timeout (static: 900). close_timeout, heartbeat_timeout, read_timeout, "
-        "cas_backoff_max_seconds and store_type=tcp are accepted and have no effect. torch's handlers get every key "
-        "unchanged.",
+        f"(3) and keep_alive_interval (1) are seconds. keep_alive_max_attempt ({KEEP_ALIVE_ATTEMPTS}) is the number of "
+        "silent intervals after which a node is lost. is_host is 1 on the node that leads, else 0 (with static, node 0 "
+        "leads). timeout is another name for join_timeout (static: 900). close_timeout, heartbeat_timeout, "
+        "read_timeout, cas_backoff_max_seconds and store_type=tcp are accepted and have no effect. torch's handlers "
+        "get every key unchanged.",
     ),
     Flag(
         name="last-call-timeout",

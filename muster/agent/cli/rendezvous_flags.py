@@ -90,7 +90,7 @@ def build_rendezvous_config(
         join_timeout_s=read.seconds("join_timeout", read.seconds("timeout", default_join_s)),
         last_call_timeout_s=_choose_last_call_s(values, environ, read),
         keep_alive_interval_s=read.seconds("keep_alive_interval", RendezvousConfig.keep_alive_interval_s),
-        keep_alive_max_attempt=read.count("keep_alive_max_attempt", 5),
+        keep_alive_max_attempt=read.count("keep_alive_max_attempt", RendezvousConfig.keep_alive_max_attempt),
         incarnation=_read_incarnation(environ),
         stop_limit_s=stop_limit_s,
         is_host=None if backend == "static" else is_host,

@@ -9,6 +9,8 @@ TIME_SCALE = float(os.environ.get("MUSTER_TIME_SCALE") or 1)
 
 KEEP_ALIVE_INTERVAL_S = 1.0 * TIME_SCALE
 """The default of `--rdzv-conf keep_alive_interval`: the time between two heartbeats."""
+KEEP_ALIVE_ATTEMPTS = 5
+"""The default of `--rdzv-conf keep_alive_max_attempt`: a node that sends no heartbeat for so many intervals is lost."""
 LEASE_MARGIN_S = 1.0 * TIME_SCALE
 """The longest time that a lease ends before the silence limit."""
 PAUSE_S = 1.0 * TIME_SCALE

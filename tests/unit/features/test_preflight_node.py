@@ -173,7 +173,7 @@ def test_a_master_that_cannot_be_reached_is_the_rounds_failure(monkeypatch: pyte
     node = Node()
     monkeypatch.setattr("muster.agent.features.preflight.reachability.find_obstacle", lambda *_: "no route")
     context = node.part._context
-    context.config.rendezvous.keep_alive_interval_s = context.config.rendezvous.keep_alive_max_attempt = 1  # type: ignore[misc]
+    context.config.rendezvous.silence_s = 1.0  # type: ignore[misc]
     context.loop.call_in_thread = lambda read, then, without: then(read())  # type: ignore[method-assign]
     preflight.PreflightPart._reach_master(node.part, make_round(number=1, **node.group))
     [(number, reason, check)] = node.failed

@@ -196,8 +196,7 @@ class PreflightPart(RoundPart):
         from muster._shared.preflight import REACH
         from muster.agent.features.preflight.reachability import find_obstacle
 
-        rules = self._context.config.rendezvous
-        limit_s = rules.keep_alive_interval_s * rules.keep_alive_max_attempt + _REACH_MARGIN_S
+        limit_s = self._context.config.rendezvous.silence_s + _REACH_MARGIN_S
 
         def tell(obstacle: str | None) -> None:
             if obstacle is None:

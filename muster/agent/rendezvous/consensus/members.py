@@ -114,11 +114,6 @@ class RankAssignment:
     role_world_size: int
 
 
-def find_silence_s(config: RendezvousConfig) -> float:
-    """Return the silence limit: a node that is silent for this long counts as lost."""
-    return config.keep_alive_interval_s * config.keep_alive_max_attempt
-
-
 def find_margin_s(silence_s: float) -> float:
     """Return how long before the silence limit a lease ends: a second, or less if the limit itself is short."""
     return min(LEASE_MARGIN_S, silence_s / 3)
@@ -126,7 +121,6 @@ def find_margin_s(silence_s: float) -> float:
 
 def build_rules(config: RendezvousConfig) -> ConsensusRules:
     """Return the job's rules from one node's configuration."""
-    silence_s = find_silence_s(config)
     return ConsensusRules(
         run_id=clean_name(config.run_id),
         min_nodes=config.min_nodes,
@@ -138,7 +132,7 @@ def build_rules(config: RendezvousConfig) -> ConsensusRules:
         is_managed=not config.is_by_hand,
         join_timeout_s=config.join_timeout_s,
         last_call_s=config.last_call_timeout_s,
-        rejoin_wait_s=silence_s - find_margin_s(silence_s) + FENCE_S,
+        rejoin_wait_s=config.silence_s - find_margin_s(config.silence_s) + FENCE_S,
     )
 
 

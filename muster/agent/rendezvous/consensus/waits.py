@@ -17,7 +17,7 @@
 | ranks to stop at one step for nodes that join | R | `JOIN_STOP_LIMIT_S` | they are stopped at once |
 | unreachable members at the job's end | FR | `join_timeout_s` | the end |
 | acknowledgements of the job's end | E | `leader.connections.ACKNOWLEDGE_SILENCES` silence limits | all exit |
-| a member that is silent | FRE | the silence limit (`members.find_silence_s`) | it is lost |
+| a member that is silent | FRE | the silence limit (`RendezvousConfig.silence_s`) | it is lost |
 
 A hang ends no wait here: nodes measure `--hang-timeout` and report idleness, `failures` decides whether the job hangs.
 """

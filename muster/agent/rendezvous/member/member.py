@@ -13,7 +13,6 @@ from muster._shared.processes import read_peak_bytes
 from muster._shared.records import assert_never, replace
 from muster.agent.config import RendezvousConfig
 from muster.agent.rendezvous.consensus.actions import RoundStart
-from muster.agent.rendezvous.consensus.members import find_silence_s
 from muster.agent.rendezvous.interface import (
     JobMembers,
     LeaderClock,
@@ -90,7 +89,7 @@ class Member:
             loop,
             lease,
             interval_s=config.keep_alive_interval_s,
-            silence_s=find_silence_s(config),
+            silence_s=config.silence_s,
             get_version=lambda: self.state.recovery.version,
             on_silent=self._on_silent,
             on_quorum_lost=lambda: self._feed(do.QuorumLost()),
@@ -155,7 +154,7 @@ class Member:
             if stream is not None:
                 on_open(stream)
 
-        self._network.connect(*address, pass_on, lambda end: on_failed(end.reason), find_silence_s(self._config))
+        self._network.connect(*address, pass_on, lambda end: on_failed(end.reason), self._config.silence_s)
 
     def send_summary(self, summary: Summary) -> None:
         """See `Rendezvous`. Nothing is decided on it, so it is sent to a leader elsewhere or dropped."""
@@ -244,8 +243,8 @@ class Member:
             )
 
     def _on_silent(self) -> None:
-        silence_s, promise_until_s = find_silence_s(self._config), self._lease_renewal.promise_until_s
-        self._feed(do.LeaderSilent(silence_s=silence_s, promise_until_s=promise_until_s))
+        until_s = self._lease_renewal.promise_until_s
+        self._feed(do.LeaderSilent(silence_s=self._config.silence_s, promise_until_s=until_s))
 
     def _on_query_reply(self, link: Link, reply: QueryReply, target: do.Target) -> bool:
         """Return whether the decision is to keep this link."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from muster._shared.codec import MalformedMessageError
 from muster._shared.records import assert_never, replace
 from muster.agent.config import RendezvousConfig
-from muster.agent.rendezvous.consensus.members import build_rules, find_silence_s
+from muster.agent.rendezvous.consensus.members import build_rules
 from muster.agent.rendezvous.interface import PostNotice
 from muster.agent.rendezvous.leader.connections import LeaderOptions
 from muster.agent.rendezvous.leader.leader import Leader
@@ -190,7 +190,7 @@ class Server:
         options = LeaderOptions(
             rules=self._rules,
             job_rules=self._job_rules,
-            silence_s=find_silence_s(self._config),
+            silence_s=self._config.silence_s,
             takeover=takeover,
             must_find_last_round=self._config.incarnation > 0 and not takeover,
             notify=self._post_notice,

@@ -43,6 +43,7 @@ from muster.agent.rendezvous.report_messages import Stopped
 from muster.agent.rendezvous.selection import add_shared_token
 from muster.agent.rendezvous.transport.tcp_network import TcpNetwork
 from muster.agent.round import Round
+from muster.agent.runtime.limits import KEEP_ALIVE_ATTEMPTS, KEEP_ALIVE_INTERVAL_S, LAST_CALL_S
 from muster.agent.runtime.loop import Loop, LoopThread
 from muster.agent.runtime.ports import PortReservation
 
@@ -75,10 +76,10 @@ def build_handler(params: RendezvousParameters) -> RendezvousHandler:
         max_nodes=params.max_nodes,
         local_addr=params.local_addr,
         token=read_token(os.environ),
-        join_timeout_s=_read_number(params, "join_timeout", 600),
-        last_call_timeout_s=_read_number(params, "last_call_timeout", 3, is_zero_allowed=True),
-        keep_alive_interval_s=_read_number(params, "keep_alive_interval", 1),
-        keep_alive_max_attempt=math.ceil(_read_number(params, "keep_alive_max_attempt", 5)),
+        join_timeout_s=_read_number(params, "join_timeout", RendezvousConfig.join_timeout_s),
+        last_call_timeout_s=_read_number(params, "last_call_timeout", LAST_CALL_S, is_zero_allowed=True),
+        keep_alive_interval_s=_read_number(params, "keep_alive_interval", KEEP_ALIVE_INTERVAL_S),
+        keep_alive_max_attempt=math.ceil(_read_number(params, "keep_alive_max_attempt", KEEP_ALIVE_ATTEMPTS)),
     )
     return MusterHandler(config)
 

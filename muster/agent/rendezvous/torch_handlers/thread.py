@@ -45,8 +45,8 @@ TORCH_NAMES = {"c10d-torch": "c10d", "etcd": "etcd", "etcd-v2": "etcd-v2"}
 """Our names for torch's own backends -> torch's names."""
 DEFAULT_TIMEOUT_S = 900
 _LINE_CHARACTERS = 500
-KEEP_ALIVE_INTERVAL_S = 5.0
-KEEP_ALIVE_MAX_ATTEMPT = 3
+TORCH_KEEP_ALIVE_INTERVAL_S = 5.0
+TORCH_KEEP_ALIVE_ATTEMPTS = 3
 """torch's own defaults for its c10d."""
 
 
@@ -134,7 +134,7 @@ class HandlerThread(threading.Thread):
             return
         try:
             try:
-                self._silence_s = find_silence_s(self._config)
+                self._silence_s = find_torch_silence_s(self._config)
                 self._handler = self._given or self._create_handler()
             except (ValueError, KeyError) as error:
                 self._report_failure(f"--rdzv-backend {self._config.backend}: {error}", usage=True)
@@ -352,14 +352,14 @@ def _build_line(text: str) -> str:
     return " ".join(text.split())[:_LINE_CHARACTERS]
 
 
-def find_silence_s(config: RendezvousConfig) -> float:
+def find_torch_silence_s(config: RendezvousConfig) -> float:
     """Return how long a node may send no heartbeat, from the keys of --rdzv-conf that set it for torch's own c10d.
 
     Raises:
         ValueError: the values are not numbers above 0.
     """
-    interval_s = float(config.conf.get("keep_alive_interval", KEEP_ALIVE_INTERVAL_S))
-    attempts = int(config.conf.get("keep_alive_max_attempt", KEEP_ALIVE_MAX_ATTEMPT))
+    interval_s = float(config.conf.get("keep_alive_interval", TORCH_KEEP_ALIVE_INTERVAL_S))
+    attempts = int(config.conf.get("keep_alive_max_attempt", TORCH_KEEP_ALIVE_ATTEMPTS))
     if not (interval_s > 0 and attempts > 0):
         raise ValueError(f"keep_alive_interval {interval_s:g} and keep_alive_max_attempt {attempts} must be above 0")
     return interval_s * attempts

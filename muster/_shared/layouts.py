@@ -107,7 +107,11 @@ class StatusPageLayout:
     PAUSE: Final = 2
     JOIN: Final = 3
     """The ranks wait, with a snapshot of the step, until the round ends for nodes that join."""
-    KINDS: Final = ("stop", "checkpoint", "pause", "join")
+    VERBS: Final = {"stop": "stop", "checkpoint": "save", "pause": "pause", "join": "wait"}
+    """What all ranks do at the step of a drain, by the name of its kind, in the order of the numbers."""
+    ASKING_FUNCTIONS: Final = ("should_stop", "should_checkpoint", "wait_while_paused", "snapshots.save")
+    """The function of `muster.worker` or `muster.snapshots` that asks about the step, by kind."""
+    KINDS: Final = tuple(VERBS)
 
     _STEP_BITS: Final = 47
     MAX_STEP: Final = (1 << _STEP_BITS) - 2

@@ -57,13 +57,9 @@ class Ceiling:
     """Whether no rank has passed it, and none will before the drain is decided."""
 
 
-ASKING_FUNCTIONS = ("should_stop", "should_checkpoint", "wait_while_paused", "snapshots.save")
-"""Functions of `muster.worker` and `muster.snapshots`, by kind of drain."""
-
-
 def find_refusal(slots: Sequence[RankSlot], kind: int = StatusPageLayout.STOP) -> str | None:
     """Return why no step can be agreed on with one of these ranks; None if one can."""
-    function = ASKING_FUNCTIONS[kind]
+    function = StatusPageLayout.ASKING_FUNCTIONS[kind]
     for slot in slots:
         if not slot.is_asking:
             return f"rank {slot.global_rank} called {function} with decreasing steps"

@@ -15,6 +15,7 @@ from typing import Any, Final
 from muster._shared.goodput import HANG_ENDS, HANGS
 from muster._shared.job_history import JobHistory
 from muster._shared.job_view import Goodput, Recovery
+from muster._shared.layouts import StatusPageLayout as Layout
 from muster.cli.history.clocks import TimedEvent
 from muster.cli.history.sources import Event, JobRecords, is_number
 
@@ -616,7 +617,6 @@ _SIGNALS: Final = {
 """What is said of what an agent got, and the field of its detail that follows."""
 _MORE_ON_A_HANG: Final = ("hang_named", "hang_explained")
 """Lines that follow on the one that says that the job hangs."""
-_DRAINS: Final = {"pause": "to pause at", "checkpoint": "to save at", "stop": "to save and stop at"}
 
 
 def _mark_job(event: Event, drains: Mapping[tuple[int, Any], str]) -> Mark | None:
@@ -631,7 +631,8 @@ def _mark_job(event: Event, drains: Mapping[tuple[int, Any], str]) -> Mark | Non
     if event.what in (*HANGS, "hang_explained"):
         return Mark(at_s=at_s, kind="hang", text=reason)
     if event.what == "drain_committed":
-        what = _DRAINS.get(drains.get((event.round, detail.get("drain")), ""), "on")
+        verb = Layout.VERBS.get(drains.get((event.round, detail.get("drain")), ""))
+        what = "on" if verb is None else f"to {verb} at"
         return Mark(at_s=at_s, kind="drain", text=f"all ranks agreed {what} step {detail.get('step')}")
     if event.what == "checkpoint_completed":
         return Mark(at_s=at_s, kind="checkpoint", text=f"all ranks have saved step {detail.get('step')}")

@@ -12,6 +12,7 @@ from typing import Final
 
 from muster._shared.control import ControlError, describe_answer
 from muster._shared.job_view import JobState, JobStatus, RankStatus
+from muster._shared.layouts import StatusPageLayout as Layout
 from muster._shared.reports import Answer, name_ranks
 from muster.cli.answers import format_stacks
 from muster.cli.top.agent_requests import Jobs, Origin, Reader
@@ -21,15 +22,10 @@ from muster.cli.top.screen import Screen
 from muster.cli.top.state import KeyAction, ScreenKind, Search, View, fit, found, press
 
 FRAME_S: Final = 0.25
-_WORKS: Final = {
+_LOOKS: Final = {
     KeyAction.STACKS: "asks all ranks for their stacks",
     KeyAction.WAITS: "asks all ranks whom they wait for",
-    KeyAction.CHECKPOINT: "asks all ranks to save at one step",
-    KeyAction.PAUSE: "asks all ranks to wait at one step",
-    KeyAction.STOP: "asks all ranks to save and stop at one step",
 }
-_GOES_ON: Final = "asks all ranks to go on"
-_LOOKS: Final = (KeyAction.STACKS, KeyAction.WAITS)
 """They change nothing: they need not wait for a pause that a rank does not reach."""
 
 
@@ -200,7 +196,9 @@ class TopView:
             return
         status = None if self.picture is None else get_status(self.picture, self._view)
         is_paused = status is not None and status.state is JobState.PAUSED
-        self._pending[action] = _GOES_ON if action is KeyAction.PAUSE and is_paused else _WORKS[action]
+        verb = Layout.VERBS.get(action.value)
+        work = "go on" if action is KeyAction.PAUSE and is_paused else f"{verb} at one step"
+        self._pending[action] = _LOOKS.get(action, f"asks all ranks to {work}")
         self._view = replace(self._view, note=f"{self._pending[action]} ...")
         handle = self._handle
         self._reader.run(action, lambda: self._jobs.ask(action, handle))

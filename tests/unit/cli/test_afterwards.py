@@ -555,7 +555,7 @@ def test_marks_tell_what_an_agreement_was_for_and_who_asked() -> None:
     job.start()
     job.step(20)
     leader = job.agents[0]
-    for number, kind in enumerate(("checkpoint", "pause", "stop"), 1):
+    for number, kind in enumerate(("checkpoint", "pause", "join", "stop"), 1):
         leader.write(job.at_s, "requested", kind=kind)
         leader.write(job.at_s, "drain_begun", drain=number, kind=kind, limit_s=9.0)
         leader.write(job.at_s + 0.1, "drain_committed", drain=number, step=20 + number)
@@ -564,7 +564,8 @@ def test_marks_tell_what_an_agreement_was_for_and_who_asked() -> None:
     assert [text for text in texts if "agreed" in text] == [
         "all ranks agreed to save at step 21",
         "all ranks agreed to pause at step 22",
-        "all ranks agreed to save and stop at step 23",
+        "all ranks agreed to wait at step 23",
+        "all ranks agreed to stop at step 24",
     ]
     assert texts.count("a person asked for it: muster pause") == 1
 

@@ -458,7 +458,7 @@ class TestView:
         reader.answer(view, "all ranks wait at step 955", KeyAction.PAUSE)
         assert any("wait at step 955" in row for row in view.draw(PLAIN))
 
-    @pytest.mark.parametrize(("state", "words"), [("running", "to wait at one step"), ("paused", "to go on")])
+    @pytest.mark.parametrize(("state", "words"), [("running", "to pause at one step"), ("paused", "to go on")])
     def test_what_p_asks_for_is_said(self, state: str, words: str) -> None:
         view, reader = make_view()
         reader.tell(make_picture(replace(job_samples.make_job(), state=JobState(state))), Origin.LOOK)

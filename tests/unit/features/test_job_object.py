@@ -77,7 +77,8 @@ def test_the_first_round_is_no_event_and_a_replaced_node_0_tells_of_a_start_agai
     [
         ("stop", "all ranks stop at step 7"),
         ("pause", "all ranks pause at step 7"),
-        ("checkpoint", "all ranks save a checkpoint at step 7"),
+        ("join", "all ranks wait at step 7"),
+        ("checkpoint", "all ranks save at step 7"),
     ],
 )
 def test_the_step_of_a_drain_is_told(kind: str, text: str) -> None:

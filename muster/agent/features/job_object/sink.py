@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from muster._shared.contract import Env, show_controls
+from muster._shared.layouts import StatusPageLayout as Layout
 from muster.agent.runtime.loop import SideThread
 
 if TYPE_CHECKING:
@@ -26,8 +27,6 @@ _PREFIX = "muster.torchx/"
 """The prefix of annotations."""
 _FAILED, _HANG, _DRAIN = "MusterFailed", "MusterHang", "MusterDrain"
 _RESIZED, _RESTARTED = "MusterResized", "MusterRestarted"
-_DONE = {"checkpoint": "save a checkpoint", "pause": "pause"}
-"""What the ranks do at the step of a drain; for other kinds they stop."""
 _PROGRESS_S = 30.0
 _AGAIN_S = 5.0
 """Time until a failed request is sent again."""
@@ -266,8 +265,8 @@ class _Story:
         self._attempt = 0
         self._broken = ""
         """Why the last round ended."""
-        self._kind = ""
-        """The kind of the last drain."""
+        self._verb = ""
+        """What the ranks do at the step of the last drain."""
 
     def read(self, record: "EventRecord") -> tuple[str, str, str] | None:
         """Return the reason, type and message of an Event; None if there is nothing to report."""
@@ -278,9 +277,9 @@ class _Story:
             case "hang_ended" | "moved_again":
                 return _HANG, "Normal", str(detail["text"])
             case "drain_begun":
-                self._kind = str(detail["kind"])
+                self._verb = Layout.VERBS[str(detail["kind"])]
             case "drain_committed":
-                return _DRAIN, "Normal", f"all ranks {_DONE.get(self._kind, 'stop')} at step {detail['step']}"
+                return _DRAIN, "Normal", f"all ranks {self._verb} at step {detail['step']}"
             case "drain_withdrawn":
                 return _DRAIN, "Normal", f"the ranks go on: {detail['reason']}"
             case "round_broken":

@@ -90,11 +90,6 @@ MOVES = Notify(text="the job goes on and no longer stands still", kind=NoticeKin
 
 NO_COMMON_STEP = "there is no step that all ranks will ask about"
 
-VERBS = ("stop", "save", "pause", "wait")
-"""What the ranks do, by kind."""
-
-_KINDS = {AskKind.STOP: Layout.STOP, AskKind.CHECKPOINT: Layout.CHECKPOINT, AskKind.PAUSE: Layout.PAUSE}
-
 COLLECTIVES_LINE = "torch's own timeout of collectives keeps running"
 """A longer pause may end the job."""
 
@@ -149,7 +144,7 @@ def _on_asked(state: JobState, sender: str, message: Asked, now_s: float) -> Dec
         return _resume(state, phase, asker, now_s)
     if phase.drains >= Layout.MAX_DRAIN:
         return state, _refuse((asker,), "too many drains in one round", is_unchanged=True)
-    kind = _KINDS[message.kind]
+    kind = Layout.KINDS.index(message.kind.value)
     wanted = WantedDrain(kind=kind, reason=f"muster {message.kind.value}", limit_s=message.limit_s, askers=(asker,))
     if kind == Layout.STOP:
         return _want_stop(state, phase, replace(wanted, leaving=tuple(state.members)), now_s)
@@ -580,9 +575,7 @@ def _decide_drain(state: JobState, now_s: float) -> Decision:
 
 
 def _explain_no_step(reports: Iterable[DrainReport], kind: int) -> str:
-    from muster.agent.rendezvous.drain_ceiling import ASKING_FUNCTIONS
-
-    return NO_COMMON_STEP if any(each.ranks for each in reports) else f"no rank calls {ASKING_FUNCTIONS[kind]}"
+    return NO_COMMON_STEP if any(each.ranks for each in reports) else f"no rank calls {Layout.ASKING_FUNCTIONS[kind]}"
 
 
 def _withdraw(state: JobState, phase: RoundRunning, drain: Drain, reason: str, now_s: float) -> Decision:
@@ -610,7 +603,8 @@ def describe_commit(
     """Return the line about a committed drain: why, the step, how long the agreement took, and which rank is behind."""
     last = min((rank for report in reports for rank in report.ranks), key=lambda rank: rank.asked, default=None)
     behind = "" if last is None else f"; rank {last.global_rank} is the last, at step {last.asked}"
-    return f"{reason}: all ranks {VERBS[kind]} at step {step}, agreed in {took_s * 1000:.0f} ms{behind}"
+    verb = Layout.VERBS[Layout.KINDS[kind]]
+    return f"{reason}: all ranks {verb} at step {step}, agreed in {took_s * 1000:.0f} ms{behind}"
 
 
 def _tell_all(ranks: int, one: str, more: str) -> str:

@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
@@ -46,6 +46,13 @@ class NodeSetting(str, Enum):
     """The run's folder is a small file system in memory."""
     OWN_DISK = "own disk"
     """The run's folder is a file system of its own, which can be frozen."""
+    CGROUP = "cgroup"
+    """Processes of this machine. A cgroup limits the memory of one."""
+
+    @property
+    def needs_root(self) -> bool:
+        """Whether only root can make it."""
+        return self is not NodeSetting.ORDINARY
 
 
 class NotPossibleError(Exception):
@@ -113,11 +120,18 @@ class Fault:
     title: str
     """What happens, in a few words."""
     cause: Callable[[Scene], Course]
+    live_signal: tuple[str, int] | None = None
+    """What gets which signal in a job that runs: "rank", "agent" or "node". None: it cannot be caused there.
+
+    Of a node it is the process that the scheduler has started.
+    """
     moments: tuple[Moment, ...] = (Moment.BETWEEN,)
     least_nodes: int = 1
     needs_hang_watch: bool = False
     """The job ends its attempt only if it has a hang timeout."""
     setting: NodeSetting = NodeSetting.ORDINARY
+    is_quick: bool = False
+    """`--quick` tries it: no hang must be noticed first."""
 
 
 def at_once(act: Callable[[Scene], None]) -> Callable[[Scene], Course]:
@@ -142,8 +156,16 @@ def send(pid: int, signum: int) -> None:
         raise NotPossibleError(f"process {pid} had ended before") from error
 
 
-def _signal_rank(signum: int) -> Callable[[Scene], Course]:
-    return at_once(lambda scene: send(scene.find_worker(scene.rank), signum))
+def _signal(target: str, signum: int) -> tuple[Callable[[Scene], Course], tuple[str, int]]:
+    """Return `cause` and `live_signal` of a fault that is a signal."""
+
+    def find(scene: Scene) -> int:
+        if target == "rank":
+            return scene.find_worker(scene.rank)
+        agent = scene.find_agent(scene.node)
+        return agent if target == "agent" else find_guard(agent)
+
+    return at_once(lambda scene: send(find(scene), signum)), (target, signum)
 
 
 def _stop(scene: Scene) -> Course:
@@ -254,6 +276,10 @@ def kill_nodes(*agent_pids: int) -> None:
         processes.send_signal([guard, *processes.list_descendants(guard)], signal.SIGKILL)
 
 
+def _lose(choose: Callable[[Scene], Iterable[int]]) -> Callable[[Scene], Course]:
+    return at_once(lambda scene: kill_nodes(*map(scene.find_agent, choose(scene))))
+
+
 def _cut_for(seconds: float) -> Callable[[Scene], Course]:
     """Return the course of a node that is cut off for a while. It is lost after 5 s of silence."""
 
@@ -318,8 +344,8 @@ def _take_memory(scene: Scene) -> Course:
     """Let the memory of the rank's cgroup run out."""
     pid = scene.find_worker(scene.rank)
     mount, name = next(((mount, name) for mount, name in _PLACES if os.path.exists(f"{mount}/cgroup.procs")), ("", ""))
-    if not mount or os.geteuid() != 0:
-        raise NotPossibleError("it needs root, and a cgroup with a limit of memory")
+    if not mount:
+        raise NotPossibleError("it needs a cgroup with a limit of memory")
     folder = Path(mount, f"muster-rehearsal-{os.getpid()}")
     with scene.journal.keep(Undo("cgroup", (str(folder),))):
         try:
@@ -347,48 +373,33 @@ def _take_memory(scene: Scene) -> Course:
 
 
 _ALL: Final = (
-    Fault("rank-killed", "a rank is killed (SIGKILL)", _signal_rank(signal.SIGKILL), tuple(Moment)),
+    Fault("rank-killed", "a rank is killed (SIGKILL)", *_signal("rank", signal.SIGKILL), tuple(Moment), is_quick=True),
     # SIGINT raises it in the main thread of any Python program.
-    Fault("rank-raises", "a rank raises KeyboardInterrupt", _signal_rank(signal.SIGINT)),
-    Fault("rank-crashes", "a rank crashes (SIGSEGV)", _signal_rank(signal.SIGSEGV)),
+    Fault("rank-raises", "a rank raises KeyboardInterrupt", *_signal("rank", signal.SIGINT)),
+    Fault("rank-crashes", "a rank crashes (SIGSEGV)", *_signal("rank", signal.SIGSEGV)),
     Fault("rank-stopped", "a rank hangs outside a collective", _stop, needs_hang_watch=True),
     Fault("rank-stopped-in-collective", "a rank hangs in a collective", _stop_in_collective, needs_hang_watch=True),
     Fault("rank-slow", "a rank has half a core for 10 s", _slow_down),
     Fault("loader-killed", "a DataLoader worker is killed (SIGKILL)", at_once(_kill_loader)),
     # The guard gets what a scheduler sends to a node that it wants back.
+    Fault("preempted", "a node is preempted (SIGTERM)", *_signal("node", signal.SIGTERM), is_quick=True),
+    Fault("node0-lost", "node 0 is lost", _lose(lambda _: (0,)), moments=(Moment.BETWEEN, Moment.END), is_quick=True),
     Fault(
-        "preempted",
-        "a node is preempted (SIGTERM)",
-        at_once(lambda scene: send(find_guard(scene.find_agent(scene.node)), signal.SIGTERM)),
-    ),
-    Fault(
-        "node0-lost",
-        "node 0 is lost",
-        at_once(lambda scene: kill_nodes(scene.find_agent(0))),
-        (Moment.BETWEEN, Moment.END),
-    ),
-    Fault(
-        "node-lost",
-        "another node is lost, and comes back",
-        at_once(lambda scene: kill_nodes(scene.find_agent(scene.node))),
-        least_nodes=2,
+        "node-lost", "another node is lost, and comes back", _lose(lambda at: (at.node,)), least_nodes=2, is_quick=True
     ),
     Fault(
         "agent-killed",
         "an agent is killed (SIGKILL)",
-        at_once(lambda scene: send(scene.find_agent(scene.node), signal.SIGKILL)),
+        *_signal("agent", signal.SIGKILL),
         (Moment.BETWEEN, Moment.CHECKPOINT),
+        is_quick=True,
     ),
-    Fault(
-        "app-restarted",
-        "all nodes are lost at once",
-        at_once(lambda scene: kill_nodes(*map(scene.find_agent, range(scene.nodes)))),
-    ),
+    Fault("app-restarted", "all nodes are lost at once", _lose(lambda scene: range(scene.nodes)), is_quick=True),
     Fault("network-cut", "a node's network is cut for 3 s", _cut_for(3.0), least_nodes=2, setting=NodeSetting.NETNS),
     Fault("network-lost", "a node's network is cut for 12 s", _cut_for(12.0), least_nodes=2, setting=NodeSetting.NETNS),
     Fault("disk-full", "the disk is full for up to 5 s", _fill_disk, setting=NodeSetting.SMALL_DISK),
     Fault("disk-slow", "the disk is slow for 10 s", _slow_disk_down, setting=NodeSetting.OWN_DISK),
-    Fault("out-of-memory", "a rank runs out of memory (cgroup)", _take_memory),
+    Fault("out-of-memory", "a rank runs out of memory (cgroup)", _take_memory, setting=NodeSetting.CGROUP),
 )
 FAULTS: Final[Mapping[str, Fault]] = {fault.name: fault for fault in _ALL}
 """All faults, in the order in which they are tried."""

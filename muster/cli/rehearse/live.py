@@ -6,9 +6,8 @@ app is not touched. What the job does afterwards is in its status.
 """
 
 import random
-import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,16 +31,8 @@ _COMMAND_S: Final = 60.0
 _LOOK_S: Final = 1.0
 _RECORDS_S: Final = 10.0
 """How long a node's records are waited for: over ssh they come after its output."""
-_SIGNALS: Final[Mapping[str, tuple[str, int]]] = {
-    "rank-killed": ("rank", signal.SIGKILL),
-    "rank-raises": ("rank", signal.SIGINT),
-    "rank-crashes": ("rank", signal.SIGSEGV),
-    "agent-killed": ("agent", signal.SIGKILL),
-    "preempted": ("node", signal.SIGTERM),
-}
-"""What gets which signal. Of a node it is the process that the scheduler has started."""
-CAUSED: Final = tuple(_SIGNALS)
-"""Names of the faults that can be caused in a job that runs."""
+CAUSED: Final = {name: fault.live_signal for name, fault in FAULTS.items() if fault.live_signal}
+"""What gets which signal, by the name of a fault that can be caused in a job that runs."""
 
 _SEND = """
 import os, sys
@@ -142,13 +133,13 @@ class _Job:
             if time.monotonic() > until_s:
                 raise ControlError(f"node {node} of {self._app_id} has reported no running worker", CommandExit.LOST)
             time.sleep(_LOOK_S)
-        kind = _SIGNALS[name][0]
+        kind = CAUSED[name][0]
         rank = rng.choice(sorted(workers)) if kind == "rank" else None
         pid = agent if kind == "agent" else 0 if rank is None else workers[rank]
         return _Target(name=name, node=node, rank=rank, agent_pid=agent, pid=pid)
 
     def cause(self, target: _Target) -> None:
-        kind, signum = _SIGNALS[target.name]
+        kind, signum = CAUSED[target.name]
         place = (self._app_id, self._role.name, target.node)
         if kind == "node" and self._scheduler.end_node(*place):
             return

@@ -8,8 +8,6 @@ from muster._shared.control import CommandExit, ControlError
 from muster.cli.rehearse.faults import FAULTS, Fault, Moment
 from muster.cli.rehearse.trial import Case, Result
 
-QUICK: Final = ("rank-killed", "node0-lost", "node-lost", "preempted", "agent-killed", "app-restarted")
-"""What `--quick` tries, each at one moment: those that need no hang to be noticed."""
 _MIDDLE: Final = (0.3, 0.7)
 """The part of the steps in which a fault "between" happens."""
 _LAST_STEPS: Final = 2
@@ -21,13 +19,13 @@ def parse_faults(text: str | None, *, quick: bool) -> list[tuple[Fault, Moment]]
 
     Args:
         text: "rank-killed,preempted,rank-killed@checkpoint". None: all of them, each at each of its moments.
-        quick: without `text`, only `QUICK`, each at one moment.
+        quick: without `text`, only those of `Fault.is_quick`, each at one moment.
 
     Raises:
         ControlError: there is no such fault or moment, or none is named.
     """
     if text is None and quick:
-        return [(FAULTS[name], Moment.BETWEEN) for name in QUICK]
+        return [(fault, Moment.BETWEEN) for fault in FAULTS.values() if fault.is_quick]
     if text is None:
         return [(fault, moment) for fault in FAULTS.values() for moment in fault.moments]
     if not (words := [word.strip() for word in text.split(",") if word.strip()]):

@@ -131,14 +131,14 @@ def make_world(setting: NodeSetting, folder: Path, *, nodes: int, journal: Journ
         NotPossibleError: it cannot be made here.
     """
     with contextlib.ExitStack() as stack:
-        if setting is not NodeSetting.ORDINARY and os.geteuid() != 0:
+        if setting.needs_root and os.geteuid() != 0:
             raise NotPossibleError("it needs root")
         if setting is NodeSetting.NETNS:
             network = stack.enter_context(Network(f"muster-rehearsal-{os.getpid()}", journal))
             for _ in range(nodes):
                 network.add_node()
             yield World(folder=folder, network=network)
-        elif setting is NodeSetting.ORDINARY:
+        elif setting in (NodeSetting.ORDINARY, NodeSetting.CGROUP):
             yield World(folder=folder)
         else:
             disk = folder / "disk"

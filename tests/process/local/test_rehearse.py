@@ -14,13 +14,15 @@ import pytest
 from harness import PROGRAMS, Outcome, Tree, run_tree, wait_until
 from memory_cgroup import list_rehearsal_cgroups
 
-from muster.cli.rehearse import live, plan
+from muster.cli.rehearse import live
+from muster.cli.rehearse.faults import FAULTS
 from muster.components import dist
 from muster.schedulers.local import create_detached_scheduler
 
 MUSTER = Path(sys.executable).with_name("muster")
 PROGRAM = PROGRAMS / "rehearse_steps.py"
-NEEDS_ROOT = "network-cut,network-lost,disk-full,disk-slow,out-of-memory"
+QUICK = [name for name, fault in FAULTS.items() if fault.is_quick]
+NEEDS_ROOT = ",".join(name for name, fault in FAULTS.items() if fault.setting.needs_root)
 LOADS = """\
 import json
 import os
@@ -115,9 +117,7 @@ def test_a_wrong_script_is_told_what_to_change(
 def test_six_faults(folder: Path, wrong: str, verdict: str, advice: list[str]) -> None:
     outcome = rehearse(folder, "--quick", "--json", wrong=wrong, limit_s=500)
     data = json.loads(outcome.stdout)
-    assert {row["name"]: row["verdict"] for row in data["rows"]} == dict.fromkeys(plan.QUICK, verdict), (
-        outcome.explain()
-    )
+    assert {row["name"]: row["verdict"] for row in data["rows"]} == dict.fromkeys(QUICK, verdict), outcome.explain()
     assert {row["result"] for row in data["rows"]} == {"equal"}
     assert [each["name"] for each in data["advice"]] == advice
     assert outcome.leftovers == ()

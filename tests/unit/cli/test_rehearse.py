@@ -5,6 +5,7 @@ import errno
 import inspect
 import json
 import os
+import re
 import shlex
 import sys
 import time
@@ -155,6 +156,12 @@ def test_every_fault_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     for name, fault in FAULTS.items():
         assert name in listed
         assert f"| `{name}` | {fault.title} |" in page, name
+    for begin, end, names in (
+        ("silence. ", " need root", [each.name for each in FAULTS.values() if each.setting.needs_root]),
+        ("`--quick` tries ", " between", [each.name for each in FAULTS.values() if each.is_quick]),
+        ("It can cause ", ".\n", [each.name for each in FAULTS.values() if each.live_signal]),
+    ):
+        assert re.findall("`(.+?)`", page.partition(begin)[2].partition(end)[0]) == names, begin
 
 
 # -- how a run is judged -----------------------------------------------------------------------------------------------

@@ -1,13 +1,14 @@
 """Outside the folders of adapters no code decides by a scheduler's name: what is peculiar to one is a property."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import muster
-from muster_entry import SCHEDULERS
+from muster_entry import OF_TORCHX, SCHEDULERS
 
 PACKAGE = Path(muster.__file__).parent
 FOLDERS = {target.partition(":")[0].split(".")[2] for target in SCHEDULERS.values()}
@@ -72,6 +73,11 @@ def test_no_code_outside_adapters_decides_by_a_schedulers_name() -> None:
 )
 def test_a_decision_is_seen(code: str) -> None:
     assert list(find_decisions(ast.parse(code)))
+
+
+def test_every_scheduler_has_an_entry_point() -> None:
+    text = (PACKAGE.parent / "pyproject.toml").read_text()
+    assert re.findall(r'^(\w+) = "muster_entry:\1"$', text, re.MULTILINE) == [*SCHEDULERS, *OF_TORCHX]
 
 
 def test_few_modules_know_an_adapters_folder() -> None:

@@ -34,8 +34,8 @@ ERROR_FILE = LogNames.ERROR
 class ProcessScheduler(SupervisedScheduler, abc.ABC):
     """A `SupervisedScheduler` whose replicas are processes that a `ProcessDriver` starts.
 
-    Subclasses define `add_options`, `_submit_dryrun` and `schedule`, which calls `start_app`. They change `ask_command`
-    and `open_beside` if a command must run in another place than this process.
+    Subclasses define `option_record`, `_submit_dryrun` and `schedule`, which calls `start_app`. They change
+    `ask_command` and `open_beside` if a command must run in another place than this process.
     """
 
     def start_app(

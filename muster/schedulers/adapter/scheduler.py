@@ -42,6 +42,7 @@ from muster.schedulers.runner import callers
 from muster.schedulers.runner.command_line import is_interrupted, print_errors_as_lines, unwind_on_signals
 from muster.schedulers.runner.live_lines import LiveLines, repeat_failure, say_that_it_goes_on
 from muster.schedulers.runner.option_parsing import StrictOpts
+from muster.schedulers.runner.option_records import declare_options
 
 if TYPE_CHECKING:
     from muster.schedulers.node_program.pipe import NodePipe
@@ -111,7 +112,7 @@ class ListedApp(ListAppResponse):  # type: ignore[misc]
 class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
     """A `Scheduler` with one set of signatures for TorchX's release and nightly. With both, it refuses unknown options.
 
-    Subclasses define `_submit_dryrun`, `schedule`, `read_facts`, `_cancel_existing`, `add_options`, `list_apps`,
+    Subclasses define `_submit_dryrun`, `schedule`, `read_facts`, `_cancel_existing`, `option_record`, `list_apps`,
     `read_log`, `delete_app` and, if they refuse some AppDefs, `check_app`. They define which requests of `muster` they
     can carry out. `ask_app` carries `checkpoint`, `pause`, `resume`, `stacks` and `stop`, and each other method carries
     the command of its name.
@@ -126,6 +127,8 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
 
     properties: Properties = Properties()
     """As its `Factory` declares them."""
+    option_record: type[Any]
+    """Declares the options of `-cfg`, see `option_records`."""
 
     def __init__(self, backend: str, session_name: str) -> None:
         super().__init__(backend, session_name)
@@ -142,9 +145,9 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
         print_errors_as_lines()
         unwind_on_signals()
 
-    @abc.abstractmethod
     def add_options(self, opts: StrictOpts) -> None:
-        """Declare the options of `-cfg`."""
+        """Declare the options of `-cfg`. Without `detach`, apps outlive their command unless TorchX waits for them."""
+        declare_options(opts, self.option_record, {"detach": not self.properties.waits})
 
     @abc.abstractmethod
     def read_facts(self, app_id: str) -> "AppFacts | None":

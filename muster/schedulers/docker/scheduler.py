@@ -40,8 +40,7 @@ from muster.schedulers.interrupts import raise_dropped_interrupts
 from muster.schedulers.node_program.pipe import NodePipe
 from muster.schedulers.runner.app_codec import dump_app
 from muster.schedulers.runner.live_lines import draws_bars
-from muster.schedulers.runner.option_parsing import StrictOpts
-from muster.schedulers.runner.option_records import declare_options, parse_options
+from muster.schedulers.runner.option_records import parse_options
 from muster.schedulers.runner.roles import (
     build_role_plan,
     describe_missing_script,
@@ -95,6 +94,8 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         session_name: TorchX's.
     """
 
+    option_record = DockerOptions
+
     FLUSH_S = 30.0
     LEAVES = "logs and containers"
     """The engine removes the app's objects."""
@@ -118,10 +119,6 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
             self._workspaces.remove()
 
     # -- submitting ---------------------------------------------------------------------------------------------------
-
-    def add_options(self, opts: StrictOpts) -> None:
-        """See `PluginScheduler`."""
-        declare_options(opts, DockerOptions, {"detach": not self.properties.waits})
 
     def build_workspace_and_update_role(self, role: Role, workspace: str, cfg: Mapping[str, Any]) -> None:  # noqa: ARG002
         """Pack the workspace. The submission copies it into the containers or builds it into an image."""

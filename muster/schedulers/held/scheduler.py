@@ -38,7 +38,7 @@ from muster.schedulers.naming import build_app_name, make_secret, make_suffix
 from muster.schedulers.node_program.frames import HOLD_DIR
 from muster.schedulers.runner.live_lines import draws_bars
 from muster.schedulers.runner.option_parsing import StrictOpts
-from muster.schedulers.runner.option_records import declare_options, parse_options
+from muster.schedulers.runner.option_records import parse_options
 from muster.schedulers.runner.roles import note_workspace
 from muster.schedulers.supervision.app_folder import AppSpec
 from muster.schedulers.supervision.registry import find_state_dir
@@ -77,6 +77,8 @@ class HeldScheduler(ProcessScheduler, WorkspaceMixin[None]):  # type: ignore[mis
         session_name: TorchX's name of the session. It is part of the default path of logs.
     """
 
+    option_record = HeldOptions
+
     def __init__(self, name: str, session_name: str) -> None:
         super().__init__(name, session_name)
         self._printed: set[str] = set()
@@ -95,12 +97,8 @@ class HeldScheduler(ProcessScheduler, WorkspaceMixin[None]):  # type: ignore[mis
             self._others[name] = load_scheduler(name)
         return self._others[name]
 
-    def add_options(self, opts: StrictOpts) -> None:
-        """See `PluginScheduler`."""
-        declare_options(opts, HeldOptions, {"detach": not self.properties.waits})
-
     def workspace_opts(self) -> StrictOpts:
-        """Return no options: `add_options` declares all."""
+        """Return no options: `option_record` declares all."""
         return StrictOpts(self.backend)
 
     def build_workspace_and_update_role(self, role: Role, workspace: str, cfg: Mapping[str, Any]) -> None:

@@ -41,7 +41,6 @@ from muster.schedulers.naming import build_app_name, make_suffix
 from muster.schedulers.node_program.pipe import NodePipe
 from muster.schedulers.runner import callers
 from muster.schedulers.runner.option_parsing import StrictOpts
-from muster.schedulers.runner.option_records import declare_options
 from muster.schedulers.runner.roles import (
     BASE_IMAGE_KEY,
     describe_missing_script,
@@ -67,15 +66,18 @@ _UNUSED_DOCKERFILE: Final = (
 
 
 class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc]
-    """Runs apps on a Kubernetes cluster: one client per kubeconfig and context. Close it to drop its connections.
+    """Runs apps as pods of a Kubernetes cluster.
 
-    Safe to use from several threads: TorchX reads logs in many.
+    It has one client per kubeconfig and context. Close it to drop its connections. It is safe to use from several
+    threads: TorchX reads logs in many.
 
     Args:
         name: the scheduler's.
         session_name: TorchX's.
         clock: monotonic time. Tests inject their own.
     """
+
+    option_record = Options
 
     def __init__(self, name: str, session_name: str, clock: Clock | None = None) -> None:
         super().__init__(name, session_name)
@@ -90,12 +92,8 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
 
     # -- offline ----------------------------------------------------------------------------------------------------
 
-    def add_options(self, opts: StrictOpts) -> None:
-        """See `options.py`."""
-        declare_options(opts, Options)
-
     def workspace_opts(self) -> runopts:
-        """Return no options: `add_options` declares `image_repo` and `quiet`."""
+        """Return no options: `option_record` declares `image_repo` and `quiet`."""
         return StrictOpts(self.backend)
 
     def build_workspace_and_update_role(self, role: Role, workspace: str, cfg: Mapping[str, Any]) -> None:

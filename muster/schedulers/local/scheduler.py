@@ -13,8 +13,7 @@ from muster._shared.contract import HOLD_METADATA
 from muster.schedulers.adapter.process_scheduler import ProcessScheduler
 from muster.schedulers.local.options import LocalOptions
 from muster.schedulers.naming import build_app_name, make_suffix
-from muster.schedulers.runner.option_parsing import StrictOpts
-from muster.schedulers.runner.option_records import declare_options, parse_options
+from muster.schedulers.runner.option_records import parse_options
 
 if TYPE_CHECKING:
     from muster.schedulers.local.request import LocalRequest
@@ -28,6 +27,8 @@ class LocalScheduler(ProcessScheduler):
         name: `local_cwd`, whose apps end with the command that started them, or `detached`, whose apps keep running.
         session_name: TorchX's name of the session. It is part of the default path of logs.
     """
+
+    option_record = LocalOptions
 
     def read_facts(self, app_id: str) -> "AppFacts | None":
         """See `PluginScheduler`. For a hold the line says what it runs, or since when it is idle."""
@@ -44,10 +45,6 @@ class LocalScheduler(ProcessScheduler):
         return replace(facts, reasons=(reason, *facts.reasons))
 
     # -- submitting -------------------------------------------------------------------------------------------------
-
-    def add_options(self, opts: StrictOpts) -> None:
-        """See `PluginScheduler`."""
-        declare_options(opts, LocalOptions, {"detach": not self.properties.waits})
 
     def _submit_dryrun(self, app: AppDef, cfg: Mapping[str, Any]) -> AppDryRunInfo:
         from muster.schedulers.local.submission import prepare_request

@@ -61,12 +61,14 @@ logger = logging.getLogger(__name__)
 
 
 class SlurmScheduler(adapter.PluginScheduler, WorkspaceMixin[None]):  # type: ignore[misc]
-    """Runs an app as one job of a Slurm cluster, see the package.
+    """Runs an app as one job of a Slurm cluster, with one task per node.
 
     Args:
         name: the scheduler's.
         session_name: TorchX's name of the session. It is part of the default path of the app's folder.
     """
+
+    option_record = SlurmOptions
 
     def __init__(self, name: str, session_name: str) -> None:
         super().__init__(name, session_name)
@@ -76,12 +78,8 @@ class SlurmScheduler(adapter.PluginScheduler, WorkspaceMixin[None]):  # type: ig
 
     # -- submitting ---------------------------------------------------------------------------------------------------
 
-    def add_options(self, opts: adapter.StrictOpts) -> None:
-        """See `options`."""
-        adapter.declare_options(opts, SlurmOptions)
-
     def workspace_opts(self) -> adapter.StrictOpts:
-        """Return no options: `add_options` declares all."""
+        """Return no options: `option_record` declares all."""
         return adapter.StrictOpts(self.backend)
 
     def build_workspace_and_update_role(self, role: Role, workspace: str, cfg: Mapping[str, Any]) -> None:

@@ -58,15 +58,13 @@ class SshScheduler(adapter.ProcessScheduler, WorkspaceMixin[None]):  # type: ign
         session_name: TorchX's name of the session. It is part of the default path of logs.
     """
 
+    option_record = SshOptions
+
     def __init__(self, name: str, session_name: str) -> None:
         super().__init__(name, session_name)
         self._printed: set[str] = set()
 
     # -- submitting -------------------------------------------------------------------------------------------------
-
-    def add_options(self, opts: adapter.StrictOpts) -> None:
-        """Do as `PluginScheduler`. Apps outlive the command that submits them unless `detach=false`."""
-        adapter.declare_options(opts, SshOptions, {"detach": True})
 
     def build_workspace_and_update_role(self, role: Role, workspace: str, cfg: Mapping[str, Any]) -> None:
         """Take the folder of `--workspace`. TorchX calls this before the dry run.

@@ -41,8 +41,8 @@ def test_every_flag_has_its_place(pages):
 
 def test_every_option_has_a_row(pages):
     text = pages.build_options()
-    for _, _, record in pages.SCHEDULERS:
-        for field, option in list_options(record).items():
+    for each in pages.list_adapters().values():
+        for field, option in list_options(each.option_record).items():
             assert f"\n- `{option.name or field}`" in text
 
 

@@ -133,7 +133,7 @@ class Job(PluginScheduler):
     def describe_app(self, app_id: str) -> DescribeAppResponse:
         return self.response
 
-    read_facts = add_options = list_apps = delete_app = read_log = schedule = None  # type: ignore[assignment]
+    read_facts = list_apps = delete_app = read_log = schedule = None  # type: ignore[assignment]
     _cancel_existing = _submit_dryrun = None  # type: ignore[assignment]
 
 

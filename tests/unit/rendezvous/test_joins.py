@@ -7,6 +7,7 @@ from muster._shared.contract import AskKind
 from muster._shared.layouts import StatusPageLayout as Layout
 from muster.agent.rendezvous.consensus.actions import Notify, RoundBreak
 from muster.agent.rendezvous.consensus.events import Reported
+from muster.agent.rendezvous.consensus.state import RoundRunning
 from muster.agent.rendezvous.interface import (
     AllSucceeded,
     Asked,
@@ -94,6 +95,17 @@ def test_ranks_that_only_keep_snapshots_wait_at_one_step_until_all_do() -> None:
     leader.stop_all(0, 1)
     assert leader.formed_of() == ["m0", "m1", "m2"]
     assert leader.formed().attempt == 0
+
+
+def test_a_job_that_ends_before_the_step_is_not_run_again() -> None:
+    leader = begin_join()
+    refuse_to_stop(leader)
+    commit(leader)
+    for number in range(2):
+        done = AllSucceeded(round_number=leader.state.round_number, drained_rank=None)
+        leader.feed(Reported(id=f"m{number}", message=done))
+        assert not any(isinstance(each, RoundBreak) for each in leader.actions)
+    assert not isinstance(leader.state.phase, RoundRunning)
 
 
 def test_a_stop_ends_the_wait() -> None:

@@ -345,6 +345,8 @@ def _judge_done(state: JobState, now_s: float) -> Decision:
     if any(each not in drain.done_by for each in _list_live(phase, drain)) and not (late and drain.step is None):
         return state, ()
     if drain.kind == Layout.JOIN:
+        if not _list_live(phase, drain):
+            return state, ()  # the job has ended before the step
         return break_round(state, BreakKind.MEMBERSHIP, _describe_change(state, drain), now_s, is_join=True)
     took_s = now_s - drain.begun_s
     if drain.step is None:

@@ -257,7 +257,7 @@ def test_a_sweep_gives_up_what_does_not_end(parent: Parent, monkeypatch: pytest.
     given_up: list[tuple[int, ...]] = []
     parent.pool.sweep(lambda: pytest.fail("they are still there"), given_up.append, limit_s=0.2)
     parent.turn_until(lambda: given_up)
-    assert given_up == [tuple(sorted(worker.pid for worker in parent.started))]
+    assert {worker.pid for worker in parent.started} <= set(given_up[0])  # this process may have children of its own
 
 
 # -- what may take long ------------------------------------------------------------------------------------------------

@@ -758,7 +758,9 @@ def test_the_process_that_submitted_an_app_stops_its_other_roles(cluster, schedu
     assert "stops the others" in capsys.readouterr().err
     cluster.start_pod(cluster.find_pod(f"{name}-trainer", 0))
     cluster.write_log(cluster.find_pod(f"{name}-trainer", 0), "step 1\n", 1)
-    cluster.grace = lambda _pod: time.sleep(0.5)
+    cluster.grace = lambda _pod: wait_until(
+        lambda: any("step 1" in each.read_text() for each in (tmp_path / "state").rglob("*.log")), what="the kept log"
+    )
     fail_echo(cluster, name)
     wait_stopped(cluster)
     status = scheduler.describe(app_id)

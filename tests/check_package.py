@@ -52,7 +52,7 @@ WITH_TORCHX = (
     ("torchx runopts", 0, "local_cwd"),
     (f"{RUN} main.py", 0, "rank 1"),
     ("muster run dist.ddp -j 1x2 --script main.py", 0, "local_cwd://"),
-    ("muster status kubernetes://torchx/x", 6, "[kubernetes]"),
+    ("muster status kubernetes://torchx/x", 6, "kubernetes]"),
 )
 SUBMIT_ONLY = (
     ("muster run --dryrun -s kubernetes dist.ddp -j 2x4 --image i --script main.py", 0, "kind: Job"),

@@ -348,7 +348,7 @@ def play(seed: int, *, spares: int = 0, cause: str = "") -> int:
     return story.world.left
 
 
-@pytest.mark.parametrize("seed", [17076, 20267, 31569, 33085, 36169, 45884, 52021, 53166, 77797, 99331, 202305])
+@pytest.mark.parametrize("seed", [17076, 20267, 31569, 33085, 36169, 45884, 52021, 53166, 75398, 77797, 99331, 202305])
 def test_histories_that_once_broke_an_invariant(seed: int) -> None:
     play(seed)
 

@@ -204,7 +204,8 @@ def _find_difference(state: MemberState, reply: QueryReply) -> str | None:
     Such a leader was restarted with the wrong flags, and the leader of the last round's members is elsewhere. A node
     that was never part of a round joins, and is refused.
     """
-    if reply.role is not DiscoveryRole.LEADER or reply.round_number >= state.recovery.round_number:
+    leads = reply.role in (DiscoveryRole.LEADER, DiscoveryRole.CANDIDATE)
+    if not leads or reply.round_number >= state.recovery.round_number:
         return None
     return describe_difference(reply.rules, state.job_rules)
 
@@ -213,10 +214,12 @@ def _is_better(state: MemberState, reply: QueryReply) -> bool:
     if reply.role is DiscoveryRole.LEADER:
         return True
     own, own_group_rank = state.recovery.round_number, state.recovery.group_rank
-    if reply.role is not DiscoveryRole.CANDIDATE or reply.round_number < own:
+    if reply.role is not DiscoveryRole.CANDIDATE:
         return False
-    if reply.round_number > own or own_group_rank is None:
-        return True
+    if own_group_rank is None:
+        return True  # this node cannot take over: a candidate that knows less learns what this node knows
+    if reply.round_number != own:
+        return reply.round_number > own
     return reply.group_rank is not None and reply.group_rank < own_group_rank
 
 

@@ -35,7 +35,7 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from typing import NoReturn, SupportsFloat
+from typing import NoReturn, ParamSpec, SupportsFloat, TypeVar
 
 from muster._shared.contract import FORMAT, Env, check_format, has_controls
 from muster._shared.layouts import StatusPageLayout as Layout
@@ -44,6 +44,7 @@ __all__ = [
     "breakpoint",
     "deadline_s",
     "give_up",
+    "in_place",
     "is_managed",
     "leave_node",
     "phase",
@@ -53,12 +54,16 @@ __all__ = [
     "should_pause",
     "should_stop",
     "step",
+    "uninterrupted",
     "wait_while_paused",
 ]
 
 _STEP, _TOTAL, _CHANGED_NS, _ASKED = Layout.STEP, Layout.TOTAL, Layout.CHANGED_NS, Layout.ASKED
 _COMMAND, _STOP = Layout.COMMAND, Layout.STOP
 """Looked up once: a script calls `step` and `should_stop` at every step."""
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 _FIRST_WAIT_S = 0.0002
 _LONGEST_WAIT_S = 0.005
@@ -299,6 +304,39 @@ def breakpoint(global_rank: int = 0) -> None:  # noqa: A001  # the builtin calls
     where = os.environ.get(Env.STATUS_PAGE, "").rpartition("/fd/")[0]
     slot = _state.slot if _state.is_open else _open()
     debugger.debug(sys._getframe(1), None if slot is None else slot.words, f"{where}/fd/0")  # noqa: SLF001
+
+
+def in_place(main: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Have `main` called again in the same process when a rank is lost or nodes join, as a decorator.
+
+    Everything that has to do with the process group is inside `main`: `init_process_group`, DDP, the sampler, the
+    loader. It reads rank and world size there. Model, optimizer and compiled functions are outside and stay. `main`
+    must load a snapshot (`snapshots.load(into=...)`) before it saves one. When the round ends, it is made to end by an
+    exception that is no `Exception`; connections that it has opened are shut, and process groups are destroyed.
+
+    Under torchrun and plain Python, with GPUs, or if no snapshot is there, `main` is called once per process.
+
+    Args:
+        main: called by the main thread. What it returns, or raises because of itself, is returned or raised.
+    """
+    from muster import in_place as module
+
+    return module.decorate(main, module.Slot(is_managed, _note_stays, look_again, _print))
+
+
+def uninterrupted() -> contextlib.AbstractContextManager[None]:
+    """Have a `with` block inside `main` finish before the end of the round interrupts it: a write to disk, say.
+
+    A block that takes over 2 s is ended with its process.
+    """
+    module = sys.modules.get("muster.in_place")
+    return contextlib.nullcontext() if module is None else module.pass_uninterrupted()
+
+
+def _note_stays(stays: bool) -> None:
+    slot = _state.slot if _state.is_open else _open()
+    if slot is not None:
+        slot.words[Layout.STAYS] = int(stays)
 
 
 # -- this process's slot ----------------------------------------------------------------------------------------------

@@ -227,6 +227,9 @@ class Env:
     adapter sets it to its grace period less `--shutdown-timeout` and a margin, because a pod cannot see its own grace
     period."""
 
+    SPARE: Final = "MUSTER_SPARE"
+    """Set to "1" by the agent in a spare worker, which waits for a rank before its script's main (`worker.in_place`)."""
+
     STATUS_PAGE: Final = "MUSTER_STATUS_PAGE"
     """Set by the agent in its workers: `FILE:ROUND:SLOT`, where the worker finds its slot (see `StatusPageLayout`)."""
 

@@ -68,6 +68,8 @@ class StatusPageLayout:
     """The agent's answer, 0 while there is none: `TERMINAL_QUEUED`, then `_LENT`; or `_NONE`."""
     WAITING: Final = 92
     """1 + the step whose snapshot is complete, while the rank waits for nodes that join. 0: it never has."""
+    STAYS: Final = 93
+    """1: the process can leave the round and take part in the next one."""
     VALUE_TABLE: Final = 96
     VERDICT: Final = 176
     """A text entry of at most 120 bytes: `VERDICT_STOP` or `VERDICT_ELSEWHERE`, and the reason. None: nothing."""

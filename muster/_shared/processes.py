@@ -310,8 +310,14 @@ def read_status(pid: int) -> dict[str, str]:
         return {}
 
 
-def list_descendants(root: int, *, keep: Container[int] = ()) -> list[int]:
-    """List live descendants of `root`, without those in `keep` (but with the descendants of those)."""
+def list_descendants(root: int, *, keep: Container[int] = (), spare: Container[int] = ()) -> list[int]:
+    """List live descendants of `root`.
+
+    Args:
+        root: a process.
+        keep: processes that are not listed, while their descendants are.
+        spare: processes that are not listed, nor are their descendants.
+    """
     children: dict[int, list[int]] = {}
     for pid, parent in list_parents().items():
         children.setdefault(parent, []).append(pid)
@@ -319,6 +325,8 @@ def list_descendants(root: int, *, keep: Container[int] = ()) -> list[int]:
     stack = [root]
     while stack:
         for pid in children.get(stack.pop(), ()):
+            if pid in spare:
+                continue
             stack.append(pid)
             if pid not in keep:
                 found.append(pid)

@@ -76,16 +76,21 @@ def save(step: int, state: Any, *, replicated: bool = False) -> None:
         TypeError: the step is not an int, or the state has something that cannot be saved in a form that runs no code
             when it is loaded. The message says where it is.
         ValueError: the step is not greater than the last one.
+        RuntimeError: `main` runs again in the same process (`worker.in_place`), and has not loaded a snapshot.
     """
     saver = _process.saver if _process.is_open else _open()
     if saver is None:
         return
-    has_slot = saver.save(step, state, replicated=replicated)
+    if _process.must_load:
+        raise RuntimeError("save: main runs again in the same process, and must call load(into=...) before it saves")
+    with worker.uninterrupted():
+        has_slot = saver.save(step, state, replicated=replicated)
 
     def complete() -> bool:
         nonlocal has_slot
-        has_slot = has_slot or saver.save_again(state, replicated=replicated)
-        saver.wait()
+        with worker.uninterrupted():
+            has_slot = has_slot or saver.save_again(state, replicated=replicated)
+            saver.wait()
         return has_slot
 
     worker.wait_for_join(operator.index(step), complete)
@@ -110,6 +115,7 @@ def load(*, into: Any = None) -> Snapshot | None:
         OSError: no node that can be reached has the state.
     """
     saver = _open_to_read()
+    _process.must_load = False
     if saver is None or _process.files is None:
         step = os.environ.get(Env.SNAPSHOT_STEP)
         if step and _process.obstacle:
@@ -135,6 +141,7 @@ def reader() -> Any:
         a checkpoint on disk is of a later step, or the script runs outside muster.
     """
     saver = _open_to_read()
+    _process.must_load = False
     if saver is None or _process.files is None:
         return None
     from muster.snapshots.contents import find_step
@@ -163,10 +170,12 @@ def rebuild_buckets(model: "DistributedDataParallel", compute_loss: "Callable[[]
 
     Raises:
         TypeError: the model is not a DistributedDataParallel.
-        ValueError: it has gradients already.
+        ValueError: it has gradients already, unless `main` runs again in the same process (`worker.in_place`).
     """
     from muster.snapshots.buckets import rebuild
 
+    if _process.runs_again:
+        model.zero_grad(set_to_none=True)  # of the step that the end of the last round has interrupted
     rebuild(model, compute_loss)
 
 
@@ -181,6 +190,10 @@ class _Process:
     saver: "Saver | None" = None
     obstacle = ""
     """Why the rank has no memory, in words."""
+    must_load = False
+    """Whether the script's state is that of the round before."""
+    runs_again = False
+    """Whether this process was a worker of an earlier round."""
 
 
 _process = _Process()
@@ -215,6 +228,14 @@ def _open_to_read() -> "Saver | None":
     if _process.is_open or os.environ.get(Env.SNAPSHOTS) or os.environ.get(Env.SNAPSHOT_STEP):
         return _process.saver if _process.is_open else _open()
     return None
+
+
+def end_round() -> None:
+    """Complete the last save, and forget the memory of this round. `muster.in_place` calls it between two rounds."""
+    if _process.saver is not None:
+        _process.saver.wait()
+    _process.is_open, _process.files, _process.saver = False, None, None
+    _process.must_load = _process.runs_again = True
 
 
 def _forget_if_open() -> None:

@@ -35,6 +35,11 @@ def show_kind(kind: int) -> str:
     return "" if kind == Layout.STOP else f", {Layout.KINDS[kind]}"
 
 
+def show_ranks(local_ranks: frozenset[int] | None) -> str:
+    """Of an action; "": all."""
+    return "" if local_ranks is None else f"({', '.join(map(str, sorted(local_ranks)))})"
+
+
 LEAVINGS = {"its ranks were told to stop": "told", "Ctrl-C (SIGINT)": "Ctrl-C"}
 LEAVINGS |= {f"received {name}": "signal" for name in ("SIGTERM", "SIGHUP", "SIGUSR1")}
 SHOWN: dict[type, Callable[[Any], object]] = {
@@ -47,7 +52,8 @@ SHOWN: dict[type, Callable[[Any], object]] = {
     do.AnswerPerson: lambda each: f"Answer({', '.join(map(str, each.requests))} {each.answer.outcome.value})",
     do.SendStacks: lambda each: f"SendStacks({each.number})",
     do.WriteDeadline: lambda each: f"Deadline({each.delay_s})",
-    do.SignalWorkers: lambda each: signal.Signals(each.signum).name,
+    do.SignalWorkers: lambda each: signal.Signals(each.signum).name + show_ranks(each.local_ranks),
+    do.LeaveRound: lambda each: f"Leave{show_ranks(each.local_ranks)}",
     do.InterruptWorker: lambda each: f"InterruptWorker({each.local_rank})",
     do.Finish: lambda each: f"Finish({each.code})",
     do.CollectStacks: lambda each: f"CollectStacks({'hang' * each.is_hang})",

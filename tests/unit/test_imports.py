@@ -163,11 +163,13 @@ def test_what_the_rooms_share_imports_no_room(imports: list[Import]) -> None:
     assert offenders(found for found in ours if not found.module.startswith("muster._shared.")) == []
 
 
-def test_worker_imports_the_contract_and_at_a_breakpoint_the_debugger(imports: list[Import]) -> None:
-    own = [found for found in imports if found.path in ("worker.py", "_shared/debugger.py") and found.top == "muster"]
-    allowed = ("muster._shared.contract", "muster._shared.layouts", "muster._shared.debugger")
+def test_worker_imports_the_contract_and_when_it_is_called_what_a_call_needs(imports: list[Import]) -> None:
+    paths = ("worker.py", "in_place.py", "_shared/debugger.py")
+    own = [found for found in imports if found.path in paths and found.top == "muster"]
+    later = ("muster._shared.debugger", "muster.in_place")
+    allowed = ("muster._shared.contract", "muster._shared.layouts", *later)
     assert offenders(found for found in own if not found.module.startswith(allowed)) == []
-    assert not any(found.module == "muster._shared.debugger" and found.at_import for found in own)
+    assert not any(found.module in later and found.at_import for found in own)
 
 
 def test_callbacks_know_what_scripts_import_and_their_own_trainer(imports: list[Import]) -> None:

@@ -39,7 +39,7 @@ from muster.agent.node.state import Starting
 from muster.agent.rendezvous.consensus import decisions as consensus
 from muster.agent.rendezvous.consensus.events import LeaderEvent, MemberReport, Reported
 from muster.agent.rendezvous.consensus.state import JobState
-from muster.agent.rendezvous.interface import Prepared, RequestAnswered
+from muster.agent.rendezvous.interface import Prepared, RendezvousFailed, RequestAnswered
 from muster.agent.rendezvous.member import decisions as member
 from muster.agent.rendezvous.member import events as do
 from muster.agent.rendezvous.member.state import Phase as MemberPhase
@@ -47,6 +47,7 @@ from muster.agent.rendezvous.protocol.messages import Redirect
 from muster.schedulers.supervision import decisions as supervision
 from muster.schedulers.supervision.state import AppPhase, ReplicaId, RetryScope, SupervisedRole
 
+FAILED = RendezvousFailed(reason="x")
 DONE = Answer(outcome=AskOutcome.DONE, line="all wait")
 
 
@@ -65,7 +66,7 @@ def play_node() -> None:
     collect()
     answered = RequestAnswered(request=TERMINAL_REQUEST, answer=DONE)
     ended = (exited(0), exited(1))
-    always = (gone(), AT_FAULT, expired(TimerPurpose.START), PersonChose(choice=Choice.STOP))
+    always = (gone(), AT_FAULT, expired(TimerPurpose.START), PersonChose(choice=Choice.STOP), FAILED)
     begins = (
         (),
         (formed(is_held=True),),

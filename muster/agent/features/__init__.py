@@ -3,6 +3,7 @@
     preflight       checks this machine before the workers start, and what nodes must have in common
     snapshots       keeps the ranks' states in the nodes' memory, from which the next round continues
     device_memory   waits until the memory of the GPUs is free before workers are restarted
+    in_place        keeps workers whose script can take part in several rounds, and spares
     debugger        lends the terminal to one worker's debugger
     trainer         receives the progress of a Hugging Face Trainer
     trackers        names a job's one run to Weights & Biases, Comet and MLflow
@@ -120,6 +121,11 @@ def _is_memory_wanted(context: RowContext) -> bool:
     return context.page is not None and context.page.is_memory_wanted
 
 
+def _can_worker_stay(context: RowContext) -> bool:
+    page = context.page
+    return page is not None and any(page.read_stays(rank) is not None for rank in range(context.config.nproc))
+
+
 PARTS: Final[tuple[PartRow, ...]] = (
     PartRow(name="preflight", flags=("preflight", "devices"), begins_early=_has_preflight, is_agreed=True),
     PartRow(
@@ -130,6 +136,12 @@ PARTS: Final[tuple[PartRow, ...]] = (
         is_agreed=True,
     ),
     PartRow(name="device_memory", starts=lambda context: find_nvml(context.config.base_env) is not None),
+    PartRow(
+        name="in_place",
+        starts=lambda context: bool(context.config.features.get("in_place")),
+        wakes=_can_worker_stay,
+        flags=("spare-workers",),
+    ),
     PartRow(name="debugger", wakes=_is_debugger_asking),
     PartRow(name="trainer", starts=_may_have_trainer),
     PartRow(

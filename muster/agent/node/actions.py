@@ -52,10 +52,19 @@ class CancelStarts:
 
 
 @record
+class LeaveRound:
+    """Ask these workers to leave the round, and post `WorkerLeft` for each that has."""
+
+    local_ranks: frozenset[int]
+
+
+@record
 class SignalWorkers:
     """Send the signal to the workers themselves, not to their children."""
 
     signum: int
+    local_ranks: frozenset[int] | None = None
+    """None: to all."""
 
 
 @record
@@ -73,6 +82,8 @@ class KillWorkers:
     """
 
     round_number: int
+    keeps: bool = False
+    """Whether workers that have left the round stay for the next one."""
 
 
 @record
@@ -121,6 +132,7 @@ WorkerAction: TypeAlias = (
     ParkWorkers
     | StartWorkers
     | CancelStarts
+    | LeaveRound
     | SignalWorkers
     | InterruptWorker
     | KillWorkers

@@ -62,7 +62,9 @@ from muster.agent.node.events import (
     TimerExpired,
     TimerPurpose,
     WorkerExited,
+    WorkerLeft,
     WorkersActive,
+    WorkersCanLeave,
     WorkersEvent,
     WorkersGone,
     WorkersIdle,
@@ -87,9 +89,11 @@ from muster.agent.node.worker_decisions import (
     Decision,
     RequestDecision,
     begin_stop,
+    end_leave_wait,
     end_stacks_wait,
     fail_round,
     kill_now,
+    on_can_leave,
     on_failure_settled,
     on_idle_changed,
     on_slow_stop,
@@ -99,6 +103,7 @@ from muster.agent.node.worker_decisions import (
     on_still,
     on_store_lost,
     on_worker_exited,
+    on_worker_left,
     on_worker_started,
 )
 from muster.agent.rendezvous.interface import (
@@ -165,6 +170,8 @@ def _build_table() -> "Table[Event, Decision]":
         + on(Notice, _on_notice, _ALL)
         + on(WorkerStarted, on_worker_started, stay(Running, Stopping))
         + on(WorkerExited, _on_worker_exited, stay(Running, or_go=(Succeeded, Stopping)), stay(Stopping))
+        + on(WorkersCanLeave, on_can_leave, stay(Running))
+        + on(WorkerLeft, on_worker_left, stay(Stopping))
         + on(SpawnFailed, on_spawn_failed, stay(Running))
         + on(StoreLost, on_store_lost, stay(Delaying, Running, Stopping))
         + on(FailureSettled, on_failure_settled, stay(Running, Stopping))
@@ -553,6 +560,8 @@ def _on_timer_expired(state: NodeState, event: TimerExpired) -> Decision:
             return _end_delay(state, phase) if isinstance(phase, Delaying) else (state, ())
         case TimerPurpose.STACKS:
             return end_stacks_wait(state, phase) if isinstance(phase, Stopping) else (state, ())
+        case TimerPurpose.LEAVE:
+            return end_leave_wait(state, phase) if isinstance(phase, Stopping) else (state, ())
         case TimerPurpose.GRACE:
             return kill_now(state, phase) if isinstance(phase, Stopping) else (state, ())
         case TimerPurpose.TOLD:

@@ -33,6 +33,8 @@ class TimerPurpose(Enum):
     """Start the round's workers: the back-off, or the wait for global rank 0, is over."""
     STACKS = "stacks"
     """Do not wait for stacks any longer."""
+    LEAVE = "leave"
+    """The time in which workers leave the round is over."""
     GRACE = "grace"
     """The grace period of a stop is over."""
     TOLD = "told"
@@ -86,6 +88,22 @@ class WorkerExited:
     """How often the guard has fenced this node since the round's workers were started."""
     asked: int | None = None
     """During a drain, the step that the worker last asked `should_stop` about."""
+
+
+@record
+class WorkersCanLeave:
+    """These workers can leave the round and take part in the next one."""
+
+    round_number: int
+    local_ranks: frozenset[int]
+
+
+@record
+class WorkerLeft:
+    """A worker has left the round. It waits for the next one."""
+
+    round_number: int
+    local_rank: int
 
 
 @record
@@ -243,6 +261,8 @@ class Requested:
 WorkersEvent: TypeAlias = (
     WorkerStarted
     | WorkerExited
+    | WorkersCanLeave
+    | WorkerLeft
     | SpawnFailed
     | StoreLost
     | FailureSettled

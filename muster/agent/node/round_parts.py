@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from muster._shared.guard import GuardLease
     from muster._shared.reports import FailedCheck, RankProgress, RankView
     from muster.agent.config import AgentConfig
+    from muster.agent.errors import SpawnError
     from muster.agent.logs import LogRouter, WorkerStreams
     from muster.agent.node.events import Event
     from muster.agent.rendezvous.interface import Stream
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from muster.agent.runtime.signals import ChildWatch
     from muster.agent.telemetry import Observed, Pause
     from muster.agent.workers.pool import LiveWorker, WorkerEnd
+    from muster.agent.workers.spec import WorkerSpec
     from muster.agent.workers.status_page import StatusPage
 
 
@@ -78,6 +80,10 @@ class PartContext:
     """What `begin_early` of the feature has returned; None if its row does not begin early."""
     send: Callable[[int, str], None]
     """Sends the half at the leader a report about the round of a number: JSON of a record of the feature."""
+    start_process: "Callable[[WorkerSpec, Callable[[int], None], Callable[[SpawnError], None]], None]"
+    """Starts a process that is no worker yet, and calls back with it, unless the end of a round cancels the start."""
+    keep_process: "Callable[[int, Callable[[], None]], None]"
+    """Has the end of a round spare a process of a number, and all of its session; called back if the process ends."""
     open_stream: "Callable[[tuple[str, int], Callable[[Stream], None], Callable[[str], None]], None]"
     """Connects to the same part of another node: see `Rendezvous.open_stream`."""
 
@@ -137,6 +143,14 @@ class RoundPart:
         """Build variables of a worker that is about to start."""
         del formed, local_rank
         return {}
+
+    def leave_round(self, local_ranks: frozenset[int]) -> None:
+        """Ask these workers to leave the round, and post `WorkerLeft` for each: the part has said that they can."""
+
+    def start_kept(self, formed: "Round", spec: "WorkerSpec") -> int | None:
+        """Start a worker in a process that the part keeps, and return the process; None if it has none for it."""
+        del formed, spec
+        return None
 
     def look(self) -> None:
         """Look at the page; called once a second while a round has one, ten times a second in a drain."""
@@ -244,6 +258,18 @@ class RoundParts:
         env: dict[str, str] = {}
         self._call_all(lambda part: env.update(part.build_env(formed, local_rank)))
         return env
+
+    def leave_round(self, local_ranks: frozenset[int]) -> None:
+        """Ask these workers to leave the round."""
+        self._call_all(lambda part: part.leave_round(local_ranks))
+
+    def start_kept(self, formed: "Round", spec: "WorkerSpec") -> int | None:
+        """Start a worker in a process that a part keeps, and return the process; None if no part has one for it."""
+        found: list[int] = []
+        for name in self._parts:
+            if not found:
+                self._call(name, partial(_start_kept, found, formed, spec))
+        return found[0] if found else None
 
     def add_to(self, observed: "Observed") -> "Observed":
         """Add what the parts know to what the status shows."""
@@ -364,6 +390,12 @@ class RoundParts:
 
 def _begin(formed: "Round", start: Start, part: RoundPart) -> None:
     part.begin_round(formed, start)
+
+
+def _start_kept(found: list[int], formed: "Round", spec: "WorkerSpec", part: RoundPart) -> None:
+    pid = part.start_kept(formed, spec)
+    if pid is not None:
+        found.append(pid)
 
 
 def _offer(offers: list[PartOffer], name: str, part: RoundPart) -> None:

@@ -40,6 +40,9 @@ _SAVED_LOOK_S = 0.25
 """How often the page is read for checkpoints that all workers have saved: a node that is killed loses what was saved
 since. Four looks a second take 0.07 % of a core more than one."""
 
+_KEPT_REST_S = 0.05
+"""How long a round that is followed waits for the last output of workers that stay for the next one."""
+
 _DRAIN_LOOK_S = 0.1
 """The same once a drain has begun in the round, because a person may wait for it."""
 
@@ -169,7 +172,7 @@ class RoundWorkers:
         """End the store of the round, if this agent hosts it."""
         self._starter.end_store()
 
-    def act(self, action: actions.WorkerAction) -> None:
+    def act(self, action: actions.WorkerAction) -> None:  # noqa: C901  # one case for each
         """Carry out one action."""
         match action:
             case actions.ParkWorkers():
@@ -180,14 +183,18 @@ class RoundWorkers:
                 self._opening = None
                 self._pool.cancel_starts()
                 self._close_child_ends()
+            case actions.LeaveRound():
+                self._pool.send(0, action.local_ranks)
+                self._pool.kill_orphans()
+                self.parts.leave_round(action.local_ranks)
             case actions.SignalWorkers():
-                self._signal(action.signum)
+                self._signal(action.signum, action.local_ranks)
             case actions.InterruptWorker():
                 for worker in self._pool.live:
                     if worker.local_rank == action.local_rank:
                         os.kill(worker.pid, signal.SIGINT)  # not reaped, so no reused number
             case actions.KillWorkers():
-                self._kill(action.round_number)
+                self._kill(action)
             case actions.ReadSlots():
                 number, drain = action.round_number, action.drain
                 self._post(events.SlotsRead(round_number=number, drain=drain, slots=self._read_slots(action.kind)))
@@ -198,8 +205,8 @@ class RoundWorkers:
             case _:
                 assert_never(action)
 
-    def _signal(self, signum: int) -> None:
-        self._pool.send(signum)
+    def _signal(self, signum: int, local_ranks: frozenset[int] | None) -> None:
+        self._pool.send(signum, local_ranks)
         if self.page is not None:
             self.page.withdraw_wait()
 
@@ -223,6 +230,11 @@ class RoundWorkers:
         ) -> None:
             self._get_rendezvous().open_stream(name, address, on_open, on_failed)
 
+        def start_process(
+            spec: WorkerSpec, on_started: Callable[[int], None], on_failed: Callable[[SpawnError], None]
+        ) -> None:
+            self._starter.start([spec], lambda _, pid: on_started(pid), lambda _, error: on_failed(error))
+
         return PartContext(
             config=self._config,
             loop=self._loop,
@@ -237,6 +249,8 @@ class RoundWorkers:
             children=self._children,
             early=self._early.get(name),
             send=send,
+            start_process=start_process,
+            keep_process=self._pool.keep,
             open_stream=open_stream,
         )
 
@@ -275,7 +289,10 @@ class RoundWorkers:
             self._close_child_ends()
             self._on_spawn_failed(formed.number, local_rank, error)
             return
-        self._pool.start(formed.number, specs)
+        kept = {spec.local_rank: pid for spec in specs if (pid := self.parts.start_kept(formed, spec)) is not None}
+        self._pool.start(formed.number, [spec for spec in specs if spec.local_rank not in kept])
+        for local_rank, pid in kept.items():
+            self._pool.start_kept(formed.number, local_rank, pid)
 
     def _build_spec(self, formed: Round, local_rank: int) -> WorkerSpec:
         streams = self.streams[local_rank] = self._logs.open_worker(formed, local_rank)
@@ -451,7 +468,11 @@ class RoundWorkers:
             )
         )
 
-    def _kill(self, number: int) -> None:
+    def _kill(self, action: actions.KillWorkers) -> None:
+        number = action.round_number
+        if not action.keeps:
+            self._pool.end_kept()
+
         def post_gone() -> None:
             self._post(events.WorkersGone(round_number=number))
 
@@ -459,7 +480,11 @@ class RoundWorkers:
             self._lease.record_not_ended()
             self._post(events.WorkersNotEnded(round_number=number, pids=pids))
 
-        self._pool.sweep(lambda: self._logs.finish_round(post_gone), post_not_ended, limit_s=self._config.kill_limit_s)
+        # Children of what is kept may hold its pipes of this round.
+        rest_s = _KEPT_REST_S if self._pool.has_kept else 1.0
+        self._pool.sweep(
+            lambda: self._logs.finish_round(post_gone, rest_s), post_not_ended, limit_s=self._config.kill_limit_s
+        )
 
     @property
     def early_exits(self) -> tuple[int, ...]:

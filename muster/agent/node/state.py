@@ -210,6 +210,8 @@ class Running:
     failures: FailureBook = NO_FAILURES
     drain: NodeDrain | None = None
     """The drain that is in progress."""
+    can_leave: frozenset[int] = frozenset()
+    """Workers that can leave the round and take part in the next one."""
 
     @property
     def has_drain_step(self) -> bool:
@@ -266,6 +268,8 @@ class Stopping:
     """What follows once the workers are gone."""
     stacks: Mapping[int, WorkerStack] = NO_STACKS
     """Stacks by local rank, as far as they were collected."""
+    can_leave: frozenset[int] = frozenset()
+    """See `Running`."""
     leave: Leaving | None = None
     """Sent after the stacks: the other nodes then stop their workers, which these workers may wait for."""
 

@@ -5,7 +5,8 @@ than 0, and was not killed by the guard. It is reported once: at once when its l
 (`ReportFailed`), or *late*, with the end of the round (`ReportStopped`). Whether it ends the round is decided in
 `rendezvous.consensus.failures.on_failed`.
 
-A stop: [stacks], the signal to the workers, one grace period, then SIGKILL.
+A stop: [stacks], the signal to the workers, one grace period, then SIGKILL. If a round follows, workers that can leave
+this one are asked to, and get SIGKILL if they have not within `LEAVE_LIMIT_S`.
 """
 
 import signal
@@ -20,6 +21,7 @@ from muster.agent.node.actions import (
     CollectStacks,
     Finish,
     KillWorkers,
+    LeaveRound,
     LocalFailure,
     PrintLine,
     PrintPage,
@@ -42,7 +44,9 @@ from muster.agent.node.events import (
     StoreLost,
     TimerPurpose,
     WorkerExited,
+    WorkerLeft,
     WorkersActive,
+    WorkersCanLeave,
     WorkersIdle,
     WorkerStarted,
 )
@@ -74,6 +78,8 @@ SLOW_STOP_S = 5.0
 """After how long a stop names the workers that it waits for."""
 STACKS_LIMIT_S = 4.0
 """How long a stop waits for flight recorders and stacks, somewhat more than their collection may take."""
+LEAVE_LIMIT_S = 2.0
+"""How long workers may take to leave a round. They may be in a call that nothing interrupts."""
 _PAGE_LIMIT_S = 1.5
 """How long that may delay the stop."""
 
@@ -90,6 +96,26 @@ def on_worker_started(state: NodeState, event: WorkerStarted) -> Decision:
     return replace(state, phase=phase), (
         () if phase.awaited else (Send(message=AllStarted(round_number=phase.round.number)),)
     )
+
+
+def on_can_leave(state: NodeState, event: WorkersCanLeave) -> Decision:
+    """Note which workers a stop may ask to leave the round."""
+    phase = expect(state.phase, Running)
+    return replace(state, phase=replace(phase, can_leave=phase.can_leave | event.local_ranks)), ()
+
+
+def on_worker_left(state: NodeState, event: WorkerLeft) -> Decision:
+    """Handle that a worker waits for the next round: for this one it has ended."""
+    phase = expect(state.phase, Stopping)
+    return continue_stop(state, replace(phase, alive=phase.alive - {event.local_rank}))
+
+
+def end_leave_wait(state: NodeState, phase: Stopping) -> Decision:
+    """Kill the workers that have not left the round."""
+    late = _find_leavers(phase)
+    if phase.step is not StopStep.GRACE or not late:
+        return state, ()
+    return state, (SignalWorkers(signum=signal.SIGKILL, local_ranks=late),)
 
 
 def on_worker_exited(state: NodeState, event: WorkerExited) -> Decision:
@@ -242,7 +268,15 @@ def begin_stop(
         phase = Running(round=phase.round, awaited=frozenset())
     number = phase.round.number
     step, alive, failures = StopStep.STACKS, phase.alive, phase.failures
-    stopping = Stopping(round=phase.round, step=step, signum=signum, alive=alive, failures=failures, then=then)
+    stopping = Stopping(
+        round=phase.round,
+        step=step,
+        signum=signum,
+        alive=alive,
+        failures=failures,
+        then=then,
+        can_leave=phase.can_leave,
+    )
     cancel = (CancelStarts(),) if phase.awaited else ()
     if stacks is not None and alive and not kill:
         limit = RoundTimer(purpose=TimerPurpose.STACKS, round_number=number)
@@ -250,8 +284,16 @@ def begin_stop(
         timer = StartTimer(timer=limit, delay_s=_PAGE_LIMIT_S if leaves else STACKS_LIMIT_S)
         awaited = () if leaves else _report_awaited(phase.round, alive, stacks)
         return replace(state, phase=stopping), (*cancel, *awaited, timer, stacks)
-    state, actions = kill_now(state, stopping) if kill else end_stacks_wait(state, stopping)
+    if kill and isinstance(then, StartNext) and _find_leavers(stopping):  # the leader was lost, not this node
+        state, actions = _signal_workers(state, replace(stopping, signum=signal.SIGKILL))
+    else:
+        state, actions = kill_now(state, stopping) if kill else end_stacks_wait(state, stopping)
     return state, (*cancel, *actions)
+
+
+def _find_leavers(phase: Stopping) -> frozenset[int]:
+    """Return the workers that can leave the round, and have not: none if no round follows."""
+    return frozenset() if isinstance(phase.then, Finish) else phase.can_leave & phase.alive
 
 
 def _report_awaited(current: Round, alive: frozenset[int], stacks: CollectStacks) -> tuple[Action, ...]:
@@ -265,12 +307,23 @@ def _report_awaited(current: Round, alive: frozenset[int], stacks: CollectStacks
 
 
 def _signal_workers(state: NodeState, phase: Stopping) -> Decision:
+    leavers = _find_leavers(phase)
+    state = replace(state, phase=replace(phase, step=StopStep.GRACE))
+    if not leavers:
+        return state, _end_politely(state, phase)
+    limit = RoundTimer(purpose=TimerPurpose.LEAVE, round_number=phase.round.number)
+    leave = (LeaveRound(local_ranks=leavers), StartTimer(timer=limit, delay_s=LEAVE_LIMIT_S))
+    others = phase.alive - leavers
+    return state, (*leave, *_end_politely(state, phase, others)) if others else leave
+
+
+def _end_politely(state: NodeState, phase: Stopping, local_ranks: frozenset[int] | None = None) -> tuple[Action, ...]:
     grace = RoundTimer(purpose=TimerPurpose.GRACE, round_number=phase.round.number)
     slow = RoundTimer(purpose=TimerPurpose.SLOW, round_number=phase.round.number)
     limit_s = state.rules.shutdown_timeout_s
-    state = replace(state, phase=replace(phase, step=StopStep.GRACE))
     tells = (StartTimer(timer=slow, delay_s=SLOW_STOP_S),) if limit_s > SLOW_STOP_S else ()
-    return state, (SignalWorkers(signum=phase.signum), StartTimer(timer=grace, delay_s=limit_s), *tells)
+    signalled = SignalWorkers(signum=phase.signum, local_ranks=local_ranks)
+    return signalled, StartTimer(timer=grace, delay_s=limit_s), *tells
 
 
 def on_slow_stop(state: NodeState) -> Decision:
@@ -291,7 +344,8 @@ def kill_now(state: NodeState, phase: Stopping) -> Decision:
         return replace(state, phase=phase), ()
     leave = () if phase.leave is None else (Send(message=phase.leave),)
     phase = replace(phase, step=StopStep.KILLING, leave=None)
-    return replace(state, phase=phase), (*leave, KillWorkers(round_number=phase.round.number))
+    keeps = not isinstance(phase.then, Finish)
+    return replace(state, phase=phase), (*leave, KillWorkers(round_number=phase.round.number, keeps=keeps))
 
 
 def end_stacks_wait(state: NodeState, phase: Stopping) -> Decision:

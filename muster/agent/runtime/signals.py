@@ -24,7 +24,10 @@ _LOST_STATUS = 1
 
 
 class OwnSessions:
-    """Sessions of the agent's own commands, which a sweep of workers spares. Any thread may use it."""
+    """Sessions that a sweep of workers spares: of the agent's own commands, and of workers that wait for a round.
+
+    Any thread may use it.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -41,8 +44,13 @@ class OwnSessions:
             self._ids.add(process.pid)
         return process
 
+    def add(self, pid: int) -> None:
+        """Spare the session of a worker that waits for the next round."""
+        with self._lock:
+            self._ids.add(pid)
+
     def remove(self, pid: int) -> None:
-        """Forget the session of a command that has ended."""
+        """Forget the session of a command that has ended, or of a worker that waits no more."""
         self._ids.discard(pid)
 
     def find_others(self, find: Callable[[], list[int]]) -> list[int]:
@@ -53,10 +61,11 @@ class OwnSessions:
         finally:
             if has_lock:
                 self._lock.release()
-        return [pid for pid in found if _find_session(pid) not in ids] if ids else found
+        return [pid for pid in found if find_session(pid) not in ids] if ids else found
 
 
-def _find_session(pid: int) -> int | None:
+def find_session(pid: int) -> int | None:
+    """Return the session of a process; None if it is gone."""
     try:
         return os.getsid(pid)
     except OSError:

@@ -2,13 +2,13 @@
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 from muster._shared import processes
 from muster._shared.records import record
 from muster.agent.errors import SpawnError
 from muster.agent.runtime.loop import Loop, Timer
-from muster.agent.runtime.signals import ChildWatch
+from muster.agent.runtime.signals import ChildWatch, find_session
 from muster.agent.workers.spec import WorkerSpec, WorkerStarter
 
 _FIRST_PAUSE_S = 0.02
@@ -84,6 +84,8 @@ class WorkerPool:
         self._on_spawn_failed = on_spawn_failed
         self._on_ended = on_ended
         self._by_pid: dict[int, LiveWorker] = {}
+        self._kept: set[int] = set()
+        """Processes that wait for their next round."""
         self._signalled_s: float | None = None
         self._sweep: _Sweep | None = None
 
@@ -101,6 +103,40 @@ class WorkerPool:
             lambda local_rank, error: self._on_spawn_failed(number, local_rank, error),
         )
 
+    def keep(self, pid: int, on_end: Callable[[], None]) -> None:
+        """Spare a process that waits for its next round, and all processes of its session; call back if it ends."""
+
+        def forget(_code: int) -> None:
+            self._kept.discard(pid)
+            self._children.sessions.remove(pid)
+            on_end()
+
+        self._by_pid.pop(pid, None)
+        self._kept.add(pid)
+        self._children.sessions.add(pid)
+        self._children.watch(pid, forget)
+
+    def start_kept(self, number: int, local_rank: int, pid: int) -> None:
+        """Count a kept process as a worker of round `number`."""
+        self._signalled_s = None
+        self._kept.discard(pid)
+        self._children.sessions.remove(pid)
+        self._add_worker(number, local_rank, pid)
+
+    @property
+    def has_kept(self) -> bool:
+        """Whether a process waits for its next round."""
+        return bool(self._kept)
+
+    def end_kept(self) -> None:
+        """Kill what was kept, with all processes of its sessions."""
+        for pid in self._kept:
+            self._children.sessions.remove(pid)
+        sessions, self._kept = self._kept, set()
+        if sessions:
+            found = processes.list_descendants(os.getpid())
+            processes.send_signal([pid for pid in found if find_session(pid) in sessions], signal.SIGKILL)
+
     def cancel_starts(self) -> None:
         """Cancel the starts of workers that do not exist yet."""
         self._starter.cancel()
@@ -117,10 +153,13 @@ class WorkerPool:
         self._on_ended(WorkerEnd(worker=worker, code=code, ended_s=ended_s, signalled_s=self._signalled_s))
         self._forget_killed(worker.pid)
 
-    def send(self, signum: int) -> None:
-        """Signal the workers themselves. Continue a stopped worker (SIGSTOP), which could not handle the signal."""
+    def send(self, signum: int, local_ranks: Container[int] | None = None) -> None:
+        """Signal the workers themselves, or these of them; 0 only records that they have to end their round.
+
+        Continue a stopped worker (SIGSTOP), which could not handle the signal.
+        """
         self._record_signal()
-        pids = list(self._by_pid)
+        pids = [pid for pid, each in self._by_pid.items() if local_ranks is None or each.local_rank in local_ranks]
         processes.send_signal(pids, signum)
         processes.send_signal(pids, signal.SIGCONT)
 
@@ -153,11 +192,24 @@ class WorkerPool:
             sweep.timer.cancel()
         sweep.is_looking = True
         sweep.collected.clear()
+        self._list_others(frozenset(self._kept), lambda found: self._kill(sweep, found))
+
+    def _list_others(self, spare: frozenset[int], then: Callable[[list[int]], None]) -> None:
+        """List all descendants but the starter's own, and what these processes have started."""
         me, own = os.getpid(), self._starter.list_own_pids()
         self._loop.call_in_thread(
-            lambda: self._children.sessions.find_others(lambda: processes.list_descendants(me, keep=own)),
-            lambda found: self._kill(sweep, found),
+            lambda: self._children.sessions.find_others(lambda: processes.list_descendants(me, keep=own, spare=spare)),
+            then,
         )
+
+    def kill_orphans(self) -> None:
+        """Kill what workers have left that have ended: it may hold their connections, and others wait for the end."""
+        live = frozenset(self._by_pid)
+
+        def kill(found: list[int]) -> None:
+            processes.send_signal([pid for pid in found if find_session(pid) not in live], signal.SIGKILL)
+
+        self._list_others(live | self._kept, kill)
 
     def _kill(self, sweep: _Sweep, found: list[int]) -> None:
         """Kill what a look has found, and look again until a look finds nothing."""
@@ -189,5 +241,6 @@ class WorkerPool:
                 self._loop.call_soon(lambda: self._look(sweep))
 
     def close(self) -> None:
-        """End the starter's own processes."""
+        """End what is kept, and the starter's own processes."""
+        self.end_kept()
         self._starter.close()

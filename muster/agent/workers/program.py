@@ -51,6 +51,10 @@ _OPTIMIZER_MODULE = "torch.optim.optimizer"
 _STORE_MODULE = "torch.distributed.rendezvous"
 _OLDEST_TORCH = (2, 4)
 """The oldest torch whose optimizers are counted."""
+_RENEWALS: "list[Callable[[], object]]" = []
+"""Called when this process becomes a worker of the next round: what the hooks know of the last one."""
+_ERROR_FILE = [""]
+"""Where an uncaught exception is written; "" means nowhere."""
 
 
 # -- in the agent -----------------------------------------------------------------------------------------------------
@@ -216,13 +220,13 @@ def run(
         interpreter_argv: the interpreter and its flags, for `sys.orig_argv`.
         record_code: called with the exit code as soon as it is known. None means that only the interpreter can tell.
     """
-    program, error_file = spec.program, spec.error_file
+    program, _ERROR_FILE[0] = spec.program, spec.error_file
     args = [*interpreter_argv, *(["-m"] if program.kind == "module" else []), program.target, *program.args]
     sys.orig_argv[:] = args
     rename_process(args)
     enable_faulthandler(spec.stack_file, spec.crash_file)
     hook_torch()
-    before = (os.getpid(), _stat_file(error_file))
+    before = (os.getpid(), _stat_file(_ERROR_FILE[0]))
     try:
         if first := os.environ.pop(_RUN_FIRST, ""):
             _load_own_file(first)["run"]()
@@ -232,6 +236,7 @@ def run(
         if record_code is not None:
             record_code(0)
     except SystemExit as stop:
+        error_file = _ERROR_FILE[0]
         code = choose_exit_code(stop)
         if record_code is not None:
             record_code(code)
@@ -247,12 +252,24 @@ def run(
                 write_error_file(stop, None, error_file, refusal)
         raise
     except BaseException as error:  # recorded and raised, except sys.exit
+        error_file = _ERROR_FILE[0]
         shown = find_user_frames(error.__traceback__)
         _limit_traceback(error, shown, record_code)
         if error_file and not isinstance(error, KeyboardInterrupt) and before == (os.getpid(), _stat_file(error_file)):
             write_error_file(error, shown, error_file)
         del shown  # avoids a cycle with the program's frame
         raise
+
+
+def renew(error_file: str, stack_file: str, crash_file: str) -> None:
+    """Become a worker of the next round in the same process. `muster.in_place` calls it, with the variables set.
+
+    The files are those of a `WorkerSpec`.
+    """
+    _ERROR_FILE[0] = error_file
+    enable_faulthandler(stack_file, crash_file)
+    for call in _RENEWALS:
+        call()
 
 
 def prepare_main(program: "Program") -> None:
@@ -495,6 +512,7 @@ def _hook_optimizers(module: "ModuleType") -> None:
 
     register[0](begin)
     register[1](end)
+    _RENEWALS.append(counter.clear)  # the next step finds the page of its round
 
 
 def _load_step_counter() -> "Callable[[object], object]":
@@ -520,6 +538,13 @@ def _hook_stores(module: "ModuleType", agent_addr: str, agent_port: str) -> None
     except AttributeError:  # another torch
         return
     counts: dict[int, int] = {}
+
+    def renew_agent() -> None:
+        nonlocal agent_addr, agent_port
+        agent_addr, agent_port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+        counts.clear()
+
+    _RENEWALS.append(renew_agent)
 
     def uses_agent_here() -> bool:
         return str(sys._getframe(1).f_locals.get("port")) == agent_port and uses_agent()  # noqa: SLF001

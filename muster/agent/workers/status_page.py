@@ -144,6 +144,11 @@ class StatusPage:
         """Read the step at which a rank waits for nodes that join; None if it does not."""
         return _clean(self._words[(local_rank + 1) * Layout.WORDS + Layout.WAITING] - 1)
 
+    def read_stays(self, local_rank: int) -> int | None:
+        """Read the process that can leave the round and take part in the next one; None if the rank has none."""
+        owner, stays = (self._words[(local_rank + 1) * Layout.WORDS + word] for word in (Layout.OWNER, Layout.STAYS))
+        return owner if stays == 1 and owner > 0 else None
+
     def record_reported(self, local_rank: int, status: ReportedStatus) -> None:
         """Record what the Trainer of a local rank reports. At its end it names no step, and the last one stays."""
         if status.step is not None:

@@ -83,8 +83,7 @@ def _find_process(slot: Slot) -> "Process | None":
         if os.environ.get("RANK", "0") == "0":
             slot.say(f"in_place: {why}: main is called once, and a restart starts the process again")
         return None
-    Process.known = Process.known or Process(slot)
-    return Process.known
+    return Process(slot)
 
 
 def _find_obstacle() -> str:
@@ -92,7 +91,7 @@ def _find_obstacle() -> str:
         return "this agent cannot keep workers"
     if threading.current_thread() is not threading.main_thread():
         return "only the main thread can be made to leave main"
-    if Process.known is not None and Process.known.is_running:
+    if Process.known is not None:
         return "another main runs in place already"
     if _find_program() is None:
         return "this process was not started as a worker of a script"
@@ -116,11 +115,10 @@ class Process:
     """This process, through several rounds."""
 
     known: "Process | None" = None
-    """There is at most one."""
+    """The one whose `main` runs."""
 
     def __init__(self, slot: Slot) -> None:
         self._slot = slot
-        self.is_running = False
         self._is_waiting = False
         """Whether this process waits for its next round."""
         self._program = _find_program() or {}
@@ -147,17 +145,19 @@ class Process:
             listener.bind(f"\0muster-{os.getpid()}")
             listener.listen(1)
             self._listener = listener.dup()
-        threading.Thread(target=self._serve, name="muster-in-place", daemon=True).start()
+        self._thread = threading.Thread(target=self._serve, name="muster-in-place", daemon=True)
 
     def run(self, main: Callable[..., R], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> R:
         """Call `main` until it returns, or raises what is its own."""
-        self.is_running = True
+        Process.known = self
+        self._thread.start()
         signal.signal(self._signum, self._on_signal)
         if os.environ.get(Env.SPARE) == "1":
             self._wait_for_start()
         try:
             while True:
                 self._slot.note_stays(True)
+                gc.freeze()
                 self._known = frozenset(_list_sockets())
                 self._is_inside = True
                 try:
@@ -176,7 +176,19 @@ class Process:
                 self._wait_for_start()
         finally:
             self._slot.note_stays(False)
-            self.is_running = False
+            self._close()
+
+    def _close(self) -> None:
+        """End the thread, so that nothing of this is left when the process ends."""
+        Process.known = None
+        for one in (self._listener, self._link):
+            if one is not None:
+                with contextlib.suppress(OSError):
+                    one.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._listener.close()
+        if self._link is not None:
+            self._link.close()
 
     def _is_explained(self, error: Exception) -> bool:
         """Return whether the end of the round explains an error of `main`; wait for the agent's word if it may."""
@@ -191,7 +203,10 @@ class Process:
     def _serve(self) -> None:
         """Do what the agent says. Its end ends this process, by the signal that its death sends."""
         while True:
-            link, _ = self._listener.accept()
+            try:
+                link, _ = self._listener.accept()
+            except OSError:  # `_close`
+                return
             pid, uid, _gid = _PEER.unpack(link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
             if pid == os.getppid() and uid == os.geteuid():
                 break
@@ -250,10 +265,7 @@ class Process:
         if snapshots is not None:
             snapshots.end_round()
         _shut(known=self._known, whole=True)
-        distributed: Any = sys.modules.get("torch.distributed")
-        if distributed is not None and distributed.is_available() and distributed.is_initialized():
-            with contextlib.suppress(Exception):
-                distributed.destroy_process_group()
+        _destroy_groups()
         _flush()
         for number in (1, 2):  # what is printed from now on belongs to the next round
             fd = os.memfd_create("muster-output")
@@ -262,7 +274,7 @@ class Process:
         self._is_waiting = True
         if self._link is not None:
             self._link.send(b"left")
-        gc.collect()  # while there is nothing else to do: an old DDP keeps its buckets
+        gc.collect()  # of what `main` has made, because the rest is frozen: an old DDP keeps its buckets
 
     def _wait_for_start(self) -> None:
         self._is_waiting = True
@@ -303,6 +315,16 @@ def pass_uninterrupted() -> Iterator[None]:
         process.uninterrupted -= 1
     if process.is_leaving and not process.uninterrupted:
         raise LeaveRound
+
+
+def _destroy_groups() -> None:
+    """Make torch as if it had never had a process group."""
+    groups: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    with contextlib.suppress(Exception):
+        if groups is not None and groups.is_initialized():
+            groups.destroy_process_group()
+        if groups is not None:
+            groups._world.group_count = 0  # noqa: SLF001  # an interrupted init has counted: keys in the store have it
 
 
 def _forget_error(error: BaseException) -> None:

@@ -228,7 +228,7 @@ class Env:
     period."""
 
     SPARE: Final = "MUSTER_SPARE"
-    """Set to "1" by the agent in a spare worker, which waits for a rank before its script's main (`worker.in_place`)."""
+    """Set to "1" by the agent in a spare, which waits before its script's main until it gets a rank."""
 
     STATUS_PAGE: Final = "MUSTER_STATUS_PAGE"
     """Set by the agent in its workers: `FILE:ROUND:SLOT`, where the worker finds its slot (see `StatusPageLayout`)."""

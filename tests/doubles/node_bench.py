@@ -514,8 +514,8 @@ class Bench:
                     delay_s, code = process.ends_with[signum]
                     self.loop.call_later(delay_s, lambda process=process, code=code: self._end(process, code))
 
-    def list_descendants(self, _root: int, *, keep: Container[int] = ()) -> list[int]:
-        return [each.pid for each in self.processes if each.is_alive and each.pid not in keep]
+    def list_descendants(self, _root: int, *, keep: Container[int] = (), spare: Container[int] = ()) -> list[int]:
+        return [each.pid for each in self.processes if each.is_alive and each.pid not in (*spare, *keep)]
 
 
 @contextlib.contextmanager

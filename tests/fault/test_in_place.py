@@ -42,7 +42,6 @@ class Run:
         self.kind = KINDS[seed % len(KINDS)]
         self.draw = random.Random(seed)
         self.nodes = 2 if self.kind in ("node", "leader", "agent", "join", "shrink") else 1
-        self.last = 600 if self.kind == "join" else LAST  # the node that joins imports torch meanwhile
         self.port = find_free_port()
         self.trees: list[Tree] = []
         self.outcomes: list[Outcome] = []
@@ -59,7 +58,8 @@ class Run:
         flags += ["--nproc-per-node", str(4 // self.nodes), "--max-restarts", "20", "--hang-timeout", "3"]
         flags += ["--spare-workers", "1"] if self.kind == "spare" else []
         env = {**os.environ, "PYTHONWARNINGS": "ignore", "MUSTER_TOKEN": "0123456789abcdef" * 3}
-        command = [*AGENT, *flags, "--restart-backoff", "0", str(PROGRAM), str(self.folder), str(self.last)]
+        words = [str(LAST), *(["4"] if self.kind == "join" else [])]
+        command = [*AGENT, *flags, "--restart-backoff", "0", str(PROGRAM), str(self.folder), *words]
         self.trees.insert(index, Tree(command, env=env, cwd=self.folder).__enter__())
 
     def read_begins(self) -> list[tuple[int, ...]]:

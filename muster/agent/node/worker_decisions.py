@@ -101,7 +101,7 @@ def on_worker_started(state: NodeState, event: WorkerStarted) -> Decision:
 def on_can_leave(state: NodeState, event: WorkersCanLeave) -> Decision:
     """Note which workers a stop may ask to leave the round."""
     phase = expect(state.phase, Running)
-    return replace(state, phase=replace(phase, can_leave=phase.can_leave | event.local_ranks)), ()
+    return replace(state, phase=replace(phase, can_leave=event.local_ranks)), ()
 
 
 def on_worker_left(state: NodeState, event: WorkerLeft) -> Decision:

@@ -1,6 +1,7 @@
 """A worker that trains with DDP in place, in several buckets, and has the faults that its folder names.
 
-    in_place.py FOLDER LAST
+    in_place.py FOLDER LAST          until the step LAST
+    in_place.py FOLDER LAST SIZE     until LAST steps after SIZE ranks have begun
 
 A fault is a file `PLACE RANK STEP SIGKILL|SIGSTOP` in FOLDER: the rank that finds it at this place of this step removes
 it, and does so. Each call of `main` appends a line to `begins`, and the last line has a sum of all bits.
@@ -21,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from muster import snapshots, worker
 
 torch.set_num_threads(1)
-folder, last = Path(sys.argv[1]), int(sys.argv[2])
+folder = Path(sys.argv[1])
 faults = (folder / "faults").exists()
 time.sleep(float(os.environ.get("SETUP_S", "0")))
 torch.manual_seed(0)
@@ -81,6 +82,9 @@ def main() -> None:
         first = found.step + 1
     with open(folder / "begins", "a") as file:
         file.write(f"{rank} {os.getpid()} {first} {size} {time.monotonic()}\n")
+    last = int(sys.argv[2])
+    if len(sys.argv) > 3:
+        last = first + last if size == int(sys.argv[3]) else 1 << 20
     meet("group")
     dist.new_group(list(range(size)))
     model = DistributedDataParallel(layers, bucket_cap_mb=0.01)

@@ -11,8 +11,8 @@ FLAGS: Final = (
         metavar="N",
         default="0",
         ours=True,
-        text="How many processes of this node have run the script up to its main (worker.in_place) and wait there. One "
-        "takes a lost rank's place at once. Each takes the memory of a worker, and on a GPU a context.",
+        text="How many processes of this node have run the script up to its main (worker.in_place). One takes a lost "
+        "rank's place at once. Each takes a worker's memory.",
     ),
 )
 

@@ -27,12 +27,15 @@ class InPlacePart(RoundPart):
         """Of workers that wait for the next round."""
         self._posted: frozenset[int] = frozenset()
         """Those that were last posted as able to leave."""
+        self._begins: set[int] = set()
+        """Those that begin another round: their slots of its page say nothing yet."""
         self._spares = _create_spares(context)
 
     def begin_round(self, formed: "Round", start: Start | None) -> None:
         """See `RoundPart`."""
         if start is not None:
             self._posted = frozenset()
+            self._begins.clear()
             if formed.continued_step is None:  # the state that they have is no round's
                 self._drop_left()
             if self._spares is not None:
@@ -49,11 +52,15 @@ class InPlacePart(RoundPart):
                 if link is not None:
                     self._add_link(worker.local_rank, link)
         can_leave = frozenset(rank for rank, link in self._links.items() if self._read_stays(rank) == link.pid)
+        self._begins -= can_leave
+        self._post(formed, can_leave | self._begins)
+        if self._spares is not None:
+            self._spares.fill()
+
+    def _post(self, formed: "Round", can_leave: frozenset[int]) -> None:
         if can_leave != self._posted:
             self._posted = can_leave
             self._context.post(WorkersCanLeave(round_number=formed.number, local_ranks=can_leave))
-        if self._spares is not None:
-            self._spares.fill()
 
     def _read_stays(self, local_rank: int) -> int | None:
         page = self._context.get_page()
@@ -81,6 +88,7 @@ class InPlacePart(RoundPart):
             self._forget(local_rank, link)
 
     def _forget(self, local_rank: int, link: Link) -> None:
+        self._begins.discard(local_rank)
         for links in (self._links, self._left):
             if links.get(local_rank) is link:
                 del links[local_rank]
@@ -116,6 +124,8 @@ class InPlacePart(RoundPart):
             return None
         self._context.loop.unwatch(link.socket.fileno())
         self._add_link(spec.local_rank, link)
+        self._begins.add(spec.local_rank)
+        self._post(formed, self._posted | {spec.local_rank})
         self._context.event_log.write("worker_released", how="kept", local_rank=spec.local_rank, pid=link.pid)
         return link.pid
 

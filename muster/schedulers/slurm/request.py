@@ -76,7 +76,6 @@ _PASSED_ON: Final = (
     *("segment", "signal"),
 )
 """Options that sbatch has, too."""
-_SIZES: Final = ("--cpus-per-task=", "--mincpus=", "--mem")
 _END: Final = "MUSTER_END_OF_PAYLOAD"
 _IMAGE_PYTHON: Final = "python3"
 """Interpreter of an image, which need not have the environment of the caller."""
@@ -108,11 +107,6 @@ class SlurmRequest:
     checked_flags: tuple[str, ...]
     """Options of sbatch that this Slurm may not have: they are looked up before the submission."""
     checked_srun_flags: tuple[str, ...]
-    nodes: int
-    partitions: str | None
-    """Names that commas separate. "": the default one. None: another cluster's."""
-    sizes: tuple[str, ...] = ()
-    """Options of sbatch that ask for CPUs and memory, for a refusal."""
     runs_in_place: bool = False
     """Its programs are started in the caller's folder, and see this machine's files."""
     notice: str = ""
@@ -184,17 +178,9 @@ def build_request(app: AppDef, options: SlurmOptions, *, name: str, token: str, 
         folder=site.folder,
         checked_flags=(*(each for each in flags if each.startswith(_NEWER)), *options.sbatch),
         checked_srun_flags=(*(each for each in srun_flags if each.startswith(_NEWER)), *options.srun),
-        nodes=nodes,
-        partitions=_find_partitions(flags),
-        sizes=tuple(each for each in flags if each.startswith(_SIZES)),
         runs_in_place=options.shared and not (has_workspace or options.container_image or options.prefix),
         notice=notice,
     )
-
-
-def _find_partitions(flags: Sequence[str]) -> str | None:
-    given = dict(flag.removeprefix("--").partition("=")[::2] for flag in flags)  # the last counts
-    return None if "clusters" in given else given.get("partition", "")
 
 
 def _check(options: SlurmOptions) -> None:

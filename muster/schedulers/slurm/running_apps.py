@@ -295,7 +295,7 @@ def _list_reasons(app: App, state: AppState, lost: set[str]) -> adapter.Reasons:
             adapter.Reason(code=adapter.Code.SLURM_FORGOT if read_jobs(app.folder) else adapter.Code.NOT_SUBMITTED)
         )
     elif state is AppState.PENDING:
-        found.append(explain_wait(entry))
+        found.append(reasons.explain_wait(entry))
     elif is_terminal(state):
         found += explain_end(app, state)
     else:
@@ -311,15 +311,6 @@ def _list_reasons(app: App, state: AppState, lost: set[str]) -> adapter.Reasons:
         before = choose_reasons([known.record.app.reasons for known in app.nodes.values()])
         found += [adapter.Reason(code=adapter.Code.BEFORE, causes=before)] if before else []
     return tuple(dict.fromkeys(found))
-
-
-def explain_wait(entry: QueueEntry) -> adapter.Reason:
-    """Return why a job waits, with what it asks for where that is the reason."""
-    wanted = client.ResourceRequest()
-    if entry.reason in reasons.SIZES:
-        with contextlib.suppress(adapter.EngineError):
-            wanted = client.read_resource_request(entry.job_id)
-    return reasons.explain_wait(entry, wanted)
 
 
 def explain_end(app: App, state: AppState) -> adapter.Reasons:

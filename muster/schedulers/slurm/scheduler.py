@@ -119,7 +119,6 @@ class SlurmScheduler(adapter.PluginScheduler, WorkspaceMixin[None]):  # type: ig
         client.check_options("srun", request.checked_srun_flags)
         if request.spec.details["continues"] == "expedite":
             client.check_version((25, 11), "continues=expedite")
-        _check_size(request)
         if request.notice:
             print_line(f"muster: {request.notice}")
         if client.can_wait_for_children():
@@ -135,7 +134,7 @@ class SlurmScheduler(adapter.PluginScheduler, WorkspaceMixin[None]):  # type: ig
                 script = _write_files(request, folder)
                 # If sbatch's answer is lost, the name finds it.
                 undo.callback(_cancel_named, request.spec.app_id)
-                job_id = _submit(request, script)
+                job_id = client.submit_script(script, _build_env())
                 record_job(folder, job_id)
                 undo.pop_all()
         except FileExistsError as error:
@@ -300,7 +299,7 @@ class SlurmScheduler(adapter.PluginScheduler, WorkspaceMixin[None]):  # type: ig
         if app.state is AppState.PENDING:
             assert app.entry is not None  # noqa: S101  # it waits
             raise adapter.ControlError(
-                f"{app_id} is PENDING: {adapter.word(running_apps.explain_wait(app.entry))}",
+                f"{app_id} is PENDING: {adapter.word(reasons.explain_wait(app.entry))}",
                 adapter.CommandExit.REFUSED,
             )
         return _ask(app, kind, limit_s)
@@ -462,44 +461,6 @@ def _check_scripts(request: SlurmRequest) -> None:
         problem = explain_missing(*program, plan["cwd"]) if program is not None and program[0] == "script" else None
         if problem is not None and "PYTHON_EXEC" not in plan["env"]:
             raise adapter.SchedulerError(f"role {role}: {problem}")
-
-
-def _check_size(request: SlurmRequest) -> None:
-    """Refuse more nodes than the cluster can ever have. Of more than the partition has now, print a line.
-
-    Nodes may be added to a partition, and a plug-in of the cluster may choose another one.
-
-    Raises:
-        SchedulerError: the cluster can never have so many nodes.
-        EngineError: Slurm does not answer.
-    """
-    if request.partitions is None:
-        return
-    try:
-        reason = reasons.explain_size(request.nodes, client.list_partitions(request.partitions))
-        most = None if reason is None else client.find_most_nodes()
-    except client.RefusedError:  # sbatch says what is wrong
-        return
-    if reason is not None and most is not None and request.nodes > most:
-        raise adapter.SchedulerError(f"the job {adapter.word(reason)}; this cluster has at most {most}")
-    if reason is not None:
-        print_line(f"muster: the job {adapter.word(reason)}: it waits until that changes")
-
-
-def _submit(request: SlurmRequest, script: str) -> str:
-    """Submit the job, and return its id. Of a refusal, say what the cluster has.
-
-    Raises:
-        EngineError: Slurm refuses or does not answer.
-    """
-    try:
-        return client.submit_script(script, _build_env())
-    except client.RefusedError as error:
-        why = ""
-        if request.partitions is not None:
-            with contextlib.suppress(adapter.EngineError):
-                why = reasons.explain_refusal(str(error), request.partitions, request.sizes, client.list_node_sizes())
-        raise client.RefusedError(why or str(error)) from None
 
 
 def _write_files(request: SlurmRequest, folder: adapter.AppFolder) -> str:

@@ -248,22 +248,6 @@ class Code(Enum):
     # -- Slurm --------------------------------------------------------------------------------------------------------
     SLURM_WAITS = "job {job} waits: {slurm_reason}[; starts about {at_s:date}]"
     """The job waits: `word` is Slurm's reason. `at_s`: when Slurm expects it to start. Slurm."""
-    WAITS_FOR_NODES = (
-        "job {job} waits: it waits until {count} of the {total} nodes of partition {what} are free ({word})[; starts "
-        "about {at_s:date}]"
-    )
-    """It waits until `count` of the `total` nodes of partition `what` are free. Slurm."""
-    TOO_MANY_NODES = "[job {job} waits: it ]asks for {total} nodes, and {joined}[ ({word})][; starts about {at_s:date}]"
-    """It asks for more nodes, `total`, than its partitions have or give. Slurm."""
-    PARTITION_HAS = "partition {what} has {count}"
-    """Partition `what` has `count` nodes. Slurm."""
-    PARTITION_GIVES = "partition {what} gives one job at most {count}"
-    """Partition `what` gives one job at most `count` nodes. Slurm."""
-    PARTITION_CANNOT_GIVE = (
-        "job {job} waits: {what:partition {what}|its partition} cannot give what it asks for ({wish}), and it does "
-        "not start unless that changes ({word})[; starts about {at_s:date}]"
-    )
-    """No node of partition `what` has what `lacks` names. Slurm."""
     SLURM_ENDED = "Slurm ended job {job}: {slurm_end} ({word})"
     """Slurm has ended the job: `word` is its state. Slurm."""
     SLURM_JOB = "Slurm job {job}[ is {word}]"

@@ -212,27 +212,6 @@ TABLE: dict[str, tuple[Reason, ...]] = {
     ),
     "job 7 waits: New": (R(code=C.SLURM_WAITS, job="7", word="New"),),
     "job 7 waits: Slurm has not looked at it yet": (R(code=C.SLURM_WAITS, job="7"),),
-    "job 7 waits: it waits until 3 of the 4 nodes of partition main are free (Resources)": (
-        R(code=C.WAITS_FOR_NODES, job="7", count=3, total=4, what="main", word="Resources"),
-    ),
-    "asks for 9 nodes, and partition a has 4 and partition b gives one job at most 2": (
-        R(
-            code=C.TOO_MANY_NODES,
-            total=9,
-            causes=(R(code=C.PARTITION_HAS, what="a", count=4), R(code=C.PARTITION_GIVES, what="b", count=2)),
-        ),
-    ),
-    "job 7 waits: partition main cannot give what it asks for (2 nodes, each with 8 CPUs and 1 GPU), and it does not "
-    "start unless that changes (PartitionConfig)": (
-        R(
-            code=C.PARTITION_CANNOT_GIVE,
-            job="7",
-            what="main",
-            count=2,
-            lacks=("8 CPUs", "1 GPU"),
-            word="PartitionConfig",
-        ),
-    ),
     "Slurm ended job 7: its time limit is over (TIMEOUT)": (R(code=C.SLURM_ENDED, job="7", word="TIMEOUT"),),
     "Slurm job 7": (R(code=C.SLURM_JOB, job="7"),),
     "Slurm job 7 is completing": (R(code=C.SLURM_JOB, job="7", word="completing"),),
@@ -378,7 +357,6 @@ OTHERS_SAY = {
     "executable file not found": "a container runtime",
     "no such file or directory": "a container runtime",
     "already completing or completed": "scancel",
-    "Requested node configuration is not available": "sbatch",
 }
 """Texts of at least three words that product code looks for in what other programs print, and who prints them."""
 METHODS = (

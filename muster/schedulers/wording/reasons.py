@@ -190,11 +190,10 @@ class Code(Enum):
     """There are no pods, and Kubernetes does not say why. Kubernetes."""
     NO_PODS = "no pods: {causes}"
     """There are no pods. Kubernetes."""
-    PODS_MISSING = "{count:pod} not created[ for {age_s:duration}]: {causes}"
-    """Some pods do not exist, for `age_s`. Kubernetes."""
+    PODS_MISSING = "{count:pod} not created: {causes}"
+    """Some pods do not exist. Kubernetes."""
     PODS_REPLACED_SOON = (
-        "{count:pod} not created{missing_time}: the Job controller replaces a pod after 10 s; if it takes longer, "
-        "run: {by}"
+        "{count:pod} not created yet: the Job controller replaces a pod after 10 s; if it takes longer, run: {by}"
     )
     """The same, and nothing says why. Kubernetes."""
     PODS_START = "{nodes:node} of {total} in a pod that starts"

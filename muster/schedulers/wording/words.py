@@ -154,10 +154,6 @@ def _say_how_pods_failed(reason: Reason) -> str:
     return f"{who}: {word(cause)}"
 
 
-def _say_how_long(reason: Reason) -> str:
-    return " yet" if reason.age_s is None else f" for {format_duration(reason.age_s, 0)}"
-
-
 def format_clock(at_s: float | None) -> str:
     """Return the time of day here, with the date if it was more than half a day ago."""
     if at_s is None:
@@ -174,7 +170,6 @@ _RULES: Final[Mapping[str, Callable[[Reason], str]]] = {
     "causes": lambda reason: word_all(reason.causes),
     "lacks": _list_lacks,
     "how_pods_failed": _say_how_pods_failed,
-    "missing_time": _say_how_long,
     "slurm_reason": lambda reason: explain_reason(reason.word, reason.job),
     "slurm_end": lambda reason: ENDS[reason.word],
 }

@@ -160,9 +160,7 @@ TABLE: dict[str, tuple[Reason, ...]] = {
     "no pods: FailedCreate: exceeded quota: pods=1; request less, or delete unused objects": (
         R(code=C.NO_PODS, causes=(QUOTA,)),
     ),
-    "1 pod not created for 40 s: Terminating": (
-        R(code=C.PODS_MISSING, count=1, age_s=40.0, causes=(R(code=C.TERMINATING),)),
-    ),
+    "1 pod not created: Terminating": (R(code=C.PODS_MISSING, count=1, causes=(R(code=C.TERMINATING),)),),
     "1 pod not created yet: the Job controller replaces a pod after 10 s; if it takes longer, run: kubectl x": (
         R(code=C.PODS_REPLACED_SOON, count=1, by="kubectl x"),
     ),

@@ -104,9 +104,7 @@ def parse_ports(name: str, given: Any) -> tuple[PublishedPort, ...]:
         _check_address(name, text, address)
         host_port = int(match["host"]) if match["host"] else None
         protocol = (match["protocol"] or "tcp").lower()
-        ports.append(
-            PublishedPort(port=match["port"], protocol=protocol, address=address, host_port=host_port)
-        )
+        ports.append(PublishedPort(port=match["port"], protocol=protocol, address=address, host_port=host_port))
     return tuple(ports)
 
 

@@ -74,19 +74,14 @@ class SlurmScheduler(adapter.PluginScheduler, WorkspaceMixin[None]):  # type: ig
         super().__init__(name, session_name)
         self._lock = threading.Lock()
         self._looks: dict[str, tuple[float, bool]] = {}
-        self._printed: set[str] = set()
 
     # -- submitting ---------------------------------------------------------------------------------------------------
-
-    def workspace_opts(self) -> adapter.StrictOpts:
-        """Return no options: `option_record` declares all."""
-        return adapter.StrictOpts(self.backend)
 
     def build_workspace_and_update_role(self, role: Role, workspace: str, cfg: Mapping[str, Any]) -> None:
         """Note the folder, which travels with `job_dir`, as with TorchX's adapter, or without a shared folder."""
         if not cfg.get("job_dir") and cfg.get("shared") is not False and str(cfg.get("shared")).lower() != "false":
             return
-        adapter.note_workspace(role, workspace, WORKSPACE_KEY, self._printed, is_quiet=bool(cfg.get("quiet")))
+        self.note_workspace(role, workspace, WORKSPACE_KEY, is_quiet=bool(cfg.get("quiet")))
 
     def shares_folders(self, cfg: Mapping[str, Any]) -> bool:
         """See `PluginScheduler`."""

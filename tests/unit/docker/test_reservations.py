@@ -1,6 +1,5 @@
 """What apps must not share, on a scripted engine: GPUs, and ports of the host's network."""
 
-
 import pytest
 from docker_samples import build_facts
 from hypothesis import given

@@ -46,8 +46,6 @@ _LOOK_S: Final = 2.0
 """How often all readers of one app's logs together ask Slurm whether it has ended."""
 _END_LIMIT_S: Final = 120.0
 _ASK_MARGIN_S: Final = 30.0
-_TELL_LIMIT_S: Final = 10.0
-"""A node that is lost must not delay a stop for longer."""
 _ASKED: Final = (0, 2, 3, client.TIMED_OUT)
 """Exit codes of the agent's command, and of one that was given up.
 
@@ -507,8 +505,6 @@ def _record_cancel(app: running_apps.App, request: str = "cancel") -> None:
     app.folder.write_request(request)
     assert app.entry is not None  # noqa: S101  # it has not ended
     client.forbid_requeue(app.entry.job_id)
-    if not app.is_shared:
-        _tell_first_node(app, request)
 
 
 def _withdraw_cancel(app: running_apps.App) -> None:
@@ -517,21 +513,6 @@ def _withdraw_cancel(app: running_apps.App) -> None:
     assert app.entry is not None  # noqa: S101  # it has not ended
     if app.spec.details["continues"] != "no":
         client.allow_requeue(app.entry.job_id)
-    if not app.is_shared:
-        _tell_first_node(app, "")
-
-
-def _tell_first_node(app: running_apps.App, request: str) -> None:
-    """Record the cancel on the first node, too, which does not see the app's folder: its log then says who stops it.
-
-    "" withdraws it.
-    """
-    nodes = list(app.find_running().values())
-    if nodes:
-        script = 'if [ "$1" ]; then printf %s "$1" > "$2"; else rm -f "$2"; fi'
-        write = ("sh", "-c", script, "sh", request, str(app.remote_folder.request_file))
-        with contextlib.suppress(adapter.ControlError, adapter.EngineError):
-            _run_there(app, nodes[0], write, {}, _TELL_LIMIT_S)
 
 
 def _cancel_jobs(app: running_apps.App) -> None:

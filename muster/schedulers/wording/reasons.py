@@ -261,8 +261,6 @@ class Code(Enum):
     """Why the incarnation before has ended. Slurm."""
     NODES_LOST = "Slurm has lost node {hosts}[, and {replicas} ended before]{is_final:: too few are left}"
     """Slurm has lost nodes. `is_final`: with those of `replicas`, which ended before, too few are left. Slurm."""
-    NODE_KILLED = "muster's process on node {host} was killed, and its agent and workers with it (srun: {text})"
-    """The process of muster on a node was killed. Slurm."""
     SLURM_SIGNALLED = "Slurm sent {signal}"
     """Slurm has sent a signal. Slurm."""
     TIME_LIMIT = "it stopped before the time limit of its Slurm job"

@@ -223,9 +223,6 @@ TABLE: dict[str, tuple[Reason, ...]] = {
     "Slurm has lost node n1, and r/1 on n2 ended before: too few are left": (
         R(code=C.NODES_LOST, hosts=("n1",), replicas=("r/1 on n2",), is_final=True),
     ),
-    "muster's process on node n was killed, and its agent and workers with it (srun: task 0: Killed)": (
-        R(code=C.NODE_KILLED, host="n", text="task 0: Killed"),
-    ),
     "it stopped before the time limit of its Slurm job": (R(code=C.TIME_LIMIT),),
     "time limit; the script has called muster.worker.saved for no new checkpoint, so the job does not go on": (
         R(code=C.NOTHING_SAVED),

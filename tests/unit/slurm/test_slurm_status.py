@@ -180,9 +180,6 @@ def test_what_srun_says_is_shown_if_no_task_could_start(
     assert lines == ["said\n", *(["slurm.log: line 29\n"] if shown else [])]
 
 
-"""What Slurm says before it ends the tasks itself."""
-
-
 def test_nodes_that_were_started_again_say_so_each(tmp_path: Path) -> None:
     ends = [
         (

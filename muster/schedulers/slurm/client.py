@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from muster.schedulers.errors import EngineError, NotConfiguredError, OptionError, SchedulerError
+from muster.schedulers.errors import EngineError, NotConfiguredError, SchedulerError
 from muster.schedulers.slurm.hosts import expand_hosts, parse_fields, parse_time
 
 LIMIT_S: Final = 60.0
@@ -111,20 +111,6 @@ def run(
 def read_help(program: str) -> str:
     """Return what a command says of its options."""
     return run([program, "--help"])
-
-
-def check_options(program: str, options: Sequence[str]) -> None:
-    """Refuse options that this Slurm does not have: it may be older, or lack a plug-in.
-
-    Raises:
-        OptionError: one line that names the option.
-    """
-    known = read_help(program)
-    for word in options:
-        flag = word.partition("=")[0]
-        if not has_option(known, flag):
-            version = run([program, "--version"]).strip()
-            raise OptionError(f"{program} of this cluster ({version}) has no option {flag}", flag.removeprefix("--"))
 
 
 def check_version(least: tuple[int, int], what: str) -> None:

@@ -17,11 +17,8 @@ from torchx.schedulers.api import ListAppResponse
 from torchx.specs import AppDef, AppDryRunInfo, AppState, Role, is_terminal
 from torchx.workspace.api import WorkspaceMixin
 
-from muster._shared.contract import AGENT_MODULE, print_line
 from muster._shared.folders import remove_folder
-from muster._shared.programs import explain_missing
 from muster.schedulers import adapter
-from muster.schedulers.agent_command import find_program
 from muster.schedulers.slurm import client, reasons, running_apps
 from muster.schedulers.slurm.node import LOG_NAME, SCRIPT_NAME, SIZES_NAME, STOP_WORD, read_sizes, record_job
 from muster.schedulers.slurm.options import SlurmOptions
@@ -106,14 +103,13 @@ class SlurmScheduler(adapter.PluginScheduler, WorkspaceMixin[None]):  # type: ig
 
     def schedule(self, dryrun_info: AppDryRunInfo) -> str:
         """Make the app's folder and submit its job. Nothing is left of it if that fails."""
+        from muster.schedulers.local.submission import check_programs
+
         request: SlurmRequest = dryrun_info.request
-        _check_scripts(request)
-        client.check_options("sbatch", request.checked_flags)
-        client.check_options("srun", request.checked_srun_flags)
+        if request.runs_in_place:  # a container, or a program before the agent, may see other folders
+            check_programs(request.spec, scripts_only=True)
         if request.spec.details["continues"] == "expedite":
             client.check_version((25, 11), "continues=expedite")
-        if request.notice:
-            print_line(f"muster: {request.notice}")
         if client.can_wait_for_children():
             request = replace(request, script=request.script.replace(SRUN, f"{SRUN} {client.WAIT_FOR_CHILDREN}"))
         registry = self._find_registry()
@@ -440,20 +436,6 @@ def list_pauses() -> Iterator[float]:
     while True:
         yield pause_s
         pause_s = min(_MOST_PAUSE_S, 1.4 * pause_s)
-
-
-def _check_scripts(request: SlurmRequest) -> None:
-    """Refuse a script that does not exist, where the job runs in a folder of this machine as it is.
-
-    A container, or a program before the agent, may see other folders.
-    """
-    if not request.runs_in_place:
-        return
-    for role, (plan, *_) in request.spec.details["replicas"].items():
-        program = find_program(["-m", AGENT_MODULE, *plan["command"][2:]]) if plan["runs_agent"] else None
-        problem = explain_missing(*program, plan["cwd"]) if program is not None and program[0] == "script" else None
-        if problem is not None and "PYTHON_EXEC" not in plan["env"]:
-            raise adapter.SchedulerError(f"role {role}: {problem}")
 
 
 def _write_files(request: SlurmRequest, folder: adapter.AppFolder) -> str:

@@ -477,7 +477,6 @@ def test_times_of_slurm(time, seconds):
 
 def test_a_time_limit_without_a_step_is_refused():
     """It was queued again and again, and never did anything."""
-    assert build(build_role(), time="0:02:00", grace_s=50.0).notice == ""
-    assert "time=0:01:00 the last 50 s" in build(build_role(), time="0:01:00", grace_s=50.0).notice
+    build(build_role(), time="0:02:00", grace_s=50.0)
     with pytest.raises(OptionError, match=r"time=0:01:00 .* 90 s: "):
         build(build_role(), time="0:01:00", grace_s=90.0)

@@ -144,10 +144,6 @@ class ByteSource(Protocol):
         del offset
         return None
 
-    def read_notice(self) -> bytes:
-        """Return a line about output that was lost, with its newline. b"": none was."""
-        return b""
-
     def wait(self, limit_s: float) -> None:
         """Return when the log may have grown or its app may have ended, at the latest after `limit_s`."""
         ...
@@ -208,17 +204,13 @@ class _Reader:
 
     def read(self, has_ended: Callable[[], bool], *, follow: bool) -> Iterator[bytes]:
         """Yield lines. See `read_lines`."""
-        lines, last_read_s, complete, notice = LineSplitter(), time.monotonic(), False, b""
+        lines, last_read_s, complete = LineSplitter(), time.monotonic(), False
         while True:
             data = self._read_next()
             if data:
                 yield from self._count_bytes(lines.feed(data))
                 last_read_s = time.monotonic()
                 continue
-            if not notice and (notice := self._source.read_notice()):
-                rest = lines.take_rest()
-                self.end_offset += len(rest)
-                yield from (rest + b"\n", notice) if rest else (notice,)
             waited = time.monotonic() - last_read_s >= PARTIAL_S
             if lines.has_rest() and (lines.has_carriage_return() or complete or waited):
                 yield from self._count_bytes([lines.take_rest()])

@@ -107,9 +107,9 @@ from muster.schedulers.runner.roles import apply_macros as apply_macros
 from muster.schedulers.runner.roles import build_role_plan as build_role_plan
 from muster.schedulers.runner.roles import count_cpus as count_cpus
 from muster.schedulers.runner.roles import describe_missing_script as describe_missing_script
+from muster.schedulers.runner.roles import describe_workspace as describe_workspace
 from muster.schedulers.runner.roles import find_elastic_role as find_elastic_role
 from muster.schedulers.runner.roles import get_workspace_path as get_workspace_path
-from muster.schedulers.runner.roles import note_workspace as note_workspace
 from muster.schedulers.runner.roles import share_workspace as share_workspace
 from muster.schedulers.secret_variables import list_named_secrets as list_named_secrets
 from muster.schedulers.secret_variables import mask_args as mask_args

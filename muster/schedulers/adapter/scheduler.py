@@ -17,6 +17,7 @@ import abc
 import contextlib
 import dataclasses
 import logging
+import os
 import re
 import sys
 import threading
@@ -30,7 +31,7 @@ from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Schedule
 from torchx.specs import AppDef, AppDryRunInfo, AppState, Role, is_terminal
 from torchx.specs.api import NONE
 
-from muster._shared.contract import AskKind, show_controls
+from muster._shared.contract import AskKind, print_line, show_controls
 from muster._shared.control import CommandExit, ControlError
 from muster._shared.foreign_files import read_regular, walk_files
 from muster._shared.reports import Answer
@@ -43,6 +44,7 @@ from muster.schedulers.runner.command_line import is_interrupted, print_errors_a
 from muster.schedulers.runner.live_lines import LiveLines, repeat_failure, say_that_it_goes_on
 from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.runner.option_records import declare_options
+from muster.schedulers.runner.roles import describe_workspace, get_workspace_path
 
 if TYPE_CHECKING:
     from muster.schedulers.node_program.pipe import NodePipe
@@ -134,6 +136,7 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
         super().__init__(backend, session_name)
         self._submitted: set[str] = set()
         """Apps of this process: it keeps their supervisors running while it reads their logs. See `close`, too."""
+        self._printed: set[str] = set()
         self._live_lines = LiveLines()
         """Shared by the readers of all replicas, which TorchX runs in threads of their own."""
         self._merged_lock = threading.Lock()
@@ -163,6 +166,29 @@ class PluginScheduler(Scheduler, abc.ABC):  # type: ignore[misc]
 
         facts = self.read_facts(app_id)
         return None if facts is None else build_status(facts)
+
+    def print_once(self, *lines: str) -> None:
+        """Print lines that are not empty, each once: TorchX packs the same folder for every role."""
+        for line in lines:
+            if line and line not in self._printed:
+                self._printed.add(line)
+                print_line(f"muster: {line}")
+
+    def note_workspace(self, role: Role, workspace: str, key: str, *, is_quiet: bool = False) -> None:
+        """Note in a role's metadata the folder that travels with it, and print what of it does not.
+
+        Args:
+            role: gets the folder's absolute path.
+            workspace: as TorchX passes it.
+            key: in `Role.metadata`.
+            is_quiet: see `describe_workspace`.
+
+        Raises:
+            SchedulerError: it is not a folder of this machine, or cannot be read.
+        """
+        path = os.path.abspath(get_workspace_path(workspace))
+        self.print_once(*describe_workspace(role, path, is_quiet=is_quiet))
+        role.metadata[key] = path
 
     def describe_unknown(self, app_id: str) -> str:
         """Say in one line that there is no such app, why that may be, and what a person can do."""

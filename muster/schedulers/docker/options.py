@@ -40,8 +40,6 @@ _RESERVED: Final = "io.muster."
 class PublishedPort:
     """A port of containers that is reachable on the engine's host."""
 
-    text: str
-    """As it was given."""
     port: str
     """A number, or a name in the `port_map` of roles."""
     protocol: str
@@ -56,18 +54,6 @@ class PublishedPort:
     def find_number(self, port_map: Mapping[str, int]) -> int | None:
         """Return its number in containers of a role with this `port_map`. None: they do not publish it."""
         return int(self.port) if self.port.isdigit() else port_map.get(self.port)
-
-    def overlaps(self, containers: int, other: "PublishedPort", other_containers: int) -> bool:
-        """Return whether two entries need the same port of the host.
-
-        `0.0.0.0` and `::` are all addresses of their family.
-        """
-        if self.host_port is None or other.host_port is None or self.protocol != other.protocol:
-            return False
-        own, its = ipaddress.ip_address(self.address), ipaddress.ip_address(other.address)
-        if own.version != its.version or not (own == its or own.is_unspecified or its.is_unspecified):
-            return False
-        return self.host_port < other.host_port + other_containers and other.host_port < self.host_port + containers
 
     def to_engine(self, number: int, offset: int) -> tuple[str, list[dict[str, str]]]:
         """Return the entry of `PortBindings` for one container.
@@ -118,9 +104,7 @@ def parse_ports(name: str, given: Any) -> tuple[PublishedPort, ...]:
         _check_address(name, text, address)
         host_port = int(match["host"]) if match["host"] else None
         protocol = (match["protocol"] or "tcp").lower()
-        ports.append(
-            PublishedPort(text=text, port=match["port"], protocol=protocol, address=address, host_port=host_port)
-        )
+        ports.append(PublishedPort(port=match["port"], protocol=protocol, address=address, host_port=host_port))
     return tuple(ports)
 
 

@@ -15,7 +15,7 @@ from muster.schedulers import naming
 from muster.schedulers.adapter.agent_role import AgentPlace, ReplicaPlan, assign_arguments, translate_replica
 from muster.schedulers.agent_command import is_agent_role
 from muster.schedulers.docker import spec
-from muster.schedulers.docker.options import LAST_PORT, DockerOptions, PublishedPort
+from muster.schedulers.docker.options import DockerOptions, PublishedPort
 from muster.schedulers.errors import OptionError, SchedulerError
 from muster.schedulers.gpus import build_cache_env
 from muster.schedulers.grace import decide_app_grace_s
@@ -29,28 +29,15 @@ WORKSPACE_KEY: Final = "muster.docker_workspace"
 
 
 def _check_ports(app: AppDef, options: DockerOptions) -> None:
-    """Raise OptionError: nothing would be published, the numbers on the host end, or two entries need the same one."""
-    checked: list[tuple[PublishedPort, int]] = []
+    """Raise OptionError: nothing would be published. The engine refuses a port of the host that is not free."""
+    if options.publish and options.network == spec.HOST_NETWORK:
+        text = "publish: with network=host every port of a container is one of the host already; leave publish out"
+        raise OptionError(text, "publish")
     for port in options.publish:
-        if options.network == spec.HOST_NETWORK:
-            text = "publish: with network=host every port of a container is one of the host already; leave publish out"
-            raise OptionError(text, "publish")
-        replicas = _count_replicas(app.roles, port)
-        if not replicas:
+        if not _count_replicas(app.roles, port):
             names = ", ".join(sorted({name for role in app.roles for name in role.port_map})) or "none"
-            raise OptionError(
-                f"publish: no role has a port {port.port!r} in its port_map; there are: {names}", "publish"
-            )
-        if port.host_port is not None and port.host_port + replicas - 1 > LAST_PORT:
-            text = f"publish: {replicas} replicas need {replicas} ports from {port.host_port}; the last is {LAST_PORT}"
+            text = f"publish: no role has a port {port.port!r} in its port_map; there are: {names}"
             raise OptionError(text, "publish")
-        for other, containers in checked:
-            if port.overlaps(replicas, other, containers):
-                text = f"{other.text!r} for {containers} replicas and {port.text!r} for {replicas}"
-                raise OptionError(
-                    f"publish: {text} need the same port of the host; each replica takes the next number", "publish"
-                )
-        checked.append((port, replicas))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,8 +43,8 @@ from muster.schedulers.runner.live_lines import draws_bars
 from muster.schedulers.runner.option_records import parse_options
 from muster.schedulers.runner.roles import (
     build_role_plan,
-    describe_missing_script,
     describe_unsent_scripts,
+    describe_workspace,
     get_workspace_path,
     share_workspace,
 )
@@ -56,7 +56,7 @@ from muster.schedulers.supervision.state import ReplicaId
 from muster.schedulers.wording.facts import AppFacts
 from muster.schedulers.wording.reasons import Code, Reason, has_code
 from muster.schedulers.wording.words import word_all
-from muster.schedulers.workspace.packing import DOCKERFILE, BundleError, describe_left_out
+from muster.schedulers.workspace.packing import DOCKERFILE, BundleError
 
 _DRIVER: Final = "muster.schedulers.docker.driver:create_driver"
 _LOCAL_IMAGES: Final = "muster-workspace"
@@ -107,7 +107,6 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         """Engines of apps that another DOCKER_HOST has started, by address."""
         self._workspaces = creation.PackedWorkspaces()
         self._with_dockerfile: set[str] = set()
-        self._described: set[str] = set()
 
     def close(self) -> None:
         """See `SupervisedScheduler`, and release the engine, too."""
@@ -125,25 +124,15 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         path = get_workspace_path(workspace)
         with self.translate_errors():
             key = self._workspaces.pack(path, find_state_dir(os.environ))
-            left_out = describe_left_out(path)
-            self._print_once(describe_missing_script(role, path, has_image=True))
         role.metadata[WORKSPACE_KEY] = key
         if os.path.exists(os.path.join(path, DOCKERFILE)):
             self._with_dockerfile.add(key)
-        for line in left_out:
-            self._print_once(line)
-
-    def _print_once(self, text: str) -> None:
-        """Print a line, unless it was: TorchX packs a folder once per role."""
-        if text and text not in self._described:
-            self._described.add(text)
-            _print_progress(text)
+        self.print_once(*describe_workspace(role, path, has_image=True))
 
     def _submit_dryrun(self, app: AppDef, cfg: Mapping[str, Any]) -> AppDryRunInfo:
         options = parse_options(DockerOptions, self._run_opts(), cfg)
         app = share_workspace(app, WORKSPACE_KEY)
-        for line in describe_unsent_scripts(app, WORKSPACE_KEY):
-            self._print_once(line)
+        self.print_once(*describe_unsent_scripts(app, WORKSPACE_KEY))
         builds = any(role.metadata.get(WORKSPACE_KEY) in self._with_dockerfile for role in app.roles)
         if builds and options.image_repo is None:
             options = replace(options, image_repo=_LOCAL_IMAGES)
@@ -365,7 +354,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
         try:
             yield from lines
         except sdk.UnreadableLogs:
-            self._print_once(
+            self.print_once(
                 f"the output of {app_id} cannot be shown: the log driver of its containers keeps no output that "
                 "can be read; --log-dir and --tee 3 keep it in files"
             )

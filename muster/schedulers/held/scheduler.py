@@ -37,9 +37,7 @@ from muster.schedulers.local.submission import build_spec, prepare_request
 from muster.schedulers.naming import build_app_name, make_secret, make_suffix
 from muster.schedulers.node_program.frames import HOLD_DIR
 from muster.schedulers.runner.live_lines import draws_bars
-from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.runner.option_records import parse_options
-from muster.schedulers.runner.roles import note_workspace
 from muster.schedulers.supervision.app_folder import AppSpec
 from muster.schedulers.supervision.registry import find_state_dir
 from muster.schedulers.supervision.state import ReplicaId
@@ -81,7 +79,6 @@ class HeldScheduler(ProcessScheduler, WorkspaceMixin[None]):  # type: ignore[mis
 
     def __init__(self, name: str, session_name: str) -> None:
         super().__init__(name, session_name)
-        self._printed: set[str] = set()
         self._others: dict[str, PluginScheduler] = {}
         """The schedulers of holds elsewhere, by name."""
 
@@ -97,10 +94,6 @@ class HeldScheduler(ProcessScheduler, WorkspaceMixin[None]):  # type: ignore[mis
             self._others[name] = load_scheduler(name)
         return self._others[name]
 
-    def workspace_opts(self) -> StrictOpts:
-        """Return no options: `option_record` declares all."""
-        return StrictOpts(self.backend)
-
     def build_workspace_and_update_role(self, role: Role, workspace: str, cfg: Mapping[str, Any]) -> None:
         """Take the folder of `--workspace`, where it travels. TorchX calls this before the dry run.
 
@@ -108,7 +101,7 @@ class HeldScheduler(ProcessScheduler, WorkspaceMixin[None]):  # type: ignore[mis
             SchedulerError: the folder cannot be read.
         """
         if is_remote(find_state_dir(os.environ), cfg.get("app")):
-            note_workspace(role, workspace, WORKSPACE, self._printed)
+            self.note_workspace(role, workspace, WORKSPACE)
 
     def _submit_dryrun(self, app: AppDef, cfg: Mapping[str, Any]) -> AppDryRunInfo:
         options = parse_options(HeldOptions, self._run_opts(), cfg)

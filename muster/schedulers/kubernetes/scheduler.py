@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import torchx
 from torchx.schedulers.api import DescribeAppResponse, ListAppResponse, Stream
-from torchx.specs import AppDef, AppDryRunInfo, AppState, Role, VolumeMount, runopts
+from torchx.specs import AppDef, AppDryRunInfo, AppState, Role, VolumeMount
 from torchx.workspace.api import WorkspaceMixin
 
 from muster._shared.contract import AskKind, AskOutcome, Env, print_line
@@ -40,18 +40,17 @@ from muster.schedulers.kubernetes.running_apps.submit import submit
 from muster.schedulers.naming import build_app_name, make_suffix
 from muster.schedulers.node_program.pipe import NodePipe
 from muster.schedulers.runner import callers
-from muster.schedulers.runner.option_parsing import StrictOpts
 from muster.schedulers.runner.roles import (
     BASE_IMAGE_KEY,
-    describe_missing_script,
     describe_unsent_scripts,
+    describe_workspace,
     get_workspace_path,
     share_workspace,
 )
 from muster.schedulers.supervision.registry import find_last_remote, find_state_dir, record_last_remote
 from muster.schedulers.timestamps import build_timestamp
 from muster.schedulers.wording.facts import AppFacts
-from muster.schedulers.workspace.packing import DOCKERFILE, BundleError, describe_left_out
+from muster.schedulers.workspace.packing import DOCKERFILE, BundleError
 
 _GONE: Final = (
     "it may have been deleted, removed after its ttl_s, or be in another namespace (name it as NAMESPACE:NAME) or "
@@ -83,7 +82,6 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
         super().__init__(name, session_name)
         self._clock: Clock = clock or Clock()
         self._packed_workspaces: dict[str, bytes] = {}
-        self._printed: set[str] = set()
         self._clients: dict[Access, Client] = {}
         self._log_reads = threading.BoundedSemaphore(READ_LIMIT)
         self._followed: dict[str, Pods] = {}
@@ -92,10 +90,6 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
 
     # -- offline ----------------------------------------------------------------------------------------------------
 
-    def workspace_opts(self) -> runopts:
-        """Return no options: `option_record` declares `image_repo` and `quiet`."""
-        return StrictOpts(self.backend)
-
     def build_workspace_and_update_role(self, role: Role, workspace: str, cfg: Mapping[str, Any]) -> None:
         """Pack the folder for the app's Secret. With `image_repo`, builds an image on top of the role's instead.
 
@@ -103,10 +97,8 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
             SchedulerError: the folder is too large or cannot be read.
         """
         path = get_workspace_path(workspace)
+        self.print_once(*describe_workspace(role, path, has_image=True))
         try:
-            for line in describe_left_out(path):
-                self._print_once(line)
-            self._print_once(describe_missing_script(role, path, has_image=True))
             if cfg.get("image_repo"):
                 report = (lambda _: None) if cfg.get("quiet") else _print_line
                 role.metadata[BASE_IMAGE_KEY] = role.image
@@ -115,16 +107,10 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
         except BundleError as error:
             raise SchedulerError(str(error)) from error
         if (Path(path) / DOCKERFILE).exists():
-            self._print_once(_UNUSED_DOCKERFILE)
+            self.print_once(_UNUSED_DOCKERFILE)
         key, content = pack_workspace(path)
         self._packed_workspaces[key] = content
         role.metadata[kube.WORKSPACE_KEY] = key
-
-    def _print_once(self, text: str) -> None:
-        """Print a text once: TorchX packs the same folder once for every role."""
-        if text and text not in self._printed:
-            self._printed.add(text)
-            _print_line(text)
 
     def _submit_dryrun(self, app: AppDef, cfg: Mapping[str, Any]) -> AppDryRunInfo:
         options = parse_options(cfg)
@@ -135,11 +121,9 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
             app = replace(app, roles=[replace(role) for role in app.roles])
             images = _load_images().plan_images(app, cfg)
         else:
-            for line in describe_unsent_scripts(app, kube.WORKSPACE_KEY):
-                self._print_once(line)
+            self.print_once(*describe_unsent_scripts(app, kube.WORKSPACE_KEY))
         for role in app.roles:
-            self._print_once(_describe_default_image(role))
-            self._print_once(_describe_lost_paths(role))
+            self.print_once(_describe_default_image(role), _describe_lost_paths(role))
         name = _build_name(app, options)
         request = build_request(
             app,

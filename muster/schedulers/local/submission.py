@@ -51,19 +51,19 @@ def build_spec(request: LocalRequest, scheduler: str) -> AppSpec:
     Raises:
         SchedulerError: a script or module does not exist.
     """
-    _check_programs(request)
+    check_programs(request.spec)
     return replace(request.spec, scheduler=scheduler)
 
 
-def _check_programs(request: LocalRequest) -> None:
+def check_programs(spec: AppSpec, *, scripts_only: bool = False) -> None:
     """Refuse a script or module that does not exist: each worker of each node would say so otherwise."""
-    for role, (plan, *_) in request.spec.details["replicas"].items():
+    for role, (plan, *_) in spec.details["replicas"].items():
         python, *words = plan["command"]
         program = find_program(["-m", AGENT_MODULE, *words[1:]]) if plan["runs_agent"] else None
         if program is None or "PYTHON_EXEC" in plan["env"] or not os.path.exists(python):
             continue  # no program, or another message is due
         # Others may import other modules.
-        if program[0] == "module" and (python != sys.executable or "PYTHONPATH" in plan["env"]):
+        if program[0] == "module" and (scripts_only or python != sys.executable or "PYTHONPATH" in plan["env"]):
             continue
         problem = explain_missing(*program, plan["cwd"])
         if problem is not None:

@@ -4,7 +4,6 @@
 between. The combined file gets the beginning of such a line only together with its end.
 """
 
-import contextlib
 import os
 import struct
 import time
@@ -12,7 +11,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from muster._shared.foreign_files import read_whole
 from muster.schedulers.node_program.output_pipes import OutputPipes
 from muster.schedulers.supervision.driver import EventQueue
 
@@ -27,8 +25,6 @@ _CUT_LIMIT_S: Final = 2.0
 
 _CUT_LIMIT_BYTES: Final = 16 << 20
 _TIMES_STEP_S: Final = 0.01
-_NOTICE: Final = "lost.notice"
-_NOTICE_BYTES: Final = 512
 
 
 def log_path(folder: Path, stream: str) -> Path:
@@ -110,51 +106,11 @@ class CombinedLog:
         if whole:
             self._file.write(whole, now_s)
 
-    def write_rest(self, stream: str, now_s: float) -> None:
-        """Append the beginning of a line whose end did not come. Raises like `write`."""
-        self.write(stream, b"", now_s, cut=False)
-
-
-class Notice:
-    """The line that reports lost output, in a file of its own whose space on the disk is allocated beforehand.
-
-    Space that is only freed when it is needed would be lost at once: the replicas fill the same disk.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / _NOTICE
-        self._written = read_notice(folder) != b""
-        if not self._written:
-            with contextlib.suppress(OSError):
-                self._path.write_bytes(bytes(_NOTICE_BYTES))
-
-    def write(self, error: OSError) -> None:
-        """Write the line, once."""
-        if self._written:
-            return
-        self._written = True
-        text = f"[muster] output of this node is being lost: {error.strerror}; the job goes on\n"
-        with contextlib.suppress(OSError), open(self._path, "r+b") as file:
-            file.write(text.encode()[:_NOTICE_BYTES])
-
-    def close(self) -> None:
-        """Keep the file only if the line was written."""
-        if not self._written:
-            self._path.unlink(missing_ok=True)
-
-
-def read_notice(folder: Path) -> bytes:
-    """Return the line about lost output, with its newline. It is empty if nothing was lost."""
-    try:
-        return read_whole(folder / _NOTICE).rstrip(b"\0")
-    except OSError:
-        return b""
-
 
 class Capture:
     """Writes the output of one start of a replica. The process gets `write_fds`. `close_write_ends` closes them here.
 
-    A full disk loses output, not the job. A line in the log reports it.
+    A full disk loses output, not the job. A line in the log says where, once there is room.
     """
 
     def __init__(self, event_queue: EventQueue, folder: Path) -> None:
@@ -162,7 +118,8 @@ class Capture:
         self._event_queue = event_queue
         self._files = {stream: LogFile(folder, stream) for stream in (*STREAMS, COMBINED)}
         self._combined = CombinedLog(self._files[COMBINED])
-        self._notice = Notice(folder)
+        self._lost = b""
+        """The line about output that could not be written, until there is room for it."""
         self._pipes = OutputPipes(event_queue.now_s)
         self._timers = {stream: f"the rest of {log_path(folder, stream)}" for stream in STREAMS}
         event_queue.watch_readable(self._pipes.fileno(), lambda: self._write_all(self._pipes.read()))
@@ -174,7 +131,7 @@ class Capture:
 
     def write_line(self, text: str) -> None:
         """Add a line of our own to what the process writes to standard error."""
-        self._write_rest(_ERRORS)
+        self._write(_ERRORS, b"", cut=False)
         self._write(_ERRORS, f"{text}\n".encode(), cut=False)
 
     def close_write_ends(self) -> None:
@@ -186,30 +143,28 @@ class Capture:
         self.close_write_ends()
         self._write_all(self._pipes.drain())
         for stream in STREAMS:
-            self._write_rest(stream)
+            self._write(stream, b"", cut=False)
             self._event_queue.clear_timer(self._timers[stream])
         self._event_queue.unwatch(self._pipes.fileno())
         self._pipes.close()
         for file in self._files.values():
             file.close()
-        self._notice.close()
 
     def _write_all(self, found: Iterable[tuple[int, bytes, bool]]) -> None:
         for number, data, cut in found:
             self._write(STREAMS[number - 1], data, cut=cut)
 
     def _write(self, stream: str, data: bytes, *, cut: bool) -> None:
+        """Write the next bytes of a stream, and the beginning of a line that waits for them. b"": there are none."""
         now_s = time.time()
         try:
+            if self._lost:
+                self._files[COMBINED].write(self._lost, now_s)
+                self._lost = b""
             self._combined.write(stream, data, now_s, cut=cut)  # first: users read this file
-            self._files[stream].write(data, now_s)
+            if data:
+                self._files[stream].write(data, now_s)
         except OSError as error:
-            self._notice.write(error)
+            self._lost = f"\n[muster] output of this node was lost here: {error.strerror}\n".encode()
         if self._combined.has_partial_line(stream):
-            self._event_queue.set_timer(self._timers[stream], _CUT_LIMIT_S, lambda: self._write_rest(stream))
-
-    def _write_rest(self, stream: str) -> None:
-        try:
-            self._combined.write_rest(stream, time.time())
-        except OSError as error:
-            self._notice.write(error)
+            self._event_queue.set_timer(self._timers[stream], _CUT_LIMIT_S, lambda: self._write(stream, b"", cut=False))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from muster._shared.foreign_files import read_regular
-from muster.schedulers.processes.capture import TIMES_RECORD, log_path, read_notice, times_path
+from muster.schedulers.processes.capture import TIMES_RECORD, log_path, times_path
 from muster.schedulers.supervision.file_watch import Watch
 
 _TIMES_PIECE_BYTES: Final = 1 << 20
@@ -81,10 +81,6 @@ class FileSource:
                 if not whole:
                     return
                 position += whole
-
-    def read_notice(self) -> bytes:
-        """See `ByteSource`."""
-        return read_notice(self._folder)
 
     def wait(self, limit_s: float) -> None:
         """See `ByteSource`."""

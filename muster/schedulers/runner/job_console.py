@@ -99,50 +99,6 @@ def _list_rows(said: "HeldUnit[_Speaker]", prefix: str) -> list[str]:
     return [f"{prefix}{row}\n" for row in said.text.decode("utf-8", "surrogatepass")[:-1].split("\n")]
 
 
-class PlainLines:
-    """The lines of all replicas for a pipe or a file. A warning that nodes write alike at the start is there once.
-
-    Any thread may use it. A warning without a line of source waits for its rank's next line.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._alike: dict[str, AlikeLines[_Speaker]] = {}
-        """By role."""
-
-    def read(self, lines: Iterable[str], role: str, index: int) -> Iterator[str]:
-        """Yield the lines of one replica, bars as plain ones.
-
-        Args:
-            lines: with their newlines, until the replica has ended.
-            role: the replica's role.
-            index: its number.
-        """
-        with self._lock:
-            alike = self._alike.setdefault(role, AlikeLines(merges_lines=False))
-        speakers: dict[str, _Speaker] = {}
-        for line in unmark_bars(lines):
-            found = _find_prefix(line, role)
-            if found is None:
-                yield line
-                continue
-            if found[0] not in speakers:
-                speakers[found[0]] = _Speaker(role=role, index=index, found=found, peers=0)
-            speaker = speakers[found[0]]
-            if "Warning: " not in line and not alike.holds_rows(speaker):
-                yield line
-                continue
-            with self._lock:
-                shown = alike.push(speaker, _read_text(line, found), time.monotonic())
-            for said in shown:
-                yield from _list_rows(said, found[0])
-        for prefix, speaker in speakers.items():
-            with self._lock:
-                shown = alike.end(speaker, time.monotonic())
-            for said in shown:
-                yield from _list_rows(said, prefix)
-
-
 class JobConsole:
     """The lines of all replicas that one process prints to a terminal, and the live rows below. Any thread may use it.
 

@@ -1,4 +1,4 @@
-"""Lines of a job for `torchx run` and `torchx log`: on a terminal by a `JobConsole`, to a pipe as `PlainLines`."""
+"""Lines of a job for `torchx run` and `torchx log`: on a terminal by a `JobConsole`, to a pipe as they are."""
 
 import os
 import sys
@@ -11,7 +11,7 @@ from muster._shared.contract import print_line, show_controls
 from muster.schedulers.runner.callers import find_printer, runs_command_line
 
 if TYPE_CHECKING:  # loaded only where lines are shown
-    from muster.schedulers.runner.job_console import JobConsole, PlainLines
+    from muster.schedulers.runner.job_console import JobConsole
 
 
 def draws_bars(environ: Mapping[str, str]) -> bool:
@@ -46,7 +46,6 @@ class LiveLines:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._console: JobConsole | None = None
-        self._plain: PlainLines | None = None
         self.has_printed = False
         """Whether TorchX's command line has printed lines of a job, and with them what its workers wrote."""
 
@@ -72,16 +71,12 @@ class LiveLines:
             count_merged_ranks: see `agent_command.count_merged_ranks`. It is called for a terminal only.
             read_status: see `JobConsole.follow_status`. None: nothing says how the job is doing.
         """
-        from muster.schedulers.runner.job_console import JobConsole, PlainLines, unmark_bars
+        from muster.schedulers.runner.job_console import JobConsole, unmark_bars
 
         file = find_printer() if file is None else file
         self.has_printed = self.has_printed or file is not None
-        if file is None:
+        if file is None or not file.isatty():
             return unmark_bars(lines)
-        if not file.isatty():
-            with self._lock:
-                plain = self._plain = self._plain or PlainLines()
-            return plain.read(lines, role, index)
         with self._lock:
             console = self._console = self._console or JobConsole(file, environ)
         if read_status is not None:

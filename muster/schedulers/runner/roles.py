@@ -9,7 +9,7 @@ from torchx import specs
 from torchx.specs import AppDef, Role, macros
 from torchx.specs.api import RetryPolicy
 
-from muster._shared.contract import SIZE_LIMIT, Env, RoleKey, print_line
+from muster._shared.contract import SIZE_LIMIT, Env, RoleKey
 from muster.schedulers.agent_command import find_program, is_agent_role
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.supervision.state import RetryScope, SupervisedRole
@@ -60,33 +60,25 @@ def share_workspace(app: AppDef, key: str) -> AppDef:
     )
 
 
-def note_workspace(role: Role, workspace: str, key: str, printed: set[str], *, is_quiet: bool = False) -> None:
-    """Note in a role's metadata the folder that travels with it, and print which files of it are left out.
-
-    If the role's script does not travel, print that, too.
+def describe_workspace(role: Role, path: str, *, has_image: bool = False, is_quiet: bool = False) -> list[str]:
+    """Return lines about what of a role's folder does not travel: files that are left out, and the role's script.
 
     Args:
-        role: gets the folder's absolute path.
-        workspace: as TorchX passes it.
-        key: in `Role.metadata`.
-        printed: the lines that were, which are not printed again: TorchX asks for every role.
+        role: what runs.
+        path: the folder.
+        has_image: the script may be in the role's image.
         is_quiet: only a missing script is named.
 
     Raises:
-        SchedulerError: it is not a folder of this machine, or cannot be read.
+        SchedulerError: the folder cannot be read.
     """
     from muster.schedulers.workspace.packing import BundleError, describe_left_out  # most commands pack nothing
 
-    path = os.path.abspath(get_workspace_path(workspace))
     try:
-        lines = [*([] if is_quiet else describe_left_out(path)), describe_missing_script(role, path)]
+        left_out = [] if is_quiet else describe_left_out(path)
+        return [*left_out, describe_missing_script(role, path, has_image=has_image)]
     except BundleError as error:
         raise SchedulerError(str(error)) from error
-    for line in lines:
-        if line and line not in printed:
-            print_line(f"muster: {line}")
-    printed.update(lines)
-    role.metadata[key] = path
 
 
 def describe_missing_script(role: Role, path: str, *, has_image: bool = False) -> str:

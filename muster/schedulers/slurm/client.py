@@ -4,12 +4,12 @@ import contextlib
 import re
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
 
-from muster.schedulers.errors import EngineError, NotConfiguredError, OptionError, SchedulerError
+from muster.schedulers.errors import EngineError, NotConfiguredError, SchedulerError
 from muster.schedulers.slurm.hosts import expand_hosts, parse_fields, parse_time
 
 LIMIT_S: Final = 60.0
@@ -25,8 +25,6 @@ _NO_CLUSTER: Final = (
 )
 _UNKNOWN: Final = "Invalid job id"
 _NO_GRES: Final = "invalid generic resource"
-_GPUS: Final = re.compile(r"gpu(?::([A-Za-z]\w*))?[:=](\d+)")
-"""In `TresPerNode`: `gres:gpu:a100:2`, `gres/gpu:2`."""
 _ENDED: Final = "State,End,NodeList,ExitCode"
 _FORMAT: Final = "%i|%T|%r|%N|%V|%e|%S"
 
@@ -56,39 +54,6 @@ class QueueEntry:
     """When it was submitted, or queued again."""
     exit_code: int | None = None
     """Of its script. None: `squeue` does not tell it, see `find_ended`."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Partition:
-    """How many nodes a partition has."""
-
-    name: str
-    nodes: int
-    most_nodes: int | None = None
-    """The number that one job may have. None: there is no limit."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeSize:
-    """What some nodes of a partition have."""
-
-    name: str
-    """The partition's."""
-    is_default: bool
-    cpus: int
-    memory_mb: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class ResourceRequest:
-    """What a job asks for."""
-
-    nodes: int = 0
-    """0: not known."""
-    partitions: tuple[Partition, ...] = ()
-    """Any of them will do. Empty: not known."""
-    per_node: tuple[str, ...] = ()
-    """`64 CPUs`, `2 GPUs`. Empty: not known."""
 
 
 def run(
@@ -146,20 +111,6 @@ def run(
 def read_help(program: str) -> str:
     """Return what a command says of its options."""
     return run([program, "--help"])
-
-
-def check_options(program: str, options: Sequence[str]) -> None:
-    """Refuse options that this Slurm does not have: it may be older, or lack a plug-in.
-
-    Raises:
-        OptionError: one line that names the option.
-    """
-    known = read_help(program)
-    for word in options:
-        flag = word.partition("=")[0]
-        if not has_option(known, flag):
-            version = run([program, "--version"]).strip()
-            raise OptionError(f"{program} of this cluster ({version}) has no option {flag}", flag.removeprefix("--"))
 
 
 def check_version(least: tuple[int, int], what: str) -> None:
@@ -255,79 +206,6 @@ def _read_control(job_id: str) -> QueueEntry:
         end_s=parse_time(fields["EndTime"]),
         exit_code=int(fields["ExitCode"].partition(":")[0]),
     )
-
-
-def read_resource_request(job_id: str) -> ResourceRequest:
-    """Return what a job asks for.
-
-    Raises:
-        EngineError: Slurm does not know the job, or does not answer.
-    """
-    fields = parse_fields(run(["scontrol", "-o", "show", "job", job_id], waits=False))
-    nodes = fields.get("NumNodes", "").partition("-")[0]
-    return ResourceRequest(
-        nodes=int(nodes) if nodes.isdecimal() else 0,
-        partitions=tuple(list_partitions(fields.get("Partition", ""))),
-        per_node=tuple(_list_resources(fields)),
-    )
-
-
-def _list_resources(fields: Mapping[str, str]) -> Iterator[str]:
-    """List what a job asks for on each node, of the fields that `scontrol show job` prints."""
-    cpus = fields.get("MinCPUsNode", "")
-    if cpus.isdecimal():
-        yield f"{cpus} CPU{'s'[: cpus != '1']}"
-    for name, unit in (("MinMemoryNode", "memory"), ("MinMemoryCPU", "memory per CPU")):
-        if fields.get(name, "0") != "0":
-            yield f"{fields[name]} of {unit}"
-    for kind, count in _GPUS.findall(fields.get("TresPerNode", "")):
-        yield " ".join(filter(None, (count, kind, f"GPU{'s'[: count != '1']}")))
-
-
-def list_partitions(names: str) -> list[Partition]:
-    """Return the partitions of these names, which commas separate, or the default one. Unknown ones are left out.
-
-    Raises:
-        EngineError: Slurm refuses or does not answer.
-    """
-    rows = map(parse_fields, run(["scontrol", "-a", "-o", "show", "partition"]).splitlines())
-    wanted = names.split(",") if names else []
-    return [
-        Partition(
-            name=row["PartitionName"],
-            nodes=int(row["TotalNodes"]),
-            most_nodes=int(row["MaxNodes"]) if row.get("MaxNodes", "").isdecimal() else None,
-        )
-        for row in rows
-        if row.get("TotalNodes", "").isdecimal()
-        and (row["PartitionName"] in wanted if wanted else row.get("Default") == "YES")
-    ]
-
-
-def list_node_sizes() -> list[NodeSize]:
-    """Return what nodes the partitions have that this user sees.
-
-    Raises:
-        EngineError: Slurm refuses or does not answer.
-    """
-    rows = [line.split("|") for line in run(["sinfo", "-h", "-e", "-o", "%P|%c|%m"]).splitlines()]
-    return [
-        NodeSize(name=name.rstrip("*"), is_default=name.endswith("*"), cpus=int(cpus), memory_mb=int(memory))
-        for name, cpus, memory in rows
-        if cpus.isdecimal() and memory.isdecimal()
-    ]
-
-
-def find_most_nodes() -> int | None:
-    """Return how many nodes the cluster can have, with those that may be added. None: Slurm before 22.05 has no limit.
-
-    Nodes in the cloud and those in the state FUTURE count.
-
-    Raises:
-        EngineError: Slurm refuses or does not answer.
-    """
-    most = _read_config().get("MaxNodeCount", "")
-    return int(most) if most.isdecimal() else None
 
 
 def _read_config() -> dict[str, str]:

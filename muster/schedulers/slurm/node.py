@@ -59,8 +59,6 @@ NODE_NAME: Final = "node"
 """In a replica's folder of a run: the node's name."""
 HOSTS_NAME: Final = "hosts"
 """In a run's folder: the names of its nodes, in the order of the tasks. Slurm forgets those that it has lost."""
-LOG_START_NAME: Final = "log-start"
-"""In a run's folder: the size of `LOG_NAME` when its first task began."""
 LOG_NAME: Final = "slurm.log"
 """In the app's state folder: what the script of its job and srun print, in all runs."""
 SCRIPT_NAME: Final = "job.sh"
@@ -520,8 +518,6 @@ def main(arguments: list[str]) -> int:
     )
     (node.state_dir / NODE_NAME).write_text(allocation.hosts[allocation.task])
     (node.run_dir / HOSTS_NAME).write_text("\n".join(allocation.hosts))
-    if allocation.task == 0:
-        (node.run_dir / LOG_START_NAME).write_text(str(_find_size(folder.state_dir / LOG_NAME)))
     node.write_record(started)
     if allocation.task == 0:
         limit_child_of_srun(arguments)

@@ -70,13 +70,11 @@ PAYLOAD_MARK: Final = "@PAYLOAD@"
 SRUN: Final = 'srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES"'
 """Begins the command that starts the tasks."""
 DRIVER: Final = "muster.schedulers.slurm.node:SlurmDriver"
-_NEWER: Final = ("--segment", "--gpus-per-node", "--container-")
 _PASSED_ON: Final = (
     *("partition", "time", "account", "qos", "comment", "constraint", "reservation", "mail_user", "mail_type"),
     *("segment", "signal"),
 )
 """Options that sbatch has, too."""
-_SIZES: Final = ("--cpus-per-task=", "--mincpus=", "--mem")
 _END: Final = "MUSTER_END_OF_PAYLOAD"
 _IMAGE_PYTHON: Final = "python3"
 """Interpreter of an image, which need not have the environment of the caller."""
@@ -105,18 +103,8 @@ class SlurmRequest:
     script: str
     folder: str
     """The app's folder on this machine. On the nodes it is `spec.folder`."""
-    checked_flags: tuple[str, ...]
-    """Options of sbatch that this Slurm may not have: they are looked up before the submission."""
-    checked_srun_flags: tuple[str, ...]
-    nodes: int
-    partitions: str | None
-    """Names that commas separate. "": the default one. None: another cluster's."""
-    sizes: tuple[str, ...] = ()
-    """Options of sbatch that ask for CPUs and memory, for a refusal."""
     runs_in_place: bool = False
     """Its programs are started in the caller's folder, and see this machine's files."""
-    notice: str = ""
-    """One line for the submitter."""
 
     def __str__(self) -> str:
         """Return the text of the dry run, without secrets."""
@@ -171,7 +159,7 @@ def build_request(app: AppDef, options: SlurmOptions, *, name: str, token: str, 
         },
         python=site.python,
     )
-    notice = _check_time(options, spec.grace_s)
+    _check_time(options, spec.grace_s)
     flags = (*_list_flags(name, app.roles, options, nodes, site, may_lose=may_lose), *options.sbatch)
     _check_lines(flags)
     mounts = [folder if options.shared else options.node_dir]
@@ -182,19 +170,8 @@ def build_request(app: AppDef, options: SlurmOptions, *, name: str, token: str, 
         spec=spec,
         script=_build_script(flags, srun_flags, options, folder, site.python),
         folder=site.folder,
-        checked_flags=(*(each for each in flags if each.startswith(_NEWER)), *options.sbatch),
-        checked_srun_flags=(*(each for each in srun_flags if each.startswith(_NEWER)), *options.srun),
-        nodes=nodes,
-        partitions=_find_partitions(flags),
-        sizes=tuple(each for each in flags if each.startswith(_SIZES)),
         runs_in_place=options.shared and not (has_workspace or options.container_image or options.prefix),
-        notice=notice,
     )
-
-
-def _find_partitions(flags: Sequence[str]) -> str | None:
-    given = dict(flag.removeprefix("--").partition("=")[::2] for flag in flags)  # the last counts
-    return None if "clusters" in given else given.get("partition", "")
 
 
 def _check(options: SlurmOptions) -> None:
@@ -283,24 +260,12 @@ def _list_flags(
     return flags + [f"--{flag}={value}" for flag, value in given.items() if value is not None]
 
 
-def _check_time(options: SlurmOptions, grace_s: float) -> str:
-    """Refuse a time limit in which no step could be done. Return a line about one that is mostly for saving, or "".
-
-    Args:
-        options: with `time`, as Slurm reads it.
-        grace_s: seconds before the limit at which all ranks begin to save and stop.
-
-    Raises:
-        OptionError: it is not longer than what the ranks have to save.
-    """
+def _check_time(options: SlurmOptions, grace_s: float) -> None:
+    """Refuse a time limit in which no step could be done."""
     limit_s = None if options.time is None else _count_seconds(options.time)
     if limit_s is not None and limit_s <= grace_s:
         why = "so long before the limit all ranks stop; give more time, or a smaller grace_s"
-        line = f"time={options.time} must be more than {grace_s:g} s: {why}"
-        raise adapter.OptionError(line, "time")
-    if limit_s is None or limit_s >= 2 * grace_s:
-        return ""
-    return f"of time={options.time} the last {grace_s:g} s are for saving and stopping; a smaller grace_s leaves more"
+        raise adapter.OptionError(f"time={options.time} must be more than {grace_s:g} s: {why}", "time")
 
 
 def _count_seconds(time: str) -> float | None:

@@ -20,14 +20,11 @@ from muster.schedulers import adapter
 from muster.schedulers.adapter.supervised import REPLICA_STATES
 from muster.schedulers.slurm import client, reasons
 from muster.schedulers.slurm.client import QueueEntry
-from muster.schedulers.slurm.hosts import expand_hosts
 from muster.schedulers.slurm.node import (
     JOBS_NAME,
     LOG_NAME,
-    LOG_START_NAME,
     NODE_NAME,
     NOT_OURS,
-    RUNS_DIR,
     STOPS,
     NodeFolder,
     choose_reasons,
@@ -44,11 +41,6 @@ _START_S: Final = 30.0
 _SUBMISSION_S: Final = 86400.0
 _CHECKPOINT_LIMIT_BYTES: Final = 1 << 16
 _LOG_LIMIT_BYTES: Final = 2000
-_RUN_LOG_LIMIT_BYTES: Final = 1 << 20
-_KILLED: Final = re.compile(r"^srun: error: (\S+): (tasks? [0-9,-]+: (?!Exited with).+)$", re.MULTILINE)
-"""What srun says of tasks that a signal has ended."""
-_BY_SLURM: Final = re.compile(r"^\S+: error: \*\*\* (?:JOB|STEP) ", re.MULTILINE)
-"""What Slurm says before it ends the tasks of a job or step itself."""
 _SAYS_LITTLE: Final = re.compile(r"srun: (error: .*task [0-9,-]+: |Job step aborted|got SIG|forcing job)|Try \"srun ")
 
 
@@ -233,7 +225,7 @@ def build_facts(app: App, reports: adapter.AgentReports, submitted_s: float | No
         app_id=app.spec.app_id,
         app=adapter.load_app(app.spec.description),
         state=state,
-        replicas=_list_statuses(app, state, lost.union(find_killed(app))),
+        replicas=_list_statuses(app, state, lost),
         restarts=sum(each.record.app.num_restarts for each in app.nodes.values()),
         reasons=_list_reasons(app, state, lost),
         ui_url=app.folder.path.as_uri(),
@@ -295,12 +287,11 @@ def _list_reasons(app: App, state: AppState, lost: set[str]) -> adapter.Reasons:
             adapter.Reason(code=adapter.Code.SLURM_FORGOT if read_jobs(app.folder) else adapter.Code.NOT_SUBMITTED)
         )
     elif state is AppState.PENDING:
-        found.append(explain_wait(entry))
+        found.append(reasons.explain_wait(entry))
     elif is_terminal(state):
         found += explain_end(app, state)
     else:
         found += [adapter.Reason(code=adapter.Code.NODES_LOST, hosts=(name,)) for name in sorted(lost)]
-        found += find_killed(app).values()
         causes = filter(None, (known.record.app.reasons for known in app.nodes.values()))
         found += [adapter.Reason(code=adapter.Code.NODE_REPORTS, causes=each) for each in causes]
         word = "" if entry.state == "RUNNING" else entry.state.lower()
@@ -311,15 +302,6 @@ def _list_reasons(app: App, state: AppState, lost: set[str]) -> adapter.Reasons:
         before = choose_reasons([known.record.app.reasons for known in app.nodes.values()])
         found += [adapter.Reason(code=adapter.Code.BEFORE, causes=before)] if before else []
     return tuple(dict.fromkeys(found))
-
-
-def explain_wait(entry: QueueEntry) -> adapter.Reason:
-    """Return why a job waits, with what it asks for where that is the reason."""
-    wanted = client.ResourceRequest()
-    if entry.reason in reasons.SIZES:
-        with contextlib.suppress(adapter.EngineError):
-            wanted = client.read_resource_request(entry.job_id)
-    return reasons.explain_wait(entry, wanted)
 
 
 def explain_end(app: App, state: AppState) -> adapter.Reasons:
@@ -335,14 +317,12 @@ def explain_end(app: App, state: AppState) -> adapter.Reasons:
         for each in records
         if each.app.outcome is not None and each.app.outcome.value in order
     ]
-    first = min(ended, key=lambda each: each[:2])[2] if ended else ()
-    killed = tuple(find_killed(app).values())[:1]
     by_slurm = None if app.entry is None else reasons.explain_end(app.entry)
-    if not killed and not ended:
+    if not ended:
         line = _read_last_line(app.folder) if app.is_shared else _explain_node_dir(app)
         return tuple(each for each in (by_slurm, line) if each is not None)
-    by_nodes = killed or first  # the first failure is the cause
-    return by_nodes if by_slurm is None else (*by_nodes, by_slurm)
+    first = min(ended, key=lambda each: each[:2])[2]
+    return first if by_slurm is None else (*first, by_slurm)
 
 
 def _explain_node_dir(app: App) -> adapter.Reason | None:
@@ -355,28 +335,6 @@ def _explain_node_dir(app: App) -> adapter.Reason | None:
     return adapter.Reason(
         code=adapter.Code.FOLDER_UNWRITABLE, job=ended.job_id, text=posixpath.dirname(app.spec.folder)
     )
-
-
-def find_killed(app: App) -> dict[str, adapter.Reason]:
-    """Return the nodes on which muster's own process was killed in this run, with what is known of it.
-
-    It can record nothing any more, and only srun has seen it. Once Slurm itself ends a job, such lines say nothing.
-    """
-    if app.entry is None or app.entry.state not in ("RUNNING", "FAILED") or not (app.runs and app.is_shared):
-        return {}
-    try:
-        start = int(read_whole(app.folder.state_dir / RUNS_DIR / app.runs[-1] / LOG_START_NAME))
-        output = read_regular(app.folder.state_dir / LOG_NAME, _RUN_LOG_LIMIT_BYTES, start)
-        text = _BY_SLURM.split(output.decode(errors="replace"))[0]
-    except (OSError, ValueError):
-        return {}
-    running = {known.node for each, known in app.nodes.items() if known.has_running(each)}
-    return {
-        host: adapter.Reason(code=adapter.Code.NODE_KILLED, host=host, text=how)
-        for names, how in _KILLED.findall(text)
-        for host in expand_hosts(names)
-        if host in running
-    }
 
 
 def find_checkpoint(app: App) -> str:

@@ -17,11 +17,8 @@ from torchx.schedulers.api import ListAppResponse
 from torchx.specs import AppDef, AppDryRunInfo, AppState, Role, is_terminal
 from torchx.workspace.api import WorkspaceMixin
 
-from muster._shared.contract import AGENT_MODULE, print_line
 from muster._shared.folders import remove_folder
-from muster._shared.programs import explain_missing
 from muster.schedulers import adapter
-from muster.schedulers.agent_command import find_program
 from muster.schedulers.slurm import client, reasons, running_apps
 from muster.schedulers.slurm.node import LOG_NAME, SCRIPT_NAME, SIZES_NAME, STOP_WORD, read_sizes, record_job
 from muster.schedulers.slurm.options import SlurmOptions
@@ -46,8 +43,6 @@ _LOOK_S: Final = 2.0
 """How often all readers of one app's logs together ask Slurm whether it has ended."""
 _END_LIMIT_S: Final = 120.0
 _ASK_MARGIN_S: Final = 30.0
-_TELL_LIMIT_S: Final = 10.0
-"""A node that is lost must not delay a stop for longer."""
 _ASKED: Final = (0, 2, 3, client.TIMED_OUT)
 """Exit codes of the agent's command, and of one that was given up.
 
@@ -74,19 +69,14 @@ class SlurmScheduler(adapter.PluginScheduler, WorkspaceMixin[None]):  # type: ig
         super().__init__(name, session_name)
         self._lock = threading.Lock()
         self._looks: dict[str, tuple[float, bool]] = {}
-        self._printed: set[str] = set()
 
     # -- submitting ---------------------------------------------------------------------------------------------------
-
-    def workspace_opts(self) -> adapter.StrictOpts:
-        """Return no options: `option_record` declares all."""
-        return adapter.StrictOpts(self.backend)
 
     def build_workspace_and_update_role(self, role: Role, workspace: str, cfg: Mapping[str, Any]) -> None:
         """Note the folder, which travels with `job_dir`, as with TorchX's adapter, or without a shared folder."""
         if not cfg.get("job_dir") and cfg.get("shared") is not False and str(cfg.get("shared")).lower() != "false":
             return
-        adapter.note_workspace(role, workspace, WORKSPACE_KEY, self._printed, is_quiet=bool(cfg.get("quiet")))
+        self.note_workspace(role, workspace, WORKSPACE_KEY, is_quiet=bool(cfg.get("quiet")))
 
     def shares_folders(self, cfg: Mapping[str, Any]) -> bool:
         """See `PluginScheduler`."""
@@ -113,15 +103,13 @@ class SlurmScheduler(adapter.PluginScheduler, WorkspaceMixin[None]):  # type: ig
 
     def schedule(self, dryrun_info: AppDryRunInfo) -> str:
         """Make the app's folder and submit its job. Nothing is left of it if that fails."""
+        from muster.schedulers.local.submission import check_programs
+
         request: SlurmRequest = dryrun_info.request
-        _check_scripts(request)
-        client.check_options("sbatch", request.checked_flags)
-        client.check_options("srun", request.checked_srun_flags)
+        if request.runs_in_place:  # a container, or a program before the agent, may see other folders
+            check_programs(request.spec, scripts_only=True)
         if request.spec.details["continues"] == "expedite":
             client.check_version((25, 11), "continues=expedite")
-        _check_size(request)
-        if request.notice:
-            print_line(f"muster: {request.notice}")
         if client.can_wait_for_children():
             request = replace(request, script=request.script.replace(SRUN, f"{SRUN} {client.WAIT_FOR_CHILDREN}"))
         registry = self._find_registry()
@@ -135,7 +123,7 @@ class SlurmScheduler(adapter.PluginScheduler, WorkspaceMixin[None]):  # type: ig
                 script = _write_files(request, folder)
                 # If sbatch's answer is lost, the name finds it.
                 undo.callback(_cancel_named, request.spec.app_id)
-                job_id = _submit(request, script)
+                job_id = client.submit_script(script, _build_env())
                 record_job(folder, job_id)
                 undo.pop_all()
         except FileExistsError as error:
@@ -300,7 +288,7 @@ class SlurmScheduler(adapter.PluginScheduler, WorkspaceMixin[None]):  # type: ig
         if app.state is AppState.PENDING:
             assert app.entry is not None  # noqa: S101  # it waits
             raise adapter.ControlError(
-                f"{app_id} is PENDING: {adapter.word(running_apps.explain_wait(app.entry))}",
+                f"{app_id} is PENDING: {adapter.word(reasons.explain_wait(app.entry))}",
                 adapter.CommandExit.REFUSED,
             )
         return _ask(app, kind, limit_s)
@@ -450,58 +438,6 @@ def list_pauses() -> Iterator[float]:
         pause_s = min(_MOST_PAUSE_S, 1.4 * pause_s)
 
 
-def _check_scripts(request: SlurmRequest) -> None:
-    """Refuse a script that does not exist, where the job runs in a folder of this machine as it is.
-
-    A container, or a program before the agent, may see other folders.
-    """
-    if not request.runs_in_place:
-        return
-    for role, (plan, *_) in request.spec.details["replicas"].items():
-        program = find_program(["-m", AGENT_MODULE, *plan["command"][2:]]) if plan["runs_agent"] else None
-        problem = explain_missing(*program, plan["cwd"]) if program is not None and program[0] == "script" else None
-        if problem is not None and "PYTHON_EXEC" not in plan["env"]:
-            raise adapter.SchedulerError(f"role {role}: {problem}")
-
-
-def _check_size(request: SlurmRequest) -> None:
-    """Refuse more nodes than the cluster can ever have. Of more than the partition has now, print a line.
-
-    Nodes may be added to a partition, and a plug-in of the cluster may choose another one.
-
-    Raises:
-        SchedulerError: the cluster can never have so many nodes.
-        EngineError: Slurm does not answer.
-    """
-    if request.partitions is None:
-        return
-    try:
-        reason = reasons.explain_size(request.nodes, client.list_partitions(request.partitions))
-        most = None if reason is None else client.find_most_nodes()
-    except client.RefusedError:  # sbatch says what is wrong
-        return
-    if reason is not None and most is not None and request.nodes > most:
-        raise adapter.SchedulerError(f"the job {adapter.word(reason)}; this cluster has at most {most}")
-    if reason is not None:
-        print_line(f"muster: the job {adapter.word(reason)}: it waits until that changes")
-
-
-def _submit(request: SlurmRequest, script: str) -> str:
-    """Submit the job, and return its id. Of a refusal, say what the cluster has.
-
-    Raises:
-        EngineError: Slurm refuses or does not answer.
-    """
-    try:
-        return client.submit_script(script, _build_env())
-    except client.RefusedError as error:
-        why = ""
-        if request.partitions is not None:
-            with contextlib.suppress(adapter.EngineError):
-                why = reasons.explain_refusal(str(error), request.partitions, request.sizes, client.list_node_sizes())
-        raise client.RefusedError(why or str(error)) from None
-
-
 def _write_files(request: SlurmRequest, folder: adapter.AppFolder) -> str:
     """Write what the nodes need, and return the path of the script."""
     script, spec = request.script, request.spec
@@ -551,8 +487,6 @@ def _record_cancel(app: running_apps.App, request: str = "cancel") -> None:
     app.folder.write_request(request)
     assert app.entry is not None  # noqa: S101  # it has not ended
     client.forbid_requeue(app.entry.job_id)
-    if not app.is_shared:
-        _tell_first_node(app, request)
 
 
 def _withdraw_cancel(app: running_apps.App) -> None:
@@ -561,21 +495,6 @@ def _withdraw_cancel(app: running_apps.App) -> None:
     assert app.entry is not None  # noqa: S101  # it has not ended
     if app.spec.details["continues"] != "no":
         client.allow_requeue(app.entry.job_id)
-    if not app.is_shared:
-        _tell_first_node(app, "")
-
-
-def _tell_first_node(app: running_apps.App, request: str) -> None:
-    """Record the cancel on the first node, too, which does not see the app's folder: its log then says who stops it.
-
-    "" withdraws it.
-    """
-    nodes = list(app.find_running().values())
-    if nodes:
-        script = 'if [ "$1" ]; then printf %s "$1" > "$2"; else rm -f "$2"; fi'
-        write = ("sh", "-c", script, "sh", request, str(app.remote_folder.request_file))
-        with contextlib.suppress(adapter.ControlError, adapter.EngineError):
-            _run_there(app, nodes[0], write, {}, _TELL_LIMIT_S)
 
 
 def _cancel_jobs(app: running_apps.App) -> None:

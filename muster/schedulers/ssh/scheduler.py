@@ -60,10 +60,6 @@ class SshScheduler(adapter.ProcessScheduler, WorkspaceMixin[None]):  # type: ign
 
     option_record = SshOptions
 
-    def __init__(self, name: str, session_name: str) -> None:
-        super().__init__(name, session_name)
-        self._printed: set[str] = set()
-
     # -- submitting -------------------------------------------------------------------------------------------------
 
     def build_workspace_and_update_role(self, role: Role, workspace: str, cfg: Mapping[str, Any]) -> None:
@@ -73,7 +69,7 @@ class SshScheduler(adapter.ProcessScheduler, WorkspaceMixin[None]):  # type: ign
             SchedulerError: the folder cannot be read.
         """
         del cfg
-        adapter.note_workspace(role, workspace, WORKSPACE, self._printed)
+        self.note_workspace(role, workspace, WORKSPACE)
 
     def _submit_dryrun(self, app: AppDef, cfg: Mapping[str, Any]) -> AppDryRunInfo:
         options = adapter.parse_options(SshOptions, self._run_opts(), cfg)

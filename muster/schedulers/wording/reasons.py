@@ -190,11 +190,10 @@ class Code(Enum):
     """There are no pods, and Kubernetes does not say why. Kubernetes."""
     NO_PODS = "no pods: {causes}"
     """There are no pods. Kubernetes."""
-    PODS_MISSING = "{count:pod} not created[ for {age_s:duration}]: {causes}"
-    """Some pods do not exist, for `age_s`. Kubernetes."""
+    PODS_MISSING = "{count:pod} not created: {causes}"
+    """Some pods do not exist. Kubernetes."""
     PODS_REPLACED_SOON = (
-        "{count:pod} not created{missing_time}: the Job controller replaces a pod after 10 s; if it takes longer, "
-        "run: {by}"
+        "{count:pod} not created yet: the Job controller replaces a pod after 10 s; if it takes longer, run: {by}"
     )
     """The same, and nothing says why. Kubernetes."""
     PODS_START = "{nodes:node} of {total} in a pod that starts"
@@ -248,22 +247,6 @@ class Code(Enum):
     # -- Slurm --------------------------------------------------------------------------------------------------------
     SLURM_WAITS = "job {job} waits: {slurm_reason}[; starts about {at_s:date}]"
     """The job waits: `word` is Slurm's reason. `at_s`: when Slurm expects it to start. Slurm."""
-    WAITS_FOR_NODES = (
-        "job {job} waits: it waits until {count} of the {total} nodes of partition {what} are free ({word})[; starts "
-        "about {at_s:date}]"
-    )
-    """It waits until `count` of the `total` nodes of partition `what` are free. Slurm."""
-    TOO_MANY_NODES = "[job {job} waits: it ]asks for {total} nodes, and {joined}[ ({word})][; starts about {at_s:date}]"
-    """It asks for more nodes, `total`, than its partitions have or give. Slurm."""
-    PARTITION_HAS = "partition {what} has {count}"
-    """Partition `what` has `count` nodes. Slurm."""
-    PARTITION_GIVES = "partition {what} gives one job at most {count}"
-    """Partition `what` gives one job at most `count` nodes. Slurm."""
-    PARTITION_CANNOT_GIVE = (
-        "job {job} waits: {what:partition {what}|its partition} cannot give what it asks for ({wish}), and it does "
-        "not start unless that changes ({word})[; starts about {at_s:date}]"
-    )
-    """No node of partition `what` has what `lacks` names. Slurm."""
     SLURM_ENDED = "Slurm ended job {job}: {slurm_end} ({word})"
     """Slurm has ended the job: `word` is its state. Slurm."""
     SLURM_JOB = "Slurm job {job}[ is {word}]"
@@ -278,8 +261,6 @@ class Code(Enum):
     """Why the incarnation before has ended. Slurm."""
     NODES_LOST = "Slurm has lost node {hosts}[, and {replicas} ended before]{is_final:: too few are left}"
     """Slurm has lost nodes. `is_final`: with those of `replicas`, which ended before, too few are left. Slurm."""
-    NODE_KILLED = "muster's process on node {host} was killed, and its agent and workers with it (srun: {text})"
-    """The process of muster on a node was killed. Slurm."""
     SLURM_SIGNALLED = "Slurm sent {signal}"
     """Slurm has sent a signal. Slurm."""
     TIME_LIMIT = "it stopped before the time limit of its Slurm job"

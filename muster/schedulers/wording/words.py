@@ -33,18 +33,10 @@ REASONS: Final = {
     "Licenses": "it waits for a license",
     "AssocGrpGRES": "its account uses as many GPUs as it may",
     "AssocMaxJobsLimit": "its account runs as many jobs as it may",
-    "QOSMaxJobsPerUserLimit": "you run as many jobs as its quality of service allows",
-    "QOSMaxNodePerUserLimit": "you use as many nodes as its quality of service allows",
-    "QOSMaxGRESPerUser": "you use as many GPUs as its quality of service allows",
-    "QOSGrpNodeLimit": "its quality of service has all the nodes that it may",
     "QOSMaxWallDurationPerJobLimit": "it asks for more time than its quality of service allows",
     "InvalidAccount": "its account is not valid",
     "InvalidQOS": "its quality of service is not valid",
     "launch failed requeued held": "it could not be started, and is held: scontrol release JOBID tries again",
-    "RaisedSignal": "a signal ended it",
-    "NonZeroExitCode": "its script exited with a code other than 0",
-    "TimeLimit": "its time limit is over",
-    "NodeFail": "a node was lost",
 }
 _PREFIXES: Final = {
     "QOS": "a limit of its quality of service is reached",
@@ -162,18 +154,6 @@ def _say_how_pods_failed(reason: Reason) -> str:
     return f"{who}: {word(cause)}"
 
 
-def _say_how_long(reason: Reason) -> str:
-    return " yet" if reason.age_s is None else f" for {format_duration(reason.age_s, 0)}"
-
-
-def _describe_wish(reason: Reason) -> str:
-    *most, last = reason.lacks or ("",)
-    per_node = f"{', '.join(most)} and {last}" if most else last
-    if reason.count == 1:
-        return f"1 node with {per_node}" if per_node else "1 node"
-    return f"{reason.count} nodes, each with {per_node}" if per_node else f"{reason.count} nodes"
-
-
 def format_clock(at_s: float | None) -> str:
     """Return the time of day here, with the date if it was more than half a day ago."""
     if at_s is None:
@@ -188,13 +168,10 @@ def format_clock(at_s: float | None) -> str:
 
 _RULES: Final[Mapping[str, Callable[[Reason], str]]] = {
     "causes": lambda reason: word_all(reason.causes),
-    "joined": lambda reason: " and ".join(map(word, reason.causes)),
     "lacks": _list_lacks,
     "how_pods_failed": _say_how_pods_failed,
-    "missing_time": _say_how_long,
     "slurm_reason": lambda reason: explain_reason(reason.word, reason.job),
     "slurm_end": lambda reason: ENDS[reason.word],
-    "wish": _describe_wish,
 }
 """Names in templates that are no facts, or need more than one."""
 _STYLES: Final[Mapping[str, Callable[[Any], str]]] = {

@@ -46,14 +46,6 @@ def test_ports(words, expected):
     assert bindings(words) == expected
 
 
-@pytest.mark.parametrize(
-    "ports", ["70:80;72:81", "70:80;70:81/udp", "1.2.3.4:70:80;70:81", "0.0.0.0:70:80;[::]:70:80", "70:80;81;82"]
-)
-def test_ports_that_do_not_overlap(ports):
-    """The engine publishes all of them side by side: `0.0.0.0` is no address of IPv6."""
-    assert all(bindings(f"publish={ports}"))
-
-
 def test_ports_of_several_roles():
     roles = (role("a", 2), role("b", 1, board=1), role("c", 2, board=2))
     named = [None, None, {"1/tcp": published("70")}, {"2/tcp": published("71")}, {"2/tcp": published("72")}]
@@ -76,14 +68,6 @@ def test_ports_of_several_roles():
         ("publish=80/icmp", "publish: '80/icmp' is not PORT"),
         ("publish=1.2.3:80:80", "publish: '1.2.3:80:80': '1.2.3' is not an IP address"),
         ("publish=none", "publish: no role has a port 'none' in its port_map; there are: board"),
-        ("publish=65535:80", "publish: 2 replicas need 2 ports from 65535; the last is 65535"),
-        (
-            "publish=6006:6006;6007:6007",
-            "publish: '6006:6006' for 2 replicas and '6007:6007' for 2 need the same port of the host; each replica",
-        ),
-        ("publish=0.0.0.0:90:80;91:81", "publish: '0.0.0.0:90:80' for 2 replicas and '91:81' for 2 need the same port"),
-        ("publish=[::1]:90:80;[::]:89:81", "'[::1]:90:80' for 2 replicas and '[::]:89:81' for 2 need the same"),
-        ("publish=[::1]:90:80;[0::1]:90:81", "'[::1]:90:80' for 2 replicas and '[0::1]:90:81' for 2 need the same"),
         (
             "publish=80,network=host",
             "publish: with network=host every port of a container is one of the host already; leave publish out",

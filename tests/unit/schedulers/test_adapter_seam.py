@@ -25,11 +25,10 @@ def test_each_name_is_there_and_says_what_it_is():
 class Growing:
     """A log that gets one more part each time that its reader waits; a part is (time, bytes)."""
 
-    def __init__(self, *parts, notice=b""):
+    def __init__(self, *parts):
         self.left = list(parts)
         self.content = b""
         self.times = []
-        self.notice = notice
 
     def find_size(self):
         return len(self.content) if self.times else None
@@ -42,9 +41,6 @@ class Growing:
 
     def find_time(self, offset):
         return max((when for when, at in self.times if at <= offset), default=None)
-
-    def read_notice(self):
-        return b"" if self.left else self.notice
 
     def wait(self, limit_s):
         if self.left:
@@ -62,8 +58,8 @@ class Growing:
 PARTS = ((1.0, b"first\nsec"), (2.0, b"ond\nthird \xff\n"), (3.0, b"10%\r"), (4.0, b"20%\nlast"))
 
 
-def read(*parts, notice=b"", **wanted):
-    source = Growing(*parts, notice=notice)
+def read(*parts, **wanted):
+    source = Growing(*parts)
     lines = list(read_lines(source, source.has_ended, follow=True, **wanted))
     assert source.is_closed
     return lines
@@ -73,7 +69,6 @@ def test_lines_of_a_log_that_grows():
     assert read(*PARTS) == ["first\n", "second\n", "third �\n", "10%\r", "20%\n", "last"]
     assert read() == []
     assert read(*PARTS, pattern=re.compile("i.*d|%")) == ["third �\n", "10%\r", "20%\n"]
-    assert read((1.0, b"a\nb"), notice=b"[muster] lost\n") == ["a\n", "b\n", "[muster] lost\n"]
 
 
 def written(*parts):

@@ -56,20 +56,6 @@ def test_a_file_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(LiveLines().show([*LINES, BAR, END], "main", 0, XTERM)) == [*LINES, f"{ALONE} 40%|####\n"]
 
 
-def test_a_file_has_a_warning_of_several_nodes_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_lines, "find_printer", io.StringIO)
-    shown = LiveLines()
-    rows = ["train.py:2: UserWarning: no NumPy\n", "  import torch\n", "step 1\n", "train.py:9: UserWarning: mine "]
-
-    def read(index: int) -> list[str]:
-        prefix = f"[main0|n{index}.r{index}]:"
-        return list(shown.show([f"{prefix}{row}" for row in rows[:3]] + [f"{prefix}{rows[3]}{index}\n"], "main", index))
-
-    assert read(0) == [f"[main0|n0.r0]:{row}" for row in [*rows[:3], f"{rows[3]}0\n"]]
-    assert read(1) == [f"[main0|n1.r1]:{row}" for row in [rows[2], f"{rows[3]}1\n"]]
-    assert list(shown.show(["[main0]:x\n"], "main", 1)) == ["[main0]:x\n"]
-
-
 def test_people_get_colours(screen: Screen) -> None:
     print_all(screen, LINES)
     assert screen.getvalue().splitlines() == [

@@ -22,7 +22,7 @@ from muster.schedulers.slurm import client, create_scheduler, logs, running_apps
 from muster.schedulers.slurm.client import QueueEntry
 from muster.schedulers.supervision.app_folder import AppFolder, AppRecord
 from muster.schedulers.supervision.machine import Machine
-from muster.schedulers.supervision.state import ReplicaId, ReplicaState, ReplicaStatus, SupervisedApp
+from muster.schedulers.supervision.state import ReplicaId, ReplicaState, SupervisedApp
 from muster.schedulers.wording.reasons import Code, Reason, Reasons
 from muster.schedulers.wording.words import word_all
 
@@ -178,35 +178,6 @@ def test_what_srun_says_is_shown_if_no_task_could_start(
     asked = LogRequest(role="w", index=0, pattern=re.compile("line .9"))
     lines = list(scheduler._add_start_errors("app", iter(["said\n"]), asked))
     assert lines == ["said\n", *(["slurm.log: line 29\n"] if shown else [])]
-
-
-CANCELLED = "slurmstepd-n0: error: *** STEP 7.0 ON n0 CANCELLED AT 2026-11-27T13:33:07 ***\n"
-"""What Slurm says before it ends the tasks itself."""
-
-
-@pytest.mark.parametrize(
-    ("state", "log", "is_told"),
-    [
-        ("RUNNING", "srun: error: n[0-1]: tasks 0-1: Killed\n", [0, 1]),
-        ("FAILED", "srun: error: n0: task 0: Segmentation fault\n", [0]),
-        ("RUNNING", "srun: error: n0: task 0: Exited with exit code 137\n", []),
-        ("TIMEOUT", "srun: error: n0: task 0: Killed\n", []),
-        ("FAILED", f"{CANCELLED}srun: error: n1: task 1: Killed\n", []),
-        ("FAILED", f"srun: error: n0: task 0: Killed\n{CANCELLED}srun: error: n1: task 1: Killed\n", [0]),
-    ],
-)
-def test_a_process_of_muster_that_was_killed_is_named(tmp_path: Path, state: str, log: str, is_told: list[int]) -> None:
-    """It records nothing any more. Neither what an earlier run has printed counts, nor what Slurm ends."""
-    app = build_app(tmp_path, QueueEntry(job_id="7", state=state), (), ())
-    for replica in app.nodes:
-        app.nodes[replica].record.app.replicas[replica] = ReplicaState(status=ReplicaStatus.RUNNING)
-    before = "srun: error: n1: task 1: Killed\n"
-    run_dir = app.folder.state_dir / "runs" / "7.0"
-    run_dir.mkdir(parents=True)
-    (run_dir / "log-start").write_text(str(len(before)))
-    (app.folder.state_dir / "slurm.log").write_text(before + log)
-    assert list(running_apps.find_killed(app)) == [f"n{index}" for index in is_told]
-    assert {each.code for each in running_apps.find_killed(app).values()} <= {Code.NODE_KILLED}
 
 
 def test_nodes_that_were_started_again_say_so_each(tmp_path: Path) -> None:

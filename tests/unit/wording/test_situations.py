@@ -37,8 +37,8 @@ from muster.schedulers.node_program.frames import LOST, STATE_NAME
 from muster.schedulers.processes.capture import log_path
 from muster.schedulers.processes.driver import ProcessDriver
 from muster.schedulers.runner.app_codec import dump_app
-from muster.schedulers.slurm import client, node, running_apps
-from muster.schedulers.slurm.client import Partition, QueueEntry, ResourceRequest
+from muster.schedulers.slurm import node, running_apps
+from muster.schedulers.slurm.client import QueueEntry
 from muster.schedulers.ssh.driver import SshDriver
 from muster.schedulers.supervision import decisions
 from muster.schedulers.supervision.app_folder import AppFolder, AppRecord
@@ -527,8 +527,6 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, AppFa
     made: dict[str, dict[str, AppFacts | str]] = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(node, "_run", lambda *_: "")
-        wanted = ResourceRequest(nodes=2, partitions=(Partition(name="main", nodes=4),))
-        patch.setattr(client, "read_resource_request", lambda _job: wanted)
         for row, (name, choose) in enumerate(SITUATIONS.items()):
             for adapter, world_type in ADAPTERS.items():
                 cell = choose(adapter)

@@ -160,9 +160,7 @@ TABLE: dict[str, tuple[Reason, ...]] = {
     "no pods: FailedCreate: exceeded quota: pods=1; request less, or delete unused objects": (
         R(code=C.NO_PODS, causes=(QUOTA,)),
     ),
-    "1 pod not created for 40 s: Terminating": (
-        R(code=C.PODS_MISSING, count=1, age_s=40.0, causes=(R(code=C.TERMINATING),)),
-    ),
+    "1 pod not created: Terminating": (R(code=C.PODS_MISSING, count=1, causes=(R(code=C.TERMINATING),)),),
     "1 pod not created yet: the Job controller replaces a pod after 10 s; if it takes longer, run: kubectl x": (
         R(code=C.PODS_REPLACED_SOON, count=1, by="kubectl x"),
     ),
@@ -212,27 +210,6 @@ TABLE: dict[str, tuple[Reason, ...]] = {
     ),
     "job 7 waits: New": (R(code=C.SLURM_WAITS, job="7", word="New"),),
     "job 7 waits: Slurm has not looked at it yet": (R(code=C.SLURM_WAITS, job="7"),),
-    "job 7 waits: it waits until 3 of the 4 nodes of partition main are free (Resources)": (
-        R(code=C.WAITS_FOR_NODES, job="7", count=3, total=4, what="main", word="Resources"),
-    ),
-    "asks for 9 nodes, and partition a has 4 and partition b gives one job at most 2": (
-        R(
-            code=C.TOO_MANY_NODES,
-            total=9,
-            causes=(R(code=C.PARTITION_HAS, what="a", count=4), R(code=C.PARTITION_GIVES, what="b", count=2)),
-        ),
-    ),
-    "job 7 waits: partition main cannot give what it asks for (2 nodes, each with 8 CPUs and 1 GPU), and it does not "
-    "start unless that changes (PartitionConfig)": (
-        R(
-            code=C.PARTITION_CANNOT_GIVE,
-            job="7",
-            what="main",
-            count=2,
-            lacks=("8 CPUs", "1 GPU"),
-            word="PartitionConfig",
-        ),
-    ),
     "Slurm ended job 7: its time limit is over (TIMEOUT)": (R(code=C.SLURM_ENDED, job="7", word="TIMEOUT"),),
     "Slurm job 7": (R(code=C.SLURM_JOB, job="7"),),
     "Slurm job 7 is completing": (R(code=C.SLURM_JOB, job="7", word="completing"),),
@@ -245,9 +222,6 @@ TABLE: dict[str, tuple[Reason, ...]] = {
     "Slurm has lost node n1, n2": (R(code=C.NODES_LOST, hosts=("n1", "n2")),),
     "Slurm has lost node n1, and r/1 on n2 ended before: too few are left": (
         R(code=C.NODES_LOST, hosts=("n1",), replicas=("r/1 on n2",), is_final=True),
-    ),
-    "muster's process on node n was killed, and its agent and workers with it (srun: task 0: Killed)": (
-        R(code=C.NODE_KILLED, host="n", text="task 0: Killed"),
     ),
     "it stopped before the time limit of its Slurm job": (R(code=C.TIME_LIMIT),),
     "time limit; the script has called muster.worker.saved for no new checkpoint, so the job does not go on": (
@@ -378,7 +352,6 @@ OTHERS_SAY = {
     "executable file not found": "a container runtime",
     "no such file or directory": "a container runtime",
     "already completing or completed": "scancel",
-    "Requested node configuration is not available": "sbatch",
 }
 """Texts of at least three words that product code looks for in what other programs print, and who prints them."""
 METHODS = (

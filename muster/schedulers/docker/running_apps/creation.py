@@ -207,26 +207,23 @@ def create_app(engine: Engine, app: AppRequest, payload: Payload, gpus: Sequence
         The request as it was carried out: with the ids of its GPUs and its ports.
 
     Raises:
-        DockerError: it is one line. Nothing that was created for the app is left.
+        DockerError: it is one line. `remove_app` removes what was created before.
     """
-    with ExitStack() as undo:
-        app = reservations.reserve_gpus(engine, app, gpus, undo)
-        app = reservations.reserve_ports(engine, app, undo)
-        _join_network(engine, app, undo)
-        if any(container.bundled and container.read_only for container in app.containers):
-            _fill_agent_volume(engine, app, payload, undo)
-        creator = Creator(engine, app, payload)
+    app = reservations.reserve_gpus(engine, app, gpus)
+    app = reservations.reserve_ports(engine, app)
+    _join_network(engine, app)
+    if any(container.bundled and container.read_only for container in app.containers):
+        _fill_agent_volume(engine, app, payload)
+    creator = Creator(engine, app, payload)
+    try:
         for container in app.containers:
-            try:
-                created = creator.create(container, 0)
-            except Conflict as error:
-                raise DockerError(f"{error}; remove it or give the app another name") from error
-            undo.callback(engine.remove_container, created)
-        undo.pop_all()
+            creator.create(container, 0)
+    except Conflict as error:
+        raise DockerError(f"{error}; remove it or give the app another name") from error
     return app
 
 
-def _join_network(engine: Engine, app: AppRequest, undo: ExitStack) -> None:
+def _join_network(engine: Engine, app: AppRequest) -> None:
     if not app.owns_network:
         if app.network != HOST_NETWORK and not engine.has_network(app.network):
             raise DockerError(
@@ -241,14 +238,12 @@ def _join_network(engine: Engine, app: AppRequest, undo: ExitStack) -> None:
         ) from error
     except Conflict as error:
         raise DockerError(f"{error}; give the app another name") from error
-    undo.callback(engine.remove_network, app.network)
 
 
-def _fill_agent_volume(engine: Engine, app: AppRequest, payload: Payload, undo: ExitStack) -> None:
+def _fill_agent_volume(engine: Engine, app: AppRequest, payload: Payload) -> None:
     """Copy the agent onto its volume through a container that mounts it writable and never runs."""
     name = bodies.build_agent_volume_name(app)
     engine.create_volume(name, app.labels)
-    undo.callback(engine.remove_volume, name)
     body = bodies.build_idle_body(app, engine.inspect_image(app.containers[0].image), name)
     loader = engine.create_container(f"{name}-loader", body)
     try:

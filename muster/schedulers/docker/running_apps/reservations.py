@@ -11,7 +11,6 @@ import logging
 import re
 import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -193,14 +192,13 @@ def check_gpus(engine: Engine, app: AppRequest, visible: Sequence[str]) -> list[
     return [gpu for gpu in visible if gpu not in in_use]
 
 
-def reserve_gpus(engine: Engine, app: AppRequest, free: Sequence[str], undo: ExitStack) -> AppRequest:
+def reserve_gpus(engine: Engine, app: AppRequest, free: Sequence[str]) -> AppRequest:
     """Assign each replica GPUs of its own.
 
     Args:
         engine: the one that will run the app.
         app: what will run.
         free: what `check_gpus` returned. Another app may have reserved some since.
-        undo: releases the reservations.
 
     Raises:
         DockerError: there are too few.
@@ -208,20 +206,19 @@ def reserve_gpus(engine: Engine, app: AppRequest, free: Sequence[str], undo: Exi
     wanted = [container.gpus for container in app.containers]
     got: list[str] = []
     for gpu in free:
-        if len(got) < sum(wanted) and _reserve(engine, app, _GPU, gpu, undo):
+        if len(got) < sum(wanted) and _reserve(engine, app, _GPU, gpu):
             got.append(gpu)
     assigned = assign_gpus(wanted, free, set(free) - set(got))
     pairs = zip(app.containers, assigned, strict=True)
     return replace(app, containers=tuple(replace(container, gpu_ids=ids) for container, ids in pairs))
 
 
-def reserve_ports(engine: Engine, app: AppRequest, undo: ExitStack) -> AppRequest:
+def reserve_ports(engine: Engine, app: AppRequest) -> AppRequest:
     """Reserve a rendezvous port for each agent role on the host's network.
 
     Args:
         engine: the one that will run the app. It has the images.
         app: what will run.
-        undo: releases the reservations.
 
     Raises:
         DockerError: none of the ports after a role's preferred one is free.
@@ -232,7 +229,7 @@ def reserve_ports(engine: Engine, app: AppRequest, undo: ExitStack) -> AppReques
             continue
         wanted = [port for port in _list_ports_from(first_node.host_port) if port not in used]
         free = _find_free_ports(engine, app, first_node, wanted)
-        port = next((each for each in free if _reserve(engine, app, _PORT, str(each), undo)), None)
+        port = next((each for each in free if _reserve(engine, app, _PORT, str(each))), None)
         if port is None:
             raise DockerError(
                 f"role {first_node.role!r}: no free port on the network of the engine's host "
@@ -249,16 +246,13 @@ def release_reservations(engine: Engine, labels: Mapping[str, str]) -> None:
         engine.remove_volume(volume)
 
 
-def _reserve(engine: Engine, app: AppRequest, kind: str, thing: str, undo: ExitStack) -> bool:
+def _reserve(engine: Engine, app: AppRequest, kind: str, thing: str) -> bool:
     name = f"muster-{kind}-{_NOT_IN_NAMES.sub('-', thing)}"
     try:
         labels = engine.create_volume(name, {**app.labels, Label.CLAIM: f"{kind}:{thing}"})
     except Conflict:  # an engine without idempotent creation
         return False
-    if any(labels.get(key) != value for key, value in app.labels.items()):
-        return False
-    undo.callback(engine.remove_volume, name)
-    return True
+    return all(labels.get(key) == value for key, value in app.labels.items())
 
 
 def _reserved_gpus(engine: Engine) -> dict[str, str]:

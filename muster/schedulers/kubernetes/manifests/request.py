@@ -27,17 +27,6 @@ from muster.schedulers.kubernetes.options import parse_options
 from muster.schedulers.naming import derive_token
 from muster.schedulers.secret_variables import MASK, is_secret, mask_args
 
-OBJECT_LIMIT_BYTES: Final = 1 << 20
-"""Of one object as JSON. etcd's own limit is half as large again, which the server's fields must fit into too."""
-
-_OWNER_BYTES: Final = 512
-"""Room for the reference to the owner, which the submission adds once that exists."""
-
-_SIZE_ADVICE: Final = {
-    "Secret": "its variables that look secret are too long; mount them with --mounts type=volume,src=secret/NAME",
-    "": "shorten arguments, variables or pod_template, or start fewer roles",
-}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
@@ -111,10 +100,7 @@ def build_request(
     documents = _add_gang(inputs, documents)
     for document in documents:
         _set_namespace(document, options.namespace)
-    request = Request(inputs=inputs, documents=tuple(documents), images_to_push=images_to_push or {})
-    for document in complete_documents(request, namespace="n" * 63, secret="0" * 64, submission_id="0" * 16):
-        _check_size(document)
-    return request
+    return Request(inputs=inputs, documents=tuple(documents), images_to_push=images_to_push or {})
 
 
 def _build_prerequisites(inputs: AppInputs, packed: Mapping[str, bytes]) -> list[dict[str, Any]]:
@@ -133,17 +119,6 @@ def _build_prerequisites(inputs: AppInputs, packed: Mapping[str, bytes]) -> list
     if inputs.options.flavor == "job":
         prerequisites.append(jobs.build_service(inputs))
     return prerequisites + build_feature_objects(inputs, labels)
-
-
-def _check_size(document: Mapping[str, Any]) -> None:
-    """Refuse an object that is too large as it is sent: with secrets, the submission's annotation and its owner."""
-    size_bytes = len(json.dumps(document, separators=(",", ":")).encode()) + _OWNER_BYTES
-    if size_bytes > OBJECT_LIMIT_BYTES:
-        what = f"{document['kind'].lower()}/{document['metadata']['name']}"
-        advice = _SIZE_ADVICE.get(document["kind"], _SIZE_ADVICE[""])
-        raise SchedulerError(
-            f"{what} has {size_bytes >> 10} KiB, the limit is {OBJECT_LIMIT_BYTES >> 10} KiB: {advice}"
-        )
 
 
 def _build_workload(inputs: AppInputs) -> list[dict[str, Any]]:

@@ -1,7 +1,6 @@
 """Reads what the status of an app needs, with as few requests as its state allows, and the states of all apps."""
 
 import re
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -137,8 +136,7 @@ def _observe(app: App) -> status.Observation | None:
     warnings = read_if_allowed(lambda: _read_warnings(app)) if needs_events else {}
     has_ended = all(read_job_end(parent) is not None for parent in parents)
     runs = any(fact.phase == "Running" for fact in pods)
-    prefixes = status.list_missing_prefixes(parents, pods) if runs else [f"{app.ref.name}-"]
-    asks_end = needs_events and warnings is not None and not has_ended and prefixes
+    asks_end = needs_events and warnings is not None and not (has_ended or runs)
     return status.Observation(
         parents=parents,
         pods=pods,
@@ -148,8 +146,7 @@ def _observe(app: App) -> status.Observation | None:
         queue=read_if_allowed(lambda: _read_queue(app, parents[0])) if waiting or not pods else None,
         warnings=warnings or {},
         events_refused=warnings is None,
-        last_end=_read_last_end(app, prefixes) if asks_end else "",
-        now_s=time.time(),
+        last_end=_read_last_end(app) if asks_end else "",
     )
 
 
@@ -189,9 +186,9 @@ def _explain_lost_pod(app: App, failed: Mapping[str, Any]) -> Reason:
     return Reason(code=Code.POD_LOST_HIDDEN if ends is None else Code.POD_LOST_UNKNOWN, pods=which)
 
 
-def _read_last_end(app: App, prefixes: Sequence[str]) -> str:
-    """Return when the last pod with such a name was ended, by the pods' events. "": none says so."""
-    ends = read_if_allowed(lambda: _read_pod_ends(app, prefixes)) or {}
+def _read_last_end(app: App) -> str:
+    """Return when the last pod was ended, by the pods' events. "": none says so."""
+    ends = read_if_allowed(lambda: _read_pod_ends(app, [f"{app.ref.name}-"])) or {}
     time = max((time for time, _ in ends.values()), default="")
     return f"{time}Z" if time else ""
 

@@ -67,13 +67,10 @@ class Observation:
     """What the agents of an app that runs have reported, by role."""
     lost_pod: Reason | None = None
     """The app has failed, and no pod that exists shows why: the one that is gone, and what is known of its end."""
-    last_end: str = ""
-    """Some pods do not exist: when the last of these, or of all if none runs, was deleted or evicted, as RFC 3339. It
-    is "" if no event says it."""
-    now_s: float | None = None
-    """When this was read, by this machine's clock. None: the status does not say how long pods have been missing."""
     ends: Mapping[str, str] = field(default_factory=dict)
     """Flavour `job`: how Jobs were seen to end before, see `list_ends`. They may have been deleted since."""
+    last_end: str = ""
+    """No pod runs: when the last one was deleted or evicted, as RFC 3339. It is "" if no event says it."""
     ran_before: bool = False
     """The app was seen to run before."""
 
@@ -243,7 +240,7 @@ def explain_app(observation: Observation, state: AppState, report: Report | None
     found += [Reason(code=unknown, role=name) for name in list_unknown_roles(observation)]
     if state is AppState.RUNNING:
         found += [*_explain_replaced(observation), *_explain_starting(observation)]
-    found += _explain_missing(observation, state)
+    found += _explain_missing(observation)
     if state is AppState.PENDING and observation.queue is None and not observation.events_refused:
         found += _count_unexplained(observation)
     if observation.events_refused:
@@ -269,14 +266,13 @@ def _explain_failure(observation: Observation, report: Report | None) -> Iterato
         yield Reason(code=Code.ROLE_DELETED, role=name)
 
 
-def _explain_missing(observation: Observation, state: AppState) -> Iterator[Reason]:
+def _explain_missing(observation: Observation) -> Iterator[Reason]:
     """Say why pods were not created."""
     missing = count_missing_pods(observation.parents, observation.pods)
     if missing and observation.pods:
-        age_s = _find_missing_s(observation) if state is AppState.RUNNING else None
         existing = {fact.name for fact in observation.pods}
         for each in (event for name, event in observation.warnings.items() if name not in existing):
-            yield Reason(code=Code.PODS_MISSING, count=missing, causes=(each,), age_s=age_s)
+            yield Reason(code=Code.PODS_MISSING, count=missing, causes=(each,))
     if not observation.pods:
         for each in observation.warnings.values():
             yield Reason(code=Code.NO_PODS, causes=(each,))
@@ -327,13 +323,6 @@ def _name_object(parent: Mapping[str, Any]) -> str:
     return f"{kube.parse_kind(parent).kind.lower()} {parent['metadata']['name']}"
 
 
-def _find_missing_s(observation: Observation) -> float | None:
-    """Return how long pods of an app that runs have been missing: since the pods before them ended. None: not known."""
-    drained = [fact.finished for fact in find_latest_pods(observation.pods).values() if fact.is_drained]
-    ended_s = max(filter(None, map(_parse_time, (*drained, observation.last_end))), default=None)
-    return None if ended_s is None or observation.now_s is None else observation.now_s - ended_s
-
-
 def _explain_starting(observation: Observation) -> Iterator[Reason]:
     """Say which nodes of a running app have no pod that runs, if nothing else says why."""
     if observation.warnings:
@@ -346,7 +335,7 @@ def _explain_starting(observation: Observation) -> Iterator[Reason]:
     if missing:
         job = next(iter(_list_jobs(observation.parents, running=True)), observation.parents[0])
         by = f"{_build_kubectl(job)} describe job {job['metadata']['name']}"
-        yield Reason(code=Code.PODS_REPLACED_SOON, count=missing, by=by, age_s=_find_missing_s(observation))
+        yield Reason(code=Code.PODS_REPLACED_SOON, count=missing, by=by)
 
 
 def _explain_replaced(observation: Observation) -> Reasons:
@@ -400,17 +389,6 @@ def count_missing_pods(parents: Sequence[Mapping[str, Any]], pods: Sequence[PodF
         return 0 if pods else 1
     expected = sum((job.get("spec") or {}).get("parallelism") or 0 for job in _list_jobs(parents, running=True))
     return max(0, expected - sum(not fact.is_drained for fact in find_latest_pods(pods).values()))
-
-
-def list_missing_prefixes(parents: Sequence[Mapping[str, Any]], pods: Sequence[PodFact]) -> list[str]:
-    """Return the beginnings of the names of pods that do not exist yet, though their Jobs run."""
-    latest = find_latest_pods(pods)
-    return [
-        f"{job['metadata']['name']}-{index}-"
-        for job in _list_jobs(parents, running=True)
-        for index in range((job.get("spec") or {}).get("parallelism") or 0)
-        if (fact := latest.get((kube.read_role(job), index))) is None or fact.is_drained
-    ]
 
 
 def _explain_suspended(parent: Mapping[str, Any]) -> Reason:

@@ -47,8 +47,6 @@ STATE_CODES: Final[Mapping[AppState, int]] = {
 """The exit code of `muster status`. 2, 3 and 6 are those of every command, see `CommandExit`."""
 
 _App = TypeVar("_App")
-_FOLDED: Final = 2
-"""From how many on apps that were submitted with another home folder are one line."""
 _ANSWER_LIMIT_S: Final = 20.0
 """How long `muster list` waits for a scheduler."""
 
@@ -165,19 +163,12 @@ class Listing:
     scheduler: str
     apps: tuple[Listed, ...] = ()
     count: int = 0
-    """How many apps it has, without `others`. Only the newest are read."""
-    others: int = 0
-    """How many more apps were submitted with another home folder."""
+    """How many apps it has. Only the newest are read."""
     problem: str = ""
     """Why it cannot be reached, in one line.
 
     "": it can, or it is not configured, was not asked for, and has no job from here.
     """
-    is_configured: bool = True
-
-    def describe_problem(self) -> str:
-        """Say in one line that it cannot be reached, and why. The problem of one that is not configured says so."""
-        return f"{self.scheduler}{' is not reachable' if self.is_configured else ''}: {self.problem}"
 
 
 def print_list(schedulers: Sequence[str], *, limit: int, as_json: bool) -> int:
@@ -190,9 +181,7 @@ def print_list(schedulers: Sequence[str], *, limit: int, as_json: bool) -> int:
         limit: how many apps at most.
         as_json: as one line of JSON.
     """
-    listings = read_listings(
-        schedulers or list_properties(), limit, are_named=bool(schedulers), counts_others=not as_json
-    )
+    listings = read_listings(schedulers or list_properties(), limit, are_named=bool(schedulers))
     apps = sort_apps(app for each in listings for app in each.apps)[-limit:]
     problems = {each.scheduler: each.problem for each in listings if each.problem}
     code = CommandExit.LOST if schedulers and problems else CommandExit.DONE
@@ -206,12 +195,8 @@ def print_list(schedulers: Sequence[str], *, limit: int, as_json: bool) -> int:
         print_line(
             f"{left} older one{'s are' if left > 1 else ' is'} not shown; `-n {limit + left}` shows all", sys.stdout
         )
-    for backend, others in ((each.scheduler, each.others) for each in listings if each.others):
-        hint = f"`muster list -s {backend}` shows them"
-        print_line(f"{others} jobs of {backend} were submitted with another home folder; {hint}", sys.stdout)
-    for each in listings:
-        if each.problem:
-            say(each.describe_problem())
+    for scheduler, problem in problems.items():
+        say(f"{scheduler}: {problem}")
     return int(code)
 
 
@@ -246,19 +231,18 @@ def format_age(ended_s: float | None) -> str:
     return "just now"
 
 
-def read_listings(names: Iterable[str], limit: int, *, are_named: bool, counts_others: bool = False) -> list[Listing]:
+def read_listings(names: Iterable[str], limit: int, *, are_named: bool) -> list[Listing]:
     """Read the newest apps of several schedulers at the same time. One that does not answer in time is a problem.
 
     Args:
         names: the schedulers'.
         limit: how many apps of each at most.
         are_named: a person has named them: one that is not made with the seam is a problem, too.
-        counts_others: if no scheduler is named, only count apps of another home folder where there are two or more.
     """
     found: queue.SimpleQueue[Listing] = queue.SimpleQueue()
 
     def read(name: str) -> None:
-        found.put(_read_listing(name, limit, is_named=are_named, counts_others=counts_others and not are_named))
+        found.put(_read_listing(name, limit, is_named=are_named))
 
     unique = list(dict.fromkeys(names))
     for name in unique:
@@ -275,24 +259,20 @@ def read_listings(names: Iterable[str], limit: int, *, are_named: bool, counts_o
     return [listings.get(name) or Listing(scheduler=name, problem=late) for name in unique]
 
 
-def _read_listing(name: str, limit: int, *, is_named: bool, counts_others: bool) -> Listing:
+def _read_listing(name: str, limit: int, *, is_named: bool) -> Listing:
     try:
         scheduler = create_scheduler(name, "muster")
         with closing(scheduler):
             apps = sort_apps(_add_last(name, scheduler.list_apps({})))
-            others = sum(getattr(app, "has_other_home", False) for app in apps) if counts_others else 0
-            others = others if others >= _FOLDED else 0
-            apps = apps[others:]
             read = [_read_app(scheduler, name, str(app.app_id), app) for app in apps[-limit:]]
             known = tuple(filter(None, read))
-            return Listing(scheduler=name, apps=known, count=len(apps) - len(read) + len(known), others=others)
+            return Listing(scheduler=name, apps=known, count=len(apps) - len(read) + len(known))
     except ControlError as error:
         is_other = error.exit_code is CommandExit.USAGE and not is_named
         return Listing(scheduler=name, problem="" if is_other else str(error))
     except NotConfiguredError as error:
         newest = _find_newest(name)
-        problem = f"{describe_error(error)}{newest}" if is_named or newest else ""
-        return Listing(scheduler=name, problem=problem, is_configured=False)
+        return Listing(scheduler=name, problem=f"{describe_error(error)}{newest}" if is_named or newest else "")
     except Exception as error:  # noqa: BLE001  # another package's: the others are listed all the same
         return Listing(scheduler=name, problem=f"{describe_error(error)}{_find_newest(name)}")
 

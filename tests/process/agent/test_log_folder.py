@@ -4,17 +4,15 @@ import json
 import os
 import re
 import signal
-import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from harness import AGENT, Tree, find_free_port, wait_until
+from harness import AGENT, Tree, wait_until
 
 from muster._shared.control import CommandExit
 from muster.cli import commands
-from muster.cli.history import sources
 from muster.schedulers.slurm import client
 
 SCRIPT = """\
@@ -167,34 +165,6 @@ def test_agents_that_were_killed_leave_a_job_that_is_unknown(start, tmp_path, ca
     assert code == 8
     assert "UNKNOWN: node 0 " in line
     assert " has ended; since " in line
-
-
-def test_the_loss_of_the_first_node_is_shown_as_that_of_another_one(start, tmp_path, capsys):
-    """Without --node-rank, another node has its number by then: the line said "2 of 2 nodes run"."""
-    flags = ["--nnodes", "1:3", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{find_free_port()}"]
-
-    shown = [""]
-
-    def shows(words: str) -> bool:
-        shown.append(read(tmp_path / "logs", capsys)[1] if (tmp_path / "logs").exists() else "")
-        return f"; {words}; " in shown[-1]
-
-    def list_all() -> str:
-        """Show what the agents have recorded."""
-        return shown[-1] + "\n".join(path.read_text() for path in (tmp_path / "logs").rglob("events.jsonl"))
-
-    def start_node() -> Tree:
-        return start("100000", "0", flags=flags)
-
-    lost = f"1 is lost (on {socket.gethostname()})"
-    with start_node(), start_node(), start_node():
-        wait_until(lambda: shows("3 of 3 nodes run"), what="all nodes")
-        events = sources.load(str(tmp_path / "logs")).events
-        (first,) = (each for each in events if each.what == "agent_started" and each.node_index == 0)
-        os.kill(first.detail["pid"], signal.SIGKILL)
-        wait_until(lambda: shows(f"2 of 3 nodes run, {lost}"), what="the loss", show=list_all)
-        with start_node():
-            wait_until(lambda: shows("3 of 3 nodes run"), what="a node in the place of the lost one", show=list_all)
 
 
 @pytest.mark.parametrize("words", [["status"], ["top", "--once"], ["events"], ["timeline"], ["log", "--failed"]])

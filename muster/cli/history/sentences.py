@@ -129,9 +129,8 @@ def _times(count: int) -> str:
 
 
 def _tell_cost(story: Story) -> str:
-    if story.unknown_s:
-        ran = format_duration(story.unknown_s)
-        return f"What part of the time was productive is not known: records are missing of {ran} in which workers ran."
+    if "unknown" in story.buckets:
+        return "What part of the time was productive is not known, because records of steps are missing."
     start = "" if story.time_to_start_s is None else format_duration(story.time_to_start_s)
     if story.goodput is None:
         ran = f"Its workers ran after {start}; what" if start else "What"

@@ -219,13 +219,9 @@ def test_time_of_which_the_records_are_missing_is_not_known() -> None:
     whole = make_job()
     whole.agents = whole.agents[1:]
     story = tell_job(whole)
-    assert story.buckets["unknown"] == pytest.approx(story.unknown_s) == pytest.approx(73.0, abs=1.0)
-    assert story.buckets.get("restart", 0.0) == pytest.approx(0.0, abs=0.01)
-    assert sum(story.buckets.values()) == pytest.approx(story.end_s - story.start_s, abs=0.01)
+    assert story.buckets == {"unknown": story.end_s - story.start_s}
     assert (story.goodput, story.time_to_start_s) == (None, None)
-    cost = tell_story(story)[2]
-    assert cost.startswith("What part of the time was productive is not known: records are missing of 1 min 1")
-    assert tell_job(make_job()).unknown_s == 0.0
+    assert tell_story(story)[2].startswith("What part of the time was productive is not known, ")
 
 
 def test_what_records_that_are_missing_leave_open_is_not_told(tmp_path, capsys) -> None:

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -47,6 +46,9 @@ _EVENTS_LIMIT_BYTES: Final = 256 << 20
 _FAILURES: Final = ("worker_failed", "hang_explained")
 _WAITS: Final = ("hang_named", "stood_still")
 _GOES_ON: Final = ("hang_ended", "moved_again", "round_formed")
+_NO_OUTPUT: Final = (
+    "muster-agent writes it to files only with `--tee 3` or `-r 3`, and each node to its own `--log-dir`"
+)
 _RANK: Final = re.compile(r"  rank +: (\d+) \(local rank ")
 """The line of a printed report that names the rank of the root cause. It comes before all other ranks."""
 
@@ -212,40 +214,43 @@ class _Log:
                 report = self._read_report(role) if self._query.failed else None
                 say(f"rank {rank} printed nothing" + ("" if report is None else f"; {describe_report(report)}"))
             return
-        self._check_known(rank, attempt)
-        if not self._scheduler.backend:
-            self._print_without_files(role, rank, attempt)
-            return
-        if rank is None or (attempt is not None and not self._query.failed):
-            why = f"the files of attempt {attempt} cannot be read"
-            if rank is None or not self._print_from_report(role, rank, attempt, why):
-                keeping = f"; {describe_keeping(self._find_role(role))}" if self._loses_files else ""
-                line = f"{why}: they are not on this machine, and no node has them{keeping}"
-                raise ControlError(line, CommandExit.REFUSED)
-        elif not self._print_from_console(role, rank):
-            self._print_what_is_left(role, rank, attempt)
+        self._print_without_files(role, rank, attempt)
 
     def _print_without_files(self, role: str, rank: int | None, attempt: int | None) -> None:
-        """Say why the folder of a job that was started by hand lacks a rank's files. Print what its report knows.
+        """Print what else there is of ranks: their lines in the output of their node, or what the job's report has.
+
+        Args:
+            role: of the ranks.
+            rank: one. None: all of the attempt.
+            attempt: that was asked for, or that of the failure. None: the last.
 
         Raises:
-            ControlError: the report knows no line of it.
+            ControlError: there is no such rank or attempt, or nothing is known of it.
         """
-        known = {place.global_rank for place in list_processes(chain.from_iterable(self._records.values()))}
-        where = "the ranks" if rank is None else f"rank {rank}"
-        why = f"{self._app_id} has no output of {where}: "
-        if rank is None or rank in known:
-            why += "muster-agent writes it to files only with `--tee 3` or `-r 3`, else to the console only"
-        else:
-            why += (
-                "its node wrote to another log folder: give that one on its node, or let agents share one `--log-dir`"
-            )
+        self._check_known(rank, attempt, self._read_world_size(role))
+        state, failed = self._response.state, self._query.failed
+        if rank is not None and (attempt is None or failed) and self._print_from_console(role, rank):
+            return
+        if state in WAITS:
+            raise ControlError(self.describe_state(), CommandExit.REFUSED)
+        what = f"attempt {attempt}" if rank is None else f"rank {rank}"
+        why = f"the files and lines of {what} are gone with the {self._scheduler.properties.node_word}, or out of reach"
+        if not self._scheduler.backend:
+            why = f"{self._app_id} has no output of {what}: {_NO_OUTPUT}"
         if rank is not None and self._print_from_report(role, rank, attempt, why):
             return
-        report = self._read_report(role) if self._query.failed else None
-        raise ControlError(why if report is None else f"{why}; {describe_report(report)}", CommandExit.REFUSED)
+        printed = self._read_printed_report(role) if failed and state in _BAD_ENDS else []
+        if printed:
+            say(f"{why}; this is the job's report, as its agents have printed it")
+            for each in printed:
+                self._print_line(each)
+            return
+        report = self._read_report(role) if failed else None
+        known = "" if report is None else f"this is known of the failure: {describe_report(report)}"
+        rest = self._describe_rest(role) if self._scheduler.backend else ""
+        raise ControlError("; ".join(filter(None, (why, known, rest))), CommandExit.REFUSED)
 
-    def _check_known(self, rank: int | None, attempt: int | None, world_size: int = 0) -> None:
+    def _check_known(self, rank: int | None, attempt: int | None, world_size: int) -> None:
         """Refuse a rank or an attempt that the job's agents have not recorded, if they have recorded any.
 
         Args:
@@ -393,35 +398,6 @@ class _Log:
                     say(f"the files of rank {rank} are gone or out of reach; {where}")
                 self._print_line(line)
         return is_found
-
-    def _print_what_is_left(self, role: str, rank: int, attempt: int | None) -> None:
-        """Print what the job's report knows of a rank that has no file and no line.
-
-        Args:
-            role: the rank's role.
-            rank: the rank.
-            attempt: that of its failure. None: the last.
-
-        Raises:
-            ControlError: there is no such rank, or the report knows no line of it.
-        """
-        state = self._response.state
-        if state in WAITS:
-            raise ControlError(self.describe_state(), CommandExit.REFUSED)
-        node_word = self._scheduler.properties.node_word
-        why = f"the files and lines of rank {rank} are gone with its {node_word}, or out of reach"
-        if self._print_from_report(role, rank, attempt, why):
-            return
-        self._check_known(rank, None, self._read_world_size(role))
-        printed = self._read_printed_report(role) if self._query.failed and state in _BAD_ENDS else []
-        if printed:
-            say(f"{why}; this is the job's report, as its agents have printed it")
-            for each in printed:
-                self._print_line(each)
-            return
-        report = self._read_report(role) if self._query.failed else None
-        known = "" if report is None else f"this is known of the failure: {describe_report(report)}; "
-        raise ControlError(f"{why}; {known}{self._describe_rest(role)}", CommandExit.REFUSED)
 
     def _find_role(self, name: str) -> Role:
         return next(role for role in self._response.roles if role.name == name)

@@ -279,13 +279,13 @@ def test_a_read_that_failed_is_a_line_with_its_reason(log):
             {},
             ["--rank", "9"],
             CommandExit.REFUSED,
-            "the files and lines of rank 9 are gone with its node, or out of reach",
+            "the files and lines of rank 9 are gone with the node, or out of reach",
         ),
         (
             {},
             ["--attempt", "0", "--rank", "1"],
             CommandExit.REFUSED,
-            "the files of attempt 0 cannot be read: they are not on this machine, and no node has them",
+            "the files and lines of rank 1 are gone with the node, or out of reach",
         ),
         ({}, ["--failed"], CommandExit.REFUSED, "no rank of a is known to have failed"),
         ({}, ["--role", "x"], CommandExit.USAGE, "a has no role 'x'; it has: t, e"),
@@ -337,8 +337,7 @@ def test_what_the_report_knows_of_a_rank_whose_output_is_gone(log, failure, prin
     if printed is not None:
         assert out == (whole if printed == "whole" else printed)
     assert "\x1b" not in out, "a script must not write to the terminal's own state"
-    why = "the files and lines of rank 1 are gone with its pod, or out of reach"
-    why = "the files of attempt 0 cannot be read" if "--attempt" in words else why
+    why = "the files and lines of rank 1 are gone with the pod, or out of reach"
     assert err.splitlines()[-1] == f"muster: {why}; {REPORTED}"
     assert log(scheduler, "--role", "t", *words, "--grep", "nothing")[1] == ""
 
@@ -348,14 +347,14 @@ def test_the_report_of_a_file_and_agents_without_tee(log):
     scheduler = Apps({(0, "report.json"): json.dumps(report).encode()}, state=AppState.FAILED, lines=GONE)
     code, out, err = log(scheduler, "--failed")
     assert (code, out) == (0, f"{TRACEBACK}\n")
-    gone = "the files and lines of rank 1 are gone with its node, or out of reach"
+    gone = "the files and lines of rank 1 are gone with the node, or out of reach"
     assert err.splitlines()[-1] == f"muster: {gone}; {REPORTED}"
 
 
 @pytest.mark.parametrize("state", [AppState.FAILED, AppState.SUCCEEDED, AppState.RUNNING])
 def test_why_nothing_is_known_of_a_rank(log, state):
     code, out, err = log(Apps(report=build_report(), state=state, flags=TEE, lines=GONE), "--rank", "1")
-    gone = "the files and lines of rank 1 are gone with its node, or out of reach"
+    gone = "the files and lines of rank 1 are gone with the node, or out of reach"
     assert (code, out, err.startswith(f"muster: {gone}; {REST}")) == (CommandExit.REFUSED, "", True)
 
 
@@ -402,7 +401,7 @@ def test_what_is_known_of_a_hang_whose_pod_is_gone(log, is_printed):
     scheduler = Apps(report=build_report(**hang), state=AppState.FAILED, flags=TEE, lines=lines)
     scheduler.properties = PODS
     code, out, err = log(scheduler, "--failed", "--role", "t")
-    gone = "muster: the files and lines of rank 1 are gone with its pod"
+    gone = "muster: the files and lines of rank 1 are gone with the pod"
     if is_printed:
         assert (code, out) == (0, "".join(lines["t", 0]))
     else:
@@ -426,7 +425,7 @@ def test_if_all_pods_are_gone_the_line_says_what_is_known_and_how_to_keep_logs(l
     assert f"it is FAILED: why; {REST}" in err
     assert keeps in err
     err = log(scheduler, "--attempt", "0")[2]
-    assert ("files of attempt 0" in err, keeps in err) == (True, True)
+    assert ("lines of attempt 0" in err, keeps in err) == (True, True)
 
 
 @pytest.mark.parametrize("state", [AppState.PENDING, AppState.RUNNING])

@@ -4,7 +4,6 @@ What does not fit is folded, cut with an ellipsis, or left out, beginning with w
 differ come first.
 """
 
-import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -159,15 +158,6 @@ def fold_line(line: str, width: int) -> list[str]:
     return chop_cells(line, width) or [""]
 
 
-def fold_words(line: str, width: int) -> list[str]:
-    """Return the same of a line of ours: cut between words where it can be."""
-    if not line.isascii():
-        return fold_line(line, width)
-    line = show_controls(line.expandtabs(8))
-    first, *rest = textwrap.wrap(line, max(1, width), drop_whitespace=False, break_on_hyphens=False) or [""]
-    return [first, *(row.lstrip() for row in rest if not row.isspace())]
-
-
 def get_status(picture: JobPicture, view: View) -> JobStatus | None:
     """Return the status of the role that is shown. None: its agents have reported nothing."""
     return picture.statuses[view.role % len(picture.statuses)][1] if picture.statuses else None
@@ -187,9 +177,7 @@ def list_rows(picture: JobPicture, view: View, size: Size) -> list[tuple[str, in
 def _lay_out(picture: JobPicture, view: View, size: Size) -> _Layout:
     """Lay out the page. The order of ranks and nodes also depends on how many have room."""
     status = get_status(picture, view)
-    header = [row for text in _list_header(picture, view, size) for row in _fold(text, size, most=4)]
-    if status is not None and len(header) + _count_rows(status) > size.height:
-        header = [row for text in _list_header(picture, view, size) for row in _fold(text, size, most=2)]
+    header = [row for text in _list_header(picture, view, size) for row in _fold(text, size, most=3)]
     is_paused = status is not None and status.state is JobState.PAUSED
     keys = _KEYS_OF_JOB.replace("p pause", "p go on") if is_paused else _KEYS_OF_JOB
     foot = list(_list_foot(view, _KEYS_OF_ENDED if picture.has_ended else keys, size))
@@ -209,12 +197,6 @@ def _lay_out(picture: JobPicture, view: View, size: Size) -> _Layout:
         node_rows=node_rows,
         rank_rows=max(1, free - 1) if status.ranks else 0,
     )
-
-
-def _count_rows(status: JobStatus) -> int:
-    """Return how many rows all ranks and nodes need, with the last events and the keys."""
-    nodes = len(status.nodes) + 1 if _has_node_table(status) else 0
-    return len(status.ranks) + 1 + nodes + min(_EVENTS, len(status.events)) + 1
 
 
 def _fold(text: Text, size: Size, most: int) -> list[Text]:
@@ -434,7 +416,8 @@ def _describe_device(device: DeviceStatus | None, *, is_wide: bool) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _describe_rank(rank: RankStatus) -> str:
+def describe_rank(rank: RankStatus) -> str:
+    """Say how far a rank is and what it does, for a person who looks for the one that keeps others waiting."""
     step = rank.optimizer_steps if rank.step is None else rank.step
     parts = (
         "" if step is None else f"step {step}",
@@ -447,7 +430,7 @@ def _describe_rank(rank: RankStatus) -> str:
 
 
 def _describe_slowest(node: NodeStatus) -> str:
-    return "" if node.slowest is None else f"rank {node.slowest.global_rank}: {_describe_rank(node.slowest)}"
+    return "" if node.slowest is None else f"rank {node.slowest.global_rank}: {describe_rank(node.slowest)}"
 
 
 def _describe_collective(rank: RankStatus) -> str:

@@ -25,7 +25,6 @@ from muster._shared.control import CommandExit, ControlError
 from muster.cli.commands.parser import EPILOG, CommandParser
 
 _NO_TORCHX: Final = "needs TorchX, which is not installed: pip install 'torchx-muster[torchx]', or torchx-nightly"
-_TORCHX_COMMANDS: Final = ("cancel", "describe", "runopts", "builtins", "configure", "tracker")
 
 
 class Command(NamedTuple):
@@ -201,10 +200,7 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Name
 
 def _refuse_command(word: str) -> str:
     near = _find_near(word, COMMANDS)
-    if word in _TORCHX_COMMANDS:
-        hint = f"`torchx {word}` is one" + ("; `muster stop` lets the ranks save first" if word == "cancel" else "")
-    else:
-        hint = f"did you mean {near!r}?" if near else "`muster --help` lists them"
+    hint = f"did you mean {near!r}?" if near else "`muster --help` lists them"
     return f"there is no command {word!r}: {hint}"
 
 

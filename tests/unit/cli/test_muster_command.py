@@ -180,7 +180,6 @@ def test_a_person_who_does_not_want_to_answer(interrupt, code, out, err, monkeyp
         (["stop", "a://b/c", "--limit", "nan"], "'nan' is not a number of seconds"),
         (["resize", "a://b/c", "0"], "'0' is not a number of nodes, 1 or more"),
         (["log", "a://b/c", "--grep", "(" * 2000], "is not a regular expression: "),
-        (["cancel", "a://b/c"], "'cancel': `torchx cancel` is one; `muster stop` lets the ranks save first"),
         (["statsu"], "muster: there is no command 'statsu': did you mean 'status'?"),
         (["zzz"], "muster: there is no command 'zzz': `muster --help` lists them"),
         (["list", "--bogus"], "muster list: error: unrecognized arguments: --bogus"),

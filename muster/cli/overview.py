@@ -20,7 +20,7 @@ from muster._shared.contract import HOLD_FLAG, print_line
 from muster._shared.control import CommandExit, ControlError
 from muster.cli.adapters import create_scheduler, describe_error
 from muster.cli.answers import say
-from muster.cli.handles import list_newest, name_handle
+from muster.cli.handles import AppName, list_newest
 from muster.cli.operations import open_scheduler
 from muster.schedulers.adapter.properties import list_properties
 from muster.schedulers.adapter.scheduler import ListedApp, PluginScheduler
@@ -64,7 +64,7 @@ def read_app(word: str) -> tuple[str, AppFacts]:
         facts = _read_facts(cast("PluginScheduler", scheduler), app_id)  # of a folder no role is a hold
         if facts is None:
             raise UnknownAppError(app_id)
-        return f"{scheduler.backend}://torchx/{app_id}" if scheduler.backend else app_id, facts
+        return str(AppName(scheduler.backend, app_id)) if scheduler.backend else app_id, facts
 
 
 @contextlib.contextmanager
@@ -261,7 +261,7 @@ def read_listings(names: Iterable[str], limit: int, *, are_named: bool) -> list[
 
 def _read_listing(name: str, limit: int, *, is_named: bool) -> Listing:
     try:
-        scheduler = create_scheduler(name, "muster")
+        scheduler = create_scheduler(name)
         with closing(scheduler):
             apps = sort_apps(_add_last(name, scheduler.list_apps({})))
             read = [_read_app(scheduler, name, str(app.app_id), app) for app in apps[-limit:]]
@@ -281,7 +281,7 @@ def _find_newest(name: str) -> str:
     """Name the newest job that was submitted to a scheduler from here. "": there is none."""
     with contextlib.suppress(EngineError, OSError):
         newest = next((each for each in list_newest(os.environ) if each.scheduler == name), None)
-        return "" if newest is None else f"; the newest job submitted to {name} from here: {name_handle(newest)}"
+        return "" if newest is None else f"; the newest job submitted to {name} from here: {newest}"
     return ""
 
 
@@ -306,7 +306,7 @@ def _read_app(scheduler: PluginScheduler, name: str, app_id: str, app: object) -
     if facts is None:
         return None
     return Listed(
-        handle=f"{name}://torchx/{app_id}",
+        handle=str(AppName(name, app_id)),
         submitted_s=submitted_s or facts.submitted_s,
         has_other_home=has_other_home,
         facts=facts,

@@ -115,7 +115,7 @@ def _find_of_schedulers(opened: ExitStack) -> Iterator[Leftover]:
     """Ask all schedulers. One that fails is named in a line, and one that cannot be asked here is left out."""
     for name in list_properties():
         try:
-            scheduler = create_scheduler(name, "prune")
+            scheduler = create_scheduler(name)
             opened.callback(close_quietly, name, scheduler)
             yield from scheduler.find_leftovers()
         except ControlError as error:  # noqa: PERF203  # the others' are removed all the same

@@ -175,7 +175,7 @@ def _rehearse(request: Request) -> int:
     try:
         with ExitStack() as stack:
             journal = stack.enter_context(Journal(journals))
-            scheduler = stack.enter_context(closing(create_scheduler(DEFAULT, "rehearse")))
+            scheduler = stack.enter_context(closing(create_scheduler(DEFAULT)))
             assert isinstance(scheduler, SupervisedScheduler)  # noqa: S101  # this package's
             begun = _Stage(request, workspace, scheduler, journal)  # reports wrong words, or prints the help
             _make_output(request.folder)

@@ -88,8 +88,8 @@ FILES = {
 @pytest.fixture
 def log(monkeypatch, capsys):
     def log(scheduler, *words):
-        monkeypatch.setattr(operations, "create_scheduler", lambda name, session: scheduler)
-        place = SimpleNamespace(scheduler="one", session="muster")
+        monkeypatch.setattr(operations, "create_scheduler", lambda name: scheduler)
+        place = SimpleNamespace(scheduler="one")
         monkeypatch.setattr(operations, "find_app", lambda word, env: SimpleNamespace(**vars(place), app_id=word))
         code = commands.main(["log", "a", *words] if words[:1] != ("gone",) else ["log", *words])
         out, err = capsys.readouterr()

@@ -128,7 +128,7 @@ def test_what_the_file_system_refuses_is_one_line(monkeypatch, capsys):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     scheduler = SimpleNamespace(ask_app=refuse, close=lambda: None)
-    monkeypatch.setattr(operations, "create_scheduler", lambda name, session: scheduler)
+    monkeypatch.setattr(operations, "create_scheduler", lambda name: scheduler)
     assert main(["stop", "local_cwd://torchx/x"]) == CommandExit.LOST
     assert "local_cwd://torchx/x: " in capsys.readouterr().err
 
@@ -148,7 +148,7 @@ def test_what_was_deleted_is_an_answer(monkeypatch, capsys):
             pass
 
     scheduler = Scheduler()
-    monkeypatch.setattr(operations, "create_scheduler", lambda name, session: scheduler)
+    monkeypatch.setattr(operations, "create_scheduler", lambda name: scheduler)
     assert main(["delete", "local_cwd://torchx/x", "--json"]) == CommandExit.DONE
     printed = json.loads(capsys.readouterr().out)
     assert printed["outcome"] == "done"

@@ -60,7 +60,7 @@ def serve(monkeypatch):
     def serve(*schedulers):
         known = {each.backend: each for each in schedulers}
 
-        def create(name, session):
+        def create(name):
             if name not in known:
                 raise ControlError(f"{name!r} is not made with the seam", CommandExit.USAGE)
             return known[name]
@@ -68,7 +68,7 @@ def serve(monkeypatch):
         monkeypatch.setattr(overview, "create_scheduler", create)
         monkeypatch.setattr(operations, "create_scheduler", create)
         monkeypatch.setattr(overview, "list_properties", lambda: [*known, "slurm"])
-        place = SimpleNamespace(scheduler="one", session="muster")
+        place = SimpleNamespace(scheduler="one")
         monkeypatch.setattr(operations, "find_app", lambda word, env: SimpleNamespace(**vars(place), app_id=word))
         return known
 

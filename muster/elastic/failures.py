@@ -1,6 +1,5 @@
 """From the agent's outcome to what torch's launcher raises: ChildFailedError, SignalException, rendezvous errors."""
 
-import copy
 import os
 import signal
 from collections.abc import Callable
@@ -8,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from muster._shared.contract import ExitCode, describe_exit_code
-from muster._shared.reports import Failure, name_ranks
+from muster._shared.reports import Failure
 from muster.agent.diagnosis.root_cause import find_root
 from muster.agent.errors import UsageError
 from muster.elastic.jobs.errors import AgentLost, JobFailed, WorkerFailed
@@ -83,36 +82,7 @@ def build_child_failed_error(outcome: Outcome, name: str) -> Exception:
     if kind is None:
         root = outcome.report and find_root(outcome.report)
         return JobFailed(f"{name} failed: {format_worker_failure(root) if root else outcome.error}")
-    failures = build_process_failures(outcome)
-    error = kind(name=name, failures=failures)
-    error.args = kind(name=name, failures=_fold_equal(failures)).args  # its text
-    return error
-
-
-def _fold_equal(failures: dict[int, Any]) -> dict[int, Any]:
-    """Return the failures of which torch makes a text, without repeating what several ranks raised.
-
-    One entry for the others.
-    """
-    groups: dict[tuple[int, str], list[int]] = {}
-    for rank, failure in failures.items():
-        groups.setdefault((failure.exitcode, _read_text(failure)), []).append(rank)
-    folded = {}
-    for first, *others in groups.values():
-        folded[first] = failures[first]
-        if others:
-            rank = min(others)
-            folded[rank] = copy.copy(failures[rank])
-            folded[rank].message = f"the same on {name_ranks(others)} as on rank {first}"
-    return folded
-
-
-def _read_text(failure: Any) -> str:
-    """Return what torch shows of a failure's message."""
-    if not isinstance(failure.message, dict):
-        return str(failure.message)
-    extra = failure.message.get("extraInfo", {})
-    return str(extra.get("py_callstack", failure.message.get("message")))
+    return kind(name=name, failures=build_process_failures(outcome))
 
 
 def build_process_failures(outcome: Outcome) -> dict[int, Any]:

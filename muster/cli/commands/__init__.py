@@ -106,8 +106,10 @@ def run_words(argv: Sequence[str]) -> int:
     """Do what the words say, and return the exit code."""
     parser = build_parser(argv)
     options: dict[str, Any] = {}
+    failure_code = None
     try:
         options |= vars(parse(parser, argv))
+        failure_code = options.pop("failure_code", None)
         if os.path.expanduser("~") == "~":  # TorchX looks for it when it is imported
             print("muster: this user has no home folder: set HOME", file=sys.stderr)
             return 2
@@ -123,7 +125,8 @@ def run_words(argv: Sequence[str]) -> int:
         refusal = error
     from muster.cli.answers import print_error
 
-    return print_error(refusal, as_json=options.get("as_json", False))
+    code = print_error(refusal, as_json=options.get("as_json", False))
+    return code if failure_code is None or code == CommandExit.USAGE else failure_code
 
 
 def find_function(run: "str | Callable[..., int]") -> Callable[..., int]:

@@ -325,12 +325,8 @@ class _Log:
         """Say which command prints what is left of the output, and how to keep what ends with its node."""
         if not self._scheduler.backend:
             return f"`muster log {self._app_id} --attempt N` prints the output of all ranks in attempt N"
-        keeping = f"; {describe_keeping(self._find_role(role))}" if self._loses_files else ""
+        keeping = f"; {describe_keeping(self._find_role(role))}" if self._scheduler.properties.loses_files else ""
         return f"`muster log {self._app_id}` prints what is left of the job's output{keeping}"
-
-    @property
-    def _loses_files(self) -> bool:
-        return self._scheduler.properties.loses_files
 
     def _read_report(self, role: str) -> Report | None:
         if role not in self._reports:

@@ -271,18 +271,16 @@ def _read_listing(name: str, limit: int, *, is_named: bool) -> Listing:
         is_other = error.exit_code is CommandExit.USAGE and not is_named
         return Listing(scheduler=name, problem="" if is_other else str(error))
     except NotConfiguredError as error:
-        newest = _find_newest(name)
-        return Listing(scheduler=name, problem=f"{describe_error(error)}{newest}" if is_named or newest else "")
+        return Listing(scheduler=name, problem=describe_error(error) if is_named or _has_submitted(name) else "")
     except Exception as error:  # noqa: BLE001  # another package's: the others are listed all the same
-        return Listing(scheduler=name, problem=f"{describe_error(error)}{_find_newest(name)}")
+        return Listing(scheduler=name, problem=describe_error(error))
 
 
-def _find_newest(name: str) -> str:
-    """Name the newest job that was submitted to a scheduler from here. "": there is none."""
+def _has_submitted(name: str) -> bool:
+    """Return whether a job was submitted to a scheduler from here."""
     with contextlib.suppress(EngineError, OSError):
-        newest = next((each for each in list_newest(os.environ) if each.scheduler == name), None)
-        return "" if newest is None else f"; the newest job submitted to {name} from here: {newest}"
-    return ""
+        return any(each.scheduler == name for each in list_newest(os.environ))
+    return False
 
 
 def _add_last(name: str, apps: list[ListAppResponse]) -> list[ListAppResponse]:

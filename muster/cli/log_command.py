@@ -26,7 +26,7 @@ from muster.cli.history.log_folder import RunFolder
 from muster.cli.history.sources import Event, RankProcess, describe_keeping, list_processes, parse_files
 from muster.cli.operations import choose_agent_role, list_agent_roles
 from muster.cli.overview import open_job
-from muster.cli.streaming import LinePrinter, hold_report, list_stderr
+from muster.cli.streaming import LinePrinter, list_stderr
 from muster.schedulers.adapter.scheduler import LogRequest, PluginScheduler
 from muster.schedulers.adapter.status import count_replicas
 from muster.schedulers.adapter.waiting_line import WAITS
@@ -49,8 +49,6 @@ _GOES_ON: Final = ("hang_ended", "moved_again", "round_formed")
 _NO_OUTPUT: Final = (
     "muster-agent writes it to files only with `--tee 3` or `-r 3`, and each node to its own `--log-dir`"
 )
-_RANK: Final = re.compile(r"  rank +: (\d+) \(local rank ")
-"""The line of a printed report that names the rank of the root cause. It comes before all other ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,8 +133,6 @@ class _Log:
         self._records: dict[tuple[str, int], tuple[Event, ...]] = {}
         self._reports: dict[str, Report | None] = {}
         """By role."""
-        self._printed: dict[str, list[str]] = {}
-        """Reports in the output of nodes, by role."""
         self._written: set[str] = set()
         self._has_lines = False
 
@@ -202,7 +198,7 @@ class _Log:
             role, rank, failed_in = self._find_failed(roles)
             attempt = failed_in if attempt is None else attempt
             where = f" of role {role}" if len(roles) > 1 else ""
-            say(f"the root cause: rank {rank}{where}" + ("" if attempt is None else f", attempt {attempt}"))
+            say(f"the root cause: rank {rank}{where}, attempt {attempt}")
         role = str(choose_agent_role(self._app_id, self._response.roles, role).name)
         if self._query.follow:
             self._follow_rank(role, rank, attempt)
@@ -238,12 +234,6 @@ class _Log:
         if not self._scheduler.backend:
             why = f"{self._app_id} has no output of {what}: {_NO_OUTPUT}"
         if rank is not None and self._print_from_report(role, rank, attempt, why):
-            return
-        printed = self._read_printed_report(role) if failed and state in _BAD_ENDS else []
-        if printed:
-            say(f"{why}; this is the job's report, as its agents have printed it")
-            for each in printed:
-                self._print_line(each)
             return
         report = self._read_report(role) if failed else None
         known = "" if report is None else f"this is known of the failure: {describe_report(report)}"
@@ -282,10 +272,10 @@ class _Log:
         found = list_agent_roles(self._app_id, self._response.roles, self._query.role)
         return {role.name: counts[role.name] for role in found}
 
-    def _find_failed(self, roles: Mapping[str, int]) -> tuple[str, int, int | None]:
-        """Return the role, rank and attempt of the root cause. None: the attempt is not known.
+    def _find_failed(self, roles: Mapping[str, int]) -> tuple[str, int, int]:
+        """Return the role, rank and attempt of the root cause.
 
-        It is that of the job's report, or else of what its agents have recorded, or else of what they have printed.
+        It is that of the job's report, or else of what its agents have recorded.
         """
         for role in roles:
             report = self._read_report(role)
@@ -300,26 +290,10 @@ class _Log:
                 rank, attempt = max(failures, key=lambda failure: failure[1])  # of the same attempt the first
                 return role, rank, attempt
         state, why = self._response.state, self._response.msg
-        if state in _BAD_ENDS:
-            for role in roles:
-                printed = find_printed_rank(self._read_printed_report(role))
-                if printed is not None:
-                    return role, printed, None
         ended = f"; it is {state.name}" if state is not AppState.SUCCEEDED else ""
         ended += f": {why}" if state is AppState.FAILED and why not in ("", NONE) else ""
         ended += f"; {self._describe_rest(next(iter(roles)))}" if state in _BAD_ENDS else ""
         raise ControlError(f"no rank of {self._app_id} is known to have failed{ended}", CommandExit.REFUSED)
-
-    def _read_printed_report(self, role: str) -> list[str]:
-        """Return the report that the agents of a role have printed. []: the output of no node has one."""
-        if role not in self._printed:
-            replicas = (replica for replica in self._list_replicas() if replica[0] == role)
-            found = (find_printed_report(self._list_lines(*replica)) for replica in replicas)
-            self._printed[role] = next(filter(None, found), [])
-        return self._printed[role]
-
-    def _list_lines(self, role: str, index: int) -> Iterable[str]:
-        return self._scheduler.read_log(self._app_id, self._query.build_request(role, index))
 
     def _describe_rest(self, role: str) -> str:
         """Say which command prints what is left of the output, and how to keep what ends with its node."""
@@ -540,16 +514,3 @@ def find_failure(report: Report, rank: int, attempt: int | None) -> Failure | No
     """Return how a rank has failed, in this attempt or else in its last. None: the report does not have it."""
     found = [each for each in report.failures if each.global_rank == rank and attempt in (None, each.attempt)]
     return max(found, key=lambda each: each.attempt, default=None)
-
-
-def find_printed_report(lines: Iterable[str]) -> list[str]:
-    """Return the last report of a failed job in the output of a node, and what follows it. []: it has none."""
-    report: list[str] = []
-    for _ in hold_report(lines, report):
-        pass
-    return report
-
-
-def find_printed_rank(report: Sequence[str]) -> int | None:
-    """Return the rank of the root cause of a printed report. None: it names none."""
-    return next((int(found[1]) for line in report if (found := _RANK.match(line))), None)

@@ -3,14 +3,13 @@
 import os
 import signal
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 from muster._shared.contract import ExitCode, describe_exit_code
 from muster._shared.reports import Failure
 from muster.agent.diagnosis.root_cause import find_root
 from muster.agent.errors import UsageError
-from muster.elastic.jobs.errors import AgentLost, JobFailed, WorkerFailed
+from muster.elastic.jobs.errors import AgentLost, WorkerFailed
 from muster.elastic.jobs.job import Outcome, Record
 
 LoadException = Callable[[int], BaseException | None]
@@ -40,8 +39,9 @@ def raise_for_outcome(outcome: Outcome, *, name: str, load_exception: LoadExcept
     if outcome.signum is not None:
         raise build_signal_exception(outcome.signum)
     if outcome.code == ExitCode.RENDEZVOUS:
-        kind = _find_class("rendezvous.api", "RendezvousTimeoutError") or JobFailed
-        raise kind(outcome.error or "the nodes did not find each other in time")
+        from torch.distributed.elastic.rendezvous.api import RendezvousTimeoutError
+
+        raise RendezvousTimeoutError(outcome.error or "the nodes did not find each other in time")
     if outcome.report is not None and outcome.report.failures:
         root = find_root(outcome.report) or outcome.report.failures[0]
         raise build_child_failed_error(outcome, name) from build_cause(root, load_exception)
@@ -57,20 +57,13 @@ def _has_drained(record: Record) -> bool:
     return record["what"] == "job_ended" and bool(record["detail"].get("drained"))
 
 
-def _find_class(module: str, name: str) -> Callable[..., Exception] | None:
-    """Return an exception of torch.distributed.elastic. None: torch cannot be imported."""
-    try:
-        return getattr(import_module(f"torch.distributed.elastic.{module}"), name)  # type: ignore[no-any-return]
-    except ImportError:
-        return None
-
-
 def build_signal_exception(signum: int) -> Exception:
     """Return torch's SignalException for a signal that ended the job."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+
     sigval = signal.Signals(signum)
-    text = f"Process {os.getpid()} got signal: {sigval}"
-    kind = _find_class("multiprocessing.api", "SignalException")
-    return JobFailed(text) if kind is None else kind(text, sigval=sigval)
+    found: Exception = SignalException(f"Process {os.getpid()} got signal: {sigval}", sigval=sigval)
+    return found
 
 
 def build_child_failed_error(outcome: Outcome, name: str) -> Exception:
@@ -78,11 +71,10 @@ def build_child_failed_error(outcome: Outcome, name: str) -> Exception:
 
     If no worker failed here, it has the job's root cause.
     """
-    kind = _find_class("multiprocessing.errors", "ChildFailedError")
-    if kind is None:
-        root = outcome.report and find_root(outcome.report)
-        return JobFailed(f"{name} failed: {format_worker_failure(root) if root else outcome.error}")
-    return kind(name=name, failures=build_process_failures(outcome))
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    found: Exception = ChildFailedError(name=name, failures=build_process_failures(outcome))
+    return found
 
 
 def build_process_failures(outcome: Outcome) -> dict[int, Any]:

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
@@ -23,6 +23,7 @@ from muster.cli import operations
 from muster.cli.answers import say
 from muster.schedulers.adapter.scheduler import PluginScheduler
 from muster.schedulers.errors import EngineError, SchedulerError, UnknownAppError
+from muster.schedulers.lines import LineSplitter
 from muster.schedulers.node_program.frames import write_all
 from muster.schedulers.node_program.session import WORDS, Order, Session, find_name, start_command
 from muster.schedulers.wording.facts import AppFacts
@@ -203,7 +204,7 @@ class Relay:
     def __init__(self, runs: Sequence[NodeRun], *, has_prefix: bool) -> None:
         self._runs = runs
         self._has_prefix = has_prefix
-        self._lines: dict[tuple[NodeRun, int], bytes] = {}
+        self._lines: dict[tuple[NodeRun, int], LineSplitter] = {}
         self._kill_s: float | None = None
         self.reads = True
         """More input may come."""
@@ -215,8 +216,9 @@ class Relay:
         with watch_signals(self.SIGNALS) as wake:
             while not all(each.is_over for each in self._runs):
                 self._step(wake)
-            for key in list(self._lines):
-                self._write_line(*key, self._lines.pop(key) + b"\n")
+            for (run, stream), lines in self._lines.items():
+                if lines.has_rest():
+                    self._write_lines(run, stream, [lines.take_rest() + b"\n"])
         return next((each.code for each in self._runs if each.code), 0)
 
     def _list_live(self) -> list[tuple[NodeRun, Session]]:
@@ -262,15 +264,9 @@ class Relay:
             if not self._has_prefix:
                 write_all(stream, data)
                 continue
-            text = self._lines.pop((run, stream), b"") + data
-            *whole, rest = text.splitlines(keepends=True) if text else [b""]
-            if rest.endswith((b"\n", b"\r")) or len(rest) > _CHUNK_BYTES:
-                whole, rest = [*whole, rest], b""
-            self._write_line(run, stream, *whole)
-            if rest:
-                self._lines[run, stream] = rest
+            self._write_lines(run, stream, self._lines.setdefault((run, stream), LineSplitter()).feed(data))
 
-    def _write_line(self, run: NodeRun, stream: int, *lines: bytes) -> None:
+    def _write_lines(self, run: NodeRun, stream: int, lines: Iterable[bytes]) -> None:
         prefix = f"{run.target} ".encode()
         write_all(stream, b"".join(prefix + line for line in lines))
 

@@ -18,6 +18,7 @@ from torchx.specs import AppDef, AppState
 
 from muster._shared.contract import HOLD_FLAG, print_line
 from muster._shared.control import CommandExit, ControlError
+from muster._shared.reports import format_duration
 from muster.cli.adapters import create_scheduler, describe_error
 from muster.cli.answers import say
 from muster.cli.handles import AppName, list_newest
@@ -219,16 +220,9 @@ def _print_apps(apps: Iterable[Listed]) -> None:
         print_line(f"{text[: columns - 1]}…" if columns and len(text) > columns else text, sys.stdout)
 
 
-def format_age(ended_s: float | None) -> str:
-    """Return how long ago, in the largest unit that fits, for people."""
-    if ended_s is None:
-        return ""
-    age_s = max(0.0, time.time() - ended_s)
-    for unit_s, unit in ((86400, "day"), (3600, "hour"), (60, "minute")):
-        if age_s >= unit_s:
-            count = int(age_s // unit_s)
-            return f"{count} {unit}{'s' if count > 1 else ''} ago"
-    return "just now"
+def format_age(since_s: float | None) -> str:
+    """Return how long ago, for people. "": it is not known."""
+    return "" if since_s is None else f"{format_duration(time.time() - since_s, 0)} ago"
 
 
 def read_listings(names: Iterable[str], limit: int, *, are_named: bool) -> list[Listing]:

@@ -78,7 +78,7 @@ def print_leftovers(found: Sequence[Leftover]) -> None:
     """Print one line for each, and the sum."""
     width = max(len(each.name) for each in found)
     for each in found:
-        line = f"{each.name:{width}}  {format_size(each.size_bytes):>8}  {format_age(each.ended_s):>14}  {each.what}"
+        line = f"{each.name:{width}}  {format_size(each.size_bytes):>8}  {format_age(each.ended_s):>16}  {each.what}"
         print_line(line, sys.stdout)
     print_line(f"{len(found)} in all, {format_size(sum(each.size_bytes for each in found))} in files", sys.stdout)
 

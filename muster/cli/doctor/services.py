@@ -36,18 +36,15 @@ def _try(name: str, look: Callable[[Mapping[str, str]], Observation], environ: M
 def _look_at_docker(environ: Mapping[str, str]) -> Observation:
     """Return the engine, and whether it gives containers GPUs."""
     from muster.schedulers.docker.engine import Engine
-    from muster.schedulers.docker.sdk import DockerError, EngineUnavailable
+    from muster.schedulers.docker.sdk import DockerError
 
     engine = Engine(environ, _LIMIT_S)
     host = hide_credentials(engine.host)
     try:
         info = engine.info()
-    except EngineUnavailable as error:
+    except DockerError as error:
         advice = "start it, or name another with DOCKER_HOST; only -s local_docker and docker need it"
         return Observation(name="Docker", verdict=Verdict.ABSENT, text=hide_credentials(str(error)), advice=advice)
-    except DockerError as error:
-        text = hide_credentials(str(error))
-        return Observation(name="Docker", verdict=Verdict.ABSENT, text=text, advice="only -s local_docker needs it")
     finally:
         engine.close()
     runtimes = sorted(info.get("Runtimes") or ())

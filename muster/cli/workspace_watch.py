@@ -22,20 +22,8 @@ _LOOK_WITHOUT_EVENTS_S: Final = 2.0
 _REST: Final = 50
 """Without events, it rests for this many times the duration of a look."""
 _TEMPORARY: Final = (
-    *(
-        "*~",
-        ".*.sw?",
-        ".sw?",
-        "4913",
-        ".#*",
-        "#*#",
-        "*.tmp",
-        ".goutputstream-*",
-        "___jb_*___",
-        ".*.kate-swp",
-        ".~lock.*",
-    ),
-    *("*.pyc", ".nfs*", ".DS_Store"),
+    *("*~", ".*.sw?", ".sw?", "4913", ".#*", "#*#", "*.tmp", ".goutputstream-*", "___jb_*___"),
+    *(".*.kate-swp", ".~lock.*", "*.pyc", ".nfs*", ".DS_Store"),
 )
 """Files of editors, and what Python and file systems write by themselves."""
 _NOT_WATCHED: Final = ("__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".ipynb_checkpoints", ".muster")

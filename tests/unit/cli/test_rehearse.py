@@ -173,7 +173,6 @@ def test_every_fault_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
         (build_result(), Verdict.SURVIVED, (), "equal"),
         (build_result(starts=[0, 0], repeated=50), Verdict.STARTED_OVER, ("resume",), "equal"),
         (build_result(values={"loss": 2.0}), Verdict.DIFFERS, ("data",), "loss 2 instead of 1"),
-        (build_result(state="FAILED", used_retries=True), Verdict.LOST, ("retries",), ""),
         (build_result(state="late"), Verdict.LOST, ("hang",), ""),
         (
             build_result(state="FAILED", moment=Moment.CHECKPOINT, starts=[0], story=build_story(rounds=2)),

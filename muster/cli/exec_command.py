@@ -74,17 +74,11 @@ def find_targets(
     if not takes_all:
         roles = [operations.choose_agent_role(app_id, roles)]
     nodes = [each for found in roles for each in _list_nodes(facts, found.name)]
-    if not nodes:
-        raise ControlError(f"no node of {app_id} runs", CommandExit.ENDED)
-    if takes_all:
-        return nodes
-    index = node or 0
-    found = [each for each in nodes if each.index == index]
+    found = nodes if takes_all else [each for each in nodes if each.index == (node or 0) and each.runs]
     if not found:
-        has = f"it has {count_nodes(len(nodes))}" + (f", 0 to {len(nodes) - 1}" if len(nodes) > 1 else "")
-        raise ControlError(f"{app_id} has no node {index}: {has}", CommandExit.REFUSED)
-    if not found[0].runs:
-        raise ControlError(f"{found[0]} of {app_id} does not run", CommandExit.ENDED)
+        which = "node" if takes_all else f"node {node or 0}"
+        has = f"it has {count_nodes(len(nodes))}, counted from 0"
+        raise ControlError(f"no {which} of {app_id} runs: {has}", CommandExit.REFUSED)
     return found
 
 

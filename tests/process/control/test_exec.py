@@ -174,7 +174,7 @@ def test_what_a_command_leaves_in_the_background_ends_with_it(job):
 def test_wrong_requests_are_one_line(job, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", job.env["XDG_STATE_HOME"])
     for words, code, line in (
-        (("exec", "--node", "2", "true"), 255, f"{job.app_id} has no node 2: it has 2 nodes, 0 to 1"),
+        (("exec", "--node", "2", "true"), 255, f"no node 2 of {job.app_id} runs: it has 2 nodes, counted from 0"),
         (
             ("exec", "--role", "x", "true"),
             2,

@@ -16,7 +16,7 @@ from muster._shared.layouts import StatusPageLayout as Layout
 from muster._shared.reports import Answer, name_ranks
 from muster.cli.answers import format_stacks
 from muster.cli.top.agent_requests import Jobs, Origin, Reader
-from muster.cli.top.picture import KEPT_LINES, History, JobList, JobPicture
+from muster.cli.top.picture import KEPT_LINES, JobList, JobPicture
 from muster.cli.top.rendering import (
     Size,
     describe_rank,
@@ -56,7 +56,8 @@ class TopView:
         self._list: JobList | None = None
         self.picture: JobPicture | None = None
         """The job as it was seen last. None: not yet, or the list is shown."""
-        self._history = History()
+        self._columns: set[str] = set()
+        """See `draw_job`."""
         self._rows: list[tuple[str, int | str]] = []
         """What each row of the list is, by which the selected one is found again."""
         self._title = ""
@@ -87,8 +88,6 @@ class TopView:
                 self._list = content
             elif isinstance(content, JobPicture):
                 self.picture = _keep_last(self.picture, content)
-                for _, status in content.statuses[self._view.role : self._view.role + 1]:
-                    self._history.add(status.ranks)
             elif isinstance(content, Answer):
                 self._show_answer(origin, content)
             else:
@@ -137,7 +136,7 @@ class TopView:
             return [f"looks at {self._handle} ..."]
         self._view = replace(self._view, roles=max(1, len(self.picture.statuses)))
         self._keep_selection(list_rows(self.picture, self._view, size), size)
-        return draw_job(self.picture, self._view, self._history, size)
+        return draw_job(self.picture, self._view, self._columns, size)
 
     def _keep_selection(self, rows: Sequence[tuple[str, int | str]], size: Size) -> None:
         """Select what was selected, wherever it is now.
@@ -151,7 +150,7 @@ class TopView:
         self._view = fit(self._view, rows=len(rows), page=max(1, size.height // 2))
 
     def _open_job(self, handle: str) -> None:
-        self._handle, self.picture, self._history, self._rows = handle, None, History(), []
+        self._handle, self.picture, self._columns, self._rows = handle, None, set(), []
         self._view = View(screen=ScreenKind.JOB, has_list=True)
         self.start()
 

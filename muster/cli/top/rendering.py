@@ -32,12 +32,11 @@ from muster._shared.job_view import (
 )
 from muster._shared.records import replace
 from muster._shared.reports import format_duration, format_size
-from muster.cli.top.picture import History, JobList, JobPicture, JobRow, find_lag, is_stale, sort_nodes, sort_ranks
+from muster.cli.top.picture import JobList, JobPicture, JobRow, find_lag, is_stale, sort_nodes, sort_ranks
 from muster.cli.top.state import ScreenKind, View
 
 T = TypeVar("T")
 
-_SPARKS: Final = "▁▂▃▄▅▆▇█"
 _KEYS_OF_JOB: Final = "↑↓ Enter log  s stacks  h waits  c checkpoint  p pause  S stop  q quit"
 _KEYS_OF_ENDED: Final = "↑↓ Enter log  q quit"
 _KEYS_OF_JOBS: Final = "↑↓ Enter open  q quit"
@@ -77,8 +76,14 @@ class _Layout:
     rank_rows: int = 0
 
 
-def draw_job(picture: JobPicture, view: View, history: History, size: Size) -> list[str]:
+def draw_job(picture: JobPicture, view: View, known: set[str], size: Size) -> list[str]:
     """Return one job: its header, nodes, ranks, last events, and the keys.
+
+    Args:
+        picture: of the job.
+        view: where the person is.
+        known: gets the columns of ranks that have had something. They stay, else tables would move with each look.
+        size: of the terminal.
 
     Returns:
         Length at most `size.height`, each no wider than `size.width`.
@@ -89,7 +94,7 @@ def draw_job(picture: JobPicture, view: View, history: History, size: Size) -> l
     if status is not None and layout.node_rows:
         tables.append(_build_node_table(status, view, layout.node_rows, size, has_ended=picture.has_ended))
     if status is not None and layout.rank_rows:
-        tables.append(_build_rank_table(status, view, history, layout.rank_rows, size, has_ended=picture.has_ended))
+        tables.append(_build_rank_table(status, view, known, layout.rank_rows, size, has_ended=picture.has_ended))
     return _fill(_print([*layout.header, *tables], size), _print(layout.foot, size), size)
 
 
@@ -143,8 +148,8 @@ def print_once(picture: JobPicture, width: int, *, has_colours: bool) -> list[st
         if _has_node_table(status):
             parts.append(_build_node_table(status, view, len(status.nodes), size, has_ended=picture.has_ended))
         if status.ranks:
-            count, history = len(status.ranks), History()
-            parts.append(_build_rank_table(status, view, history, count, size, has_ended=picture.has_ended))
+            count = len(status.ranks)
+            parts.append(_build_rank_table(status, view, set(), count, size, has_ended=picture.has_ended))
         parts += _list_events(status, len(status.events))
     return [row.rstrip() for row in _print(parts, size)]
 
@@ -344,7 +349,7 @@ def _describe_node(node: NodeStatus, *, has_ended: bool) -> str:
 
 
 def _build_rank_table(
-    status: JobStatus, view: View, history: History, most: int, size: Size, *, has_ended: bool
+    status: JobStatus, view: View, known: set[str], most: int, size: Size, *, has_ended: bool
 ) -> Table:
     rows = sort_ranks(status, most)
     if has_ended:
@@ -365,7 +370,6 @@ def _build_rank_table(
         "CPU": lambda rank: "" if rank.cpu is None else f"{rank.cpu:.0%}",
         "MEMORY": lambda rank: "" if rank.memory_bytes is None else format_size(rank.memory_bytes),
         "GPU": lambda rank: _format_part(rank.gpu),
-        "": lambda rank: _draw_spark(history.get(rank.global_rank)),
         "DEVICE": lambda rank: _describe_device(rank.device, is_wide=is_wide),
         "COLLECTIVE": _describe_collective,
         "LAST LINE": lambda rank: show_controls(rank.last_line),
@@ -375,14 +379,10 @@ def _build_rank_table(
         "STATE": any(rank.state is not RankState.RUNNING for rank in rows),
         "LAG": not has_ended,
         "RATE": is_wide,
-        "": is_wide or len(status.ranks) <= 8,
         "COLLECTIVE": not has_ended,
     }
-    shown = {
-        name: show
-        for name, show in columns.items()
-        if has_room.get(name, True) and history.keep_column(name, has_something=any(map(show, rows)))
-    }
+    known.update(name for name, show in columns.items() if any(map(show, rows)))
+    shown = {name: show for name, show in columns.items() if has_room.get(name, True) and name in known}
     shown["LAST LINE"] = columns["LAST LINE"]
     slow = {each.global_rank for each in status.slow_ranks}
 
@@ -446,11 +446,6 @@ def _format_number(number: int | None) -> str:
 
 def _format_part(part: float | None) -> str:
     return "" if part is None else f"{part:.0%}"
-
-
-def _draw_spark(values: Iterable[float]) -> str:
-    top = len(_SPARKS) - 1
-    return "".join(_SPARKS[min(top, max(0, round(each * top)))] for each in list(values)[-12:])
 
 
 def _cut(rows: Sequence[T], selected: int, most: int) -> Iterator[tuple[int, T]]:
@@ -534,6 +529,4 @@ def _print(parts: Iterable[RenderableType], size: Size) -> list[str]:
     return rows if size.is_unicode else [row.translate(_ASCII) for row in rows]
 
 
-_ASCII: Final = str.maketrans(
-    {"━": "#", "─": "-", "…": "~", "↑": "^", "↓": "v", **dict(zip(_SPARKS, ".:-=+*%#", strict=True))}
-)
+_ASCII: Final = str.maketrans({"━": "#", "─": "-", "…": "~", "↑": "^", "↓": "v"})

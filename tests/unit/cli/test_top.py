@@ -19,7 +19,7 @@ from muster.cli.top.agent_requests import Origin, Reader
 from muster.cli.top.app import Folds, TopView, describe_waits
 from muster.cli.top.command import Changes, follow
 from muster.cli.top.keys import KeyParser
-from muster.cli.top.picture import History, JobList, JobPicture, JobRow, sort_nodes, sort_ranks
+from muster.cli.top.picture import JobList, JobPicture, JobRow, sort_nodes, sort_ranks
 from muster.cli.top.rendering import Size, draw_job, draw_jobs, draw_text, list_rows, print_once
 from muster.cli.top.state import KeyAction, ScreenKind, Search, View, fit, found, press
 
@@ -131,7 +131,7 @@ WIDE = replace(PLAIN, width=120)
 
 
 def draw(status: JobStatus | None, view: View | None = None, size: Size = PLAIN, **changes: object) -> list[str]:
-    return draw_job(make_picture(status, **changes), view or View(), History(), size)
+    return draw_job(make_picture(status, **changes), view or View(), set(), size)
 
 
 class TestRendering:
@@ -141,7 +141,7 @@ class TestRendering:
         picture = make_picture(SAMPLES[sample](), line="日本語" * 30)
         size = Size(width=width, height=height)
         for view in (View(selected=1), View(note="n" * 300)):
-            rows = draw_job(picture, view, History(), size)
+            rows = draw_job(picture, view, set(), size)
             assert len(rows) == height
             assert max(cell_len(strip(row)) for row in rows) <= width
 
@@ -222,7 +222,7 @@ class TestRendering:
         size = Size(width=80, height=height)
         places = list(enumerate(list_rows(picture, View(), size)))
         for at, (kind, number) in places[:: len(places) // 30 + 1]:
-            rows = draw_job(picture, View(selected=at), History(), size)
+            rows = draw_job(picture, View(selected=at), set(), size)
             (row,) = (strip(row) for row in rows if "\x1b[7m" in row)
             shown = int(row.split()[0])
             assert shown == number, f"{kind} {number} is selected, and {shown} is shown so"
@@ -265,12 +265,12 @@ class TestRendering:
 
     def test_a_column_that_has_had_something_stays(self) -> None:
         """The others moved with each look in which a rank was a step behind, or in a collective."""
-        job, history = job_samples.make_job(8, 2), History()
+        job, known = job_samples.make_job(8, 2), set()
         quiet = replace(
             job, ranks=tuple(replace(each, lag_steps=0, collective="", collective_s=None) for each in job.ranks)
         )
         heads = [
-            next(row for row in draw_job(make_picture(each), View(), history, PLAIN) if row.startswith("RANK")).split()
+            next(row for row in draw_job(make_picture(each), View(), known, PLAIN) if row.startswith("RANK")).split()
             for each in (quiet, job, quiet)
         ]
         assert {"LAG", "COLLECTIVE"}.isdisjoint(heads[0])
@@ -340,10 +340,8 @@ class TestRendering:
 
     def test_a_terminal_without_unicode(self) -> None:
         size = Size(width=80, height=24, has_colours=False, has_styles=False, is_unicode=False)
-        history = History()
         status = job_samples.make_job()
-        history.add(status.ranks)
-        assert "".join(draw_job(make_picture(status), View(), history, size)).isascii()
+        assert "".join(draw_job(make_picture(status), View(), set(), size)).isascii()
 
     def test_all_jobs(self) -> None:
         jobs = JobList(

@@ -13,7 +13,6 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
-from torchx.schedulers.api import ListAppResponse
 from torchx.specs import AppDef, AppState
 
 from muster._shared.contract import HOLD_FLAG, print_line
@@ -24,9 +23,9 @@ from muster.cli.answers import say
 from muster.cli.handles import AppName, list_newest
 from muster.cli.operations import open_scheduler
 from muster.schedulers.adapter.properties import list_properties
-from muster.schedulers.adapter.scheduler import ListedApp, PluginScheduler
+from muster.schedulers.adapter.scheduler import PluginScheduler
 from muster.schedulers.errors import EngineError, NotConfiguredError, SchedulerError, UnknownAppError
-from muster.schedulers.supervision.registry import find_last_remote, find_state_dir
+from muster.schedulers.supervision.registry import find_state_dir
 from muster.schedulers.wording.facts import AppFacts
 from muster.schedulers.wording.job_line import build_data, build_reasons, format_line
 from muster.schedulers.wording.reasons import Code, Reason
@@ -257,7 +256,7 @@ def _read_listing(name: str, limit: int, *, is_named: bool) -> Listing:
     try:
         scheduler = create_scheduler(name)
         with closing(scheduler):
-            apps = sort_apps(_add_last(name, scheduler.list_apps({})))
+            apps = sort_apps(scheduler.list_apps({}))
             read = [_read_app(scheduler, name, str(app.app_id), app) for app in apps[-limit:]]
             known = tuple(filter(None, read))
             return Listing(scheduler=name, apps=known, count=len(apps) - len(read) + len(known))
@@ -275,15 +274,6 @@ def _has_submitted(name: str) -> bool:
     with contextlib.suppress(EngineError, OSError):
         return any(each.scheduler == name for each in list_newest(os.environ))
     return False
-
-
-def _add_last(name: str, apps: list[ListAppResponse]) -> list[ListAppResponse]:
-    """Add the last app that was submitted from here if a scheduler lists only some places, and not this app's."""
-    with contextlib.suppress(EngineError, OSError):
-        last = find_last_remote(find_state_dir(os.environ), name)
-        if last is not None and last[1] not in {str(each.app_id) for each in apps}:
-            return [*apps, ListedApp(app_id=last[1], state=AppState.UNKNOWN, submitted_s=last[0] / 1e9)]
-    return apps
 
 
 def _read_app(scheduler: PluginScheduler, name: str, app_id: str, app: object) -> Listed | None:

@@ -140,24 +140,6 @@ def test_a_cluster_to_which_a_job_was_submitted_from_here_is_missed(serve, capsy
     assert capsys.readouterr().err == "muster: kubernetes: no cluster is configured\n"
 
 
-def test_the_last_job_is_listed_also_if_it_is_in_another_namespace(serve, capsys, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    two = Apps("kubernetes", {"team:train-8": AppState.RUNNING})
-    serve(two)
-    record_last_remote(find_state_dir(os.environ), "kubernetes", "other:train-9")
-    for exists in (True, False):  # False: it was deleted
-        two.states = {"team:train-8": AppState.RUNNING}
-        two.list_apps = lambda cfg: [ListedApp(app_id="team:train-8", state=None, submitted_s=NOW_S - 60)]
-        two.states |= {"other:train-9": AppState.FAILED} if exists else {}
-        assert commands.main(["list"]) == 0
-        out, err = capsys.readouterr()
-        handles = [line.split()[0] for line in out.splitlines()]
-        assert (handles, err) == (
-            ["kubernetes://torchx/other:train-9"] * exists + ["kubernetes://torchx/team:train-8"],
-            "",
-        )
-
-
 @pytest.mark.parametrize("words", [[], ["--json"]])
 def test_jobs_of_another_home_take_no_place_of_a_job_of_this_one(words, serve, capsys):
     """They counted for the limit: the older ones of this home were not shown, and the counts were wrong."""

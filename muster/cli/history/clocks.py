@@ -5,22 +5,16 @@ clock is ahead of its own, with the possible error. It knows this from the times
 If the leader changes, what the later leader has recorded about the first one is added to what others have recorded
 about the later one. So are the errors.
 
-An agent that ended before it had an answer is placed by the rounds that it has in common with others, which begin
-within a second on all nodes. Without such rounds it is placed by its own wall clock, with an unknown error.
-Incarnations of a job, which no agent outlives, are placed by the wall clock of the leader of each.
+An agent that ended before it had an answer is placed by its own wall clock, with an unknown error. Incarnations of a
+job, which no agent outlives, are placed by the wall clock of the leader of each.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from statistics import median
-from typing import Final
 
 from muster.cli.history.sources import Event, is_number
-
-_ROUNDS_S: Final = 1.0
-"""How far apart the nodes of a round may have heard of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,27 +113,10 @@ def _find_offsets(agents: Mapping[str, Sequence[Event]], leader: str) -> dict[st
     if len(agents) == 1:
         return {leader: _Offset(ahead_s=0.0, uncertainty_s=0.0)}
     found = _follow_comparisons(agents, leader)
-    starts = {
-        event.round: event.monotonic_s + found[name].ahead_s
-        for name, records in agents.items()
-        if name in found
-        for event in records
-        if event.what == "round_formed"
-    }
-    for name, records in agents.items():
-        if name not in found:
-            gaps = [
-                starts[each.round] - each.monotonic_s
-                for each in records
-                if each.what == "round_formed" and each.round in starts
-            ]
-            first, base = records[0], agents[leader][0]
-            by_wall_s = base.monotonic_s + found[leader].ahead_s + first.time_s - base.time_s - first.monotonic_s
-            found[name] = (
-                _Offset(ahead_s=median(gaps), uncertainty_s=_ROUNDS_S)
-                if gaps
-                else _Offset(ahead_s=by_wall_s, uncertainty_s=None)
-            )
+    base = agents[leader][0]
+    for name, (first, *_) in agents.items():
+        by_wall_s = base.monotonic_s + found[leader].ahead_s + first.time_s - base.time_s - first.monotonic_s
+        found.setdefault(name, _Offset(ahead_s=by_wall_s, uncertainty_s=None))
     return found
 
 

@@ -48,7 +48,8 @@ def find_app(word: str, env: Mapping[str, str]) -> AppName:
     """
     match = _HANDLE.fullmatch(word)
     if os.sep in word and os.path.isdir(word):
-        raise _refuse_folder(word)
+        stacks = "`kill -USR2 PID`, with the process id of an agent, prints the stacks of its node"
+        raise ControlError(f"{word!r} is a folder, and this command needs an app; {stacks}", CommandExit.USAGE)
     if match is None:
         example = "local_cwd://torchx/train-x7k2"
         raise ControlError(f"{word!r} is not an app handle; an example is {example}", CommandExit.USAGE)
@@ -77,12 +78,6 @@ def find_app(word: str, env: Mapping[str, str]) -> AppName:
     if scheduler is None:
         raise ControlError(", and ".join(missing), CommandExit.UNKNOWN)
     return AppName(scheduler, app_id)  # its adapter reports what it knows
-
-
-def _refuse_folder(word: str) -> ControlError:
-    known = "`muster status`, `top`, `log`, `events` and `timeline` read a folder with logs"
-    stacks = "`kill -USR2 PID`, with the process id of an agent, prints the stacks of its node"
-    return ControlError(f"{word!r} is a folder, not an app; only {known}; {stacks}", CommandExit.USAGE)
 
 
 def _list_asked(app_id: str, scheduler: str | None) -> list[str]:

@@ -192,9 +192,7 @@ def print_list(schedulers: Sequence[str], *, limit: int, as_json: bool) -> int:
     _print_apps(apps[::-1])
     left = sum(each.count for each in listings) - len(apps)
     if left:
-        print_line(
-            f"{left} older one{'s are' if left > 1 else ' is'} not shown; `-n {limit + left}` shows all", sys.stdout
-        )
+        print_line(f"{left} older not shown; `-n {limit + left}` shows all", sys.stdout)
     for scheduler, problem in problems.items():
         say(f"{scheduler}: {problem}")
     return int(code)

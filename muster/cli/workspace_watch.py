@@ -142,6 +142,5 @@ def is_temporary(name: str) -> bool:
 
 def describe_changes(changes: Sequence[str]) -> str:
     """Name the first file, and how many there are."""
-    more = len(changes) - 1
-    also = "" if more == 0 else " and 1 other file" if more == 1 else f" and {more} other files"
-    return f"{changes[0]}{also} {'have' if also else 'has'} changed"
+    more = f", and {len(changes) - 1} more" if len(changes) > 1 else ""
+    return f"{changes[0]} has changed{more}"

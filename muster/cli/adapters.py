@@ -14,18 +14,16 @@ from muster.schedulers.errors import EngineError, SchedulerError
 if TYPE_CHECKING:
     from torchx.runner import Runner
 
-SESSION: Final = "torchx"
-"""TorchX's name of the session in the handles that `torchx run` and `muster run` print."""
-
+_SESSION: Final = "torchx"
+"""TorchX's name of the session, which is in the default path of logs and in the handles that are printed."""
 logger = logging.getLogger(__name__)
 
 
-def create_scheduler(name: str, session: str) -> PluginScheduler:
+def create_scheduler(name: str) -> PluginScheduler:
     """Create the scheduler of this name. Only its adapter is imported. The caller closes it.
 
     Args:
         name: as in an app handle.
-        session: TorchX's name of the session.
 
     Raises:
         ControlError: there is none of that name, it fails, or it is not made with `muster.schedulers.adapter`.
@@ -39,7 +37,7 @@ def create_scheduler(name: str, session: str) -> PluginScheduler:
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise ControlError(f"there is no scheduler {name!r}; {hint}there are: {', '.join(points)}", CommandExit.USAGE)
     try:
-        scheduler = points[name].load()(session)
+        scheduler = points[name].load()(_SESSION)
     except (ControlError, EngineError, SchedulerError):
         raise
     except ImportError as error:
@@ -74,8 +72,8 @@ def open_runner(name: str, scheduler_args: str | None) -> "Iterator[tuple[Plugin
     from muster.schedulers.runner import config_file
 
     try:
-        scheduler = create_scheduler(name, SESSION)
-        with Runner(SESSION, {name: lambda *_args, **_more: scheduler}) as runner:
+        scheduler = create_scheduler(name)
+        with Runner(_SESSION, {name: lambda *_args, **_more: scheduler}) as runner:
             cfg = scheduler.run_opts().cfg_from_str(scheduler_args)
             config_file.apply_section(scheduler.run_opts(), name, cfg)
             yield scheduler, runner, cfg

@@ -9,21 +9,21 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from types import FrameType
-from typing import Any, Final
+from typing import Final
 
 from torchx.specs import AppState, is_terminal
 
 from muster._shared.contract import describe_exit_code
 from muster._shared.control import CommandExit, ControlError, count_nodes
-from muster._shared.processes import READ, read_wake_pipe, wait_events
+from muster._shared.processes import READ, open_wake_pipe, read_wake_pipe, wait_events
 from muster.cli import operations
-from muster.cli.answers import print_error, say
+from muster.cli.answers import say
 from muster.schedulers.adapter.scheduler import PluginScheduler
 from muster.schedulers.errors import EngineError, SchedulerError, UnknownAppError
+from muster.schedulers.lines import LineSplitter
 from muster.schedulers.node_program.frames import write_all
 from muster.schedulers.node_program.session import WORDS, Order, Session, find_name, start_command
 from muster.schedulers.wording.facts import AppFacts
@@ -31,12 +31,6 @@ from muster.schedulers.wording.words import word_all
 
 FAILED: Final = 255
 """Exit code of `exec` and `shell` where muster has failed, and not the command: as of `ssh`."""
-
-
-def print_failure(error: ControlError) -> int:
-    """Print why nothing was run, and return the exit code."""
-    code = print_error(error, as_json=False)
-    return code if error.exit_code is CommandExit.USAGE else FAILED
 
 
 @dataclass(frozen=True)
@@ -80,17 +74,11 @@ def find_targets(
     if not takes_all:
         roles = [operations.choose_agent_role(app_id, roles)]
     nodes = [each for found in roles for each in _list_nodes(facts, found.name)]
-    if not nodes:
-        raise ControlError(f"no node of {app_id} runs", CommandExit.ENDED)
-    if takes_all:
-        return nodes
-    index = node or 0
-    found = [each for each in nodes if each.index == index]
+    found = nodes if takes_all else [each for each in nodes if each.index == (node or 0) and each.runs]
     if not found:
-        has = f"it has {count_nodes(len(nodes))}" + (f", 0 to {len(nodes) - 1}" if len(nodes) > 1 else "")
-        raise ControlError(f"{app_id} has no node {index}: {has}", CommandExit.REFUSED)
-    if not found[0].runs:
-        raise ControlError(f"{found[0]} of {app_id} does not run", CommandExit.ENDED)
+        which = "node" if takes_all else f"node {node or 0}"
+        has = f"it has {count_nodes(len(nodes))}, counted from 0"
+        raise ControlError(f"no {which} of {app_id} runs: {has}", CommandExit.REFUSED)
     return found
 
 
@@ -113,15 +101,18 @@ _LOOK_S: Final = 1.0
 _PASSED_ON: Final = {signal.SIGINT: "INT", signal.SIGTERM: "TERM", signal.SIGHUP: "HUP", signal.SIGQUIT: "QUIT"}
 
 
-def run(handle: str, command: Sequence[str], *, role: str | None, node: int | None, takes_all: bool) -> int:
+def run(*, handle: str, words: Sequence[str], role: str | None, node: int | None, takes_all: bool) -> int:
     """Run a command on nodes, and return its exit code. Of several codes it is the first that is not 0.
 
     Raises:
         ControlError: it was not run on any node.
         BrokenPipeError: the reader of what it prints has gone.
     """
+    command = words[1:] if words[:1] == ["--"] else words
+    if not command:
+        raise ControlError("CMD is missing", CommandExit.USAGE)
     code = None
-    with operations.open_scheduler(handle) as (scheduler, app_id), watch_signals(list(_PASSED_ON), _exit):
+    with operations.open_scheduler(handle) as (scheduler, app_id):
         targets = find_targets(scheduler, app_id, role=role, node=node, takes_all=takes_all)
         app = find_name(app_id)
         runs = [NodeRun(each, Order(app=app, index=each.index, command=list(command))) for each in targets]
@@ -141,11 +132,6 @@ def run(handle: str, command: Sequence[str], *, role: str | None, node: int | No
     if runs[0].failure:
         say(f"{runs[0].target}: {runs[0].failure}")
     return code
-
-
-def _exit(signum: int) -> None:
-    """End this process, before or after signals are for the commands."""
-    raise SystemExit(128 + signum)
 
 
 class NodeRun:
@@ -212,8 +198,7 @@ class Relay:
     def __init__(self, runs: Sequence[NodeRun], *, has_prefix: bool) -> None:
         self._runs = runs
         self._has_prefix = has_prefix
-        self._lines: dict[tuple[NodeRun, int], bytes] = {}
-        self._signals: list[int] = []
+        self._lines: dict[tuple[NodeRun, int], LineSplitter] = {}
         self._kill_s: float | None = None
         self.reads = True
         """More input may come."""
@@ -222,11 +207,12 @@ class Relay:
     def move(self) -> int:
         """Return the exit code of the first node that has failed once all have ended."""
         sys.stdout.flush()
-        with watch_signals(self.SIGNALS, self._signals.append) as wake:
+        with watch_signals(self.SIGNALS) as wake:
             while not all(each.is_over for each in self._runs):
                 self._step(wake)
-            for key in list(self._lines):
-                self._write_line(*key, self._lines.pop(key) + b"\n")
+            for (run, stream), lines in self._lines.items():
+                if lines.has_rest():
+                    self._write_lines(run, stream, [lines.take_rest() + b"\n"])
         return next((each.code for each in self._runs if each.code), 0)
 
     def _list_live(self) -> list[tuple[NodeRun, Session]]:
@@ -243,15 +229,14 @@ class Relay:
             wanted[0] = READ
         for fd in wait_events(wanted, _LOOK_S):
             if fd == wake:
-                read_wake_pipe(wake)
+                for number in read_wake_pipe(wake):
+                    self.pass_on(signal.Signals(number))
             elif fd == 1:
                 raise BrokenPipeError
             elif fd == 0:
                 self.read_input(min(room, _CHUNK_BYTES))
             elif fd in owners:
                 self._read_output(*owners[fd])
-        while self._signals:
-            self.pass_on(signal.Signals(self._signals.pop(0)))
         for _, session in live:
             session.check()
         if self._kill_s is not None and time.monotonic() > self._kill_s:
@@ -273,15 +258,9 @@ class Relay:
             if not self._has_prefix:
                 write_all(stream, data)
                 continue
-            text = self._lines.pop((run, stream), b"") + data
-            *whole, rest = text.splitlines(keepends=True) if text else [b""]
-            if rest.endswith((b"\n", b"\r")) or len(rest) > _CHUNK_BYTES:
-                whole, rest = [*whole, rest], b""
-            self._write_line(run, stream, *whole)
-            if rest:
-                self._lines[run, stream] = rest
+            self._write_lines(run, stream, self._lines.setdefault((run, stream), LineSplitter()).feed(data))
 
-    def _write_line(self, run: NodeRun, stream: int, *lines: bytes) -> None:
+    def _write_lines(self, run: NodeRun, stream: int, lines: Iterable[bytes]) -> None:
         prefix = f"{run.target} ".encode()
         write_all(stream, b"".join(prefix + line for line in lines))
 
@@ -316,28 +295,18 @@ def _may_read() -> bool:
 
 
 @contextlib.contextmanager
-def watch_signals(signums: Sequence[signal.Signals], note: Callable[[int], None]) -> Iterator[int]:
-    """Note signals instead of obeying them. Those that are ignored stay so. Yields what is readable after one."""
-    wake, wake_end = os.pipe()
-    for fd in (wake, wake_end):
-        os.set_blocking(fd, False)
-
-    def handle(signum: int, _frame: FrameType | None) -> None:
-        note(signum)
-
-    before: dict[signal.Signals, Any] = {}
-    old_fd = signal.set_wakeup_fd(wake_end, warn_on_full_buffer=False)
+def watch_signals(signums: Sequence[signal.Signals]) -> Iterator[int]:
+    """Yield a descriptor from which the numbers of these signals are read. Those that are ignored stay so."""
+    before = {signum: signal.getsignal(signum) for signum in signums}
+    before = {signum: action for signum, action in before.items() if action is not signal.SIG_IGN}
+    wake = open_wake_pipe(before)
     try:
-        for signum in signums:
-            if signal.getsignal(signum) is not signal.SIG_IGN:
-                before[signum] = signal.signal(signum, handle)
         yield wake
     finally:
         for signum, action in before.items():
             signal.signal(signum, action)
-        signal.set_wakeup_fd(old_fd)
+        os.close(signal.set_wakeup_fd(-1))
         os.close(wake)
-        os.close(wake_end)
 
 
 def _report(runs: Sequence[NodeRun]) -> int:

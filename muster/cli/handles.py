@@ -9,9 +9,8 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from muster._shared.control import CommandExit, ControlError
 from muster.schedulers.adapter.properties import find_properties, list_properties
@@ -19,23 +18,21 @@ from muster.schedulers.errors import EngineError, SchedulerError, UnsafeFolderEr
 from muster.schedulers.supervision.registry import AppRegistry, find_last_remote, find_state_dir
 
 LAST: Final = "last"
-_HANDLE = re.compile(r"(?:(?P<scheduler>[\w-]+)://)?(?:(?P<session>[^/]*)/)?(?P<app_id>[^/]+)", re.ASCII)
+_HANDLE = re.compile(r"(?:(?P<scheduler>[\w-]+)://)?(?:[^/]*/)?(?P<app_id>[^/]+)", re.ASCII)
 _NAME = re.compile(r"[a-z][a-z0-9_-]*", re.ASCII | re.IGNORECASE)
 """Any app may be called so. Other words may be what only one scheduler's apps are called (`Properties.own_names`)."""
 _TORCHX: Final = "torchx"
-"""The session in the handles that `torchx run` and `muster run` print."""
+"""The session in the handles that `torchx run` and `muster run` print. Others name the same apps."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class AppName:
-    """An app, and the scheduler that runs it."""
+class AppName(NamedTuple):
+    """An app, and the scheduler that runs it. As a text it is the handle that `muster list` prints."""
 
     scheduler: str
-    session: str
     app_id: str
 
     def __str__(self) -> str:
-        return f"{self.scheduler}://{self.session}/{self.app_id}"
+        return f"{self.scheduler}://{_TORCHX}/{self.app_id}"
 
 
 def find_app(word: str, env: Mapping[str, str]) -> AppName:
@@ -51,19 +48,22 @@ def find_app(word: str, env: Mapping[str, str]) -> AppName:
     """
     match = _HANDLE.fullmatch(word)
     if os.sep in word and os.path.isdir(word):
-        raise _refuse_folder(word)
+        stacks = "`kill -USR2 PID`, with the process id of an agent, prints the stacks of its node"
+        raise ControlError(f"{word!r} is a folder, and this command needs an app; {stacks}", CommandExit.USAGE)
     if match is None:
         example = "local_cwd://torchx/train-x7k2"
         raise ControlError(f"{word!r} is not an app handle; an example is {example}", CommandExit.USAGE)
     scheduler, app_id = match["scheduler"], match["app_id"]
-    session = match["session"] or "muster"
     if scheduler is None and app_id == LAST:
-        return _find_last(env)
+        newest = list_newest(env)
+        if not newest:
+            raise ControlError("there is no last job: none was submitted on this machine", CommandExit.UNKNOWN)
+        return newest[0]
     missing = []
     for name in [] if _NAME.fullmatch(app_id) else _list_asked(app_id, scheduler):
         own_ids, why = _find_named(name, app_id)
         if own_ids:
-            return AppName(scheduler=name, session=session, app_id=own_ids[0])
+            return AppName(name, own_ids[0])
         missing.append(why)
     found = [each for each in _list_apps(scheduler, find_state_dir(env)) if each.app_id.startswith(app_id)]
     if scheduler is None and not found:
@@ -71,19 +71,13 @@ def find_app(word: str, env: Mapping[str, str]) -> AppName:
         missing.append(why)
     exact = [each for each in found if each.app_id.rpartition(":")[2] == app_id] or found
     if len(exact) > 1:
-        names = ", ".join(map(name_handle, exact))
+        names = ", ".join(map(str, exact))
         raise ControlError(f"{word!r} may be any of {len(exact)} jobs: {names}", CommandExit.USAGE)
     if exact:
-        return AppName(scheduler=scheduler or exact[0].scheduler, session=session, app_id=exact[0].app_id)
+        return AppName(scheduler or exact[0].scheduler, exact[0].app_id)
     if scheduler is None:
         raise ControlError(", and ".join(missing), CommandExit.UNKNOWN)
-    return AppName(scheduler=scheduler, session=session, app_id=app_id)  # its adapter reports what it knows
-
-
-def _refuse_folder(word: str) -> ControlError:
-    known = "`muster status`, `top`, `log`, `events` and `timeline` read a folder with logs"
-    stacks = "`kill -USR2 PID`, with the process id of an agent, prints the stacks of its node"
-    return ControlError(f"{word!r} is a folder, not an app; only {known}; {stacks}", CommandExit.USAGE)
+    return AppName(scheduler, app_id)  # its adapter reports what it knows
 
 
 def _list_asked(app_id: str, scheduler: str | None) -> list[str]:
@@ -98,7 +92,7 @@ def _find_elsewhere(word: str) -> tuple[list[AppName], str]:
     for name, properties in list_properties().items():
         if properties.has_apps_elsewhere:
             ids, line = _find_named(name, word)
-            found += [AppName(scheduler=name, session="muster", app_id=app_id) for app_id in ids]
+            found += [AppName(name, app_id) for app_id in ids]
             lines.append(line)
     return found, next(filter(None, lines), f"no job is named {word!r}; `muster list` lists them")
 
@@ -112,7 +106,7 @@ def _find_named(scheduler: str, word: str) -> tuple[Sequence[str], str]:
     from muster.cli.adapters import create_scheduler
 
     try:
-        with closing(create_scheduler(scheduler, "muster")) as made:
+        with closing(create_scheduler(scheduler)) as made:
             return made.find_named(word)
     except (EngineError, SchedulerError) as error:
         raise ControlError(f"no job of this machine is named {word!r}; {error}", CommandExit.UNKNOWN) from error
@@ -131,19 +125,12 @@ def _list_apps(scheduler: str | None, state_dir: Path) -> Iterator[AppName]:
     names = _list_schedulers(state_dir) if scheduler is None else [find_properties(scheduler).same_apps_as or scheduler]
     for name in names:
         for app_id in AppRegistry(state_dir, name):
-            yield AppName(scheduler=name, session="muster", app_id=app_id)
+            yield AppName(name, app_id)
 
 
 def _list_schedulers(state_dir: Path) -> list[str]:
     """Return the names of the schedulers that may have apps here: a folder that is none's has no links to apps."""
     return sorted(each.name for each in state_dir.iterdir() if each.is_dir())
-
-
-def _find_last(env: Mapping[str, str]) -> AppName:
-    newest = list_newest(env)
-    if not newest:
-        raise ControlError("there is no last job: none was submitted on this machine", CommandExit.UNKNOWN)
-    return newest[0]
 
 
 def list_newest(env: Mapping[str, str]) -> list[AppName]:
@@ -152,9 +139,4 @@ def list_newest(env: Mapping[str, str]) -> list[AppName]:
     names = _list_schedulers(state_dir)
     newest = {name: AppRegistry(state_dir, name).find_newest() or find_last_remote(state_dir, name) for name in names}
     known = sorted(((found, name) for name, found in newest.items() if found is not None), reverse=True)
-    return [AppName(scheduler=name, session="muster", app_id=app_id) for (_, app_id), name in known]
-
-
-def name_handle(app: AppName) -> str:
-    """Return the handle that `muster list` prints."""
-    return f"{app.scheduler}://{_TORCHX}/{app.app_id}"
+    return [AppName(name, app_id) for (_, app_id), name in known]

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,7 +26,7 @@ from muster.cli.history.log_folder import RunFolder
 from muster.cli.history.sources import Event, RankProcess, describe_keeping, list_processes, parse_files
 from muster.cli.operations import choose_agent_role, list_agent_roles
 from muster.cli.overview import open_job
-from muster.cli.streaming import LinePrinter, hold_report, list_stderr
+from muster.cli.streaming import LinePrinter, list_stderr
 from muster.schedulers.adapter.scheduler import LogRequest, PluginScheduler
 from muster.schedulers.adapter.status import count_replicas
 from muster.schedulers.adapter.waiting_line import WAITS
@@ -47,8 +46,9 @@ _EVENTS_LIMIT_BYTES: Final = 256 << 20
 _FAILURES: Final = ("worker_failed", "hang_explained")
 _WAITS: Final = ("hang_named", "stood_still")
 _GOES_ON: Final = ("hang_ended", "moved_again", "round_formed")
-_RANK: Final = re.compile(r"  rank +: (\d+) \(local rank ")
-"""The line of a printed report that names the rank of the root cause. It comes before all other ranks."""
+_NO_OUTPUT: Final = (
+    "muster-agent writes it to files only with `--tee 3` or `-r 3`, and each node to its own `--log-dir`"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,8 +133,6 @@ class _Log:
         self._records: dict[tuple[str, int], tuple[Event, ...]] = {}
         self._reports: dict[str, Report | None] = {}
         """By role."""
-        self._printed: dict[str, list[str]] = {}
-        """Reports in the output of nodes, by role."""
         self._written: set[str] = set()
         self._has_lines = False
 
@@ -200,7 +198,7 @@ class _Log:
             role, rank, failed_in = self._find_failed(roles)
             attempt = failed_in if attempt is None else attempt
             where = f" of role {role}" if len(roles) > 1 else ""
-            say(f"the root cause: rank {rank}{where}" + ("" if attempt is None else f", attempt {attempt}"))
+            say(f"the root cause: rank {rank}{where}, attempt {attempt}")
         role = str(choose_agent_role(self._app_id, self._response.roles, role).name)
         if self._query.follow:
             self._follow_rank(role, rank, attempt)
@@ -212,40 +210,37 @@ class _Log:
                 report = self._read_report(role) if self._query.failed else None
                 say(f"rank {rank} printed nothing" + ("" if report is None else f"; {describe_report(report)}"))
             return
-        self._check_known(rank, attempt)
-        if not self._scheduler.backend:
-            self._print_without_files(role, rank, attempt)
-            return
-        if rank is None or (attempt is not None and not self._query.failed):
-            why = f"the files of attempt {attempt} cannot be read"
-            if rank is None or not self._print_from_report(role, rank, attempt, why):
-                keeping = f"; {describe_keeping(self._find_role(role))}" if self._loses_files else ""
-                line = f"{why}: they are not on this machine, and no node has them{keeping}"
-                raise ControlError(line, CommandExit.REFUSED)
-        elif not self._print_from_console(role, rank):
-            self._print_what_is_left(role, rank, attempt)
+        self._print_without_files(role, rank, attempt)
 
     def _print_without_files(self, role: str, rank: int | None, attempt: int | None) -> None:
-        """Say why the folder of a job that was started by hand lacks a rank's files. Print what its report knows.
+        """Print what else there is of ranks: their lines in the output of their node, or what the job's report has.
+
+        Args:
+            role: of the ranks.
+            rank: one. None: all of the attempt.
+            attempt: that was asked for, or that of the failure. None: the last.
 
         Raises:
-            ControlError: the report knows no line of it.
+            ControlError: there is no such rank or attempt, or nothing is known of it.
         """
-        known = {place.global_rank for place in list_processes(chain.from_iterable(self._records.values()))}
-        where = "the ranks" if rank is None else f"rank {rank}"
-        why = f"{self._app_id} has no output of {where}: "
-        if rank is None or rank in known:
-            why += "muster-agent writes it to files only with `--tee 3` or `-r 3`, else to the console only"
-        else:
-            why += (
-                "its node wrote to another log folder: give that one on its node, or let agents share one `--log-dir`"
-            )
+        self._check_known(rank, attempt, self._read_world_size(role))
+        state, failed = self._response.state, self._query.failed
+        if rank is not None and (attempt is None or failed) and self._print_from_console(role, rank):
+            return
+        if state in WAITS:
+            raise ControlError(self.describe_state(), CommandExit.REFUSED)
+        what = f"attempt {attempt}" if rank is None else f"rank {rank}"
+        why = f"the files and lines of {what} are gone with the {self._scheduler.properties.node_word}, or out of reach"
+        if not self._scheduler.backend:
+            why = f"{self._app_id} has no output of {what}: {_NO_OUTPUT}"
         if rank is not None and self._print_from_report(role, rank, attempt, why):
             return
-        report = self._read_report(role) if self._query.failed else None
-        raise ControlError(why if report is None else f"{why}; {describe_report(report)}", CommandExit.REFUSED)
+        report = self._read_report(role) if failed else None
+        known = "" if report is None else f"this is known of the failure: {describe_report(report)}"
+        rest = self._describe_rest(role) if self._scheduler.backend else ""
+        raise ControlError("; ".join(filter(None, (why, known, rest))), CommandExit.REFUSED)
 
-    def _check_known(self, rank: int | None, attempt: int | None, world_size: int = 0) -> None:
+    def _check_known(self, rank: int | None, attempt: int | None, world_size: int) -> None:
         """Refuse a rank or an attempt that the job's agents have not recorded, if they have recorded any.
 
         Args:
@@ -277,10 +272,10 @@ class _Log:
         found = list_agent_roles(self._app_id, self._response.roles, self._query.role)
         return {role.name: counts[role.name] for role in found}
 
-    def _find_failed(self, roles: Mapping[str, int]) -> tuple[str, int, int | None]:
-        """Return the role, rank and attempt of the root cause. None: the attempt is not known.
+    def _find_failed(self, roles: Mapping[str, int]) -> tuple[str, int, int]:
+        """Return the role, rank and attempt of the root cause.
 
-        It is that of the job's report, or else of what its agents have recorded, or else of what they have printed.
+        It is that of the job's report, or else of what its agents have recorded.
         """
         for role in roles:
             report = self._read_report(role)
@@ -295,37 +290,17 @@ class _Log:
                 rank, attempt = max(failures, key=lambda failure: failure[1])  # of the same attempt the first
                 return role, rank, attempt
         state, why = self._response.state, self._response.msg
-        if state in _BAD_ENDS:
-            for role in roles:
-                printed = find_printed_rank(self._read_printed_report(role))
-                if printed is not None:
-                    return role, printed, None
         ended = f"; it is {state.name}" if state is not AppState.SUCCEEDED else ""
         ended += f": {why}" if state is AppState.FAILED and why not in ("", NONE) else ""
         ended += f"; {self._describe_rest(next(iter(roles)))}" if state in _BAD_ENDS else ""
         raise ControlError(f"no rank of {self._app_id} is known to have failed{ended}", CommandExit.REFUSED)
 
-    def _read_printed_report(self, role: str) -> list[str]:
-        """Return the report that the agents of a role have printed. []: the output of no node has one."""
-        if role not in self._printed:
-            replicas = (replica for replica in self._list_replicas() if replica[0] == role)
-            found = (find_printed_report(self._list_lines(*replica)) for replica in replicas)
-            self._printed[role] = next(filter(None, found), [])
-        return self._printed[role]
-
-    def _list_lines(self, role: str, index: int) -> Iterable[str]:
-        return self._scheduler.read_log(self._app_id, self._query.build_request(role, index))
-
     def _describe_rest(self, role: str) -> str:
         """Say which command prints what is left of the output, and how to keep what ends with its node."""
         if not self._scheduler.backend:
             return f"`muster log {self._app_id} --attempt N` prints the output of all ranks in attempt N"
-        keeping = f"; {describe_keeping(self._find_role(role))}" if self._loses_files else ""
+        keeping = f"; {describe_keeping(self._find_role(role))}" if self._scheduler.properties.loses_files else ""
         return f"`muster log {self._app_id}` prints what is left of the job's output{keeping}"
-
-    @property
-    def _loses_files(self) -> bool:
-        return self._scheduler.properties.loses_files
 
     def _read_report(self, role: str) -> Report | None:
         if role not in self._reports:
@@ -393,35 +368,6 @@ class _Log:
                     say(f"the files of rank {rank} are gone or out of reach; {where}")
                 self._print_line(line)
         return is_found
-
-    def _print_what_is_left(self, role: str, rank: int, attempt: int | None) -> None:
-        """Print what the job's report knows of a rank that has no file and no line.
-
-        Args:
-            role: the rank's role.
-            rank: the rank.
-            attempt: that of its failure. None: the last.
-
-        Raises:
-            ControlError: there is no such rank, or the report knows no line of it.
-        """
-        state = self._response.state
-        if state in WAITS:
-            raise ControlError(self.describe_state(), CommandExit.REFUSED)
-        node_word = self._scheduler.properties.node_word
-        why = f"the files and lines of rank {rank} are gone with its {node_word}, or out of reach"
-        if self._print_from_report(role, rank, attempt, why):
-            return
-        self._check_known(rank, None, self._read_world_size(role))
-        printed = self._read_printed_report(role) if self._query.failed and state in _BAD_ENDS else []
-        if printed:
-            say(f"{why}; this is the job's report, as its agents have printed it")
-            for each in printed:
-                self._print_line(each)
-            return
-        report = self._read_report(role) if self._query.failed else None
-        known = "" if report is None else f"this is known of the failure: {describe_report(report)}; "
-        raise ControlError(f"{why}; {known}{self._describe_rest(role)}", CommandExit.REFUSED)
 
     def _find_role(self, name: str) -> Role:
         return next(role for role in self._response.roles if role.name == name)
@@ -568,16 +514,3 @@ def find_failure(report: Report, rank: int, attempt: int | None) -> Failure | No
     """Return how a rank has failed, in this attempt or else in its last. None: the report does not have it."""
     found = [each for each in report.failures if each.global_rank == rank and attempt in (None, each.attempt)]
     return max(found, key=lambda each: each.attempt, default=None)
-
-
-def find_printed_report(lines: Iterable[str]) -> list[str]:
-    """Return the last report of a failed job in the output of a node, and what follows it. []: it has none."""
-    report: list[str] = []
-    for _ in hold_report(lines, report):
-        pass
-    return report
-
-
-def find_printed_rank(report: Sequence[str]) -> int | None:
-    """Return the rank of the root cause of a printed report. None: it names none."""
-    return next((int(found[1]) for line in report if (found := _RANK.match(line))), None)

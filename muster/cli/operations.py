@@ -22,7 +22,7 @@ from muster._shared.control import ANSWER_LIMIT_S, CommandExit, ControlError
 from muster._shared.records import replace
 from muster._shared.reports import Answer
 from muster.cli.adapters import create_scheduler
-from muster.cli.handles import LAST, AppName, find_app, name_handle
+from muster.cli.handles import LAST, AppName, find_app
 from muster.schedulers.adapter.scheduler import PluginScheduler
 from muster.schedulers.agent_command import is_agent_role
 from muster.schedulers.errors import (
@@ -158,7 +158,7 @@ def open_scheduler(handle: str) -> Iterator[tuple[PluginScheduler, str]]:
     app = None
     try:
         app = find_app(handle, os.environ)
-        with closing(create_scheduler(app.scheduler, app.session)) as scheduler:
+        with closing(create_scheduler(app.scheduler)) as scheduler:
             try:
                 yield scheduler, app.app_id
             except (UnknownAppError, ControlError) as error:
@@ -178,7 +178,7 @@ def open_scheduler(handle: str) -> Iterator[tuple[PluginScheduler, str]]:
 
 def _explain_last(handle: str, app: AppName | None, why: str) -> str:
     """Say why an app cannot be asked. If it is `last`, also say which app that is."""
-    return why if handle != LAST or app is None else f"last is {name_handle(app)}, and {why}"
+    return why if handle != LAST or app is None else f"last is {app}, and {why}"
 
 
 def list_agent_roles(app_id: str, roles: Iterable[Role], name: str | None = None) -> list[Role]:

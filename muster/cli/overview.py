@@ -13,19 +13,19 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
-from torchx.schedulers.api import ListAppResponse
 from torchx.specs import AppDef, AppState
 
 from muster._shared.contract import HOLD_FLAG, print_line
 from muster._shared.control import CommandExit, ControlError
+from muster._shared.reports import format_duration
 from muster.cli.adapters import create_scheduler, describe_error
 from muster.cli.answers import say
-from muster.cli.handles import list_newest, name_handle
+from muster.cli.handles import AppName, list_newest
 from muster.cli.operations import open_scheduler
 from muster.schedulers.adapter.properties import list_properties
-from muster.schedulers.adapter.scheduler import ListedApp, PluginScheduler
+from muster.schedulers.adapter.scheduler import PluginScheduler
 from muster.schedulers.errors import EngineError, NotConfiguredError, SchedulerError, UnknownAppError
-from muster.schedulers.supervision.registry import find_last_remote, find_state_dir
+from muster.schedulers.supervision.registry import find_state_dir
 from muster.schedulers.wording.facts import AppFacts
 from muster.schedulers.wording.job_line import build_data, build_reasons, format_line
 from muster.schedulers.wording.reasons import Code, Reason
@@ -47,8 +47,6 @@ STATE_CODES: Final[Mapping[AppState, int]] = {
 """The exit code of `muster status`. 2, 3 and 6 are those of every command, see `CommandExit`."""
 
 _App = TypeVar("_App")
-_FOLDED: Final = 2
-"""From how many on apps that were submitted with another home folder are one line."""
 _ANSWER_LIMIT_S: Final = 20.0
 """How long `muster list` waits for a scheduler."""
 
@@ -66,7 +64,7 @@ def read_app(word: str) -> tuple[str, AppFacts]:
         facts = _read_facts(cast("PluginScheduler", scheduler), app_id)  # of a folder no role is a hold
         if facts is None:
             raise UnknownAppError(app_id)
-        return f"{scheduler.backend}://torchx/{app_id}" if scheduler.backend else app_id, facts
+        return str(AppName(scheduler.backend, app_id)) if scheduler.backend else app_id, facts
 
 
 @contextlib.contextmanager
@@ -165,19 +163,12 @@ class Listing:
     scheduler: str
     apps: tuple[Listed, ...] = ()
     count: int = 0
-    """How many apps it has, without `others`. Only the newest are read."""
-    others: int = 0
-    """How many more apps were submitted with another home folder."""
+    """How many apps it has. Only the newest are read."""
     problem: str = ""
     """Why it cannot be reached, in one line.
 
     "": it can, or it is not configured, was not asked for, and has no job from here.
     """
-    is_configured: bool = True
-
-    def describe_problem(self) -> str:
-        """Say in one line that it cannot be reached, and why. The problem of one that is not configured says so."""
-        return f"{self.scheduler}{' is not reachable' if self.is_configured else ''}: {self.problem}"
 
 
 def print_list(schedulers: Sequence[str], *, limit: int, as_json: bool) -> int:
@@ -190,9 +181,7 @@ def print_list(schedulers: Sequence[str], *, limit: int, as_json: bool) -> int:
         limit: how many apps at most.
         as_json: as one line of JSON.
     """
-    listings = read_listings(
-        schedulers or list_properties(), limit, are_named=bool(schedulers), counts_others=not as_json
-    )
+    listings = read_listings(schedulers or list_properties(), limit, are_named=bool(schedulers))
     apps = sort_apps(app for each in listings for app in each.apps)[-limit:]
     problems = {each.scheduler: each.problem for each in listings if each.problem}
     code = CommandExit.LOST if schedulers and problems else CommandExit.DONE
@@ -203,15 +192,9 @@ def print_list(schedulers: Sequence[str], *, limit: int, as_json: bool) -> int:
     _print_apps(apps[::-1])
     left = sum(each.count for each in listings) - len(apps)
     if left:
-        print_line(
-            f"{left} older one{'s are' if left > 1 else ' is'} not shown; `-n {limit + left}` shows all", sys.stdout
-        )
-    for backend, others in ((each.scheduler, each.others) for each in listings if each.others):
-        hint = f"`muster list -s {backend}` shows them"
-        print_line(f"{others} jobs of {backend} were submitted with another home folder; {hint}", sys.stdout)
-    for each in listings:
-        if each.problem:
-            say(each.describe_problem())
+        print_line(f"{left} older not shown; `-n {limit + left}` shows all", sys.stdout)
+    for scheduler, problem in problems.items():
+        say(f"{scheduler}: {problem}")
     return int(code)
 
 
@@ -234,31 +217,23 @@ def _print_apps(apps: Iterable[Listed]) -> None:
         print_line(f"{text[: columns - 1]}…" if columns and len(text) > columns else text, sys.stdout)
 
 
-def format_age(ended_s: float | None) -> str:
-    """Return how long ago, in the largest unit that fits, for people."""
-    if ended_s is None:
-        return ""
-    age_s = max(0.0, time.time() - ended_s)
-    for unit_s, unit in ((86400, "day"), (3600, "hour"), (60, "minute")):
-        if age_s >= unit_s:
-            count = int(age_s // unit_s)
-            return f"{count} {unit}{'s' if count > 1 else ''} ago"
-    return "just now"
+def format_age(since_s: float | None) -> str:
+    """Return how long ago, for people. "": it is not known."""
+    return "" if since_s is None else f"{format_duration(time.time() - since_s, 0)} ago"
 
 
-def read_listings(names: Iterable[str], limit: int, *, are_named: bool, counts_others: bool = False) -> list[Listing]:
+def read_listings(names: Iterable[str], limit: int, *, are_named: bool) -> list[Listing]:
     """Read the newest apps of several schedulers at the same time. One that does not answer in time is a problem.
 
     Args:
         names: the schedulers'.
         limit: how many apps of each at most.
         are_named: a person has named them: one that is not made with the seam is a problem, too.
-        counts_others: if no scheduler is named, only count apps of another home folder where there are two or more.
     """
     found: queue.SimpleQueue[Listing] = queue.SimpleQueue()
 
     def read(name: str) -> None:
-        found.put(_read_listing(name, limit, is_named=are_named, counts_others=counts_others and not are_named))
+        found.put(_read_listing(name, limit, is_named=are_named))
 
     unique = list(dict.fromkeys(names))
     for name in unique:
@@ -275,43 +250,28 @@ def read_listings(names: Iterable[str], limit: int, *, are_named: bool, counts_o
     return [listings.get(name) or Listing(scheduler=name, problem=late) for name in unique]
 
 
-def _read_listing(name: str, limit: int, *, is_named: bool, counts_others: bool) -> Listing:
+def _read_listing(name: str, limit: int, *, is_named: bool) -> Listing:
     try:
-        scheduler = create_scheduler(name, "muster")
+        scheduler = create_scheduler(name)
         with closing(scheduler):
-            apps = sort_apps(_add_last(name, scheduler.list_apps({})))
-            others = sum(getattr(app, "has_other_home", False) for app in apps) if counts_others else 0
-            others = others if others >= _FOLDED else 0
-            apps = apps[others:]
+            apps = sort_apps(scheduler.list_apps({}))
             read = [_read_app(scheduler, name, str(app.app_id), app) for app in apps[-limit:]]
             known = tuple(filter(None, read))
-            return Listing(scheduler=name, apps=known, count=len(apps) - len(read) + len(known), others=others)
+            return Listing(scheduler=name, apps=known, count=len(apps) - len(read) + len(known))
     except ControlError as error:
         is_other = error.exit_code is CommandExit.USAGE and not is_named
         return Listing(scheduler=name, problem="" if is_other else str(error))
     except NotConfiguredError as error:
-        newest = _find_newest(name)
-        problem = f"{describe_error(error)}{newest}" if is_named or newest else ""
-        return Listing(scheduler=name, problem=problem, is_configured=False)
+        return Listing(scheduler=name, problem=describe_error(error) if is_named or _has_submitted(name) else "")
     except Exception as error:  # noqa: BLE001  # another package's: the others are listed all the same
-        return Listing(scheduler=name, problem=f"{describe_error(error)}{_find_newest(name)}")
+        return Listing(scheduler=name, problem=describe_error(error))
 
 
-def _find_newest(name: str) -> str:
-    """Name the newest job that was submitted to a scheduler from here. "": there is none."""
+def _has_submitted(name: str) -> bool:
+    """Return whether a job was submitted to a scheduler from here."""
     with contextlib.suppress(EngineError, OSError):
-        newest = next((each for each in list_newest(os.environ) if each.scheduler == name), None)
-        return "" if newest is None else f"; the newest job submitted to {name} from here: {name_handle(newest)}"
-    return ""
-
-
-def _add_last(name: str, apps: list[ListAppResponse]) -> list[ListAppResponse]:
-    """Add the last app that was submitted from here if a scheduler lists only some places, and not this app's."""
-    with contextlib.suppress(EngineError, OSError):
-        last = find_last_remote(find_state_dir(os.environ), name)
-        if last is not None and last[1] not in {str(each.app_id) for each in apps}:
-            return [*apps, ListedApp(app_id=last[1], state=AppState.UNKNOWN, submitted_s=last[0] / 1e9)]
-    return apps
+        return any(each.scheduler == name for each in list_newest(os.environ))
+    return False
 
 
 def _read_app(scheduler: PluginScheduler, name: str, app_id: str, app: object) -> Listed | None:
@@ -326,7 +286,7 @@ def _read_app(scheduler: PluginScheduler, name: str, app_id: str, app: object) -
     if facts is None:
         return None
     return Listed(
-        handle=f"{name}://torchx/{app_id}",
+        handle=str(AppName(name, app_id)),
         submitted_s=submitted_s or facts.submitted_s,
         has_other_home=has_other_home,
         facts=facts,

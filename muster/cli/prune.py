@@ -78,7 +78,7 @@ def print_leftovers(found: Sequence[Leftover]) -> None:
     """Print one line for each, and the sum."""
     width = max(len(each.name) for each in found)
     for each in found:
-        line = f"{each.name:{width}}  {format_size(each.size_bytes):>8}  {format_age(each.ended_s):>14}  {each.what}"
+        line = f"{each.name:{width}}  {format_size(each.size_bytes):>8}  {format_age(each.ended_s):>16}  {each.what}"
         print_line(line, sys.stdout)
     print_line(f"{len(found)} in all, {format_size(sum(each.size_bytes for each in found))} in files", sys.stdout)
 
@@ -115,7 +115,7 @@ def _find_of_schedulers(opened: ExitStack) -> Iterator[Leftover]:
     """Ask all schedulers. One that fails is named in a line, and one that cannot be asked here is left out."""
     for name in list_properties():
         try:
-            scheduler = create_scheduler(name, "prune")
+            scheduler = create_scheduler(name)
             opened.callback(close_quietly, name, scheduler)
             yield from scheduler.find_leftovers()
         except ControlError as error:  # noqa: PERF203  # the others' are removed all the same

@@ -16,7 +16,7 @@ import signal
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import EntryPoint, entry_points
 from itertools import groupby
@@ -53,7 +53,7 @@ _CLOSE_S: Final = 1.0
 """For last lines after the scheduler was closed, which waits for them itself where it ends the job."""
 _COMPONENTS: Final = "muster.components.dist"
 _DIST: Final = ("ddp", "spmd", "torchrun")
-_OF_TORCHRUN: Final = ("nnodes", "nproc", "nproc_per_node", "nproc-per-node")
+_OF_TORCHRUN: Final = ("nnodes", "nproc", "nproc_per_node")
 """Flags of torchrun for what -j says."""
 _HELP, _HELP_ALL = "--help", "--help-all"
 _NEAR: Final = 0.75
@@ -135,10 +135,14 @@ def split_component(words: Sequence[str], default: str | None) -> tuple[str, lis
     return named, rest
 
 
+def list_own(words: Sequence[str]) -> Sequence[str]:
+    """Return the arguments of a component without those of its script."""
+    return words[: words.index("--")] if "--" in words else words
+
+
 def wants_help(words: Sequence[str]) -> bool:
     """Return whether a component is asked for its parameters, and nothing is run."""
-    own = words[: words.index("--")] if "--" in words else words
-    return _HELP in own or _HELP_ALL in own
+    return not {_HELP, _HELP_ALL}.isdisjoint(list_own(words))
 
 
 def build_app(component: str, words: Sequence[str]) -> AppDef:
@@ -190,8 +194,7 @@ def _check_words(component: str, function: Any, words: Sequence[str], defaults: 
             print(_format_help(function, words, defaults) or told.getvalue(), end="")
             raise
         line = " ".join(errors.getvalue().rpartition(": error: ")[2].split())
-        hint = _hint_at_unknown(words, list(inspect.signature(function).parameters))
-        hint = hint or f"`muster run {component} --help` lists them"
+        hint = _hint_at_unknown(component, words, inspect.signature(function).parameters)
         raise ControlError(f"arguments of {component}: {line}; {hint}", CommandExit.USAGE) from end
 
 
@@ -217,27 +220,19 @@ def _hint_at_component(name: str) -> str:
     return f"did you mean {near[0]!r}?" if near else ""
 
 
-def _hint_at_unknown(words: Sequence[str], parameters: Sequence[str]) -> str:
-    """Say what may be meant by flags for which a component has no parameter. "": it has all."""
+def _hint_at_unknown(component: str, words: Sequence[str], parameters: Collection[str]) -> str:
+    """Say what may be meant by flags for which a component has no parameter, or else where each word belongs."""
     from difflib import get_close_matches
 
-    from muster.cli.commands import build_parser, list_parsers
-
-    options = list_parsers(build_parser(["run"]))["run"].list_options()
-    before = list(words[: words.index("--")] if "--" in words else words)
-    flags = [word[2:].partition("=")[0] for word in before if word.startswith("--")]
-    unknown = [flag for flag in flags if not any(name.startswith(flag) for name in (*parameters, "help"))]
-    of_run = [word for each in before if (word := each.partition("=")[0]) in options and word[2:] not in parameters]
-    meant = [name for flag in unknown for name in get_close_matches(flag.replace("-", "_"), parameters, 1, _NEAR)]
-    if of_run:
-        return f"{' and '.join(of_run)} must stand before the component"
-    if "j" in parameters and any(flag in _OF_TORCHRUN for flag in unknown):
+    flags = [word[2:].partition("=")[0] for word in list_own(words) if word.startswith("--")]
+    unknown = [flag.replace("-", "_") for flag in flags if flag not in parameters]
+    if "j" in parameters and any(name in _OF_TORCHRUN for name in unknown):
         return "use `-j NODESxPROCESSES`, for example -j 2x4"
+    meant = [f"'--{near}'" for name in unknown for near in get_close_matches(name, parameters, 1, _NEAR)]
     if meant:
-        return f"did you mean {' and '.join(repr(f'--{name}') for name in meant)}?"
-    if unknown and "--" not in words:
-        return "arguments of the script follow `--`: dist.ddp --script main.py -- --steps 3"
-    return ""
+        return f"did you mean {' and '.join(meant)}?"
+    where = "options of `muster run` stand before the component, arguments of the script follow `--`"
+    return f"`muster run {component} --help` lists them; {where}"
 
 
 def find_function(component: str) -> Any:

@@ -17,7 +17,7 @@ from muster.schedulers.node_program.session import Order, Session, find_name
 _ENDS: Final = {signal.SIGTERM: "TERM", signal.SIGHUP: "HUP", signal.SIGINT: "INT", signal.SIGQUIT: "QUIT"}
 
 
-def run(handle: str, *, role: str | None, node: int | None) -> int:
+def run(*, handle: str, role: str | None, node: int | None) -> int:
     """Run a shell on a node, in this terminal, and return its exit code.
 
     Raises:

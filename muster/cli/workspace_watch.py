@@ -22,20 +22,8 @@ _LOOK_WITHOUT_EVENTS_S: Final = 2.0
 _REST: Final = 50
 """Without events, it rests for this many times the duration of a look."""
 _TEMPORARY: Final = (
-    *(
-        "*~",
-        ".*.sw?",
-        ".sw?",
-        "4913",
-        ".#*",
-        "#*#",
-        "*.tmp",
-        ".goutputstream-*",
-        "___jb_*___",
-        ".*.kate-swp",
-        ".~lock.*",
-    ),
-    *("*.pyc", ".nfs*", ".DS_Store"),
+    *("*~", ".*.sw?", ".sw?", "4913", ".#*", "#*#", "*.tmp", ".goutputstream-*", "___jb_*___"),
+    *(".*.kate-swp", ".~lock.*", "*.pyc", ".nfs*", ".DS_Store"),
 )
 """Files of editors, and what Python and file systems write by themselves."""
 _NOT_WATCHED: Final = ("__pycache__", ".pytest_cache", ".mypy_cache", ".ruff_cache", ".ipynb_checkpoints", ".muster")
@@ -154,6 +142,5 @@ def is_temporary(name: str) -> bool:
 
 def describe_changes(changes: Sequence[str]) -> str:
     """Name the first file, and how many there are."""
-    more = len(changes) - 1
-    also = "" if more == 0 else " and 1 other file" if more == 1 else f" and {more} other files"
-    return f"{changes[0]}{also} {'have' if also else 'has'} changed"
+    more = f", and {len(changes) - 1} more" if len(changes) > 1 else ""
+    return f"{changes[0]} has changed{more}"

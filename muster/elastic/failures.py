@@ -1,17 +1,15 @@
 """From the agent's outcome to what torch's launcher raises: ChildFailedError, SignalException, rendezvous errors."""
 
-import copy
 import os
 import signal
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 from muster._shared.contract import ExitCode, describe_exit_code
-from muster._shared.reports import Failure, name_ranks
+from muster._shared.reports import Failure
 from muster.agent.diagnosis.root_cause import find_root
 from muster.agent.errors import UsageError
-from muster.elastic.jobs.errors import AgentLost, JobFailed, WorkerFailed
+from muster.elastic.jobs.errors import AgentLost, WorkerFailed
 from muster.elastic.jobs.job import Outcome, Record
 
 LoadException = Callable[[int], BaseException | None]
@@ -41,8 +39,9 @@ def raise_for_outcome(outcome: Outcome, *, name: str, load_exception: LoadExcept
     if outcome.signum is not None:
         raise build_signal_exception(outcome.signum)
     if outcome.code == ExitCode.RENDEZVOUS:
-        kind = _find_class("rendezvous.api", "RendezvousTimeoutError") or JobFailed
-        raise kind(outcome.error or "the nodes did not find each other in time")
+        from torch.distributed.elastic.rendezvous.api import RendezvousTimeoutError
+
+        raise RendezvousTimeoutError(outcome.error or "the nodes did not find each other in time")
     if outcome.report is not None and outcome.report.failures:
         root = find_root(outcome.report) or outcome.report.failures[0]
         raise build_child_failed_error(outcome, name) from build_cause(root, load_exception)
@@ -58,20 +57,13 @@ def _has_drained(record: Record) -> bool:
     return record["what"] == "job_ended" and bool(record["detail"].get("drained"))
 
 
-def _find_class(module: str, name: str) -> Callable[..., Exception] | None:
-    """Return an exception of torch.distributed.elastic. None: torch cannot be imported."""
-    try:
-        return getattr(import_module(f"torch.distributed.elastic.{module}"), name)  # type: ignore[no-any-return]
-    except ImportError:
-        return None
-
-
 def build_signal_exception(signum: int) -> Exception:
     """Return torch's SignalException for a signal that ended the job."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+
     sigval = signal.Signals(signum)
-    text = f"Process {os.getpid()} got signal: {sigval}"
-    kind = _find_class("multiprocessing.api", "SignalException")
-    return JobFailed(text) if kind is None else kind(text, sigval=sigval)
+    found: Exception = SignalException(f"Process {os.getpid()} got signal: {sigval}", sigval=sigval)
+    return found
 
 
 def build_child_failed_error(outcome: Outcome, name: str) -> Exception:
@@ -79,40 +71,10 @@ def build_child_failed_error(outcome: Outcome, name: str) -> Exception:
 
     If no worker failed here, it has the job's root cause.
     """
-    kind = _find_class("multiprocessing.errors", "ChildFailedError")
-    if kind is None:
-        root = outcome.report and find_root(outcome.report)
-        return JobFailed(f"{name} failed: {format_worker_failure(root) if root else outcome.error}")
-    failures = build_process_failures(outcome)
-    error = kind(name=name, failures=failures)
-    error.args = kind(name=name, failures=_fold_equal(failures)).args  # its text
-    return error
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-
-def _fold_equal(failures: dict[int, Any]) -> dict[int, Any]:
-    """Return the failures of which torch makes a text, without repeating what several ranks raised.
-
-    One entry for the others.
-    """
-    groups: dict[tuple[int, str], list[int]] = {}
-    for rank, failure in failures.items():
-        groups.setdefault((failure.exitcode, _read_text(failure)), []).append(rank)
-    folded = {}
-    for first, *others in groups.values():
-        folded[first] = failures[first]
-        if others:
-            rank = min(others)
-            folded[rank] = copy.copy(failures[rank])
-            folded[rank].message = f"the same on {name_ranks(others)} as on rank {first}"
-    return folded
-
-
-def _read_text(failure: Any) -> str:
-    """Return what torch shows of a failure's message."""
-    if not isinstance(failure.message, dict):
-        return str(failure.message)
-    extra = failure.message.get("extraInfo", {})
-    return str(extra.get("py_callstack", failure.message.get("message")))
+    found: Exception = ChildFailedError(name=name, failures=build_process_failures(outcome))
+    return found
 
 
 def build_process_failures(outcome: Outcome) -> dict[int, Any]:

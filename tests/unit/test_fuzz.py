@@ -124,7 +124,7 @@ def test_arguments_of_components() -> None:
 def test_options_of_schedulers(name: str) -> None:
     refusals = (ComponentValidationException, InvalidRunConfigException)
     app = run_command.build_app("dist.ddp", ["--script", "main.py"])
-    scheduler = create_scheduler(name, "torchx")
+    scheduler = create_scheduler(name)
     needed = {"hosts": "a"} if name == "ssh" else {}
     for option, _ in scheduler.run_opts():
         for value in choose(f"{name} {option}", 1 if name == "kubernetes" else 2):

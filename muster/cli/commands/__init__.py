@@ -25,7 +25,6 @@ from muster._shared.control import CommandExit, ControlError
 from muster.cli.commands.parser import EPILOG, CommandParser
 
 _NO_TORCHX: Final = "needs TorchX, which is not installed: pip install 'torchx-muster[torchx]', or torchx-nightly"
-_TORCHX_COMMANDS: Final = ("cancel", "describe", "runopts", "builtins", "configure", "tracker")
 
 
 class Command(NamedTuple):
@@ -107,8 +106,10 @@ def run_words(argv: Sequence[str]) -> int:
     """Do what the words say, and return the exit code."""
     parser = build_parser(argv)
     options: dict[str, Any] = {}
+    failure_code = None
     try:
         options |= vars(parse(parser, argv))
+        failure_code = options.pop("failure_code", None)
         if os.path.expanduser("~") == "~":  # TorchX looks for it when it is imported
             print("muster: this user has no home folder: set HOME", file=sys.stderr)
             return 2
@@ -124,7 +125,8 @@ def run_words(argv: Sequence[str]) -> int:
         refusal = error
     from muster.cli.answers import print_error
 
-    return print_error(refusal, as_json=options.get("as_json", False))
+    code = print_error(refusal, as_json=options.get("as_json", False))
+    return code if failure_code is None or code == CommandExit.USAGE else failure_code
 
 
 def find_function(run: "str | Callable[..., int]") -> Callable[..., int]:
@@ -201,10 +203,7 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Name
 
 def _refuse_command(word: str) -> str:
     near = _find_near(word, COMMANDS)
-    if word in _TORCHX_COMMANDS:
-        hint = f"`torchx {word}` is one" + ("; `muster stop` lets the ranks save first" if word == "cancel" else "")
-    else:
-        hint = f"did you mean {near!r}?" if near else "`muster --help` lists them"
+    hint = f"did you mean {near!r}?" if near else "`muster --help` lists them"
     return f"there is no command {word!r}: {hint}"
 
 

@@ -4,10 +4,8 @@ The name of any other command is that of the function of `operations`.
 """
 
 import argparse
-from functools import partial
 from typing import Final
 
-from muster._shared.control import ControlError
 from muster.cli.commands.parser import CommandParser, parse_count, parse_index
 
 
@@ -51,6 +49,8 @@ def _parse_nodes(text: str) -> int:
     return parse_count(text, "number of nodes")
 
 
+_NOT_RUN: Final = 255
+"""Exit code where muster has failed, and not the command: as of `ssh`."""
 _EXEC_EPILOG: Final = """\
 Options come before CMD. The command has the variables of the workers of its node, and runs where they run. What it
 leaves in the background ends with it.
@@ -75,22 +75,7 @@ def add_exec(parser: CommandParser) -> None:
         "words", nargs=argparse.PARSER, default=[], metavar="CMD ...", help="a program and its arguments"
     )
     words.required = False
-    parser.set_defaults(run=partial(_run_exec, parser))
-
-
-def _run_exec(
-    parser: CommandParser, *, handle: str, takes_all: bool, node: int | None, role: str | None, words: list[str]
-) -> int:
-    from muster.cli import exec_command
-    from muster.cli.exec_command import print_failure
-
-    command = words[1:] if words[:1] == ["--"] else words
-    if not command:
-        parser.error("CMD is missing")
-    try:
-        return exec_command.run(handle, command, role=role, node=node, takes_all=takes_all)
-    except ControlError as error:
-        return print_failure(error)
+    parser.set_defaults(run="muster.cli.exec_command:run", failure_code=_NOT_RUN)
 
 
 _SHELL_EPILOG: Final = """\
@@ -105,14 +90,4 @@ def add_shell(parser: CommandParser) -> None:
     parser.add_handle()
     parser.add_argument("node", type=parse_index, nargs="?", metavar="NODE", help="node of a role, counted from 0 (0)")
     parser.add_role()
-    parser.set_defaults(run=_run_shell)
-
-
-def _run_shell(*, handle: str, node: int | None, role: str | None) -> int:
-    from muster.cli import shell_command
-    from muster.cli.exec_command import print_failure
-
-    try:
-        return shell_command.run(handle, role=role, node=node)
-    except ControlError as error:
-        return print_failure(error)
+    parser.set_defaults(run="muster.cli.shell_command:run", failure_code=_NOT_RUN)

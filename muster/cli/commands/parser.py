@@ -54,10 +54,6 @@ class CommandParser(argparse.ArgumentParser):
             found += [word for word in action.option_strings if word.startswith("--")] or list(action.choices or ())
         return found
 
-    def list_options(self) -> list[str]:
-        """Return its own options, in each spelling."""
-        return [word for action in self._actions if action.dest != "help" for word in action.option_strings]
-
     def add_handle(self, nargs: str | None = None, default: str | None = None, *, text: str = _HANDLE) -> None:
         """Add the app that is meant. Shells complete names of apps then."""
         self.names_app = True

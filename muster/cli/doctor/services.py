@@ -1,7 +1,6 @@
 """What jobs can be submitted to from here: a Docker engine, a Kubernetes cluster, Slurm. Each is asked once."""
 
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from typing import Final
@@ -9,8 +8,6 @@ from typing import Final
 from muster.cli.doctor.machine import Observation, Verdict, hide_credentials
 
 _LIMIT_S: Final = 5.0
-_OBJECT: Final = re.compile(r"^<[^>]*>: |^\w+\([^)]*\): ")
-"""Which of its objects has failed, as urllib3's text begins."""
 
 
 def look_at_services(environ: Mapping[str, str]) -> Iterator[Observation]:
@@ -36,18 +33,15 @@ def _try(name: str, look: Callable[[Mapping[str, str]], Observation], environ: M
 def _look_at_docker(environ: Mapping[str, str]) -> Observation:
     """Return the engine, and whether it gives containers GPUs."""
     from muster.schedulers.docker.engine import Engine
-    from muster.schedulers.docker.sdk import DockerError, EngineUnavailable
+    from muster.schedulers.docker.sdk import DockerError
 
     engine = Engine(environ, _LIMIT_S)
     host = hide_credentials(engine.host)
     try:
         info = engine.info()
-    except EngineUnavailable as error:
+    except DockerError as error:
         advice = "start it, or name another with DOCKER_HOST; only -s local_docker and docker need it"
         return Observation(name="Docker", verdict=Verdict.ABSENT, text=hide_credentials(str(error)), advice=advice)
-    except DockerError as error:
-        text = hide_credentials(str(error))
-        return Observation(name="Docker", verdict=Verdict.ABSENT, text=text, advice="only -s local_docker needs it")
     finally:
         engine.close()
     runtimes = sorted(info.get("Runtimes") or ())
@@ -84,7 +78,7 @@ def _look_at_cluster(environ: Mapping[str, str]) -> Observation:  # noqa: ARG001
             "GET", url, headers=connection.build_auth_headers(), timeout=_LIMIT_S, retries=False
         )
     except Exception as error:  # noqa: BLE001  # urllib3's, and those of plug-ins for credentials
-        cause = hide_credentials(_OBJECT.sub("", " ".join(str(error).split()))[:200])
+        cause = hide_credentials(" ".join(str(error).split())[:200])
         text = f"{connection.origin}: {host} does not answer ({cause})"
         advice = "check the network and the kubeconfig: kubectl version"
         return Observation(name="Kubernetes", verdict=Verdict.WARNING, text=text, advice=advice, facts=facts)

@@ -5,22 +5,16 @@ clock is ahead of its own, with the possible error. It knows this from the times
 If the leader changes, what the later leader has recorded about the first one is added to what others have recorded
 about the later one. So are the errors.
 
-An agent that ended before it had an answer is placed by the rounds that it has in common with others, which begin
-within a second on all nodes. Without such rounds it is placed by its own wall clock, with an unknown error.
-Incarnations of a job, which no agent outlives, are placed by the wall clock of the leader of each.
+An agent that ended before it had an answer is placed by its own wall clock, with an unknown error. Incarnations of a
+job, which no agent outlives, are placed by the wall clock of the leader of each.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from statistics import median
-from typing import Final
 
 from muster.cli.history.sources import Event, is_number
-
-_ROUNDS_S: Final = 1.0
-"""How far apart the nodes of a round may have heard of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +59,8 @@ def place(events: Iterable[Event]) -> tuple[TimedEvent, ...]:
 def _list_incarnations(agents: Mapping[str, Sequence[Event]]) -> list[list[str]]:
     """Return the agents that belong together, in the order of time.
 
-    They named the same leader, took part in the same round, or ran at the same time.
+    They named the same leader. One that no other has compared its clock with, as a leader that was lost in its first
+    second, belongs to those that ran at the same time.
     """
     groups: list[tuple[set[str], list[str]]] = []
     spans = {name: (records[0].time_s, records[-1].time_s) for name, records in agents.items()}
@@ -75,43 +70,16 @@ def _list_incarnations(agents: Mapping[str, Sequence[Event]]) -> list[list[str]]
         rest = [group for group in groups if not names & group[0]]
         merged = {each for group in joined for each in group[0]} | names
         groups = [*rest, (merged, [each for group in joined for each in group[1]] + [name])]
-    groups = _join_by_rounds(groups, agents)
-    known = [group for group in groups if group[0]]
-    for _, members in (group for group in groups if not group[0]):
+    known = [group for group in groups if len(group[0]) > 1]
+    for names, members in (group for group in groups if len(group[0]) < 2):
         began_s, ended_s = min(spans[each][0] for each in members), max(spans[each][1] for each in members)
         for _, others in known:
             if any(spans[each][0] <= ended_s and began_s <= spans[each][1] for each in others):
                 others += members
                 break
         else:
-            known.append((set(), members))
+            known.append((names, members))
     return sorted((members for _, members in known), key=lambda each: min(spans[name][0] for name in each))
-
-
-def _join_by_rounds(
-    groups: Iterable[tuple[set[str], list[str]]], agents: Mapping[str, Sequence[Event]]
-) -> list[tuple[set[str], list[str]]]:
-    """Join groups whose agents took part in the same round as different nodes.
-
-    If a leader is lost in its first second, no other agent has compared its clock with it. Another incarnation may have
-    a round with the same number and address, but the same nodes take part in it.
-    """
-    joined: list[tuple[set[str], list[str], defaultdict[tuple[int, str], set[int | None]]]] = []
-    for names, members in groups:
-        nodes: defaultdict[tuple[int, str], set[int | None]] = defaultdict(set)
-        for each in (event for name in members for event in agents[name] if event.what == "round_formed"):
-            nodes[each.round, str(each.detail.get("master"))].add(each.node)
-        for others in joined:
-            shared = nodes.keys() & others[2].keys()
-            if shared and not any(nodes[key] & others[2][key] for key in shared):
-                others[0].update(names)
-                others[1].extend(members)
-                for key, found in nodes.items():
-                    others[2][key] |= found
-                break
-        else:
-            joined.append((set(names), list(members), nodes))
-    return [(names, members) for names, members, _ in joined]
 
 
 def _list_comparisons(records: Iterable[Event]) -> list[Event]:
@@ -145,27 +113,10 @@ def _find_offsets(agents: Mapping[str, Sequence[Event]], leader: str) -> dict[st
     if len(agents) == 1:
         return {leader: _Offset(ahead_s=0.0, uncertainty_s=0.0)}
     found = _follow_comparisons(agents, leader)
-    starts = {
-        event.round: event.monotonic_s + found[name].ahead_s
-        for name, records in agents.items()
-        if name in found
-        for event in records
-        if event.what == "round_formed"
-    }
-    for name, records in agents.items():
-        if name not in found:
-            gaps = [
-                starts[each.round] - each.monotonic_s
-                for each in records
-                if each.what == "round_formed" and each.round in starts
-            ]
-            first, base = records[0], agents[leader][0]
-            by_wall_s = base.monotonic_s + found[leader].ahead_s + first.time_s - base.time_s - first.monotonic_s
-            found[name] = (
-                _Offset(ahead_s=median(gaps), uncertainty_s=_ROUNDS_S)
-                if gaps
-                else _Offset(ahead_s=by_wall_s, uncertainty_s=None)
-            )
+    base = agents[leader][0]
+    for name, (first, *_) in agents.items():
+        by_wall_s = base.monotonic_s + found[leader].ahead_s + first.time_s - base.time_s - first.monotonic_s
+        found.setdefault(name, _Offset(ahead_s=by_wall_s, uncertainty_s=None))
     return found
 
 

@@ -8,7 +8,6 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -27,7 +26,7 @@ _TEXT_CHARS: Final = 2000
 
 
 def print_events(handle: str, *, role: str | None = None, as_json: bool = False) -> int:
-    """Print the records of all agents of a job in their order, successive records of steps as one line.
+    """Print the records of all agents of a job in their order, of successive records of steps the last.
 
     Return the exit code.
 
@@ -56,26 +55,18 @@ def print_events(handle: str, *, role: str | None = None, as_json: bool = False)
 
 
 def _fold_steps(placed: Sequence[TimedEvent]) -> Iterator[TimedEvent]:
-    """Return the records, with successive records of steps as one.
+    """Return the records, of successive records of steps the last.
 
-    A job records its steps every second, and other records would be hard to find. The joined record has the time of the
-    first one, and everything else of the last one.
+    A job records its steps every second, and other records would be hard to find.
     """
     for _, group in groupby(placed, _find_run):
-        first, *rest = group
-        yield _join_steps(first, rest[-1]) if rest else first
+        *_, last = group
+        yield last
 
 
 def _find_run(placed: TimedEvent) -> object:
     event = placed.event
     return (placed.incarnation, event.round, event.agent) if event.what == "steps_done" else id(placed)
-
-
-def _join_steps(first: TimedEvent, last: TimedEvent) -> TimedEvent:
-    detail = {name: value for name, value in last.event.detail.items() if name != "ago_s"}
-    done = f"{first.event.detail.get('done')}-{detail.get('done')}"
-    event = replace(last.event, detail={**detail, "done": done}, duration_s=last.at_s - first.at_s)
-    return replace(first, event=event)
 
 
 @contextmanager
@@ -84,13 +75,11 @@ def _without_collector() -> Iterator[None]:
 
     A week on many nodes is millions of objects, all of which stay: to look for garbage took a third of the time.
     """
-    is_on = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if is_on:
-            gc.enable()
+        gc.enable()
 
 
 def _to_json(placed: TimedEvent, start_s: float) -> str:

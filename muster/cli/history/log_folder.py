@@ -2,7 +2,6 @@
 
 import contextlib
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -86,7 +85,7 @@ def read_run(run: Path) -> AppFacts:
             reasons = [Reason(code=Code.RECORDED_END, text=story.ending)]
     if state in (AppState.UNKNOWN, AppState.CANCELLED) or (state is AppState.FAILED and report is None):
         reasons += _explain_by_slurm(placed, written_s)
-    replicas = _list_nodes(run.name, job.status, placed) if state is AppState.RUNNING else None
+    replicas = _list_nodes(run.name, job.status) if state is AppState.RUNNING else None
     return AppFacts(
         app_id=run.name,
         app=AppDef(name=run.name, roles=[_build_role(run.name)]),
@@ -183,57 +182,14 @@ def _explain_silence(placed: Sequence[TimedEvent], silent_s: float) -> Reason:
     )
 
 
-def _list_nodes(role: str, status: "JobStatus | None", placed: Sequence[TimedEvent]) -> list[ReplicaStatus] | None:
-    """Return the nodes that agents report, and lost ones that are no longer reported because the job went on.
-
-    None: a large job lists only those that differ.
-    """
+def _list_nodes(role: str, status: "JobStatus | None") -> list[ReplicaStatus] | None:
+    """Return the nodes that agents report. None: a large job lists only those that differ."""
     if status is None or len(status.nodes) < status.nodes_running + status.nodes_spare + status.nodes_lost:
         return None
     states = {"lost": AppState.FAILED}
-    nodes = [(each.node_index, states.get(each.state.value, AppState.RUNNING), each.host) for each in status.nodes]
-    nodes += [(index, AppState.FAILED, host) for index, host in _find_left_out(status, placed)]
-    return [ReplicaStatus(id=index, role=role, state=state, hostname=host) for index, state, host in nodes]
-
-
-def _find_left_out(status: "JobStatus", placed: Sequence[TimedEvent]) -> list[tuple[int, str]]:
-    """Return the last index and the host of each lost node that the status does not list.
-
-    Nodes without a `--node-rank` are numbered anew in each round, so this compares agents, not numbers. An agent that
-    was started after a loss takes the place of a lost one. With a `--node-rank`, that is the one with the same number.
-    Without it, that is one on the same host, or else the one that was started first.
-    """
-    agents: dict[str, list[TimedEvent]] = defaultdict(list)
-    for each in placed:
-        if each.incarnation == placed[-1].incarnation:
-            agents[each.event.agent].append(each)
-    listed = {each.node_index for each in status.nodes}
-    has_all = sum(each[-1].event.round >= status.round for each in agents.values()) >= status.nodes_running
-    broken_s = {
-        each.event.round: each.at_s for each in reversed(placed) if each.event.what in ("round_broken", "fenced")
-    }
-    lost: list[list[TimedEvent]] = []
-    for records in sorted(agents.values(), key=lambda each: each[0].at_s):
-        began = records[0]
-        given, host = began.event.detail.get("node_index"), began.event.detail.get("host")
-        before = [
-            each
-            for each in lost
-            if each[0].event.detail.get("node_index") == given
-            and (given is not None or broken_s.get(each[-1].event.round, each[-1].at_s) < began.at_s)
-        ]
-        if before:
-            lost.remove(min(before, key=lambda each: each[0].event.detail.get("host") != host))
-        last = records[-1].event
-        is_told = last.node_index in listed if given is not None or last.round >= status.round else not has_all
-        if _was_lost(records) and not is_told:
-            lost.append(records)
-    return [(each[-1].event.node_index or 0, str(each[0].event.detail.get("host", ""))) for each in lost]
-
-
-def _was_lost(records: Sequence[TimedEvent]) -> bool:
-    """Return whether an agent took part in a round, and then recorded no end or lost its guard."""
-    kinds = {each.event.what for each in records}
-    return "round_formed" in kinds and (
-        "agent_ended" not in kinds or any(each.event.detail.get("guard_died") is True for each in records)
-    )
+    return [
+        ReplicaStatus(
+            id=each.node_index, role=role, state=states.get(each.state.value, AppState.RUNNING), hostname=each.host
+        )
+        for each in status.nodes
+    ]

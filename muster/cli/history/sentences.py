@@ -103,16 +103,11 @@ def _tell_interruptions(story: Story) -> str:
     if story.stops:
         names = " and ".join(dict.fromkeys(story.stops))
         parts.append(f"its agents were told to stop {_times(len(story.stops))} ({names})")
-    costs = [each for each in story.recoveries if each.cost_s is not None]
+    costs = [(each.cost_s, each.cause) for each in story.recoveries if each.cost_s is not None]
     if costs:
-        worst = max(costs, key=lambda each: each.cost_s or 0.0)
-        total = format_duration(sum(each.cost_s or 0.0 for each in costs))
-        cost = f"catching up took {total} in all"
-        if len(costs) > 1:
-            cost += f", the longest time {format_duration(worst.cost_s or 0.0)} ({worst.cause})"
-        elif worst.cause:
-            cost += f" ({worst.cause})"
-        parts.append(cost)
+        total_s, (longest_s, cause) = sum(cost_s for cost_s, _ in costs), max(costs)
+        longest = f"the longest time {format_duration(longest_s)}" if len(costs) > 1 else "once"
+        parts.append(f"catching up took {format_duration(total_s)} in all, {longest} ({cause})")
     return "; ".join(parts) + "."
 
 
@@ -129,9 +124,8 @@ def _times(count: int) -> str:
 
 
 def _tell_cost(story: Story) -> str:
-    if story.unknown_s:
-        ran = format_duration(story.unknown_s)
-        return f"What part of the time was productive is not known: records are missing of {ran} in which workers ran."
+    if "unknown" in story.buckets:
+        return "What part of the time was productive is not known, because records of steps are missing."
     start = "" if story.time_to_start_s is None else format_duration(story.time_to_start_s)
     if story.goodput is None:
         ran = f"Its workers ran after {start}; what" if start else "What"

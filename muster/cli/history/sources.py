@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeGuard
 
-from torchx.specs import AppState, Role, is_terminal
+from torchx.specs import Role
 
 from muster._shared.contract import FORMAT, Env, FormatError, LogNames, check_format
 from muster._shared.control import CommandExit, ControlError
@@ -174,12 +174,11 @@ def find_last_write(paths: Iterable[Path]) -> float:
     return max(path.stat().st_mtime for path in paths if path.is_file())
 
 
-def _describe_missing(events: Iterable[Event], replaced: int = 0) -> tuple[str, bool]:
+def _describe_missing(events: Iterable[Event]) -> tuple[str, bool]:
     """Say of how many nodes there are no records, by the rounds that others have recorded. "": of all there are.
 
     Args:
         events: of all agents. Spares have no part in a round.
-        replaced: how many restarts the scheduler has counted of which there are no records.
 
     Returns:
         The sentence, and whether all records of the job's beginning are missing.
@@ -200,8 +199,6 @@ def _describe_missing(events: Iterable[Event], replaced: int = 0) -> tuple[str, 
         most = max(sizes[number] for number in absent)
         rounds = f"rounds {min(absent)} to {max(absent)}" if len(absent) > 1 else f"round {min(absent)}"
         parts.append(f"{len(set().union(*absent.values()))} of {most} node{'s'[: most != 1]} in {rounds}")
-    elif replaced > 0 and not parts:
-        parts, first = [f"nodes that were replaced ({replaced} restart{'s'[: replaced != 1]})"], 0
     if not parts:
         return "", False
     return f"Records are missing of {' and of '.join(parts)}: what happened there is not shown.", first != 1
@@ -239,29 +236,15 @@ def _load_app(word: str, role: str | None) -> JobRecords:
         events = parse_files(iter(files))
         tracebacks = _read_tracebacks(events, lambda index, name: read(index, name, _REPORT_BYTES))
         is_here = scheduler.find_run_dir(app_id, role) is not None
-        properties = scheduler.properties
+        loses_files = scheduler.properties.loses_files
     for line in failed.values():
         say(line)
-    if not events and response.state in (AppState.UNSUBMITTED, AppState.SUBMITTED, AppState.PENDING):
-        line = f"{app_id} has not started yet, it is {format_line(parse_status(response))}"
-        raise ControlError(line, CommandExit.REFUSED)
     if not events:
-        has_ended = is_terminal(response.state) or response.state is AppState.UNKNOWN
-        told = "How it ended and what it printed" if has_ended else "How it is doing and what it prints"
-        where = "they are not here, and no running node has them"
-        if has_ended and not properties.reads_ended_nodes:
-            where = f"they were files in its {properties.node_word}s, which have ended"
-        line = (
-            f"the records of {app_id} cannot be read: {where}. "
-            f"{_describe_keeping(chosen)} {told} is in `muster status` and `muster log`"
-        )
-        raise ControlError(line, CommandExit.REFUSED)
+        line = f"no node has records of {app_id}, which is {format_line(parse_status(response))}"
+        keeping = f". {_describe_keeping(chosen)}" if loses_files else ""
+        raise ControlError(f"{line}{keeping}", CommandExit.REFUSED)
     name = app_id if len(response.roles) == 1 else f"{app_id}, {role}"
-    restarts = max(0, response.num_restarts)
-    agents, indices = {each.agent for each in events}, {each.node_index for each in events}
-    known = len(agents) - len(indices) + max(each.attempt for each in events)
-    has_all = is_here or len(response.roles) > 1  # the restarts may be another role's
-    missing, begins_late = _describe_missing(events, 0 if has_all else restarts - known)
+    missing, begins_late = _describe_missing(events)
     if missing and not is_here and not failed:
         missing += f" They were lost with their pods or containers. {_describe_keeping(chosen)}"
     return JobRecords(
@@ -271,7 +254,7 @@ def _load_app(word: str, role: str | None) -> JobRecords:
         tracebacks=tracebacks,
         missing=missing,
         begins_late=begins_late,
-        restarts=restarts,
+        restarts=max(0, response.num_restarts),
         scheduler_state=response.state.name,
         scheduler_reasons=parse_status(response).reasons,
     )

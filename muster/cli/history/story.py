@@ -97,15 +97,13 @@ class Story:
     buckets: Mapping[str, float]
     """Seconds by what they went into. They sum up to the wall clock."""
     goodput: Goodput | None
-    """None: not known, because no step was done or `unknown_s` is not 0."""
+    """None: not known, because no step was done, or records of steps are missing: all time is then "unknown"."""
     time_to_start_s: float | None
     failures: Mapping[str, int]
     stops: tuple[str, ...] = ()
     """The signals that ended its incarnations, oldest first, of those that a signal has ended."""
     was_stopped: bool = False
     """Its last incarnation was ended by a signal, or by agreement."""
-    unknown_s: float = 0.0
-    """How long workers ran of which records of a node are missing, and with them all that tell of steps."""
 
     @property
     def goes_on(self) -> bool:
@@ -136,8 +134,7 @@ def tell(records: JobRecords, placed: Sequence[TimedEvent]) -> Story:
     runs = not ended and not agents <= agents_ended
     detail = ended[0].event.detail if ended else {}
     nodes = _tell_nodes(placed, job, end_s, runs=runs)
-    buckets = dict(job.history.read_buckets(end_s))
-    unknown_s = _move_unknown(buckets, _sum_unknown(placed, end_s))
+    lacks_steps = _lacks_steps(placed)
     stops = {incarnation: name for incarnation, name in _list_stops(placed) if incarnation < last or not runs}
     return Story(
         records=records,
@@ -155,49 +152,29 @@ def tell(records: JobRecords, placed: Sequence[TimedEvent]) -> Story:
         steps_done=job.steps_done,
         total=job.history.total,
         values={name: tuple(points) for name, points in job.values.items()},
-        buckets=buckets,
-        goodput=None if unknown_s else job.history.build_goodput(end_s),
-        time_to_start_s=None if unknown_s else job.history.time_to_start_s,
+        buckets={"unknown": end_s - start_s} if lacks_steps else dict(job.history.read_buckets(end_s)),
+        goodput=None if lacks_steps else job.history.build_goodput(end_s),
+        time_to_start_s=None if lacks_steps else job.history.time_to_start_s,
         failures=dict(job.history.failures),
         stops=tuple(stops.values()),
         was_stopped=last in stops or detail.get("drained") is True,
-        unknown_s=unknown_s,
     )
 
 
-def _sum_unknown(placed: Sequence[TimedEvent], end_s: float) -> dict[str, float]:
-    """Return how long rounds took that have workers, no records of steps, and not the records of all nodes.
-
-    The ledger counts the first round of the job as "start", and the others as "restart".
-    """
-    rounds: dict[tuple[int, int], list[TimedEvent]] = defaultdict(list)
+def _lacks_steps(placed: Sequence[TimedEvent]) -> bool:
+    """Return whether a round has workers, no records of steps, and not the records of all nodes."""
+    rounds: dict[tuple[int, int], list[Event]] = defaultdict(list)
     for each in placed:
-        rounds[each.incarnation, each.event.round].append(each)
-    found = {"start": 0.0, "restart": 0.0}
-    first = min((key for key in rounds if key[1]), default=None)
-    for key, records in rounds.items():
-        formed = [each for each in records if each.event.what == "round_formed"]
-        kinds = {each.event.what for each in records}
-        nodes = max((_read_count(each.event.detail.get("nodes")) for each in formed), default=0)
-        seen = {each.event.node for each in records if each.event.node is not None}
+        rounds[each.incarnation, each.event.round].append(each.event)
+    for records in rounds.values():
+        kinds = {each.what for each in records}
+        nodes = max(
+            (_read_count(each.detail.get("nodes")) for each in records if each.what == "round_formed"), default=0
+        )
+        seen = {each.node for each in records if each.node is not None}
         if len(seen) < nodes and "workers_started" in kinds and "steps_done" not in kinds:
-            ends = (each.at_s for each in records if each.event.what in ("round_broken", "fenced", "job_ended"))
-            name = "start" if key == first else "restart"
-            found[name] += min(ends, default=end_s) - min(each.at_s for each in formed)
-    return found
-
-
-def _move_unknown(buckets: dict[str, float], unknown: Mapping[str, float]) -> float:
-    """Move time of which nothing is known out of the ledger's buckets. Return how much it is."""
-    moved_s = 0.0
-    for name, for_s in unknown.items():
-        part_s = min(for_s, buckets.get(name, 0.0))
-        if part_s > 0.0:
-            buckets[name] -= part_s
-            moved_s += part_s
-    if moved_s:
-        buckets["unknown"] = moved_s
-    return moved_s
+            return True
+    return False
 
 
 def find_lost(placed: Sequence[TimedEvent]) -> set[str]:

@@ -175,7 +175,7 @@ def _rehearse(request: Request) -> int:
     try:
         with ExitStack() as stack:
             journal = stack.enter_context(Journal(journals))
-            scheduler = stack.enter_context(closing(create_scheduler(DEFAULT, "rehearse")))
+            scheduler = stack.enter_context(closing(create_scheduler(DEFAULT)))
             assert isinstance(scheduler, SupervisedScheduler)  # noqa: S101  # this package's
             begun = _Stage(request, workspace, scheduler, journal)  # reports wrong words, or prints the help
             _make_output(request.folder)
@@ -346,16 +346,10 @@ def _choose_words(request: Request, nodes: int) -> tuple[list[str], list[str]]:
 
 
 def _names(request: Request, parameter: str) -> bool:
-    """Return whether the command or `.torchxconfig` gives a parameter of the component, perhaps abbreviated."""
-    words = (
-        request.component[1:][: request.component[1:].index("--")]
-        if "--" in request.component[1:]
-        else request.component[1:]
-    )
-    given = {word.lstrip("-").partition("=")[0] for word in words if word.startswith("-")}
-    defaults = config.load_sections(prefix="component").get(request.component[0]) or {}
-    others = {*inspect.signature(run_command.find_function(request.component[0])).parameters} - {parameter}
-    return parameter in defaults or any(parameter.startswith(word) for word in given - others)
+    """Return whether the command or `.torchxconfig` gives a parameter of the component."""
+    name, *words = request.component
+    given = {word.lstrip("-").partition("=")[0] for word in run_command.list_own(words) if word.startswith("-")}
+    return parameter in given or parameter in (config.load_sections(prefix="component").get(name) or {})
 
 
 def _find_role(app: AppDef) -> Role:

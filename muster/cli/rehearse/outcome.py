@@ -187,4 +187,4 @@ def _find_reason(result: Result) -> str:
     has_restarted = result.story is not None and len(result.story.rounds) > 1
     if result.case.moment is Moment.CHECKPOINT and has_restarted and len(result.starts) == 1:
         return "atomic"  # no later attempt could read its checkpoint
-    return "retries" if result.used_retries else "failed"
+    return "failed"

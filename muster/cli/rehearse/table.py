@@ -45,16 +45,13 @@ ADVICE: Final[Mapping[str, Advice]] = {
         "or loader's position, the random states), or derive it from the step",
         page="docs/preemption.md#what-the-checkpoint-must-withstand",
     ),
-    "retries": Advice(
-        text="all retries were used: raise --max_retries",
-        page="docs/verdicts.md#verdicts",
-    ),
     "hang": Advice(
         text="the job stood still until the rehearsal ended it: set --hang_timeout, so that its ranks start again",
         page="docs/hangs.md#options",
     ),
     "failed": Advice(
-        text="the job did not survive: its report names the rank and the line",
+        text="the job did not survive: its report names the rank and the line; if all retries were used, raise "
+        "--max_retries",
         page="docs/verdicts.md#classes",
     ),
 }

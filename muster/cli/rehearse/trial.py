@@ -23,7 +23,6 @@ from muster.schedulers.adapter.supervised import SupervisedScheduler
 from muster.schedulers.local.submission import build_spec
 from muster.schedulers.supervision import client
 from muster.schedulers.supervision.app_folder import AppFolder
-from muster.schedulers.wording.reasons import Code, Reason
 from muster.schedulers.wording.words import word_all
 
 _LOOK_S: Final = 0.002
@@ -80,8 +79,6 @@ class Result:
     """"SUCCEEDED" or "FAILED" of the app, "reached" (it did the steps that were wanted), or "late" (it was ended)."""
     reason: str = ""
     """Why it failed, in one line."""
-    used_retries: bool = False
-    """It failed because no retry was left."""
     obstacle: str = ""
     """Why the fault was not caused. "": it was."""
     is_missed: bool = False
@@ -394,28 +391,16 @@ class Trial:
         record = folder.read_record()
         if not result.state and record is not None and record.app.outcome is not None:
             result.state = record.app.outcome.value
-            reasons = record.app.reasons if result.state != "SUCCEEDED" else ()
-            result.reason, result.used_retries = word_all(reasons), any(map(_has_used_retries, reasons))
+            result.reason = "" if result.state == "SUCCEEDED" else word_all(record.app.reasons)
         if result.case.fault is not None and result.fault_done is None and not result.obstacle:
-            result.is_missed, step = True, self._case.step
-            if result.state == "late":
-                result.obstacle = f"{result.reason}: the moment had not come, which is step {step} or later"
-            elif self._case.moment is Moment.CHECKPOINT:
-                result.obstacle = f"no checkpoint was seen while it was written at step {step} or later"
-            else:
-                result.obstacle = f"it ended at step {step} or later"
+            when = "a checkpoint" if self._case.moment is Moment.CHECKPOINT else "the moment"
+            result.is_missed = True
+            result.obstacle = f"{when} at step {self._case.step} or later had not come when the run ended"
 
     def _read_story(self, app: AppFolder) -> Story | None:
         files = sorted(app.role_dir(self._app.roles[0].name).glob(f"*/{LogNames.EVENTS}"))
         events = sources.parse_files((str(path), sources.read_events(path)) for path in files)
         return tell(sources.JobRecords(name=self._case.name, events=events), place(events)) if events else None
-
-
-def _has_used_retries(reason: Reason) -> bool:
-    """Return whether a job has failed because its scheduler, or its agents, had no retry left."""
-    if reason.code is Code.JOB_FAILED:
-        return reason.count is not None and reason.total is not None and reason.count >= reason.total
-    return reason.code in (Code.RETRIES_USED, Code.NO_RETRIES)
 
 
 @contextlib.contextmanager

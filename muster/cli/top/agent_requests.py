@@ -49,7 +49,7 @@ class Jobs:
                 JobRow(handle=app.handle, state=name_state(app.facts), line=format_details(app.facts))
                 for app in reversed(apps)
             ],
-            unreachable=[each.describe_problem() for each in listings if each.problem],
+            unreachable=[f"{each.scheduler}: {each.problem}" for each in listings if each.problem],
         )
 
     def read_job(self, handle: str) -> JobPicture:

@@ -16,8 +16,17 @@ from muster._shared.layouts import StatusPageLayout as Layout
 from muster._shared.reports import Answer, name_ranks
 from muster.cli.answers import format_stacks
 from muster.cli.top.agent_requests import Jobs, Origin, Reader
-from muster.cli.top.picture import KEPT_LINES, History, JobList, JobPicture
-from muster.cli.top.rendering import Size, draw_job, draw_jobs, draw_text, fold_line, fold_words, get_status, list_rows
+from muster.cli.top.picture import KEPT_LINES, JobList, JobPicture
+from muster.cli.top.rendering import (
+    Size,
+    describe_rank,
+    draw_job,
+    draw_jobs,
+    draw_text,
+    fold_line,
+    get_status,
+    list_rows,
+)
 from muster.cli.top.screen import Screen
 from muster.cli.top.state import KeyAction, ScreenKind, Search, View, fit, found, press
 
@@ -47,7 +56,8 @@ class TopView:
         self._list: JobList | None = None
         self.picture: JobPicture | None = None
         """The job as it was seen last. None: not yet, or the list is shown."""
-        self._history = History()
+        self._columns: set[str] = set()
+        """See `draw_job`."""
         self._rows: list[tuple[str, int | str]] = []
         """What each row of the list is, by which the selected one is found again."""
         self._title = ""
@@ -78,8 +88,6 @@ class TopView:
                 self._list = content
             elif isinstance(content, JobPicture):
                 self.picture = _keep_last(self.picture, content)
-                for _, status in content.statuses[self._view.role : self._view.role + 1]:
-                    self._history.add(status.ranks)
             elif isinstance(content, Answer):
                 self._show_answer(origin, content)
             else:
@@ -128,7 +136,7 @@ class TopView:
             return [f"looks at {self._handle} ..."]
         self._view = replace(self._view, roles=max(1, len(self.picture.statuses)))
         self._keep_selection(list_rows(self.picture, self._view, size), size)
-        return draw_job(self.picture, self._view, self._history, size)
+        return draw_job(self.picture, self._view, self._columns, size)
 
     def _keep_selection(self, rows: Sequence[tuple[str, int | str]], size: Size) -> None:
         """Select what was selected, wherever it is now.
@@ -142,7 +150,7 @@ class TopView:
         self._view = fit(self._view, rows=len(rows), page=max(1, size.height // 2))
 
     def _open_job(self, handle: str) -> None:
-        self._handle, self.picture, self._history, self._rows = handle, None, History(), []
+        self._handle, self.picture, self._columns, self._rows = handle, None, set(), []
         self._view = View(screen=ScreenKind.JOB, has_list=True)
         self.start()
 
@@ -172,7 +180,7 @@ class TopView:
         return None if node is None or rank is None else (node.node_index, rank)
 
     def _open_text(self, title: str, lines: list[str], *, is_following: bool) -> None:
-        self._title, self._lines, self._folds = title, lines, Folds(keeps_words=not is_following)
+        self._title, self._lines, self._folds = title, lines, Folds()
         self._before = replace(self._view, note="")
         self._view = View(
             screen=ScreenKind.TEXT, has_list=self._view.has_list, role=self._view.role, is_following=is_following
@@ -243,9 +251,7 @@ class TopView:
 class Folds:
     """The rows that the lines of a text need on a screen of some width."""
 
-    def __init__(self, *, keeps_words: bool = False) -> None:
-        """Begin without lines. `keeps_words` is for texts of ours, of which no word is cut."""
-        self._fold = fold_words if keeps_words else fold_line
+    def __init__(self) -> None:
         self._rows: list[str] = []
         self._width = 0
         self.starts: list[int] = []
@@ -257,7 +263,7 @@ class Folds:
             self._rows, self.starts, self._width = [], [], width
         for line in lines[len(self.starts) :]:
             self.starts.append(len(self._rows))
-            self._rows += self._fold(line, width)
+            self._rows += fold_line(line, width)
         return self._rows
 
     def drop(self, count: int) -> int:
@@ -296,20 +302,7 @@ def _list_collectives(status: JobStatus | None) -> Iterator[str]:
             yield f"{names}: in none of these"
     if not any(waiting):
         yield "no rank waits in a collective that is known"
-    yield from ("", *(f"rank {rank.global_rank}: {text}" for rank in ranks if (text := _describe(rank))))
-
-
-def _describe(rank: RankStatus) -> str:
-    step = rank.optimizer_steps if rank.step is None else rank.step
-    parts = (
-        "" if step is None else f"step {step}",
-        f"{rank.lag_steps} behind the first" if rank.lag_steps else "",
-        f"phase {rank.phase}" if rank.phase else "",
-        "" if rank.still_s is None else f"its last step was {rank.still_s:.0f} s ago",
-        "" if rank.cpu is None else f"CPU {rank.cpu:.0%}".replace("%", " %"),
-        f"last line: {rank.last_line}" if rank.last_line else "",
-    )
-    return ", ".join(filter(None, parts))
+    yield from ("", *(f"rank {rank.global_rank}: {text}" for rank in ranks if (text := describe_rank(rank))))
 
 
 def _keep_last(before: JobPicture | None, now: JobPicture) -> JobPicture:

@@ -1,8 +1,7 @@
 """What the view shows, as it was read at one moment: of all jobs, of one job, and texts of logs and answers."""
 
-from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from muster._shared.job_view import JobState, JobStatus, NodeState, NodeStatus, RankState, RankStatus
@@ -10,8 +9,6 @@ from muster.schedulers.wording.reasons import Reasons
 
 KEPT_LINES: Final = 10_000
 """How many lines of a log are kept. The files have all."""
-HISTORY: Final = 24
-"""Values of a sparkline."""
 _UNKNOWN_RATE: Final = 3.0
 """Steps a second, of a rank that has done one step, or has ended."""
 STALE_S: Final = 5.0
@@ -55,30 +52,6 @@ class JobPicture:
     """That of `muster status`: it says the state."""
     error: str = ""
     """Why it could not be read this time. The rest is then of the last time."""
-
-
-@dataclass
-class History:
-    """What earlier looks have shown: the use of each rank's GPU, for sparklines, and which columns had something."""
-
-    _gpu: dict[int, "deque[float]"] = field(default_factory=dict)
-    _columns: set[str] = field(default_factory=set)
-
-    def add(self, ranks: Iterable[RankStatus]) -> None:
-        """Remember one look."""
-        for rank in ranks:
-            if rank.gpu is not None:
-                self._gpu.setdefault(rank.global_rank, deque(maxlen=HISTORY)).append(rank.gpu)
-
-    def get(self, global_rank: int) -> Sequence[float]:
-        """Return the oldest first, 0..1 each. Empty: none is known."""
-        return tuple(self._gpu.get(global_rank, ()))
-
-    def keep_column(self, name: str, *, has_something: bool) -> bool:
-        """Return whether a column is shown: one that has had something stays, else tables would move with each look."""
-        if has_something:
-            self._columns.add(name)
-        return name in self._columns
 
 
 def sort_ranks(status: JobStatus, most: int) -> list[RankStatus]:

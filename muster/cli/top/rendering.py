@@ -4,7 +4,6 @@ What does not fit is folded, cut with an ellipsis, or left out, beginning with w
 differ come first.
 """
 
-import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,12 +32,11 @@ from muster._shared.job_view import (
 )
 from muster._shared.records import replace
 from muster._shared.reports import format_duration, format_size
-from muster.cli.top.picture import History, JobList, JobPicture, JobRow, find_lag, is_stale, sort_nodes, sort_ranks
+from muster.cli.top.picture import JobList, JobPicture, JobRow, find_lag, is_stale, sort_nodes, sort_ranks
 from muster.cli.top.state import ScreenKind, View
 
 T = TypeVar("T")
 
-_SPARKS: Final = "▁▂▃▄▅▆▇█"
 _KEYS_OF_JOB: Final = "↑↓ Enter log  s stacks  h waits  c checkpoint  p pause  S stop  q quit"
 _KEYS_OF_ENDED: Final = "↑↓ Enter log  q quit"
 _KEYS_OF_JOBS: Final = "↑↓ Enter open  q quit"
@@ -78,8 +76,14 @@ class _Layout:
     rank_rows: int = 0
 
 
-def draw_job(picture: JobPicture, view: View, history: History, size: Size) -> list[str]:
+def draw_job(picture: JobPicture, view: View, known: set[str], size: Size) -> list[str]:
     """Return one job: its header, nodes, ranks, last events, and the keys.
+
+    Args:
+        picture: of the job.
+        view: where the person is.
+        known: gets the columns of ranks that have had something. They stay, else tables would move with each look.
+        size: of the terminal.
 
     Returns:
         Length at most `size.height`, each no wider than `size.width`.
@@ -90,7 +94,7 @@ def draw_job(picture: JobPicture, view: View, history: History, size: Size) -> l
     if status is not None and layout.node_rows:
         tables.append(_build_node_table(status, view, layout.node_rows, size, has_ended=picture.has_ended))
     if status is not None and layout.rank_rows:
-        tables.append(_build_rank_table(status, view, history, layout.rank_rows, size, has_ended=picture.has_ended))
+        tables.append(_build_rank_table(status, view, known, layout.rank_rows, size, has_ended=picture.has_ended))
     return _fill(_print([*layout.header, *tables], size), _print(layout.foot, size), size)
 
 
@@ -144,8 +148,8 @@ def print_once(picture: JobPicture, width: int, *, has_colours: bool) -> list[st
         if _has_node_table(status):
             parts.append(_build_node_table(status, view, len(status.nodes), size, has_ended=picture.has_ended))
         if status.ranks:
-            count, history = len(status.ranks), History()
-            parts.append(_build_rank_table(status, view, history, count, size, has_ended=picture.has_ended))
+            count = len(status.ranks)
+            parts.append(_build_rank_table(status, view, set(), count, size, has_ended=picture.has_ended))
         parts += _list_events(status, len(status.events))
     return [row.rstrip() for row in _print(parts, size)]
 
@@ -157,15 +161,6 @@ def fold_line(line: str, width: int) -> list[str]:
     if line.isascii():
         return [line[at : at + width] for at in range(0, len(line), width)] or [""]
     return chop_cells(line, width) or [""]
-
-
-def fold_words(line: str, width: int) -> list[str]:
-    """Return the same of a line of ours: cut between words where it can be."""
-    if not line.isascii():
-        return fold_line(line, width)
-    line = show_controls(line.expandtabs(8))
-    first, *rest = textwrap.wrap(line, max(1, width), drop_whitespace=False, break_on_hyphens=False) or [""]
-    return [first, *(row.lstrip() for row in rest if not row.isspace())]
 
 
 def get_status(picture: JobPicture, view: View) -> JobStatus | None:
@@ -187,9 +182,7 @@ def list_rows(picture: JobPicture, view: View, size: Size) -> list[tuple[str, in
 def _lay_out(picture: JobPicture, view: View, size: Size) -> _Layout:
     """Lay out the page. The order of ranks and nodes also depends on how many have room."""
     status = get_status(picture, view)
-    header = [row for text in _list_header(picture, view, size) for row in _fold(text, size, most=4)]
-    if status is not None and len(header) + _count_rows(status) > size.height:
-        header = [row for text in _list_header(picture, view, size) for row in _fold(text, size, most=2)]
+    header = [row for text in _list_header(picture, view, size) for row in _fold(text, size, most=3)]
     is_paused = status is not None and status.state is JobState.PAUSED
     keys = _KEYS_OF_JOB.replace("p pause", "p go on") if is_paused else _KEYS_OF_JOB
     foot = list(_list_foot(view, _KEYS_OF_ENDED if picture.has_ended else keys, size))
@@ -209,12 +202,6 @@ def _lay_out(picture: JobPicture, view: View, size: Size) -> _Layout:
         node_rows=node_rows,
         rank_rows=max(1, free - 1) if status.ranks else 0,
     )
-
-
-def _count_rows(status: JobStatus) -> int:
-    """Return how many rows all ranks and nodes need, with the last events and the keys."""
-    nodes = len(status.nodes) + 1 if _has_node_table(status) else 0
-    return len(status.ranks) + 1 + nodes + min(_EVENTS, len(status.events)) + 1
 
 
 def _fold(text: Text, size: Size, most: int) -> list[Text]:
@@ -362,7 +349,7 @@ def _describe_node(node: NodeStatus, *, has_ended: bool) -> str:
 
 
 def _build_rank_table(
-    status: JobStatus, view: View, history: History, most: int, size: Size, *, has_ended: bool
+    status: JobStatus, view: View, known: set[str], most: int, size: Size, *, has_ended: bool
 ) -> Table:
     rows = sort_ranks(status, most)
     if has_ended:
@@ -383,7 +370,6 @@ def _build_rank_table(
         "CPU": lambda rank: "" if rank.cpu is None else f"{rank.cpu:.0%}",
         "MEMORY": lambda rank: "" if rank.memory_bytes is None else format_size(rank.memory_bytes),
         "GPU": lambda rank: _format_part(rank.gpu),
-        "": lambda rank: _draw_spark(history.get(rank.global_rank)),
         "DEVICE": lambda rank: _describe_device(rank.device, is_wide=is_wide),
         "COLLECTIVE": _describe_collective,
         "LAST LINE": lambda rank: show_controls(rank.last_line),
@@ -393,14 +379,10 @@ def _build_rank_table(
         "STATE": any(rank.state is not RankState.RUNNING for rank in rows),
         "LAG": not has_ended,
         "RATE": is_wide,
-        "": is_wide or len(status.ranks) <= 8,
         "COLLECTIVE": not has_ended,
     }
-    shown = {
-        name: show
-        for name, show in columns.items()
-        if has_room.get(name, True) and history.keep_column(name, has_something=any(map(show, rows)))
-    }
+    known.update(name for name, show in columns.items() if any(map(show, rows)))
+    shown = {name: show for name, show in columns.items() if has_room.get(name, True) and name in known}
     shown["LAST LINE"] = columns["LAST LINE"]
     slow = {each.global_rank for each in status.slow_ranks}
 
@@ -434,7 +416,8 @@ def _describe_device(device: DeviceStatus | None, *, is_wide: bool) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _describe_rank(rank: RankStatus) -> str:
+def describe_rank(rank: RankStatus) -> str:
+    """Say how far a rank is and what it does, for a person who looks for the one that keeps others waiting."""
     step = rank.optimizer_steps if rank.step is None else rank.step
     parts = (
         "" if step is None else f"step {step}",
@@ -447,7 +430,7 @@ def _describe_rank(rank: RankStatus) -> str:
 
 
 def _describe_slowest(node: NodeStatus) -> str:
-    return "" if node.slowest is None else f"rank {node.slowest.global_rank}: {_describe_rank(node.slowest)}"
+    return "" if node.slowest is None else f"rank {node.slowest.global_rank}: {describe_rank(node.slowest)}"
 
 
 def _describe_collective(rank: RankStatus) -> str:
@@ -463,11 +446,6 @@ def _format_number(number: int | None) -> str:
 
 def _format_part(part: float | None) -> str:
     return "" if part is None else f"{part:.0%}"
-
-
-def _draw_spark(values: Iterable[float]) -> str:
-    top = len(_SPARKS) - 1
-    return "".join(_SPARKS[min(top, max(0, round(each * top)))] for each in list(values)[-12:])
 
 
 def _cut(rows: Sequence[T], selected: int, most: int) -> Iterator[tuple[int, T]]:
@@ -551,6 +529,4 @@ def _print(parts: Iterable[RenderableType], size: Size) -> list[str]:
     return rows if size.is_unicode else [row.translate(_ASCII) for row in rows]
 
 
-_ASCII: Final = str.maketrans(
-    {"━": "#", "─": "-", "…": "~", "↑": "^", "↓": "v", **dict(zip(_SPARKS, ".:-=+*%#", strict=True))}
-)
+_ASCII: Final = str.maketrans({"━": "#", "─": "-", "…": "~", "↑": "^", "↓": "v"})

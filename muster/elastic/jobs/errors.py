@@ -4,7 +4,7 @@ import pickle
 from collections.abc import Mapping
 from typing import Any
 
-from muster.agent.errors import EnvironmentFault, MusterError, UsageError
+from muster.agent.errors import EnvironmentFault, UsageError
 
 
 class PickleFault(UsageError, pickle.PicklingError):
@@ -20,10 +20,6 @@ class ResultsMissing(EnvironmentFault):
 
     results: Mapping[int, Any] = {}  # set where this node's are known
     """What this node's workers returned, by global rank."""
-
-
-class JobFailed(MusterError):
-    """Stands for torch's ChildFailedError, SignalException and rendezvous errors where torch cannot be imported."""
 
 
 class RemoteTraceback(Exception):

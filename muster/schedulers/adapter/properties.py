@@ -43,8 +43,6 @@ class Properties:
     """What has become of an app that existed and does not any more, for people."""
     loses_files: bool = False
     """Output and files of a node are gone when the node is."""
-    reads_ended_nodes: bool = True
-    """The files of a node that has ended can be read."""
     refuses_hold: str = ""
     """Why `muster hold` cannot hold its nodes, and what to do. "": it can."""
     hold_options: Mapping[str, str] = field(default_factory=dict)

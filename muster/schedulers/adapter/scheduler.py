@@ -106,7 +106,7 @@ class ListedApp(ListAppResponse):  # type: ignore[misc]
     submitted_s: float | None = None
     """Wall-clock seconds. None: not known."""
     has_other_home: bool = False
-    """It was submitted with another home folder; here only the engine knows it. `muster list` only counts such apps."""
+    """It was submitted with another home folder; here only the engine knows it. `muster list` has such apps last."""
 
     __hash__ = ListAppResponse.__hash__
 

@@ -20,6 +20,5 @@ create_scheduler: Final = Factory(
         has_apps_elsewhere=True,
         deleted="its Job was deleted, or removed after its ttl_s",
         loses_files=True,
-        reads_ended_nodes=False,
     ),
 )

@@ -139,7 +139,7 @@ def test_a_scheduler_that_cannot_be_asked_is_one_line(name, line, code, capsys):
 
 def test_one_that_is_not_made_with_the_adapter_is_closed_again():
     with pytest.raises(ControlError):
-        adapters.create_scheduler("other", "muster")
+        adapters.create_scheduler("other")
     assert ASKED == ["closed"]
 
 
@@ -147,11 +147,11 @@ def test_one_that_is_not_made_with_the_adapter_is_closed_again():
 def test_ours_are_found_without_installed_metadata(points, monkeypatch):
     """A checkout on PYTHONPATH, `python -m muster`."""
     monkeypatch.setattr(metadata, "entry_points", lambda group: points)
-    scheduler = adapters.create_scheduler("local_cwd", "muster")
+    scheduler = adapters.create_scheduler("local_cwd")
     scheduler.close()
     assert scheduler.backend == "local_cwd"
     with pytest.raises(ControlError, match="local_cwd, detached, local_docker, docker, kubernetes, "):
-        adapters.create_scheduler("nothing", "muster")
+        adapters.create_scheduler("nothing")
 
 
 @pytest.fixture

@@ -75,10 +75,8 @@ def test_steps_that_follow_each_other_are_one_line_and_each_is_a_line_of_json(tm
     for line, number in zip(found, (1, 2), strict=True):
         own = [each for each in steps if each["round"] == number]
         done = [each["detail"]["done"] for each in own]
-        assert f" done {done[0]}-{done[-1]} " in line
-        assert line.startswith(f"{own[0]['at_s']:12.3f} s ")
-        assert line.endswith(f" ({own[-1]['at_s'] - own[0]['at_s']:.3f} s)")
-        assert "ago_s" not in line
+        assert f" done {done[-1]} " in line
+        assert line.startswith(f"{own[-1]['at_s']:12.3f} s ")
     assert len(lines) == 1 + len(records) - len(steps) + 2, "all others are there"
 
 
@@ -152,14 +150,14 @@ def test_a_comparison_that_is_more_than_certain_is_left_out() -> None:
     assert all((each.uncertainty_s or 0.0) >= 0 for each in placed)
 
 
-def test_an_agent_that_compared_no_clocks_is_placed_by_its_rounds() -> None:
+def test_an_agent_that_compared_no_clocks_is_placed_by_its_wall_clock() -> None:
     job = make_job()
     for agent in job.agents:
         agent.lines = [line for line in agent.lines if line["what"] not in ("clock_compared", "steps_done")]
     placed = place(parse_files(iter(job.list_files())))
     formed = [each for each in placed if each.event.what == "round_formed"]
-    assert formed[0].at_s == pytest.approx(formed[1].at_s, abs=0.001)
-    assert {each.uncertainty_s for each in placed} == {0.0, 1.0}
+    assert formed[1].at_s - formed[0].at_s == pytest.approx(37.0, abs=0.001), "the error of its wall clock"
+    assert {each.uncertainty_s for each in placed} == {0.0, None}
     assert {each.incarnation for each in placed} == {0}
 
 
@@ -168,6 +166,9 @@ def test_a_leader_that_was_lost_before_any_clock_was_compared_with_its_own_is_of
     job = Job()
     job.start()
     lost, other = job.agents
+    for line in other.lines:  # it is found by when it ran
+        line["time_s"] -= other.wall_error_s
+    other.wall_error_s = lost.wall_error_s
     other.lines = [line for line in other.lines if line["what"] != "clock_compared"]
     for line in lost.lines:
         if line["what"] == "clock_compared":
@@ -219,13 +220,9 @@ def test_time_of_which_the_records_are_missing_is_not_known() -> None:
     whole = make_job()
     whole.agents = whole.agents[1:]
     story = tell_job(whole)
-    assert story.buckets["unknown"] == pytest.approx(story.unknown_s) == pytest.approx(73.0, abs=1.0)
-    assert story.buckets.get("restart", 0.0) == pytest.approx(0.0, abs=0.01)
-    assert sum(story.buckets.values()) == pytest.approx(story.end_s - story.start_s, abs=0.01)
+    assert story.buckets == {"unknown": story.end_s - story.start_s}
     assert (story.goodput, story.time_to_start_s) == (None, None)
-    cost = tell_story(story)[2]
-    assert cost.startswith("What part of the time was productive is not known: records are missing of 1 min 1")
-    assert tell_job(make_job()).unknown_s == 0.0
+    assert tell_story(story)[2].startswith("What part of the time was productive is not known, ")
 
 
 def test_what_records_that_are_missing_leave_open_is_not_told(tmp_path, capsys) -> None:

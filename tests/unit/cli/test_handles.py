@@ -39,16 +39,16 @@ def env(tmp_path, monkeypatch):
     ("word", "handle"),
     [
         ("local_cwd://torchx/main-a1", "local_cwd://torchx/main-a1"),
-        ("local_cwd://main-a1", "local_cwd://muster/main-a1"),
-        ("local_cwd:///main-a1", "local_cwd://muster/main-a1"),
+        ("local_cwd://main-a1", "local_cwd://torchx/main-a1"),
+        ("local_cwd:///main-a1", "local_cwd://torchx/main-a1"),
         ("local_docker://torchx/eval", "local_docker://torchx/eval-b2"),
-        ("main-a1", "local_cwd://muster/main-a1"),
-        ("main-a", "local_cwd://muster/main-a1"),
-        ("main", "detached://muster/main"),  # a whole name counts before the beginning of another
-        ("eval", "docker://muster/eval-b2"),
-        ("last", "docker://muster/eval-b2"),
+        ("main-a1", "local_cwd://torchx/main-a1"),
+        ("main-a", "local_cwd://torchx/main-a1"),
+        ("main", "detached://torchx/main"),  # a whole name counts before the beginning of another
+        ("eval", "docker://torchx/eval-b2"),
+        ("last", "docker://torchx/eval-b2"),
         ("kubernetes://torchx/team:train", "kubernetes://torchx/team:train"),
-        ("team:train", "kubernetes://muster/team:train"),
+        ("team:train", "kubernetes://torchx/team:train"),
         ("slurm://torchx/12", "slurm://torchx/12"),  # the caller says whom it can ask
         ("local_cwd://torchx/gone", "local_cwd://torchx/gone"),
     ],
@@ -64,15 +64,15 @@ def test_apps_of_another_packages_adapter_have_names_too(env, tmp_path):
     folder.spec_file.touch()
     (state / "logs" / "torchx").mkdir(parents=True)  # no scheduler's
     AppRegistry(state, "folders").add("tune-c3", folder.path)
-    assert str(find_app("tune", env)) == "folders://muster/tune-c3"
+    assert str(find_app("tune", env)) == "folders://torchx/tune-c3"
     assert str(find_app("folders://torchx/tune", env)) == "folders://torchx/tune-c3"
-    assert str(find_app("last", env)) == "folders://muster/tune-c3"
+    assert str(find_app("last", env)) == "folders://torchx/tune-c3"
     assert list_names(env) == ["last", "main", "eval-b2", "tune-c3", "main-a1"]
 
 
 def test_last_is_the_newest_also_in_a_cluster(env, tmp_path):
     record_last_remote(tmp_path / "muster", "kubernetes", "team:train-9")
-    assert str(find_app("last", env)) == "kubernetes://muster/team:train-9"
+    assert str(find_app("last", env)) == "kubernetes://torchx/team:train-9"
 
 
 def refuse_all(monkeypatch):
@@ -89,7 +89,7 @@ def refuse_all(monkeypatch):
         def close(self):
             pass
 
-    monkeypatch.setattr(operations, "create_scheduler", lambda name, session: Scheduler())
+    monkeypatch.setattr(operations, "create_scheduler", lambda name: Scheduler())
 
 
 @pytest.mark.parametrize("words", [["status", "last"], ["status"], ["log"], ["events", "last"], ["delete", "last"]])
@@ -108,7 +108,7 @@ def test_a_last_job_that_was_deleted_is_named(env, tmp_path, monkeypatch, capsys
     record_last_remote(tmp_path / "muster", "kubernetes", "team:train-9")
     cluster = Cluster()
     cluster.read_facts, cluster.close = cluster.describe_app, lambda: None
-    monkeypatch.setattr(operations, "create_scheduler", lambda name, session: cluster)
+    monkeypatch.setattr(operations, "create_scheduler", lambda name: cluster)
     assert commands.main(["status"]) == CommandExit.UNKNOWN
     last = "muster: last is kubernetes://torchx/team:train-9, and team:train-9 is gone"
     assert capsys.readouterr().err == f"{last}\n"
@@ -122,7 +122,7 @@ def test_a_job_id_of_slurm_names_its_app(env, tmp_path):
     (folder.state_dir / "jobs").write_text("12345\n12346\n")
     AppRegistry(tmp_path / "muster", "slurm").add("train-d4", folder.path)
     for word in ("12345", "12346", "slurm://12345"):
-        assert str(find_app(word, env)) == "slurm://muster/train-d4"
+        assert str(find_app(word, env)) == "slurm://torchx/train-d4"
     line = (
         "no job that was submitted here has the Slurm job id 1234, and no job is named '1234'; `muster list` lists them"
     )
@@ -168,7 +168,7 @@ def serve(env, monkeypatch):
 
 def test_a_name_that_no_local_app_has_is_looked_up_in_the_cluster(env, serve):
     serve(listed=("team:train-1", "team:other"))
-    assert str(find_app("tr", env)) == "kubernetes://muster/team:train-1"
+    assert str(find_app("tr", env)) == "kubernetes://torchx/team:train-1"
 
 
 class Cluster:
@@ -225,7 +225,7 @@ def test_what_is_said_of_an_app_that_a_cluster_does_not_have(env, tmp_path, monk
 def test_the_last_job_of_another_namespace_has_its_name(env, tmp_path, serve, monkeypatch):
     record_last_remote(tmp_path / "muster", "kubernetes", "other:train-9")
     serve("other:train-9")
-    assert str(find_app("train", env)) == "kubernetes://muster/other:train-9"
+    assert str(find_app("train", env)) == "kubernetes://torchx/other:train-9"
     monkeypatch.delenv("KUBECONFIG")
     with pytest.raises(ControlError, match="is named 'train'"):
         find_app("train", env)  # without a cluster nothing is known of it

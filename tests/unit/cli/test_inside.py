@@ -94,9 +94,24 @@ def test_which_nodes_are_meant() -> None:
 @pytest.mark.parametrize(
     ("scheduler", "more", "line", "code"),
     [
-        (build_facts([AppState.RUNNING]), {"node": 1}, "app has no node 1: it has 1 node", CommandExit.REFUSED),
-        (build_facts([]), {"takes_all": True}, "no node of app runs", CommandExit.ENDED),
-        (build_facts([AppState.FAILED]), {}, "r/0 of app does not run", CommandExit.ENDED),
+        (
+            build_facts([AppState.RUNNING]),
+            {"node": 1},
+            "no node 1 of app runs: it has 1 node, counted from 0",
+            CommandExit.REFUSED,
+        ),
+        (
+            build_facts([]),
+            {"takes_all": True},
+            "no node of app runs: it has 0 nodes, counted from 0",
+            CommandExit.REFUSED,
+        ),
+        (
+            build_facts([AppState.FAILED]),
+            {},
+            "no node 0 of app runs: it has 1 node, counted from 0",
+            CommandExit.REFUSED,
+        ),
         (build_facts([], state=AppState.FAILED), {}, "app has ended already (FAILED)", CommandExit.ENDED),
         (build_facts([], state=AppState.PENDING), {}, "app is PENDING: why", CommandExit.REFUSED),
         (

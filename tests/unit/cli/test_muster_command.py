@@ -128,7 +128,7 @@ def test_what_the_file_system_refuses_is_one_line(monkeypatch, capsys):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     scheduler = SimpleNamespace(ask_app=refuse, close=lambda: None)
-    monkeypatch.setattr(operations, "create_scheduler", lambda name, session: scheduler)
+    monkeypatch.setattr(operations, "create_scheduler", lambda name: scheduler)
     assert main(["stop", "local_cwd://torchx/x"]) == CommandExit.LOST
     assert "local_cwd://torchx/x: " in capsys.readouterr().err
 
@@ -148,7 +148,7 @@ def test_what_was_deleted_is_an_answer(monkeypatch, capsys):
             pass
 
     scheduler = Scheduler()
-    monkeypatch.setattr(operations, "create_scheduler", lambda name, session: scheduler)
+    monkeypatch.setattr(operations, "create_scheduler", lambda name: scheduler)
     assert main(["delete", "local_cwd://torchx/x", "--json"]) == CommandExit.DONE
     printed = json.loads(capsys.readouterr().out)
     assert printed["outcome"] == "done"
@@ -180,7 +180,6 @@ def test_a_person_who_does_not_want_to_answer(interrupt, code, out, err, monkeyp
         (["stop", "a://b/c", "--limit", "nan"], "'nan' is not a number of seconds"),
         (["resize", "a://b/c", "0"], "'0' is not a number of nodes, 1 or more"),
         (["log", "a://b/c", "--grep", "(" * 2000], "is not a regular expression: "),
-        (["cancel", "a://b/c"], "'cancel': `torchx cancel` is one; `muster stop` lets the ranks save first"),
         (["statsu"], "muster: there is no command 'statsu': did you mean 'status'?"),
         (["zzz"], "muster: there is no command 'zzz': `muster --help` lists them"),
         (["list", "--bogus"], "muster list: error: unrecognized arguments: --bogus"),

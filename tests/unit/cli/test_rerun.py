@@ -162,7 +162,7 @@ def test_a_file_that_each_run_writes_is_not_watched_after_three(files: Workspace
 
 def test_changes_in_words() -> None:
     assert describe_changes(["a.py"]) == "a.py has changed"
-    assert [describe_changes(["a.py", *more]).split()[2] for more in (["b"], ["b", "c"])] == ["1", "2"]
+    assert describe_changes(["a.py", "b", "c"]).endswith(", and 2 more")
     assert not is_temporary("main.py")
 
 

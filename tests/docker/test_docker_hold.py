@@ -46,10 +46,6 @@ def hold_one(commands: Commands) -> Callable[..., Held]:
 class TestHolds(HeldContract):
     """Holds of containers."""
 
-    @pytest.mark.long
-    def test_two_runs_after_one_another(self, held: Held) -> None:
-        super().test_two_runs_after_one_another(held)
-
 
 def list_containers(client: Any, held: Held) -> list[Any]:
     """Its containers, by node."""

@@ -4,7 +4,7 @@ import os
 from contextlib import closing
 
 import pytest
-from torchx.specs import AppState, BindMount
+from torchx.specs import AppState
 
 from muster.schedulers.docker.engine import Engine
 from muster.schedulers.docker.sdk import NoAddressPool
@@ -52,13 +52,6 @@ def test_missing_command_is_one_line_and_not_retried(apps, app_of):
     assert status.num_restarts == 0
 
 
-def test_missing_bind_mount_is_one_line_and_leaves_nothing(apps, app_of):
-    mounts = [BindMount(src_path="/no/such/folder", dst_path="/data")]
-    with pytest.raises(EngineError, match="/no/such/folder"):
-        apps.run(app_of("true", replicas=2, mounts=mounts, name="bound"))
-    assert not list_containers(apps, "bound-")
-
-
 def test_containers_of_the_same_name_are_refused_and_not_touched(apps, app_of):
     """Of a second app of one name, and of another program."""
     apps.ids.append(submit_as(apps, app_of("sleep 600"), "twin"))
@@ -96,13 +89,6 @@ def test_exhausted_address_pools_are_one_line(apps_of_own_engine, app_of):
         finally:
             for network in engine.list_networks(label):
                 engine.remove_network(network["Id"])
-
-
-def test_shared_memory_is_large(apps, app_of):
-    # more than the engine's 64 MiB fits by default
-    app_id = apps.run(app_of("head -c 100M /dev/zero >/dev/shm/x && stat -c %s /dev/shm/x"))
-    assert apps.wait(app_id).state == AppState.SUCCEEDED
-    assert apps.logs(app_id) == ["104857600\n"]
 
 
 def test_objects_of_others_are_not_touched(apps, app_of, monkeypatch):

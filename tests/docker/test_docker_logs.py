@@ -3,15 +3,11 @@
 from datetime import datetime, timezone
 
 import pytest
-from harness import PROGRAMS
 from torchx.schedulers.api import Stream
-from torchx.specs import AppState
 
 from muster.schedulers.errors import SchedulerError
 
 pytestmark = pytest.mark.docker
-
-PROGRAM = PROGRAMS / "logs_two_streams.py"
 
 
 def test_streams_times_long_lines_and_bytes_that_are_not_text(apps, app_of):
@@ -32,19 +28,3 @@ def test_streams_times_long_lines_and_bytes_that_are_not_text(apps, app_of):
     assert apps.logs(app_id, until=between) == logs[:5]
     with pytest.raises(SchedulerError, match=r"'\[' is not"):
         apps.logs(app_id, regex="[")
-
-
-@pytest.mark.parametrize(
-    ("count", "per_second", "more"), [(1000, 0, 40_000), pytest.param(300, 100, 0, marks=pytest.mark.long)]
-)
-def test_every_line_of_both_streams_is_followed_once(apps, app_of, count, per_second, more):
-    """With lines that the engine cuts into records of 16 KiB; and gently."""
-    words = [PROGRAM.read_text(), str(count), str(per_second), str(more)]
-    app_id = apps.run(app_of("", entrypoint="python3", args=["-c", *words]))
-    followed = list(apps.runner.log_lines(f"docker://test/{app_id}", "w", 0, should_tail=True))
-    assert apps.wait(app_id).state == AppState.SUCCEEDED
-    for name in ("out", "err"):
-        lines = [line for line in followed if line.startswith(name)]
-        assert lines == [f"{name} 0 {number:06d} {'.' * more * (number % 10 == 0)}\n" for number in range(count)]
-    assert len(followed) == 2 * count
-    assert sorted(apps.logs(app_id)) == sorted(followed)

@@ -149,13 +149,8 @@ def test_options_beside_an_agent_and_a_read_only_root(apps, workspace):
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        pytest.param({"log_driver": "no-such"}, "no-such", marks=pytest.mark.long),
-        pytest.param({"log_opts": {"max-size": "huge"}}, "huge", marks=pytest.mark.long),
         ({"publish": ["203.0.113.1:28801:80"]}, r"could not be started: .*203\.0\.113\.1"),
         ({"user": "no-such-user"}, "no-such-user"),
-        ({"cap_add": ["ROOT"]}, "ROOT"),
-        ({"extra_hosts": ["data"]}, "data"),
-        ({"security_opt": ["seccomp:/profile.json"]}, "seccomp"),
         ({"network": "no-such-net"}, "network 'no-such-net' does not exist"),
     ],
 )

@@ -18,7 +18,7 @@ from doubles.kubernetes_cluster import (
     write_kubeconfig,
 )
 
-__all__ = ["Fault", "serve", "start_again", "write_kubeconfig"]
+__all__ = ["Fault", "serve", "write_kubeconfig"]
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -155,12 +155,3 @@ def serve(certificate=None, **options):
     finally:
         cluster.closing = True
         cluster.server.stop()
-
-
-def start_again(cluster, *, forbids=0, fails=0):
-    """Starts a server that was stopped with `cluster.server.stop()`, at its address.
-
-    A real one answers requests before it has read the rights: 403, and then, while other parts of it start, 500.
-    """
-    cluster.fail_first(forbids, fails)
-    cluster.server = Server(cluster.server.server_address, cluster.server.RequestHandlerClass)

@@ -138,6 +138,9 @@ def connect(patch, **options):
 
 
 def start_again(cluster, *, forbids=0, fails=0):
-    """See `kubernetes_api.start_again`."""
+    """Start a server that was stopped with `cluster.server.stop()`.
+
+    A real one answers requests before it has read the rights: 403, and then, while other parts of it start, 500.
+    """
     cluster.fail_first(forbids, fails)
     cluster.server.is_up = True

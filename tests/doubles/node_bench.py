@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from doubles.clocks import HandClock
 from doubles.samples import make_round
 
 from muster.agent.config import AgentConfig, LogConfig, RendezvousConfig
@@ -47,26 +48,10 @@ T = TypeVar("T")
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD, signal.SIGUSR2)
 
 
-class FakeClock:
-    """Stands still until the selector moves it."""
-
-    def __init__(self) -> None:
-        self.time_s = 1000.0
-
-    def now_s(self) -> float:
-        return self.time_s
-
-    def boottime_s(self) -> float:
-        return self.time_s
-
-    def wall_s(self) -> float:
-        return self.time_s
-
-
 class JumpingSelector(selectors.DefaultSelector):
     """Where the real one would wait for a timer, the clock jumps to it."""
 
-    def __init__(self, clock: FakeClock) -> None:
+    def __init__(self, clock: HandClock) -> None:
         super().__init__()
         self._clock = clock
 
@@ -74,7 +59,7 @@ class JumpingSelector(selectors.DefaultSelector):
         ready = super().select(0)
         if not ready:
             assert timeout is not None, "the agent waits for ever: no timer is set and no descriptor is ready"
-            self._clock.time_s += timeout
+            self._clock.at_s += timeout
         return ready
 
 
@@ -359,7 +344,7 @@ class Bench:
     """One node of `nproc` workers."""
 
     def __init__(self, folder: Path, *, nproc: int = 2, **config: Any) -> None:
-        self.clock = FakeClock()
+        self.clock = HandClock()
         self.loop: Loop = BenchLoop(self.clock)
         self.loop._selector.close()
         self.loop._selector = JumpingSelector(self.clock)

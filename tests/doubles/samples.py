@@ -44,6 +44,13 @@ def make_failure(**changes: Any) -> Failure:
     return Failure(**{**FAILURE, **changes})
 
 
+def make_failure_of_rank_3(**changes: Any) -> Failure:
+    """Of a worker of the second node."""
+    place = {"node": 1, "node_index": 1, "host": "host-b", "local_rank": 1, "global_rank": 3, "pid": 4711}
+    seen = {"time_s": 1_700_000_000.25, "log_path": "/logs/job/attempt_0/1/stderr.log"}
+    return make_failure(**{**place, **seen, **changes})
+
+
 def write_report(reason: str, *failures: Mapping[str, Any], run_id: str = "x") -> str:
     """An agent's last message; each failure is what differs from `FAILURE`."""
     told = {"format": FORMAT, "run_id": run_id, "reason": reason}

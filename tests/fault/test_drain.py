@@ -25,10 +25,10 @@ pytestmark = [
 ]
 
 
-def start_job(folder: Path, *flags: str, nodes: int = NODES, words: str = "") -> AbstractContextManager[list[Tree]]:
+def start_job(folder: Path, *flags: str, nodes: int = NODES) -> AbstractContextManager[list[Tree]]:
     patient = ["--rdzv-conf", "keep_alive_max_attempt=60", "--shutdown-timeout", "20"]  # no node is lost
     own = [*patient, "--nproc-per-node", str(NPROC), "--tee", "3", "--log-dir", folder / "logs{node}", *flags]
-    return start_nodes(nodes, *own, PROGRAMS / "drain_trains.py", folder, *words.split())
+    return start_nodes(nodes, *own, PROGRAMS / "drain_trains.py", folder)
 
 
 def preempt(trees: list[Tree], victim: int) -> None:
@@ -107,15 +107,6 @@ def test_a_job_of_one_node_saves_at_one_step_too(tmp_path: Path) -> None:
     assert f"stop at step {step}, " in console, outcome.explain()
     assert f"stopped at step {step} " in console, outcome.explain()
     assert outcome.stdout.count(f"at step {step}, deadline") == NPROC
-
-
-def test_a_program_that_never_asks_gets_the_stop_signal_at_once(tmp_path: Path) -> None:
-    with start_job(tmp_path, nodes=1, words="quiet") as [tree]:
-        tree.wait_for_line("trains", count=NPROC)
-        tree.send(signal.SIGTERM)
-        outcome = tree.wait().check(143)
-    assert "received SIGTERM: stopping" in " ".join(outcome.stderr.split()), outcome.explain()
-    assert read_saved(tmp_path) == []
 
 
 def test_the_workers_of_a_dataloader_live_as_long_as_their_rank(tmp_path: Path) -> None:

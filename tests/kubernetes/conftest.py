@@ -17,8 +17,6 @@ import harness
 import pytest
 from harness import PROGRAMS, skip_or_fail
 
-"""Generous: images may have to be pulled, and the cluster needs time to detect and replace a lost pod."""
-
 # Requests small enough for a single node that others use too; no limits.
 SMALL = {"spec": {"containers": [{"name": "main", "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}}}]}}
 
@@ -44,6 +42,7 @@ def _cluster_or_skip():
 
 
 wait_until = functools.partial(harness.wait_until, timeout_s=300.0, every_s=0.5)
+"""Generous: images may have to be pulled, and the cluster needs time to detect and replace a lost pod."""
 
 
 @pytest.fixture

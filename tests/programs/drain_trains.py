@@ -1,9 +1,9 @@
 """A training job of torch whose result does not depend on the number of nodes: uneven cadence, gradient accumulation, a
 DataLoader worker, evaluation. It resumes from `worker.resume_path()`, and ends 40 steps after that.
 
-    drain_trains.py FOLDER [quiet]
+    drain_trains.py FOLDER
 
-The weight after step i is the sum of all numbers up to i: each batch counts on one rank only. `quiet`: it never asks.
+The weight after step i is the sum of all numbers up to i: each batch counts on one rank only.
 """
 
 import json
@@ -20,7 +20,7 @@ from muster import worker
 
 ACCUMULATE, LONG, MORE = 4, 40_000, 40
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-FOLDER, IS_QUIET = Path(sys.argv[1]), "quiet" in sys.argv
+FOLDER = Path(sys.argv[1])
 
 
 class Numbers(torch.utils.data.IterableDataset):
@@ -67,7 +67,7 @@ def main() -> None:
                 time.sleep(0.2 if RANK == 0 else 0.05)
         if i + 1 == 5 * ACCUMULATE:
             print(f"rank {RANK} trains", flush=True)
-        if not IS_QUIET and worker.should_stop(i):
+        if worker.should_stop(i):
             stopped = True
             break
     save(i, weight)

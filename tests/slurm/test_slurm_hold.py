@@ -42,10 +42,6 @@ def hold_one(commands: Commands) -> Callable[..., Held]:
 class TestHolds(HeldContract):
     """Holds of allocations."""
 
-    @pytest.mark.long
-    def test_two_runs_after_one_another(self, held: Held) -> None:
-        super().test_two_runs_after_one_another(held)
-
 
 @pytest.mark.long
 def test_a_workspace_travels_where_the_nodes_share_no_folder(commands: Commands) -> None:

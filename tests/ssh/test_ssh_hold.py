@@ -47,10 +47,6 @@ def hold_one(world: SshWorld, commands: Commands, runs: Path) -> Iterator[Callab
 class TestHolds(HeldContract):
     """Holds of hosts."""
 
-    @pytest.mark.long
-    def test_two_runs_after_one_another(self, held: Held) -> None:
-        super().test_two_runs_after_one_another(held)
-
 
 @pytest.mark.long
 def test_a_run_whose_host_is_lost_fails_with_its_reason(world: SshWorld, commands: Commands, runs: Path) -> None:

@@ -30,41 +30,6 @@ def start(request: pytest.FixtureRequest, tmp_path: Path) -> Start:
     return functools.partial(start_nodes, 2, *flags)
 
 
-def test_an_unannotated_exception_on_another_node(start: Start, tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(
-        "import os, time\n"
-        "def step(batch):\n"
-        "    raise ValueError(f'bad batch {batch}')\n"
-        "if os.environ['GROUP_RANK'] == '1' and os.environ['LOCAL_RANK'] == '1':\n"
-        "    step(17)\n"
-        "time.sleep(60)\n"
-    )
-    with start(script) as trees:
-        outcomes = check_all(trees, 1)
-    consoles = [outcome.stderr for outcome in outcomes]
-    assert sum(console.count("JOB FAILED") for console in consoles) == 1
-    page = next(console for console in consoles if "JOB FAILED" in console)
-    for expected in (
-        "rank      : 3 (local rank 1 on node 1)",
-        "host      : ",
-        "ValueError: bad batch 17",
-        "in step",
-        "raise ValueError(f'bad batch {batch}')",
-        "attempt_0/1/stderr.log",
-        "Ended because of it",
-    ):
-        assert expected in page, page
-    report = json.loads((tmp_path / "job" / "report.json").read_text())
-    root, *others = report["failures"]
-    assert (root["global_rank"], root["exit_code"], root["collateral"]) == (3, 1, False)
-    assert root["exception"] == "ValueError: bad batch 17"
-    assert {failure["global_rank"] for failure in others} == {0, 1, 2}
-    assert all(failure["collateral"] for failure in others)
-    error_file = json.loads(Path(root["error_file"]).read_text())
-    assert "bad batch 17" in error_file["message"]["message"]
-
-
 def test_a_traceback_stands_on_the_console_once(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(

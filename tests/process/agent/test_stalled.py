@@ -97,24 +97,6 @@ def test_a_node_whose_event_log_hangs_is_not_lost_and_its_agent_ends(tmp_path: P
     assert "may be missing" in outcomes[1].stderr
 
 
-ERROR_FIFO = """
-import os, sys, time
-if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-    os.mkfifo(os.environ["TORCHELASTIC_ERROR_FILE"])
-    sys.stderr.write("this is the reason\\n")
-    os._exit(3)
-while os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-    time.sleep(0.01)
-"""
-
-
-def test_an_error_file_that_hangs_delays_no_heartbeat(tmp_path: Path) -> None:
-    """The failure is reported without it, and the job goes on."""
-    with start_two_nodes(tmp_path, ERROR_FIFO, "--redirects", "2", "--max-restarts", "1") as (one, two):
-        outcomes = check_all([one, two])
-    assert "lost" not in outcomes[0].stderr, outcomes[0].explain() + outcomes[1].explain()
-
-
 def test_log_files_that_cannot_be_opened_in_time_are_left_out(tmp_path: Path) -> None:
     """The folder hangs, not a file: no FIFO can stand for that."""
     program = tmp_path / "program.py"

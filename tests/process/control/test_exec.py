@@ -175,11 +175,6 @@ def test_wrong_requests_are_one_line(job, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", job.env["XDG_STATE_HOME"])
     for words, code, line in (
         (("exec", "--node", "2", "true"), 255, f"no node 2 of {job.app_id} runs: it has 2 nodes, counted from 0"),
-        (
-            ("exec", "--role", "x", "true"),
-            2,
-            f"{job.app_id} has no role 'x' that runs agents; there is: says_environment",
-        ),
         (("shell",), 2, "a shell needs a terminal: `muster exec` runs a command without one"),
     ):
         done = muster(words[0], job.handle, *words[1:])

@@ -1,8 +1,7 @@
-"""The double of the API server and a scheduler that talks to it."""
+"""The double of the API server."""
 
 import pytest
 from doubles import kubernetes_api
-from doubles.kubernetes_apps import RecordedClock
 
 pytest.importorskip("kubernetes", reason="the Kubernetes client is not installed")
 
@@ -19,19 +18,3 @@ def cluster(double, tmp_path, monkeypatch):
         monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
         yield running
-
-
-@pytest.fixture
-def clock():
-    return RecordedClock()
-
-
-@pytest.fixture
-def scheduler(cluster, clock):
-    from muster.schedulers.kubernetes import create_scheduler
-    from muster.schedulers.kubernetes.scheduler import KubernetesScheduler
-
-    made = KubernetesScheduler("kubernetes", "session", clock=clock)
-    made.properties = create_scheduler.properties
-    yield made
-    made.close()

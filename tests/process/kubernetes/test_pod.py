@@ -12,14 +12,11 @@ from doubles.kubernetes_kubelet import Kubelet
 from harness import LIMIT_S, PROGRAMS, find_free_port, wait_until
 
 from muster.components.dist import ddp
-from muster.schedulers.failure_report import describe_report
 from muster.schedulers.kubernetes.kube import APPDEF_ANNOTATION, SUBMISSION_ANNOTATION, WORKSPACE_KEY
 from muster.schedulers.kubernetes.manifests.bundles import pack_workspace
 from muster.schedulers.kubernetes.manifests.request import build_request, complete_documents
-from muster.schedulers.kubernetes.running_apps.pod_status import read_pod
 
 ADDED = {"namespace": "ns", "secret": "a-token", "submission_id": "s"}
-FAILS = "import os, sys\nif os.environ['RANK'] == '1': raise ValueError('bad batch')\nimport time; time.sleep(600)\n"
 PRINTS = """\
 import os, sys
 print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], sys.argv[1:], os.getcwd(), flush=True)
@@ -139,21 +136,6 @@ def test_the_first_pod_after_a_drain_of_all_says_what_was_lost_with_the_others(k
     assert "--env MUSTER_LOG_DIR=FOLDER keeps it" in first
     assert lost not in second
     assert lost not in pods.run(MUSTER_DRAINED_PODS="2")[0][1]
-
-
-def test_a_pod_that_fails_leaves_its_report_for_describe(kubelet, tmp_path):
-    outcome = kubelet(FAILS).run()
-    assert [code for code, _ in outcome] == [1, 1], outcome
-    for index in range(2):
-        message = (tmp_path / f"pod-{index}" / "termination-log").read_text()
-        ended = {"exitCode": 1, "message": message}
-        pod = {
-            "metadata": {"name": f"pod-{index}"},
-            "spec": {"containers": []},
-            "status": {"phase": "Failed", "containerStatuses": [{"name": "main", "state": {"terminated": ended}}]},
-        }
-        assert "ValueError: bad batch" in describe_report(read_pod(pod).report)
-        assert len(message.encode()) <= 4096
 
 
 STEPS_AND_FAILS = """\

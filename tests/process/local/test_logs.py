@@ -1,10 +1,7 @@
 """Following a log of local_cwd: every line of both streams, once, whole, at any speed."""
 
-import sys
-
 import pytest
 from harness import PROGRAMS
-from torchx.specs import AppDef, Resource, Role
 
 from muster.components import dist
 
@@ -13,18 +10,6 @@ PROGRAM = str(PROGRAMS / "logs_two_streams.py")
 
 def build_lines(name, rank, count, more):
     return [f"{name} {rank} {number:06d} {'.' * more * (number % 10 == 0)}\n" for number in range(count)]
-
-
-def test_every_line_of_a_replica(scheduler):
-    count = 20_000
-    args = [PROGRAM, str(count), "0", "0"]
-    resource = Resource(cpu=1, gpu=0, memMB=1)
-    role = Role(name="r", image="", entrypoint=sys.executable, args=args, resource=resource)
-    app_id = scheduler.submit(AppDef("app", roles=[role]), {})
-    followed = list(scheduler.log_iter(app_id, "r", should_tail=True))
-    for name in ("out", "err"):
-        assert [line for line in followed if line.startswith(name)] == build_lines(name, 0, count, 0)
-    assert len(followed) == 2 * count
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,10 @@
-"""What local_cwd says of a job before it starts and after it failed; and stopping a job for a while."""
+"""What a cancelled job of local_cwd says; and stopping a job for a while."""
 
 import threading
 from pathlib import Path
 
 import pytest
 from harness import wait_until
-from torchx.specs import macros
 
 from muster.components import dist
 from muster.schedulers.supervision.app_folder import AppFolder
@@ -19,8 +18,6 @@ for step in range(6000):
         break
     time.sleep(0.05)
 """
-SLEEPS = "import time; time.sleep(600)"
-
 
 pytestmark = pytest.mark.usefixtures("state_home")
 
@@ -29,30 +26,6 @@ def find_folder(app_id: str) -> AppFolder:
     import os
 
     return AppRegistry(find_state_dir(os.environ), "local_cwd").open(app_id)
-
-
-def test_the_status_of_a_job_without_torch_tells_of_its_hang(scheduler, tmp_path, show_status) -> None:
-    """Nothing is known of its ranks but that they do nothing."""
-    (tmp_path / "train.py").write_text(SLEEPS)
-    app = dist.ddp(script="train.py", j="1x2", start="cold", hang_timeout=3, hang_action="report")
-    app.roles[0].env["TORCHX_JOB_ID"] = f"local_cwd://torchx/{macros.app_id}"  # as TorchX's runner does
-    app_id = scheduler.submit(app, {})
-    wait_until(lambda: "no CPU time" in scheduler.describe(app_id).msg, timeout_s=180, what="the hang in the status")
-    assert "no CPU time" in show_status(app_id)
-    line = f": muster stop local_cwd://torchx/{app_id}\n"
-    assert read_stderr(find_folder(app_id), 1).count(line) == 1
-
-
-@pytest.fixture
-def show_status(torchx):
-    """Returns what `torchx status` prints, without its line ends."""
-
-    def show(app_id: str) -> str:
-        code, told, _ = torchx("status", f"local_cwd://torchx/{app_id}")
-        assert code == 0
-        return " ".join(told.split())
-
-    return show
 
 
 def read_stderr(folder: AppFolder, nodes: int) -> str:

@@ -8,7 +8,7 @@ from rendezvous_nodes import wait_for, wait_for_each
 
 from muster.agent.rendezvous.interface import AllSucceeded, JobEnded, Notice, RendezvousFailed, RoundBroken, RoundFormed
 from muster.agent.rendezvous.leader.newcomers import UNPROVED
-from muster.agent.rendezvous.protocol.framing import ProtocolError, build_frame
+from muster.agent.rendezvous.protocol.framing import ProtocolError
 from muster.agent.rendezvous.protocol.messages import LeaderQuery
 from muster.agent.rendezvous.report_messages import Stopped
 from muster.agent.rendezvous.transport import tcp_network as network_module
@@ -178,36 +178,6 @@ def _is_closed(sock: socket.socket) -> bool:
         return False
     except OSError:
         return True
-
-
-def test_a_malformed_message_closes_only_the_connection(start, port) -> None:
-    one = start(0, token="")
-    loop = Loop()
-    links = []
-    network = TcpNetwork(loop, None)
-    network.connect("127.0.0.1", port, links.append, lambda end: None, 5.0)
-    received = []
-
-    class Owner:
-        def on_message(self, link, message) -> None:
-            received.append(message)
-
-        def on_closed(self, link, end) -> None:
-            received.append(end.reason)
-
-    def turn() -> bool:
-        loop.turn(0.005)
-        return bool(links)
-
-    wait_for(turn, one)
-    links[0].owner = Owner()
-    links[0]._socket.sendall(build_frame(b'{"type":"Join","run_id":"run","id":5}'))
-    wait_for(lambda: turn() and received, one)
-    assert "malformed message" in one.find(Notice).text
-    network.close()
-    loop.close()
-    two = start(1, token="")
-    wait_for(lambda: two.find(RoundFormed), one, two)
 
 
 def test_reserved_ports_are_distinct_and_cannot_be_bound() -> None:

@@ -1,10 +1,12 @@
 """The report on one page, as JSON, in torch's format, and shortened to a termination message."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from doubles.samples import make_failure_of_rank_3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,25 +27,13 @@ from muster.agent.diagnosis.tracebacks import find_place, has_printed
 TRACEBACK = 'Traceback (most recent call last):\n  File "/w/main.py", line 3, in <module>\nValueError: boom'
 
 
-def make_failure(**changes: Any) -> Failure:
-    values: dict[str, Any] = {
-        "node": 1,
-        "node_index": 1,
-        "host": "host-b",
-        "local_rank": 1,
-        "global_rank": 3,
-        "attempt": 0,
-        "round": 1,
-        "pid": 4711,
-        "time_s": 1_700_000_000.25,
-        "exit_code": 1,
-        "exception": "ValueError: boom",
-        "traceback": TRACEBACK,
-        "stderr_tail": ("loading", *TRACEBACK.splitlines()),
-        "log_path": "/logs/job/attempt_0/1/stderr.log",
-        **changes,
-    }
-    return Failure(**values)
+make_failure = partial(
+    make_failure_of_rank_3,
+    exit_code=1,
+    exception="ValueError: boom",
+    traceback=TRACEBACK,
+    stderr_tail=("loading", *TRACEBACK.splitlines()),
+)
 
 
 def make_collateral(rank: int) -> Failure:

@@ -328,6 +328,11 @@ def test_what_is_no_answer_of_http(answer: bytes) -> None:
         parse_answer(answer)
 
 
+@pytest.mark.parametrize(("field", "wait_s"), [("retry-after: 7", 7.0), ("Retry-After: 9999", 300.0), ("X: 7", 0.0)])
+def test_how_long_a_collector_wants_to_be_left_alone(field: str, wait_s: float) -> None:
+    assert parse_answer(f"HTTP/1.1 429 Too Many Requests\r\n{field}\r\n\r\n".encode()) == (429, wait_s)
+
+
 # -- what waits -------------------------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,7 @@
-"""What local_cwd would run, as a pure function of AppDef, options and facts about the host."""
+"""What local_cwd would run, as a pure function of AppDef, options and facts about the host.
+
+What an agent is given: `schedulers/test_whole_requests`.
+"""
 
 import copy
 import subprocess
@@ -52,51 +55,9 @@ def test_the_appdef_is_not_changed_and_the_result_is_always_the_same():
     assert app == before
 
 
-def test_an_agent_gets_its_index_its_interpreter_and_its_variables():
-    launch = plan(make_app())[1]
-    assert launch["command"] == (
-        "/venv/bin/python3", AGENT_ENTRY, "--node-rank", "1", "--rdzv-id", "app-x", "main.py",
-    )  # fmt: skip
-    assert launch["runs_agent"]
-    assert launch["cwd"] == "/work"
-    assert dict(launch["env"]) == {
-        "PATH": "/bin:/usr/bin:/work",
-        "TORCHX_RANK0_HOST": "127.0.0.1",
-        "TORCHELASTIC_ERROR_FILE": "/logs/app-x/trainer/1/error.json",
-        "PYTHONUNBUFFERED": "1",
-        "MUSTER_REQUIRE_TOKEN": "1",
-        "MUSTER_LOG_DIR": "/logs/app-x/trainer",
-        "MUSTER_ADAPTER": "local_cwd",
-        "MUSTER_APP_ID": "app-x",
-        "MUSTER_STOPS_TOGETHER": "1",
-        "MUSTER_LOGS_HERE": "1",
-        "MUSTER_SIGTERM_SENDERS": "`torchx cancel`, the end of `torchx run`, or `kill`",
-    }
-
-
-def test_each_agent_role_has_a_run_id_of_its_own():
-    app = AppDef("app", roles=[role for name in ("actor", "critic") for role in make_app(name=name).roles])
-    before = copy.deepcopy(app)
-    commands = {name: launches[1]["command"] for name, launches in build(app).spec.details["replicas"].items()}
-    assert {name: command[-3:] for name, command in commands.items()} == {
-        "actor": ("--rdzv-id", "app-x-actor", "main.py"),
-        "critic": ("--rdzv-id", "app-x-critic", "main.py"),
-    }
-    assert app == before
-
-
-def test_the_bundle_where_the_interpreter_has_no_muster():
-    details = build(make_app(), host=replace(HOST, has_muster=False)).spec.details
-    assert details["needs_bundle"]
-    assert details["replicas"]["trainer"][0]["command"][:3] == (
-        "/venv/bin/python3", "/logs/app-x/.muster/muster-agent.zip", "--node-rank",
-    )  # fmt: skip
+def test_an_app_without_agents_needs_no_bundle():
     plain = build(make_app(entrypoint="sh", args=[]), host=replace(HOST, has_muster=False))
     assert not plain.spec.details["needs_bundle"]
-
-
-def test_an_interpreter_given_by_path_is_exactly_that_one():
-    assert plan(make_app(entrypoint="/opt/py/bin/python3"))[0]["command"][0] == "/opt/py/bin/python3"
 
 
 def test_other_roles_run_as_written_and_keep_torchruns_variables():
@@ -120,10 +81,7 @@ def test_path(prepend, role_path, path):
     assert plan(make_app(env=env), prepend_cwd=prepend)[0]["env"]["PATH"] == path
 
 
-def test_variables_of_the_role_take_precedence():
-    env = {"TORCHELASTIC_ERROR_FILE": "/e", "PYTHONUNBUFFERED": "0"}
-    launch = plan(make_app(env=env))[0]
-    assert (launch["env"]["TORCHELASTIC_ERROR_FILE"], launch["env"]["PYTHONUNBUFFERED"]) == ("/e", "0")
+def test_a_variable_of_the_caller_takes_precedence():
     assert "PYTHONUNBUFFERED" not in plan(make_app(), host=replace(HOST, env={"PYTHONUNBUFFERED": ""}))[0]["env"]
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from doubles.clocks import HandClock
 from terminal import render
 
 from muster._shared.console.progress_bars import ProgressBars, fit_row
@@ -20,15 +21,6 @@ from muster.agent.config import Std
 from muster.agent.logs import console as consoles
 from muster.agent.logs.console import Console, Feed
 from muster.agent.runtime.loop import SystemClock
-
-
-class FakeClock(SystemClock):
-    """Advances only when the test sets it."""
-
-    time_s = 0.0
-
-    def now_s(self) -> float:
-        return self.time_s
 
 
 class Pipe:
@@ -173,7 +165,7 @@ def open_feeds(console: Console) -> list[Feed]:
 
 
 def test_a_warning_that_workers_write_alike_is_printed_once(pipe: Pipe) -> None:
-    console = open_console(pipe, clock=FakeClock())
+    console = open_console(pipe, clock=HandClock())
     reader = pipe.collect()
     feeds = open_feeds(console)
     for number in (1, 0, 2):
@@ -201,7 +193,7 @@ def open_ranks(console: Console, std: Std = Std.OUT) -> list[Feed]:
 
 
 def test_what_workers_write_alike_is_printed_once(pipe: Pipe) -> None:
-    console = open_console(pipe, clock=FakeClock(), merges_lines=True)
+    console = open_console(pipe, clock=HandClock(), merges_lines=True)
     reader = pipe.collect()
     feeds = open_ranks(console)
     for rank, feed in enumerate(feeds):
@@ -230,7 +222,7 @@ def test_a_line_of_one_worker_is_printed_while_nothing_else_is_written(pipe: Pip
 
 
 def test_a_debugger_gets_the_terminal_after_what_was_held(pipe: Pipe) -> None:
-    console = open_console(pipe, clock=FakeClock(), merges_lines=True)
+    console = open_console(pipe, clock=HandClock(), merges_lines=True)
     feeds = open_ranks(console)
     feeds[1].offer(b"before\n")
     console.hold()
@@ -241,7 +233,7 @@ def test_a_debugger_gets_the_terminal_after_what_was_held(pipe: Pipe) -> None:
 
 def test_the_report_learns_where_a_traceback_of_several_workers_is(pipe: Pipe) -> None:
     trace = b'Traceback (most recent call last):\n  File "a.py", line 7\nValueError: bad\n'
-    console = open_console(pipe, clock=FakeClock(), merges_lines=True)
+    console = open_console(pipe, clock=HandClock(), merges_lines=True)
     reader = pipe.collect()
     feeds = open_ranks(console, Std.ERR)
     for rank in (0, 2):
@@ -358,12 +350,12 @@ def test_time_in_which_the_agent_stood_still_is_not_the_consoles(pipe: Pipe) -> 
 
 
 def test_the_agents_own_lines_survive_when_the_rest_is_discarded(pipe: Pipe) -> None:
-    class Impatient(FakeClock):
+    class Impatient(HandClock):
         """Advances at each look as long as the workers' lines are queued; what is printed afterwards has time."""
 
         def now_s(self) -> float:
-            self.time_s += 0.06 if device is not None and device._queued_bytes else 0.0
-            return self.time_s
+            self.at_s += 0.06 if device is not None and device._queued_bytes else 0.0
+            return self.at_s
 
     device = None
     console = open_console(pipe, clock=Impatient())

@@ -378,6 +378,8 @@ def test_a_malformed_first_message_closes_the_link(index: int, message) -> None:
     if is_malformed(discovery.FIRST_MESSAGES, message):
         assert link.closed
         assert set(link.kinds()) <= {messages.Rejected}
+        said = "closed the connection from 10.0.0.9: malformed message ("
+        assert any(isinstance(event, rdzv.Notice) and said in event.text for event in node.collect_events())
     node.collect_events()
     node.close()
 

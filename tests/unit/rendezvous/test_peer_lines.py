@@ -5,14 +5,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from doubles.rendezvous_links import FakeLink, FakeNetwork, StandingClock, make_config, make_member
+from doubles.rendezvous_links import FakeLink, FakeNetwork, StandingClock, make_config, make_join, make_member
 
 from muster._shared.codec import encode_message
-from muster.agent.rendezvous.consensus.recovery import RecoveryRecord
 from muster.agent.rendezvous.leader.newcomers import LIMIT, PeerLines
 from muster.agent.rendezvous.protocol.framing import FRAME_LIMIT_BYTES
 from muster.agent.rendezvous.protocol.job_rules import build_job_rules
-from muster.agent.rendezvous.protocol.messages import Join
 from muster.agent.runtime.loop import Loop
 
 
@@ -30,20 +28,7 @@ class Node:
 
     def receive_join(self, host: str) -> None:
         """Receive the join of node 1."""
-        join = Join(
-            run_id="run",
-            id="m1",
-            index=1,
-            nproc=1,
-            role="default",
-            host=host,
-            port=1,
-            listen_port=2,
-            local_addr=None,
-            rules=self.rules,
-            recovery=RecoveryRecord(),
-            group_ranks=(),
-        )
+        join = make_join(self.rules, host=host)
         frame = json.loads(encode_message(join, FRAME_LIMIT_BYTES))
         self.network.listeners[-1](FakeLink(), frame)
 

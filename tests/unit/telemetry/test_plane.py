@@ -7,6 +7,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from doubles.telemetry_nodes import FakeLeader, FakeLoop, Node
@@ -19,19 +20,6 @@ from muster.agent.runtime.event_log import EventRecord
 from muster.agent.telemetry import Pause, StatusFile
 from muster.agent.telemetry.sampling import OpenCollective, pack, unpack
 from muster.schedulers.wording.job_line import describe_status
-
-
-class Seen:
-    """Keeps records."""
-
-    def __init__(self) -> None:
-        self.records: list[EventRecord] = []
-
-    def write(self, record: EventRecord) -> None:
-        self.records.append(record)
-
-    def close(self) -> None:
-        """See `EventSink`."""
 
 
 @pytest.fixture
@@ -95,11 +83,12 @@ def test_a_look_that_takes_long_puts_no_clock_ahead(tmp_path: Path) -> None:
             return b""
 
     node.lines, node.clock = SlowLines(), LeaderClock(own_id="a", leader_id="a")
-    seen = Seen()
-    node.log.add_sink(seen)
+    records: list[EventRecord] = []
+    sink: Any = SimpleNamespace(write=records.append)
+    node.log.add_sink(sink)
     node.step(1, 1)
     node.look()
-    [compared] = [each for each in seen.records if each.what == "clock_compared"]
+    [compared] = [each for each in records if each.what == "clock_compared"]
     assert compared.detail["ahead_s"] == 0.0
 
 

@@ -1,13 +1,14 @@
 """Texts that people who tried muster called good: whoever changes their words changes this table, too."""
 
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
+from doubles.samples import make_failure_of_rank_3
 
 import muster_entry
-from muster._shared.reports import Failure, OomEvidence, Report, Stack
+from muster._shared.reports import OomEvidence, Report, Stack
 from muster.agent.diagnosis.report_text import format_report
 from muster.cli.commands import _refuse_command
 from muster.schedulers.wording.reasons import Code, Reason
@@ -16,22 +17,7 @@ from muster.schedulers.wording.words import word
 GOLDEN = Path(__file__).with_name("praised_lines.txt")
 
 
-def make_failure(**changes: Any) -> Failure:
-    values: dict[str, Any] = {
-        "node": 1,
-        "node_index": 1,
-        "host": "host-b",
-        "local_rank": 1,
-        "global_rank": 3,
-        "attempt": 0,
-        "round": 1,
-        "pid": 4711,
-        "time_s": 1_700_000_000.25,
-        "step": 812,
-        "total_steps": 1000,
-        "log_path": "/logs/job/attempt_0/1/stderr.log",
-    }
-    return Failure(**{**values, **changes})
+make_failure = partial(make_failure_of_rank_3, step=812, total_steps=1000)
 
 
 def build_crash() -> Report:

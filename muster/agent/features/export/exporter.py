@@ -123,16 +123,14 @@ def _parse_url(url: str) -> Address | None:
 
 def _parse_pairs(text: str) -> dict[str, str]:
     """Parse `k=v,k=v` with values that may be percent-encoded."""
-    pairs = (pair.partition("=") for pair in text.split(","))
-    return {name.strip(): _unquote(value.strip()) for name, sign, value in pairs if sign and name.strip()}
-
-
-def _unquote(text: str) -> str:
-    if "%" not in text:
-        return text
     from urllib.parse import unquote
 
-    return "".join(unquote(text).splitlines())
+    pairs = (pair.partition("=") for pair in text.split(","))
+    return {
+        name.strip(): "".join(unquote(value.strip()).splitlines())
+        for name, sign, value in pairs
+        if sign and name.strip()
+    }
 
 
 def _parse_resource(environ: Mapping[str, str]) -> dict[str, str]:

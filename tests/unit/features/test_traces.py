@@ -322,8 +322,8 @@ def test_the_other_variables() -> None:
     assert settings.addresses.keys() == {"traces", "metrics"}
 
 
-@pytest.mark.parametrize("answer", [b"", b"\x16\x03\x01", b"HTTP/1.1 abc\r\n\r\n"])
-def test_what_is_no_answer_of_http(answer: bytes) -> None:
+def ask(answer: bytes) -> tuple[int, float]:
+    """Return what is understood of a collector's answer."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
@@ -333,8 +333,18 @@ def test_what_is_no_answer_of_http(answer: bytes) -> None:
                 link.sendall(answer)
 
         threading.Thread(target=serve, daemon=True).start()
-        with pytest.raises((ValueError, OSError)):
-            exporter.post(address("http", "127.0.0.1", server.getsockname()[1], "/"), b"{}", read_settings({}))
+        return exporter.post(address("http", "127.0.0.1", server.getsockname()[1], "/"), b"{}", read_settings({}))
+
+
+@pytest.mark.parametrize("answer", [b"", b"\x16\x03\x01", b"HTTP/1.1 abc\r\n\r\n"])
+def test_what_is_no_answer_of_http(answer: bytes) -> None:
+    with pytest.raises((ValueError, OSError)):
+        ask(answer)
+
+
+def test_how_long_a_collector_wants_to_be_left_alone() -> None:
+    assert ask(b"HTTP/1.1 429 Too Many Requests\r\nretry-after: 7\r\n\r\n") == (429, 7.0)
+    assert ask(b"HTTP/1.1 200 OK\r\n\r\n") == (200, 0.0)
 
 
 # -- what waits -------------------------------------------------------------------------------------------------------

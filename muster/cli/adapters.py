@@ -31,11 +31,7 @@ def create_scheduler(name: str) -> PluginScheduler:
     """
     points = list_entry_points()
     if name not in points:
-        from difflib import get_close_matches
-
-        near = get_close_matches(name, points, 1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ControlError(f"there is no scheduler {name!r}; {hint}there are: {', '.join(points)}", CommandExit.USAGE)
+        raise ControlError(f"there is no scheduler {name!r}; there are: {', '.join(points)}", CommandExit.USAGE)
     try:
         scheduler = points[name].load()(_SESSION)
     except (ControlError, EngineError, SchedulerError):

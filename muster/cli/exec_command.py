@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
-from torchx.specs import AppState, is_terminal
+from torchx.specs import AppState
 
 from muster._shared.contract import describe_exit_code
 from muster._shared.control import CommandExit, ControlError, count_nodes
@@ -65,11 +65,7 @@ def find_targets(
     facts = scheduler.read_facts(app_id)
     if facts is None:
         raise UnknownAppError(app_id)
-    if is_terminal(facts.state):
-        raise ControlError(f"{app_id} has ended already ({facts.state.name})", CommandExit.ENDED)
-    if facts.state is not AppState.RUNNING:
-        why = word_all(facts.reasons)
-        raise ControlError(f"{app_id} is {facts.state.name}" + (f": {why}" if why else ""), CommandExit.REFUSED)
+    operations.check_runs(app_id, facts.state, word_all(facts.reasons))
     roles = operations.list_agent_roles(app_id, facts.app.roles, role)
     if not takes_all:
         roles = [operations.choose_agent_role(app_id, roles)]

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import Final
 
-from torchx.specs import Role, is_terminal
+from torchx.specs import AppState, Role, is_terminal
 
 from muster._shared.contract import AskKind, AskOutcome
 from muster._shared.control import ANSWER_LIMIT_S, CommandExit, ControlError
@@ -179,6 +179,17 @@ def open_scheduler(handle: str) -> Iterator[tuple[PluginScheduler, str]]:
 def _explain_last(handle: str, app: AppName | None, why: str) -> str:
     """Say why an app cannot be asked. If it is `last`, also say which app that is."""
     return why if handle != LAST or app is None else f"last is {app}, and {why}"
+
+
+def check_runs(app_id: str, state: AppState, why: str = "") -> None:
+    """Refuse what only a running app can do.
+
+    Raises:
+        ControlError: it does not run.
+    """
+    if state is not AppState.RUNNING:
+        code = CommandExit.ENDED if is_terminal(state) else CommandExit.REFUSED
+        raise ControlError(f"{app_id} is {state.name}{why and f': {why}'}", code, is_unchanged=True)
 
 
 def list_agent_roles(app_id: str, roles: Iterable[Role], name: str | None = None) -> list[Role]:

@@ -70,8 +70,7 @@ def _remove_all(found: Sequence[Leftover], *, dry_run: bool, yes: bool) -> int:
     if not yes and not confirm(f"Remove {'it' if len(found) == 1 else 'all of it'}?", "remove this"):
         print("nothing was removed")
         return 1
-    failed = sum(not _remove(each) for each in found)
-    return 1 if failed else 0
+    return min(1, sum(not _remove(each) for each in found))
 
 
 def print_leftovers(found: Sequence[Leftover]) -> None:

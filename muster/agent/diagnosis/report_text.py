@@ -13,10 +13,6 @@ from muster.agent.diagnosis.stacks import group_stacks
 from muster.agent.diagnosis.tracebacks import find_place, remove_traceback
 
 _STACK_LINES = 30
-_BREAKPOINT_HINT = (
-    "breakpoint() needs a terminal, which several workers cannot share: start one alone in a terminal, with "
-    "`muster-agent --nproc-per-node 1 SCRIPT ...`"
-)
 _BRIEF_CHARS = 160
 _LISTED = 16
 """The most groups of other failures, or of stacks, that are printed; the rest is counted."""
@@ -49,7 +45,6 @@ def format_report(report: Report, *, has_colour: bool = False, printed_as: str |
         rest = [failure for failure in report.failures if failure is not root and failure.collateral]
         title = "Waited for it" if root.hung else "Ended because of it"
         lines += _format_others(title, rest, columns, with_end=not root.hung)
-        lines += _format_hint(root, columns)
     for line in report.suspected:
         lines += _wrap("Suspected   : ", line, columns)
     lines += _format_stacks(report, columns)
@@ -199,13 +194,6 @@ def _describe_briefly(failure: Failure, *, plural: bool) -> str:
         return text
     beginning = text[:_BRIEF_CHARS]
     return f"{beginning.rpartition(' ')[0] or beginning} ..."  # whole words
-
-
-def _format_hint(root: Failure, columns: int) -> Iterator[str]:
-    """Return advice about failures whose text gives none."""
-    kind = (root.exception or "").partition(":")[0].rpartition(".")[2]
-    if kind == "BdbQuit":
-        yield from textwrap.wrap(_BREAKPOINT_HINT, columns, break_long_words=False, break_on_hyphens=False)
 
 
 def _format_stacks(report: Report, columns: int) -> Iterator[str]:

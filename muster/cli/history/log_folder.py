@@ -85,10 +85,11 @@ def read_run(run: Path) -> AppFacts:
             reasons = [Reason(code=Code.RECORDED_END, text=story.ending)]
     if state in (AppState.UNKNOWN, AppState.CANCELLED) or (state is AppState.FAILED and report is None):
         reasons += _explain_by_slurm(placed, written_s)
+    role = Role(name=run.name, image="", entrypoint="python3", args=["-m", AGENT_MODULE])
     replicas = _list_nodes(run.name, job.status) if state is AppState.RUNNING else None
     return AppFacts(
         app_id=run.name,
-        app=AppDef(name=run.name, roles=[_build_role(run.name)]),
+        app=AppDef(name=run.name, roles=[role]),
         state=state,
         replicas=replicas,
         restarts=job.attempt,
@@ -131,10 +132,6 @@ class RunFolder:
     def count_merged_ranks(self, app_id: str, role: str) -> int:  # noqa: ARG002
         """Return 0: no line is merged."""
         return 0
-
-
-def _build_role(name: str) -> Role:
-    return Role(name=name, image="", entrypoint="python3", args=["-m", AGENT_MODULE])
 
 
 def _explain_by_slurm(placed: Sequence[TimedEvent], written_s: float) -> Reasons:

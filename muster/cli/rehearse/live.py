@@ -16,7 +16,7 @@ from torchx.specs import AppState, Role, is_terminal
 from muster._shared.contract import LogNames
 from muster._shared.control import CommandExit, ControlError
 from muster.cli.history.sources import parse_files
-from muster.cli.operations import choose_agent_role, open_scheduler
+from muster.cli.operations import check_runs, choose_agent_role, open_scheduler
 from muster.cli.rehearse.faults import FAULTS
 from muster.cli.rehearse.outcome import Row, Verdict
 from muster.cli.rehearse.watch import find_processes
@@ -112,9 +112,7 @@ def _find_role(scheduler: PluginScheduler, app_id: str) -> Role:
     response = scheduler.describe_app(app_id)
     if response is None:
         raise UnknownAppError(app_id)
-    if response.state is not AppState.RUNNING:
-        code = CommandExit.ENDED if is_terminal(response.state) else CommandExit.REFUSED
-        raise ControlError(f"{app_id} is {response.state.name}: nothing was done", code)
+    check_runs(app_id, response.state)
     return choose_agent_role(app_id, response.roles)
 
 

@@ -241,7 +241,7 @@ class Code(Enum):
     """The Job of a role is deleted, and it is not known how it ended. Kubernetes."""
     ROLES_RUN = "still running: role {roles}; `torchx cancel` stops it"
     """Roles of an app that has failed still run. Kubernetes."""
-    REPORT_NOT_KEPT = "Kubernetes has not kept its report: `muster log --failed` finds it in the pods' logs"
+    REPORT_NOT_KEPT = "Kubernetes has not kept its report: `muster log` prints the pods' logs, which have it"
     """The pods have not kept the agents' report. Kubernetes."""
 
     # -- Slurm --------------------------------------------------------------------------------------------------------

@@ -191,7 +191,7 @@ def test_a_job_that_has_ended_or_a_node_that_is_lost_is_one_line(tmp_path):
         lost.scheduler.cancel(lost.app_id)
         wait_until(lambda: lost.scheduler.describe(lost.app_id).state.name == "CANCELLED", what="its end")
         code, printed, said = lost.run("true")
-        assert (code, printed, "(CANCELLED)" in said) == (255, "", True)
+        assert (code, printed, " is CANCELLED" in said) == (255, "", True)
         process.send_signal(signal.SIGTERM)
         assert process.wait(LIMIT_S) == 143
         process.communicate()

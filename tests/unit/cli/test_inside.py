@@ -112,8 +112,8 @@ def test_which_nodes_are_meant() -> None:
             "no node 0 of app runs: it has 1 node, counted from 0",
             CommandExit.REFUSED,
         ),
-        (build_facts([], state=AppState.FAILED), {}, "app has ended already (FAILED)", CommandExit.ENDED),
-        (build_facts([], state=AppState.PENDING), {}, "app is PENDING: why", CommandExit.REFUSED),
+        (build_facts([], state=AppState.FAILED), {}, "app is FAILED: why: nothing was changed", CommandExit.ENDED),
+        (build_facts([], state=AppState.PENDING), {}, "app is PENDING: why: nothing was changed", CommandExit.REFUSED),
         (
             build_facts([AppState.RUNNING], names=("a", "b")),
             {},

@@ -219,12 +219,6 @@ def test_ranks_that_failed_in_the_same_way_are_not_called_victims() -> None:
     assert "Ended because of it" not in page
 
 
-def test_a_debugger_without_a_terminal_comes_with_advice() -> None:
-    advice = "muster-agent --nproc-per-node 1 SCRIPT"
-    assert advice in " ".join(format_report(make_report(make_failure(exception="BdbQuit"))).split())
-    assert advice not in " ".join(format_report(make_report(make_failure())).split())
-
-
 @pytest.mark.parametrize("columns", [40, 70])
 def test_no_line_of_text_is_wider_than_the_page(columns: int) -> None:
     reason = "rank 3 on node 1 (host-b) was ended by SIGKILL: " + "word " * 60

@@ -237,7 +237,7 @@ def test_a_job_by_muster_alone(cluster, call):
     assert one.stdout == "node 1\n"
     assert "files of rank 1" in one.stderr, "no command runs in pods of the model"
     for command in ("events", "timeline"):
-        assert "`muster status`" in call("muster", command, code=1).stderr
+        assert "no node has records of " in call("muster", command, code=1).stderr
     cluster.delete_object(("/apis/batch/v1", "team", "jobs", f"{name}-main"))
     assert f"team:{name}, the last job" in call("muster", "status", name, code=3).stderr
 
@@ -283,7 +283,7 @@ def test_a_cluster_that_is_not_reachable_is_named(cluster, call):
     cluster.server.stop()
     done = call("muster", "list", "-s", "local_cwd", "-s", "kubernetes", code=6)
     assert done.stdout == "no jobs\n"
-    assert done.stderr.startswith("muster: kubernetes is "), done
+    assert done.stderr.startswith("muster: kubernetes: "), done
     assert "cannot be reached" in call("muster", "status", "kubernetes://torchx/team:nope", code=6).stderr
     shown = call("torchx", "list", "-s", "kubernetes", code=None)
     assert "cannot be reached" in shown.stdout + shown.stderr

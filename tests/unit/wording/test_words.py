@@ -195,7 +195,7 @@ TABLE: dict[str, tuple[Reason, ...]] = {
     "the Job of role r is deleted": (R(code=C.ROLE_DELETED, role="r"),),
     "the Job of role r is deleted, and how it ended is not known": (R(code=C.ROLE_UNKNOWN, role="r"),),
     "still running: role a, b; `torchx cancel` stops it": (R(code=C.ROLES_RUN, roles=("a", "b")),),
-    "Kubernetes has not kept its report: `muster log --failed` finds it in the pods' logs": (
+    "Kubernetes has not kept its report: `muster log` prints the pods' logs, which have it": (
         R(code=C.REPORT_NOT_KEPT),
     ),
     # Slurm

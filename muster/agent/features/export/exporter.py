@@ -7,9 +7,13 @@ answers.
 
 OpenTelemetry's variables say where both go. Source: https://opentelemetry.io/docs/specs/otel/protocol/exporter and
 .../configuration/sdk-environment-variables.
+
+The client is hand-written, because `http.client` imports `ssl` and `email`, together 6 MB, which an http address does
+not need.
 """
 
 import contextlib
+import socket
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -106,19 +110,16 @@ def _check_protocol(environ: Mapping[str, str], signal: str) -> str:
 
 
 def _parse_url(url: str) -> Address | None:
-    from urllib.parse import urlsplit  # only where there is a collector
-
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError:
+    scheme, found, rest = url.partition("://")
+    authority, slash, path = rest.partition("/")
+    host, colon, port = authority.rpartition(":")
+    if not colon or authority.endswith("]"):
+        host, port = authority, "443" if scheme == "https" else "80"
+    host = host.removeprefix("[").removesuffix("]")
+    is_port = port.isascii() and port.isdecimal() and 0 < int(port) < 65536
+    if scheme not in ("http", "https") or not found or not host or not is_port or "@" in host:
         return None
-    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or "@" in parts.netloc:
-        return None
-    path = parts._replace(scheme="", netloc="").geturl() or "/"
-    return Address(
-        scheme=parts.scheme, host=parts.hostname, port=port or (443 if parts.scheme == "https" else 80), path=path
-    )
+    return Address(scheme=scheme, host=host, port=int(port), path=f"{slash}{path}" or "/")
 
 
 def _parse_pairs(text: str) -> dict[str, str]:
@@ -156,6 +157,7 @@ _MOST_AGAIN_S: Final = 300.0
 _CLOSE_S: Final = 1.0
 _SLOW_S: Final = 0.5
 """At the end, a collector that has not answered for this long is not awaited."""
+_ANSWER_BYTES: Final = 64 << 10
 _PASSING: Final = (408, 429, 502, 503, 504)
 """After these codes the same request may succeed later; after any other code outside 2xx it will not.
 
@@ -322,23 +324,53 @@ def post(address: "Address", body: bytes, settings: "Settings") -> tuple[int, fl
         OSError: nothing answers there, or not within the limit.
         ValueError: the answer is not HTTP.
     """
-    import http.client  # only where there is a collector
+    until_s = time.monotonic() + settings.timeout_s
+    host = f"[{address.host}]" if ":" in address.host else address.host
+    fields = {
+        "Host": f"{host}:{address.port}",
+        "User-Agent": "muster",
+        "Content-Type": "application/json",
+        "Content-Length": str(len(body)),
+        "Connection": "close",
+        **settings.headers,
+    }
+    lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+    request = f"POST {address.path} HTTP/1.1\r\n{lines}\r\n".encode("utf-8", "replace") + body
+    with contextlib.ExitStack() as stack:
+        link = stack.enter_context(socket.create_connection((address.host, address.port), settings.timeout_s))
+        if address.scheme == "https":
+            import ssl
 
-    if address.scheme == "https":
-        import ssl
+            context = ssl.create_default_context(cafile=settings.ca_file)
+            link = stack.enter_context(context.wrap_socket(link, server_hostname=address.host))
+        link.settimeout(max(0.1, until_s - time.monotonic()))
+        link.sendall(request)
+        answer = b""
+        while b"\r\n\r\n" not in answer and len(answer) < _ANSWER_BYTES:
+            left_s = until_s - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError("it does not answer in time")
+            link.settimeout(left_s)
+            data = link.recv(4096)
+            if not data:
+                break
+            answer += data
+    return parse_answer(answer)
 
-        context = ssl.create_default_context(cafile=settings.ca_file)
-        link: http.client.HTTPConnection = http.client.HTTPSConnection(
-            address.host, address.port, timeout=settings.timeout_s, context=context
-        )
-    else:
-        link = http.client.HTTPConnection(address.host, address.port, timeout=settings.timeout_s)
-    fields = {"User-Agent": "muster", "Content-Type": "application/json", "Connection": "close", **settings.headers}
-    with contextlib.closing(link):
-        try:
-            link.request("POST", address.path, body, fields)
-            answer = link.getresponse()
-        except http.client.HTTPException as error:
-            raise ValueError(str(error) or type(error).__name__) from error
-        wait = answer.headers.get("Retry-After", "")
-    return answer.status, min(_MOST_AGAIN_S, float(wait)) if wait.isascii() and wait.isdecimal() else 0.0
+
+def parse_answer(answer: bytes) -> tuple[int, float]:
+    r"""Return the status, and how many seconds to wait before the next request.
+
+    >>> parse_answer(b"HTTP/1.1 429 Too Many Requests\r\nretry-after: 7\r\n\r\n")
+    (429, 7.0)
+
+    Raises:
+        ValueError: it is not an HTTP answer.
+    """
+    first, *lines = answer.partition(b"\r\n\r\n")[0].decode("latin-1").split("\r\n")
+    parts = first.split(" ")
+    if not first.startswith("HTTP/") or len(parts) < 2 or not (parts[1].isascii() and parts[1].isdecimal()):
+        raise ValueError("its answer is none of HTTP")
+    fields = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    wait = fields.get("retry-after", "")
+    return int(parts[1]), min(_MOST_AGAIN_S, float(wait)) if wait.isascii() and wait.isdecimal() else 0.0

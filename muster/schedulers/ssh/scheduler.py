@@ -187,8 +187,6 @@ def _checked_hosts(request: SshRequest, workspace_bytes: int) -> Iterator[list[C
             raise adapter.EngineError(checks.describe_failures(failed, len(hosts)))
         for name, why in failed.items():
             _print_line(f"{name} cannot be used: {why}")
-        for line in checks.describe_differences(good):
-            _print_line(line)
         yield good
     finally:
         for each in good:

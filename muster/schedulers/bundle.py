@@ -265,25 +265,13 @@ def _is_text(node: ast.stmt) -> bool:
 
 
 def _list_type_only(body: list[ast.stmt]) -> Iterator[_Cut]:
-    """List what a module imports for type checkers, what protocols declare, and annotations of names with a value.
-
-    A protocol whose methods do something stays, because classes inherit them.
-    """
+    """List what a module imports for type checkers, and annotations of names with a value."""
     for node in body:
-        if isinstance(node, ast.ClassDef) and _only_declares(node):
-            yield _Cut((node.body[0].lineno - 1, 0), _find_span(node).end, b"    0")
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             if not node.orelse:
                 yield _find_span(node)
         elif isinstance(node, ast.AnnAssign) and node.value is not None:
             yield _Cut(_find_span(node.target).end, _find_span(node.annotation).end)
-
-
-def _only_declares(node: ast.ClassDef) -> bool:
-    if not any(isinstance(base, ast.Name) and base.id == "Protocol" for base in node.bases):
-        return False
-    methods = (each for each in node.body if isinstance(each, ast.FunctionDef))
-    return all(isinstance(line, ast.Expr) for method in methods for line in method.body)
 
 
 def _list_unused_imports(body: list[ast.stmt], lines: list[bytes]) -> Iterator[_Cut]:

@@ -11,7 +11,6 @@ import functools
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -125,9 +124,13 @@ class SupervisedScheduler(PluginScheduler, abc.ABC):
         del folder
         return None
 
-    def translate_errors(self) -> AbstractContextManager[None]:
-        """Return a context in which this adapter's own errors become those that TorchX prints as one line."""
-        return translate_errors()
+    @contextlib.contextmanager
+    def translate_errors(self) -> Iterator[None]:
+        """Turn this adapter's own errors into those that TorchX prints as one line."""
+        try:
+            yield
+        except StateError as error:
+            raise EngineError(str(error)) from error
 
     def find_folder(self, app_id: str) -> AppFolder | None:
         """Return the folder of an app, or None if the id is not known (any more).
@@ -360,15 +363,6 @@ def _read_state(registry: AppRegistry, app_id: str) -> AppState | None:
     except (EngineError, StateError) as error:
         logger.warning("%s: %s", app_id, error)
     return AppState.UNKNOWN
-
-
-@contextlib.contextmanager
-def translate_errors() -> Iterator[None]:
-    """Turn the error of a state file into an `EngineError`."""
-    try:
-        yield
-    except StateError as error:
-        raise EngineError(str(error)) from error
 
 
 def read_app_for_wait(folder: AppFolder, *, keeps: bool) -> tuple[AppSpec, AppRecord | None] | None:

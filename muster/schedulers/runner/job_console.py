@@ -46,14 +46,10 @@ def paint_line(line: str) -> str:
     """Colour a line: its prefix in its rank's colour, the headline of a failed job in red."""
     found = PREFIX.match(line)
     if found is not None:
-        colour = _choose_colour(found["rank"] or found["local"])
+        first = (found["rank"] or found["local"]).replace(",", "-").partition("-")[0]
+        colour = _RANK_COLOURS[int(first[-1])]
         return f"\x1b[{colour}m{found[0]}\x1b[0m{line[found.end() :]}"
     return f"\x1b[1;31m{line.rstrip()}\x1b[0m\n" if line.startswith(_HEADLINE) else line
-
-
-def _choose_colour(ranks: str) -> str:
-    """Choose the colour of the first rank by its last digit."""
-    return _RANK_COLOURS[int(ranks.replace(",", "-").partition("-")[0][-1])]
 
 
 class _Speaker:
@@ -84,19 +80,6 @@ def _join_prefixes(speakers: "list[_Speaker]") -> tuple[str, str]:
     ranks = format_ranks({rank for each in speakers for rank in each.ranks})
     node = f"|n{nodes}.r{ranks}" if nodes else ""
     return format_ranks({each.index for each in speakers}), f"{speakers[0].head}{local}{node}]:"
-
-
-def _find_prefix(line: str, role: str) -> "re.Match[str] | None":
-    """Find the prefix of a whole line that a worker of the role has written."""
-    return PREFIX.match(line) if line.startswith(f"[{role}") and line.endswith("\n") else None
-
-
-def _read_text(line: str, found: "re.Match[str]") -> bytes:
-    return line[found.end() :].encode("utf-8", "surrogatepass")
-
-
-def _list_rows(said: "HeldUnit[_Speaker]", prefix: str) -> list[str]:
-    return [f"{prefix}{row}\n" for row in said.text.decode("utf-8", "surrogatepass")[:-1].split("\n")]
 
 
 class JobConsole:
@@ -147,14 +130,15 @@ class JobConsole:
                 if bar is not None:
                     self._set_row((role, index, *bar[0]), f"{role}/{index} {line[1:-1]}" if bar[1] else "")
                     continue
-                found = _find_prefix(line, role)
+                is_whole = line.startswith(f"[{role}") and line.endswith("\n")
+                found = PREFIX.match(line) if is_whole else None
                 if found is not None and found[0] not in speakers:
                     speakers[found[0]] = _Speaker(role=role, index=index, found=found, peers=merged_ranks)
                 with self._changed:
                     if found is None:
                         shown = [*map(self._format, alike.take_all()), self._format_line(role, str(index), line)]
                     else:
-                        text = _read_text(line, found)
+                        text = line[found.end() :].encode("utf-8", "surrogatepass")
                         shown = [*map(self._format, alike.push(speakers[found[0]], text, time.monotonic()))]
                     self._print("".join(shown))
                     self._watch(alike)
@@ -214,7 +198,8 @@ class JobConsole:
     def _format(self, said: "HeldUnit[_Speaker]") -> str:
         first = said.speakers[0]
         indices, prefix = (str(first.index), first.prefix) if len(said.speakers) == 1 else _join_prefixes(said.speakers)
-        return "".join(self._format_line(first.stream, indices, row) for row in _list_rows(said, prefix))
+        rows = said.text.decode("utf-8", "surrogatepass")[:-1].split("\n")
+        return "".join(self._format_line(first.stream, indices, f"{prefix}{row}\n") for row in rows)
 
     def _format_line(self, role: str, indices: str, line: str) -> str:
         if not self._has_colours:

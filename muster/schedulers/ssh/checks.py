@@ -19,7 +19,6 @@ from muster.schedulers.ssh.hosts import Host
 LIMIT_S: Final = 30.0
 """For each host's answer."""
 _LEAST_PYTHON: Final = (3, 10)
-_CLOCK_LIMIT_S: Final = 5.0
 _MARK: Final = b"\0muster-check\n"
 _LINE_LIMIT_BYTES: Final = 1 << 20
 _END_LIMIT_S: Final = 5.0
@@ -31,7 +30,7 @@ def say(answer):
     sys.stdout.write("\0muster-check\n" + json.dumps(answer) + "\n")
     sys.stdout.flush()
 def check(order):
-    answer = {"version": list(sys.version_info[:3]), "python": sys.executable, "time_s": time.time()}
+    answer = {"version": list(sys.version_info[:3]), "python": sys.executable}
     if sys.version_info < (3, 10):
         return say(answer)
     import fcntl, random, socket, struct
@@ -184,13 +183,10 @@ class Checked:
     """What is known of a host that can be used."""
 
     host: Host
-    version: tuple[int, int, int]
     addresses: Sequence[str]
     """Addresses at which the first host may be reached. That of the connection comes first."""
     ports: Sequence[int]
     """Free ones, when it was asked for some."""
-    clock_s: float
-    """How many seconds its clock is ahead of this machine's, at least. Less than 0: behind."""
     connection: Probe = field(repr=False)
 
 
@@ -222,22 +218,12 @@ def check_hosts(hosts: Sequence[Host], needs: Needs) -> tuple[list[Checked], dic
 def _check(host: Host, needs: Needs) -> Checked:
     probe = Probe(needs.ssh, host, needs.python)
     try:
-        asked_s = time.time()
         answer = probe.ask({"folder": needs.folder, "ports": needs.ports})
         _judge(answer, needs)
-        # The login's seconds are not the clock's.
-        clock_s = answer["time_s"] - min(max(answer["time_s"], asked_s), time.time())
     except BaseException:
         probe.close()
         raise
-    return Checked(
-        host=host,
-        version=tuple(answer["version"]),
-        addresses=answer["addresses"],
-        ports=answer["ports"],
-        clock_s=clock_s,
-        connection=probe,
-    )
+    return Checked(host=host, addresses=answer["addresses"], ports=answer["ports"], connection=probe)
 
 
 def _judge(answer: Mapping[str, Any], needs: Needs) -> None:
@@ -249,22 +235,6 @@ def _judge(answer: Mapping[str, Any], needs: Needs) -> None:
     if answer["free_bytes"] < needs.disk_bytes:
         free, wanted = answer["free_bytes"] / 1e6, needs.disk_bytes / 1e6
         raise CheckError(f"{answer['folder']} has {free:.0f} MB free, and {wanted:.0f} MB are needed")
-
-
-def describe_differences(checked: Sequence[Checked]) -> list[str]:
-    """Return the lines for the user: clocks that are wrong, and Pythons that differ."""
-    lines = [
-        f"{each.host.name}: its clock is {abs(each.clock_s):.0f} s {'ahead' if each.clock_s > 0 else 'behind'}"
-        for each in checked
-        if abs(each.clock_s) > _CLOCK_LIMIT_S
-    ]
-    versions: dict[tuple[int, ...], list[str]] = {}
-    for each in checked:
-        versions.setdefault(each.version[:2], []).append(each.host.name)
-    if len(versions) > 1:
-        named = (f"{a}.{b} on {', '.join(names[:3])}" for (a, b), names in sorted(versions.items()))
-        lines.append(f"the hosts have different Pythons: {'; '.join(named)}")
-    return lines
 
 
 def find_address(first: Checked, others: Sequence[Checked]) -> tuple[str | None, dict[str, str]]:

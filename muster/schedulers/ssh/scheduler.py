@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -32,16 +31,6 @@ from muster.schedulers.supervision.app_folder import AppFolder, AppSpec
 _OWN_VARIABLES: Final = "MUSTER_"
 _MARGIN_BYTES: Final = 32 << 20
 """Beyond twice the workspace and the agent: for logs."""
-_NOT_REACHED: Final = 255
-"""Exit code of an `ssh` that has no connection, and of a command that was not run for that reason."""
-_RETRY_S: Final = 5.0
-"""How long hosts that are not reached are tried again.
-
-A network that has just come back fails the first program that asks.
-"""
-_SEARCH_S: Final = 20.0
-"""So long other hosts are tried once: a silent one takes as long as `ssh` lets it."""
-_PAUSE_S: Final = 1.0
 _END_LIMIT_S: Final = 0.5
 """Of an `ssh` that has asked."""
 _COMMAND_LIMIT_S: Final = 10.0
@@ -110,30 +99,6 @@ class SshScheduler(adapter.ProcessScheduler, WorkspaceMixin[None]):  # type: ign
 
     # -- asking -----------------------------------------------------------------------------------------------------
 
-    def ask_node(
-        self, spec: AppSpec, replica: adapter.ReplicaId, words: Sequence[str], limit_s: float
-    ) -> tuple[int, str, str]:
-        """See `ProcessScheduler`. Where its host is not reached, those of the role's other replicas are asked.
-
-        A replica whose host is lost counts as running for a while, and any agent passes the question on.
-        """
-        record = AppFolder(spec.folder).read_record()
-        running = [] if record is None else record.app.running([replica.role])
-        replicas = [replica, *(each for each in running if each != replica)]
-        began_s, passed_s = time.monotonic(), 0.0
-        failed: list[tuple[int, str, str]] = []
-        while True:
-            each = replicas[len(failed) % len(replicas)]
-            found = super().ask_node(spec, each, words, round(limit_s - passed_s, 1))
-            if found[0] != _NOT_REACHED:
-                return found
-            failed.append(found)
-            passed_s = time.monotonic() - began_s
-            if passed_s > (_RETRY_S if len(failed) >= len(replicas) else _SEARCH_S):
-                return 1, *failed[0][1:]
-            if len(failed) % len(replicas) == 0:
-                time.sleep(_PAUSE_S)
-
     def ask_command(
         self, spec: AppSpec, replica: adapter.ReplicaId, command: Sequence[str], env: Mapping[str, str], limit_s: float
     ) -> tuple[int, str, str]:
@@ -153,7 +118,7 @@ class SshScheduler(adapter.ProcessScheduler, WorkspaceMixin[None]):  # type: ign
         try:
             return run_captured(_open_host(spec, handle, WORDS, _END_LIMIT_S), order, limit_s)
         except LostNodeError as error:
-            return (1, "", str(error)) if error.was_reached else (_NOT_REACHED, "", error.why or str(error))
+            return (1, "", str(error)) if error.was_reached else (adapter.NOT_REACHED, "", error.why or str(error))
         except ControlError as error:
             return 1, "", str(error)
 
@@ -222,8 +187,6 @@ def _checked_hosts(request: SshRequest, workspace_bytes: int) -> Iterator[list[C
             raise adapter.EngineError(checks.describe_failures(failed, len(hosts)))
         for name, why in failed.items():
             _print_line(f"{name} cannot be used: {why}")
-        for line in checks.describe_differences(good):
-            _print_line(line)
         yield good
     finally:
         for each in good:

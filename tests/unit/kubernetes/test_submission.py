@@ -948,7 +948,7 @@ def test_a_deleted_pod_is_named_without_the_right_to_events(cluster, scheduler):
     cluster.remove_pod(cluster.find_pod(name, 1), code=137)
     cluster.allowed = {kind: verbs for kind, verbs in read_rights().items() if kind != "events"}
     status = scheduler.describe(app_id)
-    assert status.facts.reasons[0] == Reason(code=Code.POD_LOST_HIDDEN, pods=(f"{name}-trainer-1-*",))
+    assert status.facts.reasons[0] == Reason(code=Code.POD_LOST_UNKNOWN, pods=(f"{name}-trainer-1-*",))
 
 
 @pytest.mark.parametrize(("least", "code"), [(None, 137), (None, 143), (1, 137)])

@@ -14,7 +14,6 @@ from torchx.specs import AppDef
 from muster.schedulers.adapter import OptionError, SchedulerError
 from muster.schedulers.node_program import keeper
 from muster.schedulers.node_program.frames import STATE_NAME, FrameReader, Kind, pack
-from muster.schedulers.ssh import checks
 from muster.schedulers.ssh import scheduler as ssh_scheduler
 from muster.schedulers.ssh.command import build_ssh, explain_failure
 from muster.schedulers.ssh.driver import SshDriver
@@ -220,33 +219,3 @@ def test_a_packed_workspace_has_no_name_that_a_kill_could_leave(tmp_path, monkey
             with tarfile.open(path) as archive:
                 assert "main.py" in [name.removeprefix("./") for name in archive.getnames()]
     assert len(paths) == 2
-
-
-@pytest.mark.parametrize(
-    ("time_s", "told"),
-    [
-        (100.0, []),
-        (112.0, []),
-        (113.0, []),
-        (94.0, ["a: its clock is 6 s behind"]),
-        (118.0, ["a: its clock is 6 s ahead"]),
-    ],
-)
-def test_a_slow_login_is_no_wrong_clock(monkeypatch, time_s, told):
-    """It took the 12 s between the question and the answer."""
-
-    class Connection:
-        def __init__(self, *_: object) -> None:
-            self.close = lambda: None
-
-        def ask(self, _: object) -> dict[str, object]:
-            return {
-                "time_s": time_s, "version": [3, 11, 2], "writable": True, "free_bytes": 1 << 40, "addresses": ["h"],
-                "ports": [1],
-            }  # fmt: skip
-
-    clock = iter([100.0, 112.0])
-    monkeypatch.setattr(checks, "Probe", Connection)
-    monkeypatch.setattr(checks.time, "time", lambda: next(clock))
-    needs = checks.Needs(ssh=["ssh"], python="python3", folder="/tmp", disk_bytes=0, ports=1)
-    assert checks.describe_differences([checks._check(Host("a"), needs)]) == told

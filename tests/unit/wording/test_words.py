@@ -153,9 +153,6 @@ TABLE: dict[str, tuple[Reason, ...]] = {
     "1 of 2 pods waits, and Kubernetes gives no reason: kubectl x": (
         R(code=C.PODS_UNEXPLAINED, count=1, total=2, by="kubectl x"),
     ),
-    "2 of 2 pods have a node, and their containers have not started yet: kubectl x": (
-        R(code=C.PODS_PLACED, count=2, total=2, by="kubectl x"),
-    ),
     "it has no pods yet, and Kubernetes gives no reason: kubectl x": (R(code=C.JOB_UNEXPLAINED, by="kubectl x"),),
     "no pods: FailedCreate: exceeded quota: pods=1; request less, or delete unused objects": (
         R(code=C.NO_PODS, causes=(QUOTA,)),
@@ -184,10 +181,7 @@ TABLE: dict[str, tuple[Reason, ...]] = {
     "pod p is gone: deleted: by a person": (
         R(code=C.POD_LOST, pods=("p",), causes=(R(code=C.POD_DELETED, text="by a person"),)),
     ),
-    "pod app-1-* is gone: it was deleted, and this account may not list events, which say why": (
-        R(code=C.POD_LOST_HIDDEN, pods=("app-1-*",)),
-    ),
-    "a pod is gone: it was deleted, and no event says why": (R(code=C.POD_LOST_UNKNOWN),),
+    "a pod is gone: it was deleted, and no event that this account may list says why": (R(code=C.POD_LOST_UNKNOWN),),
     "more replicas failed than max_retries allows": (R(code=C.TOO_MANY_FAILED),),
     "a replica failed, and no retry of it was left (--max_retries)": (R(code=C.NO_RETRY_LEFT),),
     "stopped because another role failed": (R(code=C.OTHER_ROLE_FAILED),),

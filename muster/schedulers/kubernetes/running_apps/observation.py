@@ -183,7 +183,7 @@ def _explain_lost_pod(app: App, failed: Mapping[str, Any]) -> Reason:
         name = order[-1 if before else 0]
         return Reason(code=Code.POD_LOST, pods=(name,), causes=(ends[name][1],))
     which = (f"{prefixes[0]}*",) if len(prefixes) == 1 else ()
-    return Reason(code=Code.POD_LOST_HIDDEN if ends is None else Code.POD_LOST_UNKNOWN, pods=which)
+    return Reason(code=Code.POD_LOST_UNKNOWN, pods=which)
 
 
 def _read_last_end(app: App) -> str:

@@ -308,11 +308,9 @@ def _count_unexplained(observation: Observation) -> Iterator[Reason]:
         for fact in sorted(current.values(), key=lambda fact: (fact.role, fact.index))
         if fact.phase == "Pending" and fact.reason is None and fact.name not in observation.warnings
     ]
-    for code, is_placed in ((Code.PODS_UNEXPLAINED, False), (Code.PODS_PLACED, True)):
-        found = [fact for fact in waits if bool(fact.node) is is_placed]
-        if found:
-            by = f"{_build_kubectl(parent)} describe pod {found[0].name}"
-            yield Reason(code=code, count=len(found), total=total, by=by)
+    if waits:
+        by = f"{_build_kubectl(parent)} describe pod {waits[0].name}"
+        yield Reason(code=Code.PODS_UNEXPLAINED, count=len(waits), total=total, by=by)
 
 
 def _build_kubectl(parent: Mapping[str, Any]) -> str:

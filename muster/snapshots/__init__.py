@@ -233,7 +233,7 @@ def _open_to_read() -> "Saver | None":
 def end_round() -> None:
     """Complete the last save, and forget the memory of this round. `muster.in_place` calls it between two rounds."""
     if _process.saver is not None:
-        _process.saver.wait()
+        _process.saver.close()
     _process.is_open, _process.files, _process.saver = False, None, None
     _process.must_load = _process.runs_again = True
 

@@ -198,6 +198,11 @@ class Saver:
             self._pending.join()
             self._pending = None
 
+    def close(self) -> None:
+        """Complete the last save, and save no more: another round has another saver."""
+        self.wait()
+        os.close(self._fd)
+
     def _start_copies(self, targets: Sequence[Any], sources: Sequence[Any]) -> Callable[[], bool]:
         self._device_copies = self._device_copies or DeviceCopies()
         return self._device_copies.start(targets, sources)

@@ -176,7 +176,7 @@ class FakeLogs:
     def close_child_ends(self, local_rank: int) -> None:
         self.opened.discard(local_rank)
 
-    def finish_round(self, on_finished: Callable[[], None]) -> None:
+    def finish_round(self, on_finished: Callable[[], None], _limit_s: float = 1.0) -> None:
         self._bench.loop.call_soon(on_finished)
 
     def read_stderr_tail(self, local_rank: int) -> tuple[str, ...]:

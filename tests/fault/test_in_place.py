@@ -26,8 +26,10 @@ PLACES = ("backward", "reduce", "save", "loader")
 AT_START = ("init", "load", "group")
 KINDS = ("places", "start", "moment", "two", "node", "stop", "spare", "leader", "agent", "join", "shrink")
 
+SHORT = KINDS.index("moment")
+"""The seed that `make test` plays; all are long."""
+
 pytestmark = [
-    pytest.mark.long,
     pytest.mark.torch,
     pytest.mark.timeout(400),
     pytest.mark.skipif(sys.platform != "linux", reason="workers stay on Linux only"),
@@ -202,7 +204,9 @@ class Run:
             return 2
         if self.kind == "leader":  # its loss fences the other node
             return 0
-        if self.kind in ("start", "two"):  # two faults
+        if self.kind == "start":  # two faults; and gloo, while it connects, may not wake one of the others in time
+            return 1
+        if self.kind == "two":
             return 2
         return min(len(before), len(after)) - 1
 
@@ -217,8 +221,55 @@ def compute_undisturbed() -> str:
     return found
 
 
-@pytest.mark.parametrize(
-    "seed", [pytest.param(seed, id=f"{seed}-{KINDS[seed % len(KINDS)]}") for seed in range(FIRST, FIRST + COUNT)]
-)
+def list_seeds() -> list[object]:
+    seeds = range(FIRST, FIRST + COUNT)
+    marks = {SHORT: ()}
+    return [
+        pytest.param(seed, id=f"{seed}-{KINDS[seed % len(KINDS)]}", marks=marks.get(seed, pytest.mark.long))
+        for seed in seeds
+    ]
+
+
+@pytest.mark.parametrize("seed", list_seeds())
 def test_those_that_are_not_lost_stay(seed: int, tmp_path: Path) -> None:
     Run(tmp_path, seed).go()
+
+
+@pytest.mark.long
+def test_fifty_rounds_leave_nothing_in_a_process(tmp_path: Path) -> None:
+    """Threads, descriptors and memory are after them as after the second."""
+    command = [*AGENT, "--standalone", "--nproc-per-node", "2", "--max-restarts", "99", "--restart-backoff", "0"]
+    env = {**os.environ, "PYTHONWARNINGS": "ignore"}
+
+    def read_rounds() -> list[list[int]]:
+        """The processes of each round that both ranks have begun, by rank."""
+        path = tmp_path / "begins"
+        begins = [line.split()[:2] for line in path.read_text().splitlines()] if path.exists() else []
+        pairs = [sorted(begins[at : at + 2]) for at in range(0, len(begins) - 1, 2)]
+        return [[int(pid) for _, pid in pair] for pair in pairs]
+
+    def measure(pid: int) -> tuple[int, int, int]:
+        folder = Path(f"/proc/{pid}")
+        resident = next(line for line in (folder / "status").read_text().splitlines() if line.startswith("VmRSS"))
+        return len(list((folder / "fd").iterdir())), len(list((folder / "task").iterdir())), int(resident.split()[1])
+
+    with Tree([*command, str(PROGRAM), str(tmp_path), str(1 << 20)], env=env, cwd=tmp_path) as job:
+        sizes = []
+        for number in range(1, 51):
+            wait_until(lambda number=number: len(read_rounds()) >= number, what=f"round {number}")
+            progress = (tmp_path / "progress").read_text() if number > 1 else ""
+            wait_until(
+                lambda progress=progress: (
+                    (tmp_path / "progress").exists() and (tmp_path / "progress").read_text() not in ("", progress)
+                ),
+                what="a step",
+            )
+            stayed, lost = read_rounds()[-1]
+            sizes.append(measure(stayed))
+            os.kill(lost, signal.SIGKILL)
+        assert len({stayed for stayed, _ in read_rounds()}) == 1, "the survivor was started again"
+        job.kill_all()
+    (fds, threads, kib), last = sizes[2], sizes[-1]
+    assert last[0] <= fds + 2, sizes
+    assert last[1] <= threads + 1, sizes
+    assert last[2] <= kib + 30_000, sizes

@@ -91,7 +91,7 @@ READ_OTHERWISE = {
     "agent/features/train_job/sink schedulers/kubernetes/api/connection",
     "it checks more of the file": "agent/checkpoint_file agent/rendezvous/shared_token agent/diagnosis/stacks",
     "read piece by piece, or written as well": "cli/rehearse/saves schedulers/node_program/link "
-    "schedulers/processes/capture schedulers/workspace/packing",
+    "schedulers/workspace/packing",
     "a program that runs elsewhere": "schedulers/node_program/agents schedulers/node_program/run_files",
     "what a submission has just written": "schedulers/docker/running_apps/creation",
     "no file of this machine": "schedulers/kubernetes/running_apps/logs",

@@ -239,19 +239,11 @@ def _is_loader(pid: int, worker: int) -> bool:
 
     The server itself and the resource tracker have other words.
     """
-    command = _read_command(pid)
+    command = processes.read_command(pid)
     if b"multiprocessing.forkserver" in command:
         stat = processes.read_stat(pid)
-        return stat is not None and _read_command(int(stat[1])) == command
-    return b"--multiprocessing-fork" in command or command == _read_command(worker) != b""
-
-
-def _read_command(pid: int) -> bytes:
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return file.read()
-    except OSError:
-        return b""
+        return stat is not None and processes.read_command(int(stat[1])) == command
+    return b"--multiprocessing-fork" in command or command == processes.read_command(worker) != b""
 
 
 def find_guard(agent_pid: int) -> int:

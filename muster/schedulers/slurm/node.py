@@ -345,13 +345,10 @@ class NodeSupervisor(Supervisor):
     def _would_repeat(self) -> bool:
         """Return whether the time limit has ended this run, and no run of this app's agents has a new checkpoint."""
         runs_agents = any(role.runs_agent for role in self._spec.roles)
-        if not runs_agents or self._spec.details["continues"] == "no" or self._has_saved():
+        has_saved = _read_checkpoints(self._folder, self._spec) != self._earlier  # none: the job has succeeded
+        if not runs_agents or self._spec.details["continues"] == "no" or has_saved:
             return False
         return self._is_at_limit or self._was_told_of_limit()
-
-    def _has_saved(self) -> bool:
-        """Return whether agents have kept another checkpoint than at the start. None: the job has succeeded."""
-        return _read_checkpoints(self._folder, self._spec) != self._earlier
 
     def _was_told_of_limit(self) -> bool:
         """Return whether the signal that ended the run came from the time limit, as far as Slurm says it."""
@@ -550,18 +547,12 @@ def limit_child_of_srun(arguments: Sequence[str]) -> None:
     """
     argv = [os.fsencode(each) for each in arguments]
     parents = processes.list_parents()
-    commands = {pid: command for pid in parents if (command := _read_command(pid))[-len(argv) :] == argv}
+    commands = {pid: processes.read_command(pid).split(b"\0")[:-1] for pid in parents}
+    commands = {pid: command for pid, command in commands.items() if command[-len(argv) :] == argv}
     for pid, command in commands.items():
         if os.path.basename(command[0]) == b"srun" and commands.get(parents[pid]) == command:
             with contextlib.suppress(OSError):  # it has ended, or is another user's
                 resource.prlimit(pid, resource.RLIMIT_NOFILE, (0, 0))
-
-
-def _read_command(pid: int) -> list[bytes]:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
-    except OSError:
-        return []
 
 
 def describe_incarnation(folder: AppFolder, spec: AppSpec, allocation: Allocation, replica: ReplicaId) -> str:
@@ -748,9 +739,7 @@ def _describe_limit(allocation: Allocation, end_s: float) -> str:
 
 def _may_go_on(folder: AppFolder, allocation: Allocation) -> bool:
     """Return whether the job may run again: a cancel forbids it first, in two ways, so that no node queues it again."""
-    if folder.request_file.exists():
-        return False
-    return _read_job(allocation).get("Requeue") != "0"
+    return not folder.request_file.exists() and _read_job(allocation).get("Requeue") != "0"
 
 
 def _read_job(allocation: Allocation) -> dict[str, str]:

@@ -120,18 +120,11 @@ class Watch:
 
     def find_worker(self, rank: int) -> int:
         """See `Scene`."""
-        for agent in self._agents.values():
-            pid = agent.workers.get(rank)
-            if pid is not None and _is_alive(pid):
-                return pid
-        raise NotPossibleError(f"rank {rank} did not run")
+        return _find_alive((each.workers.get(rank, 0) for each in self._agents.values()), f"rank {rank}")
 
     def find_agent(self, node: int) -> int:
         """See `Scene`."""
-        for agent in self._agents.values():
-            if agent.node == node and _is_alive(agent.pid):
-                return agent.pid
-        raise NotPossibleError(f"node {node} did not run")
+        return _find_alive((each.pid for each in self._agents.values() if each.node == node), f"node {node}")
 
     def close(self) -> None:
         """Close the pages."""
@@ -191,6 +184,12 @@ def _forget(agent: _Agent) -> None:
 
 def _is_alive(pid: int) -> bool:
     return pid > 0 and os.path.exists(f"/proc/{pid}/exe")  # a zombie has none
+
+
+def _find_alive(pids: Iterable[int], what: str) -> int:
+    if (pid := next(filter(_is_alive, pids), 0)) == 0:
+        raise NotPossibleError(f"{what} did not run")
+    return pid
 
 
 def _search_page(agent: _Agent) -> None:

@@ -215,19 +215,10 @@ def update_job(job_id: str, setting: str) -> None:
         run(["scontrol", "update", f"JobId={job_id}", setting])
 
 
-def signal_tasks(job_id: str) -> None:
-    """Tell the tasks of a job to save and end."""
-    _scancel("--signal=USR1", job_id)
-
-
-def cancel(job_id: str) -> None:
-    """End a job: SIGTERM to its processes, SIGKILL after the cluster's KillWait."""
-    _scancel(job_id)
-
-
-def _scancel(*arguments: str) -> None:
+def cancel(job_id: str, *options: str) -> None:
+    """End a job, without options by SIGTERM to its processes, and SIGKILL after the cluster's KillWait."""
     try:
-        run(["scancel", *arguments])
+        run(["scancel", *options, job_id])
     except RefusedError as error:  # it may have ended
         if _UNKNOWN not in str(error) and "already completing or completed" not in str(error):
             raise

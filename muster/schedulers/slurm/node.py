@@ -313,9 +313,10 @@ class NodeSupervisor(Supervisor):
     def _print_reason(self, why: Reason) -> None:
         """Print why the job stops in the log of the first node: the agent only knows of the signal that it gets."""
         if self._allocation.task == 0 and self.record.app.phase is not AppPhase.ENDING:
-            is_limit = why.code is Code.TIME_LIMIT and self.end_s is not None
-            text = _describe_limit(self._allocation, self.end_s or 0.0) if is_limit else word(why)
-            text += f" ({_SENDERS})" if why.code is Code.SLURM_SIGNALLED else ""
+            text = word(why) + (f" ({_SENDERS})" if why.code is Code.SLURM_SIGNALLED else "")
+            if why.code is Code.TIME_LIMIT and self.end_s is not None:
+                end = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.end_s))
+                text = f"Slurm job {self._allocation.job_id} reaches its time limit at {end}: it stops before"
             self._slurm_driver.print_line(next(iter(self.record.app.replicas)), f"[muster] {text}")
 
     def _leave_at_limit(self) -> None:
@@ -332,14 +333,14 @@ class NodeSupervisor(Supervisor):
             self._search.join(_SEARCH_S)
             may_lose = self._spec.details["may_lose"]
             lost = self._lost or ([] if may_lose else _read_lost(self._log, self._log_bytes))
-            if lost and self._record.app.outcome is Outcome.CANCELLED:
-                app = replace(self._record.app, reasons=(Reason(code=Code.NODES_LOST, hosts=tuple(lost)),))
-                self._record = replace(self._record, app=app)
-        app = self._record.app
+            if lost and self.record.app.outcome is Outcome.CANCELLED:
+                app = replace(self.record.app, reasons=(Reason(code=Code.NODES_LOST, hosts=tuple(lost)),))
+                self.record = replace(self.record, app=app)
+        app = self.record.app
         if self.has_to_continue and app.outcome is Outcome.CANCELLED and self._would_repeat():
             self.has_to_continue = False
             app = replace(app, outcome=Outcome.FAILED, reasons=(Reason(code=Code.NOTHING_SAVED),))
-            self._record = replace(self._record, app=app)
+            self.record = replace(self.record, app=app)
         super().close()
 
     def _would_repeat(self) -> bool:
@@ -477,11 +478,6 @@ class NodeSupervisor(Supervisor):
                 self.watch_losses(replicas)
 
         self.ask_slurm(ask, act)
-
-    @property
-    def record(self) -> AppRecord:
-        """The state."""
-        return self._record
 
 
 def main(arguments: list[str]) -> int:
@@ -730,11 +726,6 @@ def _read_lost(log: Path, offset: int) -> list[str]:
     except OSError:
         return []
     return list(dict.fromkeys(host for each in named for host in expand_hosts(each.decode(errors="replace"))))
-
-
-def _describe_limit(allocation: Allocation, end_s: float) -> str:
-    end = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(end_s))
-    return f"Slurm job {allocation.job_id} reaches its time limit at {end}: it stops before"
 
 
 def _may_go_on(folder: AppFolder, allocation: Allocation) -> bool:

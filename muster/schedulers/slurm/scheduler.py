@@ -409,7 +409,7 @@ class SlurmScheduler(adapter.PluginScheduler, WorkspaceMixin[None]):  # type: ig
         was_cancelled = app.is_cancelled
         _record_cancel(app)
         if app.has_started() and not was_cancelled:
-            client.signal_tasks(app.entry.job_id)
+            client.cancel(app.entry.job_id, "--signal=USR1")  # its tasks save and end
         else:
             _cancel_jobs(app)
 

@@ -1,5 +1,8 @@
-"""The words of the memory that an agent and its workers share: the status page, and the control file for snapshots."""
+"""The words of the memory that agent and workers share, and its texts: status page, control file for snapshots."""
 
+import mmap
+import struct
+import zlib
 from typing import Final
 
 from muster._shared.contract import FORMAT
@@ -153,6 +156,40 @@ class StatusPageLayout:
     def is_committed(cls, command: int) -> bool:
         """Return whether the step is the agreed one. Otherwise it is the ceiling."""
         return bool(command & cls._COMMITTED)
+
+
+def read_entry(page: mmap.mmap, slot: int, word: int, limit_bytes: int) -> bytes | None:
+    """Read a text entry of a slot of the status page; None if there is none, or only half of it is written."""
+    start = (slot + 1) * StatusPageLayout.BLOCK_BYTES + word * 8
+    (head,) = struct.unpack_from("@q", page, start)
+    length, checksum = head >> 32, head & 0xFFFFFFFF
+    if not 0 < length <= limit_bytes:
+        return None
+    text = page[start + 8 : start + 8 + length]
+    return text if zlib.crc32(text) == checksum else None
+
+
+def read_name(page: mmap.mmap, slot: int, word: int) -> str:
+    """Read a name of a phase or value; "" as for `read_entry`."""
+    return (read_entry(page, slot, word, StatusPageLayout.NAME_BYTES) or b"").decode(errors="replace")
+
+
+def read_phase(page: mmap.mmap, slot: int, number: int) -> str:
+    """Read the name of a phase; "" if it has none."""
+    if not 1 <= number <= StatusPageLayout.TABLE_ENTRIES:
+        return ""
+    return read_name(page, slot, StatusPageLayout.PHASE_TABLE + (number - 1) * StatusPageLayout.PHASE_ENTRY_WORDS)
+
+
+def read_values(page: mmap.mmap, slot: int) -> dict[str, float]:
+    """Read the values that a rank shows, by name. Entries that are being written are omitted."""
+    begin, size = (slot + 1) * StatusPageLayout.BLOCK_BYTES, StatusPageLayout.VALUE_ENTRY_WORDS
+    (used,) = struct.unpack_from("@q", page, begin + StatusPageLayout.VALUES * 8)
+    found = {}
+    for word in [StatusPageLayout.VALUE_TABLE + n * size for n in range(min(used, StatusPageLayout.TABLE_ENTRIES))]:
+        if name := read_name(page, slot, word):
+            (found[name],) = struct.unpack_from("@d", page, begin + (word + size - 1) * 8)
+    return found
 
 
 class SnapshotHeader:

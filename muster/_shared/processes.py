@@ -301,6 +301,13 @@ def read_stat(pid: int) -> list[str] | None:
         os.close(fd)
 
 
+def read_command(pid: int) -> bytes:
+    """Return the words of a process's command line, each with a zero behind. Empty: it has ended, or is a kernel's."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+        return file.read()
+    return b""
+
+
 def read_status(pid: int) -> dict[str, str]:
     """Return the rows of /proc/<pid>/status by their names; empty if the process has ended."""
     try:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import Final
 
+from torchx.schedulers.api import DescribeAppResponse
 from torchx.specs import AppState, Role, is_terminal
 
 from muster._shared.contract import AskKind, AskOutcome
@@ -66,9 +67,7 @@ def stop(handle: str, *, limit_s: float = ANSWER_LIMIT_S, now: bool = False) -> 
 
 
 def _cancel(scheduler: PluginScheduler, app_id: str) -> Answer:
-    app = scheduler.describe_app(app_id)
-    if app is None:
-        raise UnknownAppError(app_id)
+    app = describe(scheduler, app_id)
     if is_terminal(app.state):
         raise ControlError(f"{app_id} has ended already ({app.state.name})", CommandExit.ENDED, is_unchanged=True)
     scheduler.cancel(app_id)
@@ -179,6 +178,18 @@ def open_scheduler(handle: str) -> Iterator[tuple[PluginScheduler, str]]:
 def _explain_last(handle: str, app: AppName | None, why: str) -> str:
     """Say why an app cannot be asked. If it is `last`, also say which app that is."""
     return why if handle != LAST or app is None else f"last is {app}, and {why}"
+
+
+def describe(scheduler: PluginScheduler, app_id: str) -> DescribeAppResponse:
+    """Describe an app.
+
+    Raises:
+        UnknownAppError: there is none.
+    """
+    response = scheduler.describe_app(app_id)
+    if response is None:
+        raise UnknownAppError(app_id)
+    return response
 
 
 def check_runs(app_id: str, state: AppState, why: str = "") -> None:

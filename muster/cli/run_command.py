@@ -26,7 +26,7 @@ from typing import Any, Final
 from torchx import specs
 from torchx.runner import config
 from torchx.schedulers.api import DescribeAppResponse
-from torchx.specs import AppDef, AppDryRunInfo, AppState, is_terminal
+from torchx.specs import AppDef, AppState, is_terminal
 from torchx.specs.builders import materialize_appdef, parse_args
 
 from muster._shared.contract import print_line
@@ -99,7 +99,9 @@ def run(options: RunOptions) -> int:
             parent_run_id=options.parent_run_id,
         )
         if options.dryrun:
-            _print_dry_run(info)
+            app = get_app(info)
+            print(f"\n=== APPLICATION ===\n{pformat(app and asdict(app), indent=2, width=80)}")
+            print(f"\n=== SCHEDULER REQUEST ===\n{info}")
             return 0
         handle = runner.schedule(info)
         print_line(handle, sys.stdout)
@@ -107,7 +109,9 @@ def run(options: RunOptions) -> int:
         app_id = specs.parse_app_handle(handle)[2]
         is_attached = scheduler.properties.waits or str(cfg.get("detach")).lower() in FALSE_WORDS
         if not (is_attached or options.wait or options.log):
-            _print_state(scheduler, app_id)
+            response = scheduler.describe(app_id)
+            if response is not None:
+                say(format_line(parse_status(response)))
             return 0
         return _follow(scheduler, app_id, is_attached=is_attached, shows_lines=is_attached or options.log)
 
@@ -265,18 +269,6 @@ def find_workspace_folder(named: str | None) -> str:
     workspace = config.get_configs(prefix="cli", name="run").get("workspace") if named is None else named
     folder = (workspace or "").removeprefix("file://")
     return folder if os.path.isdir(folder) else os.getcwd()
-
-
-def _print_dry_run(info: AppDryRunInfo) -> None:
-    app = get_app(info)
-    print(f"\n=== APPLICATION ===\n{pformat(app and asdict(app), indent=2, width=80)}")
-    print(f"\n=== SCHEDULER REQUEST ===\n{info}")
-
-
-def _print_state(scheduler: PluginScheduler, app_id: str) -> None:
-    response = scheduler.describe(app_id)
-    if response is not None:
-        say(format_line(parse_status(response)))
 
 
 def _follow(scheduler: PluginScheduler, app_id: str, *, is_attached: bool, shows_lines: bool) -> int:

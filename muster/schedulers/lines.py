@@ -217,7 +217,8 @@ class _Reader:
             if complete:
                 return
             # Before the last read, which gets all.
-            complete = not follow or has_ended() or self._is_past()
+            is_past = self._until_s is not None and time.time() > self._until_s
+            complete = not follow or is_past or has_ended()
             if not complete:
                 self._source.wait(PARTIAL_S if lines.has_rest() else WAIT_S)
 
@@ -255,6 +256,3 @@ class _Reader:
             if not self._drops_line:
                 yield line
             self._drops_line = False
-
-    def _is_past(self) -> bool:
-        return self._until_s is not None and time.time() > self._until_s

@@ -77,7 +77,7 @@ READ_OTHERWISE = {
     "files of the system": "agent/features/export/endpoint",
     "files of the kernel, descriptors and pipes of our own": "_shared/debugger _shared/preflight "
     "_shared/processes _shared/snapshot_file agent/control/address agent/placement/affinity "
-    "agent/features/preflight/node_facts agent/features/preflight/measure agent/workers/memory cli/doctor/machine "
+    "agent/features/preflight/node_facts agent/features/preflight/measure agent/workers/memory "
     "cli/rehearse/journal cli/rehearse/watch "
     "elastic/fork/worker elastic/jobs/results schedulers/node_program/pipe schedulers/processes/driver "
     "schedulers/supervision/client "

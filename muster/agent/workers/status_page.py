@@ -13,12 +13,12 @@ import mmap
 import os
 import struct
 import sys
-import zlib
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from muster._shared.contract import Env, has_controls, show_controls
 from muster._shared.layouts import StatusPageLayout as Layout
+from muster._shared.layouts import read_entry, read_phase, read_values
 from muster._shared.records import NO_ITEMS, record, replace
 
 _NOEXEC_SEAL = 0x0008
@@ -131,7 +131,7 @@ class StatusPage:
             owner_pid=owner or None,
             step=_clean(step - 1),
             total=_clean(total) or None,
-            phase=self._read_phase(local_rank, phase) if phase else "",
+            phase=read_phase(self._memory, local_rank, phase) if phase else "",
             changed_ns=changed_ns or None,
             saved_step=_clean(saved - 1),
             optimizer_steps=_clean(optimizer_steps) or None,
@@ -181,7 +181,7 @@ class StatusPage:
 
     def read_verdict(self, local_rank: int) -> tuple[str, str] | None:
         """Read what the rank has said should follow its end, and why; None if nothing."""
-        text = self._read_text(local_rank, Layout.VERDICT, Layout.VERDICT_BYTES)
+        text = read_entry(self._memory, local_rank, Layout.VERDICT, Layout.VERDICT_BYTES)
         if not text or not text.startswith((Layout.VERDICT_STOP, Layout.VERDICT_ELSEWHERE)):
             return None
         verdict, _, reason = show_controls(text.decode(errors="replace")).partition(" ")
@@ -200,22 +200,14 @@ class StatusPage:
 
         For a rank that shows none, return what a Trainer has reported.
         """
-        values: dict[str, float] = {}
-        block = (local_rank + 1) * Layout.WORDS
-        for index in range(min(self._words[block + Layout.VALUES], Layout.TABLE_ENTRIES)):
-            word = Layout.VALUE_TABLE + index * Layout.VALUE_ENTRY_WORDS
-            name = self._read_text(local_rank, word, Layout.NAME_BYTES)
-            if name is not None:
-                at = 8 * (block + word + Layout.VALUE_ENTRY_WORDS - 1)
-                values[name.decode(errors="replace")] = struct.unpack_from("@d", self._memory, at)[0]
-        return values or dict(self._reported.values)
+        return read_values(self._memory, local_rank) or dict(self._reported.values)
 
     def read_saved(self, local_rank: int) -> tuple[int, str] | None:
         """Read step and path of the rank's last checkpoint; None if there is none, or it is being written.
 
         The path is "" if none can be used.
         """
-        text = self._read_text(local_rank, Layout.SAVED_PATH, 8 + Layout.PATH_BYTES)
+        text = read_entry(self._memory, local_rank, Layout.SAVED_PATH, 8 + Layout.PATH_BYTES)
         saved = self._words[(local_rank + 1) * Layout.WORDS + Layout.SAVED]
         if text is None or saved <= 0 or int.from_bytes(text[:8], sys.byteorder) != saved:
             return None
@@ -242,22 +234,6 @@ class StatusPage:
             self._memory.close()
             os.close(self._fd)
             self._fd = -1
-
-    def _read_phase(self, local_rank: int, number: int) -> str:
-        if not 1 <= number <= Layout.TABLE_ENTRIES:
-            return ""
-        word = Layout.PHASE_TABLE + (number - 1) * Layout.PHASE_ENTRY_WORDS
-        name = self._read_text(local_rank, word, Layout.NAME_BYTES)
-        return "" if name is None else name.decode(errors="replace")
-
-    def _read_text(self, local_rank: int, word: int, limit_bytes: int) -> bytes | None:
-        head = self._words[(local_rank + 1) * Layout.WORDS + word]
-        length, checksum = head >> 32, head & 0xFFFFFFFF
-        if not 0 < length <= limit_bytes:
-            return None
-        start = (local_rank + 1) * Layout.BLOCK_BYTES + 8 * (word + 1)
-        text = self._memory[start : start + length]
-        return text if zlib.crc32(text) == checksum else None
 
 
 def _clean(number: int) -> int | None:

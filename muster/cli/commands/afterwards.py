@@ -32,7 +32,6 @@ def add_timeline(parser: CommandParser) -> None:
 
 def add_delete(parser: CommandParser) -> None:
     """Add its options. The name is that of the function of `operations`."""
-    parser.add_handle()
     parser.add_request()
 
 

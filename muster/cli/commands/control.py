@@ -19,7 +19,7 @@ def add_stop(parser: CommandParser) -> None:
 
 def add_checkpoint(parser: CommandParser) -> None:
     """Add the options of a request to all ranks."""
-    _add_request(parser)
+    parser.add_request()
     parser.add_limit()
 
 
@@ -28,7 +28,7 @@ add_pause = add_resume = add_checkpoint
 
 def add_resize(parser: CommandParser) -> None:
     """Add its options."""
-    _add_request(parser)
+    parser.add_request()
     parser.add_argument("nodes", type=_parse_nodes, metavar="NODES", help="the new number, within MIN:MAX of -j")
     parser.add_role("which role, if several are elastic")
 
@@ -36,12 +36,6 @@ def add_resize(parser: CommandParser) -> None:
 def add_recover(parser: CommandParser) -> None:
     """Add its options."""
     parser.description = f"{parser.description} Jobs of local_cwd, Docker and ssh have one."
-    _add_request(parser)
-
-
-def _add_request(parser: CommandParser) -> None:
-    """Add the options of a request for which no rank has to do anything."""
-    parser.add_handle()
     parser.add_request()
 
 

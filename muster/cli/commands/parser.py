@@ -69,7 +69,11 @@ class CommandParser(argparse.ArgumentParser):
         self.add_argument("--json", dest="as_json", action="store_true", help=text)
 
     def add_request(self) -> None:
-        """Let the command call the function of `operations` that has its name, and print the answer. Add `--json`."""
+        """Let the command call the function of `operations` that has its name, and print the answer.
+
+        Add the app that is meant, and `--json`.
+        """
+        self.add_handle()
         self.add_json()
         self.set_defaults(run=partial(_request, self.command))
 

@@ -193,10 +193,4 @@ def add_rehearse(parser: CommandParser) -> None:
     parser.add_component(
         "the job, as for `muster run`", more=" The first run is undisturbed. Each run has a copy of this folder."
     )
-    parser.set_defaults(run=_run_rehearse)
-
-
-def _run_rehearse(**options: Any) -> int:
-    from muster.cli.rehearse.command import Request, rehearse
-
-    return rehearse(Request(**options))
+    parser.set_defaults(run="muster.cli.rehearse.command:rehearse")

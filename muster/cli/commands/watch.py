@@ -74,6 +74,5 @@ def add_list(parser: CommandParser) -> None:
 
 def add_stacks(parser: CommandParser) -> None:
     """Add its options. The name is that of the function of `operations`."""
-    parser.add_handle()
     parser.add_request()
     parser.add_limit()

@@ -20,6 +20,7 @@ from muster._shared.preflight import SITE_LIMITS_S, Finding, Level, read_site_ch
 from muster._shared.processes import count_usable_cores, find_nvml
 from muster._shared.records import replace
 from muster._shared.reports import format_size
+from muster.schedulers.supervision.machine import read_line
 
 _CREDENTIALS: Final = re.compile(r"//[^/@\s]*@")
 _QUERY: Final = re.compile(r"(//[^\s?]+)\?[^\s)'\"]*")
@@ -201,7 +202,8 @@ def _describe_interfaces() -> Observation:
     """Describe interfaces that are up and no loopback: by these other nodes reach this one."""
     found = []
     for _, name in socket.if_nameindex():
-        state, speed = _read(_NET / name / "operstate"), _read(_NET / name / "speed")
+        # links that are down have no speed
+        state, speed = read_line(_NET / name / "operstate"), read_line(_NET / name / "speed")
         found.append({"name": name, "state": state or "?", "mbit": int(speed) if speed.isdecimal() else None})
     fabric = sorted(path.name for path in _FABRIC.iterdir()) if _FABRIC.is_dir() else []
     ready = [each for each in found if each["name"] != "lo" and each["state"] in ("up", "unknown")]
@@ -217,13 +219,6 @@ def _describe_interfaces() -> Observation:
 
 def _format_rate(mbit: object) -> str:
     return f" ({mbit / 1000:g} Gbit/s)" if isinstance(mbit, int) and mbit > 0 else ""
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:  # links that are down have none
-        return ""
 
 
 def _describe_site(environ: Mapping[str, str], findings: tuple[Finding, ...]) -> Observation:

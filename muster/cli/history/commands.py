@@ -6,7 +6,7 @@ They read what there is of a job that runs, of one that has ended or was cancell
 import gc
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
@@ -49,19 +49,10 @@ def print_events(handle: str, *, role: str | None = None, as_json: bool = False)
             print(_to_json(each, start_s))
         return CommandExit.DONE
     print_line(f"0 s is {show_clock(start_s)} UTC by the leader's clock", sys.stdout)
-    for each in _fold_steps(placed):
-        print_line(_describe(each, start_s), sys.stdout)
+    for _, successive in groupby(placed, _find_run):
+        *_, last = successive  # a job records its steps every second: other records would be hard to find
+        print_line(_describe(last, start_s), sys.stdout)
     return CommandExit.DONE
-
-
-def _fold_steps(placed: Sequence[TimedEvent]) -> Iterator[TimedEvent]:
-    """Return the records, of successive records of steps the last.
-
-    A job records its steps every second, and other records would be hard to find.
-    """
-    for _, group in groupby(placed, _find_run):
-        *_, last = group
-        yield last
 
 
 def _find_run(placed: TimedEvent) -> object:

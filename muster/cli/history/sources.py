@@ -14,9 +14,9 @@ from muster._shared.control import CommandExit, ControlError
 from muster._shared.foreign_files import parse_json, read_regular, walk_files
 from muster._shared.reports import Report
 from muster.cli.answers import say
-from muster.cli.operations import choose_agent_role, open_scheduler
+from muster.cli.operations import choose_agent_role, describe, open_scheduler
 from muster.schedulers.adapter.status import parse_status
-from muster.schedulers.errors import EngineError, UnknownAppError
+from muster.schedulers.errors import EngineError
 from muster.schedulers.failure_report import parse_report
 from muster.schedulers.wording.job_line import format_line
 from muster.schedulers.wording.reasons import Reasons
@@ -212,9 +212,7 @@ def _read_first(folders: Sequence[Path], name: str) -> bytes:
 
 def _load_app(word: str, role: str | None) -> JobRecords:
     with open_scheduler(word) as (scheduler, app_id):
-        response = scheduler.describe_app(app_id)
-        if response is None:
-            raise UnknownAppError(app_id)
+        response = describe(scheduler, app_id)
         chosen = choose_agent_role(app_id, response.roles, role)
         role = str(chosen.name)
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from torchx.runner import config
 from torchx.specs import AppDef, Role
@@ -76,13 +76,17 @@ class Request:
         return Path(self.output or _OUTPUT).absolute()
 
 
-def rehearse(request: Request) -> int:
+def rehearse(**options: Any) -> int:
     """Rehearse a job. Return the exit code: 0 if everything that was tried was survived.
+
+    Args:
+        options: the fields of `Request`.
 
     Raises:
         ArgumentError: the words name no component, or repeat an argument.
         ControlError: the job cannot be run here, or does not run undisturbed.
     """
+    request = Request(**options)
     if request.faults == "list":
         print("\n".join(f"{each.name:28}{each.title}" for each in FAULTS.values()))
         return CommandExit.DONE
@@ -159,11 +163,8 @@ def _disturb(app: str, request: Request) -> int:
             Path(request.junit).write_text(build_junit(report), encoding="utf-8")
         if rows:
             _print(request, report)
-    return (
-        CommandExit.DONE
-        if report.is_good and any(row.verdict is not Verdict.NOT_TRIED for row in rows)
-        else CommandExit.REFUSED
-    )
+    has_tried = any(row.verdict is not Verdict.NOT_TRIED for row in rows)
+    return CommandExit.DONE if report.is_good and has_tried else CommandExit.REFUSED
 
 
 def _rehearse(request: Request) -> int:

@@ -39,7 +39,7 @@ class NodeSetting(str, Enum):
     """Where the nodes of a run are."""
 
     ORDINARY = "ordinary"
-    """Processes of this machine, in a folder of it."""
+    """Processes of this machine, in a folder of it. Only this one can be made without root."""
     NETNS = "namespaces"
     """Each in a network namespace of its own."""
     SMALL_DISK = "small disk"
@@ -48,11 +48,6 @@ class NodeSetting(str, Enum):
     """The run's folder is a file system of its own, which can be frozen."""
     CGROUP = "cgroup"
     """Processes of this machine. A cgroup limits the memory of one."""
-
-    @property
-    def needs_root(self) -> bool:
-        """Whether only root can make it."""
-        return self is not NodeSetting.ORDINARY
 
 
 class NotPossibleError(Exception):
@@ -68,6 +63,8 @@ class Scene(Protocol):
     """The index of the node that it happens to, if that is not given: not node 0."""
     nodes: int
     journal: Journal
+    disk: Path
+    """The folder with the run's checkpoints and logs."""
 
     def find_worker(self, rank: int) -> int:
         """Return the process of a global rank.
@@ -79,11 +76,6 @@ class Scene(Protocol):
 
     def find_agent(self, node: int) -> int:
         """Return the agent's process of a node. Raises as `find_worker`."""
-        ...
-
-    @property
-    def disk(self) -> Path:
-        """The folder with the run's checkpoints and logs."""
         ...
 
     def cut(self, node: int) -> AbstractContextManager[None]:
@@ -239,19 +231,11 @@ def _is_loader(pid: int, worker: int) -> bool:
 
     The server itself and the resource tracker have other words.
     """
-    command = _read_command(pid)
+    command = processes.read_command(pid)
     if b"multiprocessing.forkserver" in command:
         stat = processes.read_stat(pid)
-        return stat is not None and _read_command(int(stat[1])) == command
-    return b"--multiprocessing-fork" in command or command == _read_command(worker) != b""
-
-
-def _read_command(pid: int) -> bytes:
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return file.read()
-    except OSError:
-        return b""
+        return stat is not None and processes.read_command(int(stat[1])) == command
+    return b"--multiprocessing-fork" in command or command == processes.read_command(worker) != b""
 
 
 def find_guard(agent_pid: int) -> int:

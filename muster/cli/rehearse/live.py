@@ -16,12 +16,11 @@ from torchx.specs import AppState, Role, is_terminal
 from muster._shared.contract import LogNames
 from muster._shared.control import CommandExit, ControlError
 from muster.cli.history.sources import parse_files
-from muster.cli.operations import check_runs, choose_agent_role, open_scheduler
+from muster.cli.operations import check_runs, choose_agent_role, describe, open_scheduler
 from muster.cli.rehearse.faults import FAULTS
 from muster.cli.rehearse.outcome import Row, Verdict
 from muster.cli.rehearse.watch import find_processes
 from muster.schedulers.adapter.scheduler import PluginScheduler
-from muster.schedulers.errors import UnknownAppError
 
 if TYPE_CHECKING:
     from muster._shared.job_view import JobStatus
@@ -109,9 +108,7 @@ def disturb(
 
 
 def _find_role(scheduler: PluginScheduler, app_id: str) -> Role:
-    response = scheduler.describe_app(app_id)
-    if response is None:
-        raise UnknownAppError(app_id)
+    response = describe(scheduler, app_id)
     check_runs(app_id, response.state)
     return choose_agent_role(app_id, response.roles)
 

@@ -39,6 +39,7 @@ def build_page(report: Report, runs: Sequence[tuple[str, Story, float | None]]) 
     style = css + _STYLE + "".join(f".p{at} {{ fill: var(--{name}); }}\n" for at, name in enumerate(_COLOURS))
     style += "".join(f"i.p{at} {{ background: var(--{name}); }}\n" for at, name in enumerate(_COLOURS))
     policy = f"default-src 'none'; style-src '{hash_source(style)}'; base-uri 'none'; form-action 'none'"
+    legend = " ".join(f'<span><i class="p{at}"></i>{name}</span>' for at, name in enumerate(PHASES))
     parts = [
         "<!doctype html>",
         f'<html lang="en"><head><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{policy}">',
@@ -51,7 +52,7 @@ def build_page(report: Report, runs: Sequence[tuple[str, Story, float | None]]) 
         "</tbody></table>",
         *_build_advice(report),
         "<h2>Runs</h2>",
-        f'<div class="legend">{_build_legend()}</div>',
+        f'<div class="legend">{legend}</div>',
         *_build_runs(runs),
         "</body></html>",
     ]
@@ -75,10 +76,6 @@ def _build_advice(report: Report) -> Iterator[str]:
         yield "<h2>What to change</h2><ul>"
         yield from (f"<li>{_show(text)} ({_show(page)})</li>" for _, text, page in advice)
         yield "</ul>"
-
-
-def _build_legend() -> str:
-    return " ".join(f'<span><i class="p{at}"></i>{name}</span>' for at, name in enumerate(PHASES))
 
 
 def _build_runs(runs: Sequence[tuple[str, Story, float | None]]) -> Iterator[str]:

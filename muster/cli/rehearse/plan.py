@@ -59,7 +59,8 @@ def choose_cases(
     """
     found = []
     counts: dict[str, int] = {}
-    has_reported = _has_reported(undisturbed)
+    marks = () if undisturbed.story is None else undisturbed.story.marks
+    has_reported = any(mark.kind == "checkpoint" for mark in marks)  # of all ranks
     for fault, moment in faults:
         name = fault.name if moment is Moment.BETWEEN else f"{fault.name}@{moment.value}"
         counts[name] = counts.get(name, 0) + 1
@@ -77,11 +78,6 @@ def choose_cases(
             )
         )
     return found
-
-
-def _has_reported(undisturbed: Result) -> bool:
-    """Return whether all ranks have reported a checkpoint."""
-    return undisturbed.story is not None and any(mark.kind == "checkpoint" for mark in undisturbed.story.marks)
 
 
 def _choose_step(moment: Moment, undisturbed: Result, rng: random.Random) -> int:

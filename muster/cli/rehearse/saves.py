@@ -7,7 +7,6 @@ step of DDP after a start adds gradients in another order than later ones, which
 
 import contextlib
 import ctypes
-import errno
 import hashlib
 import math
 import os
@@ -18,8 +17,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from muster._shared import processes
+from muster.schedulers.supervision.file_watch import Watch
 
-_CREATE, _MODIFY, _MOVED_TO, _CLOSE_WRITE = 0x100, 0x2, 0x80, 0x8
 _IS_FOLDER = 0x40000000
 _HEAD: Final = struct.Struct("iIII")
 _RELATIVE: Final = 1e-5
@@ -28,23 +27,22 @@ _NOT_SAVES: Final = (".log", ".jsonl", ".csv", ".txt", ".pyc", ".html", ".out", 
 """Ends of names that hold what is written at each step."""
 
 
-class Saves:
+class Saves(Watch):
     """The saves below one folder. Close it.
 
     Raises:
-        OSError: the system has no inotify, or no watches are left.
+        OSError: the system has no inotify, or no instance is left.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._libc = ctypes.CDLL(None, use_errno=True)
-        self._fd = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-        if self._fd < 0:
+        super().__init__()
+        if not self.is_active:
             raise OSError(ctypes.get_errno(), "inotify_init1")
         self._folders: dict[int, Path] = {}
-        self._add(folder)
+        self._add_all(folder)
 
-    def wait(self, limit_s: float) -> None:
-        """Return when something was written, or after the limit."""
+    def wait_written(self, limit_s: float) -> None:
+        """Return when something was written that `look` has not seen, or after the limit."""
         processes.wait_readable(self._fd, limit_s)
 
     def look(self) -> bool:
@@ -52,22 +50,13 @@ class Saves:
         is_saved = False
         for folder, mask, name in self._read():
             if mask & _IS_FOLDER:
-                self._add(folder / name)  # the next write or rename shows earlier content
+                self._add_all(folder / name)  # the next write or rename shows earlier content
                 continue
             is_saved = is_saved or not (name.endswith(_NOT_SAVES) or "tfevents" in name or "__pycache__" in str(folder))
         return is_saved
 
-    def close(self) -> None:
-        """End it."""
-        os.close(self._fd)
-
     def _read(self) -> Iterator[tuple[Path, int, str]]:
-        try:
-            content = os.read(self._fd, 1 << 16)
-        except OSError as error:
-            if error.errno == errno.EAGAIN:
-                return
-            raise
+        content = os.read(self._fd, 1 << 16) if processes.wait_readable(self._fd, 0.0) else b""
         at = 0
         while at < len(content):
             watch, mask, _, length = _HEAD.unpack_from(content, at)
@@ -76,17 +65,13 @@ class Saves:
             if watch in self._folders and name:
                 yield self._folders[watch], mask, name
 
-    def _add(self, folder: Path) -> None:
+    def _add_all(self, folder: Path) -> None:
         folders = [folder]
         while folders:  # `rglob` has a limit of depth
             path = folders.pop()
             with contextlib.suppress(OSError):
                 folders += [Path(each.path) for each in os.scandir(path) if each.is_dir(follow_symlinks=False)]
-            watch = self._libc.inotify_add_watch(
-                self._fd, os.fsencode(path), _CREATE | _MODIFY | _MOVED_TO | _CLOSE_WRITE
-            )
-            if watch >= 0:
-                self._folders[watch] = path
+            self._folders[self._add(path)] = path
 
 
 def list_files(folder: Path, patterns: Sequence[str]) -> list[str]:

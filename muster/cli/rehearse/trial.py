@@ -253,7 +253,7 @@ class Trial:
                 if client.has_ended(app.read_record()):
                     self._look()
                     return
-            self._saves.wait(_LOOK_S)
+            self._saves.wait_written(_LOOK_S)
 
     def _is_far_enough(self, for_s: float) -> bool:
         limits, result = self._limits, self._result

@@ -7,9 +7,7 @@ in the status page, which belongs to the same user (`StatusPageLayout`).
 import contextlib
 import mmap
 import os
-import struct
 import time
-import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +18,7 @@ from muster._shared.foreign_files import read_regular
 from muster._shared.goodput import CHECKPOINT_PHASES
 from muster._shared.job_view import limit_steps
 from muster._shared.layouts import StatusPageLayout as Layout
+from muster._shared.layouts import read_phase, read_values
 from muster.cli.history.sources import Event, parse_files
 from muster.cli.rehearse.faults import NotPossibleError
 
@@ -104,7 +103,7 @@ class Watch:
         """
         for agent in self._agents.values():
             if agent.page is not None and agent.offset == 0:
-                return _read_slot(agent.page, 0).done, _read_values(agent.page)
+                return _read_slot(agent.page, 0).done, read_values(agent.page, 0)
         return 0, {}
 
     @property
@@ -121,18 +120,11 @@ class Watch:
 
     def find_worker(self, rank: int) -> int:
         """See `Scene`."""
-        for agent in self._agents.values():
-            pid = agent.workers.get(rank)
-            if pid is not None and _is_alive(pid):
-                return pid
-        raise NotPossibleError(f"rank {rank} did not run")
+        return _find_alive((each.workers.get(rank, 0) for each in self._agents.values()), f"rank {rank}")
 
     def find_agent(self, node: int) -> int:
         """See `Scene`."""
-        for agent in self._agents.values():
-            if agent.node == node and _is_alive(agent.pid):
-                return agent.pid
-        raise NotPossibleError(f"node {node} did not run")
+        return _find_alive((each.pid for each in self._agents.values() if each.node == node), f"node {node}")
 
     def close(self) -> None:
         """Close the pages."""
@@ -194,6 +186,12 @@ def _is_alive(pid: int) -> bool:
     return pid > 0 and os.path.exists(f"/proc/{pid}/exe")  # a zombie has none
 
 
+def _find_alive(pids: Iterable[int], what: str) -> int:
+    if (pid := next(filter(_is_alive, pids), 0)) == 0:
+        raise NotPossibleError(f"{what} did not run")
+    return pid
+
+
 def _search_page(agent: _Agent) -> None:
     """Keep the page of the agent's newest round, and close an older one."""
     newest = agent.page
@@ -218,7 +216,7 @@ def _search_page(agent: _Agent) -> None:
 def _read_slot(page: mmap.mmap, local_rank: int) -> Slot:
     first = (local_rank + 1) * Layout.WORDS
     step = limit_steps(_read_word(page, first + Layout.STEP), _read_word(page, first + Layout.TOTAL))
-    phase = _read_phase(page, first, _read_word(page, first + Layout.PHASE))
+    phase = read_phase(page, local_rank, _read_word(page, first + Layout.PHASE))
     done = step or _read_word(page, first + Layout.OPTIMIZER_STEPS)
     return Slot(
         done=done,
@@ -228,30 +226,6 @@ def _read_slot(page: mmap.mmap, local_rank: int) -> Slot:
         has_saved=_read_word(page, first + Layout.SAVED) > 0,
         asks=_read_word(page, first + Layout.ASKED + Layout.STOP) != 0,
     )
-
-
-def _read_phase(page: mmap.mmap, first: int, number: int) -> str:
-    if not 1 <= number <= Layout.TABLE_ENTRIES:
-        return ""
-    return _read_text(page, first + Layout.PHASE_TABLE + (number - 1) * Layout.PHASE_ENTRY_WORDS)
-
-
-def _read_values(page: mmap.mmap) -> dict[str, float]:
-    """Read the values of the first slot."""
-    first = Layout.WORDS
-    found = {}
-    for entry in range(min(_read_word(page, first + Layout.VALUES), Layout.TABLE_ENTRIES)):
-        word = first + Layout.VALUE_TABLE + entry * Layout.VALUE_ENTRY_WORDS
-        at = (word + Layout.VALUE_ENTRY_WORDS - 1) * 8
-        found[_read_text(page, word)] = struct.unpack("@d", page[at : at + 8])[0]
-    return found
-
-
-def _read_text(page: mmap.mmap, word: int) -> str:
-    """Return an entry of a table. "": only half of it is written."""
-    head = _read_word(page, word)
-    text = page[(word + 1) * 8 : (word + 1) * 8 + min(head >> 32, Layout.NAME_BYTES)]
-    return text.decode(errors="replace") if zlib.crc32(text) == head & 0xFFFFFFFF else ""
 
 
 def _read_word(page: mmap.mmap, word: int) -> int:

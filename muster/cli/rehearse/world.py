@@ -131,7 +131,7 @@ def make_world(setting: NodeSetting, folder: Path, *, nodes: int, journal: Journ
         NotPossibleError: it cannot be made here.
     """
     with contextlib.ExitStack() as stack:
-        if setting.needs_root and os.geteuid() != 0:
+        if setting is not NodeSetting.ORDINARY and os.geteuid() != 0:
             raise NotPossibleError("it needs root")
         if setting is NodeSetting.NETNS:
             network = stack.enter_context(Network(f"muster-rehearsal-{os.getpid()}", journal))

@@ -87,7 +87,10 @@ class TopView:
             if isinstance(content, JobList):
                 self._list = content
             elif isinstance(content, JobPicture):
-                self.picture = _keep_last(self.picture, content)
+                # The agents of a job that has ended may not answer any more.
+                is_silent = content.has_ended and not content.statuses
+                last = self.picture.statuses if self.picture is not None and is_silent else content.statuses
+                self.picture = replace(content, statuses=last)
             elif isinstance(content, Answer):
                 self._show_answer(origin, content)
             else:
@@ -108,9 +111,12 @@ class TopView:
         elif result is KeyAction.QUIT:
             return False
         elif result is KeyAction.BACK:
-            return self._go_back()
+            self._go_back()
         elif result is KeyAction.OPEN_JOB and self._list is not None:
-            self._open_job(self._list.rows[self._view.selected].handle)
+            self._handle = self._list.rows[self._view.selected].handle
+            self.picture, self._columns, self._rows = None, set(), []
+            self._view = View(screen=ScreenKind.JOB, has_list=True)
+            self.start()
         elif result is KeyAction.OPEN_LOG:
             self._open_log()
         elif result is not None:
@@ -149,11 +155,6 @@ class TopView:
         self._rows = list(rows)
         self._view = fit(self._view, rows=len(rows), page=max(1, size.height // 2))
 
-    def _open_job(self, handle: str) -> None:
-        self._handle, self.picture, self._columns, self._rows = handle, None, set(), []
-        self._view = View(screen=ScreenKind.JOB, has_list=True)
-        self.start()
-
     def _open_log(self) -> None:
         place = self._find_rank()
         if self.picture is None or place is None:
@@ -186,16 +187,14 @@ class TopView:
             screen=ScreenKind.TEXT, has_list=self._view.has_list, role=self._view.role, is_following=is_following
         )
 
-    def _go_back(self) -> bool:
+    def _go_back(self) -> None:
         if self._view.screen is ScreenKind.TEXT:
             self._reader.leave_log()
             self._view = self._before
-            return True
-        if self._view.screen is ScreenKind.JOB and self._view.has_list:
+        elif self._view.screen is ScreenKind.JOB and self._view.has_list:
             self._view = View(screen=ScreenKind.JOBS, has_list=True)
             self.picture, self._rows = None, []
             self.start()
-        return True
 
     def _ask(self, action: KeyAction) -> None:
         before = next((work for each, work in self._pending.items() if (each in _LOOKS) == (action in _LOOKS)), None)
@@ -303,13 +302,6 @@ def _list_collectives(status: JobStatus | None) -> Iterator[str]:
     if not any(waiting):
         yield "no rank waits in a collective that is known"
     yield from ("", *(f"rank {rank.global_rank}: {text}" for rank in ranks if (text := describe_rank(rank))))
-
-
-def _keep_last(before: JobPicture | None, now: JobPicture) -> JobPicture:
-    """Keep the last report of a job that has ended and whose agents cannot be asked any more."""
-    if before is None or not now.has_ended or now.statuses:
-        return now
-    return replace(now, statuses=before.statuses)
 
 
 def run(jobs: Jobs, handle: str | None) -> tuple[ControlError | None, JobPicture | None]:

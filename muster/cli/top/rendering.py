@@ -263,15 +263,12 @@ def _list_progress(status: JobStatus, bar: int, *, is_live: bool) -> Iterator[Te
     if has_step and (is_live or status.step is None):
         line = status.describe()
     else:
-        line = ", ".join([_describe_done(status), *(f"{name} {format_value(each)}" for name, each in status.values)])
+        done = describe_steps(status.steps_done, status.most_steps_done or 0, status.total)
+        line = ", ".join([done, *(f"{name} {format_value(each)}" for name, each in status.values)])
     text.append(show_controls(line).replace(", ", _GAP))
     if is_live and status.eta_s is not None and status.still_s is None:
         text.append(f"{_GAP}ETA {format_duration(status.eta_s, 0)}")
     yield text
-
-
-def _describe_done(status: JobStatus) -> str:
-    return describe_steps(status.steps_done, status.most_steps_done or 0, status.total)
 
 
 def _list_costs(status: JobStatus) -> Iterator[Text]:
@@ -448,12 +445,6 @@ def _format_part(part: float | None) -> str:
     return "" if part is None else f"{part:.0%}"
 
 
-def _cut(rows: Sequence[T], selected: int, most: int) -> Iterator[tuple[int, T]]:
-    """Return the rows around the selected one, with their places."""
-    start = max(0, min(selected - most // 2, len(rows) - most))
-    return ((at, rows[at]) for at in range(start, min(len(rows), start + most)))
-
-
 def _list_foot(view: View, keys: str, size: Size) -> Iterator[Text]:
     """Return the last rows: a question or an answer, if there is one, and always the keys."""
     if view.is_typing:
@@ -500,7 +491,8 @@ def _build_table(
         justify: Literal["left", "right"] = "left" if name in _LEFT else "right"
         ratio, head = (1, title) if name == last else (None, name)
         table.add_column(head, justify=justify, ratio=ratio, max_width=widths.get(name), no_wrap=True)
-    for at, row in _cut(rows, selected, most):
+    start = max(0, min(selected - most // 2, len(rows) - most))  # the selected row is in the middle
+    for at, row in enumerate(rows[start : start + most], start):
         cells = (show(row) for show in columns.values())
         table.add_row(*cells, style="reverse" if at == selected else find_style(row))
     return table

@@ -24,7 +24,6 @@ def plan_replica(
     bundle_dir: str,
     error_file: str,
     python: str = sys.executable,
-    rank0_host: str = "",
 ) -> ReplicaPlan:
     """Plan one replica: its command and all its variables. A variable of the role overrides that of `place.env`.
 
@@ -36,10 +35,10 @@ def plan_replica(
         bundle_dir: see `translate_replica`.
         error_file: absolute path of what `TORCHELASTIC_ERROR_FILE` names, unless the role sets it.
         python: see `translate_replica`.
-        rank0_host: see `translate_replica`. "": known only when the replica starts.
     """
     applied = apply_macros(role, app_id=place.app_id, replica_id=index, img_root=cwd)
-    made = translate_replica(applied, place, rank0_host=rank0_host, bundle_dir=bundle_dir, python=python, env=place.env)
+    # Node 0's address is known only when the replica starts.
+    made = translate_replica(applied, place, rank0_host="", bundle_dir=bundle_dir, python=python, env=place.env)
     env = {"TORCHELASTIC_ERROR_FILE": error_file, "PYTHONUNBUFFERED": "1", **made.env}
     return replace(made, env=env, cwd=cwd)
 

@@ -1,14 +1,13 @@
 """Builds what `torchx status` and `describe` show of an app, from facts: in one form for all adapters."""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
 from typing import Any
 
 # TorchX describes in two threads: Ctrl-C during an import in one would leave the other half a module.
 import yaml
 from torchx.schedulers.api import DescribeAppResponse
-from torchx.specs import AppState, Role
-from torchx.specs.api import NONE, ReplicaStatus, RoleStatus
+from torchx.specs import AppState
+from torchx.specs.api import NONE, RoleStatus
 
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.wording.facts import AppFacts
@@ -32,7 +31,9 @@ def build_status(facts: AppFacts) -> DescribeAppResponse:
     Returns:
         The response, on either line of TorchX.
     """
-    _print_states_by_name()
+    # TorchX's command line dumps the status of a failed job as YAML. Without this the state of each replica reads
+    # `!!python/object/apply:torchx.specs.api.AppState [5]`.
+    yaml.add_representer(AppState, lambda dumper, state: dumper.represent_str(state.name))
     replicas = list(map(build_replica, explain_replicas(facts)))
     extra: dict[str, Any] = {}
     if any(field.name == "metadata" for field in dataclasses.fields(DescribeAppResponse)):
@@ -45,7 +46,10 @@ def build_status(facts: AppFacts) -> DescribeAppResponse:
         structured_error_msg=clean_error(facts.error or NONE),
         ui_url=facts.ui_url,
         roles=facts.app.roles,
-        roles_statuses=[] if facts.replicas is None else _group_by_role(facts.app.roles, replicas),
+        roles_statuses=[
+            RoleStatus(role=role.name, replicas=[each for each in replicas if each.role == role.name])
+            for role in (() if facts.replicas is None else facts.app.roles)
+        ],
         facts=facts,
         **extra,
     )
@@ -97,18 +101,3 @@ def check_replica(app_id: str, replicas: "dict[str, int]", role: str, index: int
     last = replicas[role] - 1
     if not 0 <= index <= last:
         raise SchedulerError(f"{app_id}/{role} has replicas 0 to {last}, not {index}")
-
-
-def _group_by_role(roles: Iterable[Role], replicas: Sequence[ReplicaStatus]) -> list[RoleStatus]:
-    return [
-        RoleStatus(role=role.name, replicas=[each for each in replicas if each.role == role.name]) for role in roles
-    ]
-
-
-def _print_states_by_name() -> None:
-    """Make YAML write FAILED for a state.
-
-    When a job fails, TorchX's command line dumps its status as YAML. Without this function the state of each replica
-    reads `!!python/object/apply:torchx.specs.api.AppState [5]`.
-    """
-    yaml.add_representer(AppState, lambda dumper, state: dumper.represent_str(state.name))

@@ -53,8 +53,8 @@ class OutsideStops:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._signalled: set[str] = set()
-        """Containers, of the app or not, that got SIGTERM through the engine."""
+        self.signalled: set[str] = set()
+        """Containers, of the app or not, that got SIGTERM through the engine: of a person, or an engine that stops."""
         self._lock = threading.Lock()
         self._ended: set[str] = set()
         self._stopped_s: dict[str, float] = {}
@@ -70,17 +70,13 @@ class OutsideStops:
             is_ours: whether others have sent it to a container of the app.
         """
         if signum == str(int(signal.SIGTERM)):
-            self._signalled.add(container)
+            self.signalled.add(container)
             self._is_app_signalled |= is_ours
-
-    def was_signalled(self, container: str) -> bool:
-        """Return whether a container got SIGTERM through the engine: from a person, or from an engine that stops."""
-        return container in self._signalled
 
     def is_engine_stopping(self) -> bool:
         """Return whether containers still run and the engine is ending all of them."""
         running = self._engine.list_container_ids({}, running_only=True)
-        return bool(running) and self._signalled.issuperset(running)
+        return bool(running) and self.signalled.issuperset(running)
 
     def wait_over(self) -> None:
         """Wait until no container may be about to start again."""
@@ -98,7 +94,7 @@ class OutsideStops:
                 self._stopped_s[container] = time.monotonic()
             elif action == "start" and container in self._ended:
                 self._ended.discard(container)
-                self._signalled.discard(container)
+                self.signalled.discard(container)
                 self._stopped_s.pop(container, None)
                 return True
         return False
@@ -383,10 +379,8 @@ class DockerDriver:
             known.is_out_of_step = True
             if known.request.runs_agent:
                 self._engine.signal_container(container, "SIGTSTP" if suspended else "SIGCONT")
-            elif suspended:
-                self._engine.pause_container(container)
             else:
-                self._engine.unpause_container(container)
+                self._engine.suspend_container(container, suspended=suspended)
             known.is_out_of_step = False
 
     # -- watching -----------------------------------------------------------------------------------------------------
@@ -537,7 +531,7 @@ class DockerDriver:
         if was_away and by_engine and not known.asked:
             self._restart(replica, container)
             return
-        if not settled and not known.asked and self._outside_stops.was_signalled(container):
+        if not settled and not known.asked and container in self._outside_stops.signalled:
             self._submit(self._wait_settled, replica, container, by_engine)
             return
         exit_evidence.record_restarts(self._engine, self._folder, known.request, container)

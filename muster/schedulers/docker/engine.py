@@ -281,15 +281,11 @@ class Engine:
         ):
             self._api.kill(container, signal)
 
-    def pause_container(self, container: str) -> None:
-        """Freeze all processes of a container if it runs."""
-        with suppress(sdk.NotFound, sdk.Conflict), self._translate_errors(f"pause container {container[:12]!r}"):
-            self._api.pause(container)
-
-    def unpause_container(self, container: str) -> None:
-        """Let the processes of a frozen container go on. Nothing happens to another container."""
-        with suppress(sdk.NotFound, sdk.Conflict), self._translate_errors(f"unpause container {container[:12]!r}"):
-            self._api.unpause(container)
+    def suspend_container(self, container: str, *, suspended: bool) -> None:
+        """Freeze all processes of a container if it runs, or let those of a frozen one go on."""
+        verb = "pause" if suspended else "unpause"
+        with suppress(sdk.NotFound, sdk.Conflict), self._translate_errors(f"{verb} container {container[:12]!r}"):
+            getattr(self._api, verb)(container)
 
     def stop_container(self, container: str, grace_s: float) -> None:
         """Send the polite signal, wait up to `grace_s`, then send SIGKILL. Returns when the container has ended."""

@@ -111,7 +111,7 @@ class RequestBuilder:
         return spec.ContainerRequest(
             role=role.name,
             replica=replica,
-            image=self._build_image_name(role) if builds else role.image,
+            image=f"{self.options.image_repo}:{self.name}-{self._labels[role.name]}" if builds else role.image,
             base_image=role.image if builds else None,
             name=naming.build_replica_name(self.name, self._labels[role.name], replica),
             command=made.command,
@@ -222,9 +222,6 @@ class RequestBuilder:
     def _name_alias(self, host: str) -> str:
         """Return a host's name on the app's network. Other apps may use that, too, if the user has named it."""
         return host if self.options.network is None else f"{self.name}-{host}"
-
-    def _build_image_name(self, role: Role) -> str:
-        return f"{self.options.image_repo}:{self.name}-{self._labels[role.name]}"
 
     def _choose_shm_bytes(self, memory_bytes: int | None) -> int | None:
         if self.options.ipc in ("host", "none"):

@@ -168,7 +168,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
             SchedulerError: the app exists already.
         """
         submission: Submission = dryrun_info.request
-        report_progress = (lambda _: None) if submission.quiet else _print_progress
+        report_progress = (lambda _: None) if submission.quiet else (lambda line: print_line(f"docker: {line}"))
         state_dir, address, asked = find_state_dir(os.environ), sdk.pick_address(os.environ), submission.request
         with self.translate_errors():
             if self.find_registry().open(asked.app_id) is not None:
@@ -445,10 +445,6 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
             raise SchedulerError(str(error)) from error
         except OSError as error:
             raise EngineError(describe_os_error(error, str(find_state_dir(os.environ)))) from error
-
-
-def _print_progress(line: str) -> None:
-    print_line(f"docker: {line}")
 
 
 class NodeAsker:

@@ -113,7 +113,9 @@ class HeldLink(Link):
 
     def _serve(self, session: Session) -> int:
         while not session.is_over:
-            if session.has_started and not self._has_claimed and self._may_claim():
+            # Node 0 is claimed first: of two runs at once one gets all nodes.
+            may_claim = self._order["index"] == 0 or os.path.exists(self._order["gate"])
+            if session.has_started and not self._has_claimed and may_claim:
                 self._has_claimed = True
                 session.send(Kind.ORDER, json.dumps(self._order["node"]).encode())
             self._move(session, _POLL_S if self._has_claimed else _GATE_S)
@@ -126,10 +128,6 @@ class HeldLink(Link):
         if session.code is None:
             raise ControlError(session.failure, CommandExit.LOST)
         return session.code
-
-    def _may_claim(self) -> bool:
-        """Return whether the run has node 0, which is claimed first: of two runs at once one gets all nodes."""
-        return self._order["index"] == 0 or os.path.exists(self._order["gate"])
 
     def _handle(self, session: Session, kind: bytes, content: bytes) -> None:
         """See `Link`."""

@@ -170,7 +170,8 @@ def _merge_mapping(
     merged: dict[str, Any] = {} if replaces else dict(copy.deepcopy(base))
     for name, value in patch.items():
         if name == _DIRECTIVE:
-            _check_directive(value, path)
+            if value not in ("delete", "replace", "merge"):
+                raise OptionError(f"{path}.{_DIRECTIVE} {value!r} is not one of delete, merge, replace", "pod_template")
             continue
         field = find_field(type_name, name, path, version)
         if value is None:
@@ -223,8 +224,3 @@ def _merge_list(base: Any, items: Any, field: Mapping[str, Any], path: str, vers
         else:
             merged[position] = new
     return merged
-
-
-def _check_directive(value: Any, path: str) -> None:
-    if value not in ("delete", "replace", "merge"):
-        raise OptionError(f"{path}.{_DIRECTIVE} {value!r} is not one of delete, merge, replace", "pod_template")

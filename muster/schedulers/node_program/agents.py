@@ -9,7 +9,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 
-from muster._shared.processes import list_parents, read_stat
+from muster._shared.processes import list_parents, read_command, read_stat
 from muster.schedulers.node_program.frames import HOLD_DIR, NodeError
 
 _HOLD_FLAG = b"--muster-hold"
@@ -71,7 +71,7 @@ def _list_own(
             if uid != os.geteuid():
                 others.add(uid)
             elif (env := read_environment(pid)).get("MUSTER_APP_ID") == app:
-                yield pid, env, _read_words(pid)
+                yield pid, env, read_command(pid).split(b"\0")
 
 
 def find_holder(app: str, index: int, root: int) -> int:
@@ -95,7 +95,7 @@ def complete_order(
     `{muster-hold}` at the beginning of each becomes the holder's folder, and a first word `{muster-python}` or
     `{muster-agent}` what the holder was started with: its interpreter, or all before its flags.
     """
-    prefix = [os.fsdecode(word) for word in _read_words(holder)]
+    prefix = [os.fsdecode(word) for word in read_command(holder).split(b"\0")]
     prefix = prefix[: prefix.index(os.fsdecode(_HOLD_FLAG))]
     begins = {"{muster-python}": prefix[:1], "{muster-agent}": prefix}
     folder = f"{env.get('MUSTER_LOG_DIR', '')}/hold-{index}"
@@ -109,20 +109,15 @@ def complete_order(
 
 def find_held(client: int, parents: Mapping[int, int]) -> int | None:
     """Return the agent below a hold that a process stands for, see `muster/agent/hold/client.py`. None: it is none."""
-    words = _read_words(client)
+    words = read_command(client).split(b"\0")
     place = next((at for at, word in enumerate(words) if word.endswith(b"agent/hold/client.py")), None)
     if place is None:
         return None
     with open(os.path.join(os.fsdecode(words[place + 1]), "hold.json"), "rb") as file:
         holder = int(json.loads(file.read())["pid"])
-    held = {pid for pid in parents if is_below(pid, holder, parents) and b"--muster-waiting" in _read_words(pid)}
+    below = (pid for pid in parents if is_below(pid, holder, parents))
+    held = {pid for pid in below if b"--muster-waiting" in read_command(pid).split(b"\0")}
     return next((pid for pid in held if parents[pid] in held), None)
-
-
-def _read_words(pid: int) -> list[bytes]:
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
-        return file.read().split(b"\0")
-    return []
 
 
 def _runs_node(words: Sequence[bytes], index: int) -> bool:

@@ -73,12 +73,8 @@ class CombinedLog:
 
     def __init__(self, file: LogFile) -> None:
         self._file = file
-        self._partial_lines: dict[str, bytearray] = {stream: bytearray() for stream in STREAMS}
+        self.partial_lines: dict[str, bytearray] = {stream: bytearray() for stream in STREAMS}
         """The beginning of a line whose end is still to come."""
-
-    def has_partial_line(self, stream: str) -> bool:
-        """Return whether the beginning of a line of this stream waits for its end."""
-        return bool(self._partial_lines[stream])
 
     def write(self, stream: str, data: bytes, now_s: float, *, cut: bool) -> None:
         """Append the next bytes of a stream.
@@ -94,7 +90,7 @@ class CombinedLog:
         Raises:
             OSError: see `LogFile.write`. The data is lost.
         """
-        partial = self._partial_lines[stream]
+        partial = self.partial_lines[stream]
         end = len(data)
         if cut and len(partial) + len(data) < _CUT_LIMIT_BYTES:
             end = data.rfind(b"\n") + 1
@@ -166,5 +162,5 @@ class Capture:
                 self._files[stream].write(data, now_s)
         except OSError as error:
             self._lost = f"\n[muster] output of this node was lost here: {error.strerror}\n".encode()
-        if self._combined.has_partial_line(stream):
+        if self._combined.partial_lines[stream]:
             self._event_queue.set_timer(self._timers[stream], _CUT_LIMIT_S, lambda: self._write(stream, b"", cut=False))

@@ -208,9 +208,8 @@ class ProcessDriver:
         return plan
 
     def _watch(self, replica: ReplicaId, pid: int, pidfd: int, capture: Capture | None) -> None:
-        running = _Running(pid=pid, pidfd=pidfd, capture=capture)
-        self._running[replica] = running
-        self._event_queue.watch_readable(running.pidfd, lambda: self._handle_end(replica))
+        self._running[replica] = _Running(pid=pid, pidfd=pidfd, capture=capture)
+        self._event_queue.watch_readable(pidfd, lambda: self._handle_end(replica))
 
     def _handle_end(self, replica: ReplicaId) -> None:
         running = self._running.pop(replica)
@@ -304,11 +303,7 @@ def _catches_sigterm(pid: int) -> bool:
 
     It sets all handlers together, and Python itself sets none for SIGTERM.
     """
-    try:
-        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
-    except OSError:
-        return False  # it has ended
-    caught = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
+    caught = processes.read_status(pid).get("SigCgt", "0")
     return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
 
 
@@ -321,8 +316,7 @@ def kill_orphans(guards: set[int]) -> None:
     session = str(os.getsid(0))
     deadline_s = time.monotonic() + ORPHAN_LIMIT_S
     while time.monotonic() < deadline_s:
-        pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-        stats = {pid: stat for pid in pids if (stat := processes.read_stat(pid)) is not None}
+        stats = {pid: stat for pid in processes.list_pids() if (stat := processes.read_stat(pid)) is not None}
         children = [pid for pid, stat in stats.items() if int(stat[1]) == os.getpid() and pid not in guards]
         ours = [pid for pid in children if stats[pid][3] != session]  # also ended ones, until they are reaped
         if not ours:

@@ -137,7 +137,8 @@ def can_wait_for_children() -> bool:
     """
     if not has_option(read_help("srun"), WAIT_FOR_CHILDREN):
         return False
-    config = _read_config()
+    rows = (line.partition("=")[::2] for line in run(["scontrol", "show", "config"]).splitlines())
+    config = {name.strip(): value.strip() for name, value in rows}
     return config.get("ProctrackType") == "proctrack/cgroup" and config.get("CgroupPlugin") != "cgroup/v1"
 
 
@@ -208,46 +209,16 @@ def _read_control(job_id: str) -> QueueEntry:
     )
 
 
-def _read_config() -> dict[str, str]:
-    rows = (line.partition("=")[::2] for line in run(["scontrol", "show", "config"]).splitlines())
-    return {name.strip(): value.strip() for name, value in rows}
-
-
-def forbid_requeue(job_id: str) -> None:
-    """Forbid that any node, or Slurm, queues the job again.
-
-    Slurm 22.05 refuses it, with one reason or another, for a job that has lost a node. Then only the mark in the app's
-    folder is left, which the nodes look for.
-    """
+def update_job(job_id: str, setting: str) -> None:
+    """Change a setting of a job, unless Slurm refuses it."""
     with contextlib.suppress(RefusedError):
-        run(["scontrol", "update", f"JobId={job_id}", "Requeue=0"])
+        run(["scontrol", "update", f"JobId={job_id}", setting])
 
 
-def allow_requeue(job_id: str) -> None:
-    """Undo `forbid_requeue`."""
-    with contextlib.suppress(RefusedError):
-        run(["scontrol", "update", f"JobId={job_id}", "Requeue=1"])
-
-
-def keep_nodes(job_id: str, nodes: Sequence[str]) -> None:
-    """Give back all other nodes of a job. Where Slurm refuses it, they stay until the job ends."""
-    with contextlib.suppress(RefusedError):
-        run(["scontrol", "update", f"JobId={job_id}", f"NodeList={','.join(nodes)}"])
-
-
-def signal_tasks(job_id: str) -> None:
-    """Tell the tasks of a job to save and end."""
-    _scancel("--signal=USR1", job_id)
-
-
-def cancel(job_id: str) -> None:
-    """End a job: SIGTERM to its processes, SIGKILL after the cluster's KillWait."""
-    _scancel(job_id)
-
-
-def _scancel(*arguments: str) -> None:
+def cancel(job_id: str, *options: str) -> None:
+    """End a job, without options by SIGTERM to its processes, and SIGKILL after the cluster's KillWait."""
     try:
-        run(["scancel", *arguments])
+        run(["scancel", *options, job_id])
     except RefusedError as error:  # it may have ended
         if _UNKNOWN not in str(error) and "already completing or completed" not in str(error):
             raise

@@ -313,9 +313,10 @@ class NodeSupervisor(Supervisor):
     def _print_reason(self, why: Reason) -> None:
         """Print why the job stops in the log of the first node: the agent only knows of the signal that it gets."""
         if self._allocation.task == 0 and self.record.app.phase is not AppPhase.ENDING:
-            is_limit = why.code is Code.TIME_LIMIT and self.end_s is not None
-            text = _describe_limit(self._allocation, self.end_s or 0.0) if is_limit else word(why)
-            text += f" ({_SENDERS})" if why.code is Code.SLURM_SIGNALLED else ""
+            text = word(why) + (f" ({_SENDERS})" if why.code is Code.SLURM_SIGNALLED else "")
+            if why.code is Code.TIME_LIMIT and self.end_s is not None:
+                end = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.end_s))
+                text = f"Slurm job {self._allocation.job_id} reaches its time limit at {end}: it stops before"
             self._slurm_driver.print_line(next(iter(self.record.app.replicas)), f"[muster] {text}")
 
     def _leave_at_limit(self) -> None:
@@ -332,26 +333,23 @@ class NodeSupervisor(Supervisor):
             self._search.join(_SEARCH_S)
             may_lose = self._spec.details["may_lose"]
             lost = self._lost or ([] if may_lose else _read_lost(self._log, self._log_bytes))
-            if lost and self._record.app.outcome is Outcome.CANCELLED:
-                app = replace(self._record.app, reasons=(Reason(code=Code.NODES_LOST, hosts=tuple(lost)),))
-                self._record = replace(self._record, app=app)
-        app = self._record.app
+            if lost and self.record.app.outcome is Outcome.CANCELLED:
+                app = replace(self.record.app, reasons=(Reason(code=Code.NODES_LOST, hosts=tuple(lost)),))
+                self.record = replace(self.record, app=app)
+        app = self.record.app
         if self.has_to_continue and app.outcome is Outcome.CANCELLED and self._would_repeat():
             self.has_to_continue = False
             app = replace(app, outcome=Outcome.FAILED, reasons=(Reason(code=Code.NOTHING_SAVED),))
-            self._record = replace(self._record, app=app)
+            self.record = replace(self.record, app=app)
         super().close()
 
     def _would_repeat(self) -> bool:
         """Return whether the time limit has ended this run, and no run of this app's agents has a new checkpoint."""
         runs_agents = any(role.runs_agent for role in self._spec.roles)
-        if not runs_agents or self._spec.details["continues"] == "no" or self._has_saved():
+        has_saved = _read_checkpoints(self._folder, self._spec) != self._earlier  # none: the job has succeeded
+        if not runs_agents or self._spec.details["continues"] == "no" or has_saved:
             return False
         return self._is_at_limit or self._was_told_of_limit()
-
-    def _has_saved(self) -> bool:
-        """Return whether agents have kept another checkpoint than at the start. None: the job has succeeded."""
-        return _read_checkpoints(self._folder, self._spec) != self._earlier
 
     def _was_told_of_limit(self) -> bool:
         """Return whether the signal that ended the run came from the time limit, as far as Slurm says it."""
@@ -481,11 +479,6 @@ class NodeSupervisor(Supervisor):
 
         self.ask_slurm(ask, act)
 
-    @property
-    def record(self) -> AppRecord:
-        """The state."""
-        return self._record
-
 
 def main(arguments: list[str]) -> int:
     """Run this node's replica of the app in a folder, and return the exit code.
@@ -550,18 +543,12 @@ def limit_child_of_srun(arguments: Sequence[str]) -> None:
     """
     argv = [os.fsencode(each) for each in arguments]
     parents = processes.list_parents()
-    commands = {pid: command for pid in parents if (command := _read_command(pid))[-len(argv) :] == argv}
+    commands = {pid: processes.read_command(pid).split(b"\0")[:-1] for pid in parents}
+    commands = {pid: command for pid, command in commands.items() if command[-len(argv) :] == argv}
     for pid, command in commands.items():
         if os.path.basename(command[0]) == b"srun" and commands.get(parents[pid]) == command:
             with contextlib.suppress(OSError):  # it has ended, or is another user's
                 resource.prlimit(pid, resource.RLIMIT_NOFILE, (0, 0))
-
-
-def _read_command(pid: int) -> list[bytes]:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
-    except OSError:
-        return []
 
 
 def describe_incarnation(folder: AppFolder, spec: AppSpec, allocation: Allocation, replica: ReplicaId) -> str:
@@ -741,16 +728,9 @@ def _read_lost(log: Path, offset: int) -> list[str]:
     return list(dict.fromkeys(host for each in named for host in expand_hosts(each.decode(errors="replace"))))
 
 
-def _describe_limit(allocation: Allocation, end_s: float) -> str:
-    end = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(end_s))
-    return f"Slurm job {allocation.job_id} reaches its time limit at {end}: it stops before"
-
-
 def _may_go_on(folder: AppFolder, allocation: Allocation) -> bool:
     """Return whether the job may run again: a cancel forbids it first, in two ways, so that no node queues it again."""
-    if folder.request_file.exists():
-        return False
-    return _read_job(allocation).get("Requeue") != "0"
+    return not folder.request_file.exists() and _read_job(allocation).get("Requeue") != "0"
 
 
 def _read_job(allocation: Allocation) -> dict[str, str]:

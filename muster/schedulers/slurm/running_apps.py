@@ -83,8 +83,6 @@ class App:
         state = reasons.STATES.get(self.entry.state, AppState.UNKNOWN)
         if not is_terminal(state):
             return state
-        if self.is_cancelled:
-            return AppState.CANCELLED
         return self._judge_records() or state
 
     def _judge_records(self) -> AppState | None:

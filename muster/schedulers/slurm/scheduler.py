@@ -74,9 +74,8 @@ class SlurmScheduler(adapter.PluginScheduler, WorkspaceMixin[None]):  # type: ig
 
     def build_workspace_and_update_role(self, role: Role, workspace: str, cfg: Mapping[str, Any]) -> None:
         """Note the folder, which travels with `job_dir`, as with TorchX's adapter, or without a shared folder."""
-        if not cfg.get("job_dir") and cfg.get("shared") is not False and str(cfg.get("shared")).lower() != "false":
-            return
-        self.note_workspace(role, workspace, WORKSPACE_KEY, is_quiet=bool(cfg.get("quiet")))
+        if cfg.get("job_dir") or not self.shares_folders(cfg):
+            self.note_workspace(role, workspace, WORKSPACE_KEY, is_quiet=bool(cfg.get("quiet")))
 
     def shares_folders(self, cfg: Mapping[str, Any]) -> bool:
         """See `PluginScheduler`."""
@@ -392,7 +391,8 @@ class SlurmScheduler(adapter.PluginScheduler, WorkspaceMixin[None]):  # type: ig
         has_left = self._wait(app_id, have_left, app.spec.grace_s + _ASK_MARGIN_S)
         if has_left and leaving:
             assert app.entry is not None  # noqa: S101  # it runs
-            client.keep_nodes(app.entry.job_id, [each for each in app.entry.nodes if each not in leaving.values()])
+            left = ",".join(each for each in app.entry.nodes if each not in leaving.values())
+            client.update_job(app.entry.job_id, f"NodeList={left}")  # refused: the others stay until the job ends
         names = ", ".join(map(str, leaving)) or "no node"
         line = f"{app_id} has {adapter.count_nodes(nodes)} from now on"
         if not has_left:
@@ -409,7 +409,7 @@ class SlurmScheduler(adapter.PluginScheduler, WorkspaceMixin[None]):  # type: ig
         was_cancelled = app.is_cancelled
         _record_cancel(app)
         if app.has_started() and not was_cancelled:
-            client.signal_tasks(app.entry.job_id)
+            client.cancel(app.entry.job_id, "--signal=USR1")  # its tasks save and end
         else:
             _cancel_jobs(app)
 
@@ -483,10 +483,14 @@ def _cancel_named(name: str) -> None:
 
 
 def _record_cancel(app: running_apps.App, request: str = "cancel") -> None:
-    """Record the cancel: from now on nothing queues or starts the app again."""
+    """Record the cancel: from now on nothing queues or starts the app again.
+
+    Slurm 22.05 refuses the update, with one reason or another, for a job that has lost a node. Then only the mark in
+    the app's folder is left, which the nodes look for.
+    """
     app.folder.write_request(request)
     assert app.entry is not None  # noqa: S101  # it has not ended
-    client.forbid_requeue(app.entry.job_id)
+    client.update_job(app.entry.job_id, "Requeue=0")
 
 
 def _withdraw_cancel(app: running_apps.App) -> None:
@@ -494,7 +498,7 @@ def _withdraw_cancel(app: running_apps.App) -> None:
     app.folder.request_file.unlink(missing_ok=True)
     assert app.entry is not None  # noqa: S101  # it has not ended
     if app.spec.details["continues"] != "no":
-        client.allow_requeue(app.entry.job_id)
+        client.update_job(app.entry.job_id, "Requeue=1")
 
 
 def _cancel_jobs(app: running_apps.App) -> None:

@@ -186,7 +186,7 @@ def _checked_hosts(request: SshRequest, workspace_bytes: int) -> Iterator[list[C
         if len(good) < wanted:
             raise adapter.EngineError(checks.describe_failures(failed, len(hosts)))
         for name, why in failed.items():
-            _print_line(f"{name} cannot be used: {why}")
+            print_line(f"ssh: {name} cannot be used: {why}")
         yield good
     finally:
         for each in good:
@@ -224,7 +224,3 @@ def _place_request(request: SshRequest, good: Sequence[Checked]) -> AppSpec:
         ports=ports,
         others={each.host.name: each.addresses[0] for each in good},
     )
-
-
-def _print_line(line: str) -> None:
-    print_line(f"ssh: {line}")

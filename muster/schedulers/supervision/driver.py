@@ -51,7 +51,7 @@ class EventQueue:
         self._wake_read, self._wake_write = os.pipe()
         for fd in (self._wake_read, self._wake_write):
             os.set_blocking(fd, False)
-        self._selector.register(self._wake_read, selectors.EVENT_READ, self._clear_wake_up)
+        self._selector.register(self._wake_read, selectors.EVENT_READ, lambda: os.read(self._wake_read, 65536))
 
     def post(self, event: Any) -> None:
         """Queue an event for the supervisor. This is safe from any thread and from signal handlers."""
@@ -102,9 +102,6 @@ class EventQueue:
         if not self._timers:
             return None
         return max(0.0, min(due_s for due_s, _ in self._timers.values()) - self.now_s())
-
-    def _clear_wake_up(self) -> None:
-        os.read(self._wake_read, 65536)
 
 
 class ReplicaDriver(Protocol):

@@ -7,12 +7,12 @@ Source: inotify(7). If the kernel gives no instance (a user has 128 by default),
 import ctypes
 import os
 import time
-from typing import final
 
 from muster._shared import processes
 
 _IN_MODIFY = 0x2
 _IN_ATTRIB = 0x4
+_IN_CLOSE_WRITE = 0x8
 _IN_MOVED_FROM = 0x40
 _IN_MOVED_TO = 0x80
 _IN_CREATE = 0x100
@@ -24,7 +24,6 @@ FALLBACK_POLL_S = 0.05
 """The poll interval without an inotify instance."""
 
 
-@final
 class Watch:
     """Waits for changes in a few folders. Use as a context manager.
 
@@ -34,14 +33,14 @@ class Watch:
     """
 
     def __init__(self, *folders: os.PathLike[str], all_changes: bool = False) -> None:
-        libc = ctypes.CDLL(None, use_errno=True)
-        self._fd: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-        mask = _IN_MODIFY | _IN_MOVED_TO | _IN_CREATE | _IN_DELETE_SELF
-        mask |= _IN_ATTRIB | _IN_MOVED_FROM | _IN_DELETE if all_changes else 0
-        if self._fd >= 0 and any(libc.inotify_add_watch(self._fd, os.fsencode(each), mask) < 0 for each in folders):
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._fd: int = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._mask = _IN_MODIFY | _IN_CLOSE_WRITE | _IN_MOVED_TO | _IN_CREATE | _IN_DELETE_SELF
+        self._mask |= _IN_ATTRIB | _IN_MOVED_FROM | _IN_DELETE if all_changes else 0
+        if self._fd >= 0 and any(self._add(each) < 0 for each in folders):
             self.close()
 
-    def __enter__(self) -> "Watch":
+    def __enter__(self) -> "Watch":  # noqa: PYI034  # typing.Self is Python 3.11
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -71,3 +70,8 @@ class Watch:
             return False
         os.read(self._fd, 65536)
         return True
+
+    def _add(self, folder: os.PathLike[str]) -> int:
+        """Watch one more folder. Returns its number in events; -1: it is gone, or no watches are left."""
+        number: int = self._libc.inotify_add_watch(self._fd, os.fsencode(folder), self._mask)
+        return number

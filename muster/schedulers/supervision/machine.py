@@ -33,7 +33,7 @@ class Machine:
         """Name this machine, this boot, this process's namespace."""
         return Machine(
             host=socket.gethostname(),
-            boot_id=_read(_BOOT_ID),
+            boot_id=read_line(_BOOT_ID),
             machine_id=read_machine_id(),
             pid_namespace=_read_link(_PID_NAMESPACE),
         )
@@ -59,11 +59,12 @@ def read_machine_id() -> str:
     Returns:
         12 hexadecimal digits, or the host name where there is no such id (containers, systems other than Linux).
     """
-    text = next(filter(None, map(_read, _MACHINE_ID_FILES)), "")
+    text = next(filter(None, map(read_line, _MACHINE_ID_FILES)), "")
     return hashlib.sha256(f"muster {text}".encode()).hexdigest()[:12] if text else socket.gethostname()
 
 
-def _read(path: Path) -> str:
+def read_line(path: Path) -> str:
+    """Return the one line of a file of the system. "": it cannot be read."""
     try:
         return path.read_text().strip()
     except OSError:

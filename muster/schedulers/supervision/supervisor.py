@@ -58,17 +58,17 @@ class Supervisor:
         here, own_id = Machine.here(), ProcessId.of(os.getpid())
         if earlier is None:
             app = decisions.build_state(spec.roles)
-            self._record = AppRecord(app=app, machine=here, supervisor=own_id, submitted_s=time.time())
+            self.record = AppRecord(app=app, machine=here, supervisor=own_id, submitted_s=time.time())
         else:
             # After a reboot pids are others'.
             handles = earlier.handles if here.shows_pids_of(earlier.machine) else {}
             hosts = earlier.find_hosts()
-            self._record = replace(earlier, machine=here, supervisor=own_id, handles=handles, hosts=hosts)
+            self.record = replace(earlier, machine=here, supervisor=own_id, handles=handles, hosts=hosts)
 
     @property
     def ended(self) -> bool:
         """Whether there is nothing left to do."""
-        return self._record.app.phase is AppPhase.ENDED
+        return self.record.app.phase is AppPhase.ENDED
 
     def begin(self, *, recovers: bool = False) -> None:
         """Adopt what an earlier supervisor started, handle requests made since, start replicas that wait.
@@ -78,7 +78,7 @@ class Supervisor:
         """
         if self._folder.read_record() is not None:
             self._save()  # or the app would seem unsupervised
-        gone = [each for each in self._record.app.running() if not self._adopt(each)]
+        gone = [each for each in self.record.app.running() if not self._adopt(each)]
         request = self._folder.read_request()
         if request is not None:
             self.handle_event(decisions.KillRequested() if request == "kill" else decisions.CancelRequested())
@@ -102,11 +102,11 @@ class Supervisor:
 
     def handle_event(self, event: decisions.Event) -> None:
         """Decide about one event, record the new state, act."""
-        app, decided = decisions.decide(self._spec.roles, self._record.app, event)
-        changed = app != self._record.app
-        if self._record.app.phase is AppPhase.ENDING and app.phase is AppPhase.RUNNING:
+        app, decided = decisions.decide(self._spec.roles, self.record.app, event)
+        changed = app != self.record.app
+        if self.record.app.phase is AppPhase.ENDING and app.phase is AppPhase.RUNNING:
             self._folder.request_file.unlink(missing_ok=True)
-        self._record = replace(self._record, app=app)
+        self.record = replace(self.record, app=app)
         # Recorded first: then no replica runs unrecorded. The end comes last, with complete logs.
         if changed and not self.ended:
             self._save()
@@ -115,10 +115,10 @@ class Supervisor:
 
     def close(self) -> None:
         """Flush logs, kill remaining descendants and record the outcome, after the end."""
-        self._driver.close(succeeded=self._record.app.outcome is Outcome.SUCCEEDED)
+        self._driver.close(succeeded=self.record.app.outcome is Outcome.SUCCEEDED)
         sweep(time.monotonic() + SWEEP_LIMIT_S)
         self._folder.remove_secrets()
-        self._record = replace(self._record, ended_s=time.time(), handles={}, hosts=self._record.find_hosts())
+        self.record = replace(self.record, ended_s=time.time(), handles={}, hosts=self.record.find_hosts())
         deadline_s = time.monotonic() + SAVE_LIMIT_S
         while not self._save() and time.monotonic() < deadline_s:
             time.sleep(0.5)
@@ -126,7 +126,7 @@ class Supervisor:
     def _save(self) -> bool:
         """Record the app's state. A full disk must not end the job: the next transition tries again."""
         try:
-            self._folder.write_record(self._record)
+            self._folder.write_record(self.record)
         except OSError as error:
             # Its log is on that disk too.
             processes.write_stderr(f"muster: cannot write {self._folder.state_file}: {error.strerror}\n")
@@ -134,7 +134,7 @@ class Supervisor:
         return True
 
     def _adopt(self, replica: ReplicaId) -> bool:
-        handle = self._record.handles.get(replica)
+        handle = self.record.handles.get(replica)
         return handle is not None and self._driver.adopt(replica, handle)
 
     def _act(self, action: decisions.Action) -> None:
@@ -155,15 +155,15 @@ class Supervisor:
         self._event_queue.set_timer(name, delay_s, lambda: self._event_queue.post(event))
 
     def _start(self, replicas: tuple[ReplicaId, ...]) -> None:
-        handles: dict[ReplicaId, Handle] = dict(self._record.handles)
+        handles: dict[ReplicaId, Handle] = dict(self.record.handles)
         for each in replicas:
             handles.pop(each, None)
             try:
-                handles[each] = self._driver.start(each, self._record.app.replicas[each].starts)
+                handles[each] = self._driver.start(each, self.record.app.replicas[each].starts)
             except StartError as error:
                 why = (Reason(code=Code.COULD_NOT_START, text=str(error)),)
                 self._event_queue.post(ReplicaEnded(replica=each, exit_code=None, reasons=why, final=error.final))
-        self._record = replace(self._record, handles=handles)
+        self.record = replace(self.record, handles=handles)
         self._save()
 
 

@@ -214,17 +214,12 @@ def _name_lost(facts: AppFacts) -> str:
     known = [(role, index, host) for role, (_, nodes) in lost.items() for index, host in nodes]
     names = [str(index) for _, index, _ in known] if len(lost) == 1 else [f"{role}/{index}" for role, index, _ in known]
     word = "" if len(lost) > 1 else f"node{'s'[: len(names) != 1]} "
-    if _has_renumbered(facts) and all(host for _, _, host in known):
+    nodes = [(each.role, each.id) for each in facts.replicas or ()]
+    if len(set(nodes)) < len(nodes) and all(host for _, _, host in known):
         word, names = "on ", [host for _, _, host in known]
     shown = list(dict.fromkeys(names))[:_MOST_NAMED]
     left = sum(count for count, _ in lost.values()) - sum(name in shown for name in names)
     return f" ({word}{', '.join(shown)}{f' and {left} more' if left else ''})" if shown else ""
-
-
-def _has_renumbered(facts: AppFacts) -> bool:
-    """Return whether two nodes have the same number, because nodes were numbered anew after a loss."""
-    names = [(each.role, each.id) for each in facts.replicas or ()]
-    return len(set(names)) < len(names)
 
 
 def _list_progress(jobs: Mapping[str, JobFacts]) -> Iterator[str]:

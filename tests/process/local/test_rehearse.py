@@ -15,14 +15,14 @@ from harness import PROGRAMS, Outcome, Tree, run_tree, wait_until
 from memory_cgroup import list_rehearsal_cgroups
 
 from muster.cli.rehearse import live
-from muster.cli.rehearse.faults import FAULTS
+from muster.cli.rehearse.faults import FAULTS, NodeSetting
 from muster.components import dist
 from muster.schedulers.local import create_detached_scheduler
 
 MUSTER = Path(sys.executable).with_name("muster")
 PROGRAM = PROGRAMS / "rehearse_steps.py"
 QUICK = [name for name, fault in FAULTS.items() if fault.is_quick]
-NEEDS_ROOT = ",".join(name for name, fault in FAULTS.items() if fault.setting.needs_root)
+NEEDS_ROOT = ",".join(name for name, fault in FAULTS.items() if fault.setting is not NodeSetting.ORDINARY)
 LOADS = """\
 import json
 import os

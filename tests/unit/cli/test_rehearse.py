@@ -27,7 +27,7 @@ from muster.cli.history.clocks import place
 from muster.cli.history.sources import Event, JobRecords
 from muster.cli.history.story import Story, tell
 from muster.cli.rehearse import command, journal, live, plan, watch
-from muster.cli.rehearse.faults import FAULTS, Moment, NotPossibleError, Scene
+from muster.cli.rehearse.faults import FAULTS, Moment, NodeSetting, NotPossibleError, Scene
 from muster.cli.rehearse.journal import Journal, Undo
 from muster.cli.rehearse.outcome import Row, Verdict, judge
 from muster.cli.rehearse.page import build_page
@@ -156,8 +156,9 @@ def test_every_fault_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     for name, fault in FAULTS.items():
         assert name in listed
         assert f"| `{name}` | {fault.title} |" in page, name
+    for_root = [each.name for each in FAULTS.values() if each.setting is not NodeSetting.ORDINARY]
     for begin, end, names in (
-        ("silence. ", " need root", [each.name for each in FAULTS.values() if each.setting.needs_root]),
+        ("silence. ", " need root", for_root),
         ("`--quick` tries ", " between", [each.name for each in FAULTS.values() if each.is_quick]),
         ("It can cause ", ".\n", [each.name for each in FAULTS.values() if each.live_signal]),
     ):

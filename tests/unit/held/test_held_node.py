@@ -132,7 +132,7 @@ def test_frames_are_cut_wherever_they_were_divided() -> None:
 
 def test_a_command_on_a_held_node_gets_what_its_holder_was_started_with(monkeypatch: pytest.MonkeyPatch) -> None:
     words = [b"python3", b"/opt/muster/muster-agent.zip", b"--muster-hold", b"1:1800", b"--nnodes", b"2", b""]
-    monkeypatch.setattr(agents, "_read_words", lambda _pid: words)
+    monkeypatch.setattr(agents, "read_command", lambda _pid: b"\0".join(words))
     env = {"MUSTER_LOG_DIR": "/logs"}
     given = {"A": "{muster-hold}/runs/x", "B": "as it is {muster-hold}"}
     assert agents.complete_order(7, 1, env, ["{muster-agent}", "ask", "{muster-hold}/a"], given) == (

@@ -116,7 +116,7 @@ def test_a_job_that_waits_is_cancelled_and_its_last_checkpoint_is_named(
 ) -> None:
     calls: list[str] = []
     monkeypatch.setattr(client, "cancel", calls.append)
-    monkeypatch.setattr(client, "forbid_requeue", lambda job_id: calls.append(f"{job_id} once"))
+    monkeypatch.setattr(client, "update_job", lambda job_id, setting: calls.append(f"{job_id} {setting}"))
     AppFolder(tmp_path).state_dir.mkdir(parents=True)
     for index, text in enumerate(kept):
         path = AppFolder(tmp_path).role_dir("w") / f"run{index}" / "checkpoint.json"
@@ -127,7 +127,7 @@ def test_a_job_that_waits_is_cancelled_and_its_last_checkpoint_is_named(
     assert answer.line == "it was waiting in the queue and is cancelled" + (
         f"; its last checkpoint is {end}" if end else ""
     )
-    assert calls == ["7 once", "7"]
+    assert calls == ["7 Requeue=0", "7"]
     app = replace(scheduler._open_app("app"), is_cancelled=True)
     assert running_apps.explain_end(app, AppState.CANCELLED) == (Reason(code=Code.STOPPED),)
     app.folder.write_request("cancel")
@@ -140,8 +140,8 @@ def test_a_stop_that_cannot_be_asked_for_is_withdrawn_if_no_node_has_left(
 ) -> None:
     """The job was cancelled without its ranks having saved."""
     calls: list[str] = []
-    for name in ("cancel", "forbid_requeue", "allow_requeue"):
-        monkeypatch.setattr(client, name, lambda _job_id, name=name: calls.append(name))
+    monkeypatch.setattr(client, "cancel", calls.append)
+    monkeypatch.setattr(client, "update_job", lambda _job_id, setting: calls.append(setting))
     app = replace(scheduler._open_app("app"), entry=QueueEntry(job_id="7", state="RUNNING"))
     app.spec.details = {"continues": "requeue"}
     app.folder.state_dir.mkdir(parents=True)
@@ -152,7 +152,7 @@ def test_a_stop_that_cannot_be_asked_for_is_withdrawn_if_no_node_has_left(
     monkeypatch.setattr(client, "list_jobs", lambda _name, _ids: [app.entry])
     answer = scheduler.stop_app("app", 0.0)
     assert answer.outcome is (AskOutcome.UNREACHED if goes_on else AskOutcome.DONE)
-    assert calls == ["forbid_requeue", "allow_requeue" if goes_on else "cancel"]
+    assert calls == ["Requeue=0", "Requeue=1" if goes_on else "7"]
     assert app.folder.request_file.exists() is not goes_on
 
 

@@ -144,7 +144,7 @@ def test_the_hosts_of_replicas_stay_known_after_a_reboot(bench, monkeypatch):
     bench.begin()
     monkeypatch.setattr(Machine, "shows_pids_of", lambda *_: False)
     bench.boot().driver.hosts = ["c"]
-    assert bench.supervisor._record.find_hosts() == {FIRST: "a", SECOND: "b"}
+    assert bench.supervisor.record.find_hosts() == {FIRST: "a", SECOND: "b"}
     bench.begin()
     assert bench.record().find_hosts() == {FIRST: "c", SECOND: "b"}, "one retry: the other one ended there"
 
@@ -153,7 +153,7 @@ def test_what_cannot_be_started_ends_the_app(bench):
     bench.driver.refused[SECOND] = StartError("no such file")
     bench.begin()
     assert bench.driver.done == ["start r/0 1", "stop r/0"]
-    [reason] = bench.supervisor._record.app.reasons
+    [reason] = bench.supervisor.record.app.reasons
     [cause] = reason.causes
     assert (reason.code, reason.replica, cause.code, cause.text) == (
         *(Code.NEVER_STARTED, "r/1"),

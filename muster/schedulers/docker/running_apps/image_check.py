@@ -7,9 +7,7 @@ Successful results are cached per engine and image. Failures are not, so that a 
 
 import hashlib
 import json
-import os
 import posixpath
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,6 +19,7 @@ from muster.schedulers.docker.engine import Engine
 from muster.schedulers.docker.sdk import CannotStart, DockerError, EngineUnavailable, one_line
 from muster.schedulers.docker.spec import DEFAULT_ULIMITS, AppRequest, ContainerRequest
 from muster.schedulers.failure_report import explain_start_failure
+from muster.schedulers.supervision.app_folder import write_text
 from muster.schedulers.wording.words import word
 
 _LIMIT_S: Final = 60.0
@@ -167,9 +166,8 @@ def _use_interpreter(container: ContainerRequest, image: ImageFacts) -> Containe
 
 
 def _apply(app: AppRequest, findings: Findings) -> AppRequest:
-    if findings.default_ulimits:
-        return replace(app, init=findings.init)
-    return replace(app, init=findings.init, containers=tuple(map(_lower_limits, app.containers)))
+    containers = app.containers if findings.default_ulimits else tuple(map(_lower_limits, app.containers))
+    return replace(app, init=findings.init, containers=containers)
 
 
 def _lower_limits(container: ContainerRequest) -> ContainerRequest:
@@ -278,9 +276,6 @@ def _write_cache(file: Path, findings: Findings) -> None:
     """Cache the result. If that fails, the next submission checks again."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        fd, name = tempfile.mkstemp(dir=file.parent)
-        with os.fdopen(fd, "w") as out:
-            json.dump(asdict(findings), out)
-        os.replace(name, file)
+        write_text(file, json.dumps(asdict(findings)))
     except OSError:
         return

@@ -10,7 +10,7 @@ and list again was rejected: two apps then see each other, or neither does.
 import logging
 import re
 import shutil
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -227,7 +227,9 @@ def reserve_ports(engine: Engine, app: AppRequest) -> AppRequest:
     for first_node in {container.role: container for container in reversed(app.containers)}.values():
         if first_node.host_port is None:
             continue
-        wanted = [port for port in _list_ports_from(first_node.host_port) if port not in used]
+        begin = HOST_PORTS.index(first_node.host_port)
+        ports = (HOST_PORTS[(begin + step) % len(HOST_PORTS)] for step in range(_PORTS_TRIED))
+        wanted = [port for port in ports if port not in used]
         free = _find_free_ports(engine, app, first_node, wanted)
         port = next((each for each in free if _reserve(engine, app, _PORT, str(each))), None)
         if port is None:
@@ -263,11 +265,6 @@ def _reserved_gpus(engine: Engine) -> dict[str, str]:
         if kind == _GPU:
             reserved[thing] = labels[Label.APP]
     return reserved
-
-
-def _list_ports_from(first: int) -> Iterable[int]:
-    begin = HOST_PORTS.index(first)
-    return (HOST_PORTS[(begin + step) % len(HOST_PORTS)] for step in range(_PORTS_TRIED))
 
 
 def _find_free_ports(engine: Engine, app: AppRequest, first_node: ContainerRequest, ports: Sequence[int]) -> list[int]:

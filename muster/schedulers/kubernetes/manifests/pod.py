@@ -171,7 +171,8 @@ def _build_container(inputs: AppInputs, role: RoleInputs, mounts: list[dict[str,
         "securityContext": _build_security(inputs, role),
         **_select_given(
             imagePullPolicy=inputs.options.image_pull_policy,
-            ports=_build_ports(role),
+            # A name would need a stricter syntax.
+            ports=[{"containerPort": port} for port in dict.fromkeys(role.role.port_map.values())],
             workingDir=WORK_DIR if role.workspace else "",
         ),
     }
@@ -188,11 +189,6 @@ def _insert_index(text: str) -> str:
     """Insert references that Kubernetes replaces by the node's index and the namespace."""
     text = text.replace(INDEX_PLACEHOLDER, f"$({kube.INDEX_VARIABLE})")
     return text.replace(NAMESPACE_PLACEHOLDER, f"$({kube.NAMESPACE_VARIABLE})")
-
-
-def _build_ports(role: RoleInputs) -> list[dict[str, Any]]:
-    # A name would need a stricter syntax.
-    return [{"containerPort": port} for port in dict.fromkeys(role.role.port_map.values())]
 
 
 def _build_env(inputs: AppInputs, role: RoleInputs) -> list[dict[str, Any]]:
@@ -255,7 +251,8 @@ def build_resources(inputs: AppInputs, role: RoleInputs) -> dict[str, Any]:
     limits: dict[str, str] = {}
     cpus = count_cpus(role.role)
     if cpus > 0:
-        requests["cpu"] = _format_cpu(max(0, round(cpus * 1000) - options.reserved_millicpu))
+        millicpu = max(0, round(cpus * 1000) - options.reserved_millicpu)
+        requests["cpu"] = str(millicpu // 1000) if millicpu % 1000 == 0 else f"{millicpu}m"
     requested_mb = role.role.metadata.get(RoleKey.MEMORY_REQUEST_MB)
     if requested_mb is not None:
         requests["memory"] = f"{requested_mb}Mi"
@@ -265,10 +262,6 @@ def build_resources(inputs: AppInputs, role: RoleInputs) -> dict[str, Any]:
     for name, count in _count_devices(inputs, role).items():
         requests[name] = limits[name] = str(count)
     return {key: value for key, value in (("requests", requests), ("limits", limits)) if value}
-
-
-def _format_cpu(millicpu: int) -> str:
-    return str(millicpu // 1000) if millicpu % 1000 == 0 else f"{millicpu}m"
 
 
 def _count_devices(inputs: AppInputs, role: RoleInputs) -> dict[str, int]:

@@ -98,8 +98,9 @@ def build_request(
     inputs = build_inputs(app, options, name=name, workspaces=keys, submitter=submitter)
     documents = [*_build_prerequisites(inputs, packed), *_build_workload(inputs)]
     documents = _add_gang(inputs, documents)
-    for document in documents:
-        _set_namespace(document, options.namespace)
+    for document in documents if options.namespace else ():
+        metadata = document["metadata"]
+        document["metadata"] = {"name": metadata["name"], "namespace": options.namespace, **metadata}
     return Request(inputs=inputs, documents=tuple(documents), images_to_push=images_to_push or {})
 
 
@@ -141,12 +142,6 @@ def _add_gang(inputs: AppInputs, documents: list[dict[str, Any]]) -> list[dict[s
             f"{options.schema_version[0]}.{options.schema_version[1]}"
         )
     return jobs.add_pod_group(documents, version, inputs)
-
-
-def _set_namespace(document: dict[str, Any], namespace: str | None) -> None:
-    if namespace:
-        metadata = document["metadata"]
-        document["metadata"] = {"name": metadata["name"], "namespace": namespace, **metadata}
 
 
 # -- what only the submission knows -----------------------------------------------------------------------------------

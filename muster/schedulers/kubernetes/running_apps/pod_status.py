@@ -93,7 +93,8 @@ def read_pod(pod: Mapping[str, Any]) -> PodFact:
     """Read a v1 Pod as the API server gives it."""
     metadata, status = pod["metadata"], pod.get("status") or {}
     container = _find_container((pod.get("spec") or {}).get("containers"))
-    terminated = _find_terminated(status)
+    state = _find_container(status.get("containerStatuses")).get("state") or {}
+    terminated = state.get("terminated") or {}
     report, text = _read_message(str(terminated.get("message") or ""))
     phase = status.get("phase") or "Unknown"
     terminating = metadata.get("deletionTimestamp") is not None
@@ -109,7 +110,9 @@ def read_pod(pod: Mapping[str, Any]) -> PodFact:
     volume = "" if run_dir is None else _find_volume(pod["spec"], container, run_dir)
     lost_dir = "" if volume else run_dir or ""
     if report is not None and lost_dir:
-        report = _forget_paths(report)
+        # files that have ended with their pods
+        failures = tuple(replace(each, log_path=None, error_file=None) for each in report.failures)
+        report = replace(report, failures=failures)
     failed_before, drained_before = (
         _read_count(metadata.get("annotations") or {}, name) for name in kube.INDEX_FAILURES
     )
@@ -142,12 +145,6 @@ def _forget_pod(metadata: Mapping[str, Any], text: str) -> str:
     for name in ("uid", "name"):
         text = text.replace(metadata.get(name) or "-", "-")
     return text
-
-
-def _forget_paths(report: Report) -> Report:
-    """Return a report without the paths of files that have ended with their pods."""
-    failures = tuple(replace(each, log_path=None, error_file=None) for each in report.failures)
-    return replace(report, failures=failures)
 
 
 def _find_volume(spec: Mapping[str, Any], container: Mapping[str, Any], folder: str) -> str:
@@ -183,11 +180,6 @@ def _read_index(pod: Mapping[str, Any]) -> int:
 def _find_container(containers: Sequence[Mapping[str, Any]] | None) -> Mapping[str, Any]:
     """Find our container, or its status, in a list of them."""
     return next((each for each in containers or () if each.get("name") == kube.CONTAINER), {})
-
-
-def _find_terminated(status: Mapping[str, Any]) -> Mapping[str, Any]:
-    state = _find_container(status.get("containerStatuses")).get("state") or {}
-    return state.get("terminated") or {}
 
 
 def _read_message(message: str) -> tuple[Report | None, str]:

@@ -55,6 +55,7 @@ def ddp(
     preflight: str = "quick",
     snapshot_memory: Optional[str] = None,
     snapshot_copies: Optional[int] = None,
+    spare_workers: int = 0,
     rank_order: Optional[str] = None,
     on: Optional[str] = None,
 ) -> specs.AppDef:
@@ -106,6 +107,7 @@ def ddp(
         snapshot_memory: the most memory that muster.snapshots may take on each node, such as 64G or a percentage of the
             free memory, written with the percent sign; 0: no snapshots; the default is 40 percent
         snapshot_copies: how many other nodes keep a copy of a node's snapshots, 0 or 1; the default is 1
+        spare_workers: how many processes of each node have done their setup and take a lost rank's place at once
         rank_order: node, the default: ranks follow the node index; segment: nodes of one NVLink domain get adjacent
             ranks
         on: rules for what follows from a failure (e.g. "exit 77: elsewhere; ImportError: stop"); muster-agent
@@ -150,6 +152,7 @@ def torchrun(
     preflight: str = "quick",
     snapshot_memory: Optional[str] = None,
     snapshot_copies: Optional[int] = None,
+    spare_workers: int = 0,
     rank_order: Optional[str] = None,
     on: Optional[str] = None,
 ) -> specs.AppDef:
@@ -204,6 +207,7 @@ def torchrun(
         snapshot_memory: the most memory that muster.snapshots may take on each node, such as 64G or a percentage of the
             free memory, written with the percent sign; 0: no snapshots; the default is 40 percent
         snapshot_copies: how many other nodes keep a copy of a node's snapshots, 0 or 1; the default is 1
+        spare_workers: how many processes of each node have done their setup and take a lost rank's place at once
         rank_order: node, the default: ranks follow the node index; segment: nodes of one NVLink domain get adjacent
             ranks
         on: rules for what follows from a failure (e.g. "exit 77: elsewhere; ImportError: stop"); muster-agent
@@ -241,6 +245,7 @@ def spmd(
     preflight: str = "quick",
     snapshot_memory: Optional[str] = None,
     snapshot_copies: Optional[int] = None,
+    spare_workers: int = 0,
     rank_order: Optional[str] = None,
     on: Optional[str] = None,
 ) -> specs.AppDef:
@@ -287,6 +292,7 @@ def spmd(
         snapshot_memory: the most memory that muster.snapshots may take on each node, such as 64G or a percentage of the
             free memory, written with the percent sign; 0: no snapshots; the default is 40 percent
         snapshot_copies: how many other nodes keep a copy of a node's snapshots, 0 or 1; the default is 1
+        spare_workers: how many processes of each node have done their setup and take a lost rank's place at once
         rank_order: node, the default: ranks follow the node index; segment: nodes of one NVLink domain get adjacent
             ranks
         on: rules for what follows from a failure (e.g. "exit 77: elsewhere; ImportError: stop"); muster-agent

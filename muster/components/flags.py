@@ -60,6 +60,10 @@ def _check_snapshot_memory(value: Any, _arguments: Mapping[str, Any]) -> str:
     return f"{value!r}: must be {SNAPSHOT_MEMORY}" if parse_snapshot_memory(str(value)) is None else ""
 
 
+def _check_spare_workers(value: Any, _arguments: Mapping[str, Any]) -> str:
+    return "" if 0 <= value <= 1024 else f"{value} is not 0 to 1024"
+
+
 def _check_notify(value: Any, _arguments: Mapping[str, Any]) -> str:
     """Check the command's words. Only the nodes know whether the program exists."""
     try:
@@ -92,6 +96,7 @@ FLAGS: Final = (
     Flag(name="preflight", default="quick", check=_build_choice("quick", "full", "off"), feature="preflight"),
     Flag(name="snapshot_memory", check=_check_snapshot_memory, feature="snapshots"),
     Flag(name="snapshot_copies", check=_build_choice(0, 1), feature="snapshots"),
+    Flag(name="spare_workers", default=0, check=_check_spare_workers, feature="in_place"),
     Flag(
         name="devices",
         default=0,

@@ -64,7 +64,7 @@ def test_a_job_of_slurm_that_runs_and_is_stopped(start, tmp_path, capsys, monkey
         assert "of 500" in capsys.readouterr().out
         assert commands.main(["stop", str(logs)]) == CommandExit.USAGE
         said = capsys.readouterr().err
-        assert "`muster status`, `top`, " in said
+        assert "needs an app" in said
         agent.send(signal.SIGTERM)
         agent.wait().check(143)
     for state, ended_ago_s, why in ENDED:

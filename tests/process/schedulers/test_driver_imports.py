@@ -26,5 +26,5 @@ def test_a_list_without_apps_does_not_load_what_describes_one(tmp_path: Path) ->
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
     loaded = done.stdout.splitlines()[-1].split()
     assert "muster.schedulers.local.scheduler" in loaded
-    describing = ("status", "job_line", "failure_report", "asking", "file_logs", "codec", "agent_command", "driver")
+    describing = ("status", "job_line", "failure_report", "asking", "file_logs", "codec", "driver")
     assert [name for name in loaded if name.endswith(describing)] == []

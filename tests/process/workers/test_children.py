@@ -269,9 +269,9 @@ def test_a_long_look_at_all_processes_does_not_hold_up_the_loop(
     has_turned = threading.Event()
     list_descendants = processes.list_descendants
 
-    def look(root: int, *, keep: frozenset[int]) -> list[int]:
+    def look(root: int, **left_out: frozenset[int]) -> list[int]:
         assert has_turned.wait(30), "the loop waits for the look"
-        return list_descendants(root, keep=keep)
+        return list_descendants(root, **left_out)
 
     monkeypatch.setattr(processes, "list_descendants", look)
     parent.start_sleepers(2)
@@ -291,7 +291,7 @@ def test_what_was_collected_during_a_look_is_not_killed(parent: Parent, monkeypa
         killed.append(sorted(targets))
         send_signal(targets, signum)
 
-    def look(root: int, *, keep: frozenset[int]) -> list[int]:
+    def look(_root: int, **_left_out: frozenset[int]) -> list[int]:
         if not killed:
             os.kill(pids[0], signal.SIGKILL)
             wait_until_over = time.monotonic() + 30
@@ -317,7 +317,7 @@ def test_a_look_without_a_thread_left_happens_all_the_same(parent: Parent, monke
 
 
 def test_an_error_of_a_look_is_raised_on_the_loop(parent: Parent, monkeypatch: pytest.MonkeyPatch) -> None:
-    def look(_root: int, *, keep: frozenset[int]) -> list[int]:
+    def look(_root: int, **_left_out: frozenset[int]) -> list[int]:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     monkeypatch.setattr(processes, "list_descendants", look)

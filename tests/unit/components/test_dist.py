@@ -183,6 +183,7 @@ def test_the_same_arguments_are_the_same_job(component: Callable[..., Any], tmp_
         "preflight": "full",
         "snapshot_memory": "64G",
         "snapshot_copies": 0,
+        "spare_workers": 2,
         "rank_order": "segment",
         "on": "oom: stop",
         **({"h": GPU_HOST} if component is dist.spmd else {"cpu": 3, "gpu": 4, "memMB": 77, "tee": 0}),
@@ -293,6 +294,7 @@ def test_memory_is_requested_per_process(arguments: dict[str, Any], request_mb: 
             ({"snapshot_memory": value}, f"--snapshot_memory {value!r}: must be a share of the free memory from 1% to ")
             for value in ("101%", "0%", "64Gi", "-1", "", "9999999999T")
         ),
+        ({"spare_workers": -1}, "--spare_workers -1 is not 0 to 1024"),
         *(({"snapshot_copies": value}, f"--snapshot_copies {value} is not one of 0") for value in (-1, 2)),
         *(
             ({"metrics_port": value}, f"--metrics_port {value!r} is not [ADDRESS:]PORT")
@@ -342,6 +344,7 @@ def test_more_processes_than_the_default_host_has_gpus_come_with_advice() -> Non
         ("tracker_run", True, ["--tracker-run"]),
         ("snapshot_memory", "64G", ["--snapshot-memory", "64G"]),
         ("snapshot_copies", 0, ["--snapshot-copies", "0"]),
+        ("spare_workers", 2, ["--spare-workers", "2"]),
         ("rank_order", "segment", ["--rank-order", "segment"]),
     ],
 )

@@ -8,7 +8,8 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import closing
 
 import pytest
-from doubles.node_bench import BenchLoop, FakeChildren, FakeClock, JumpingSelector
+from doubles.clocks import HandClock
+from doubles.node_bench import BenchLoop, FakeChildren, JumpingSelector
 
 from muster._shared import processes
 from muster.agent.errors import SpawnError
@@ -46,7 +47,7 @@ class World:
     """A loop with a clock of its own, and what the machine's processes do in it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.clock = FakeClock()
+        self.clock = HandClock()
         self.loop: Loop = BenchLoop(self.clock)
         self.loop._selector.close()
         self.loop._selector = JumpingSelector(self.clock)
@@ -210,7 +211,7 @@ def test_time_in_which_the_agent_did_not_run_either_does_not_count(world: World,
     agent.say(importing="slow_module")
     world.runs = False
     for _ in range(20):
-        world.clock.time_s += 3600
+        world.clock.at_s += 3600
         world.turn_for(1)
     assert world.killed == []
 

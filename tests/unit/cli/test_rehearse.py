@@ -41,6 +41,12 @@ from muster.schedulers.adapter.scheduler import PluginScheduler
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.fixture(autouse=True)
+def own_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests' process keeps its handlers of signals: tests that follow in it look at them."""
+    monkeypatch.setattr(scheduler, "unwind_on_signals", lambda: None)
+
+
 def build_story(ranks: int = 4, rounds: int = 1) -> Story:
     def build(at_s: float, what: str, **detail: object) -> Event:
         return Event(
@@ -360,7 +366,6 @@ def test_each_verdict_is_written_when_it_is_known(
         assert [row["verdict"] for row in known["rows"]] == ["not tried", "survived"]
         raise result
 
-    monkeypatch.setattr(scheduler, "unwind_on_signals", lambda: None)  # the tests' process keeps its handlers
     monkeypatch.setattr(command._Stage, "_run_once", run_once)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)

@@ -177,7 +177,9 @@ class Tree:
 
     def kill_agent(self) -> None:
         """SIGKILL of the agent alone, the command being its guard, which cleans up."""
-        self.send(signal.SIGKILL, self.children()[0])
+        children = self.children()
+        assert children, f"no agent runs\n{self.stdout[-2000:]}\n{self.stderr[-2000:]}"
+        self.send(signal.SIGKILL, children[0])
         self.wait().check(128 + signal.SIGKILL)
 
     def start_again(self) -> "Tree":

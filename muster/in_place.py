@@ -229,6 +229,8 @@ class Process:
                 threading.Thread(target=self._press, name="muster-leave", daemon=True).start()
             else:
                 self._start, self._start_fds = told["start"], fds
+                self.is_leaving = False  # here: the agent may already say that this round has ended, too
+                self._told.clear()
                 self._started.set()
 
     def _press(self) -> None:
@@ -240,7 +242,7 @@ class Process:
                 signal.pthread_kill(self._main_thread.ident or 0, self._signum)
             time.sleep(_SIGNAL_EVERY_S)
             passed_s = time.monotonic() - began_s
-            if passed_s > _OTHER_HOSTS_S and self.is_leaving and self._is_inside:
+            if passed_s > _OTHER_HOSTS_S and self.is_leaving and self._is_inside and not self.uninterrupted:
                 # Shutting the write side, or all connections at once, made gloo lose wake-ups now and then.
                 _shut(known=self._known, only_others=passed_s < _ALL_S)
 
@@ -297,8 +299,6 @@ class Process:
         os.environ.pop(Env.SPARE, None)
         self._slot.look_again()
         self._program["renew"](start["error_file"], start["stack_file"], start["crash_file"])
-        self._told.clear()
-        self.is_leaving = False
 
 
 @contextlib.contextmanager

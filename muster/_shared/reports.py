@@ -114,6 +114,8 @@ class Failure:
     """Its script reports its steps, so that `step` None means that it has done none in this attempt."""
     hung: bool = False
     """It was alive but idle for the hang timeout. `reason` says what it did not do."""
+    blocking: Annotated[Line, SPARSE] = ""
+    """How a hung rank keeps the others waiting: "did not enter barrier". "": it waits, too, or nothing is known."""
     check: Annotated[FailedCheck | None, SPARSE] = None
     """What has found `reason`, which is then about the node."""
     advice: Annotated[Line, SPARSE] = ""
@@ -123,6 +125,9 @@ class Failure:
 
     def describe_end(self, *, plural: bool = False) -> str:
         """Say how it ended. `plural`: it and others, in the same way."""
+        if self.hung:
+            idle = f"hung: {self.reason}" if self.reason else "hung"
+            return f"{self.blocking}; {idle}" if self.blocking else idle
         if self.reason or (self.exit_code is None and self.signal is None):
             return self.reason or "did not start"
         return describe_end(self.exit_code, self.signal, plural=plural)

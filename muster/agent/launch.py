@@ -181,9 +181,9 @@ def _run_supervisor(
         logs.print_line("--local-ranks-filter: no worker of this node is shown")
     config = _add_checkpoint(config, logs.run_dir, environ)
     config = replace(config, loss=describe_loss(logs.run_dir, environ))
-    if incarnation := describe_incarnation(config, environ, time.time()):
-        logs.print_line(incarnation)
-        config = replace(config, counts_since=incarnation.partition(" starts, ")[0])
+    if incarnation := find_incarnation(config, environ, time.time()):
+        logs.print_line(" starts, ".join(incarnation))
+        config = replace(config, counts_since=incarnation[0])
     event_log, children = _open_event_log(config, loop, logs), ChildWatch(loop)
     config, witnesses = _connect_sinks(config, environ, loop=loop, logs=logs, children=children, event_log=event_log)
     parts = AgentParts(
@@ -247,8 +247,8 @@ def describe_loss(run_dir: str | None, environ: Mapping[str, str]) -> str:
     )
 
 
-def describe_incarnation(config: AgentConfig, environ: Mapping[str, str], now_s: float) -> str:
-    """Return the line that marks an incarnation after the first in a log that has those before it, too.
+def find_incarnation(config: AgentConfig, environ: Mapping[str, str], now_s: float) -> tuple[str, str] | None:
+    """Name an incarnation after the first, for a log that has those before it, too, and say when and why it starts.
 
     Args:
         config: this agent's.
@@ -256,22 +256,22 @@ def describe_incarnation(config: AgentConfig, environ: Mapping[str, str], now_s:
         now_s: the wall clock.
 
     Returns:
-        "" for the first one, as far as this agent knows, or if another node prints the line.
+        None for the first one, as far as this agent knows, or if another node says it.
     """
     rendezvous = config.rendezvous
     began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now_s))
     if rendezvous.incarnation:
-        return f"incarnation {rendezvous.incarnation + 1} of this node starts, {began}"
+        return f"incarnation {rendezvous.incarnation + 1} of this node", began
     text, _, reason = environ.get(Env.JOB_INCARNATION, "").partition(" ")
     restarts = environ.get("SLURM_RESTART_COUNT", "0")
     if rendezvous.is_by_hand and config.control_fd is None and restarts.isdecimal() and int(restarts):
         text, reason = str(int(restarts) + 1), ""
     if not text or rendezvous.node_index not in (None, 0):
-        return ""
+        return None
     slurm_id = environ.get("SLURM_JOB_ID")
     where = f" (Slurm job {slurm_id})" if slurm_id else ""
     before = f"; the previous incarnation ended: {reason}" if reason else ""
-    return f"incarnation {text} of this job starts, {began}{where}{before}"
+    return f"incarnation {text} of this job", f"{began}{where}{before}"
 
 
 def _open_event_log(config: AgentConfig, loop: Loop, logs: "LogRouter") -> "EventLog":

@@ -483,7 +483,7 @@ class Process:
         """Report that the workers of the running round hang."""
         failure = self.build_failure()
         if failure is not None and self.workers_alive and not self.workers_done:
-            idle = replace(failure, exit_code=None, hung=True, reason="hung: why")
+            idle = replace(failure, exit_code=None, hung=True, reason="why")
             self.member.send(Idle(round_number=failure.round, failures=(idle,), is_urgent=is_urgent))
 
     def report_idle_again(self, instance: Instance, *, is_urgent: bool) -> None:

@@ -314,8 +314,8 @@ def find_advice(failure: Failure) -> str:
     text = f"{failure.evidence}\n{failure.exception or ''}"
     named = _QUOTED_PATH.search(text)
     path = (named[1] or named[2]) if named else ""
-    location = find_place(failure.traceback or "")
-    line = f" ({location.rpartition(', in ')[0]})" if location else ""
+    place = find_place(failure.traceback or "")
+    line = f" ({place[0]})" if place else ""
     what, where = path or "the message names no path", "" if named else f" where the program writes{line}"
     answers = path and failure.error_file and "Input/output error" not in text
     free = f" ({_describe_free(path)})" if answers else ""

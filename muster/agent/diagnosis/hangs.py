@@ -70,7 +70,7 @@ def describe_hang(idle: Iterable[Failure], stacks: Sequence[Stack]) -> Iterator[
         stacks: those of all known ranks.
     """
     for failure in idle:
-        yield f"the job hangs: {failure.reason.removeprefix('hung: ')}"
+        yield f"the job hangs: {failure.reason}"
         break
     yield from load_judge().describe_hang(stacks)
 

@@ -68,8 +68,7 @@ def _name_root(root: Failure, same: int) -> str:
     if root.check:
         return f"Root cause (found by the {root.check.feature})"
     if root.hung:
-        is_named = not (same or root.reason.startswith("hung: "))  # otherwise it waits
-        return "Root cause (the rank that the others wait for)" if is_named else "Hung"
+        return "Root cause (the rank that the others wait for)" if root.blocking and not same else "Hung"
     return "Root cause (the first of several that failed in the same way)" if same else "Root cause (the first failure)"
 
 
@@ -123,7 +122,7 @@ def _refer_to_traceback(failure: Failure, traceback: str, printed_as: str, colum
         yield from _wrap("  exception : ", failure.exception, columns)
     place = find_place(traceback)
     if place:
-        yield from _wrap("  raised at : ", place, columns)
+        yield from _wrap("  raised at : ", ", in ".join(place), columns)
     yield from _wrap("  traceback : ", f"above, in the lines {printed_as}" if printed_as else "above", columns)
 
 

@@ -119,14 +119,10 @@ def _order_hang(failures: list[Failure], stacks: Sequence[Stack]) -> tuple[Failu
 
     found = load_judge().find_cause(stacks)
     hung = [failure for failure in failures if failure.hung]
-    causes = [
-        replace(failure, reason=f"{found.clause}; {failure.reason}")
-        for failure in hung
-        if failure.global_rank in found.ranks
-    ]
+    causes = [replace(failure, blocking=found.clause) for failure in hung if failure.global_rank in found.ranks]
     if found.ranks and not causes:  # ended, which is no failure
-        clause = f"hung: {name_ranks(found.ranks)} {found.clause}"
-        hung = [replace(failure, reason=f"{clause}; {failure.reason.removeprefix('hung: ')}") for failure in hung]
+        ended = f"{name_ranks(found.ranks)} {found.clause}"
+        hung = [replace(failure, reason=f"{ended}; {failure.reason}") for failure in hung]
     first = causes or hung
     ranks = {failure.global_rank for failure in first}
     rest = [failure for failure in failures if failure.global_rank not in ranks]
@@ -177,8 +173,8 @@ def describe_failure(root: Failure | None) -> str:
     """Describe it in one clause for the console: "rank 3 on node 1 (host-b) exited with code 1"."""
     if root is None:
         return "a worker failed"
-    if root.hung and root.reason.startswith("hung: "):  # no rank is known to block others
-        return f"the job {root.reason}"
+    if root.hung and not root.blocking:
+        return f"the job {root.describe_end()}"
     if root.check:
         return f"{root.check.feature} of node {root.node} ({root.host}): {root.reason}"
     how = f"{_describe_end(root)}{_describe_ended(root)}"
@@ -218,7 +214,7 @@ def describe_cause(failures: tuple[Failure, ...]) -> str:
         return describe_failure(None)
     same = [failure.global_rank for failure in failures if not failure.collateral]
     if root.hung:
-        return f"{name_ranks(same)} {root.reason}"
+        return f"{name_ranks(same)} {root.describe_end()}"
     if len(same) == 1:
         return describe_failure(root)
     how = root.exception.splitlines()[0][:300] if root.exception else _describe_end(root, plural=True)

@@ -134,8 +134,8 @@ _OURS = ("/muster/worker.py", "/muster/snapshots/")
 """What a program calls of muster, which travels with the job outside of the libraries' folders."""
 
 
-def find_place(traceback: str) -> str | None:
-    """Return where the program raised it: `train.py, line 12, in step`; None if there is no frame.
+def find_place(traceback: str) -> tuple[str, str] | None:
+    """Return where the program raised it, `train.py, line 12` and the function; None if there is no frame.
 
     This is the innermost frame outside of libraries, or if there is none, the innermost of all.
     """
@@ -144,7 +144,7 @@ def find_place(traceback: str) -> str | None:
         frames.reverse()
     own = (frame for frame in frames if not any(part in frame["file"] for part in (*_LIBRARIES, *_OURS)))
     found = next(own, next(iter(frames), None))
-    return None if found is None else f"{found['file']}, line {found['line']}, in {found['function']}"
+    return None if found is None else (f"{found['file']}, line {found['line']}", found["function"])
 
 
 def has_printed(tail: Iterable[str], exception: str | None, traceback: str | None = None) -> bool:

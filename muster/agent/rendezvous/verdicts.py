@@ -176,7 +176,7 @@ def find_signature(root: Failure) -> str:
 def _find_place(root: Failure) -> str:
     from muster.agent.diagnosis.tracebacks import find_place
 
-    return (find_place(root.traceback) or "") if root.traceback else ""
+    return ", in ".join(find_place(root.traceback or "") or ())
 
 
 def _has_stepped(root: Failure) -> bool:

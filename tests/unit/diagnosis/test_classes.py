@@ -257,7 +257,7 @@ TABLE: dict[str, dict[str, dict[str, Any]]] = {
         "CPU time": {"signal": "SIGXCPU", "exit_code": None},
     },
     "hang hh": {
-        "found by the agent": {"exit_code": None, "hung": True, "reason": "hung: no sign of life"},
+        "found by the agent": {"exit_code": None, "hung": True, "reason": "no sign of life"},
         "found by torch": raised(
             "torch.distributed.DistBackendError: [Rank 0] Watchdog caught collective "
             "operation timeout: WorkNCCL(SeqNum=5, OpType=ALLREDUCE) ran for 600000 milliseconds"

@@ -185,7 +185,7 @@ def test_the_first_exception_of_a_group_is_the_failures(error_file: Path) -> Non
     for where in ({"streams": streams}, {"stderr_text": f"noise\n{GROUP}noise\n"}):
         failure = make_failure(**where)
         assert failure.exception == "RuntimeError: cannot save"
-        assert find_place(failure.traceback or "") == "train.py, line 5, in save"
+        assert find_place(failure.traceback or "") == ("train.py, line 5", "save")
     assert make_failure(streams=streams).cause == "disk"
     left = remove_traceback(GROUP.splitlines(), failure.exception, failure.traceback)
     assert "RuntimeError: cannot save" not in "\n".join(left)

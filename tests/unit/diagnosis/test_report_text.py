@@ -191,14 +191,14 @@ def test_the_place_of_a_crash_is_its_innermost_frame() -> None:
 Current thread 0x1 (most recent call first):
   File "/usr/lib/python3.11/ctypes/__init__.py", line 519 in string_at
   File "/w/crash.py", line 3 in <module>"""
-    assert find_place(stack) == "/w/crash.py, line 3, in <module>"
+    assert find_place(stack) == ("/w/crash.py, line 3", "<module>")
     assert find_place("no frames") is None
 
 
 def test_a_place_is_the_line_that_called_muster_and_not_one_of_muster() -> None:
     ours = '  File "/tmp/bundle.zip/muster/worker.py", line 223, in _end_with\n    raise SystemExit\n'
     traceback = f'Traceback (most recent call last):\n  File "/w/up.py", line 3, in check\n    give_up()\n{ours}'
-    assert find_place(traceback) == "/w/up.py, line 3, in check"
+    assert find_place(traceback) == ("/w/up.py, line 3", "check")
 
 
 def test_a_crash_shows_no_frame_of_muster() -> None:
@@ -264,8 +264,8 @@ def test_torch_format_without_an_error_file(tmp_path: Path) -> None:
 
 def test_torch_format_of_a_hang_has_the_stack_of_the_rank_that_keeps_the_others_waiting(tmp_path: Path) -> None:
     hung = {"exit_code": None, "exception": None, "traceback": None, "hung": True}
-    guilty = make_failure(**hung, reason="did not enter all_reduce; hung: no step for 4 s")
-    waits = make_failure(**hung, reason="hung: no step for 4 s", global_rank=0, collateral=True)
+    guilty = make_failure(**hung, blocking="did not enter all_reduce", reason="no step for 4 s")
+    waits = make_failure(**hung, reason="no step for 4 s", global_rank=0, collateral=True)
     stacks = tuple(Stack(global_rank=rank, node=1, local_rank=0, text=f"stack of {rank}") for rank in (0, 3))
     path = tmp_path / "error.json"
     write_torch_error_file(make_report(guilty, waits, stacks=stacks), str(path))

@@ -177,18 +177,19 @@ def test_stacks_begin_with_the_line_of_the_program() -> None:
 
 def test_without_the_feature_that_judges_hangs_no_rank_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("muster.agent.diagnosis.hangs.PARTS", ())
-    idle = {"exit_code": None, "hung": True, "reason": "hung: nothing written for 4 s"}
+    idle = {"exit_code": None, "hung": True, "reason": "nothing written for 4 s"}
     made = build(see(1.0, 0, **idle), see(1.1, 1, **idle), stacks=(stack(0, 7, "all_reduce"), stack(1, 6)))
     assert made.reason.startswith("ranks 0-1 hung: nothing written for 4 s; no restarts")
     assert not any(failure.collateral for failure in made.failures)
 
 
 def test_a_hang_is_not_blamed_on_a_rank_before_the_stacks_are_known() -> None:
-    idle = see(1.0, 3, exit_code=None, hung=True, reason="hung: nothing written for 4 s").failure
+    idle = see(1.0, 3, exit_code=None, hung=True, reason="nothing written for 4 s").failure
     assert describe_failure(idle) == "the job hung: nothing written for 4 s"
 
 
 def test_a_hang_that_is_explained_names_its_rank() -> None:
-    reason = "did not enter all_reduce #6 of default_pg; hung: no step for 4 s"
-    idle = see(1.0, 3, exit_code=None, hung=True, reason=reason).failure
-    assert describe_failure(idle) == f"rank 3 on node {idle.node} ({idle.host}) {reason}"
+    blocking = "did not enter all_reduce #6 of default_pg"
+    idle = see(1.0, 3, exit_code=None, hung=True, blocking=blocking, reason="no step for 4 s").failure
+    rank = f"rank 3 on node {idle.node} ({idle.host})"
+    assert describe_failure(idle) == f"{rank} {blocking}; hung: no step for 4 s"

@@ -280,7 +280,7 @@ def take(job, member, *stacks):
 STUCK = Stack(global_rank=0, node=0, local_rank=0, text="File x")
 GONE = Stack(global_rank=1, node=1, local_rank=0, text="", view=RankView(global_rank=1, node=1, host="h1", state=ENDED))
 IDLE = make_failure(
-    host="h0", hung=True, reason="hung: no collective and no step for 60 s (--hang-timeout auto: no step is known yet)"
+    host="h0", hung=True, reason="no collective and no step for 60 s (--hang-timeout auto: no step is known yet)"
 )
 PAGE = [
     ("hang_named", "the job hangs: no collective and no step for 60 s (--hang-timeout auto: no step is known yet)"),

@@ -120,7 +120,7 @@ def test_another_position_in_the_data_is_another_place() -> None:
             2,
             "all 2 restarts are used",
         ),  # the rank's own word goes first
-        ("hang: stop", make_failure(hung=True, cause="hang", reason="hung: x"), 0, "--on 'hang: stop'"),
+        ("hang: stop", make_failure(hung=True, cause="hang", reason="x"), 0, "--on 'hang: stop'"),
     ],
 )
 def test_rules_go_before_the_defaults(policy: str, root: Failure, restarts: int, verdict: str) -> None:
@@ -129,7 +129,7 @@ def test_rules_go_before_the_defaults(policy: str, root: Failure, restarts: int,
 
 
 def test_a_rule_that_allows_a_restart_switches_a_hang_s_end_off() -> None:
-    hung = make_failure(hung=True, cause="hang", reason="hung: x")
+    hung = make_failure(hung=True, cause="hang", reason="x")
     assert Job(replace(RULES, stops_on_hang=True)).fail(hung).final is not None
     assert Job(replace(RULES, stops_on_hang=True, policy="hang: restart")).fail(hung).final is None
 

@@ -29,10 +29,8 @@ def build_crash() -> Report:
 
 
 def build_hang() -> Report:
-    root = make_failure(hung=True, reason="did not enter all_reduce #101; hung: no step for 60 s")
-    waits = make_failure(
-        node=0, node_index=0, global_rank=0, hung=True, reason="hung: no step for 60 s", collateral=True
-    )
+    root = make_failure(hung=True, blocking="did not enter all_reduce #101", reason="no step for 60 s")
+    waits = make_failure(node=0, node_index=0, global_rank=0, hung=True, reason="no step for 60 s", collateral=True)
     stack = Stack(global_rank=3, node=1, local_rank=1, text='  File "/w/data.py", line 7 in wait')
     return Report(run_id="job", reason="rank 3 did not enter all_reduce #101", failures=(root, waits), stacks=(stack,))
 

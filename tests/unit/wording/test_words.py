@@ -4,6 +4,7 @@ import ast
 import inspect
 import itertools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -346,8 +347,19 @@ OTHERS_SAY = {
     "executable file not found": "a container runtime",
     "no such file or directory": "a container runtime",
     "already completing or completed": "scancel",
+    "error: ": "Slurm's commands",
+    "exceeded quota": "the API server",
+    "address pool": "the Docker engine",
+    "container:": "the Docker engine's name of a network",
+    "ssh: ": "ssh",
+    ": error: ": "argparse",
+    "Error: ": "Python, of an exception",
+    "Extension modules:": "CPython's faulthandler",
+    "missing keys": "transformers",
+    "::ffff:": "an address of IPv4 in one of IPv6",
+    "MemAvailable:": "the kernel",
 }
-"""Texts of at least three words that product code looks for in what other programs print, and who prints them."""
+"""Texts that product code looks for in what other programs print, and who prints them."""
 METHODS = (
     "startswith",
     "endswith",
@@ -361,11 +373,16 @@ METHODS = (
 )
 
 
+CLAUSE = re.compile(r"[a-z]{2}[:;,] ?$|^[:;,] [a-z]{2}|^\(?[a-z]{2,} [a-z]{2,}\)?$")
+"""What begins or ends a clause of a sentence ("hung: ", "; retried"), and two words."""
+
+
 def find_sentences(tree: ast.AST) -> list[tuple[int, str]]:
-    """Texts of at least three words on which code decides, or which it cuts, with their lines."""
+    """Texts of at least three words, and starts and ends of clauses, that code decides on or cuts, with their lines."""
 
     def is_sentence(node: ast.AST) -> bool:
-        return isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value.split()) >= 3
+        text = node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+        return len(text.split()) >= 3 or bool(CLAUSE.search(text))
 
     found: list[ast.AST] = []
     for node in ast.walk(tree):
@@ -379,8 +396,8 @@ def find_sentences(tree: ast.AST) -> list[tuple[int, str]]:
 
 
 def test_the_search_for_decisions_on_sentences_finds_them() -> None:
-    code = 'x = a in ("it was lost",) or "no room is left" == b or c.removeprefix("why it is: ") or d("a b c")'
-    assert [text for _, text in find_sentences(ast.parse(code))] == ["it was lost", "no room is left", "why it is: "]
+    code = 'x = a in ("it was lost",) or "no room is left" == b or c.removeprefix("why: ") or d("a b c")'
+    assert [text for _, text in find_sentences(ast.parse(code))] == ["it was lost", "no room is left", "why: "]
 
 
 def test_nothing_decides_on_a_sentence() -> None:

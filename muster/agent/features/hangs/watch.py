@@ -448,16 +448,16 @@ def describe_idleness(idle_s: float, activities: Mapping[int, Activity], learned
     if activities and not any(each.is_judged_by_output for each in activities.values()):
         has_collectives = any((each.collectives, each.launches) != (None, None) for each in activities.values())
         missing = "no collective and no step" if has_collectives else "no step"
-        return f"hung: {missing} for {idle_s:.0f} s (--hang-timeout{learned})"
+        return f"{missing} for {idle_s:.0f} s (--hang-timeout{learned})"
     readings = [reading for activity in activities.values() for reading in activity.processes.values()]
     if not readings:
-        return f"hung: no output captured for {idle_s:.0f} s (--hang-timeout{learned})"
+        return f"no output captured for {idle_s:.0f} s (--hang-timeout{learned})"
     can_see_writes = all(reading.written_bytes is not None for reading in readings)
     output = "nothing written" if can_see_writes else "no output captured"
-    return f"hung: no CPU time used and {output} for {idle_s:.0f} s (--hang-timeout{learned})"
+    return f"no CPU time used and {output} for {idle_s:.0f} s (--hang-timeout{learned})"
 
 
 def describe_timeout(timeout_s: float) -> str:
     """Return why idle workers count as hung before the limit, in a clause like that of `describe_idleness`."""
     limit = f"its process group's timeout of {timeout_s:.0f} s"
-    return f"hung: torch would soon end a rank that waits, at {limit} (--hang-timeout)"
+    return f"torch would soon end a rank that waits, at {limit} (--hang-timeout)"

@@ -22,7 +22,7 @@ def hang(*stacks: Stack, ranks: tuple[int, ...] = (), reason: str = "nothing wri
     seen = []
     for rank in ranks or [each.global_rank for each in stacks]:
         when_s = 10.0 + rank / 10
-        idle = {"exit_code": None, "hung": True, "reason": f"hung: {reason}", "time_s": when_s}
+        idle = {"exit_code": None, "hung": True, "reason": f"{reason}", "time_s": when_s}
         seen.append(DatedFailure(when_s=when_s, failure=make_failure(local_rank=rank, global_rank=rank, **idle)))
     root = choose_root(seen)
     final = FinalFailure(cause=describe_failure(root), global_rank=root and root.global_rank, verdict="no restart")

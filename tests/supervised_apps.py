@@ -8,6 +8,7 @@ from muster.schedulers.supervision.decisions import (
     Finish,
     Kill,
     Linger,
+    Pause,
     ReplicaEnded,
     Start,
     Stop,
@@ -60,6 +61,8 @@ class App:
                 done.append(f"finish {action.outcome.value}")
             elif isinstance(action, Linger):
                 done.append("linger")
+            elif isinstance(action, Pause):
+                done.append(f"pause {action.replica} {action.delay_s:g}")
             else:
                 verb = {Start: "start", Stop: "stop", Kill: "kill"}[type(action)]
                 done += [f"{verb} {replica}" for replica in action.replicas]

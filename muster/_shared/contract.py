@@ -528,6 +528,12 @@ class RoleKey:
     Stock TorchX schedulers ignore the key.
     """
 
+    POLICY: Final = "muster.policy"
+    """A dictionary: what becomes of the app when the role ends, see `_shared.role_policy.RolePolicy`.
+
+    `muster.components.roles` writes it. Stock TorchX schedulers ignore the key.
+    """
+
 
 DEFAULT_DRAIN_LIMIT_S: Final = 10.0
 """What `Env.DRAIN_LIMIT_S` means when it is unset: what the adapters' default grace period leaves."""

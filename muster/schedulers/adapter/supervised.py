@@ -452,7 +452,8 @@ def _find_state(record: AppRecord | None, lost: Reason | None) -> AppState:
 
 
 def _list_reasons(record: AppRecord) -> Reasons:
-    reasons = record.app.reasons
+    failed = tuple(each for reasons in record.app.failed.values() for each in reasons)
+    reasons = (*failed, *record.app.reasons)
     is_ending = reasons and record.app.phase is AppPhase.ENDING
     return (Reason(code=Code.ENDING, causes=reasons),) if is_ending else reasons
 

@@ -1,5 +1,6 @@
 """Roles of an AppDef on both lines of TorchX: macros, checks, workspaces, and what the supervisor needs of them."""
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -10,6 +11,7 @@ from torchx.specs import AppDef, Role, macros
 from torchx.specs.api import RetryPolicy
 
 from muster._shared.contract import SIZE_LIMIT, Env, RoleKey
+from muster._shared.role_policy import PolicedRole, PolicyError, RolePolicy, check_policies, parse_policy
 from muster.schedulers.agent_command import find_program, is_agent_role
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.supervision.state import RetryScope, SupervisedRole
@@ -151,6 +153,36 @@ def check_roles(app: AppDef) -> None:
         if names.count(role.name) > 1:
             raise SchedulerError(f"role names must differ, but {role.name!r} appears {names.count(role.name)} times")
         _check_role(role)
+    with _translate_policy_errors():
+        check_policies(
+            [
+                PolicedRole(
+                    name=role.name,
+                    policy=read_policy(role),
+                    max_retries=role.max_retries,
+                    is_observable=bool(role.port_map) or is_agent_role(role),
+                )
+                for role in app.roles
+            ]
+        )
+
+
+def read_policy(role: Role) -> RolePolicy:
+    """Return the policy in a role's metadata.
+
+    Raises:
+        SchedulerError: it is wrong.
+    """
+    with _translate_policy_errors():
+        return parse_policy(role.name, role.metadata.get(RoleKey.POLICY))
+
+
+@contextlib.contextmanager
+def _translate_policy_errors() -> Iterator[None]:
+    try:
+        yield
+    except PolicyError as error:
+        raise SchedulerError(str(error)) from error
 
 
 def _check_role(role: Role) -> None:
@@ -179,6 +211,8 @@ def build_role_plan(role: Role) -> SupervisedRole:
         min_replicas=role.min_replicas,
         max_retries=role.max_retries,
         retry_scope=_SCOPES[policy.name if isinstance(policy, RetryPolicy) else str(policy)],
+        policy=read_policy(role),
+        ports=dict(role.port_map),
     )
 
 

@@ -17,6 +17,10 @@ may be retried `max_retries` times, and its RetryPolicy says whether the replica
 again. Without retries left, the app continues as long as `min_replicas` of the role run or have succeeded. Otherwise
 the supervisor stops what still runs, and the app has failed: an app never keeps running with some of its parts missing.
 
+A role may have a policy (`_shared.role_policy`). One that is not critical may fail for good: what still runs of it is
+stopped, and the app goes on. Its replicas may be started again whenever they end, each alone, after a pause that grows.
+A role that serves another is stopped once that one has ended.
+
 An elastic role of our agent can be resized. It then has its replicas with the lowest indices. The others are stopped,
 and stay stopped however they end. Those that it has again are started, whatever became of them before, without a retry.
 
@@ -31,6 +35,7 @@ from typing import Final, TypeAlias
 
 from muster._shared.contract import NEVER_RETRY, ExitCode
 from muster._shared.records import assert_never, record
+from muster._shared.role_policy import MOST_BACKOFF_S, Restart, RolePolicy
 from muster._shared.transitions import Table, drop, go, on, on_with, stay
 from muster.schedulers.supervision.state import (
     AppPhase,
@@ -56,6 +61,7 @@ def _build_table() -> "Table[Event, Decision]":
         on(Begin, _begin, go(_PENDING, to=(_RUNNING,)), stay(_RUNNING, or_go=(_ENDED,)))
         + on(Begin, _repeat_stop, stay(_RESTARTING, or_go=(_RUNNING,)), stay(_ENDING))
         + on_with(ReplicaEnded, _handle_replica_ended, stay(*_STARTED, or_go=(*_STARTED, _ENDING, _ENDED)), _MAY_END)
+        + on(PausePassed, _start_again, stay(*_STARTED))
         + on(Recover, _recover, stay(_PENDING, *_STARTED), _MAY_END)
         + on(CancelRequested, _cancel, *_END)
         + on(CancelRequested, _cancel_again, stay(_ENDING))
@@ -86,6 +92,15 @@ class ReplicaEnded:
     """Why, beside the exit code: out of memory, no such file, the report of its job."""
     final: bool = False
     """Another try would be useless: the command does not exist, the image is gone."""
+    ran_s: float = 0.0
+    """Since its start, as far as this supervisor has seen it."""
+
+
+@record
+class PausePassed:
+    """The pause before a replica is started again has passed."""
+
+    replica: ReplicaId
 
 
 @record
@@ -135,6 +150,8 @@ class GraceExpired:
     """The grace period of this number has passed."""
 
     number: int
+    roles: tuple[str, ...] = ()
+    """Those that have a grace period of this length. (): all."""
 
 
 @record
@@ -154,6 +171,7 @@ class KillExpired:
 Event: TypeAlias = (
     Begin
     | ReplicaEnded
+    | PausePassed
     | Recover
     | CancelRequested
     | DrainRequested
@@ -173,8 +191,16 @@ class Start:
 
 
 @record
+class Pause:
+    """Do nothing yet. PausePassed is due after `delay_s`."""
+
+    replica: ReplicaId
+    delay_s: float
+
+
+@record
 class Stop:
-    """Ask these replicas to end, all at once. GraceExpired with `number` is due one grace period later."""
+    """Ask these replicas to end, all at once. GraceExpired with `number` is due after the grace period of each role."""
 
     replicas: tuple[ReplicaId, ...]
     number: int
@@ -205,7 +231,7 @@ class Finish:
     outcome: Outcome
 
 
-Action: TypeAlias = Start | Stop | Linger | Kill | Finish
+Action: TypeAlias = Start | Pause | Stop | Linger | Kill | Finish
 """What the supervisor does with the replicas of its app."""
 
 Decision: TypeAlias = tuple[SupervisedApp, tuple[Action, ...]]
@@ -248,7 +274,7 @@ def decide(plan: Plan, state: SupervisedApp, event: Event) -> Decision:
     handler = TABLE.find(state.phase, event)
     if handler is None or _is_outdated(state, event):
         return drop(state, state.phase, event)
-    return handler(state, event, plan)
+    return _end_serving(plan, *handler(state, event, plan))
 
 
 def _is_outdated(state: SupervisedApp, event: Event) -> bool:
@@ -261,6 +287,8 @@ def _is_outdated(state: SupervisedApp, event: Event) -> bool:
             return event.number != state.lingering
         case GraceExpired() | KillExpired():
             return event.number != state.grace_number
+        case PausePassed():
+            return state.replicas[event.replica].status is not ReplicaStatus.WAITING
         case Begin() | Recover() | CancelRequested() | DrainRequested() | KillRequested() | ResizeRequested():
             return False
         case _:
@@ -302,6 +330,8 @@ def _handle_replica_ended(state: SupervisedApp, event: ReplicaEnded, plan: Plan)
     if event.replica.role in state.restarting:
         return _advance(_set_status(state, event.replica, _choose_restart(state, event.replica), event.exit_code))
     role = next(each for each in plan if each.name == event.replica.role)
+    if role.name not in state.over and not was_leaving and _is_restarted(role, state, event):
+        return _pause(state, event, role.policy)
     if event.exit_code == 0:
         return _handle_success(role, _set_status(state, event.replica, ReplicaStatus.SUCCEEDED, 0))
     is_late = role.name in state.over and not event.final and not _is_final(role, event.exit_code)
@@ -311,6 +341,34 @@ def _handle_replica_ended(state: SupervisedApp, event: ReplicaEnded, plan: Plan)
         state = _set_status(state, event.replica, status, event.exit_code)
         return _start(state, (event.replica,)) if status is ReplicaStatus.WAITING else _advance(state)
     return _handle_failure(role, state, event)
+
+
+def _is_restarted(role: SupervisedRole, state: SupervisedApp, event: ReplicaEnded) -> bool:
+    """Return whether the role's policy has a replica that has ended started again."""
+    policy = role.policy
+    if event.final or policy.restart in (None, Restart.NEVER):
+        return False
+    if event.exit_code == 0 and policy.restart is not Restart.ALWAYS:
+        return False
+    if role.runs_agent and event.exit_code in (ExitCode.USAGE, ExitCode.TERMINATED):
+        return False  # it would refuse its command line again; a preempted one uses no restart
+    return policy.max_restarts is None or state.replicas[event.replica].restarts < policy.max_restarts
+
+
+def _pause(state: SupervisedApp, event: ReplicaEnded, policy: RolePolicy) -> Decision:
+    """Have a replica started again, at once if it ran for long."""
+    known = state.replicas[event.replica]
+    quick_ends = known.quick_ends + 1 if event.ran_s < MOST_BACKOFF_S else 0
+    known = replace(known, restarts=known.restarts + 1, quick_ends=quick_ends)
+    state = replace(state, replicas={**state.replicas, event.replica: known})
+    what = _explain_end(event, Code.REPLICA_ENDED)
+    again = Reason(code=Code.RESTARTED, count=known.restarts, total=policy.max_restarts)
+    state = _set_status(replace(state, reasons=(what, again)), event.replica, ReplicaStatus.WAITING, event.exit_code)
+    return state, (Pause(replica=event.replica, delay_s=policy.find_pause_s(quick_ends)),)
+
+
+def _start_again(state: SupervisedApp, event: PausePassed) -> Decision:
+    return (state, ()) if event.replica.role in state.restarting else _start(state, (event.replica,))
 
 
 def _handle_success(role: SupervisedRole, state: SupervisedApp) -> Decision:
@@ -337,7 +395,7 @@ def _handle_failure(role: SupervisedRole, state: SupervisedApp, event: ReplicaEn
     if event.final or _is_final(role, event.exit_code):
         state = _set_status(state, event.replica, ReplicaStatus.FAILED, event.exit_code)
         lingers = role.runs_agent and not event.final and event.exit_code == ExitCode.WORKERS_FAILED
-        return _end(state, Outcome.FAILED, _explain_final(event), lingering_role=role.name if lingers else "")
+        return _fail(role, state, _explain_final(event), lingers=lingers)
     if role.runs_agent and event.exit_code == ExitCode.TERMINATED:
         state = _set_status(state, event.replica, ReplicaStatus.WAITING, event.exit_code)
         state = replace(state, reasons=(Reason(code=Code.PREEMPTED_AGAIN, replica=str(event.replica)),))
@@ -349,16 +407,50 @@ def _handle_failure(role: SupervisedRole, state: SupervisedApp, event: ReplicaEn
         state = replace(state, retries={**state.retries, role.name: used + 1}, reasons=(what, again))
         return _retry(role, _set_status(state, event.replica, ReplicaStatus.WAITING, event.exit_code), event.replica)
     spent = Reason(code=Code.NO_RETRIES, is_agent=role.runs_agent)
-    if role.max_retries:
-        spent = Reason(code=Code.RETRIES_USED, count=role.max_retries)
+    if most := role.max_retries or role.policy.max_restarts:
+        spent = Reason(code=Code.RETRIES_USED, count=most)
     left = _count_good(state, role.name) - 1
     if left < role.needed:
         state = _set_status(state, event.replica, ReplicaStatus.FAILED, event.exit_code)
         needs = (Reason(code=Code.TOO_FEW, count=left, total=role.needed),) if role.min_replicas is not None else ()
-        return _end(state, Outcome.FAILED, (what, spent, *needs))
+        return _fail(role, state, (what, spent, *needs))
     goes_on = Reason(code=Code.GOES_ON, count=left, total=role.needed)
     state = replace(state, reasons=(what, spent, goes_on))
     return _advance(_set_status(state, event.replica, ReplicaStatus.LOST, event.exit_code))
+
+
+def _fail(role: SupervisedRole, state: SupervisedApp, reasons: Reasons, *, lingers: bool = False) -> Decision:
+    """End the app, or only the role if it is not critical."""
+    if role.policy.critical:
+        return _end(state, Outcome.FAILED, reasons, lingering_role=role.name if lingers else "")
+    if role.name in state.failed:
+        return _advance(state)
+    failed = Reason(code=Code.FAILED_ALONE, role=role.name, causes=reasons)
+    state = replace(state, failed={**state.failed, role.name: (failed,)})
+    if not lingers:
+        return _end_role(state, role.name)
+    return _advance(*_let_end(replace(state, over=(*state.over, role.name))))
+
+
+def _end_role(state: SupervisedApp, role: str) -> Decision:
+    """Stop what runs of a role, and start nothing of it again."""
+    state = replace(state, over=(*state.over, role))
+    for each in _list_of(state, role, ReplicaStatus.WAITING):
+        state = _set_status(state, each, ReplicaStatus.CANCELLED, state.replicas[each].exit_code)
+    running = tuple(each for each in state.running([role]) if each not in state.leaving)
+    return _advance(*_stop(replace(state, leaving=(*state.leaving, *running)), running))
+
+
+def _end_serving(plan: Plan, state: SupervisedApp, actions: tuple[Action, ...]) -> Decision:
+    """Stop the roles that serve one which has ended."""
+    for role in plan:
+        served = role.policy.ends_with
+        if state.phase is not AppPhase.RUNNING or not served or role.name in state.over:
+            continue
+        if served in state.failed or not _list_of(state, served, ReplicaStatus.RUNNING, ReplicaStatus.WAITING):
+            state, more = _end_role(state, role.name)
+            actions = (*actions, *more)
+    return state, actions
 
 
 def _explain_end(event: ReplicaEnded, code: Code) -> Reason:
@@ -428,7 +520,7 @@ def _resize(state: SupervisedApp, event: ResizeRequested, plan: Plan) -> Decisio
         return state, ()  # started later
     left = tuple(each for each in state.running([role.name]) if not state.is_wanted(each) and each not in state.leaving)
     state, stops = _stop(replace(state, leaving=(*state.leaving, *left)), left)
-    waiting = tuple(each for each in _list_by_status(state, ReplicaStatus.WAITING) if each.role == role.name)
+    waiting = _list_of(state, role.name, ReplicaStatus.WAITING)
     state, starts = _start(state, waiting) if waiting else (state, ())
     return state, (*stops, *starts)
 
@@ -505,7 +597,7 @@ def _kill(state: SupervisedApp, event: KillRequested) -> Decision:
 
 def _handle_grace_expired(state: SupervisedApp, event: GraceExpired) -> Decision:
     due = state.running() if state.phase is AppPhase.ENDING else (*state.running(state.restarting), *state.leaving)
-    stopped = tuple(each for each in due if not _lingers(state, each))
+    stopped = tuple(each for each in due if (not event.roles or each.role in event.roles) and not _lingers(state, each))
     return state, (Kill(replicas=stopped, number=event.number),) if stopped else ()
 
 
@@ -561,6 +653,10 @@ def _set_status(
 
 def _list_by_status(state: SupervisedApp, *statuses: ReplicaStatus) -> tuple[ReplicaId, ...]:
     return tuple(each for each, known in state.replicas.items() if known.status in statuses)
+
+
+def _list_of(state: SupervisedApp, role: str, *statuses: ReplicaStatus) -> tuple[ReplicaId, ...]:
+    return tuple(each for each in _list_by_status(state, *statuses) if each.role == role)
 
 
 def _count_good(state: SupervisedApp, role: str) -> int:

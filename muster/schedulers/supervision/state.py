@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from muster._shared.role_policy import RolePolicy
 from muster.schedulers.wording.reasons import Reasons
 
 
@@ -73,6 +74,9 @@ class SupervisedRole:
     max_retries: int = 0
     retry_scope: RetryScope = RetryScope.APPLICATION
     """Ignored for agents, whose lost replicas are always replaced one by one."""
+    policy: RolePolicy = field(default_factory=RolePolicy)
+    ports: Mapping[str, int] = field(default_factory=dict)
+    """Its `port_map`."""
 
     @property
     def is_elastic(self) -> bool:
@@ -96,6 +100,10 @@ class ReplicaState:
 
     status: ReplicaStatus = ReplicaStatus.WAITING
     starts: int = 0
+    restarts: int = 0
+    """How often its role's policy had it started again."""
+    quick_ends: int = 0
+    """How many of its last ends in a row came within `MOST_BACKOFF_S` of a start."""
     exit_code: int | None = None
     """The exit code of its last end, 128+n for signal n. None: there is none yet, or it is not known."""
 
@@ -124,7 +132,10 @@ class SupervisedApp:
     leaving: tuple[ReplicaId, ...] = ()
     """Replicas that run and were told to end, because their role was to have fewer."""
     over: tuple[str, ...] = ()
-    """Elastic roles whose job has succeeded, as the exit code of one of their agents says."""
+    """Roles of which nothing is started again: elastic ones whose job has succeeded, as the exit code of one of their
+    agents says, those that have failed and are not critical, and those whose end came with that of another role."""
+    failed: Mapping[str, Reasons] = field(default_factory=dict)
+    """Roles that have failed for good and are not critical, and why."""
     resizes: int = 0
     """How many requests to resize were handled, refused ones too: so a command sees that its own was."""
     is_draining: bool = False
@@ -149,8 +160,8 @@ class SupervisedApp:
 
     @property
     def num_restarts(self) -> int:
-        """Retries used, all roles together."""
-        return sum(self.retries.values())
+        """Retries used and restarts by policies, all roles together."""
+        return sum(self.retries.values()) + sum(each.restarts for each in self.replicas.values())
 
     @property
     def app_state(self) -> str:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from muster._shared import processes
+from muster._shared.records import replace as replace_fields
 from muster.schedulers.supervision import decisions
 from muster.schedulers.supervision.app_folder import (
     DRAIN_WORD,
@@ -54,6 +55,7 @@ class Supervisor:
         self._spec = spec
         self._event_queue = event_queue
         self._driver = driver
+        self._started_s: dict[ReplicaId, float] = {}
         earlier = folder.read_record()
         here, own_id = Machine.here(), ProcessId.of(os.getpid())
         if earlier is None:
@@ -102,6 +104,9 @@ class Supervisor:
 
     def handle_event(self, event: decisions.Event) -> None:
         """Decide about one event, record the new state, act."""
+        if isinstance(event, ReplicaEnded):
+            now_s = self._event_queue.now_s()
+            event = replace_fields(event, ran_s=now_s - self._started_s.pop(event.replica, now_s))
         app, decided = decisions.decide(self._spec.roles, self.record.app, event)
         changed = app != self.record.app
         if self.record.app.phase is AppPhase.ENDING and app.phase is AppPhase.RUNNING:
@@ -141,15 +146,26 @@ class Supervisor:
         if isinstance(action, decisions.Start):
             self._start(action.replicas)
         elif isinstance(action, decisions.Stop):
-            self._set_timer("grace", self._spec.grace_s, decisions.GraceExpired(number=action.number))
+            self._limit_stop(action)
             for each in action.replicas:
                 self._driver.stop(each, is_interrupt=action.is_interrupt)
+        elif isinstance(action, decisions.Pause):
+            self._set_timer(f"pause {action.replica}", action.delay_s, decisions.PausePassed(replica=action.replica))
         elif isinstance(action, decisions.Linger):
             self._set_timer("linger", action.delay_s, decisions.LingerExpired(number=action.number))
         elif isinstance(action, decisions.Kill):
             self._set_timer("kill", decisions.KILL_LIMIT_S, decisions.KillExpired(number=action.number))
             for each in action.replicas:
                 self._driver.kill(each)
+
+    def _limit_stop(self, action: decisions.Stop) -> None:
+        roles: dict[float, tuple[str, ...]] = {}
+        for role in self._spec.roles:
+            grace_s = self._spec.grace_s if role.policy.grace_s is None else role.policy.grace_s
+            roles[grace_s] = (*roles.get(grace_s, ()), role.name)
+        for grace_s, names in roles.items():
+            expired = decisions.GraceExpired(number=action.number, roles=names)
+            self._set_timer(f"grace {grace_s}", grace_s, expired)
 
     def _set_timer(self, name: str, delay_s: float, event: decisions.Event) -> None:
         self._event_queue.set_timer(name, delay_s, lambda: self._event_queue.post(event))
@@ -158,6 +174,7 @@ class Supervisor:
         handles: dict[ReplicaId, Handle] = dict(self.record.handles)
         for each in replicas:
             handles.pop(each, None)
+            self._started_s[each] = self._event_queue.now_s()
             try:
                 handles[each] = self._driver.start(each, self.record.app.replicas[each].starts)
             except StartError as error:

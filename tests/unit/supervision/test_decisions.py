@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from supervised_apps import App, agents, begin, others
 
+from muster._shared.role_policy import Restart, RolePolicy
 from muster.schedulers.supervision.decisions import (
     Begin,
     CancelRequested,
@@ -12,10 +13,11 @@ from muster.schedulers.supervision.decisions import (
     KillExpired,
     KillRequested,
     LingerExpired,
+    PausePassed,
     Stop,
     decide,
 )
-from muster.schedulers.supervision.state import AppPhase, Outcome, ReplicaStatus, RetryScope, SupervisedRole
+from muster.schedulers.supervision.state import AppPhase, Outcome, ReplicaId, ReplicaStatus, RetryScope, SupervisedRole
 from muster.schedulers.wording.reasons import Code, Reason
 
 SAID = Reason(code=Code.AGENT_SAID, text="no such script: x.py")
@@ -332,6 +334,18 @@ class TestSupervisorStartedAgain:
         assert app.end("trainer/1", None) == ["finish CANCELLED"]
 
 
+def split_name(name):
+    role, _, index = name.partition("/")
+    return role, int(index)
+
+
+policies = st.builds(
+    RolePolicy,
+    critical=st.booleans(),
+    ends_with=st.sampled_from(["", "r0"]),
+    restart=st.sampled_from([None, *Restart]),
+    max_restarts=st.integers(1, 3),
+)
 roles = st.builds(
     SupervisedRole,
     name=st.just("r"),
@@ -340,49 +354,61 @@ roles = st.builds(
     min_replicas=st.none() | st.just(1),
     max_retries=st.integers(0, 3),
     retry_scope=st.sampled_from(RetryScope),
+    policy=policies,
 )
 plans = st.lists(roles, min_size=1, max_size=3).map(
-    lambda found: [SupervisedRole(**{**vars(role), "name": f"r{index}"}) for index, role in enumerate(found)]
+    lambda found: [
+        SupervisedRole(**{**vars(role), "name": f"r{index}", **({} if index else {"policy": RolePolicy()})})
+        for index, role in enumerate(found)
+    ]
 )
+
+
+class Carried:
+    """Carries out actions: starts only what is not running, stops only what is."""
+
+    def __init__(self):
+        self.running, self.paused = set(), []
+
+    def carry_out(self, done):
+        for step in done:
+            verb, _, name = step.partition(" ")
+            if verb == "start":
+                assert name not in self.running
+                self.running.add(name)
+            elif verb in ("stop", "kill"):
+                assert name in self.running
+            elif verb == "linger":
+                assert self.running
+            elif verb == "pause":
+                self.paused.append(name.split()[0])
+            else:
+                assert not self.running
 
 
 @given(plan=plans, data=st.data())
 @settings(max_examples=200)
 def test_every_history_ends_with_nothing_running(plan, data):
-    """Whatever happens: starts only what is not running, ends, and then nothing runs."""
-    app = App(*plan)
-    running = set()
-
-    def carry_out(done):
-        for step in done:
-            verb, _, name = step.partition(" ")
-            if verb == "start":
-                assert name not in running
-                running.add(name)
-            elif verb in ("stop", "kill"):
-                assert name in running
-            elif verb == "linger":
-                assert running
-            else:
-                assert not running
-
-    carry_out(app.begin())
+    """Whatever happens: it ends, and then nothing runs."""
+    app, all_ = App(*plan), Carried()
+    all_.carry_out(app.begin())
     for _ in range(400):
         if app.state.phase is AppPhase.ENDED:
             break
-        assert running, "an app that has not ended must have something running"
-        what = data.draw(st.sampled_from(["end", "end", "end", "cancel", "kill", "grace"]))
-        if what == "cancel":
-            carry_out(app.decide_event(CancelRequested()))
-        elif what == "kill":
-            carry_out(app.decide_event(KillRequested()))
+        assert all_.running or all_.paused, "an app that has not ended must have something running, or about to run"
+        more = (["end"] * 3 if all_.running else []) + (["pause"] if all_.paused else [])
+        what = data.draw(st.sampled_from([*more, "cancel", "kill", "grace"]))
+        if what == "end":
+            name = data.draw(st.sampled_from(sorted(all_.running)))
+            all_.running.discard(name)
+            all_.carry_out(app.end(name, data.draw(st.sampled_from([0, 1, 69, 137, 143, None]))))
         elif what == "grace":
-            carry_out(app.decide_event(LingerExpired(number=app.state.lingering)))
-            carry_out(app.decide_event(GraceExpired(number=app.state.grace_number)))
+            all_.carry_out(app.decide_event(LingerExpired(number=app.state.lingering)))
+            all_.carry_out(app.decide_event(GraceExpired(number=app.state.grace_number)))
         else:
-            name = data.draw(st.sampled_from(sorted(running)))
-            running.discard(name)
-            carry_out(app.end(name, data.draw(st.sampled_from([0, 1, 69, 137, 143, None]))))
+            requests = {"cancel": CancelRequested, "kill": KillRequested}
+            passed = PausePassed(replica=ReplicaId(*split_name(all_.paused.pop()))) if what == "pause" else None
+            all_.carry_out(app.decide_event(passed or requests[what]()))
     assert app.state.phase is AppPhase.ENDED
     assert isinstance(app.state.outcome, Outcome)
     for role in plan:

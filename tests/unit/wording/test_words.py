@@ -75,6 +75,18 @@ TABLE: dict[str, tuple[Reason, ...]] = {
     "no retries by the scheduler (--max_retries 0; --max_retries 1 starts it again)": (
         R(code=C.NO_RETRIES, is_agent=True),
     ),
+    "r/0 exited with code 0; started again by its role's policy (restart 3)": (
+        R(code=C.REPLICA_ENDED, replica="r/0", exit_code=0),
+        R(code=C.RESTARTED, count=3),
+    ),
+    "started again by its role's policy (restart 3 of 5)": (R(code=C.RESTARTED, count=3, total=5),),
+    "role a has failed, which is not critical: a/0 exited with code 1; all 5 retries are used": (
+        R(
+            code=C.FAILED_ALONE,
+            role="a",
+            causes=(R(code=C.REPLICA_ENDED, replica="a/0", exit_code=1), R(code=C.RETRIES_USED, count=5)),
+        ),
+    ),
     "it needs 2 replicas and has 1": (R(code=C.TOO_FEW, count=1, total=2),),
     "going on with 1 replica (at least 1 needed)": (R(code=C.GOES_ON, count=1, total=1),),
     # why a replica has ended

@@ -145,6 +145,12 @@ class Env:
     WORKSPACE_DIR: Final = "MUSTER_WORKSPACE_DIR"
     """The folder into which the agent unpacks the workspace. Unset: the working directory."""
 
+    AFTER: Final = "MUSTER_AFTER"
+    """`ROLE PORT`: the replica waits until replica 0 of that role of its app accepts connections at the port."""
+
+    READY_PORT: Final = "MUSTER_READY_PORT"
+    """The port at which node 0 of a role shows that its workers run. Set if another role waits for it."""
+
     LOG_DIR: Final = "MUSTER_LOG_DIR"
     """The log folder, if the command line has no `--log-dir`. Set by an adapter."""
 
@@ -304,7 +310,7 @@ class Env:
     PRIVATE: Final = (
         *(RDZV_FD, RDZV_PORT, TOKEN, REQUIRE_TOKEN, WORKSPACE, WORKSPACE_DIR, LAST_CALL_S, TERMINATION_LOG),
         *(STOPS_TOGETHER, LIVE_BARS, INCARNATION, DRAINED_PODS, DRAIN_LIMIT_S, CHECKPOINT, CONTROL_FD, REPORT_FILE),
-        *(JOB_INCARNATION, IMAGE, JOB_OBJECT, ACCOUNT_DIR, SECRET_NAMES, METRICS_HOST, MACHINE_NAME),
+        *(AFTER, READY_PORT, JOB_INCARNATION, IMAGE, JOB_OBJECT, ACCOUNT_DIR, SECRET_NAMES, METRICS_HOST, MACHINE_NAME),
     )
     """What the agent removes from its workers' environment."""
 

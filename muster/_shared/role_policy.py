@@ -50,7 +50,8 @@ class RolePolicy:
 def dump_policy(policy: RolePolicy) -> dict[str, Any]:
     """Return a policy as it is kept in a role's metadata: JSON's types, without what is as usual."""
     usual = asdict(RolePolicy())
-    return {name: value for name, value in asdict(policy).items() if value != usual[name]}
+    kept = {name: value for name, value in asdict(policy).items() if value != usual[name]}
+    return kept if policy.restart is None else {**kept, "restart": policy.restart.value}
 
 
 def parse_policy(role: str, data: object) -> RolePolicy:
@@ -168,11 +169,16 @@ def build_role_variables(role: str, hosts: Sequence[str], ports: Mapping[str, in
     Returns:
         `MUSTER_ROLE_LEARNER_HOSTS`: the hosts, separated by commas. `MUSTER_ROLE_LEARNER_PORT_HTTP`: the port `http`.
     """
-    prefix = f"MUSTER_ROLE_{_to_variable(role)}"
+    prefix = f"MUSTER_ROLE_{_to_variable(role)}_PORT"
     return {
-        f"{prefix}_HOSTS": ",".join(hosts),
-        **{f"{prefix}_PORT_{_to_variable(name)}": str(port) for name, port in ports.items()},
+        name_hosts_variable(role): ",".join(hosts),
+        **{f"{prefix}_{_to_variable(name)}": str(port) for name, port in ports.items()},
     }
+
+
+def name_hosts_variable(role: str) -> str:
+    """Return the name of the variable with the hosts of a role."""
+    return f"MUSTER_ROLE_{_to_variable(role)}_HOSTS"
 
 
 def _to_variable(name: str) -> str:

@@ -25,6 +25,7 @@ from muster.cli.operations import open_scheduler
 from muster.schedulers.adapter.properties import list_properties
 from muster.schedulers.adapter.scheduler import PluginScheduler
 from muster.schedulers.errors import EngineError, NotConfiguredError, SchedulerError, UnknownAppError
+from muster.schedulers.runner.roles import read_policy
 from muster.schedulers.supervision.registry import find_state_dir
 from muster.schedulers.wording.facts import AppFacts
 from muster.schedulers.wording.job_line import build_data, build_reasons, format_line
@@ -110,9 +111,10 @@ def print_status(handle: str, *, as_json: bool) -> int:
         print(json.dumps({**build_entry(handle, facts), "roles": _build_roles(facts), "exit_code": code}))
         return code
     print_line(f"{handle}  {format_line(facts)}", sys.stdout)
+    extra = {role.name for role in facts.app.roles if not read_policy(role).critical}
     for each in explain_replicas(facts):
-        reason = find_reason(each)
-        why = f" ({reason})" if reason else ""
+        reasons = [*filter(None, [find_reason(each)]), *(["not critical"] if each.role in extra else [])]
+        why = f" ({'; '.join(reasons)})" if reasons else ""
         host = f"  {each.hostname}" if each.hostname else ""
         print_line(f"  {each.role}/{each.id}  {each.state.name}{why}{host}", sys.stdout)
     if where := facts.ui_url or facts.logs:
@@ -130,6 +132,7 @@ def _build_roles(facts: AppFacts) -> list[dict[str, object]]:
     return [
         {
             "role": role.name,
+            "critical": read_policy(role).critical,
             "replicas": [
                 {
                     "id": each.id,

@@ -9,7 +9,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from muster._shared.contract import Env
+from muster._shared.contract import Env, RoleKey
+from muster._shared.role_policy import parse_policy
 from muster.schedulers.agent_command import find_agent_flag, is_agent_role
 from muster.schedulers.errors import SchedulerError
 
@@ -32,6 +33,7 @@ def build_drain_env(role: Any, given_s: float | None, env: Mapping[str, str] | N
         given_s: the option `grace_s`. None: not given, and the agent's own default fits.
         env: variables that reach the role's replicas besides its own.
     """
+    given_s = _find_own_grace_s(role) or given_s
     if given_s is None:
         return {}
     limit_s = given_s - find_shutdown_timeout_s(role, env or {}) - DRAIN_MARGIN_S
@@ -54,6 +56,8 @@ def decide_grace_s(role: Any, given_s: float | None, env: Mapping[str, str] | No
     Raises:
         SchedulerError: the option contradicts the agent's `--shutdown-timeout`.
     """
+    own_s = _find_own_grace_s(role)
+    name, given_s = ("grace_s", given_s) if own_s is None else ("the policy's grace_s", own_s)
     if not is_agent_role(role):
         return DEFAULT_SHUTDOWN_TIMEOUT_S if given_s is None else given_s
     timeout_s = find_shutdown_timeout_s(role, env or {})
@@ -61,10 +65,15 @@ def decide_grace_s(role: Any, given_s: float | None, env: Mapping[str, str] | No
         return timeout_s + GRACE_MARGIN_S
     if given_s <= timeout_s:
         raise SchedulerError(
-            f"grace_s={given_s:g} must be greater than the agent's --shutdown-timeout, which is {timeout_s:g} s "
+            f"{name}={given_s:g} must be greater than the agent's --shutdown-timeout, which is {timeout_s:g} s "
             f"in role {role.name!r}: otherwise the agent is killed while it stops its workers{_explain_setting(role)}"
         )
     return given_s
+
+
+def _find_own_grace_s(role: Any) -> float | None:
+    """Return the grace period of the role's policy. None: it is that of the app."""
+    return parse_policy(role.name, role.metadata.get(RoleKey.POLICY)).grace_s
 
 
 def _explain_setting(role: Any) -> str:

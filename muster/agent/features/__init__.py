@@ -10,6 +10,7 @@
     hangs           watches whether workers hang, and reads in what
     job_object      tells users of kubectl of the job
     train_job       reports progress to Kubeflow's TrainJob
+    ready_port      shows the other roles of the app that the workers run
     export          metrics and traces for outside observers
     notify          runs a command of the user when something happens to the job
 
@@ -186,6 +187,7 @@ class SinkRow:
 
 SINKS: Final[tuple[SinkRow, ...]] = (
     SinkRow(name="job_object", is_wanted=lambda environ, _: bool(environ.get(Env.JOB_OBJECT))),
+    SinkRow(name="ready_port", is_wanted=lambda environ, _: bool(environ.get(Env.READY_PORT))),
     SinkRow(name="train_job", is_wanted=lambda environ, _: bool(environ.get(KubeflowEnv.URL))),
     SinkRow(
         name="export",

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torchx.schedulers.api import ListAppResponse
 from torchx.specs import AppState
-from torchx.specs.api import ReplicaStatus
 
 from muster._shared.contract import AskKind
 from muster._shared.control import CommandExit, ControlError
@@ -37,7 +36,7 @@ from muster.schedulers.wording.reasons import Code, Reason, Reasons
 if TYPE_CHECKING:
     from muster._shared.reports import Report
     from muster.schedulers.supervision.agent_requests import AskNode
-    from muster.schedulers.wording.facts import AppFacts
+    from muster.schedulers.wording.facts import AppFacts, ExplainedReplica
     from muster.schedulers.wording.reasons import JobFacts
 
 REPLICA_STATES: Final[Mapping[Status, AppState]] = {
@@ -458,14 +457,23 @@ def _list_reasons(record: AppRecord) -> Reasons:
     return (Reason(code=Code.ENDING, causes=reasons),) if is_ending else reasons
 
 
-def _list_replicas(record: AppRecord, *, is_lost: bool) -> list[ReplicaStatus]:
+def _list_replicas(record: AppRecord, *, is_lost: bool) -> "list[ExplainedReplica]":
+    from muster.schedulers.wording.facts import ExplainedReplica
+
     def find_state(known: ReplicaState) -> AppState:
         return AppState.UNKNOWN if is_lost and known.status is Status.RUNNING else REPLICA_STATES[known.status]
 
+    def goes_on(known: ReplicaState) -> bool:
+        return known.status in (Status.WAITING, Status.RUNNING, Status.SUCCEEDED)
+
     hosts = record.find_hosts()
     return [
-        ReplicaStatus(
-            id=each.index, state=find_state(known), role=each.role, hostname=hosts.get(each, record.machine.host)
+        ExplainedReplica(
+            id=each.index,
+            state=find_state(known),
+            role=each.role,
+            hostname=hosts.get(each, record.machine.host),
+            reasons=(Reason(code=Code.RESTARTS, count=known.restarts),) if known.restarts and goes_on(known) else (),
         )
         for each, known in record.app.replicas.items()
     ]

@@ -19,7 +19,8 @@ from muster.schedulers.docker.options import DockerOptions, PublishedPort
 from muster.schedulers.errors import OptionError, SchedulerError
 from muster.schedulers.gpus import build_cache_env
 from muster.schedulers.grace import decide_app_grace_s
-from muster.schedulers.runner.roles import apply_macros, count_cpus
+from muster.schedulers.role_variables import build_role_env
+from muster.schedulers.runner.roles import apply_macros, build_role_plan, count_cpus
 
 _HOST_RANK0: Final = "127.0.0.1"
 """Rank 0 on the host's network. Not `localhost`: that may resolve to ::1 first, or not at all."""
@@ -190,12 +191,29 @@ class RequestBuilder:
             bundle_dir=spec.AGENT_DIR if self.options.agent == "bundled" else None,
             env=self._env,
         )
-        env = {**made.env, Env.NODE_NAME: hostname, Env.ADAPTER: self.adapter, Env.APP_ID: self.name}
+        env = {
+            **self._build_role_env(role.name),
+            **made.env,
+            Env.NODE_NAME: hostname,
+            Env.ADAPTER: self.adapter,
+            Env.APP_ID: self.name,
+        }
         if made.runs_agent:
             env.setdefault("TORCHELASTIC_ERROR_FILE", spec.ERROR_FILE)
         if self.options.compile_cache:
             env = {**build_cache_env(spec.CACHE_DIR), **env}
         return replace(made, env=env)
+
+    def _build_role_env(self, own: str) -> dict[str, str]:
+        on_host = self.options.network == spec.HOST_NETWORK
+        hosts = {
+            role.name: [
+                _HOST_RANK0 if on_host else self._name_alias(f"{self._labels[role.name]}-{index}")
+                for index in range(role.num_replicas)
+            ]
+            for role in self.app.roles
+        }
+        return build_role_env([build_role_plan(role) for role in self.app.roles], self.name, own, hosts)
 
     def _build_cache_mounts(self) -> tuple[dict[str, Any], ...]:
         """Return a volume that the engine makes with the first container that has it."""

@@ -21,6 +21,7 @@ from muster.schedulers.failure_report import USAGE_LINE_LIMIT_BYTES, explain_rep
 from muster.schedulers.naming import LOOPBACK, derive_token
 from muster.schedulers.processes.agent_files import read_report, read_tail
 from muster.schedulers.processes.capture import Capture, log_path
+from muster.schedulers.role_variables import build_role_env
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec, ProcessId
 from muster.schedulers.supervision.decisions import ReplicaEnded
 from muster.schedulers.supervision.driver import EventQueue, Handle, StartError
@@ -188,7 +189,8 @@ class ProcessDriver:
             start_number: see `ReplicaDriver.start`.
             listener: its role's, if the driver has one.
         """
-        env = {**self.spec.details["base_env"], **plan["env"]}
+        roles = build_role_env(self.spec.roles, self.spec.app_id, replica.role, self.find_hosts())
+        env = {**self.spec.details["base_env"], **roles, **plan["env"]}
         if self.runs_agent(replica):
             # Alone, no member remembers the last round.
             has_others = any(each.role == replica.role and each != replica for each in self._running)
@@ -202,6 +204,10 @@ class ProcessDriver:
             if replica.index == 0:
                 env[Env.RDZV_FD] = str(listener.fileno())
         return env
+
+    def find_hosts(self) -> Mapping[str, Sequence[str]]:
+        """Return of each role the host names of its replicas, by index."""
+        return {role.name: [LOOPBACK] * role.replicas for role in self.spec.roles}
 
     def _find_plan(self, replica: ReplicaId) -> Mapping[str, Any]:
         plan: Mapping[str, Any] = self.spec.details["replicas"][replica.role][replica.index]

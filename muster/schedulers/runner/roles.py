@@ -160,11 +160,16 @@ def check_roles(app: AppDef) -> None:
                     name=role.name,
                     policy=read_policy(role),
                     max_retries=role.max_retries,
-                    is_observable=bool(role.port_map) or is_agent_role(role),
+                    is_observable=bool(find_ports(role)) or is_agent_role(role),
                 )
                 for role in app.roles
             ]
         )
+
+
+def find_ports(role: Role) -> dict[str, int]:
+    """Return the ports of a role's program: those of rendezvous, which `dist.*` declares as TorchX does, are not."""
+    return {name: port for name, port in role.port_map.items() if not (name == "c10d" and is_agent_role(role))}
 
 
 def read_policy(role: Role) -> RolePolicy:
@@ -212,7 +217,7 @@ def build_role_plan(role: Role) -> SupervisedRole:
         max_retries=role.max_retries,
         retry_scope=_SCOPES[policy.name if isinstance(policy, RetryPolicy) else str(policy)],
         policy=read_policy(role),
-        ports=dict(role.port_map),
+        ports=find_ports(role),
     )
 
 

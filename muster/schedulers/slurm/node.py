@@ -33,6 +33,7 @@ from muster._shared.contract import HOLD_FLAG, NEVER_RETRY, STATUS_LIMIT_BYTES, 
 from muster._shared.foreign_files import parse_json, read_regular, read_whole
 from muster._shared.records import replace as replace_fields
 from muster.schedulers.processes.driver import Launch, ProcessDriver
+from muster.schedulers.role_variables import build_role_env
 from muster.schedulers.slurm.hosts import expand_hosts, parse_fields, parse_time
 from muster.schedulers.supervision import decisions
 from muster.schedulers.supervision.app_folder import (
@@ -933,9 +934,10 @@ def _complete_spec(
 ) -> AppSpec:
     """Add what is known only on a node of the allocation."""
     details: dict[str, Any] = {**spec.details, "base_env": {**os.environ, **spec.details["base_env"]}}
-    first: dict[str, str] = {}
+    hosts: dict[str, list[str]] = {role.name: [] for role in spec.roles}
     for number, each in enumerate(replicas):
-        first.setdefault(each.role, allocation.hosts[number])
+        hosts[each.role].append(allocation.hosts[number])
+    first = {role: places[0] for role, places in hosts.items() if places}
     plans: dict[str, list[dict[str, Any]]] = {}
     for number, role in enumerate(spec.roles):
         host = first.get(role.name if role.runs_agent else spec.roles[0].name, "")
@@ -944,6 +946,7 @@ def _complete_spec(
         port = _PORTS[key % len(_PORTS)]
         env = {Env.RANK0_HOST: host, Env.RDZV_PORT: str(port)}
         env[Env.NODE_NAME] = allocation.hosts[allocation.task]
+        env |= build_role_env(spec.roles, spec.app_id, role.name, hosts)
         if incarnation and role.runs_agent:
             env[Env.JOB_INCARNATION] = incarnation
         plans[role.name] = [{**plan, "env": {**plan["env"], **env}} for plan in details["replicas"][role.name]]

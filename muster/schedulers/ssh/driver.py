@@ -1,7 +1,7 @@
 """The supervisor's `ReplicaDriver` of ssh: for each replica a link, a process here that stands for it."""
 
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from muster._shared.contract import AGENT_BUNDLE_NAME, Env, ExitCode
@@ -160,6 +160,13 @@ class SshDriver(LinkDriver):
         """Return the address of a host. If it was not there at the submission, only its name is known."""
         addresses: Mapping[str, str] = self.spec.details["addresses"]
         return addresses.get(host, host.rpartition("@")[2])
+
+    def find_hosts(self) -> Mapping[str, Sequence[str]]:
+        """See `ProcessDriver`: where they are now."""
+        hosts: dict[str, list[str]] = {role.name: [] for role in self.spec.roles}
+        for each, host in sorted(self._hosts.items()):
+            hosts[each.role].append(self._find_address(host))
+        return hosts
 
     def _build_link(self, replica: ReplicaId, start_number: int, verb: str) -> Launch:
         plan: Mapping[str, Any] = self.spec.details["replicas"][replica.role][replica.index]

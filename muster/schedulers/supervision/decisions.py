@@ -426,7 +426,7 @@ def _fail(role: SupervisedRole, state: SupervisedApp, reasons: Reasons, *, linge
     if role.name in state.failed:
         return _advance(state)
     failed = Reason(code=Code.FAILED_ALONE, role=role.name, causes=reasons)
-    state = replace(state, failed={**state.failed, role.name: (failed,)})
+    state = replace(state, failed={**state.failed, role.name: (failed,)}, reasons=())
     if not lingers:
         return _end_role(state, role.name)
     return _advance(*_let_end(replace(state, over=(*state.over, role.name))))

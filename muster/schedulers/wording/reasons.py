@@ -74,6 +74,8 @@ class Code(Enum):
     """A role has no retries. `is_agent`: a hint how it gets one. Supervised adapters, Slurm."""
     RESTARTED = "started again by its role's policy (restart {count}[ of {total}])"
     """A replica that has ended is started again, because its role's policy says so. Supervised adapters, Slurm."""
+    RESTARTS = "restarted {count:once|{count} times}"
+    """How often a replica was started again, because its role's policy says so. Supervised adapters, Slurm."""
     FAILED_ALONE = "role {role} has failed, which is not critical: {causes}"
     """A role that is not critical has failed for good, and the app goes on without it. All adapters."""
     TOO_FEW = "it needs {total:replica} and has {count}"

@@ -79,6 +79,8 @@ TABLE: dict[str, tuple[Reason, ...]] = {
         R(code=C.REPLICA_ENDED, replica="r/0", exit_code=0),
         R(code=C.RESTARTED, count=3),
     ),
+    "restarted once": (R(code=C.RESTARTS, count=1),),
+    "restarted 2 times": (R(code=C.RESTARTS, count=2),),
     "started again by its role's policy (restart 3 of 5)": (R(code=C.RESTARTED, count=3, total=5),),
     "role a has failed, which is not critical: a/0 exited with code 1; all 5 retries are used": (
         R(

@@ -1,0 +1,62 @@
+"""Waits for another role of the app before a replica starts, where the replica runs. Standard library only."""
+
+import socket
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from muster._shared.contract import Env
+from muster._shared.role_policy import name_hosts_variable
+
+_LINE_S: Final = 5.0
+"""After which the wait is said."""
+LIMIT_S: Final = 3600.0
+"""The longest wait: a role that is not ready by then never will be."""
+_PAUSE_S: Final = 0.1
+_CONNECT_S: Final = 2.0
+
+
+class NotReadyError(Exception):
+    """The other role is not ready within `LIMIT_S`. `str()` is one line."""
+
+
+def wait_for_role(
+    environ: Mapping[str, str],
+    say: Callable[[str], None],
+    *,
+    now_s: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], None] = time.sleep,
+) -> None:
+    """Wait until the role that `Env.AFTER` names accepts a connection at its port. Return at once if none is named.
+
+    Args:
+        environ: the replica's.
+        say: prints a line.
+        now_s: monotonic seconds.
+        pause: sleeps.
+
+    Raises:
+        NotReadyError: see there.
+    """
+    role, _, port = environ.get(Env.AFTER, "").rpartition(" ")
+    if not role:
+        return
+    host = environ[name_hosts_variable(role)].partition(",")[0]
+    begun_s, is_said = now_s(), False
+    while (problem := _find_problem(host, int(port))) is not None:
+        waited_s = now_s() - begun_s
+        if waited_s >= LIMIT_S:
+            raise NotReadyError(f"role {role} was not ready within {LIMIT_S:.0f} s ({host}:{port}: {problem})")
+        if waited_s >= _LINE_S and not is_said:
+            is_said = True
+            say(f"waits for role {role}: {host}:{port} does not accept connections yet ({problem})")
+        pause(_PAUSE_S)
+
+
+def _find_problem(host: str, port: int) -> str | None:
+    """Return why a port does not accept connections. None: it does."""
+    try:
+        socket.create_connection((host, port), timeout=_CONNECT_S).close()
+    except OSError as error:  # a name that is not known yet, too
+        return error.strerror or str(error)
+    return None

@@ -99,6 +99,8 @@ _LOSSES_PAUSE_S: Final = 60.0
 _PROBE_PAUSE_S: Final = 5.0
 _END_PAUSE_S: Final = 5.0
 """Between two looks whether another node ends the job, where no signal can tell it."""
+_ROLES_PAUSE_S: Final = 1.0
+"""Between two looks whether other roles have ended."""
 _LAST_WORDS_S: Final = 1.0
 """Agents of a job end at the same moment, and their nodes then record it."""
 _PORTS: Final = range(20000, 30000)
@@ -235,7 +237,10 @@ class NodeSupervisor(Supervisor):
     ) -> None:
         # Alone it cannot know how many of its role are left: see `_end_others`.
         self._whole = spec
-        alone = tuple(replace(role, replicas=1, min_replicas=None) for role in spec.roles)
+        alone = tuple(
+            replace(role, replicas=1, min_replicas=None, policy=replace(role.policy, critical=True, ends_with=""))
+            for role in spec.roles
+        )
         super().__init__(folder, replace(spec, roles=alone), queue, driver)
         self._elastic = {role.name for role in spec.roles if role.is_elastic}
         self._allocation = allocation
@@ -279,10 +284,9 @@ class NodeSupervisor(Supervisor):
             )
 
     def _replace(self, event: decisions.Event, goes_on: bool) -> None:
-        role = next(iter(self.record.app.replicas)).role
         if not goes_on:
             self.leave(self._find_why() or Reason(code=Code.CANCELLED), continues=False)
-        elif role not in self._elastic:
+        elif self._find_role() not in self._elastic:
             self.leave(Reason(code=Code.OTHER_PREEMPTED), continues=True)
         super().handle_event(event)
 
@@ -471,7 +475,8 @@ class NodeSupervisor(Supervisor):
             lost, failed = found
             hosts = dict(zip(replicas, self._allocation.hosts, strict=False))
             left = Counter(each.role for each, host in hosts.items() if host not in lost and each not in failed)
-            if lost and any(left[role.name] < role.needed for role in self._whole.roles):
+            needed = {role.name: role.needed for role in self._whole.roles if role.policy.critical}
+            if lost and any(left[role] < count for role, count in needed.items()):
                 ended = tuple(f"{each} on {hosts[each]}" for each in failed if hosts.get(each) not in lost)
                 why = Reason(code=Code.NODES_LOST, hosts=tuple(lost), replicas=ended, is_final=True)
                 self.leave(why, continues=True)
@@ -479,6 +484,33 @@ class NodeSupervisor(Supervisor):
                 self.watch_losses(replicas)
 
         self.ask_slurm(ask, act)
+
+    def watch_roles(self, replicas: Sequence[ReplicaId]) -> None:
+        """Let the replica end once the role that it serves has ended, or its own has failed, which is not critical.
+
+        The records of the other nodes say so.
+        """
+        name = self._find_role()
+        role = next(each for each in self._whole.roles if each.name == name)
+        served = role.policy.ends_with
+        check = functools.partial(_list_ended, self._folder, self._allocation)
+
+        def look() -> None:
+            of_served = [each for each in replicas if each.role == served]
+            own = [each for each in replicas if each.role == name]
+            failed = [outcome for outcome in check(own).values() if outcome is Outcome.FAILED]
+            if served and len(check(of_served)) == len(of_served):
+                self.leave(Reason(code=Code.SERVED_ENDED, role=served), continues=False)
+            elif not role.policy.critical and len(own) - len(failed) < role.needed:
+                self.leave(Reason(code=Code.STOPPED_WITH_ROLE, role=name), continues=False)
+            else:
+                self._event_queue.set_timer("roles", _ROLES_PAUSE_S, look)
+
+        if (served or not role.policy.critical) and self._whole.details["shared"]:
+            look()
+
+    def _find_role(self) -> str:
+        return next(iter(self.record.app.replicas)).role
 
 
 def main(arguments: list[str]) -> int:
@@ -523,6 +555,7 @@ def main(arguments: list[str]) -> int:
     supervisor.watch_deadline()
     supervisor.watch_losses(replicas)
     supervisor.watch_end()
+    supervisor.watch_roles(replicas)
     supervisor.begin()
     supervisor.run()
     supervisor.close()
@@ -588,21 +621,23 @@ def _end_run(
     Another program may exit with 0 when it has saved.
     """
     [(replica, known)] = app.replicas.items()
-    runs_agent = next(role.runs_agent for role in spec.roles if role.name == replica.role)
-    is_over = runs_agent and (known.exit_code == 0 or known.exit_code in NEVER_RETRY)
+    role = next(role for role in spec.roles if role.name == replica.role)
+    is_over = role.runs_agent and (known.exit_code == 0 or known.exit_code in NEVER_RETRY)
     continues = has_to_continue and not is_over
     is_cut_off = lacks_commands(spec)
     if continues and not is_cut_off:
         _continue_job(folder, spec, allocation)
     is_lost = app.outcome is Outcome.FAILED and not is_over and not has_code(app.reasons, Code.NOTHING_SAVED)
-    if is_lost and not _can_go_on(folder, spec, allocation, replica):
+    is_alone = not continues and (not role.policy.critical or has_code(app.reasons, Code.SERVED_ENDED))
+    if is_lost and not is_alone and not _can_go_on(folder, spec, allocation, replica):
         _end_others(folder, allocation, app.reasons)
-    if is_over and known.exit_code != 0 and len(spec.roles) > 1 and replica.index < _MOST_WITNESSES:
+    has_failed = is_over and known.exit_code != 0
+    if has_failed and not is_alone and len(spec.roles) > 1 and replica.index < _MOST_WITNESSES:
         time.sleep(LINGER_S)  # the others of its role know it, and one of them prints the report
         _end_others(folder, allocation, app.reasons)
     if not is_cut_off:
         _end_without_script(folder, spec, allocation)
-    if app.outcome is Outcome.SUCCEEDED or (is_over and known.exit_code == 0):
+    if is_alone or app.outcome is Outcome.SUCCEEDED or (is_over and known.exit_code == 0):
         return 0
     if continues and is_cut_off and spec.details["continues"] != "no" and not folder.request_file.exists():
         return GO_ON
@@ -646,13 +681,20 @@ def _list_failed(
     folder: AppFolder, spec: AppSpec, allocation: Allocation, replicas: Sequence[ReplicaId]
 ) -> list[ReplicaId]:
     """List the replicas that have ended in this run without success, by their records: without a folder none."""
-    found = []
-    for each in replicas if spec.details["shared"] else ():
+    ended = _list_ended(folder, allocation, replicas if spec.details["shared"] else ())
+    return [each for each, outcome in ended.items() if outcome is not Outcome.SUCCEEDED]
+
+
+def _list_ended(
+    folder: AppFolder, allocation: Allocation, replicas: Sequence[ReplicaId]
+) -> dict[ReplicaId, Outcome | None]:
+    """Return how those of these replicas have ended that have, in this run, by the records of their nodes."""
+    found = {}
+    for each in replicas:
         with contextlib.suppress(OSError, StateError):
             record = NodeFolder(folder.path, allocation.run, each).read_record()
-            app = None if record is None else record.app
-            if app is not None and app.phase is AppPhase.ENDED and app.outcome is not Outcome.SUCCEEDED:
-                found.append(each)
+            if record is not None and record.app.phase is AppPhase.ENDED:
+                found[each] = record.app.outcome
     return found
 
 

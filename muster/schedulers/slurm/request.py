@@ -140,7 +140,14 @@ def build_request(app: AppDef, options: SlurmOptions, *, name: str, token: str, 
         for role in roles
     }
     nodes = sum(map(len, replicas.values()))
-    may_lose = options.spares > 0 or any(adapter.build_role_plan(role).is_elastic for role in app.roles)
+    plans = [adapter.build_role_plan(role) for role in app.roles]
+    may_lose = options.spares > 0 or any(plan.is_elastic or not plan.policy.critical for plan in plans)
+    needs_records = [plan.name for plan in plans if plan.policy.ends_with]
+    if needs_records and not options.shared:
+        raise adapter.OptionError(
+            f"shared=False: role {needs_records[0]!r} ends with another one, which its nodes see in the shared folder",
+            "shared",
+        )
     spec = adapter.build_process_spec(
         app,
         replicas,

@@ -51,6 +51,11 @@ class NodeState:
     node: str
     record: adapter.AppRecord
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether its replica has failed for good."""
+        return self.record.app.phase.value == "ended" and self.record.app.app_state == "FAILED"
+
     def has_running(self, replica: adapter.ReplicaId) -> bool:
         """Return whether its replica runs by its record, which a lost node does not change any more."""
         return self.record.app.replicas[replica].status.value == "running"
@@ -91,10 +96,17 @@ class App:
             return AppState.CANCELLED
         if not self.nodes or (self.entry is not None and not self.runs[-1].startswith(f"{self.entry.job_id}.")):
             return None
-        if all(self._has_succeeded(role.name) for role in self.spec.roles):
+        if all(map(self._is_content, self.spec.roles)):
             return AppState.SUCCEEDED
         is_by_hand = self.entry is not None and self.entry.state == "CANCELLED"
         return AppState.CANCELLED if is_by_hand else AppState.FAILED
+
+    def _is_content(self, role: adapter.SupervisedRole) -> bool:
+        """Return whether the app has succeeded as far as this role counts, if the others have."""
+        if not role.policy.critical:
+            return True
+        failed = [each for replica, each in self.nodes.items() if replica.role == role.name and each.has_failed]
+        return (bool(role.policy.ends_with) and not failed) or self._has_succeeded(role.name)
 
     def _has_succeeded(self, name: str) -> bool:
         """Tell whether a role has succeeded: an agent ends with 0 only when every worker of its job has."""
@@ -290,7 +302,10 @@ def _list_reasons(app: App, state: AppState, lost: set[str]) -> adapter.Reasons:
         found += explain_end(app, state)
     else:
         found += [adapter.Reason(code=adapter.Code.NODES_LOST, hosts=(name,)) for name in sorted(lost)]
-        causes = filter(None, (known.record.app.reasons for known in app.nodes.values()))
+        alone = _list_failed_roles(app)
+        found += alone.values()
+        records = [known.record.app for each, known in app.nodes.items() if each.role not in alone]
+        causes = filter(None, (record.reasons for record in records))
         found += [adapter.Reason(code=adapter.Code.NODE_REPORTS, causes=each) for each in causes]
         word = "" if entry.state == "RUNNING" else entry.state.lower()
         found.append(adapter.Reason(code=adapter.Code.SLURM_JOB, job=entry.job_id, word=word))
@@ -302,10 +317,21 @@ def _list_reasons(app: App, state: AppState, lost: set[str]) -> adapter.Reasons:
     return tuple(dict.fromkeys(found))
 
 
+def _list_failed_roles(app: App) -> dict[str, adapter.Reason]:
+    """Return why roles have failed that are not critical, by the records of their nodes."""
+    extra = [role.name for role in app.spec.roles if not role.policy.critical]
+    failed = {each.role: known.record.app for each, known in app.nodes.items() if known.has_failed}
+    return {
+        name: adapter.Reason(code=adapter.Code.FAILED_ALONE, role=name, causes=failed[name].reasons)
+        for name in extra
+        if name in failed
+    }
+
+
 def explain_end(app: App, state: AppState) -> adapter.Reasons:
     """Return why it has ended: what a node says, else Slurm, else what the script printed."""
     if state is AppState.SUCCEEDED:
-        return ()
+        return tuple(_list_failed_roles(app).values())
     if app.is_cancelled:
         return (adapter.Reason(code=STOPS.get(app.folder.read_request() or "", adapter.Code.CANCELLED)),)
     order = ("FAILED", "CANCELLED")

@@ -79,6 +79,8 @@ TABLE: dict[str, tuple[Reason, ...]] = {
         R(code=C.REPLICA_ENDED, replica="r/0", exit_code=0),
         R(code=C.RESTARTED, count=3),
     ),
+    "role l has ended, which it served": (R(code=C.SERVED_ENDED, role="l"),),
+    "stopped because role a has failed": (R(code=C.STOPPED_WITH_ROLE, role="a"),),
     "restarted once": (R(code=C.RESTARTS, count=1),),
     "restarted 2 times": (R(code=C.RESTARTS, count=2),),
     "started again by its role's policy (restart 3 of 5)": (R(code=C.RESTARTED, count=3, total=5),),

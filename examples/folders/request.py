@@ -12,7 +12,6 @@ from muster.schedulers.adapter import (
     ENV,
     ERROR_FILE,
     GRACE_S,
-    LOOPBACK,
     AgentPlace,
     AppFolder,
     AppSpec,
@@ -65,7 +64,6 @@ def build_spec(app: AppDef, options: FolderOptions, *, app_id: str, folder: str,
                 cwd=str(replica_dir / "work"),
                 bundle_dir=str(files.state_dir),
                 error_file=str(replica_dir / ERROR_FILE),
-                rank0_host=LOOPBACK,
             )
             for index, replica_dir in enumerate(folders)
         ]

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any, Final
 
+from muster._shared.contract import ExitCode
+
 MOST_BACKOFF_S: Final = 60.0
 """The longest pause before a restart. A replica that has run for so long begins anew with the shortest one."""
 
@@ -41,6 +43,21 @@ class RolePolicy:
     """The pause before the second restart in a row, in seconds. It doubles up to `MOST_BACKOFF_S`."""
     grace_s: float | None = None
     """Seconds from the polite signal to the kill. None: the app's."""
+
+    def restarts(self, exit_code: int | None, used: int, *, runs_agent: bool) -> bool:
+        """Return whether a replica that has ended is started again.
+
+        Args:
+            exit_code: 128+n for signal n. None: not known.
+            used: how often it was started again before.
+            runs_agent: the exit codes are those of muster's agent. It would refuse its command line again, and one that
+                was preempted says so.
+        """
+        if self.restart in (None, Restart.NEVER) or (exit_code == 0 and self.restart is not Restart.ALWAYS):
+            return False
+        if runs_agent and exit_code in (ExitCode.USAGE, ExitCode.TERMINATED):
+            return False
+        return self.max_restarts is None or used < self.max_restarts
 
     def find_pause_s(self, quick_ends: int) -> float:
         """Return the seconds until the next start, after so many ends in a row that came soon after a start."""

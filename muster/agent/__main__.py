@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 _WORKER_FLAG = "--muster-worker"
 """As in `workers.program`, which is imported only for this flag. In the bundle, cold workers start through here."""
 
+_REPLICA_FLAG = "--replica"
+"""As in `schedulers.agent_command`."""
+
 _ASK = "ask"
 """The first word of a worker's question. A program of that name is started as `./ask`."""
 
@@ -35,6 +38,10 @@ def main(argv: list[str] | None = None) -> int:
         from muster.agent import ask
 
         return ask.main(args[1:])
+    if args[:1] == [_REPLICA_FLAG]:
+        from muster.agent import role_command
+
+        return role_command.main(args[1:])
     from muster._shared import guard
     from muster._shared.contract import ADOPTED_FLAG, DRIVEN_FLAG, HOLD_FLAG, WAITING_FLAG
 

@@ -7,6 +7,7 @@ The agent's own flags end where its program begins: at the first word that is no
 belong to the program, even if they look like flags of the agent.
 """
 
+import json
 import posixpath
 import re
 from collections.abc import Mapping, Sequence
@@ -33,6 +34,8 @@ _RUN_ID = "rdzv-id"
 _RUN_ID_VARIABLE = "PET_RDZV_ID"
 _TEE = "t"
 """torchrun's abbreviation of --tee, which a switch of ours must not take."""
+
+_REPLICA_FLAG: Final = "--replica"
 
 _IMAGE_PROGRAM: Final = (
     "import sys; sys.path[:] = filter(None, sys.path); from muster.agent.__main__ import main; sys.exit(main())"
@@ -63,6 +66,21 @@ def build_agent_args(args: Sequence[str], bundle_dir: str | None) -> list[str]:
     """
     start = ["-c", _IMAGE_PROGRAM] if bundle_dir is None else [posixpath.join(bundle_dir, AGENT_BUNDLE_NAME)]
     return [*start, *args[_COMMAND_LENGTH:]]
+
+
+def wrap_command(
+    command: Sequence[str], policy: Mapping[str, Any], bundle_dir: str | None, python: str = "python3"
+) -> list[str]:
+    """Return the command that runs another one as a role's policy says, where no supervisor does: `agent.role_command`.
+
+    Args:
+        command: the program and its arguments.
+        policy: as in the role's metadata.
+        bundle_dir: see `build_agent_args`.
+        python: the interpreter there.
+    """
+    start = ["-c", _IMAGE_PROGRAM] if bundle_dir is None else [posixpath.join(bundle_dir, AGENT_BUNDLE_NAME)]
+    return [python, *start, _REPLICA_FLAG, json.dumps(policy), "--", *command]
 
 
 def build_ask_command(command: Sequence[str], words: Sequence[str]) -> list[str]:

@@ -2,6 +2,7 @@
 
 import json
 import pkgutil
+import socket
 import subprocess
 import sys
 import time
@@ -33,6 +34,7 @@ from muster.testing.contract_apps import (
     RULES,
     WAITS,
     build_agents,
+    build_roles,
     build_shell,
 )
 from muster.testing.shell import split_step
@@ -247,6 +249,18 @@ class SchedulerContract:
         assert described.num_restarts == 1
         assert "3" in described.msg, f"its exit code is not said: {described.msg}"
         assert self.read(scheduler, app_id).count("started") == 2, "both, of a replica that has ended"
+
+    def test_roles_end_and_are_started_again_as_their_policies_say(self, scheduler: PluginScheduler) -> None:
+        """One is not critical and fails, one always comes back and ends with the role that it serves."""
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        app_id = self.submit(scheduler, build_roles(port, image=self.image))
+        described = self.wait_for(scheduler, app_id, AppState.SUCCEEDED)
+        states = {role.role: role.replicas[0].state.name for role in described.roles_statuses}
+        assert states == {ROLE: "SUCCEEDED", "helper": states["helper"], "fails": "FAILED"}
+        assert states["helper"] in ("CANCELLED", "SUCCEEDED", "FAILED"), "as it ended"
+        assert "role fails has failed, which is not critical" in described.msg
+        assert self.read(scheduler, app_id).count("server started") == 1, "the others' ends did not touch it"
 
     def test_a_lost_replica_is_replaced(self, scheduler: PluginScheduler) -> None:
         """Check that a lost replica is replaced while the others run on."""

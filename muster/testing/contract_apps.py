@@ -5,6 +5,8 @@ from typing import Any, Final
 from torchx.specs import AppDef, Resource, Role, macros
 from torchx.specs.api import RetryPolicy
 
+from muster._shared.contract import RoleKey
+
 ROLE: Final = "w"
 
 WAITS: Final = "echo started; exec sleep 600"
@@ -89,6 +91,71 @@ raise MemoryError("no memory is left")
 RULES: Final = (
     "exit 32,33: restart free; LookupError: restart 2; signal USR2: restart; exit 77: elsewhere; oom: stop; any: stop"
 )
+
+
+SERVES: Final = """\
+import os, socket, sys, time
+
+print("server started", flush=True)
+seen = {"helper": 0, "fails": 0}
+with socket.create_server(("", int(os.environ["SERVED_PORT"]))) as server:
+    while seen["helper"] < 3 or seen["fails"] < 2:
+        client, _ = server.accept()
+        word = client.recv(100).decode()
+        if word:
+            seen[word] += 1
+        client.close()
+    server.settimeout(0.2)
+    until_s = time.monotonic() + 3.0  # the failure of the other role is known by then
+    while time.monotonic() < until_s:
+        try:
+            server.accept()[0].close()
+        except OSError:
+            pass
+print("served", *seen.values(), flush=True)
+"""
+"""Ends when the role `helper` has come three times, and the role `fails` twice."""
+
+COMES: Final = """\
+import os, socket, sys
+
+host = os.environ["MUSTER_ROLE_W_HOSTS"].split(",")[0]
+client = socket.create_connection((host, int(os.environ["MUSTER_ROLE_W_PORT_MEET"])), timeout=10)
+client.sendall(sys.argv[1].encode())
+client.recv(1)
+sys.exit(int(sys.argv[2]))
+"""
+"""Sends a word to the role `w`, and ends with a code."""
+
+
+def build_roles(port: int, *, image: str = "") -> AppDef:
+    """Build an app of three roles: a server, one that serves it and always comes back, and one that fails.
+
+    Args:
+        port: of the server.
+        image: of all roles.
+    """
+
+    def build(name: str, program: str, *args: str, **more: Any) -> Role:
+        return Role(
+            name=name,
+            image=image,
+            entrypoint="python3",
+            args=["-c", program, *args],
+            resource=_small(),
+            **more,
+        )
+
+    helper = {"restart": "always", "backoff_s": 0.2, "after": ROLE, "ends_with": ROLE, "grace_s": 4.0}
+    fails = {"critical": False, "restart": "on-failure", "max_restarts": 1, "after": ROLE}
+    return AppDef(
+        name="contract",
+        roles=[
+            build(ROLE, SERVES, port_map={"meet": port}, env={"SERVED_PORT": str(port)}),
+            build("helper", COMES, "helper", "0", metadata={RoleKey.POLICY: helper}),
+            build("fails", COMES, "fails", "3", metadata={RoleKey.POLICY: fails}),
+        ],
+    )
 
 
 def build_shell(script: str, *, name: str = "contract", replicas: int = 1, image: str = "", retries: int = 0) -> AppDef:

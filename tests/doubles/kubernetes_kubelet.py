@@ -166,6 +166,7 @@ class Kubelet:
                     env[item["name"]] = metadata.get("annotations", {}).get(note[1], "")
                 else:
                     env[item["name"]] = metadata["labels"][label[1]] if label else metadata[path.partition(".")[2]]
+        env |= {name: "127.0.0.1" for name in env if re.fullmatch("MUSTER_ROLE_.*_HOSTS", name)}
         port = self.ports.setdefault(metadata["ownerReferences"][0]["name"], find_free_port())
         return env | {
             "TORCHX_RANK0_HOST": "127.0.0.1",

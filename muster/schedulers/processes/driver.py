@@ -199,6 +199,8 @@ class ProcessDriver:
             elif start_number > 1:
                 env[Env.JOB_INCARNATION] = str(start_number)
             env[Env.TOKEN] = derive_token(self.spec.details["token"], replica.role)
+        if self.LISTENS:
+            env[Env.RANK0_HOST] = LOOPBACK
         if listener is not None:
             env[Env.RDZV_PORT] = str(listener.getsockname()[1])
             if replica.index == 0:

@@ -35,7 +35,7 @@ from typing import Final, TypeAlias
 
 from muster._shared.contract import NEVER_RETRY, ExitCode
 from muster._shared.records import assert_never, record
-from muster._shared.role_policy import MOST_BACKOFF_S, Restart, RolePolicy
+from muster._shared.role_policy import MOST_BACKOFF_S, RolePolicy
 from muster._shared.transitions import Table, drop, go, on, on_with, stay
 from muster.schedulers.supervision.state import (
     AppPhase,
@@ -330,7 +330,9 @@ def _handle_replica_ended(state: SupervisedApp, event: ReplicaEnded, plan: Plan)
     if event.replica.role in state.restarting:
         return _advance(_set_status(state, event.replica, _choose_restart(state, event.replica), event.exit_code))
     role = next(each for each in plan if each.name == event.replica.role)
-    if role.name not in state.over and not was_leaving and _is_restarted(role, state, event):
+    used = state.replicas[event.replica].restarts
+    may_restart = role.name not in state.over and not was_leaving and not event.final
+    if may_restart and role.policy.restarts(event.exit_code, used, runs_agent=role.runs_agent):
         return _pause(state, event, role.policy)
     if event.exit_code == 0:
         return _handle_success(role, _set_status(state, event.replica, ReplicaStatus.SUCCEEDED, 0))
@@ -341,18 +343,6 @@ def _handle_replica_ended(state: SupervisedApp, event: ReplicaEnded, plan: Plan)
         state = _set_status(state, event.replica, status, event.exit_code)
         return _start(state, (event.replica,)) if status is ReplicaStatus.WAITING else _advance(state)
     return _handle_failure(role, state, event)
-
-
-def _is_restarted(role: SupervisedRole, state: SupervisedApp, event: ReplicaEnded) -> bool:
-    """Return whether the role's policy has a replica that has ended started again."""
-    policy = role.policy
-    if event.final or policy.restart in (None, Restart.NEVER):
-        return False
-    if event.exit_code == 0 and policy.restart is not Restart.ALWAYS:
-        return False
-    if role.runs_agent and event.exit_code in (ExitCode.USAGE, ExitCode.TERMINATED):
-        return False  # it would refuse its command line again; a preempted one uses no restart
-    return policy.max_restarts is None or state.replicas[event.replica].restarts < policy.max_restarts
 
 
 def _pause(state: SupervisedApp, event: ReplicaEnded, policy: RolePolicy) -> Decision:

@@ -2,19 +2,22 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from torchx.specs import macros
 
 from muster._shared.contract import Env
+from muster._shared.role_policy import Restart, RolePolicy
 from muster.schedulers.adapter.agent_role import assign_arguments
 from muster.schedulers.agent_command import is_agent_role
-from muster.schedulers.errors import SchedulerError
+from muster.schedulers.errors import OptionError, SchedulerError
 from muster.schedulers.grace import decide_grace_s
 from muster.schedulers.kubernetes import kube
 from muster.schedulers.kubernetes.options import Options
 from muster.schedulers.kubernetes.schema import check_version
+from muster.schedulers.role_variables import build_role_env
+from muster.schedulers.runner.roles import build_role_plan, read_policy
 from muster.schedulers.secret_variables import MASK, is_secret, list_named_secrets, mask_args
 
 INDEX_PLACEHOLDER: Final = "\0i\0"
@@ -55,6 +58,19 @@ class RoleInputs:
     workspace: str | None
     """Key of the packed workspace in its Secret."""
     grace_s: int
+    policy: RolePolicy = field(default_factory=RolePolicy)
+    others: Mapping[str, str] = field(default_factory=dict)
+    """Variables by which it finds the app's other roles."""
+
+    @property
+    def is_wrapped(self) -> bool:
+        """Whether its command runs under `agent.role_command`, because nothing else waits, or starts it again."""
+        return self.is_restarted or bool(self.policy.after and not self.runs_agent)
+
+    @property
+    def is_restarted(self) -> bool:
+        """Whether its policy has it started again."""
+        return self.policy.restart not in (None, Restart.NEVER)
 
     @property
     def elastic(self) -> bool:
@@ -131,6 +147,13 @@ def build_inputs(
     roles = tuple(
         _build_role_inputs(role, labels[role.name], args[role.name], options, name, workspaces) for role in app.roles
     )
+    if options.flavor == "jobset" and (policed := [role for role in roles if role.policy != RolePolicy()]):
+        raise OptionError(
+            f"flavor=jobset: role {policed[0].role.name!r} has a policy, which only flavor=job carries out", "flavor"
+        )
+    plans = [build_role_plan(role) for role in app.roles]
+    hosts = {role.role.name: _list_hosts(name, role, options) for role in roles}
+    roles = tuple(replace(role, others=build_role_env(plans, name, role.role.name, hosts)) for role in roles)
     inputs = AppInputs(name=name, app=app, roles=roles, options=options, submitter=submitter)
     check_version(options.schema_version, elastic=inputs.elastic, source="kube_version")
     return inputs
@@ -157,7 +180,13 @@ def _build_role_inputs(
         secret_env=secret_env,
         workspace=workspaces.get(role.name),
         grace_s=math.ceil(decide_grace_s(role, options.grace_s)),
+        policy=read_policy(role),
     )
+
+
+def _list_hosts(name: str, role: RoleInputs, options: Options) -> list[str]:
+    job = kube.build_job_name(name, role.label, options.flavor)
+    return [f"{job}-{index}.{name}" for index in range(role.max_nodes)]
 
 
 def _select_secrets(env: Mapping[str, str], role: Any) -> dict[str, str]:

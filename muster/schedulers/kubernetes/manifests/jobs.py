@@ -18,6 +18,8 @@ from muster.schedulers.kubernetes import kube
 from muster.schedulers.kubernetes.manifests import pod
 from muster.schedulers.kubernetes.manifests.inputs import AppInputs, RoleInputs
 
+_NO_LIMIT: Final = 1_000_000
+"""Pods of a role whose policy gives no limit that may be lost."""
 _VOLCANO_ANNOTATION: Final = "scheduling.k8s.io/group-name"
 
 
@@ -31,7 +33,10 @@ def _build_job(inputs: AppInputs, role: RoleInputs) -> dict[str, Any]:
     metadata = {
         "name": kube.build_job_name(inputs.name, role.label, "job"),
         "labels": {**pod.build_labels(inputs, role), **_build_queue_labels(inputs)},
-        "annotations": _build_kueue_annotations(inputs, role),
+        "annotations": {
+            **_build_kueue_annotations(inputs, role),
+            **({} if role.policy.critical else {kube.EXTRA_ANNOTATION: "true"}),
+        },
     }
     return kube.build_document(kube.JOB, metadata, spec=spec)
 
@@ -46,12 +51,13 @@ def _build_job_spec(inputs: AppInputs, role: RoleInputs) -> dict[str, Any]:
 
     Source: measured on Kubernetes 1.36.
     """
+    retries = (role.policy.max_restarts or _NO_LIMIT) if role.is_restarted else role.role.max_retries
     spec: dict[str, Any] = {
         "completionMode": "Indexed",
         "completions": role.max_nodes,
         "parallelism": role.max_nodes,
         "podReplacementPolicy": "Failed",
-        "backoffLimit": role.role.max_retries + (role.max_nodes - role.min_nodes if role.elastic else 0),
+        "backoffLimit": retries + (role.max_nodes - role.min_nodes if role.elastic else 0),
     }
     if inputs.options.deadline_s is not None:
         spec["activeDeadlineSeconds"] = inputs.options.deadline_s  # a JobSet has none of its own
@@ -60,8 +66,10 @@ def _build_job_spec(inputs: AppInputs, role: RoleInputs) -> dict[str, Any]:
         if role.elastic:
             spec["successPolicy"] = {"rules": [{"succeededCount": 1}]}
         else:
-            spec["backoffLimitPerIndex"] = role.role.max_retries
+            spec["backoffLimitPerIndex"] = retries
             spec["maxFailedIndexes"] = 0
+    elif role.is_restarted:
+        spec["podFailurePolicy"] = {"rules": [pod.DISRUPTION_RULE, pod.FINAL_RULE]}
     spec["template"] = pod.build_pod_template(inputs, role)
     return spec
 

@@ -12,8 +12,9 @@ import posixpath
 from typing import Any, Final
 
 from muster._shared.contract import NEVER_RETRY, Env, ExitCode, RoleKey
+from muster._shared.role_policy import dump_policy
 from muster.schedulers.adapter.agent_role import AgentPlace, build_agent_env
-from muster.schedulers.agent_command import build_agent_args
+from muster.schedulers.agent_command import build_agent_args, wrap_command
 from muster.schedulers.errors import SchedulerError
 from muster.schedulers.gpus import build_cache_env
 from muster.schedulers.kubernetes import kube
@@ -55,6 +56,12 @@ PREEMPTED_RULE: Final = {
     "onExitCodes": {"containerName": kube.CONTAINER, "operator": "In", "values": [int(ExitCode.TERMINATED)]},
 }
 """When one pod is preempted, the agents of all pods end with this code: none of them uses a retry."""
+
+FINAL_RULE: Final = {
+    "action": "FailJob",
+    "onExitCodes": {"containerName": kube.CONTAINER, "operator": "NotIn", "values": [0, 128 + 9]},
+}
+"""Of a command that `agent.role_command` has given up. A pod that was killed is replaced."""
 
 EXIT_RULE: Final = {
     "action": "FailJob",
@@ -158,11 +165,14 @@ def _build_security(inputs: AppInputs, role: RoleInputs) -> dict[str, Any]:
 
 
 def _build_container(inputs: AppInputs, role: RoleInputs, mounts: list[dict[str, Any]]) -> dict[str, Any]:
+    command = [escape(role.role.entrypoint), *_build_args(inputs, role)]
+    if role.is_wrapped:
+        command = wrap_command(command, dump_policy(role.policy), _find_bundle_dir(inputs))
     return {
         "name": kube.CONTAINER,
         "image": role.role.image,
-        "command": [escape(role.role.entrypoint)],
-        "args": _build_args(inputs, role),
+        "command": command[:1],
+        "args": command[1:],
         "env": _build_env(inputs, role),
         "resources": build_resources(inputs, role),
         "volumeMounts": mounts,
@@ -181,8 +191,13 @@ def _build_container(inputs: AppInputs, role: RoleInputs, mounts: list[dict[str,
 def _build_args(inputs: AppInputs, role: RoleInputs) -> list[str]:
     args = list(role.args)
     if role.runs_agent:
-        args = build_agent_args(args, BUNDLE_DIR if inputs.options.agent == "bundled" else None)
+        args = build_agent_args(args, _find_bundle_dir(inputs))
     return [_insert_index(arg) for arg in args]
+
+
+def _find_bundle_dir(inputs: AppInputs) -> str | None:
+    """Return the folder with the agent's bundle. None: muster is in the image."""
+    return BUNDLE_DIR if inputs.options.agent == "bundled" else None
 
 
 def _insert_index(text: str) -> str:
@@ -197,7 +212,7 @@ def _build_env(inputs: AppInputs, role: RoleInputs) -> list[dict[str, Any]]:
         _build_field_variable(kube.INDEX_VARIABLE, f"metadata.labels['{kube.JOB_INDEX_LABEL}']")
     ]
     env.append(_build_field_variable(kube.NAMESPACE_VARIABLE, "metadata.namespace"))
-    ours: dict[str, str] = {Env.RANK0_HOST: inputs.build_rank0_host(role), "TMPDIR": SCRATCH_DIR}
+    ours: dict[str, str] = {Env.RANK0_HOST: inputs.build_rank0_host(role), "TMPDIR": SCRATCH_DIR, **role.others}
     if inputs.options.compile_cache is not None:
         ours.update(build_cache_env(CACHE_DIR))
     if inputs.options.user is not None and inputs.options.user.uid is not None:
@@ -342,7 +357,7 @@ def _build_own_volumes(inputs: AppInputs, role: RoleInputs) -> list[tuple[str, s
 
 def needs_agent(inputs: AppInputs, role: RoleInputs) -> bool:
     """Return whether a role needs the agent's ConfigMap."""
-    return role.runs_agent and inputs.options.agent == "bundled"
+    return (role.runs_agent or role.is_wrapped) and inputs.options.agent == "bundled"
 
 
 def _build_bundle_sources(inputs: AppInputs, role: RoleInputs) -> list[dict[str, Any]]:

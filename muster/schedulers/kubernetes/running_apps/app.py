@@ -122,6 +122,12 @@ def is_cancelled(parent: Mapping[str, Any]) -> bool:
     return kube.CANCEL_ANNOTATION in (parent["metadata"].get("annotations") or {})
 
 
+def is_extra(parent: Mapping[str, Any]) -> bool:
+    """Return whether the app can do without this Job: its role is not critical, or the one that it serves has ended."""
+    annotations = parent["metadata"].get("annotations") or {}
+    return not {kube.EXTRA_ANNOTATION, kube.SERVED_ANNOTATION}.isdisjoint(annotations)
+
+
 def is_suspended(parent: Mapping[str, Any]) -> bool:
     """Return whether it waits until its queue, or a user, resumes it."""
     return bool((parent.get("spec") or {}).get("suspend"))

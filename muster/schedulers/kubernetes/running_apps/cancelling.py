@@ -5,12 +5,12 @@ suspended, Kubernetes ignores its deadline, and a queue such as Kueue would star
 again that another program has suspended. So these are deleted, and what stands for them in the queue is deleted with
 them. If nothing else of the app is left, a Job without pods keeps its record until the app is deleted.
 
-`RoleStop` stops the other roles of an app of flavour `job` that has failed, as long as the process that submitted it
-lives. Each role is a Job of its own, and no controller of Kubernetes ends a Job because another one has failed. Owner
-references act on deletion, which would take the record and the logs with it, and failure and success policies know the
-pods of one Job only. A pod that watches the others needs an account with rights that users do not have by default. And
-looking at an app must not change it. So the process that submitted the app does it: `torchx run --wait` or a pipeline.
-With `flavor=jobset` the cluster does it by itself.
+`RoleStop` stops the other roles of an app of flavour `job` that has failed, and those that serve one that has ended, as
+long as the process that submitted it lives. Each role is a Job of its own, and no controller of Kubernetes ends a Job
+because another one has. Owner references act on deletion, which would take the record and the logs with it, and failure
+and success policies know the pods of one Job only. A pod that watches the others needs an account with rights that
+users do not have by default. And looking at an app must not change it. So the process that submitted the app does it:
+`torchx run --wait` or a pipeline. With `flavor=jobset` the cluster does it by itself.
 """
 
 import logging
@@ -22,9 +22,18 @@ from muster.schedulers.errors import EngineError, SchedulerError
 from muster.schedulers.kubernetes import kube
 from muster.schedulers.kubernetes.api.client import Clock
 from muster.schedulers.kubernetes.api.errors import ApiError, ForbiddenError, RequestError
-from muster.schedulers.kubernetes.running_apps.app import App, AppRef, is_cancelled, is_suspended, read_job_end
+from muster.schedulers.kubernetes.manifests.bundles import decode_roles
+from muster.schedulers.kubernetes.running_apps.app import (
+    App,
+    AppRef,
+    is_cancelled,
+    is_extra,
+    is_suspended,
+    read_job_end,
+)
 from muster.schedulers.kubernetes.running_apps.logs import stop_and_keep_logs
 from muster.schedulers.kubernetes.running_apps.pod_status import PodFact
+from muster.schedulers.runner.roles import read_policy
 
 _STOP_JOB: Final = {"activeDeadlineSeconds": 1}
 
@@ -226,22 +235,44 @@ def _stop_other_roles(app: App, notify: Callable[[str], None]) -> bool:
     """
     jobs = app.find_parents()
     running = [job for job in jobs if read_job_end(job) is None]
-    failed = [job for job in jobs if read_job_end(job) == "Failed"]
+    failed = [job for job in jobs if read_job_end(job) == "Failed" and not is_extra(job)]
     if not running or any(map(is_cancelled, jobs)):
         return True
-    if not failed:
-        return False
-    roles = sorted(map(kube.read_role, running))
+    if failed:
+        _stop_jobs(app, running, {}, notify)
+        names = ", ".join(sorted(map(kube.read_role, failed)))
+        roles = ", ".join(sorted(map(kube.read_role, running)))
+        notify(f"{app.ref.name}: role {names} has failed: stopped role {roles}")
+        return True
+    served = _find_served(jobs)
+    ended = {kube.read_role(job) for job in jobs if read_job_end(job) is not None}
+    for job in running:
+        other = served.get(kube.read_role(job))
+        if other in ended and kube.SERVED_ANNOTATION not in (job["metadata"].get("annotations") or {}):
+            _stop_jobs(app, [job], {kube.SERVED_ANNOTATION: other}, notify)
+    return False
+
+
+def _find_served(jobs: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return which role each role serves that serves one, by their labels."""
+    roles = decode_roles(jobs[0])
+    labels = {role.name: label for label, role in roles.items()}
+    served = {label: read_policy(role).ends_with for label, role in roles.items()}
+    return {label: labels[name] for label, name in served.items() if name}
+
+
+def _stop_jobs(
+    app: App, jobs: Sequence[Mapping[str, Any]], annotations: Mapping[str, str], notify: Callable[[str], None]
+) -> None:
+    """Stop Jobs that run, and keep what their pods have written."""
+    roles = set(map(kube.read_role, jobs))
 
     def stop() -> None:
-        for job in running:
-            if _is_queued(app.patch(job, {"spec": _STOP_JOB})):  # else the Job fails
-                app.delete(job)
+        for job in jobs:
+            if _is_queued(app.patch(job, {"metadata": {"annotations": annotations}, "spec": _STOP_JOB})):
+                app.delete(job)  # else the Job fails
 
     def list_pods() -> list[PodFact]:
         return [fact for fact in app.list_pods() if fact.role in roles]
 
     stop_and_keep_logs(app, list_pods, stop, notify)
-    names = ", ".join(sorted(map(kube.read_role, failed)))
-    notify(f"{app.ref.name}: role {names} has failed: stopped role {', '.join(roles)}")
-    return True

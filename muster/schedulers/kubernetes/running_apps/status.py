@@ -17,6 +17,7 @@ from muster.schedulers.kubernetes.manifests.bundles import decode_app, decode_ro
 from muster.schedulers.kubernetes.running_apps.app import (
     find_canceller,
     is_cancelled,
+    is_extra,
     is_suspended,
     list_conditions,
     read_job_end,
@@ -200,7 +201,7 @@ def decide_state(observation: Observation) -> AppState:
     """
     cancelled = any(map(is_cancelled, observation.parents))
     suspended = any(map(is_suspended, observation.parents))
-    ends = [read_job_end(parent) for parent in observation.parents]
+    ends = ["Complete" if end and is_extra(parent) else end for parent, end in _read_ends(observation)]
     end = AppState.FAILED if "Failed" in ends else AppState.SUCCEEDED if {*ends} == {"Complete"} else None
     if end is AppState.SUCCEEDED and list_unknown_roles(observation):
         end = AppState.UNKNOWN
@@ -225,15 +226,16 @@ def decide_state(observation: Observation) -> AppState:
 
 def explain_app(observation: Observation, state: AppState, report: Report | None) -> Reasons:
     """Return why the app is in this state: one reason per group of pods, the most important first."""
+    alone = _list_failed_alone(observation)
     if state is AppState.SUCCEEDED:
-        return ()
+        return tuple(alone)
     if state is AppState.CANCELLED:
         by = find_canceller(observation.parents)
         return (Reason(code=Code.STOPPED if by == kube.BY_STOP else Code.CANCELLED),) if by else ()
     if state is AppState.FAILED:
         return tuple(dict.fromkeys(_explain_failure(observation, report)))
     unknown = Code.ROLE_UNKNOWN if state is AppState.UNKNOWN else Code.ROLE_DELETED
-    found = [] if observation.queue is None else [observation.queue]
+    found = [*alone, *([] if observation.queue is None else [observation.queue])]
     if state in (AppState.PENDING, AppState.RUNNING) and _waits_again(observation):
         found.append(Reason(code=Code.RAN_BEFORE))
     found += _group_pods(observation, state, report)
@@ -246,6 +248,24 @@ def explain_app(observation: Observation, state: AppState, report: Report | None
     if observation.events_refused:
         found.append(Reason(code=Code.EVENTS_HIDDEN))
     return tuple(dict.fromkeys(found))
+
+
+def _read_ends(observation: Observation) -> list[tuple[Mapping[str, Any], str | None]]:
+    return [(parent, read_job_end(parent)) for parent in observation.parents]
+
+
+def _list_failed_alone(observation: Observation) -> list[Reason]:
+    """Return why roles have failed without which the app goes on."""
+    found = []
+    for job in _list_jobs(observation.parents):
+        is_served = kube.SERVED_ANNOTATION in (job["metadata"].get("annotations") or {})
+        if is_extra(job) and not is_served and read_job_end(job) == "Failed":
+            label = kube.read_role(job)
+            facts = [fact for fact in observation.pods if fact.role == label and fact.phase == "Failed" and fact.reason]
+            last = max(facts, key=lambda fact: fact.finished, default=None)
+            causes = (last.reason,) if last is not None and last.reason is not None else ()
+            found.append(Reason(code=Code.FAILED_ALONE, role=label, causes=causes))
+    return found
 
 
 def _explain_failure(observation: Observation, report: Report | None) -> Iterator[Reason]:
@@ -442,7 +462,8 @@ def list_unknown_roles(observation: Observation) -> list[str]:
 
 def list_ends(parents: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Return how the Jobs have ended that did, by the label of their role (flavour `job`). Leave out cancelled ones."""
-    ends = [(kube.read_role(job), read_job_end(job), is_cancelled(job)) for job in _list_jobs(parents)]
+    jobs = [job for job in _list_jobs(parents) if not is_extra(job) or read_job_end(job) == "Complete"]
+    ends = [(kube.read_role(job), read_job_end(job), is_cancelled(job)) for job in jobs]
     return {role: end for role, end, cancelled in ends if end == "Complete" or (end and not cancelled)}
 
 
@@ -529,9 +550,13 @@ def _build_replicas(app: Any, observation: Observation, state: AppState) -> list
     ended = (AppState.FAILED, AppState.CANCELLED)
     unknown = [] if state in ended else list_unknown_roles(observation)
     ends = _list_all_ends(observation)
+    extra = [kube.read_role(job) for job in _list_jobs(observation.parents) if is_extra(job) and read_job_end(job)]
+    extra = [label for label in extra if label not in ends]
     replicas: list[ReplicaStatus] = []
     for role, label in zip(app.roles, labels, strict=True):
         shown = AppState.UNKNOWN if label in unknown else AppState.SUCCEEDED if ends.get(label) == "Complete" else state
+        if label in extra:
+            shown = AppState.CANCELLED
         nodes = count_nodes_now(observation.parents, label)
         replicas += [
             _build_replica(

@@ -1,0 +1,84 @@
+"""Runs the command of a replica where no supervisor of muster starts it: in a pod, or in a container that waits.
+
+    python3 muster-agent.zip --replica '{"restart": "always"}' -- COMMAND [ARG ...]
+
+It waits for the role that `Env.AFTER` names, and starts the command again as its role's policy says. Whatever it is
+sent, the command gets. After a signal that ends it, nothing is started again.
+"""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from muster._shared import processes
+from muster._shared.contract import Env, ExitCode
+from muster._shared.role_policy import MOST_BACKOFF_S, parse_policy
+from muster._shared.role_start import NotReadyError, wait_for_role
+
+_PASSED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_ENDS: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+class _Runner:
+    def __init__(self, command: Sequence[str]) -> None:
+        self._command = command
+        self._pid = 0
+        self.is_stopping = False
+        for signum in _PASSED:
+            signal.signal(signum, self._pass_on)
+
+    def _pass_on(self, signum: int, _frame: object) -> None:
+        self.is_stopping = self.is_stopping or signum in _ENDS
+        if self._pid:
+            processes.send_signal([self._pid], signum)
+        elif self.is_stopping:  # it waits, or is between two runs
+            os._exit(128 + signum)
+
+    def run(self) -> int:
+        """Run the command once, and return its exit code: 128+n for signal n, 126 or 127 if it cannot be run."""
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED)
+        try:
+            self._pid = processes.spawn_program(
+                self._command, os.environ, os.getcwd(), (0, 1, 2), death_signal=signal.SIGTERM
+            )
+        except OSError as error:
+            processes.write_stderr(f"muster: cannot run {self._command[0]!r}: {error.strerror}\n")
+            return 127 if isinstance(error, FileNotFoundError) else 126
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+        self._pid = 0
+        return code if code >= 0 else 128 - code
+
+
+def main(args: Sequence[str], *, pause: Callable[[float], None] = time.sleep) -> int:
+    """Run the command, and return its last exit code.
+
+    Args:
+        args: the policy as JSON, `--`, the command.
+        pause: sleeps.
+    """
+    policy, command = parse_policy("", json.loads(args[0])), args[2:]
+    runs_agent = os.environ.get(Env.REQUIRE_TOKEN) == "1"
+    runner = _Runner(command)
+    try:
+        wait_for_role(os.environ, lambda line: processes.write_stderr(f"muster: {line}\n"), pause=pause)
+    except NotReadyError as error:
+        processes.write_stderr(f"muster: {error}\n")
+        return int(ExitCode.WORKERS_FAILED)
+    os.environ.pop(Env.AFTER, None)
+    restarts = quick_ends = 0
+    while True:
+        begun_s = time.monotonic()
+        code = runner.run()
+        if runner.is_stopping or not policy.restarts(code, restarts, runs_agent=runs_agent):
+            return code
+        restarts += 1
+        quick_ends = quick_ends + 1 if time.monotonic() - begun_s < MOST_BACKOFF_S else 0
+        delay_s = policy.find_pause_s(quick_ends)
+        most = "" if policy.max_restarts is None else f" of {policy.max_restarts}"
+        processes.write_stderr(f"muster: exited with {code}: restart {restarts}{most} in {delay_s:g} s\n")
+        pause(delay_s)

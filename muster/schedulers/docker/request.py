@@ -13,14 +13,14 @@ from torchx.specs import AppDef, BindMount, DeviceMount, Role, VolumeMount
 from muster._shared.contract import Env, RoleKey
 from muster.schedulers import naming
 from muster.schedulers.adapter.agent_role import AgentPlace, ReplicaPlan, assign_arguments, translate_replica
-from muster.schedulers.agent_command import is_agent_role
+from muster.schedulers.agent_command import is_agent_role, wrap_command
 from muster.schedulers.docker import spec
 from muster.schedulers.docker.options import DockerOptions, PublishedPort
 from muster.schedulers.errors import OptionError, SchedulerError
 from muster.schedulers.gpus import build_cache_env
 from muster.schedulers.grace import decide_app_grace_s
 from muster.schedulers.role_variables import build_role_env
-from muster.schedulers.runner.roles import apply_macros, build_role_plan, count_cpus
+from muster.schedulers.runner.roles import apply_macros, build_role_plan, count_cpus, read_policy
 
 _HOST_RANK0: Final = "127.0.0.1"
 """Rank 0 on the host's network. Not `localhost`: that may resolve to ::1 first, or not at all."""
@@ -102,11 +102,15 @@ class RequestBuilder:
             raise SchedulerError(f"role {role.name!r} has no image; give one, for example --image pytorch/pytorch")
         applied = apply_macros(role, app_id=self.name, replica_id=replica)
         runs_agent = is_agent_role(role)
-        bundled = runs_agent and self.options.agent == "bundled"
+        waits = bool(read_policy(role).after) and not runs_agent
+        bundled = (runs_agent or waits) and self.options.agent == "bundled"
         hostname = f"{self._labels[role.name]}-{replica}"
         on_host = runs_agent and self.options.network == spec.HOST_NETWORK
         host_port = _pick_host_port(self.name, role.name) if on_host else None
         made = self._translate(applied, hostname, host_port)
+        if waits:  # the supervisor starts it again
+            command = wrap_command(made.command, {}, spec.AGENT_DIR if bundled else None)
+            made = replace(made, command=tuple(command))
         workspace = role.metadata.get(WORKSPACE_KEY)
         builds = workspace is not None and self.options.image_repo is not None
         return spec.ContainerRequest(

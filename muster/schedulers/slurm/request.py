@@ -27,7 +27,14 @@ SCRIPT_LIMIT_BYTES: Final = 4_000_000
 
 _PACKAGE: Final = Path(__file__).resolve().parents[2]
 _MODULES: Final = (
-    *("__init__", "_shared/**/*", "schedulers/__init__", "schedulers/failure_report", "schedulers/naming"),
+    *(
+        "__init__",
+        "_shared/**/*",
+        "schedulers/__init__",
+        "schedulers/failure_report",
+        "schedulers/naming",
+        "schedulers/role_variables",
+    ),
     *("schedulers/node_program/__init__", "schedulers/node_program/output_pipes", "schedulers/processes/*"),
     *("schedulers/slurm/hosts", "schedulers/slurm/node", "schedulers/supervision/*", "schedulers/wording/*"),
 )

@@ -148,6 +148,10 @@ class Env:
     AFTER: Final = "MUSTER_AFTER"
     """`ROLE PORT`: the replica waits until replica 0 of that role of its app accepts connections at the port."""
 
+    ROLES_FILE: Final = "MUSTER_ROLES_FILE"
+    """Path of a file with the hosts of the app's roles by role, as JSON. It is there once one has moved to another host
+    (ssh), and then counts instead of the variables."""
+
     READY_PORT: Final = "MUSTER_READY_PORT"
     """The port at which node 0 of a role shows that its workers run. Set if another role waits for it."""
 

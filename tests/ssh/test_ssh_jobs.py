@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from harness import LIMIT_S, PROGRAMS, find_processes, wait_until
 from ssh_jobs import find_link, find_ssh, read, read_shell, wait_gone, wait_state, wait_text
-from torchx.specs import AppState
+from torchx.specs import AppDef, AppState
 
 from muster.schedulers.adapter import EngineError, ReplicaId
 from muster.schedulers.ssh import create_scheduler
@@ -191,6 +191,32 @@ def test_a_spare_takes_the_place_of_a_lost_host(world, scheduler, cfg, runs):
     finally:
         world.start("a")
     assert scheduler.stop_app(app_id, 30.0).step is not None
+
+
+@pytest.mark.long
+def test_the_other_roles_see_where_one_that_moves_has_gone(world, scheduler, cfg, runs):
+    """The file counts instead of the variables, which were true at the start."""
+    reads = 'echo "by variable $MUSTER_ROLE_W_HOSTS"; until [ -e "$MUSTER_ROLES_FILE" ]; do sleep 0.1; done; '
+    looks = f'{reads}echo "by file $(cat "$MUSTER_ROLES_FILE")"; exec sleep 600'
+    [moves], [watches] = build_shell("exec sleep 600", retries=1).roles, build_shell(looks).roles
+    watches.name = "watch"
+    app = AppDef(name="contract", roles=[moves, watches])
+    app_id = scheduler.submit(app, {**cfg, "hosts": ["a", "b", "c"], "spares": 1, "lost_s": 5.0})
+    wait_state(scheduler, app_id, AppState.RUNNING)
+    wait_until(lambda: "by variable" in "".join(scheduler.log_iter(app_id, "watch", 0)), what="the other role looks")
+    before = scheduler.find_folder(app_id).read_record().handles[ReplicaId(ROLE, 0)]["host"]
+    connection = find_ssh(find_link(scheduler, app_id, 0))
+    world.stop(before)
+    try:
+        for pid in (connection, *find_processes(f"{runs}/muster-{app_id}/w-0-1")):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: "by file" in "".join(scheduler.log_iter(app_id, "watch", 0)), what="the file is there")
+        text = "".join(scheduler.log_iter(app_id, "watch", 0))
+        assert world.addresses["c"] in text.partition("by file")[2], text
+    finally:
+        world.start(before)
+    scheduler.delete(app_id)
 
 
 def test_each_host_that_cannot_be_used_has_a_line(scheduler, cfg, tmp_path, world):

@@ -1,6 +1,10 @@
 """The supervisor's `ReplicaDriver` of ssh: for each replica a link, a process here that stands for it."""
 
+import contextlib
+import json
 import posixpath
+import subprocess
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -8,6 +12,7 @@ from muster._shared.contract import AGENT_BUNDLE_NAME, Env, ExitCode
 from muster.schedulers.naming import build_role_labels
 from muster.schedulers.processes.driver import Launch
 from muster.schedulers.processes.link_driver import LinkDriver
+from muster.schedulers.ssh.command import build_ssh
 from muster.schedulers.ssh.hosts import Discovery
 from muster.schedulers.supervision.app_folder import AppSpec
 from muster.schedulers.supervision.decisions import ResizeRequested
@@ -15,6 +20,13 @@ from muster.schedulers.supervision.driver import EventQueue, Handle, take_lent_f
 from muster.schedulers.supervision.state import AppPhase, ReplicaId
 from muster.schedulers.wording.reasons import Code, Reason, Reasons
 
+_ROLES: Final = "roles.json"
+_WRITE: Final = """import os, sys
+path = sys.argv[1]
+open(path + ".new", "w").write(sys.stdin.read())
+os.replace(path + ".new", path)
+"""
+_WRITE_S: Final = 20.0
 RUN: Final = "{run}"
 """In commands and variables of `request`: the run folder of this start of the replica."""
 
@@ -94,8 +106,11 @@ class SshDriver(LinkDriver):
         """
         record = self.folder.read_record()
         role = next(each for each in self.spec.roles if each.name == replica.role)
-        is_running = record is not None and record.app.phase is not AppPhase.ENDING
-        return record is not None and is_running and record.app.retries.get(role.name, 0) < role.max_retries
+        if record is None or record.app.phase is AppPhase.ENDING:
+            return False
+        used = record.app.replicas[replica].restarts
+        restarts = role.policy.restarts(None, used, runs_agent=role.runs_agent)
+        return restarts or record.app.retries.get(role.name, 0) < role.max_retries
 
     def _move(self, replica: ReplicaId, host: str) -> None:
         """Let a replica start on another host next time. Its own is the last spare then.
@@ -104,10 +119,21 @@ class SshDriver(LinkDriver):
         """
         self._spares.append(self._hosts[replica])
         self._hosts[replica] = host
+        if len(self.spec.roles) > 1:
+            threading.Thread(target=self._write_hosts, args=(self.find_hosts(),), daemon=True).start()
         if replica.index == 0 and self.runs_agent(replica):
             for other in self._hosts:
                 if other.role == replica.role and other != replica:
                     self.stop(other)
+
+    def _write_hosts(self, hosts: Mapping[str, Sequence[str]]) -> None:
+        """Write where the roles are now beside what runs. A host that cannot be reached is about to be lost itself."""
+        record = self.folder.read_record()
+        text, ssh = json.dumps(hosts), self.spec.details["ssh"]
+        for handle in () if record is None else record.handles.values():
+            command = build_ssh(ssh["ssh"], handle["host"], ssh["python"], ["-c", _WRITE, f"{handle['run']}/{_ROLES}"])
+            with contextlib.suppress(OSError, subprocess.SubprocessError):
+                subprocess.run(command, input=text, text=True, capture_output=True, timeout=_WRITE_S, check=False)
 
     # -- hosts that appear and vanish -----------------------------------------------------------------------------
 
@@ -174,6 +200,8 @@ class SshDriver(LinkDriver):
         host = self._hosts[replica]
         run = self._find_run(replica, start_number)
         env = {**self.build_env(plan, replica, start_number), Env.NODE_NAME: host}
+        if len(self.spec.roles) > 1:
+            env[Env.ROLES_FILE] = f"{RUN}/{_ROLES}"
         first = ReplicaId(replica.role, 0)
         if self.runs_agent(replica) and self._hosts[first] != self._first[replica.role]:
             env[Env.RANK0_HOST] = self._find_address(self._hosts[first])

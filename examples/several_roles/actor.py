@@ -26,7 +26,7 @@ def main() -> None:
 def send(connection: socket.socket) -> None:
     """Send samples of the line y = 3x + 1, with noise, until the learner is gone."""
     while True:
-        x = random.uniform(-1.0, 1.0)
+        x = random.uniform(-1.0, 1.0)  # noqa: S311
         y = 3.0 * x + 1.0 + random.gauss(0.0, 0.05)
         connection.sendall(json.dumps([x, y]).encode() + b"\n")
         time.sleep(0.001)

@@ -1,7 +1,7 @@
 """A learner and three actors as one app: an actor that fails is started again alone, and the learner goes on.
 
-    python examples/several_roles/rollouts.py
-    python examples/several_roles/rollouts.py --scheduler kubernetes --image registry.example/torch:2.13
+python examples/several_roles/rollouts.py
+python examples/several_roles/rollouts.py --scheduler kubernetes --image registry.example/torch:2.13
 """
 
 import argparse

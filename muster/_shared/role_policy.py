@@ -9,6 +9,8 @@ from typing import Any, Final
 
 from muster._shared.contract import ExitCode
 
+MOST_HOSTS: Final = 1024
+"""More would not fit into a variable, which has at most 128 KiB."""
 MOST_BACKOFF_S: Final = 60.0
 """The longest pause before a restart. A replica that has run for so long begins anew with the shortest one."""
 
@@ -184,11 +186,12 @@ def build_role_variables(role: str, hosts: Sequence[str], ports: Mapping[str, in
         ports: its `port_map`.
 
     Returns:
-        `MUSTER_ROLE_LEARNER_HOSTS`: the hosts, separated by commas. `MUSTER_ROLE_LEARNER_PORT_HTTP`: the port `http`.
+        `MUSTER_ROLE_LEARNER_HOSTS`: the first `MOST_HOSTS` hosts, separated by commas.
+        `MUSTER_ROLE_LEARNER_PORT_HTTP`: the port `http`.
     """
     prefix = f"MUSTER_ROLE_{_to_variable(role)}_PORT"
     return {
-        name_hosts_variable(role): ",".join(hosts),
+        name_hosts_variable(role): ",".join(hosts[:MOST_HOSTS]),
         **{f"{prefix}_{_to_variable(name)}": str(port) for name, port in ports.items()},
     }
 

@@ -16,9 +16,9 @@
 
 `bundle` packs the agent (`bundle_start` travels in it and unpacks it once per node). `agent_command` recognises and
 rewrites the agent's command. `naming` makes every name. `grace` decides how long a stop may take. `gpus` lists this
-machine's GPUs and divides them. `secret_variables` decides what is masked. `failure_report` reads what agents say about
-a failure. `lines` and `timestamps` read output and its times. `interrupts` keeps a Ctrl-C from being lost. `errors`
-holds the errors that the TorchX command line prints as one line.
+machine's GPUs and divides them. `role_variables` lets roles find each other. `secret_variables` decides what is masked.
+`failure_report` reads what agents say about a failure. `lines` and `timestamps` read output and its times. `interrupts`
+keeps a Ctrl-C from being lost. `errors` holds the errors that the TorchX command line prints as one line.
 
 This module imports nothing: supervisor processes load single modules of this package and must start fast.
 """

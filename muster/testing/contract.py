@@ -251,7 +251,7 @@ class SchedulerContract:
         assert self.read(scheduler, app_id).count("started") == 2, "both, of a replica that has ended"
 
     def test_roles_end_and_are_started_again_as_their_policies_say(self, scheduler: PluginScheduler) -> None:
-        """One is not critical and fails, one always comes back and ends with the role that it serves."""
+        """Watch one that is not critical fail, and one that always comes back end with the role that it serves."""
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         app_id = self.submit(scheduler, build_roles(port, image=self.image))

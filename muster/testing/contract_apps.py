@@ -5,7 +5,7 @@ from typing import Any, Final
 from torchx.specs import AppDef, Resource, Role, macros
 from torchx.specs.api import RetryPolicy
 
-from muster._shared.contract import RoleKey
+from muster.schedulers.adapter import RoleKey
 
 ROLE: Final = "w"
 

@@ -29,6 +29,7 @@ from muster._shared import transitions
 from muster._shared.contract import AskOutcome
 from muster._shared.records import replace
 from muster._shared.reports import Answer
+from muster._shared.role_policy import Restart, RolePolicy
 from muster._shared.transitions import Table
 from muster.agent.node import decisions as node
 from muster.agent.node.events import AgentStarted, Choice, PersonChose, SignalReceived, TimerPurpose
@@ -117,7 +118,8 @@ def play_member() -> None:
 
 def play_apps() -> None:
     """Apps to which anything happens."""
-    for seed in range(1000):
+    policies = (RolePolicy(), RolePolicy(critical=False, ends_with="a"), RolePolicy(restart=Restart.ALWAYS))
+    for seed in range(2000):
         rng = random.Random(seed)
         plan = [
             SupervisedRole(
@@ -127,8 +129,9 @@ def play_apps() -> None:
                 min_replicas=rng.choice((None, 1)),
                 max_retries=rng.choice((0, 2)),
                 retry_scope=rng.choice([*RetryScope]),
+                policy=policy,
             )
-            for name in ("a", "b")
+            for name, policy in (("a", RolePolicy()), ("b", rng.choice(policies)))
         ]
         state = supervision.build_state(plan)
         for _ in range(40):
@@ -140,6 +143,7 @@ def play_apps() -> None:
                     "replica": rng.choice(running or replicas),
                     "exit_code": rng.choice((0, 1, 69, 137, 143, None)),
                 },
+                supervision.PausePassed: {"replica": rng.choice(replicas)},
                 supervision.Recover: {"replicas": tuple(running[: rng.choice((1, None))])},
                 supervision.CancelRequested: {},
                 supervision.DrainRequested: {"limit_s": 5.0},

@@ -5,6 +5,7 @@ from muster._shared.contract import WORKSPACE_BUNDLE_NAME as WORKSPACE_BUNDLE_NA
 from muster._shared.contract import AskKind as AskKind
 from muster._shared.contract import AskOutcome as AskOutcome
 from muster._shared.contract import Env as Env
+from muster._shared.contract import RoleKey as RoleKey
 from muster._shared.control import NOT_REACHED as NOT_REACHED
 from muster._shared.control import CommandExit as CommandExit
 from muster._shared.control import ControlError as ControlError

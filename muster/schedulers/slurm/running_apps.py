@@ -103,10 +103,10 @@ class App:
 
     def _is_content(self, role: adapter.SupervisedRole) -> bool:
         """Return whether the app has succeeded as far as this role counts, if the others have."""
-        if not role.policy.critical:
+        if not role.policy.critical or self._has_succeeded(role.name):
             return True
-        failed = [each for replica, each in self.nodes.items() if replica.role == role.name and each.has_failed]
-        return (bool(role.policy.ends_with) and not failed) or self._has_succeeded(role.name)
+        own = [each for replica, each in self.nodes.items() if replica.role == role.name]
+        return bool(role.policy.ends_with) and not any(each.has_failed for each in own)
 
     def _has_succeeded(self, name: str) -> bool:
         """Tell whether a role has succeeded: an agent ends with 0 only when every worker of its job has."""

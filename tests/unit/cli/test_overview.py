@@ -204,7 +204,7 @@ def test_the_exit_code_says_the_state(serve, capsys, state, code):
     words = "the job was cancelled" if state is AppState.CANCELLED else None
     reasons = [{"code": "job_cancelled", "facts": {}, "words": words}] if words else []
     told = {"id": 0, "state": state.name, "host": "node\x1b[2J", "reason": words, "reasons": reasons}
-    assert data["roles"] == [{"role": "t", "replicas": [told]}]
+    assert data["roles"] == [{"role": "t", "critical": True, "replicas": [told]}]
 
 
 def test_status_says_why_each_replica_has_failed(serve, capsys):

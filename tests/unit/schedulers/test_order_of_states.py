@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from torchx.specs import AppState, is_terminal
 
+from muster._shared.role_policy import RolePolicy
 from muster.schedulers.adapter.supervised import _find_state
 from muster.schedulers.docker.running_apps import orphaned_apps
 from muster.schedulers.docker.spec import Label
@@ -235,7 +236,7 @@ def find_slurm_state(entry: str | None, status: str | None) -> AppState:
     replica = ReplicaId("w", 0)
     known = SimpleNamespace(status=SimpleNamespace(value=status))
     node = SimpleNamespace(record=SimpleNamespace(app=SimpleNamespace(replicas={replica: known})))
-    role = SimpleNamespace(name="w", runs_agent=True, needed=1)
+    role = SimpleNamespace(name="w", runs_agent=True, needed=1, policy=RolePolicy())
     return running_apps.App(
         spec=SimpleNamespace(roles=[role]),  # type: ignore[arg-type]
         folder=None,  # type: ignore[arg-type]

@@ -164,7 +164,8 @@ def build_driver(folder, *, retries=1, used=0, phase=AppPhase.RUNNING):
     spec = place_request(request, hosts=list(addresses), addresses=first, ports={"w": 23456}, others=addresses)
     spec = replace(spec, folder=str(folder))
     AppFolder(folder).create(spec)
-    app = SupervisedApp(replicas={ReplicaId("w", 0): ReplicaState()}, phase=phase, retries={"w": used})
+    replicas = {ReplicaId("w", index): ReplicaState() for index in range(2)}
+    app = SupervisedApp(replicas=replicas, phase=phase, retries={"w": used})
     AppFolder(folder).write_record(AppRecord(app=app, machine=Machine.here()))
     return SshDriver(spec=spec, event_queue=EventQueue())
 

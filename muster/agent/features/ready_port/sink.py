@@ -1,6 +1,7 @@
 """Opens the port when all workers of the node exist, and closes it when they are gone."""
 
 import contextlib
+import os
 import socket
 from typing import TYPE_CHECKING
 
@@ -50,9 +51,9 @@ class ReadyPort:
                 ("", self._port), family=family, dualstack_ipv6=family == socket.AF_INET6, backlog=128
             )
         except OSError as error:
-            self._context.logs.print_line(
-                f"port {self._port}: {error.strerror or error}: roles that wait for this one cannot see that it runs"
-            )
+            why = os.strerror(error.errno or 0)
+            line = f"port {self._port}: {why}: roles that wait for this one cannot see that it runs"
+            self._context.logs.print_line(line)
             return
         listener.setblocking(False)
         self._context.loop.watch_readable(listener.fileno(), self._accept)

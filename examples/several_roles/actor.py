@@ -18,7 +18,7 @@ def main() -> None:
     while True:
         with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=5.0) as connection:
             connection.settimeout(None)
-            print(f"connected to {host}:{port}", flush=True)
+            print(f"process {os.getpid()} is connected to {host}:{port}", flush=True)
             send(connection)
         time.sleep(0.1)
 

@@ -25,6 +25,7 @@ def main(steps: int) -> None:
     samples: queue.Queue[tuple[float, float]] = queue.Queue(maxsize=16 * BATCH)
     if rank == 0:
         threading.Thread(target=serve, args=(int(os.environ["LEARNER_PORT"]), samples), daemon=True).start()
+    print(f"rank {rank} is process {os.getpid()}", flush=True)
     torch.manual_seed(0)
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

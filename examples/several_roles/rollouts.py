@@ -37,14 +37,19 @@ def find_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def main() -> int:
-    """Submit the app, wait for its end, and print how the learner ended."""
+def parse_options() -> argparse.Namespace:
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scheduler", default="local_cwd")
     parser.add_argument("--image", default="", help="image of the nodes, where the scheduler has images")
     parser.add_argument("--port", type=int, help="of the learner (default: one that is free here)")
     parser.add_argument("--steps", type=int, default=200)
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Submit the app, wait for its end, and print how the learner ended."""
+    options = parse_options()
     os.chdir(FOLDER)  # local_cwd runs jobs in the current folder; all others send the workspace
     app = build_app(options.image, options.port or find_port(), options.steps)
     with get_runner() as runner:

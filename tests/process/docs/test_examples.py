@@ -6,6 +6,7 @@ import os
 import re
 import runpy
 import shlex
+import signal
 import subprocess
 import sys
 
@@ -13,23 +14,60 @@ import pytest
 import yaml
 from doc_pages import ROOT
 from doubles.kubernetes_schemas import judge
-from harness import run_tree
-
-ROLES = {
-    "parameter_server": r"the weights are off by 0\.\d+ at most",
-    "actor_critic": r"the way out was found in \d+ of the last 50 episodes",
-}
+from harness import wait_until
+from torchx.runner import get_runner
 
 
-@pytest.mark.long
-@pytest.mark.timeout(400)
-@pytest.mark.parametrize("name", ROLES)
-def test_an_app_of_several_roles(name, tmp_path):
-    environment = os.environ | {"XDG_STATE_HOME": str(tmp_path / "state"), "OMP_NUM_THREADS": "1"}
-    program = str(ROOT / f"examples/several_roles/{name}.py")
-    outcome = run_tree([sys.executable, program], env=environment, cwd=tmp_path, timeout_s=300).check()
-    assert re.search(ROLES[name], outcome.stdout), outcome.explain()
-    assert re.search(r"local_cwd://\S+ is SUCCEEDED", outcome.stdout), outcome.explain()
+class Rollouts:
+    """The app of the example, while it runs."""
+
+    def __init__(self, runner, handle):
+        self.runner, self.handle = runner, handle
+
+    def read(self, role, index=0):
+        return "".join(self.runner.log_lines(self.handle, role, k=index))
+
+    def find_learners(self):
+        return [int(pid) for pid in re.findall(r"rank \d is process (\d+)", self.read("learner"))]
+
+    def find_losses(self):
+        return [float(loss) for loss in re.findall(r"loss ([\d.]+)", self.read("learner"))]
+
+    def find_actors(self, index):
+        return [int(pid) for pid in re.findall(r"process (\d+) is connected", self.read("actor", index))]
+
+    def kill_actor(self, index):
+        self.wait(lambda: self.find_actors(index), f"actor {index} is there")
+        before = self.find_actors(index)
+        os.kill(before[-1], signal.SIGKILL)
+        self.wait(lambda: len(self.find_actors(index)) > len(before), f"actor {index} is back")
+
+    def wait(self, check, what):
+        return wait_until(check, what=lambda: f"{what}: {self.read('learner')[-3000:]}")
+
+
+@pytest.mark.timeout(200)
+def test_a_learner_goes_on_while_its_actors_are_killed_and_heals_by_itself(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(ROOT / "examples/several_roles")
+    monkeypatch.syspath_prepend(str(ROOT / "examples/several_roles"))
+    rollouts = importlib.import_module("rollouts")
+    with get_runner() as runner:
+        app = Rollouts(runner, runner.run(rollouts.build_app("", rollouts.find_port(), steps=1500), "local_cwd"))
+        app.wait(lambda: len(app.find_losses()) >= 2, "the learner has learned")
+        learners = app.find_learners()
+        for count in range(10):
+            app.kill_actor(count % 3)
+        assert app.find_learners() == learners, "no process of the learner was touched"
+        assert runner.status(app.handle).num_restarts == 10
+        known = len(app.find_losses())
+        os.kill(learners[1], signal.SIGKILL)
+        app.wait(lambda: len(app.find_learners()) == 4, "the learner has healed")
+        app.wait(lambda: len(app.find_losses()) > known, "it learns")
+        status = runner.wait(app.handle, wait_interval=0.2)
+        losses = app.find_losses()
+    assert status.state.name == "SUCCEEDED", status
+    assert losses[-1] < 0.1 * losses[0], losses
 
 
 def test_a_job_on_kubernetes_with_a_volume(tmp_path):

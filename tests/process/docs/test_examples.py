@@ -116,5 +116,4 @@ def test_the_commands_of_docstrings_are_understood(monkeypatch):
         assert words[:2] == ["python", path.relative_to(ROOT).as_posix()]
         monkeypatch.setattr(sys, "argv", words[1:])
         monkeypatch.syspath_prepend(path.parent)
-        own = runpy.run_path(str(path)).get("parse_options")
-        assert importlib.import_module("app").parse_options(None) if own is None else own()
+        assert runpy.run_path(str(path))["parse_options"]()

@@ -806,3 +806,29 @@ def test_a_pod_monitor_and_readiness_are_options(flavor):
 def test_a_port_that_the_role_uses_for_something_else_is_refused():
     with pytest.raises(SchedulerError, match=r"--metrics-port 29500 .* port_map"):
         build(serving_role("29500", port_map={"c10d": 29500}))
+
+
+def test_a_command_is_run_by_a_program_where_its_policy_restarts_it_or_makes_it_wait():
+    first = plain_role(port_map={"http": 80})
+    late = plain_role(name="late", metadata={RoleKey.POLICY: {"after": "echo", "critical": False}})
+    again = plain_role(name="again", metadata={RoleKey.POLICY: {"restart": "on-failure", "max_restarts": 3}})
+    documents = build(first, late, again).documents
+    jobs = {
+        each["metadata"]["labels"]["app.kubernetes.io/component"]: each for each in documents if each["kind"] == "Job"
+    }
+    containers = {name: job["spec"]["template"]["spec"]["containers"][0] for name, job in jobs.items()}
+    assert containers[first.name]["command"] == [first.entrypoint]
+    for name in ("late", "again"):
+        assert containers[name]["command"] == ["python3"]
+        assert containers[name]["args"][:2] == ["/opt/muster/muster-agent.zip", "--replica"]
+        assert first.entrypoint in containers[name]["args"]
+    assert "muster.torchx/not-critical" in jobs["late"]["metadata"]["annotations"]
+    rules = jobs["again"]["spec"]["podFailurePolicy"]["rules"]
+    assert rules[-1]["onExitCodes"]["values"] == [0, 137]
+    assert (jobs["again"]["spec"]["backoffLimit"], jobs["late"]["spec"]["backoffLimit"]) == (3, 0)
+
+
+def test_a_jobset_has_no_policies():
+    late = plain_role(name="late", metadata={RoleKey.POLICY: {"critical": False}})
+    with pytest.raises(SchedulerError, match="flavor=jobset: role 'late' has a policy, which only flavor=job"):
+        build(plain_role(), late, flavor="jobset", kube_version="1.31")

@@ -457,14 +457,17 @@ def _list_reasons(record: AppRecord) -> Reasons:
     return (Reason(code=Code.ENDING, causes=reasons),) if is_ending else reasons
 
 
+def count_restarts(known: ReplicaState) -> Reasons:
+    """Say how often the policy of its role had a replica started again that goes on, or has succeeded."""
+    goes_on = known.status in (Status.WAITING, Status.RUNNING, Status.SUCCEEDED)
+    return (Reason(code=Code.RESTARTS, count=known.restarts),) if known.restarts and goes_on else ()
+
+
 def _list_replicas(record: AppRecord, *, is_lost: bool) -> "list[ExplainedReplica]":
     from muster.schedulers.wording.facts import ExplainedReplica
 
     def find_state(known: ReplicaState) -> AppState:
         return AppState.UNKNOWN if is_lost and known.status is Status.RUNNING else REPLICA_STATES[known.status]
-
-    def goes_on(known: ReplicaState) -> bool:
-        return known.status in (Status.WAITING, Status.RUNNING, Status.SUCCEEDED)
 
     hosts = record.find_hosts()
     return [
@@ -473,7 +476,7 @@ def _list_replicas(record: AppRecord, *, is_lost: bool) -> "list[ExplainedReplic
             state=find_state(known),
             role=each.role,
             hostname=hosts.get(each, record.machine.host),
-            reasons=(Reason(code=Code.RESTARTS, count=known.restarts),) if known.restarts and goes_on(known) else (),
+            reasons=count_restarts(known),
         )
         for each, known in record.app.replicas.items()
     ]

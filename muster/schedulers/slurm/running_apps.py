@@ -17,7 +17,7 @@ from torchx.specs.api import ReplicaStatus
 from muster._shared.contract import LogNames
 from muster._shared.foreign_files import parse_json, read_regular, read_whole
 from muster.schedulers import adapter
-from muster.schedulers.adapter.supervised import REPLICA_STATES
+from muster.schedulers.adapter.supervised import REPLICA_STATES, count_restarts
 from muster.schedulers.slurm import client, reasons
 from muster.schedulers.slurm.client import QueueEntry
 from muster.schedulers.slurm.node import (
@@ -33,6 +33,7 @@ from muster.schedulers.slurm.node import (
     read_sizes,
 )
 from muster.schedulers.slurm.request import NOT_SENT
+from muster.schedulers.wording.facts import ExplainedReplica
 
 _CLOCKS_S: Final = 2.0
 """How much the clocks of nodes and controller may differ. A job waits longer before it runs again."""
@@ -279,11 +280,12 @@ def _list_statuses(app: App, state: AppState, lost: set[str]) -> list[ReplicaSta
 
     replicas = list_replicas(app.spec) if app.spec.details else []
     return [
-        ReplicaStatus(
+        ExplainedReplica(
             id=each.index,
             role=each.role,
             state=find_state(each),
             hostname=app.nodes[each].node if each in app.nodes else "",
+            reasons=count_restarts(app.nodes[each].record.app.replicas[each]) if each in app.nodes else (),
         )
         for each in sorted(replicas, key=lambda each: [role.name for role in app.spec.roles].index(each.role))
     ]

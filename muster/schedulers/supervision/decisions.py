@@ -351,9 +351,11 @@ def _pause(state: SupervisedApp, event: ReplicaEnded, policy: RolePolicy) -> Dec
     quick_ends = known.quick_ends + 1 if event.ran_s < MOST_BACKOFF_S else 0
     known = replace(known, restarts=known.restarts + 1, quick_ends=quick_ends)
     state = replace(state, replicas={**state.replicas, event.replica: known})
-    what = _explain_end(event, Code.REPLICA_ENDED)
-    again = Reason(code=Code.RESTARTED, count=known.restarts, total=policy.max_restarts)
-    state = _set_status(replace(state, reasons=(what, again)), event.replica, ReplicaStatus.WAITING, event.exit_code)
+    if event.exit_code != 0:
+        what = _explain_end(event, Code.REPLICA_ENDED)
+        again = Reason(code=Code.RESTARTED, count=known.restarts, total=policy.max_restarts)
+        state = replace(state, reasons=(what, again))
+    state = _set_status(state, event.replica, ReplicaStatus.WAITING, event.exit_code)
     return state, (Pause(replica=event.replica, delay_s=policy.find_pause_s(quick_ends)),)
 
 

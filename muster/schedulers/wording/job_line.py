@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Final
 from torchx.specs import AppState
 from torchx.specs.api import is_terminal
 
-from muster._shared.contract import show_controls
+from muster._shared.contract import RoleKey, show_controls
 from muster._shared.reports import format_duration
+from muster._shared.role_policy import parse_policy
 from muster.schedulers.wording.facts import AppFacts
-from muster.schedulers.wording.reasons import JobFacts, Reason, to_data
+from muster.schedulers.wording.reasons import Code, JobFacts, Reason, to_data
 from muster.schedulers.wording.words import format_clock, word, word_all
 
 if TYPE_CHECKING:  # see `failure_report`
@@ -158,7 +159,8 @@ def _list_clauses(facts: AppFacts, state: str = "", shows_progress: bool = True)
     progress = list(_list_progress(jobs)) if shows_progress else []
     is_paused = any(job.status is not None and job.status.state.value == "paused" for job in jobs.values())
     before, after = (progress, []) if is_paused else ([], progress)  # that it waits for a person comes first
-    clauses = [*before, *_list_reasons(facts, state), *_list_attempts(jobs), *_list_nodes(facts), *after]
+    nodes = [*_list_nodes(facts), *_list_restarts(facts)]
+    clauses = [*before, *_list_reasons(facts, state), *_list_attempts(jobs), *nodes, *after]
     since_s = find_since_s(facts)
     if since_s is not None:
         has_ended = is_terminal(facts.state)
@@ -203,6 +205,17 @@ def _list_nodes(facts: AppFacts) -> Iterator[str]:
         more += f", {nodes['lost']} {'is' if nodes['lost'] == 1 else 'are'} lost{_name_lost(facts)}"
     verb = "runs" if nodes["running"] == 1 else "run"
     yield f"{nodes['running']} of {nodes['all']} node{'s'[: nodes['all'] != 1]} {verb}{more}"
+
+
+def _list_restarts(facts: AppFacts) -> Iterator[str]:
+    """Return how often the policies of roles had their replicas started again."""
+    for role in facts.app.roles if facts.state is AppState.RUNNING else ():
+        own = [each for each in facts.replicas or () if each.role == role.name]
+        reasons = [reason for each in own for reason in getattr(each, "reasons", ())]
+        count = sum(reason.count or 0 for reason in reasons if reason.code is Code.RESTARTS)
+        if count:
+            extra = "" if parse_policy(role.name, role.metadata.get(RoleKey.POLICY)).critical else " (not critical)"
+            yield f"{role.name}{extra} {word(Reason(code=Code.RESTARTS, count=count))}"
 
 
 def _name_lost(facts: AppFacts) -> str:

@@ -1,6 +1,7 @@
 """The one line of a job: what it says, in which order, and what it leaves out."""
 
 import time
+from dataclasses import replace
 from datetime import datetime
 
 import pytest
@@ -8,9 +9,10 @@ import yaml
 from torchx.specs import AppDef, AppState, Role
 from torchx.specs.api import NONE, ReplicaStatus
 
+from muster._shared.contract import RoleKey
 from muster._shared.job_view import JobState, JobStatus, NodeState, NodeStatus, RankStatus
 from muster.schedulers.adapter.status import build_status, parse_status
-from muster.schedulers.wording.facts import AppFacts
+from muster.schedulers.wording.facts import AppFacts, ExplainedReplica
 from muster.schedulers.wording.job_line import build_data, find_eta_s, format_line, format_message
 from muster.schedulers.wording.reasons import Code, JobFacts, Reason
 from muster.schedulers.wording.words import word
@@ -160,6 +162,18 @@ def test_a_job_that_stands_still_says_so_instead_of_a_rate(changes, words):
 def test_of_several_roles_each_is_named():
     jobs = {"t": JobFacts(attempt=1, status=JobStatus(step=3)), "e": JobFacts()}
     assert format_line(build_facts(jobs=jobs)) == "RUNNING: t: attempt 1; 2 of 2 nodes run; t: step 3"
+
+
+def test_restarts_of_a_role_are_counted():
+    facts = build_facts()
+    facts.app.roles[0].metadata[RoleKey.POLICY] = {"critical": False}
+    replicas = [
+        ExplainedReplica(**vars(each), reasons=(Reason(code=Code.RESTARTS, count=each.id + 1),))
+        for each in facts.replicas
+    ]
+    assert format_line(replace(facts, replicas=replicas)) == (
+        "RUNNING: 2 of 2 nodes run; t (not critical) restarted 3 times"
+    )
 
 
 def test_no_escape_sequence_reaches_a_terminal():

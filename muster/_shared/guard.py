@@ -504,13 +504,9 @@ def _report_shortage(error: OSError) -> int:
 
 def _exec_command(command: Sequence[str]) -> int:
     if Env.AFTER in os.environ:
-        from muster._shared.role_start import NotReadyError, wait_for_role
+        from muster._shared.role_start import wait_for_role
 
-        try:
-            wait_for_role(os.environ, lambda line: processes.write_stderr(f"muster: {line}\n"))
-        except NotReadyError as error:
-            processes.write_stderr(f"muster: {error}\n")
-            return 1
+        wait_for_role(os.environ, lambda line: processes.write_stderr(f"muster: {line}\n"))
         del os.environ[Env.AFTER]
     processes.reset_ignored()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTTOU])

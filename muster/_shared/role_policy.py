@@ -141,37 +141,49 @@ def check_policies(roles: Sequence[PolicedRole]) -> None:
     """
     known = {role.name: role for role in roles}
     for role in roles:
-        policy = role.policy
-        for what, other in (("ends_with", policy.ends_with), ("after", policy.after)):
-            if other and (other not in known or other == role.name):
-                others = ", ".join(name for name in known if name != role.name) or "none"
-                raise PolicyError(f"role {role.name!r}: {what}={other!r} is none of the app's other roles: {others}")
-        if policy.after and not known[policy.after].is_observable:
-            raise PolicyError(
-                f"role {role.name!r}: after={policy.after!r}: nobody can see when that role is ready, because it has "
-                "no port_map and does not run muster's agent"
-            )
-        if policy.restart is not None and role.max_retries:
-            raise PolicyError(
-                f"role {role.name!r}: max_retries={role.max_retries} and restart={policy.restart.value!r} contradict: "
-                "give one of them (max_restarts limits the restarts)"
-            )
-        if policy.restart in (None, Restart.NEVER) and policy.max_restarts is not None:
-            raise PolicyError(f"role {role.name!r}: max_restarts={policy.max_restarts} needs restart='on-failure'")
-        if policy.restart is Restart.ALWAYS and policy.critical and not policy.ends_with:
-            raise PolicyError(
-                f"role {role.name!r}: restart='always' never ends: give ends_with, the role that it serves, or "
-                "critical=False"
-            )
+        _check_others(role, known)
+        _check_restarts(role)
+    variables = [_to_variable(role.name) for role in roles]
+    same = next((role.name for role in roles if variables.count(_to_variable(role.name)) > 1), None)
+    if same is not None and any(role.policy != RolePolicy() for role in roles):
+        raise PolicyError(f"role {same!r}: another role would have the same variables {name_hosts_variable(same)}, ...")
     if roles and not any(role.policy.critical for role in roles):
         raise PolicyError(f"no role is critical; at least one must be, of: {', '.join(known)}")
-    for role in roles:
-        seen, after = [role.name], role.policy.after
-        while after:
-            if after in seen:
-                raise PolicyError(f"roles wait for each other: {' after '.join([*seen, after])}")
-            seen.append(after)
-            after = known[after].policy.after
+
+
+def _check_others(role: PolicedRole, known: Mapping[str, PolicedRole]) -> None:
+    policy = role.policy
+    for what, other in (("ends_with", policy.ends_with), ("after", policy.after)):
+        if other and (other not in known or other == role.name):
+            others = ", ".join(name for name in known if name != role.name) or "none"
+            raise PolicyError(f"role {role.name!r}: {what}={other!r} is none of the app's other roles: {others}")
+    if policy.after and not known[policy.after].is_observable:
+        raise PolicyError(
+            f"role {role.name!r}: after={policy.after!r}: nobody can see when that role is ready, because it has no "
+            "port_map and does not run muster's agent"
+        )
+    seen, after = [role.name], policy.after
+    while after in known:
+        if after in seen:
+            raise PolicyError(f"roles wait for each other: {' after '.join([*seen, after])}")
+        seen.append(after)
+        after = known[after].policy.after
+
+
+def _check_restarts(role: PolicedRole) -> None:
+    policy = role.policy
+    if policy.restart is not None and role.max_retries:
+        raise PolicyError(
+            f"role {role.name!r}: max_retries={role.max_retries} and restart={policy.restart.value!r} contradict: give "
+            "one of them (max_restarts limits the restarts)"
+        )
+    if policy.restart in (None, Restart.NEVER) and policy.max_restarts is not None:
+        raise PolicyError(f"role {role.name!r}: max_restarts={policy.max_restarts} needs restart='on-failure'")
+    if policy.restart is Restart.ALWAYS and policy.critical and not policy.ends_with:
+        raise PolicyError(
+            f"role {role.name!r}: restart='always' never ends: give ends_with, the role that it serves, or "
+            "critical=False"
+        )
 
 
 # -- how roles find each other ----------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """Waits for another role of the app before a replica starts, where the replica runs. Standard library only."""
 
+import contextlib
+import json
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -10,14 +12,8 @@ from muster._shared.role_policy import name_hosts_variable
 
 _LINE_S: Final = 5.0
 """After which the wait is said."""
-LIMIT_S: Final = 3600.0
-"""The longest wait: a role that is not ready by then never will be."""
 _PAUSE_S: Final = 0.1
 _CONNECT_S: Final = 2.0
-
-
-class NotReadyError(Exception):
-    """The other role is not ready within `LIMIT_S`. `str()` is one line."""
 
 
 def wait_for_role(
@@ -34,23 +30,23 @@ def wait_for_role(
         say: prints a line.
         now_s: monotonic seconds.
         pause: sleeps.
-
-    Raises:
-        NotReadyError: see there.
     """
     role, _, port = environ.get(Env.AFTER, "").rpartition(" ")
     if not role:
         return
-    host = environ[name_hosts_variable(role)].partition(",")[0]
     begun_s, is_said = now_s(), False
-    while (problem := _find_problem(host, int(port))) is not None:
-        waited_s = now_s() - begun_s
-        if waited_s >= LIMIT_S:
-            raise NotReadyError(f"role {role} was not ready within {LIMIT_S:.0f} s ({host}:{port}: {problem})")
-        if waited_s >= _LINE_S and not is_said:
+    while (problem := _find_problem(host := _find_host(role, environ), int(port))) is not None:
+        if now_s() - begun_s >= _LINE_S and not is_said:
             is_said = True
             say(f"waits for role {role}: {host}:{port} does not accept connections yet ({problem})")
         pause(_PAUSE_S)
+
+
+def _find_host(role: str, environ: Mapping[str, str]) -> str:
+    """Return the host of replica 0: of the file, once there is one, or else of the variable."""
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError), open(environ[Env.ROLES_FILE]) as file:
+        return str(json.load(file)[role][0])
+    return environ[name_hosts_variable(role)].partition(",")[0]
 
 
 def _find_problem(host: str, port: int) -> str | None:

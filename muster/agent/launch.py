@@ -31,7 +31,7 @@ from muster._shared.processes import write_stderr
 from muster._shared.records import replace
 from muster.agent.cli.arguments import parse_args
 from muster.agent.config import AgentConfig
-from muster.agent.errors import EnvironmentFault, InternalError, MusterError, SpawnError, UsageError
+from muster.agent.errors import InternalError, MusterError, SpawnError, UsageError
 from muster.agent.features import PARTS, SINKS, load_module
 from muster.agent.runtime.loop import JobClock, Loop
 from muster.agent.workers.environment import build_common_env
@@ -98,7 +98,10 @@ def _report_error(line: str, code: int) -> int:
 
 
 def _run(args: Sequence[str], environ: Mapping[str, str], lease: GuardLease, held: "HeldStart | None") -> int:
-    _wait_for_role(environ)
+    if Env.AFTER in environ:
+        from muster._shared.role_start import wait_for_role
+
+        wait_for_role(environ, lambda line: write_stderr(f"muster: {line}\n"))
     _unpack_workspace(environ)
     config = parse_args(args, environ)
     _check_program(config)
@@ -365,18 +368,6 @@ def _check_program(config: AgentConfig) -> None:
     problem = explain_missing("script" if is_file else "module", program.target, os.getcwd())
     if problem is not None:
         raise UsageError(problem)
-
-
-def _wait_for_role(environ: Mapping[str, str]) -> None:
-    """Wait for the role that must be ready first. Most apps have none."""
-    if Env.AFTER not in environ:
-        return
-    from muster._shared.role_start import NotReadyError, wait_for_role
-
-    try:
-        wait_for_role(environ, lambda line: write_stderr(f"muster: {line}\n"))
-    except NotReadyError as error:
-        raise EnvironmentFault(str(error)) from error
 
 
 def _unpack_workspace(environ: Mapping[str, str]) -> None:

@@ -9,17 +9,26 @@ sent, the command gets. After a signal that ends it, nothing is started again.
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from muster._shared import processes
 from muster._shared.contract import Env, ExitCode
-from muster._shared.role_policy import MOST_BACKOFF_S, parse_policy
-from muster._shared.role_start import NotReadyError, wait_for_role
+from muster._shared.role_policy import MOST_BACKOFF_S, Restart, parse_policy
+from muster._shared.role_start import wait_for_role
 
 _PASSED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _ENDS: Final = (signal.SIGTERM, signal.SIGINT)
+_ROOT: Final = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+"""The folder or zip with this package."""
+_GUARD: Final = """import sys
+sys.path[:] = [*filter(None, sys.path), sys.argv.pop(1)]
+from muster._shared.guard import main
+sys.exit(main(sys.argv[1:]))
+"""
+"""Leaves nothing of a command behind: the next one needs its ports and its GPU."""
 
 
 class _Runner:
@@ -55,25 +64,23 @@ class _Runner:
 
 
 def main(args: Sequence[str], *, pause: Callable[[float], None] = time.sleep) -> int:
-    """Run the command, and return its last exit code.
+    """Run the command, and return its last exit code; 143 for one that its policy would start again, but for a signal.
 
     Args:
         args: the policy as JSON, `--`, the command.
         pause: sleeps.
     """
     policy, command = parse_policy("", json.loads(args[0])), args[2:]
-    runs_agent = os.environ.get(Env.REQUIRE_TOKEN) == "1"
-    runner = _Runner(command)
-    try:
-        wait_for_role(os.environ, lambda line: processes.write_stderr(f"muster: {line}\n"), pause=pause)
-    except NotReadyError as error:
-        processes.write_stderr(f"muster: {error}\n")
-        return int(ExitCode.WORKERS_FAILED)
+    runs_agent = os.environ.get(Env.REQUIRE_TOKEN) == "1"  # it brings its own guard
+    runner = _Runner(command if runs_agent else [sys.executable, "-c", _GUARD, _ROOT, "--", *command])
+    wait_for_role(os.environ, lambda line: processes.write_stderr(f"muster: {line}\n"), pause=pause)
     os.environ.pop(Env.AFTER, None)
     restarts = quick_ends = 0
     while True:
         begun_s = time.monotonic()
         code = runner.run()
+        if runner.is_stopping and not runs_agent and policy.restart not in (None, Restart.NEVER):
+            return int(ExitCode.TERMINATED)
         if runner.is_stopping or not policy.restarts(code, restarts, runs_agent=runs_agent):
             return code
         restarts += 1

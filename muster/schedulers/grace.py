@@ -6,7 +6,7 @@ reports and exits. An adapter that kills the agent in this time loses the report
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from muster._shared.contract import Env, RoleKey
@@ -40,9 +40,10 @@ def build_drain_env(role: Any, given_s: float | None, env: Mapping[str, str] | N
     return {Env.DRAIN_LIMIT_S: f"{max(0.0, limit_s):g}"}
 
 
-def decide_app_grace_s(roles: Iterable[Any], given_s: float | None, env: Mapping[str, str] | None = None) -> float:
-    """Return the grace period of a whole app: the longest of its roles. See `decide_grace_s`."""
-    return max(decide_grace_s(role, given_s, env) for role in roles)
+def decide_app_grace_s(roles: Sequence[Any], given_s: float | None, env: Mapping[str, str] | None = None) -> float:
+    """Return the grace period of an app: the longest of those roles without one of their own. See `decide_grace_s`."""
+    periods = [(_find_own_grace_s(role) is None, decide_grace_s(role, given_s, env)) for role in roles]
+    return max(periods)[1]  # those without one of their own first
 
 
 def decide_grace_s(role: Any, given_s: float | None, env: Mapping[str, str] | None = None) -> float:

@@ -15,7 +15,7 @@ from muster._shared.role_policy import (
     dump_policy,
     parse_policy,
 )
-from muster._shared.role_start import LIMIT_S, NotReadyError, wait_for_role
+from muster._shared.role_start import wait_for_role
 from muster.schedulers.role_variables import build_role_env
 from muster.schedulers.supervision.state import SupervisedRole
 
@@ -77,6 +77,10 @@ def make_role(name, *, max_retries=0, is_observable=True, **policy):
         (
             [make_role("a", restart="always")],
             "role 'a': restart='always' never ends: give ends_with, the role that it serves, or critical=False",
+        ),
+        (
+            [make_role("a-1", ends_with="a_1"), make_role("a_1")],
+            "role 'a-1': another role would have the same variables MUSTER_ROLE_A_1_HOSTS, ...",
         ),
         ([make_role("a", critical=False)], "no role is critical; at least one must be, of: a"),
         ([make_role("a", after="b"), make_role("b", after="a")], "roles wait for each other: a after b after a"),
@@ -149,12 +153,12 @@ def test_a_role_starts_once_the_other_accepts_connections_and_says_what_it_waits
     assert f"waits for role actor: 127.0.0.1:{port}" in lines[0]
 
 
-def test_a_role_that_is_never_ready_is_given_up():
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        env = {Env.AFTER: f"actor {server.getsockname()[1]}", "MUSTER_ROLE_ACTOR_HOSTS": "127.0.0.1"}
-        with pytest.raises(NotReadyError, match=f"role actor was not ready within {LIMIT_S:.0f} s"):
-            wait(env, [], Clock())
+def test_a_role_that_has_moved_is_found_by_the_file(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        hosts = tmp_path / "roles.json"
+        hosts.write_text('{"actor": ["127.0.0.1"]}')
+        env = {Env.AFTER: f"actor {server.getsockname()[1]}", "MUSTER_ROLE_ACTOR_HOSTS": "no-such-host.invalid"}
+        wait({**env, Env.ROLES_FILE: str(hosts)}, [], Clock())
 
 
 def test_a_role_that_waits_for_none_starts_at_once():

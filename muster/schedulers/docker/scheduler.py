@@ -398,7 +398,7 @@ class DockerScheduler(SupervisedScheduler, WorkspaceMixin[None]):  # type: ignor
             container = self.build_asker(folder).find_container(spec, ReplicaId(role, index))
             if container is None:
                 raise ControlError(f"the container of {role}/{index} does not run", CommandExit.ENDED)
-            self._open_engine(folder).stop_container(container, spec.grace_s)
+            self._open_engine(folder).stop_container(container, spec.longest_grace_s)
         return True
 
     def delete_app(self, app_id: str) -> None:

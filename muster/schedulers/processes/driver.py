@@ -25,7 +25,7 @@ from muster.schedulers.role_variables import build_role_env
 from muster.schedulers.supervision.app_folder import AppFolder, AppSpec, ProcessId
 from muster.schedulers.supervision.decisions import ReplicaEnded
 from muster.schedulers.supervision.driver import EventQueue, Handle, StartError
-from muster.schedulers.supervision.state import ReplicaId
+from muster.schedulers.supervision.state import ReplicaId, ReplicaStatus
 from muster.schedulers.wording.reasons import Code, Reason, Reasons
 
 ADOPTED_LIMIT_S = 5.0
@@ -191,6 +191,8 @@ class ProcessDriver:
         """
         roles = build_role_env(self.spec.roles, self.spec.app_id, replica.role, self.find_hosts())
         env = {**self.spec.details["base_env"], **roles, **plan["env"]}
+        if start_number > 1 and Env.AFTER in env and self._has_ended(env[Env.AFTER].rpartition(" ")[0]):
+            del env[Env.AFTER]  # it would wait for ever
         if self.runs_agent(replica):
             # Alone, no member remembers the last round.
             has_others = any(each.role == replica.role and each != replica for each in self._running)
@@ -206,6 +208,13 @@ class ProcessDriver:
             if replica.index == 0:
                 env[Env.RDZV_FD] = str(listener.fileno())
         return env
+
+    def _has_ended(self, role: str) -> bool:
+        """Return whether a role has ended, by the app's record."""
+        record = self.folder.read_record()
+        left = (ReplicaStatus.WAITING, ReplicaStatus.RUNNING)
+        known = {} if record is None else record.app.replicas
+        return bool(known) and not any(each.role == role and state.status in left for each, state in known.items())
 
     def find_hosts(self) -> Mapping[str, Sequence[str]]:
         """Return of each role the host names of its replicas, by index."""

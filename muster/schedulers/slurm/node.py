@@ -47,7 +47,14 @@ from muster.schedulers.supervision.app_folder import (
 from muster.schedulers.supervision.decisions import LINGER_S
 from muster.schedulers.supervision.driver import EventQueue
 from muster.schedulers.supervision.machine import Machine
-from muster.schedulers.supervision.state import AppPhase, Outcome, ReplicaId, ReplicaState, SupervisedApp
+from muster.schedulers.supervision.state import (
+    AppPhase,
+    Outcome,
+    ReplicaId,
+    ReplicaState,
+    SupervisedApp,
+    SupervisedRole,
+)
 from muster.schedulers.supervision.supervisor import Supervisor
 from muster.schedulers.wording.reasons import Code, Reason, Reasons, has_code, parse_reasons, to_data
 from muster.schedulers.wording.words import word, word_all
@@ -66,6 +73,8 @@ SCRIPT_NAME: Final = "job.sh"
 """In the app's state folder: the script of its job."""
 END_NAME: Final = "end"
 """In a run's folder: why one of its nodes has ended the job, as JSON."""
+ENDED_NAME: Final = "ended"
+"""In a run's folder, `ended.ROLE`: a role has ended that others serve, or that is not critical."""
 STOP_WORD: Final = "stop"
 STOPS: Final = {STOP_WORD: Code.STOPPED, "cancel": Code.CANCELLED}
 """What a request that is recorded in the app's folder means."""
@@ -256,6 +265,7 @@ class NodeSupervisor(Supervisor):
         self._lost: list[str] = []
         self._search: threading.Thread | None = None
         """Asks which node's loss made Slurm end the run."""
+        self._run_dir = folder.run_dir
         self._end_file = folder.run_dir / END_NAME
         self._log = folder.app_state_dir / LOG_NAME
         self._log_bytes = _find_size(self._log)
@@ -271,7 +281,9 @@ class NodeSupervisor(Supervisor):
             where = Reason(code=Code.ON_HOST, host=self._allocation.hosts[self._allocation.task])
             event = replace_fields(event, reasons=(where,))
         code = event.exit_code if isinstance(event, decisions.ReplicaEnded) else None
-        if code not in (ExitCode.TERMINATED, ExitCode.RENDEZVOUS) or self.record.app.phase is AppPhase.ENDING:
+        role = self._find_role()
+        is_own = not role.runs_agent and role.policy.restart is not None  # its policy says what follows
+        if code not in (ExitCode.TERMINATED, ExitCode.RENDEZVOUS) or self.record.app.phase is AppPhase.ENDING or is_own:
             super().handle_event(event)
         elif code == ExitCode.RENDEZVOUS:
             self.ask_slurm(lambda: _find_lost_nodes(self._allocation), lambda lost: self._go_elsewhere(event, lost))
@@ -286,13 +298,13 @@ class NodeSupervisor(Supervisor):
     def _replace(self, event: decisions.Event, goes_on: bool) -> None:
         if not goes_on:
             self.leave(self._find_why() or Reason(code=Code.CANCELLED), continues=False)
-        elif self._find_role() not in self._elastic:
+        elif self._find_role().name not in self._elastic:
             self.leave(Reason(code=Code.OTHER_PREEMPTED), continues=True)
         super().handle_event(event)
 
     def _go_elsewhere(self, event: decisions.Event, lost: Sequence[str]) -> None:
         """Have the job queued again if its agents could not go on without nodes that Slurm has lost, too."""
-        if lost and self._spec.details["continues"] != "no":
+        if lost and self._spec.details["continues"] != "no" and self._find_role().policy.critical:
             self.leave(Reason(code=Code.NODES_LOST, hosts=tuple(lost)), continues=True)
         super().handle_event(event)
 
@@ -485,32 +497,63 @@ class NodeSupervisor(Supervisor):
 
         self.ask_slurm(ask, act)
 
-    def watch_roles(self, replicas: Sequence[ReplicaId]) -> None:
+    def watch_roles(self) -> None:
         """Let the replica end once the role that it serves has ended, or its own has failed, which is not critical.
 
-        The records of the other nodes say so.
+        Nodes that end say so in the run's folder.
         """
-        name = self._find_role()
-        role = next(each for each in self._whole.roles if each.name == name)
+        role = self._find_role()
         served = role.policy.ends_with
-        check = functools.partial(_list_ended, self._folder, self._allocation)
 
         def look() -> None:
-            of_served = [each for each in replicas if each.role == served]
-            own = [each for each in replicas if each.role == name]
-            failed = [outcome for outcome in check(own).values() if outcome is Outcome.FAILED]
-            if served and len(check(of_served)) == len(of_served):
+            if served and _find_mark(self._run_dir, served).exists():
                 self.leave(Reason(code=Code.SERVED_ENDED, role=served), continues=False)
-            elif not role.policy.critical and len(own) - len(failed) < role.needed:
-                self.leave(Reason(code=Code.STOPPED_WITH_ROLE, role=name), continues=False)
+            elif _has_failed(self._run_dir, role.name):
+                self.leave(Reason(code=Code.STOPPED_WITH_ROLE, role=role.name), continues=False)
             else:
                 self._event_queue.set_timer("roles", _ROLES_PAUSE_S, look)
 
         if (served or not role.policy.critical) and self._whole.details["shared"]:
             look()
 
-    def _find_role(self) -> str:
-        return next(iter(self.record.app.replicas)).role
+    def _find_role(self) -> SupervisedRole:
+        name = next(iter(self.record.app.replicas)).role
+        return next(each for each in self._whole.roles if each.name == name)
+
+
+def _find_mark(run_dir: Path, role: str) -> Path:
+    """Return the file that says that a role has ended."""
+    return run_dir / f"{ENDED_NAME}.{build_role_dir_name(role)}"
+
+
+def _has_failed(run_dir: Path, role: str) -> bool:
+    with contextlib.suppress(OSError):
+        return read_whole(_find_mark(run_dir, role)) == Outcome.FAILED.value.encode()
+    return False
+
+
+def _mark_role(
+    folder: AppFolder, spec: AppSpec, allocation: Allocation, replica: ReplicaId, app: SupervisedApp
+) -> None:
+    """Say that a role has ended, where others look: a job of agents by its success, other roles with their last node.
+
+    A role that is not critical has also ended with fewer nodes than it needs. Without a shared folder no node looks.
+    """
+    role = next(each for each in spec.roles if each.name == replica.role)
+    is_served = any(each.policy.ends_with == role.name for each in spec.roles)
+    if not spec.details["shared"] or not (is_served or not role.policy.critical):
+        return
+    sizes = read_sizes(folder.state_dir)
+    own = [each for each in list_replicas(spec) if each.role == role.name]
+    own = [each for each in own if each.index < sizes.get(role.name, role.replicas)]
+    ended = {**_list_ended(folder, allocation, own), replica: app.outcome}
+    has_failed = len(own) - sum(each is Outcome.FAILED for each in ended.values()) < role.needed
+    is_job_over = role.runs_agent and app.outcome is Outcome.SUCCEEDED
+    has_failed = has_failed and not (is_job_over or role.policy.critical)
+    if is_job_over or has_failed or len(ended) >= len(own):
+        with contextlib.suppress(OSError):
+            run_dir = NodeFolder(folder.path, allocation.run, replica).run_dir
+            write_text(_find_mark(run_dir, role.name), Outcome.FAILED.value if has_failed else "")
 
 
 def main(arguments: list[str]) -> int:
@@ -555,7 +598,7 @@ def main(arguments: list[str]) -> int:
     supervisor.watch_deadline()
     supervisor.watch_losses(replicas)
     supervisor.watch_end()
-    supervisor.watch_roles(replicas)
+    supervisor.watch_roles()
     supervisor.begin()
     supervisor.run()
     supervisor.close()
@@ -628,6 +671,8 @@ def _end_run(
     if continues and not is_cut_off:
         _continue_job(folder, spec, allocation)
     is_lost = app.outcome is Outcome.FAILED and not is_over and not has_code(app.reasons, Code.NOTHING_SAVED)
+    if not continues:
+        _mark_role(folder, spec, allocation, replica, app)
     is_alone = not continues and (not role.policy.critical or has_code(app.reasons, Code.SERVED_ENDED))
     if is_lost and not is_alone and not _can_go_on(folder, spec, allocation, replica):
         _end_others(folder, allocation, app.reasons)

@@ -58,6 +58,7 @@ class SshDriver(LinkDriver):
         if discover:
             self._begin_discovery(discover)
         self._labels = build_role_labels([role.name for role in spec.roles])
+        self._writing = threading.Lock()
         self._lent = take_lent_fds()
         """By host."""
 
@@ -120,19 +121,19 @@ class SshDriver(LinkDriver):
         self._spares.append(self._hosts[replica])
         self._hosts[replica] = host
         if len(self.spec.roles) > 1:
-            threading.Thread(target=self._write_hosts, args=(self.find_hosts(),), daemon=True).start()
+            threading.Thread(target=self._write_hosts, daemon=True).start()
         if replica.index == 0 and self.runs_agent(replica):
             for other in self._hosts:
                 if other.role == replica.role and other != replica:
                     self.stop(other)
 
-    def _write_hosts(self, hosts: Mapping[str, Sequence[str]]) -> None:
+    def _write_hosts(self) -> None:
         """Write where the roles are now beside what runs. A host that cannot be reached is about to be lost itself."""
-        record = self.folder.read_record()
-        text, ssh = json.dumps(hosts), self.spec.details["ssh"]
+        record, ssh = self.folder.read_record(), self.spec.details["ssh"]
         for handle in () if record is None else record.handles.values():
             command = build_ssh(ssh["ssh"], handle["host"], ssh["python"], ["-c", _WRITE, f"{handle['run']}/{_ROLES}"])
-            with contextlib.suppress(OSError, subprocess.SubprocessError):
+            with self._writing, contextlib.suppress(OSError, subprocess.SubprocessError):
+                text = json.dumps(self.find_hosts())  # also of a later move
                 subprocess.run(command, input=text, text=True, capture_output=True, timeout=_WRITE_S, check=False)
 
     # -- hosts that appear and vanish -----------------------------------------------------------------------------
@@ -209,7 +210,7 @@ class SshDriver(LinkDriver):
         workspace = self.folder.state_dir / find_workspace_name(replica.role)
         if workspace.exists():
             files.append(("workspace.tar", str(workspace)))
-        common = {"lost_s": ssh["lost_s"], "grace_s": self.spec.grace_s, "stays": ssh["stays"]}
+        common = {"lost_s": ssh["lost_s"], "grace_s": self.spec.find_grace_s(replica.role), "stays": ssh["stays"]}
         lent = self._lent.pop(host, [])
         order = {
             **common,

@@ -117,7 +117,7 @@ def stop_app(folder: AppFolder, limit_s: float, ask_node: AskNode) -> Answer:
         if _withdraw(folder):
             return answer
     folder.send_request("cancel")
-    is_over = client.wait_ended(folder, limit_s=spec.grace_s + DRAIN_MARGIN_S)
+    is_over = client.wait_ended(folder, limit_s=spec.longest_grace_s + DRAIN_MARGIN_S)
     took_s = time.monotonic() - began_s
     if is_over and answer.outcome is AskOutcome.DONE:
         return replace(answer, line=f"{answer.line}; what else ran got SIGTERM")
@@ -128,7 +128,7 @@ def _end_lost(folder: AppFolder) -> Answer:
     """End what still runs of an app whose supervisor has died. Nothing is started again."""
     began_s = time.monotonic()
     client.request_stop(folder)
-    is_over = client.wait_ended(folder, limit_s=folder.read_spec().grace_s + DRAIN_MARGIN_S)
+    is_over = client.wait_ended(folder, limit_s=folder.read_spec().longest_grace_s + DRAIN_MARGIN_S)
     took_s = time.monotonic() - began_s
     if not is_over:
         line = f"its supervisor was lost; what still runs was told to end, and runs after {took_s:.1f} s"
@@ -246,7 +246,7 @@ def _wait_left(folder: AppFolder, spec: AppSpec, line: str, ends: Sequence[Repli
     Raises:
         ControlError: the app ends before that.
     """
-    deadline_s = time.monotonic() + spec.grace_s + RECORD_LIMIT_S
+    deadline_s = time.monotonic() + spec.longest_grace_s + RECORD_LIMIT_S
     left = list(ends)
     while left and time.monotonic() < deadline_s:
         record = folder.read_record()

@@ -96,7 +96,7 @@ class AppSpec:
     """`package.module:function`, a `driver.DriverFactory`."""
     roles: tuple[SupervisedRole, ...]
     grace_s: float
-    """From the polite signal to the kill."""
+    """From the polite signal to the kill, of roles without one of their own."""
     owner: ProcessId | None = None
     """The app ends when this process ends. None: it keeps running (detached)."""
     python: str = sys.executable
@@ -110,6 +110,16 @@ class AppSpec:
 
     It is JSON, kept in private.json, and empty after the app's end.
     """
+
+    def find_grace_s(self, role: str) -> float:
+        """Return the grace period of a role."""
+        own = next(each.policy.grace_s for each in self.roles if each.name == role)
+        return self.grace_s if own is None else own
+
+    @property
+    def longest_grace_s(self) -> float:
+        """The longest grace period of its roles."""
+        return max((self.find_grace_s(role.name) for role in self.roles), default=self.grace_s)
 
     def encode(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the contents of spec.json and private.json."""

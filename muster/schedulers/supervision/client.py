@@ -315,12 +315,12 @@ def end_all(folders: Iterable[AppFolder], *, flush_s: float) -> None:
     try:
         for folder in left:
             with _report_each():
-                grace_s = folder.read_spec().grace_s
+                grace_s = folder.read_spec().longest_grace_s
                 logger.info("stopping %s, up to %g s; Ctrl-C again kills", folder.path.name, grace_s)
                 request_stop(folder, request)
         for folder in left:
             with _report_each():
-                wait_ended(folder, limit_s=folder.read_spec().grace_s + flush_s)
+                wait_ended(folder, limit_s=folder.read_spec().longest_grace_s + flush_s)
     except KeyboardInterrupt as interrupt:
         for folder in left:
             with _report_each():
@@ -376,7 +376,7 @@ def delete(folder: AppFolder, registry: AppRegistry, app_id: str) -> None:
         EngineError: it could not be stopped. Nothing is removed then.
     """
     try:
-        ended, grace_s = has_ended(folder.read_record()), folder.read_spec().grace_s
+        ended, grace_s = has_ended(folder.read_record()), folder.read_spec().longest_grace_s
     except StateError:
         ended, grace_s = True, 0.0  # no supervisor of today can run it
     if not ended:

@@ -419,16 +419,19 @@ def _fail(role: SupervisedRole, state: SupervisedApp, reasons: Reasons, *, linge
         return _advance(state)
     failed = Reason(code=Code.FAILED_ALONE, role=role.name, causes=reasons)
     state = replace(state, failed={**state.failed, role.name: (failed,)}, reasons=())
-    if not lingers:
-        return _end_role(state, role.name)
-    return _advance(*_let_end(replace(state, over=(*state.over, role.name))))
+    return _advance(*_let_end(_close_role(state, role.name))) if lingers else _end_role(state, role.name)
+
+
+def _close_role(state: SupervisedApp, role: str) -> SupervisedApp:
+    """Start nothing of a role again."""
+    for each in _list_of(state, role, ReplicaStatus.WAITING):
+        state = _set_status(state, each, ReplicaStatus.CANCELLED, state.replicas[each].exit_code)
+    return replace(state, over=(*state.over, role))
 
 
 def _end_role(state: SupervisedApp, role: str) -> Decision:
     """Stop what runs of a role, and start nothing of it again."""
-    state = replace(state, over=(*state.over, role))
-    for each in _list_of(state, role, ReplicaStatus.WAITING):
-        state = _set_status(state, each, ReplicaStatus.CANCELLED, state.replicas[each].exit_code)
+    state = _close_role(state, role)
     running = tuple(each for each in state.running([role]) if each not in state.leaving)
     return _advance(*_stop(replace(state, leaving=(*state.leaving, *running)), running))
 
@@ -441,7 +444,7 @@ def _end_serving(plan: Plan, state: SupervisedApp, actions: tuple[Action, ...]) 
             continue
         if served in state.failed or not _list_of(state, served, ReplicaStatus.RUNNING, ReplicaStatus.WAITING):
             state, more = _end_role(state, role.name)
-            actions = (*actions, *more)
+            return _end_serving(plan, state, (*actions, *more))  # others may serve this one
     return state, actions
 
 
@@ -470,7 +473,11 @@ def _retry(role: SupervisedRole, state: SupervisedApp, replica: ReplicaId) -> De
         return _start(state, (replica,))
     restarting = {role.name} if role.scope is RetryScope.ROLE else {each.role for each in state.replicas}
     restarting |= set(state.restarting)
-    state = replace(state, over=tuple(each for each in state.over if each not in restarting))
+    state = replace(
+        state,
+        over=tuple(each for each in state.over if each not in restarting),
+        failed={each: why for each, why in state.failed.items() if each not in restarting},
+    )
     replicas = {
         each: replace(known, status=_choose_restart(state, each))
         if each.role in restarting and known.status is not ReplicaStatus.RUNNING
@@ -556,17 +563,23 @@ def _drain(state: SupervisedApp, event: DrainRequested) -> Decision:
     state, actions = _end(state, Outcome.CANCELLED, event.reasons, lingering_role=_ALL_ROLES)
     if state.phase is AppPhase.ENDED or not state.lingering:
         return state, actions
-    state = replace(state, lingering_role="", is_draining=True)
+    state = replace(state, lingering_role="", draining=len(state.running()))
     return state, (Linger(number=state.lingering, delay_s=event.limit_s),)
 
 
 def _end_lingering(state: SupervisedApp, _event: LingerExpired) -> Decision:
     """Stop what lingers. After a drain let the app go on if none of its agents has ended: they were not asked."""
-    statuses = {known.status for each, known in state.replicas.items() if state.is_wanted(each)}
-    if not state.is_draining or ReplicaStatus.CANCELLED in statuses:
+    if not state.is_draining or len(state.running()) < state.draining:
         return _stop_lingering(state)
-    state = replace(state, phase=AppPhase.RUNNING, outcome=None, lingering=0, is_draining=False)
-    return _let_end(replace(state, reasons=(Reason(code=Code.GOES_ON_UNASKED),)))
+    state = replace(state, phase=AppPhase.RUNNING, outcome=None, lingering=0, draining=0)
+    paused = [
+        each
+        for each in _list_by_status(state, ReplicaStatus.CANCELLED)
+        if _choose_restart(state, each) is ReplicaStatus.WAITING
+    ]
+    state, starts = _start(state, tuple(paused))
+    state, lingers = _let_end(replace(state, reasons=(Reason(code=Code.GOES_ON_UNASKED),)))
+    return state, (*starts, *lingers)
 
 
 def _stop_lingering(state: SupervisedApp, *, is_interrupt: bool = False) -> Decision:

@@ -138,8 +138,8 @@ class SupervisedApp:
     """Roles that have failed for good and are not critical, and why."""
     resizes: int = 0
     """How many requests to resize were handled, refused ones too: so a command sees that its own was."""
-    is_draining: bool = False
-    """All replicas that linger were asked to stop at one step: they end as cancelled."""
+    draining: int = 0
+    """How many replicas were asked to stop at one step, and end as cancelled while they linger."""
     outcome: Outcome | None = None
     reasons: Reasons = ()
     """Why the app ended, or what was last done about a lost replica."""
@@ -157,6 +157,11 @@ class SupervisedApp:
             for each, state in self.replicas.items()
             if state.status is ReplicaStatus.RUNNING and (wanted is None or each.role in wanted)
         )
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether replicas were asked to stop at one step."""
+        return self.draining > 0
 
     @property
     def num_restarts(self) -> int:

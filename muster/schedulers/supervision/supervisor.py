@@ -105,8 +105,10 @@ class Supervisor:
     def handle_event(self, event: decisions.Event) -> None:
         """Decide about one event, record the new state, act."""
         if isinstance(event, ReplicaEnded):
-            now_s = self._event_queue.now_s()
-            event = replace_fields(event, ran_s=now_s - self._started_s.pop(event.replica, now_s))
+            # Another supervisor may have started it, long ago.
+            event = replace_fields(
+                event, ran_s=self._event_queue.now_s() - self._started_s.pop(event.replica, -math.inf)
+            )
         app, decided = decisions.decide(self._spec.roles, self.record.app, event)
         changed = app != self.record.app
         if self.record.app.phase is AppPhase.ENDING and app.phase is AppPhase.RUNNING:
@@ -161,7 +163,7 @@ class Supervisor:
     def _limit_stop(self, action: decisions.Stop) -> None:
         roles: dict[float, tuple[str, ...]] = {}
         for role in self._spec.roles:
-            grace_s = self._spec.grace_s if role.policy.grace_s is None else role.policy.grace_s
+            grace_s = self._spec.find_grace_s(role.name)
             roles[grace_s] = (*roles.get(grace_s, ()), role.name)
         for grace_s, names in roles.items():
             expired = decisions.GraceExpired(number=action.number, roles=names)

@@ -42,7 +42,7 @@ def test_what_is_told_to_end_is_not_started_again(signum):
     program = start({"restart": "always"}, "sh", "-c", script)
     assert program.stdout.readline() == "ready\n"
     program.send_signal(signum)
-    assert finish(program) == (5, ["told"], [])
+    assert finish(program) == (143, ["told"], []), "another pod takes its place"
 
 
 def test_it_ends_while_it_waits_for_another_role():

@@ -824,7 +824,7 @@ def test_a_command_is_run_by_a_program_where_its_policy_restarts_it_or_makes_it_
         assert first.entrypoint in containers[name]["args"]
     assert "muster.torchx/not-critical" in jobs["late"]["metadata"]["annotations"]
     rules = jobs["again"]["spec"]["podFailurePolicy"]["rules"]
-    assert rules[-1]["onExitCodes"]["values"] == [0, 137]
+    assert rules[-1]["onExitCodes"]["values"] == [0, 137, 143]
     assert (jobs["again"]["spec"]["backoffLimit"], jobs["late"]["spec"]["backoffLimit"]) == (3, 0)
 
 

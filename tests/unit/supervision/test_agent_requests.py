@@ -63,7 +63,7 @@ def test_a_stop_that_cannot_be_asked_for_is_withdrawn_if_no_agent_has_ended(fold
     def send(folder, request):
         requests.append(request)
         phase = AppPhase.RUNNING if goes_on else AppPhase.ENDING
-        records.append(replace(record, app=replace(record.app, phase=phase, is_draining=not goes_on)))
+        records.append(replace(record, app=replace(record.app, phase=phase, draining=int(not goes_on))))
         return True
 
     monkeypatch.setattr(AppFolder, "send_request", send)

@@ -4,8 +4,8 @@ import pytest
 from supervised_apps import agents, begin, others
 
 from muster._shared.role_policy import Restart, RolePolicy
-from muster.schedulers.supervision.decisions import GraceExpired, LingerExpired, PausePassed
-from muster.schedulers.supervision.state import ReplicaId, ReplicaStatus
+from muster.schedulers.supervision.decisions import DrainRequested, GraceExpired, LingerExpired, PausePassed
+from muster.schedulers.supervision.state import AppPhase, ReplicaId, ReplicaStatus
 from muster.schedulers.wording.reasons import Code
 
 
@@ -94,3 +94,41 @@ def test_a_grace_period_is_that_of_its_roles():
     app.end("trainer/0", 2)
     assert app.decide_event(GraceExpired(number=app.state.grace_number, roles=("trainer",))) == []
     assert app.decide_event(GraceExpired(number=app.state.grace_number, roles=("actor",))) == ["kill actor/0"]
+
+
+def test_a_role_that_is_restarted_with_the_app_has_not_failed_any_more():
+    app = begin(others(1, max_retries=1), actors(2, critical=False))
+    app.end("actor/0", 1)
+    app.end("actor/1", 143)
+    assert app.end("main/0", 1) == ["start main/0", "start actor/0", "start actor/1"]
+    assert app.state.failed == {}
+    assert app.end("actor/0", 1) == ["stop actor/1"]
+
+
+def test_what_is_in_a_pause_when_its_role_fails_for_good_is_not_started():
+    policy = RolePolicy(critical=False, restart=Restart.ON_FAILURE, max_restarts=1)
+    app = begin(agents(2, policy=policy), others(1))
+    app.end("trainer/0", 137)
+    app.decide_event(PausePassed(replica=ReplicaId("trainer", 0)))
+    assert app.end("trainer/1", 137) == ["pause trainer/1 0"]
+    assert app.end("trainer/0", 1) == []
+    assert app.decide_event(PausePassed(replica=ReplicaId("trainer", 1))) == []
+    assert app.end("main/0", 0) == ["finish SUCCEEDED"]
+
+
+def test_a_stop_that_reaches_nobody_leaves_what_was_in_a_pause_to_go_on():
+    app = begin(agents(1), actors(1, critical=False, restart=Restart.ALWAYS))
+    app.end("actor/0", 0)
+    assert app.decide_event(DrainRequested(limit_s=5.0)) == ["linger"]
+    assert app.decide_event(LingerExpired(number=app.state.lingering)) == ["start actor/0"]
+    assert app.state.phase is AppPhase.RUNNING
+
+
+def test_roles_that_serve_each_other_in_a_row_all_end():
+    app = begin(
+        others(1, name="c", policy=RolePolicy(ends_with="b")),
+        others(1, name="b", policy=RolePolicy(ends_with="a", restart=Restart.ALWAYS)),
+        others(1, name="a"),
+    )
+    app.end("b/0", 0)
+    assert app.end("a/0", 0) == ["stop c/0"], "b was in a pause"

@@ -147,6 +147,8 @@ def read_job_end(job: Mapping[str, Any]) -> str | None:
     """
     if is_cancelled(job) and (job.get("spec") or {}).get("completions") == 0:
         return "Failed"
+    if is_suspended(job) and kube.SERVED_ANNOTATION in (job["metadata"].get("annotations") or {}):
+        return "Failed"  # it may begin later, and has no time then
     kinds = [condition["type"] for condition in list_conditions(job) if condition["status"] == "True"]
     return next((_ENDS[kind] for kind in kinds if kind in _ENDS), None)
 

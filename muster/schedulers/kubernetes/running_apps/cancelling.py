@@ -269,8 +269,9 @@ def _stop_jobs(
 
     def stop() -> None:
         for job in jobs:
-            if _is_queued(app.patch(job, {"metadata": {"annotations": annotations}, "spec": _STOP_JOB})):
-                app.delete(job)  # else the Job fails
+            stopped = app.patch(job, {"metadata": {"annotations": annotations}, "spec": _STOP_JOB})
+            if _is_queued(stopped) and not annotations:  # they would say that it is over
+                app.delete(job)
 
     def list_pods() -> list[PodFact]:
         return [fact for fact in app.list_pods() if fact.role in roles]

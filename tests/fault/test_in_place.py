@@ -194,6 +194,8 @@ class Run:
             assert len(rounds) > 1, "nothing happened"
             assert set(sizes) == {4}
             assert digests == {compute_undisturbed()}, "other bits than those of an undisturbed job"
+        if self.kind in ("moment", "spare"):
+            assert ended[0].stderr.count("1 of 4 processes was replaced, and the others kept running") == 2
         for before, after in itertools.pairwise(rounds):
             stayed = {rank for rank in before if before[rank] == after.get(rank)}
             assert len(stayed) >= self.count_survivors(before, after), f"only {stayed} stayed"

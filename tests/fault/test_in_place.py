@@ -168,6 +168,8 @@ class Run:
         self.start(1)
 
     def play_join(self) -> None:
+        if self.draw.random() < 0.5:
+            (self.folder / "asks").touch()  # should_stop
         self.start(0)
         self.wait_for_step(self.draw.randrange(10, 60))
         self.start(1)

@@ -400,6 +400,7 @@ class RoundWorkers:
                 stride=max(0, slot.stride[kind]),
                 is_asking=slot.is_asking[kind],
                 saved=slot.saved_step,
+                keeps=slot.asked[Layout.JOIN] is not None,
                 waiting=page.read_waiting(local_rank) if kind == Layout.JOIN else None,
                 silent_s=None if slot.changed_ns is None else max(0.0, (now_ns - slot.changed_ns) / 1e9),
             )

@@ -180,7 +180,7 @@ class RoundWorkers:
         """Carry out one action."""
         match action:
             case actions.ParkWorkers():
-                self._starter.park(self._config.nproc)
+                self._starter.park(action.count)
             case actions.StartWorkers():
                 self._start(action)
             case actions.CancelStarts():

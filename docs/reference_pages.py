@@ -340,7 +340,7 @@ muster has these variables in addition to torchrun's (`RANK`, `WORLD_SIZE`, `MAS
         text += f"- `{getattr(contract.Env, name)}`: {_escape(_name_variables(shorten(meanings[name])))}\n"
     others = [getattr(contract.Env, name) for name, meaning in meanings.items() if meaning and name not in FOR_PEOPLE]
     named = ", ".join(f"`{value}`" for value in others if isinstance(value, str))
-    return text + f"\nOnly muster itself uses {named}.\n"
+    return text + f"\nOnly muster uses {named}.\n"
 
 
 def _name_variables(text: str) -> str:

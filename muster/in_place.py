@@ -47,6 +47,15 @@ _LOST_PEER: Final = ("gloo", "NCCL", "onnection", "peer", "ocket", "TCPStore", "
 """What texts of torch's errors have when another process of the group is gone."""
 
 
+_BOUND: Final = (
+    ("torch.utils.data.distributed", "DistributedSampler", "__iter__", "make the sampler in main"),
+    ("muster.data", "Sampler", "read", "make the sampler in main"),
+    ("torch.distributed.fsdp", "FSDPModule", "__call__", "call fully_shard in main, on a new module"),
+    ("torch.distributed.device_mesh", "DeviceMesh", "get_group", "make the mesh in main"),
+)
+"""Objects that belong to one rank and world size: module, class, a method without which they cannot be used, advice."""
+
+
 class LeaveRound(BaseException):
     """Raised in the main thread so that `main` ends. It is no `Exception`: a script's own handlers let it pass."""
 
@@ -93,6 +102,9 @@ def _find_obstacle() -> str:
         return "only the main thread can be made to leave main"
     if Process.known is not None:
         return "another main runs in place already"
+    groups: Any = sys.modules.get("torch.distributed.distributed_c10d")
+    if groups is not None and groups.is_initialized():
+        return "a process group exists already (init_process_group belongs into main)"
     if _find_program() is None:
         return "this process was not started as a worker of a script"
     torch: Any = sys.modules.get("torch")
@@ -173,7 +185,10 @@ class Process:
                 finally:
                     self._is_inside = False
                 self._leave()
+                place = _read_place()
                 self._wait_for_start()
+                if _read_place() != place:
+                    refuse_bound(place)
         finally:
             self._slot.note_stays(False)
             self._close()
@@ -325,6 +340,48 @@ def _destroy_groups() -> None:
             groups.destroy_process_group()
         if groups is not None:
             groups._world.group_count = 0  # noqa: SLF001  # an interrupted init has counted: keys in the store have it
+
+
+def _read_place() -> tuple[str, str]:
+    return os.environ["RANK"], os.environ["WORLD_SIZE"]
+
+
+def refuse_bound(place: tuple[str, str]) -> None:
+    """Let what was made before, for another rank or world size, raise an error when it is used.
+
+    It would be wrong without an error: a sampler would return the samples of the old world, and a mesh, which finds its
+    groups by their names, would use those of the new round.
+    """
+    kinds: list[tuple[type, str, str]] = [
+        (getattr(sys.modules[module], name), method, advice)
+        for module, name, method, advice in _BOUND
+        if module in sys.modules
+    ]
+    known: dict[type, type | None] = {}
+    gc.unfreeze()
+    for each in gc.get_objects():
+        own = type(each)
+        if own not in known:
+            found = [(method, advice) for kind, method, advice in kinds if issubclass(own, kind)]
+            known[own] = _derive_refusing(own, *found[0], place) if found else None
+        refusing = known[own]
+        if refusing is not None:
+            each.__class__ = refusing
+            each._muster_bound = _read_bound(each)  # noqa: SLF001  # our own
+
+
+def _read_bound(sampler: object) -> list[object]:
+    return [getattr(sampler, name, None) for name in ("num_replicas", "rank", "_world_size", "_rank")]
+
+
+def _derive_refusing(own: type, method: str, advice: str, place: tuple[str, str]) -> type:
+    def refuse(self: Any, *args: object, **kwargs: object) -> object:
+        if _read_bound(self) == self._muster_bound:  # the script has not set them anew
+            now = " of ".join(_read_place())
+            raise RuntimeError(f"{own.__name__} was made for rank {' of '.join(place)}, this is rank {now}: {advice}")
+        return getattr(own, method)(self, *args, **kwargs)
+
+    return type(own.__name__, (own,), {"__module__": own.__module__, method: refuse})
 
 
 def _forget_error(error: BaseException) -> None:

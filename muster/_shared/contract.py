@@ -15,7 +15,15 @@ if TYPE_CHECKING:
 AGENT_MODULE: Final = "muster.agent"
 """`python3 -m muster.agent`: the entrypoint that components write and adapters recognise."""
 
-AGENT_SWITCHES: Final = ("standalone", "module", "no-python", "run-path", "virtual-local-rank", "tracker-run")
+AGENT_SWITCHES: Final = (
+    "standalone",
+    "module",
+    "no-python",
+    "run-path",
+    "virtual-local-rank",
+    "tracker-run",
+    "trainer-callback",
+)
 """The agent's flags without a value. With them adapters find the end of its flags, where the program begins."""
 
 AGENT_SHORT_SWITCHES: Final = "m"
@@ -236,6 +244,9 @@ class Env:
     """Seconds from a preemption until the agent sends the stop signal to workers that have not stopped by then. An
     adapter sets it to its grace period less `--shutdown-timeout` and a margin, because a pod cannot see its own grace
     period."""
+
+    IMPORT_HOOK: Final = "MUSTER_IMPORT_HOOK"
+    """Set by the agent in its workers: `MODULE=OURS`. `OURS.inject` gets MODULE once the program has imported it."""
 
     SPARE: Final = "MUSTER_SPARE"
     """Set to "1" by the agent in a spare, which waits before its script's main until it gets a rank."""

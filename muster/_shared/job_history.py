@@ -14,6 +14,7 @@ from muster._shared.contract import is_resize
 from muster._shared.goodput import CAUSES, HANG_ENDS, HANGS, STOP_S, GoodputLedger
 from muster._shared.job_view import MOST_EVENTS, MOST_RECOVERIES, Goodput, JobEvent, JobState, Recovery
 from muster._shared.records import replace
+from muster._shared.reports import describe_replaced
 
 
 class HistoryRecord(Protocol):
@@ -70,6 +71,8 @@ class JobHistory:
         self.recovery_count = self.resize_count = 0
         self._round = 0
         """The last one that was formed."""
+        self._ranks_alone = 0
+        """Its ranks, if it has one node."""
         self._round_done: int | None = None
         """The steps done by the last look at the round. None: its script reports none."""
         self._most_done = self._earlier_done = 0
@@ -136,6 +139,7 @@ class JobHistory:
         elif what == "workers_started":
             self.cause_class = ""
             self._enter(JobState.RUNNING, record)
+            self._note_kept(record)
             if not self._ledger.has_steps:  # no farther than before
                 self._end_recovery(self._ledger.read_lost(now_s))
         elif what in ("round_broken", "fenced"):
@@ -187,7 +191,14 @@ class JobHistory:
         self._round_done, self._earlier_done = None, self._most_done
         self._enter(JobState.STARTING if is_first else JobState.RESTARTING, record, "" if is_first else self.reason)
         nodes, ranks = detail.get("nodes"), detail.get("world_size")
+        self._ranks_alone = ranks if nodes == 1 and isinstance(ranks, int) else 0
         self.add_event(record.time_s, f"round {record.round}: {_count(ranks, 'rank')} on {_count(nodes, 'node')}")
+
+    def _note_kept(self, record: HistoryRecord) -> None:
+        """Note how many processes went on from the last round, in a job of one node: this record tells of one."""
+        kept = record.detail.get("kept")
+        if isinstance(kept, int) and kept > 0 and self._ranks_alone >= kept:
+            self.add_event(record.time_s, describe_replaced(self._ranks_alone - kept, self._ranks_alone))
 
     def _note_snapshot(self, step: object) -> None:
         """Note that the recovery continues a snapshot in memory, if it has a step."""

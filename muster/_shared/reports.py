@@ -363,6 +363,18 @@ def format_duration(seconds: float, decimals: int = 1) -> str:
     return " ".join(filter(None, parts[:2]))
 
 
+def describe_replaced(replaced: int, processes: int, where: str = "") -> str:
+    """Say of a round that some processes went on in how many others took the place of lost ones.
+
+    >>> describe_replaced(1, 4)
+    '1 of 4 processes was replaced, and the others kept running'
+    >>> describe_replaced(0, 2, " of this node")
+    '0 of 2 processes of this node were replaced, and the others kept running'
+    """
+    verb = "was" if replaced == 1 else "were"
+    return f"{replaced} of {processes} processes{where} {verb} replaced, and the others kept running"
+
+
 def remove_thread_ids(text: str) -> str:
     """Remove thread ids from stacks: all processes differ in them."""
     heads = (line.partition("hread 0x") for line in text.splitlines())

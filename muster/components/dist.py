@@ -52,6 +52,7 @@ def ddp(
     notify: Optional[str] = None,
     metrics_port: Optional[str] = None,
     tracker_run: bool = False,
+    trainer_callback: bool = False,
     preflight: str = "quick",
     snapshot_memory: Optional[str] = None,
     snapshot_copies: Optional[int] = None,
@@ -65,7 +66,7 @@ def ddp(
 
     Args:
         script_args: arguments of the script or module
-        script: path of the script to run, relative to the workspace
+        script: path of the script, relative to the workspace
         m: dotted name of the module to run, as in python -m
         j: [[MIN:]NODESx]PROCESSES; PROCESSES per node is a number, gpu, cpu or auto; one number means processes
         h: a named resource of the node (e.g. -h aws_p4d.24xlarge, with 8 GPUs); takes precedence over cpu, gpu, memMB
@@ -86,7 +87,7 @@ def ddp(
         rdzv_port: rendezvous port on node 0; with c10d a scheduler that picks a free port ignores it
         rdzv_backend: rendezvous backend; c10d means muster's own, others are torch's
         rdzv_conf: rendezvous settings in seconds (e.g. join_timeout=600,last_call_timeout=30)
-        debug: set TorchX's four debug environment variables for CUDA, NCCL and torch
+        debug: set TorchX's four debug variables for CUDA, NCCL and torch
         tee: streams that go to console and file; 0: none, 1: stdout, 2: stderr, 3: both
         start: how workers start; warm: fork a process that has imported torch, cold: new processes, auto: warm if safe
         preload: modules that the warm process imports, separated by commas; auto: torch if the program imports it
@@ -102,6 +103,7 @@ def ddp(
             status.json names; the default address is 127.0.0.1, and on Kubernetes all addresses of the pod
         tracker_run: all attempts of the job are one run in Weights & Biases and Comet, and have the job's id as a tag
             in MLflow
+        trainer_callback: the Trainer of transformers gets MusterCallback, although the script does not name it
         preflight: what to check before the workers start; quick: each machine, and what differs between nodes; full:
             also an all-reduce; off: nothing
         snapshot_memory: the most memory that muster.snapshots may take on each node, such as 64G or a percentage of the
@@ -149,6 +151,7 @@ def torchrun(
     notify: Optional[str] = None,
     metrics_port: Optional[str] = None,
     tracker_run: bool = False,
+    trainer_callback: bool = False,
     preflight: str = "quick",
     snapshot_memory: Optional[str] = None,
     snapshot_copies: Optional[int] = None,
@@ -164,7 +167,7 @@ def torchrun(
 
     Args:
         script_args: arguments of the script or module
-        script: path of the script to run, relative to the workspace
+        script: path of the script, relative to the workspace
         m: dotted name of the module to run, as in python -m
         j: [[MIN:]NODESx]PROCESSES; PROCESSES per node is a number, gpu, cpu or auto; one number means processes; if -h
             names a host, it means nodes, each with one process per GPU
@@ -186,7 +189,7 @@ def torchrun(
         rdzv_port: rendezvous port on node 0; with c10d a scheduler that picks a free port ignores it
         rdzv_backend: rendezvous backend; c10d means muster's own, others are torch's
         rdzv_conf: rendezvous settings in seconds (e.g. join_timeout=600,last_call_timeout=30)
-        debug: set TorchX's four debug environment variables for CUDA, NCCL and torch
+        debug: set TorchX's four debug variables for CUDA, NCCL and torch
         tee: streams that go to console and file; 0: none, 1: stdout, 2: stderr, 3: both
         start: how workers start; warm: fork a process that has imported torch, cold: new processes, auto: warm if safe
         preload: modules that the warm process imports, separated by commas; auto: torch if the program imports it
@@ -202,6 +205,7 @@ def torchrun(
             status.json names; the default address is 127.0.0.1, and on Kubernetes all addresses of the pod
         tracker_run: all attempts of the job are one run in Weights & Biases and Comet, and have the job's id as a tag
             in MLflow
+        trainer_callback: the Trainer of transformers gets MusterCallback, although the script does not name it
         preflight: what to check before the workers start; quick: each machine, and what differs between nodes; full:
             also an all-reduce; off: nothing
         snapshot_memory: the most memory that muster.snapshots may take on each node, such as 64G or a percentage of the
@@ -242,6 +246,7 @@ def spmd(
     notify: Optional[str] = None,
     metrics_port: Optional[str] = None,
     tracker_run: bool = False,
+    trainer_callback: bool = False,
     preflight: str = "quick",
     snapshot_memory: Optional[str] = None,
     snapshot_copies: Optional[int] = None,
@@ -257,7 +262,7 @@ def spmd(
 
     Args:
         args: arguments of the script or module
-        script: path of the script to run, relative to the workspace
+        script: path of the script, relative to the workspace
         m: dotted name of the module to run, as in python -m
         j: [[MIN:]NODESx]PROCESSES; PROCESSES per node is a number, gpu, cpu or auto; one number means nodes, each with
             one process per GPU of the host
@@ -272,7 +277,7 @@ def spmd(
         env_file: file of environment variables, in the format of docker's --env-file: lines NAME=VALUE or NAME; neither
             ps nor a dry run shows the values
         metadata: metadata for the scheduler (e.g. KEY1=v1,KEY2=v2,KEY3=v3)
-        debug: set TorchX's four debug environment variables for CUDA, NCCL and torch
+        debug: set TorchX's four debug variables for CUDA, NCCL and torch
         start: how workers start; warm: fork a process that has imported torch, cold: new processes, auto: warm if safe
         preload: modules that the warm process imports, separated by commas; auto: torch if the program imports it
         hang_timeout: seconds without a collective or a step after which the job counts as hung; auto: learned from the
@@ -287,6 +292,7 @@ def spmd(
             status.json names; the default address is 127.0.0.1, and on Kubernetes all addresses of the pod
         tracker_run: all attempts of the job are one run in Weights & Biases and Comet, and have the job's id as a tag
             in MLflow
+        trainer_callback: the Trainer of transformers gets MusterCallback, although the script does not name it
         preflight: what to check before the workers start; quick: each machine, and what differs between nodes; full:
             also an all-reduce; off: nothing
         snapshot_memory: the most memory that muster.snapshots may take on each node, such as 64G or a percentage of the

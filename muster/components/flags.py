@@ -106,6 +106,7 @@ FLAGS: Final = (
     Flag(name="notify", check=_check_notify, is_one_word=True, feature="notify"),
     Flag(name="metrics_port", check=_check_metrics_port, feature="export"),
     Flag(name="tracker_run", default=False, feature="trackers"),
+    Flag(name="trainer_callback", default=False, feature="trainer"),
     Flag(name="rank_order", check=_build_choice("node", "segment")),
     Flag(name="on", check=_check_policy, is_one_word=True),
 )

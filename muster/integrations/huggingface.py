@@ -11,6 +11,7 @@ elsewhere; there pass `keep_every=0`. Outside a muster job it does nothing. Step
 """
 
 import dataclasses
+import functools
 import json
 import logging
 import os
@@ -25,6 +26,35 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.utils import WEIGHTS_NAME
 
 from muster import snapshots, worker
+
+
+def inject(module: Any) -> None:
+    """Give a script's Trainer the callback: `--trainer-callback`.
+
+    A snapshot does not say whose it is. So only one Trainer may train, and only once.
+
+    Args:
+        module: transformers.trainer.
+    """
+    train = module.Trainer.train
+    trained: list[object] = []
+
+    @functools.wraps(train)
+    def run(self: Any, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(each, MusterCallback) for each in self.callback_handler.callbacks):
+            raise RuntimeError("--trainer-callback: the script has given its Trainer a MusterCallback already")
+        if trained:
+            raise RuntimeError("--trainer-callback: train() is called a second time, which could not resume: use"
+                               " MusterCallback in the script")  # fmt: skip
+        trained.append(self)
+        is_elsewhere = self.args.fp16 or self.is_fsdp_enabled or self.is_deepspeed_enabled
+        callback = MusterCallback(keep_every=0 if is_elsewhere else 1)
+        self.add_callback(callback)
+        if not hasattr(self.model, "_keys_to_ignore_on_save"):  # no model of transformers: the load asks for it
+            self.model._keys_to_ignore_on_save = None  # noqa: SLF001
+        return train(self, callback.find_resume_path() or resume_from_checkpoint, *args, **kwargs)
+
+    module.Trainer.train = run
 
 
 class MusterCallback(TrainerCallback):

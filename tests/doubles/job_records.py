@@ -76,7 +76,7 @@ class Job:
     def leader(self) -> Agent:
         return self.agents[0]
 
-    def start(self, after_s: float = 2.0, attempt: int = 0, start_s: float = 1.0) -> None:
+    def start(self, after_s: float = 2.0, attempt: int = 0, start_s: float = 1.0, kept: tuple[int, ...] = ()) -> None:
         self.at_s += after_s
         self.number += 1
         for agent in self.agents:
@@ -98,7 +98,8 @@ class Job:
         self.at_s += start_s
         for agent in self.agents:
             first = agent.index * self.nproc
-            agent.write(self.at_s, "workers_started", tuple(range(first, first + self.nproc)))
+            detail = {"kept": kept[agent.index]} if kept else {}  # records of earlier releases have none
+            agent.write(self.at_s, "workers_started", tuple(range(first, first + self.nproc)), **detail)
 
     def step(self, until: int, from_done: int | None = None, each: int = 1) -> None:
         self.done = self.done if from_done is None else from_done

@@ -53,6 +53,7 @@ SHOWN: dict[type, Callable[[Any], object]] = {
     do.SendStacks: lambda each: f"SendStacks({each.number})",
     do.WriteDeadline: lambda each: f"Deadline({each.delay_s})",
     do.SignalWorkers: lambda each: signal.Signals(each.signum).name + show_ranks(each.local_ranks),
+    do.ParkWorkers: lambda each: f"ParkWorkers{f'({each.count})' * (each.count != 2)}",
     do.LeaveRound: lambda each: f"Leave{show_ranks(each.local_ranks)}",
     do.InterruptWorker: lambda each: f"InterruptWorker({each.local_rank})",
     do.Finish: lambda each: f"Finish({each.code})",

@@ -39,8 +39,9 @@ pytestmark = [
 class Run:
     """One job of four ranks, on one or two nodes, and what a seed does to it."""
 
-    def __init__(self, folder: Path, seed: int) -> None:
+    def __init__(self, folder: Path, seed: int, *program: str) -> None:
         self.folder = folder
+        self.program = program
         self.kind = KINDS[seed % len(KINDS)]
         self.draw = random.Random(seed)
         self.nodes = 2 if self.kind in ("node", "leader", "agent", "join", "shrink") else 1
@@ -60,8 +61,8 @@ class Run:
         flags += ["--nproc-per-node", str(4 // self.nodes), "--max-restarts", "20", "--hang-timeout", "3"]
         flags += ["--spare-workers", "1"] if self.kind == "spare" else []
         env = {**os.environ, "PYTHONWARNINGS": "ignore", "MUSTER_TOKEN": "0123456789abcdef" * 3}
-        words = [str(LAST), *(["4"] if self.kind == "join" else [])]
-        command = [*AGENT, *flags, "--restart-backoff", "0", str(PROGRAM), str(self.folder), *words]
+        program, *words = self.program or (str(PROGRAM), str(LAST), *(["4"] if self.kind == "join" else []))
+        command = [*AGENT, *flags, "--restart-backoff", "0", program, str(self.folder), *words]
         self.trees.insert(index, Tree(command, env=env, cwd=self.folder).__enter__())
 
     def read_begins(self) -> list[tuple[int, ...]]:
@@ -167,6 +168,8 @@ class Run:
         self.start(1)
 
     def play_join(self) -> None:
+        if self.draw.random() < 0.5:
+            (self.folder / "asks").touch()  # should_stop
         self.start(0)
         self.wait_for_step(self.draw.randrange(10, 60))
         self.start(1)
@@ -194,6 +197,8 @@ class Run:
             assert len(rounds) > 1, "nothing happened"
             assert set(sizes) == {4}
             assert digests == {compute_undisturbed()}, "other bits than those of an undisturbed job"
+        if self.kind in ("moment", "spare"):
+            assert ended[0].stderr.count("1 of 4 processes was replaced, and the others kept running") == 2
         for before, after in itertools.pairwise(rounds):
             stayed = {rank for rank in before if before[rank] == after.get(rank)}
             assert len(stayed) >= self.count_survivors(before, after), f"only {stayed} stayed"
@@ -233,6 +238,32 @@ def list_seeds() -> list[object]:
 @pytest.mark.parametrize("seed", list_seeds())
 def test_those_that_are_not_lost_stay(seed: int, tmp_path: Path) -> None:
     Run(tmp_path, seed).go()
+
+
+@pytest.mark.long
+def test_shards_are_copied_at_another_number_of_ranks(tmp_path: Path) -> None:
+    """FSDP2 goes from 4 ranks to 2 and back, with a new module and mesh. Kept groups and meshes are refused."""
+    run = Run(tmp_path, KINDS.index("shrink"), str(PROGRAM.with_name("in_place_shards.py")), "4,2,4", "kept")
+    run.start_both()
+    with contextlib.ExitStack() as stack:
+        stack.callback(lambda: [tree.__exit__(None, None, None) for tree in run.trees])
+        run.trees[1].send(signal.SIGTERM)
+        run.trees.pop(1).wait(60)
+        run.wait_for_rounds(2)
+        run.wait_for_step(max(each[2] for each in run.read_begins()) + 10)
+        run.start(1)
+        for tree in run.trees:
+            tree.wait(120).check()
+    rounds = run.read_rounds()
+    assert [len(each) for each in rounds] == [4, 2, 4]
+    assert rounds[1].items() <= rounds[0].items(), "a survivor was started again"
+    assert rounds[1].items() <= rounds[2].items(), "a survivor was started again"
+    loaded = [line.split() for line in (tmp_path / "loaded").read_text().splitlines()]
+    assert len(loaded) == 2 + 4
+    assert all((tmp_path / f"step-{step}").read_text() == bits for step, bits in loaded), "other bits than were saved"
+    told = (tmp_path / "kept").read_text()
+    assert told.count("group: ValueError: Process group ") == 4, told
+    assert told.count("mesh: RuntimeError: DeviceMesh was made for rank ") == 4, told
 
 
 @pytest.mark.long

@@ -216,6 +216,16 @@ def test_a_job_that_waits_for_nodes_says_so(job: Job) -> None:
     assert job.history.state is JobState.RUNNING
 
 
+@pytest.mark.parametrize(
+    ("nodes", "kept", "events"),
+    [(1, 3, ["1 of 4 processes was replaced, and the others kept running"]), (1, 0, []), (2, 1, [])],
+)
+def test_how_many_processes_were_replaced_is_an_event_if_others_kept_running(nodes, kept, events, job: Job) -> None:
+    job.fail().write("round_formed", nodes=nodes).write("workers_started", kept=kept)
+    after = [each.text for each in job.history.events]
+    assert after[after.index("rank 1 failed") + 2 :] == events
+
+
 def test_a_failure_for_good_has_its_reason_and_is_one_event(job: Job) -> None:
     job.write("round_broken", kind="final", reason="rank 1 failed")
     job.write("job_ended", succeeded=False, drained=False, reason="rank 1 failed")

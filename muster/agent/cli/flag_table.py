@@ -224,7 +224,7 @@ RESTARTS: Final = (
         ours=True,
         has_variable=False,
         text="What the first Ctrl-C does; the second kills the workers. stop: the workers get SIGINT. ask: all "
-        "ranks pause at one step, and the terminal asks whether to save and stop, to stop, or to continue. "
+        "ranks pause at one step, and the terminal asks whether to save and stop, stop, or continue. "
         "For ask, the script must call muster.worker.wait_while_paused. Without a terminal: stop.",
     ),
     Flag(
@@ -254,7 +254,7 @@ RESTARTS: Final = (
         ours=True,
         has_variable=False,
         text="What happens when the job hangs. report: print which rank keeps the others waiting, and all stacks; the "
-        "job goes on. restart: stop the workers and start the next attempt while restarts are left. stop: end the "
+        "job goes on. restart: start the next attempt while restarts are left. stop: end the "
         "job.",
     ),
     Flag(
@@ -297,8 +297,8 @@ PROGRAM: Final = (
         ours=True,
         has_variable=False,
         text="cold: a new interpreter per worker. warm: fork workers from one template that has imported torch. "
-        "auto: warm for Python scripts on Linux. spawn, fork and forkserver set --start-method, as in "
-        "torchrun, where --start is its abbreviation.",
+        "auto: warm for Python scripts on Linux. spawn, fork and forkserver set --start-method, "
+        "which torchrun abbreviates so.",
     ),
     Flag(
         name="preload",
@@ -311,8 +311,8 @@ PROGRAM: Final = (
     ),
     Flag(
         name="virtual-local-rank",
-        text="Every worker has LOCAL_RANK=0 and sees one device, its own, through CUDA_VISIBLE_DEVICES, and through "
-        "HIP_VISIBLE_DEVICES if that is set.",
+        text="Every worker has LOCAL_RANK=0 and sees only its own device through CUDA_VISIBLE_DEVICES, and "
+        "HIP_VISIBLE_DEVICES if set.",
     ),
     Flag(
         name="numa-binding",
@@ -397,15 +397,15 @@ OUTPUT: Final = (
         name="event-log-handler",
         metavar="NAME",
         default="null",
-        text="console prints the agent's event records to stderr, one JSON object per line; null does not. "
-        "events.jsonl in the log folder has them in either case.",
+        text="console prints the agent's event records to stderr, one JSON object per line. events.jsonl in the log "
+        "folder always has them.",
     ),
     Flag(
         name="print-completion",
         metavar="SHELL",
         since="2.15",
         has_variable=False,
-        text="Print what bash, zsh or tcsh needs to complete the flags of muster-agent, and exit.",
+        text="Print what completes muster-agent's flags in bash, zsh or tcsh, and exit.",
     ),
 )
 

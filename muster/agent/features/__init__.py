@@ -144,7 +144,12 @@ PARTS: Final[tuple[PartRow, ...]] = (
         flags=("spare-workers",),
     ),
     PartRow(name="debugger", wakes=_is_debugger_asking),
-    PartRow(name="trainer", starts=_may_have_trainer),
+    PartRow(
+        name="trainer",
+        starts=_may_have_trainer,
+        flags=("trainer-callback",),
+        adds_variables=lambda config: bool(config.features.get("trainer")),
+    ),
     PartRow(
         name="trackers", starts=lambda context: bool(context.config.features.get("trackers")), flags=("tracker-run",)
     ),

@@ -38,6 +38,9 @@ class LocalFailure:
 class ParkWorkers:
     """Prepare a start that will come soon, as far as this needs no ranks."""
 
+    count: int
+    """How many processes it will need, if all workers leave the round that can."""
+
 
 @record
 class StartWorkers:

@@ -92,6 +92,7 @@ from muster.agent.node.worker_decisions import (
     end_leave_wait,
     end_stacks_wait,
     fail_round,
+    find_leavers,
     kill_now,
     on_can_leave,
     on_failure_settled,
@@ -369,7 +370,8 @@ def _on_round_broken(state: NodeState, event: RoundBroken) -> Decision:
     kinds = (BreakKind.FAILURE, BreakKind.MEMBERSHIP, BreakKind.DRAINED)
     is_followed = event.kind in kinds and not _is_leaving(state)
     # Forked while the old ones stop.
-    park: tuple[Action, ...] = (ParkWorkers(),) if is_followed else ()
+    count = state.rules.nproc - (len(find_leavers(state.phase)) if isinstance(state.phase, Stopping) else 0)
+    park: tuple[Action, ...] = (ParkWorkers(count=count),) if is_followed else ()
     return state, (*told, *park, *actions)
 
 

@@ -130,7 +130,7 @@ def _refuse(event: DrainBegun) -> tuple[Action, ...]:
 def _begin(state: NodeState, phase: Running, event: DrainBegun) -> DrainDecision:
     if phase.drain is not None and phase.drain.number >= event.drain:
         return state, (), False
-    drain = NodeDrain(number=event.drain, kind=event.kind, is_asked=event.is_asked)
+    drain = NodeDrain(number=event.drain, kind=event.kind, is_asked=event.is_asked, is_join=event.is_join)
     state = replace(state, phase=replace(phase, drain=drain))
     timer = RoundTimer(purpose=TimerPurpose.DRAIN, round_number=event.round_number, number=event.drain)
     is_stop, is_asked_here = event.kind == Layout.STOP, state.preemption is not None
@@ -169,6 +169,8 @@ def _look(state: NodeState, phase: Running, event: SlotsRead) -> DrainDecision:
         return _report(state, phase, drain, DrainReport(ceiling=0, refusal="a node has no status page"))
     slots = _list_live_slots(phase, event)
     refusal = find_refusal(slots, drain.kind)
+    if drain.is_join and drain.kind == Layout.STOP and phase.alive <= phase.can_leave and all(e.keeps for e in slots):
+        refusal = "its ranks can take part in the next round"  # they wait at a snapshot instead, and need not end
     if refusal is not None:
         return _report(state, phase, drain, DrainReport(ceiling=0, refusal=refusal))
     before = drain.ceiling

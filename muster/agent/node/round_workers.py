@@ -119,6 +119,10 @@ class RoundWorkers:
         """The checkpoint of this round that was posted last."""
         self._saved_timer: Timer | None = None
         self._rank_offset = 0
+        self._pids: set[int] = set()
+        """The processes of this round's workers."""
+        self.kept_count = 0
+        """How many of them were workers of the round before."""
         self.parts = RoundParts(self._build_part_context, self._logs.print_line)
         self.page: StatusPage | None = None
         """The page of this round. None means that none could be made, and steps are not shown."""
@@ -176,7 +180,7 @@ class RoundWorkers:
         """Carry out one action."""
         match action:
             case actions.ParkWorkers():
-                self._starter.park(self._config.nproc)
+                self._starter.park(action.count)
             case actions.StartWorkers():
                 self._start(action)
             case actions.CancelStarts():
@@ -290,6 +294,8 @@ class RoundWorkers:
             self._on_spawn_failed(formed.number, local_rank, error)
             return
         kept = {spec.local_rank: pid for spec in specs if (pid := self.parts.start_kept(formed, spec)) is not None}
+        self.kept_count = len(self._pids.intersection(kept.values()))
+        self._pids.clear()
         self._pool.start(formed.number, [spec for spec in specs if spec.local_rank not in kept])
         for local_rank, pid in kept.items():
             self._pool.start_kept(formed.number, local_rank, pid)
@@ -394,6 +400,7 @@ class RoundWorkers:
                 stride=max(0, slot.stride[kind]),
                 is_asking=slot.is_asking[kind],
                 saved=slot.saved_step,
+                keeps=slot.asked[Layout.JOIN] is not None,
                 waiting=page.read_waiting(local_rank) if kind == Layout.JOIN else None,
                 silent_s=None if slot.changed_ns is None else max(0.0, (now_ns - slot.changed_ns) / 1e9),
             )
@@ -445,6 +452,7 @@ class RoundWorkers:
 
     def _on_started(self, worker: LiveWorker) -> None:
         self._logs.close_child_ends(worker.local_rank)
+        self._pids.add(worker.pid)
         self._post(events.WorkerStarted(round_number=worker.round_number, local_rank=worker.local_rank))
 
     def _on_spawn_failed(self, number: int, local_rank: int, error: SpawnError) -> None:

@@ -93,6 +93,8 @@ class NodeDrain:
     kind: int = StatusPageLayout.STOP
     is_asked: bool = False
     """Whether a person waits for `DrainDone`."""
+    is_join: bool = False
+    """Whether nodes join."""
     is_over: bool = False
     """Whether the limit has passed: the next look reports which ranks are late."""
     is_done: bool = False

@@ -321,7 +321,13 @@ class Supervisor:
 
     def _note_sending(self, message: PlainNodeMessage) -> None:
         if isinstance(message, AllStarted) and self._state.round is not None:
-            self._transition_log.write_started(self._state.round, self._config.nproc)
+            kept = self._workers.kept_count
+            self._transition_log.write_started(self._state.round, self._config.nproc, kept)
+            if kept:
+                from muster._shared.reports import describe_replaced
+
+                where = " of this node" if self._state.round.group_world_size > 1 else ""
+                self._logs.print_line(describe_replaced(self._config.nproc - kept, self._config.nproc, where))
             # Loading it takes 6 ms, which would delay a recovery.
             self._loop.call_later(_LOAD_EVIDENCE_AFTER_S, self._load_evidence)
         elif isinstance(message, DrainAsked | Leaving):

@@ -153,9 +153,9 @@ class TransitionLog:
         """Record that all ranks of the job have saved a checkpoint."""
         self._log.write("checkpoint_completed", step=checkpoint.step, path=checkpoint.path)
 
-    def write_started(self, started: Round, nproc: int) -> None:
-        """Record that all workers of the round run."""
-        self._log.write("workers_started", ranks=_list_ranks(started, *range(nproc)), since="formed")
+    def write_started(self, started: Round, nproc: int, kept: int) -> None:
+        """Record that all workers of the round run, of which so many ran before."""
+        self._log.write("workers_started", ranks=_list_ranks(started, *range(nproc)), since="formed", kept=kept)
 
     def write_failure(self, current: Round, failure: LocalFailure) -> None:
         """Record that a worker has failed."""

@@ -112,7 +112,7 @@ def on_worker_left(state: NodeState, event: WorkerLeft) -> Decision:
 
 def end_leave_wait(state: NodeState, phase: Stopping) -> Decision:
     """Kill the workers that have not left the round."""
-    late = _find_leavers(phase)
+    late = find_leavers(phase)
     if phase.step is not StopStep.GRACE or not late:
         return state, ()
     return state, (SignalWorkers(signum=signal.SIGKILL, local_ranks=late),)
@@ -284,14 +284,14 @@ def begin_stop(
         timer = StartTimer(timer=limit, delay_s=_PAGE_LIMIT_S if leaves else STACKS_LIMIT_S)
         awaited = () if leaves else _report_awaited(phase.round, alive, stacks)
         return replace(state, phase=stopping), (*cancel, *awaited, timer, stacks)
-    if kill and isinstance(then, StartNext) and _find_leavers(stopping):  # the leader was lost, not this node
+    if kill and isinstance(then, StartNext) and find_leavers(stopping):  # the leader was lost, not this node
         state, actions = _signal_workers(state, replace(stopping, signum=signal.SIGKILL))
     else:
         state, actions = kill_now(state, stopping) if kill else end_stacks_wait(state, stopping)
     return state, (*cancel, *actions)
 
 
-def _find_leavers(phase: Stopping) -> frozenset[int]:
+def find_leavers(phase: Stopping) -> frozenset[int]:
     """Return the workers that can leave the round, and have not: none if no round follows."""
     return frozenset() if isinstance(phase.then, Finish) else phase.can_leave & phase.alive
 
@@ -307,7 +307,7 @@ def _report_awaited(current: Round, alive: frozenset[int], stacks: CollectStacks
 
 
 def _signal_workers(state: NodeState, phase: Stopping) -> Decision:
-    leavers = _find_leavers(phase)
+    leavers = find_leavers(phase)
     state = replace(state, phase=replace(phase, step=StopStep.GRACE))
     if not leavers:
         return state, _end_politely(state, phase)

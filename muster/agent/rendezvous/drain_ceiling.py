@@ -42,6 +42,8 @@ class RankSlot:
     """The step of its last checkpoint."""
     waiting: int | None = None
     """The step at which it waits for nodes that join."""
+    keeps: bool = False
+    """Whether it keeps snapshots, at which it can wait for nodes that join."""
     silent_s: float | None = None
     """Time since it last reported a step or phase; None if it never has."""
 

@@ -170,6 +170,8 @@ class DrainBegun:
     kind: DrainKind = StatusPageLayout.STOP
     is_asked: bool = False
     """Whether a person waits for `DrainDone`."""
+    is_join: Annotated[bool, SPARSE] = False
+    """Whether nodes join: ranks that can leave the round may refuse a stop, and are then asked to wait."""
 
 
 @record

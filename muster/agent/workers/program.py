@@ -44,6 +44,7 @@ _DROPPED_FLAGS = "ixhV?"
 _WATCHED = "MUSTER_WATCHED"
 _STATUS_PAGE = "MUSTER_STATUS_PAGE"
 _RUN_FIRST = "MUSTER_RUN_FIRST"
+_IMPORT_HOOK = "MUSTER_IMPORT_HOOK"
 _EXIT_SUFFIX = ".exit"
 """From `_shared.contract.Env`, which a cold worker has not imported."""
 _GROUPS_MODULE = "torch.distributed.distributed_c10d"
@@ -231,6 +232,7 @@ def run(
         if first := os.environ.pop(_RUN_FIRST, ""):
             _load_own_file(first)["run"]()
         prepare_main(program)
+        _hook_import()
         call, arguments = choose_call(program)
         call(*arguments)
         if record_code is not None:
@@ -451,6 +453,19 @@ def hook_torch() -> None:
         hooks.pop(name)(sys.modules[name])
     if hooks:
         sys.meta_path.insert(0, _HookFinder(hooks))
+
+
+def _hook_import() -> None:
+    """Have `inject` of a module of ours called once the program has imported another one: see `Env.IMPORT_HOOK`."""
+    name, _, own = os.environ.pop(_IMPORT_HOOK, "").partition("=")
+
+    def inject(module: "ModuleType") -> None:
+        __import__(own, fromlist=("inject",)).inject(module)
+
+    if name in sys.modules:  # by the template
+        inject(sys.modules[name])
+    elif name:
+        sys.meta_path.insert(0, _HookFinder({name: inject}))
 
 
 class _HookFinder:

@@ -5,7 +5,7 @@ from typing import Final
 
 from muster._shared.console.summary import CAUSES
 from muster._shared.job_view import describe_steps
-from muster._shared.reports import format_duration
+from muster._shared.reports import describe_replaced, format_duration
 from muster.cli.history.clocks import show_clock
 from muster.cli.history.story import WAITING_STATES, Story
 from muster.schedulers.wording.reasons import Code, Reason
@@ -103,6 +103,10 @@ def _tell_interruptions(story: Story) -> str:
     if story.stops:
         names = " and ".join(dict.fromkeys(story.stops))
         parts.append(f"its agents were told to stop {_times(len(story.stops))} ({names})")
+    if story.replaced:
+        new, processes = (sum(counts) for counts in zip(*story.replaced, strict=True))
+        text = describe_replaced(new, processes)
+        parts.append(f"in {len(story.replaced)} of its rounds {text}" if len(story.replaced) > 1 else text)
     costs = [(each.cost_s, each.cause) for each in story.recoveries if each.cost_s is not None]
     if costs:
         total_s, (longest_s, cause) = sum(cost_s for cost_s, _ in costs), max(costs)

@@ -100,6 +100,8 @@ class Story:
     """None: not known, because no step was done, or records of steps are missing: all time is then "unknown"."""
     time_to_start_s: float | None
     failures: Mapping[str, int]
+    replaced: tuple[tuple[int, int], ...] = ()
+    """Of each round in which processes went on from the last one: how many others are new, and how many all are."""
     stops: tuple[str, ...] = ()
     """The signals that ended its incarnations, oldest first, of those that a signal has ended."""
     was_stopped: bool = False
@@ -156,6 +158,7 @@ def tell(records: JobRecords, placed: Sequence[TimedEvent]) -> Story:
         goodput=None if lacks_steps else job.history.build_goodput(end_s),
         time_to_start_s=None if lacks_steps else job.history.time_to_start_s,
         failures=dict(job.history.failures),
+        replaced=tuple(_list_replaced(placed)),
         stops=tuple(stops.values()),
         was_stopped=last in stops or detail.get("drained") is True,
     )
@@ -204,6 +207,20 @@ def _list_stops(placed: Sequence[TimedEvent]) -> Iterator[tuple[int, str]]:
         signals = _list_signals(own, number)
         if ended.get("drained") is True and signals and not is_asked:
             yield incarnation, " and ".join(signals)
+
+
+def _list_replaced(placed: Sequence[TimedEvent]) -> Iterator[tuple[int, int]]:
+    """Find them, see `Story.replaced`. Each node tells of its own workers."""
+    rounds: dict[tuple[int, int], list[Event]] = defaultdict(list)
+    for each in placed:
+        if each.event.what == "workers_started":
+            rounds[each.incarnation, each.event.round].append(each.event)
+    for records in rounds.values():
+        kept = [each.detail.get("kept") for each in records]
+        stayed = sum(each for each in kept if isinstance(each, int))
+        if stayed > 0:
+            count = sum(len(each.ranks) for each in records)
+            yield max(0, count - stayed), count
 
 
 def _list_signals(events: Sequence[Event], number: int) -> list[str]:

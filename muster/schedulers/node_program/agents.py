@@ -17,7 +17,14 @@ _RELEASE = "/memfd:release"
 """The agent's file with the spec of the worker of local rank 0 that its template has forked."""
 _OF_AGENTS = ("MUSTER_TOKEN", "MUSTER_REQUIRE_TOKEN", "MUSTER_RDZV_FD", "MUSTER_RDZV_PORT")
 _OF_ONE_PROCESS = (
-    *("MUSTER_STATUS_PAGE", "MUSTER_SNAPSHOTS", "MUSTER_STACK_FILE", "MUSTER_WATCHED", "MUSTER_RUN_FIRST"),
+    *(
+        "MUSTER_STATUS_PAGE",
+        "MUSTER_SNAPSHOTS",
+        "MUSTER_STACK_FILE",
+        "MUSTER_WATCHED",
+        "MUSTER_RUN_FIRST",
+        "MUSTER_IMPORT_HOOK",
+    ),
     "TORCHELASTIC_ERROR_FILE",
 )
 """They say where a worker writes: a command that has them would write over it."""

@@ -4,6 +4,7 @@ import errno
 import http.client
 import json
 import os
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,6 +53,19 @@ def test_a_trainer_is_shown_with_step_and_total(package: str, program: str, tmp_
         outcome = tree.wait().check()
     assert read_status(tmp_path)["step"] == 40
     assert "[muster] 40 of 40 steps" in outcome.stderr, outcome.explain()
+
+
+@pytest.mark.torch
+@pytest.mark.long
+def test_an_unchanged_trainer_loses_no_step_with_the_flag(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    flags = ["--nproc-per-node", "2", "--max-restarts", "1", "--preload", "torch,transformers.trainer"]
+    program = str(PROGRAMS / "agent/hf_loses_rank.py")
+    with Tree([*COMMAND, *flags, "--trainer-callback", program], cwd=tmp_path) as tree:
+        outcome = tree.wait(120).check()
+    steps = [int(each) for each in re.findall(r"step (\d+)", outcome.stdout)]
+    assert steps in ([*range(1, 20), *range(20, 31)], [*range(1, 21), *range(20, 31)]), outcome.explain()
+    assert "all ranks continue at step 19 from memory" in outcome.stderr, outcome.explain()
 
 
 def test_a_progress_bar_is_shown_where_nothing_else_tells(tmp_path: Path) -> None:

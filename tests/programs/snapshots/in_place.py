@@ -4,7 +4,8 @@
     in_place.py FOLDER LAST SIZE     until LAST steps after SIZE ranks have begun
 
 A fault is a file `PLACE RANK STEP SIGKILL|SIGSTOP` in FOLDER: the rank that finds it at this place of this step removes
-it, and does so. Each call of `main` appends a line to `begins`, and the last line has a sum of all bits.
+it, and does so. With a file `asks` the ranks ask `should_stop`. Each call of `main` appends a line to `begins`, and the
+last line has a sum of all bits.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ from muster import snapshots, worker
 
 torch.set_num_threads(1)
 folder = Path(sys.argv[1])
-faults = (folder / "faults").exists()
+faults, asks = (folder / "faults").exists(), (folder / "asks").exists()
 time.sleep(float(os.environ.get("SETUP_S", "0")))
 torch.manual_seed(0)
 layers = torch.nn.Sequential(*[each for _ in range(5) for each in (torch.nn.Linear(32, 32), torch.nn.Tanh())])
@@ -101,6 +102,8 @@ def main() -> None:
         dist.all_reduce(torch.ones(1))
         optimizer.step()
         worker.step(step, total=last)
+        if asks and worker.should_stop(step):
+            sys.exit("told to stop")
         meet("save")
         snapshots.save(step, read_state(), replicated=True)
         if rank == 0:

@@ -318,6 +318,26 @@ def test_a_node_that_leaves_as_it_was_told_to_interrupts_nothing() -> None:
     assert "No failure interrupted it; nodes joined or left once" in tell_story(story)[1]
 
 
+@pytest.mark.parametrize(
+    ("rounds", "told"),
+    [
+        ([(0, 0)], None),
+        ([(2, 1)], "1 of 4 processes was replaced, and the others kept running"),
+        ([(2, 2)], "0 of 4 processes were replaced, and the others kept running"),
+        ([(2, 1), (0, 0), (0, 2)], "in 2 of its rounds 3 of 8 processes were replaced, and the others kept running"),
+    ],
+)
+def test_how_many_processes_were_replaced_is_told_if_others_kept_running(rounds, told: str | None) -> None:
+    job = Job()
+    job.start()
+    for attempt, kept in enumerate(rounds, 1):
+        job.step(10 * attempt)
+        job.fail("rank 3 exited with code 1")
+        job.start(attempt=attempt, kept=kept)
+    parts = tell_story(tell_job(job))[1].removesuffix(".").split("; ")
+    assert [each for each in parts if "replaced" in each] == ([told] if told else [])
+
+
 def test_of_a_job_that_runs_so_much_is_told_as_there_is() -> None:
     job = Job(count=1)
     job.start()

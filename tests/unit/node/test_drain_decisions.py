@@ -307,6 +307,20 @@ STOPS = Stopping(
 )
 
 
+@pytest.mark.parametrize(
+    ("is_join", "can_leave", "kept", "refuses"),
+    [(True, {0, 1}, 2, True), (False, {0, 1}, 2, False), (True, {0}, 2, False), (True, {0, 1}, 1, False)],
+)
+def test_ranks_that_can_leave_the_round_do_not_stop_for_a_join(is_join, can_leave, kept: int, refuses: bool) -> None:
+    """They wait at a snapshot instead, and take part in the next round. So all must keep some."""
+    node = RunningNode(ROUND)
+    node.send(on.WorkersCanLeave(round_number=3, local_ranks=frozenset(can_leave)))
+    node.send(replace(BEGUN, is_join=is_join))
+    sent = node.send(read(*(replace(slot(10), keeps=each < kept) for each in range(2))))
+    reports = [each.report for each in sent if isinstance(each, rdzv.DrainReported)]
+    assert [bool(each.refusal) for each in reports] == ([True] if refuses else [])
+
+
 @pytest.mark.parametrize("phase", [Delaying(round=ROUND, is_held=True), STOPS], ids=["held", "stopping the last round"])
 def test_before_its_workers_are_started_a_node_refuses(phase: Delaying | Stopping) -> None:
     """The ranks of the other nodes would wait for its report for ever."""

@@ -37,14 +37,14 @@ TERM = on.SignalReceived(signum=signal.SIGTERM)
 GONE = on.WorkersGone(round_number=7)
 ENDED = rdzv.JobEnded(succeeded=False)
 
-LEAVE_BOTH = "line ParkWorkers Leave(0, 1) LEAVE:2"
+LEAVE_BOTH = "line ParkWorkers(0) Leave(0, 1) LEAVE:2"
 
 
 HISTORIES = {
     "both leave": ((broken(), left(0), left(1), GONE), f"{LEAVE_BOTH} | - | KillWorkers | ReportStopped"),
     "a lost one is not asked": (
         (exited(1), broken(), left(0)),
-        "SettleFailure | line ParkWorkers Leave(0) LEAVE:2 | KillWorkers",
+        "SettleFailure | line ParkWorkers(1) Leave(0) LEAVE:2 | KillWorkers",
     ),
     "one that is late is killed": (
         (broken(), left(0), LATE, exited(1)),
@@ -75,7 +75,7 @@ def test_those_that_cannot_leave_get_the_signal() -> None:
     node.send(can_leave(0))
     shown = show_history(node, broken(), exited(1, -15), left(0))
     assert shown == (
-        "line ParkWorkers Leave(0) LEAVE:2 SIGTERM(1) GRACE:30 SLOW:5 | - | KillWorkers | Stopping, then Rejoin"
+        "line ParkWorkers(1) Leave(0) LEAVE:2 SIGTERM(1) GRACE:30 SLOW:5 | - | KillWorkers | Stopping, then Rejoin"
     )
 
 

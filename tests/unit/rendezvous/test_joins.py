@@ -31,7 +31,7 @@ def begin_join() -> Leader:
     leader.form_by_last_call(2)
     leader.join(2, after_s=5.0)
     begun = leader.only(DrainBegun)
-    assert (begun.ids, begun.is_asked) == (("m0", "m1"), False)
+    assert (begun.ids, begun.is_asked, begun.is_join) == (("m0", "m1"), False, True)
     return leader
 
 

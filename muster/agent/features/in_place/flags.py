@@ -12,7 +12,7 @@ FLAGS: Final = (
         default="0",
         ours=True,
         text="How many processes of this node have run the script up to its main (worker.in_place). One takes a lost "
-        "rank's place at once. Each takes a worker's memory.",
+        "rank's place. Each takes the memory of a worker.",
     ),
 )
 

@@ -12,8 +12,8 @@ FLAGS: Final = (
         name="tracker-run",
         ours=True,
         has_variable=False,
-        text="All attempts of the job are one run in Weights & Biases and in Comet, and have the job's id as a tag "
-        "in MLflow. Global rank 0 gets WANDB_RUN_ID and WANDB_RESUME, COMET_EXPERIMENT_KEY and "
+        text="All attempts are one run in Weights & Biases and Comet, and have the job's id as tag in MLflow. "
+        "Global rank 0 gets WANDB_RUN_ID and WANDB_RESUME, COMET_EXPERIMENT_KEY and "
         "MLFLOW_RUN_CONTEXT, unless the tracker's variables are set. If a script begins several runs, they "
         "become one. With more than one agent it needs --rdzv-id.",
     ),

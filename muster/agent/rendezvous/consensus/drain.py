@@ -254,6 +254,7 @@ def _begin(state: JobState, phase: RoundRunning, wanted: WantedDrain, now_s: flo
         limit_s=wanted.limit_s,
         kind=wanted.kind,
         is_asked=bool(wanted.askers),
+        is_join=drain.is_join,
     )
     return replace(state, phase=replace(phase, drain=drain, drains=number)), (Send(ids=ids, message=begun),)
 

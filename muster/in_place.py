@@ -358,7 +358,8 @@ def refuse_bound(place: tuple[str, str]) -> None:
         if module in sys.modules
     ]
     known: dict[type, type | None] = {}
-    gc.unfreeze()
+    is_frozen = gc.get_freeze_count() > 0
+    gc.unfreeze()  # what a warm worker has got from its template
     for each in gc.get_objects():
         own = type(each)
         if own not in known:
@@ -368,6 +369,8 @@ def refuse_bound(place: tuple[str, str]) -> None:
         if refusing is not None:
             each.__class__ = refusing
             each._muster_bound = _read_bound(each)  # noqa: SLF001  # our own
+    if is_frozen:
+        gc.freeze()  # its end would take 2 s
 
 
 def _read_bound(sampler: object) -> list[object]:

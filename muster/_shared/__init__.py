@@ -12,6 +12,7 @@
     job_view       how a job is doing: its state, nodes, ranks, recoveries; `status.schema.json` says it of the file
     causes         the classes of what a failure is due to, by name
     role_policy    what becomes of an app when one of its roles ends; the variables by which roles find each other
+    role_command   a replica's command where no supervisor starts it: waits for another role, and starts it again
     role_start     waits for another role before a replica starts
     policy         the grammar of `--on`: what a user wants to follow from a failure
     folders        removes them, of any depth

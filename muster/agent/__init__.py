@@ -7,7 +7,6 @@
     launch      from a command line to a running agent: builds its parts, and maps errors to lines and codes
     config      the configuration, one frozen object          errors     the error tree
     round       one agreed membership, as one node needs it    workspace_unpacking  the code that came with the job
-    role_command  a replica's command where no supervisor starts it: waits for another role, and starts it again
     checkpoint_file  the job's last checkpoint, for its next incarnation    ask     `muster-agent ask`, in a worker
 
     cli/        command line to configuration               logs/       workers' output

@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
 
         return ask.main(args[1:])
     if args[:1] == [_REPLICA_FLAG]:
-        from muster.agent import role_command
+        from muster._shared import role_command
 
         return role_command.main(args[1:])
     from muster._shared import guard

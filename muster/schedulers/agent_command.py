@@ -71,7 +71,7 @@ def build_agent_args(args: Sequence[str], bundle_dir: str | None) -> list[str]:
 def wrap_command(
     command: Sequence[str], policy: Mapping[str, Any], bundle_dir: str | None, python: str = "python3"
 ) -> list[str]:
-    """Return the command that runs another one as a role's policy says, where no supervisor does: `agent.role_command`.
+    """Return the command that runs another one as a role's policy says: see `_shared.role_command`.
 
     Args:
         command: the program and its arguments.

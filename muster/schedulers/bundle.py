@@ -22,7 +22,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from muster.schedulers import bundle_start
 
-AGENT_BUNDLE_LIMIT_BYTES: Final = 508_000
+AGENT_BUNDLE_LIMIT_BYTES: Final = 511_000
 """Small enough for a Kubernetes ConfigMap (1 MiB) with other content, and for a Docker upload per node."""
 
 _PYTHON_API: Final = (

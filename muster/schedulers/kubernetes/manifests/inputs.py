@@ -64,7 +64,7 @@ class RoleInputs:
 
     @property
     def is_wrapped(self) -> bool:
-        """Whether its command runs under `agent.role_command`, because nothing else waits, or starts it again."""
+        """Whether its command runs under `_shared.role_command`, because nothing else waits, or starts it again."""
         return self.is_restarted or bool(self.policy.after and not self.runs_agent)
 
     @property

@@ -61,7 +61,7 @@ FINAL_RULE: Final = {
     "action": "FailJob",
     "onExitCodes": {"containerName": kube.CONTAINER, "operator": "NotIn", "values": [0, 128 + 9, 128 + 15]},
 }
-"""Of a command that `agent.role_command` has given up. A pod that was killed, or told to end, is replaced."""
+"""Of a command that `_shared.role_command` has given up. A pod that was killed, or told to end, is replaced."""
 
 EXIT_RULE: Final = {
     "action": "FailJob",

@@ -271,8 +271,7 @@ class Loop:
         for key, ready in self._selector.select(wait_s):
             for kind in (selectors.EVENT_READ, selectors.EVENT_WRITE):
                 # Looked up again: an earlier callback may have unwatched it.
-                callback = self._watches.get(key.fd, {}).get(kind) if ready & kind else None
-                if callback is not None:
+                if ready & kind and (callback := self._watches.get(key.fd, {}).get(kind)) is not None:
                     callback()
 
     def _call_timers(self) -> None:

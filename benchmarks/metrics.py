@@ -20,6 +20,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
+from _launching import clean_env
 from _sampling import build_parser, describe, median, sample_in_turn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
@@ -90,6 +91,7 @@ def run_agent(folder, *, is_watched):
             node.write_round()
             node.log.write("workers_started", ranks=list(range(RANKS)))
         node.loop.run(1.0)
+        node.told.clear()
         if is_watched:
             ask()
         time.sleep(PACE_S)
@@ -131,7 +133,7 @@ def connect(node):
     source = node.log.on_look.__self__
 
     def ask():
-        other.stdin.write(f"{node.log.metrics_address}\n")
+        other.stdin.write(f"{node.log.node_facts['metrics']}\n")
         other.stdin.flush()
         return other.stdout.readline().split()
 
@@ -140,7 +142,8 @@ def connect(node):
 
 def sample(kind):
     """Return one sample, in a process of its own."""
-    found = subprocess.run([sys.executable, __file__, "--inner", kind], capture_output=True, text=True, check=True)
+    words = [sys.executable, __file__, "--inner", kind]
+    found = subprocess.run(words, env=clean_env(), capture_output=True, text=True, check=True)
     values = json.loads(found.stdout)
     if "told" in values:
         print(f"  bytes and requests, taken, lost: {values['told']}", file=sys.stderr)

@@ -21,14 +21,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from _launching import clean_env
-from _sampling import build_parser, describe, median, sample_in_turn
+from _sampling import Samples, build_parser, sample_in_turn, show
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 PACE_S = 0.1
 """A second takes so long: the exporter goes by the real clock, and sends its metrics as often."""
 LOOKS, RANKS, STEPS_A_SECOND = 60, 8, 1000
-GOALS = {"cpu": ("% of a core", 0.5), "memory": ("MB", 2.0)}
+GOALS = {"cpu": ("% of a core", 0.5), "memory": ("MB", 1.5)}
 
 
 def read_resident():
@@ -165,9 +165,10 @@ def main():
     sampled = sample_in_turn(args.count, {kind: lambda kind=kind: sample(kind) for kind in ("watched", "alone")})
     for figure, (unit, goal) in GOALS.items():
         series = {kind: each.of(lambda values, figure=figure: values[figure]) for kind, each in sampled.items()}
-        more = median(series["watched"]) - median(series["alone"])
-        both = ", ".join(f"{kind} {describe(each, unit)}" for kind, each in series.items())
-        print(f"{figure}: {more:.3g} {unit} more; {both}; goal: {goal:g} more")
+        show(f"an agent of 8 ranks with metrics and spans, {figure}", series, unit=unit)
+        pairs = zip(series["watched"].values, series["alone"].values, strict=False)
+        more = Samples(values=[watched - alone for watched, alone in pairs])
+        show(f"  what metrics and spans take more, {figure}", {"watched": more}, unit=unit, limit=goal)
 
 
 if __name__ == "__main__":

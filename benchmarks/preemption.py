@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from _launching import LAUNCHERS, MUSTER, Command, find_port, launched, read_marks, scratch
-from _sampling import Samples, describe, parse_count, sample_in_turn
+from _sampling import Samples, parse_count, sample_in_turn, show
 
 NODES, NPROC, ENDS_S = 2, 2, 30.0
 RANKS = NODES * NPROC
@@ -73,7 +73,7 @@ def main(count: int) -> None:
     print(f"preemptions after which all ranks had saved the same step: {shares}")
     [name] = [each for each, launcher in LAUNCHERS.items() if launcher == MUSTER]
     took = found[name].of(lambda sample: sample[1])
-    print(f"from the signal until both nodes have ended: {name} {describe(took, 's')}", flush=True)
+    show("from the signal until both nodes have ended", {name: took})
 
 
 def count_same(series: Samples[tuple[bool, float]]) -> str:

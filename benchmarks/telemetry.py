@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 from _launching import clean_env
-from _sampling import build_parser, describe, sample_in_turn
+from _sampling import build_parser, sample_in_turn, show
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
@@ -27,10 +27,10 @@ LOOKS = 60
 RANKS = 8
 STEPS_A_SECOND = 1000
 FIGURES = {
-    "agent": ("an agent of 8 ranks, all of it on", "% of a core", 0.5),
-    "memory": ("the same, memory", "MB", 2.0),
-    "bytes": ("what a node sends", "B/s", 1000.0),
-    "leader": ("the leader", "% of a core", 2.0),
+    "agent": ("telemetry of an agent of 8 ranks", "% of a core", 0.5),
+    "memory": ("telemetry of an agent of 8 ranks, memory", "MB", 1.5),
+    "bytes": ("telemetry: what a node sends", "B/s", 1000.0),
+    "leader": ("telemetry of the leader", "% of a core", 2.0),
 }
 
 
@@ -206,7 +206,7 @@ def main():
     for figure, (name, unit, goal) in FIGURES.items():
         series = samples.of(lambda values, figure=figure: values[figure])
         name = f"{name} of {args.nodes:,} nodes" if figure == "leader" else name
-        print(f"{name}: {describe(series, unit)}; goal: {goal:g}")
+        show(name, {"muster": series}, unit=unit, limit=goal)
 
 
 if __name__ == "__main__":

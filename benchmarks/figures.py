@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).resolve().parent
-WORSE = 1.1
+WORSE = 0.1
 COMMANDS = """
 start.py --count 5
 heal.py --count 5
@@ -119,9 +119,9 @@ def read_rows(command: str, lines: Iterable[str]) -> Figures:
 def find_value(figure: Mapping[str, Any]) -> float | None:
     """Return the ratio of the first launcher's median to the second's, or the first's alone; None if it has failed."""
     medians = [each.get("median") for each in figure["series"].values()][:2]
-    if None in medians or not medians[-1]:
+    if None in medians:
         return None
-    return float(medians[0] / medians[1] if len(medians) > 1 else medians[0])
+    return float(medians[0] / medians[1] if len(medians) > 1 and medians[1] else medians[0])
 
 
 def list_worse(old: Figures, new: Figures) -> list[str]:
@@ -129,9 +129,8 @@ def list_worse(old: Figures, new: Figures) -> list[str]:
     lines = []
     for name, figure in old.items():
         before, now = find_value(figure), find_value(new[name]) if name in new else None
-        if before is not None and (now is None or now > WORSE * before):
-            change = "missing" if now is None else f"{before:.3g} before, {now:.3g} now: {now / before - 1:.0%} more"
-            lines.append(f"{name}: {change}")
+        if before is not None and (now is None or now - before > WORSE * abs(before)):
+            lines.append(f"{name}: missing" if now is None else f"{name}: {before:.3g} before, {now:.3g} now")
     return lines
 
 

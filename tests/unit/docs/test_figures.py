@@ -64,11 +64,12 @@ def make_rows(**titles):
 
 
 def test_what_is_worse_by_more_than_a_tenth_or_missing_is_named(figures):
-    old = figures.read_rows(
-        "a.py", make_rows(same=[[1, 2, 3]], slow=[[2, 2]], peer=[[1], [2]], gone=[[1]], failed=[[]])
-    )
-    new = figures.read_rows("a.py", make_rows(same=[[2.1]], slow=[[2.3]], peer=[[2], [4]], failed=[[]], more=[[9]]))
-    assert figures.list_worse(old, new) == ["a.py: slow: 2 before, 2.3 now: 15% more", "a.py: gone: missing"]
+    before = {"same": [[1, 2, 3]], "slow": [[2, 2]], "peer": [[1], [2]], "gone": [[1]], "failed": [[]], "none": [[0]]}
+    after = {"same": [[2.1]], "slow": [[2.3]], "peer": [[2], [4]], "failed": [[]], "none": [[1]], "more": [[9]]}
+    before["less"] = after["less"] = [[-1]]
+    old, new = (figures.read_rows("a.py", make_rows(**values)) for values in (before, after))
+    named = ["slow: 2 before, 2.3 now", "gone: missing", "none: 0 before, 1 now"]
+    assert figures.list_worse(old, new) == [f"a.py: {each}" for each in named]
     assert figures.list_worse(old, old) == []
 
 

@@ -121,8 +121,9 @@ nightly: $(STABLE)/.ready $(WHOLE)/.ready ## the simulations with more seeds; 1,
 	MUSTER_HOLD_RUNS=200 $(PYTEST) -q --timeout 7200 -k many_runs tests/process/held/test_holds.py
 	MUSTER_FORK_LOOPS=20 $(PYTEST) -q tests/process/elastic/test_fork_matrix.py
 
-bench: $(STABLE)/.ready ## measure against torchrun, side by side
-	for benchmark in benchmarks/[a-z]*.py; do $(STABLE)/python "$$benchmark"; done
+bench: $(STABLE)/.ready ## measure all figures of the pages into build/figures.json
+	mkdir -p build
+	$(STABLE)/python benchmarks/figures.py run build/figures.json
 	MUSTER_MEASURE_TORCHRUN=1 $(PYTEST) -q -m fault -k torchrun -rxX tests/conformance
 
 docs: $(STABLE)/.ready ## build the documentation into build/docs; a warning is an error

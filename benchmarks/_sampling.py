@@ -1,10 +1,12 @@
 """Samples of launchers in turn, their medians with spread, one row per figure, and the shared command line.
 
 The machines are shared and noisy: the launchers alternate sample by sample, and the ratio of the medians is what
-counts. A sample that fails is counted and left out. Each row ends with the machine's load while sampling.
+counts. A sample that fails is counted and left out. Each row ends with the machine's load while sampling. `figures.py`
+collects the rows of all files from the file that MUSTER_FIGURES names.
 """
 
 import argparse
+import json
 import os
 import signal
 import statistics
@@ -107,6 +109,11 @@ def show(figure: str, series: Mapping[str, Series], *, unit: str = "s", limit: f
         row += f"  ratio {median(series[names[0]]) / median(series[names[1]]):.3f}"
     loads = [load for each in series.values() for load in each.loads] or [os.getloadavg()[0]]
     print(f"{figure}: {row}{goal}  load {min(loads):.1f}..{max(loads):.1f}", flush=True)
+    if path := os.environ.get("MUSTER_FIGURES"):
+        found = {name: {"values": each.values, "failed": each.failures} for name, each in series.items()}
+        with open(path, "a") as file:
+            json.dump({"figure": figure.strip(), "unit": unit, "load": [min(loads), max(loads)], "series": found}, file)
+            file.write("\n")
 
 
 def build_parser(about: str | None) -> argparse.ArgumentParser:

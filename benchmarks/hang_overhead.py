@@ -6,14 +6,12 @@ The two of a pair run one after the other, in turns first and second, with two O
 whole recorder, 2000 entries: auto looks every five seconds, so that each job is long enough for several.
 """
 
-import os
-import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from _sampling import parse_count
+from _sampling import Samples, parse_count, show
 
 PROGRAM = """
 import time, torch, torch.distributed as dist
@@ -52,8 +50,7 @@ def main(pairs: int) -> None:
             print(
                 f"pair {pair}: auto {took_s['auto']:.2f} s, 0 {took_s['0']:.2f} s, ratio {ratios[-1]:.3f}", flush=True
             )
-    spread = f"{min(ratios):.3f}..{max(ratios):.3f}, n={len(ratios)}"
-    print(f"median of ratios {statistics.median(ratios):.3f} ({spread}) (goal 1.01)  load {os.getloadavg()[0]:.1f}")
+    show("10,000 all-reduces with --hang-timeout auto, beside 0", {"auto": Samples(values=ratios)}, unit="", limit=1.01)
 
 
 if __name__ == "__main__":

@@ -20,14 +20,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
-from _sampling import build_parser, describe, median, sample_in_turn
+from _launching import clean_env
+from _sampling import Samples, build_parser, sample_in_turn, show
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 PACE_S = 0.1
 """A second takes so long: the exporter goes by the real clock, and sends its metrics as often."""
 LOOKS, RANKS, STEPS_A_SECOND = 60, 8, 1000
-GOALS = {"cpu": ("% of a core", 0.5), "memory": ("MB", 2.0)}
+GOALS = {"cpu": ("% of a core", 0.5), "memory": ("MB", 1.5)}
 
 
 def read_resident():
@@ -90,6 +91,7 @@ def run_agent(folder, *, is_watched):
             node.write_round()
             node.log.write("workers_started", ranks=list(range(RANKS)))
         node.loop.run(1.0)
+        node.told.clear()
         if is_watched:
             ask()
         time.sleep(PACE_S)
@@ -131,7 +133,7 @@ def connect(node):
     source = node.log.on_look.__self__
 
     def ask():
-        other.stdin.write(f"{node.log.metrics_address}\n")
+        other.stdin.write(f"{node.log.node_facts['metrics']}\n")
         other.stdin.flush()
         return other.stdout.readline().split()
 
@@ -140,7 +142,8 @@ def connect(node):
 
 def sample(kind):
     """Return one sample, in a process of its own."""
-    found = subprocess.run([sys.executable, __file__, "--inner", kind], capture_output=True, text=True, check=True)
+    words = [sys.executable, __file__, "--inner", kind]
+    found = subprocess.run(words, env=clean_env(), capture_output=True, text=True, check=True)
     values = json.loads(found.stdout)
     if "told" in values:
         print(f"  bytes and requests, taken, lost: {values['told']}", file=sys.stderr)
@@ -162,9 +165,10 @@ def main():
     sampled = sample_in_turn(args.count, {kind: lambda kind=kind: sample(kind) for kind in ("watched", "alone")})
     for figure, (unit, goal) in GOALS.items():
         series = {kind: each.of(lambda values, figure=figure: values[figure]) for kind, each in sampled.items()}
-        more = median(series["watched"]) - median(series["alone"])
-        both = ", ".join(f"{kind} {describe(each, unit)}" for kind, each in series.items())
-        print(f"{figure}: {more:.3g} {unit} more; {both}; goal: {goal:g} more")
+        show(f"an agent of 8 ranks with metrics and spans, {figure}", series, unit=unit)
+        pairs = zip(series["watched"].values, series["alone"].values, strict=False)
+        more = Samples(values=[watched - alone for watched, alone in pairs])
+        show(f"  what metrics and spans take more, {figure}", {"watched": more}, unit=unit, limit=goal)
 
 
 if __name__ == "__main__":

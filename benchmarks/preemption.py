@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from _launching import LAUNCHERS, MUSTER, Command, find_port, launched, read_marks, scratch
-from _sampling import Samples, describe, parse_count, sample_in_turn
+from _sampling import parse_count, sample_in_turn, show
 
 NODES, NPROC, ENDS_S = 2, 2, 30.0
 RANKS = NODES * NPROC
@@ -69,16 +69,11 @@ def main(count: int) -> None:
     with scratch() as folder:
         samplers = {name: lambda launcher=launcher: preempt(launcher, folder) for name, launcher in LAUNCHERS.items()}
         found = sample_in_turn(count, samplers, warmups=0)
-    shares = "  ".join(f"{name} {count_same(series)}" for name, series in found.items())
-    print(f"preemptions after which all ranks had saved the same step: {shares}")
+    apart = {name: each.of(lambda sample: float(not sample[0])) for name, each in found.items()}
+    show("share of preemptions after which the ranks had not all saved the same step", apart, unit="")
     [name] = [each for each, launcher in LAUNCHERS.items() if launcher == MUSTER]
     took = found[name].of(lambda sample: sample[1])
-    print(f"from the signal until both nodes have ended: {name} {describe(took, 's')}", flush=True)
-
-
-def count_same(series: Samples[tuple[bool, float]]) -> str:
-    """Count as "3 of 3"; a failed sample does not count."""
-    return f"{sum(same for same, _ in series.values)} of {len(series.values) + series.failures}"
+    show("from the signal until both nodes have ended", {name: took})
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 from _launching import MUSTER, build_standalone_flags, launched, scratch
-from _sampling import build_parser, sample_in_turn, show
+from _sampling import Samples, build_parser, sample_in_turn, show
 
 FIRST_LINE = """
 import json, os, time
@@ -94,15 +94,13 @@ def find_interval(values):
     return ordered[max(0, outside - 1)], ordered[min(count - 1, count - outside)]
 
 
-def show_differences(pairs, place, goal_ms):
+def show_differences(figure, pairs, place, goal_ms):
     differences_ms = [1e3 * (quick[place] - off[place]) for quick, off in pairs]
+    show(f"  quick - off, {figure}", {"quick": Samples(values=differences_ms)}, unit="ms", limit=goal_ms)
     least, most = find_interval(differences_ms)
     found_ms = statistics.median(differences_ms)
     verdict = "met" if found_ms <= goal_ms else "NOT met" if least > goal_ms else "too noisy to say"
-    print(
-        f"  quick - off: median {found_ms:.1f} ms, 95 % {least:.1f}..{most:.1f} ms, "
-        f"n={len(differences_ms)} (goal {goal_ms:g} ms: {verdict})"
-    )
+    print(f"  95 % {least:.1f}..{most:.1f} ms: {verdict}")
 
 
 def measure_parts():
@@ -118,7 +116,7 @@ def main():
             for figure, place in (("first line of both workers", 0), ("CPU until then", 1)):
                 series = {"quick": take(pairs, 0, place), "off": take(pairs, 1, place)}
                 show(f"{figure}, {start}", series)
-                show_differences(pairs.values, place, goal_ms)
+                show_differences(f"{figure}, {start}", pairs.values, place, goal_ms)
     parts = [measure_parts() for _ in range(arguments.count)]
     for name, place in (("import", 0), ("look", 1)):
         values = sorted(part[place] for part in parts)

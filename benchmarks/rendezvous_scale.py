@@ -17,15 +17,24 @@ import json
 import os
 import resource
 import socket
-import statistics
 import subprocess
 import sys
 import time
 from functools import partial
 
-from _sampling import build_parser
+from _launching import clean_env
+from _sampling import SampleFailed, Samples, build_parser, sample_in_turn, show
 
 MEMBER_PROCESSES = 2
+FIGURES = {
+    "form_s": ("form a round", "s"),
+    "restarts_s": ("restart", "s"),
+    "form_cpu_us": ("leader's CPU for each, form", "us"),
+    "restart_cpu_us": ("leader's CPU for each, restart", "us"),
+    "kib_per_member": ("leader's memory for each", "KiB"),
+    "messages_form": ("messages for each, form", "messages"),
+    "messages_restart": ("messages for each, restart", "messages"),
+}
 
 
 def build_config(index, members, port):
@@ -206,13 +215,13 @@ def measure(members, port, rounds):
     host.close()
     first = first_counts["sent"] + first_counts["received"]
     return {
-        "form_s": times[0],
+        "form_s": [times[0]],
         "restarts_s": times[1:],
-        "form_cpu_us": (cpu[1] - cpu[0]) / members * 1e6,
-        "restart_cpu_us": (cpu[-1] - cpu[1]) / members / max(1, rounds - 1) * 1e6,
-        "kib_per_member": (after_kib - before_kib) / members,
-        "messages_form": first / members,
-        "messages_restart": (total - first) / members / max(1, rounds - 1),
+        "form_cpu_us": [(cpu[1] - cpu[0]) / members * 1e6],
+        "restart_cpu_us": [(cpu[-1] - cpu[1]) / members / max(1, rounds - 1) * 1e6],
+        "kib_per_member": [(after_kib - before_kib) / members],
+        "messages_form": [first / members],
+        "messages_restart": [(total - first) / members / max(1, rounds - 1)],
     }
 
 
@@ -294,7 +303,7 @@ def measure_torch(members, port, limit_s):
         last = begin
         for child in children:
             if not select.select([child.stdout], [], [], max(0.0, begin + limit_s - time.monotonic()))[0]:
-                return None
+                raise SampleFailed
             last = max(last, float(child.stdout.readline() or "inf"))
         return last - begin
     finally:
@@ -318,33 +327,21 @@ def main():
     if args.one:
         print(json.dumps(measure(args.one, 20000 + os.getpid() % 10000, args.rounds)))
         return
-    print(
-        f"{'':8} {'members':>8} {'form s':>16} {'restart s':>16} {'KiB/member':>11} "
-        f"{'msgs form':>10} {'restart':>8} {'cpu us form':>12} {'restart':>8} {'load':>5}"
-    )
     for members in args.members:
         command = [sys.executable, __file__, "--one", str(members), "--rounds", str(args.rounds)]
-        results = [json.loads(subprocess.check_output(command)) for _ in range(args.count)]
-        form = [r["form_s"] for r in results]
-        restart = [s for r in results for s in r["restarts_s"]]
-        memory = statistics.median(r["kib_per_member"] for r in results)
-        cpu = [statistics.median(r[key] for r in results) for key in ("form_cpu_us", "restart_cpu_us")]
-        counts = (results[-1]["messages_form"], results[-1]["messages_restart"])
-        print(
-            f"{'muster':8} {members:8} {show(form):>16} {show(restart):>16} {memory:11.1f} "
-            f"{counts[0]:10.1f} {counts[1]:8.1f} {cpu[0]:12.0f} {cpu[1]:8.0f} {os.getloadavg()[0]:5.1f}",
-            flush=True,
-        )
+        sampled = sample_in_turn(args.count, {"muster": partial(measure_apart, command)}, warmups=0)["muster"]
+        for key, (figure, unit) in FIGURES.items():
+            series = Samples(values=[value for each in sampled.values for value in each[key]], loads=sampled.loads)
+            show(f"{members:,} members, {figure}", {"muster": series}, unit=unit)
     for members in args.torch_members:
-        took = [measure_torch(members, 20000 + (os.getpid() + i) % 20000, 120.0) for i in range(args.count)]
-        done = [t for t in took if t is not None]
-        text = show(done) if len(done) == len(took) else f"{len(took) - len(done)} over 120 s"
-        print(f"{'c10d':8} {members:8} {text:>16} {os.getloadavg()[0]:76.1f}", flush=True)
+        ports = iter(range(20000 + os.getpid() % 10000, 65536))
+        samplers = {"c10d": lambda members=members, ports=ports: measure_torch(members, next(ports), 120.0)}
+        show(f"{members:,} members, form a round", sample_in_turn(args.count, samplers, warmups=0))
 
 
-def show(values):
-    """Median and range."""
-    return f"{statistics.median(values):.3f} ({min(values):.2f}-{max(values):.2f})"
+def measure_apart(command):
+    done = subprocess.run(command, env=clean_env(), stdout=subprocess.PIPE, check=True)
+    return json.loads(done.stdout)
 
 
 if __name__ == "__main__":

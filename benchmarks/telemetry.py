@@ -7,7 +7,7 @@ pages of 8 ranks whose processes are alive, that do 1,000 steps a second, show t
 two looks; it has the status written each time, and reads GPUs if the machine has any. "leader" takes the frames of all
 nodes of a job, with a token, for as long as one interval lasts (16 s of 4,096 nodes), and merges and writes the status
 once. What the kernel needs to receive the frames is not in it. "memory" is what a fresh process has resident more
-after a minute of looks than before the plane was imported, with the modules of an agent that runs.
+after a minute of looks than before the plane was imported, with the modules of an agent that runs and of the doubles.
 """
 
 import json
@@ -18,7 +18,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from _sampling import build_parser, describe, sample_in_turn
+from _launching import clean_env
+from _sampling import build_parser, sample_in_turn, show
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
@@ -26,10 +27,10 @@ LOOKS = 60
 RANKS = 8
 STEPS_A_SECOND = 1000
 FIGURES = {
-    "agent": ("an agent of 8 ranks, all of it on", "% of a core", 0.5),
-    "memory": ("the same, memory", "MB", 2.0),
-    "bytes": ("what a node sends", "B/s", 1000.0),
-    "leader": ("the leader", "% of a core", 2.0),
+    "agent": ("telemetry of an agent of 8 ranks", "% of a core", 0.5),
+    "memory": ("telemetry of an agent of 8 ranks, memory", "MB", 1.5),
+    "bytes": ("telemetry: what a node sends", "B/s", 1000.0),
+    "leader": ("telemetry of the leader", "% of a core", 2.0),
 }
 
 
@@ -43,16 +44,17 @@ def measure_agent(folder):
     import muster.agent.node.evidence
     import muster.agent.node.supervisor
     import muster.agent.rendezvous.member.member
-    import muster.agent.workers.status_page  # noqa: F401
+    import muster.agent.workers.status_page
+    import muster.schedulers.failure_report  # noqa: F401
     from muster._shared.layouts import StatusPageLayout
-
-    before = read_resident()
-    from doubles.telemetry_nodes import FakeLeader, Node
 
     workers = [
         subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
         for _ in range(RANKS)
     ]
+    before = read_resident()
+    from doubles.telemetry_nodes import FakeLeader, Node
+
     node = Node(folder, nproc=RANKS)
     node.pids = {rank: worker.pid for rank, worker in enumerate(workers)}
     names = [b"loss", b"lr"]
@@ -71,6 +73,7 @@ def measure_agent(folder):
         }
         began = time.process_time()
         node.loop.run(1.0)
+        node.told.clear()
         spent += time.process_time() - began
     memory = read_resident() - before
     sent_bytes = measure_sent(folder, FakeLeader, Node)
@@ -186,7 +189,7 @@ def measure_leader(folder, nodes):
 def sample(nodes):
     """Return one sample of all figures, in a process of its own."""
     words = [sys.executable, __file__, "--inner", "--nodes", str(nodes)]
-    found = subprocess.run(words, capture_output=True, text=True, check=True)
+    found = subprocess.run(words, env=clean_env(), capture_output=True, text=True, check=True)
     return json.loads(found.stdout)
 
 
@@ -203,7 +206,7 @@ def main():
     for figure, (name, unit, goal) in FIGURES.items():
         series = samples.of(lambda values, figure=figure: values[figure])
         name = f"{name} of {args.nodes:,} nodes" if figure == "leader" else name
-        print(f"{name}: {describe(series, unit)}; goal: {goal:g}")
+        show(name, {"muster": series}, unit=unit, limit=goal)
 
 
 if __name__ == "__main__":

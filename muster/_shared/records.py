@@ -25,7 +25,6 @@ T = TypeVar("T")
 NO_ITEMS: Final[Mapping[Any, Any]] = MappingProxyType({})
 """The default of a field that is a mapping."""
 
-_FIELDS = "__record_fields__"
 _REQUIRED = object()
 
 
@@ -40,8 +39,9 @@ def record(cls: type[T]) -> type[T]:
         AttributeError: (from a record) on an assignment.
     """
     fields = {name: getattr(cls, name, _REQUIRED) for name in cls.__annotations__}
+    required = frozenset(name for name, value in fields.items() if value is _REQUIRED)
     methods = {"__init__": _init, "__eq__": _eq, "__hash__": _hash, "__repr__": _repr, "__setattr__": _refuse}
-    for name, value in {_FIELDS: fields, **methods}.items():
+    for name, value in {"__record_fields__": (fields, required), **methods}.items():
         if name not in cls.__dict__ or name != "__repr__":
             setattr(cls, name, value)
     return cls
@@ -63,7 +63,7 @@ def replace(old: T, **changes: Any) -> T:
     if len(own) > len(old.__dict__):
         raise TypeError(f"{type(old).__name__} has no field {', '.join(own.keys() - old.__dict__.keys())}")
     new: T = object.__new__(type(old))
-    new.__dict__.update(own)
+    object.__setattr__(new, "__dict__", own)
     return new
 
 
@@ -79,14 +79,14 @@ def assert_never(value: NoReturn) -> NoReturn:
 
 
 def _init(self: Any, **values: Any) -> None:
-    fields = getattr(self, _FIELDS)
+    fields, required = self.__record_fields__
     own = {**fields, **values}
     if len(own) > len(fields):
         raise TypeError(f"{type(self).__name__} has no field {', '.join(own.keys() - fields.keys())}")
-    if _REQUIRED in own.values():
-        missing = [name for name, value in own.items() if value is _REQUIRED]
+    if not required <= values.keys():
+        missing = [name for name in fields if name in required - values.keys()]
         raise TypeError(f"{type(self).__name__} needs {', '.join(missing)}")
-    self.__dict__.update(own)
+    object.__setattr__(self, "__dict__", own)
 
 
 def _eq(self: Any, other: object) -> bool:

@@ -43,7 +43,7 @@ class Table(dict[type, Mapping[Phase, tuple[Callable[..., Any], tuple[Phase, ...
         Raises:
             TypeError: no row is about such an event.
         """
-        row = next((self[kind] for kind in type(event).__mro__ if kind in self), None)
+        row = self.get(type(event)) or next((self[kind] for kind in type(event).__mro__ if kind in self), None)
         if row is None:
             raise TypeError(f"unexpected {event!r}")
         return row[phase][0] if phase in row else None

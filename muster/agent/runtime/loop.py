@@ -106,6 +106,10 @@ class JobClock(SystemClock):
 # -- the loop ---------------------------------------------------------------------------------------------------------
 
 
+def _do_nothing() -> None:
+    """Stand in for the call of a timer that is over."""
+
+
 class Timer:
     """A call due at a time; `cancel` is idempotent."""
 
@@ -117,8 +121,8 @@ class Timer:
         self.cancelled = False
 
     def cancel(self) -> None:
-        """Cancel the call. Calling this again, or after the call, does nothing."""
-        self.cancelled = True
+        """Cancel the call, and drop all that it holds. Calling this again, or after the call, does nothing."""
+        self.cancelled, self.callback = True, _do_nothing
 
 
 class Loop:
@@ -271,17 +275,16 @@ class Loop:
         for key, ready in self._selector.select(wait_s):
             for kind in (selectors.EVENT_READ, selectors.EVENT_WRITE):
                 # Looked up again: an earlier callback may have unwatched it.
-                callback = self._watches.get(key.fd, {}).get(kind) if ready & kind else None
-                if callback is not None:
+                if ready & kind and (callback := self._watches.get(key.fd, {}).get(kind)) is not None:
                     callback()
 
     def _call_timers(self) -> None:
         now_s = self.clock.now_s()
         while self._timers and self._timers[0][0] <= now_s:
             timer = heapq.heappop(self._timers)[2]
-            if not timer.cancelled:
-                timer.cancelled = True
-                timer.callback()
+            callback = timer.callback
+            timer.cancel()
+            callback()
 
     def close(self) -> None:
         """Release the selector. Watched descriptors stay open, because their owners close them."""

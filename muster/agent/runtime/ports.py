@@ -45,12 +45,17 @@ def bind_address(host: str, port: int) -> socket.socket:
     """
     numeric = "127.0.0.1" if host == "localhost" else host
     try:
-        found = socket.getaddrinfo(numeric, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+        found = socket.getaddrinfo(encode_host(numeric), port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
         return _bind_family(found[0][0], *found[0][4][:2])
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise
         return bind_wildcard(port)
+
+
+def encode_host(host: str) -> str | bytes:
+    """Return a host as `socket` takes it without the tables of IDNA, which take 1 MB: in bytes if it is ASCII."""
+    return host.encode() if host.isascii() else host
 
 
 def _bind_family(family: socket.AddressFamily, host: str, port: int) -> socket.socket:

@@ -200,7 +200,7 @@ class Telemetry:
         self._is_leading = False
         self._ahead_s = 0.0
         """The lead of the leader's clock over this loop's."""
-        self._samples: deque[tuple[int, float, NodeSummary]] = deque(maxlen=16)
+        self._samples: deque[tuple[int, float, NodeSummary]] = deque(maxlen=8)
         """Rounds, moments and results of the last looks at this node."""
         self._compared: tuple[LeaderClock, float] | None = None
         """The last record of the leader's clock, and its lead over this agent's records."""

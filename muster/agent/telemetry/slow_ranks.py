@@ -15,6 +15,7 @@ import operator
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
+from muster._shared.goodput import find_median
 from muster._shared.job_view import RankStatus, SlowRank
 from muster._shared.records import NO_ITEMS, record, replace
 
@@ -82,13 +83,13 @@ class Arrivals:
 
     def _judge(self, rank: int, step_s: float, latest: Sequence[float]) -> Lateness | None:
         own, least_s = [look[rank] for look in self._looks], max(_FLOOR_S, _LEAST_FRACTION * step_s)
-        late_s, size = _find_median(own), len(own)
+        late_s, size = find_median(own), len(own)
         share = sum(map(operator.ge, own, latest)) / size
         if late_s <= least_s or share < _SHARE:  # few are left: what follows looks at all ranks
             return None
         others = [late for look in self._looks for each, late in look.items() if each != rank]
         noise_s = max(least_s, 2.5 * _spread(others), 2 * _spread(own))
-        quarters = [_find_median(own[size * each // 4 : size * (each + 1) // 4]) for each in range(4)]
+        quarters = [find_median(own[size * each // 4 : size * (each + 1) // 4]) for each in range(4)]
         if min(quarters) <= noise_s:
             return None
         return Lateness(rank=rank, late_s=late_s, share=share)
@@ -96,16 +97,8 @@ class Arrivals:
 
 def _spread(values: Iterable[float]) -> float:
     numbers = list(values)
-    middle = _find_median(numbers)
-    return _SIGMA * _find_median(abs(number - middle) for number in numbers)
-
-
-def _find_median(values: Iterable[float]) -> float:
-    return _find_middle(sorted(values))
-
-
-def _find_middle(ordered: Sequence[float]) -> float:
-    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
+    middle = find_median(numbers)
+    return _SIGMA * find_median(abs(number - middle) for number in numbers)
 
 
 class SingleWaits:
@@ -202,7 +195,7 @@ class JobSlowRanks:
             for rank, late_s in self._waits.find(now_s).items()
             if rank in by_rank
         }
-        for late in self._paces.find(1 / _find_median(rates.values()) if rates else None):
+        for late in self._paces.find(1 / find_median(rates.values()) if rates else None):
             if late.rank in by_rank:
                 found[late.rank] = build_slow_rank(late, by_rank[late.rank], hosts.get(by_rank[late.rank].node, ""))
         for each in reported:

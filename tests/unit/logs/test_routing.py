@@ -175,7 +175,7 @@ def test_an_agent_that_joins_a_running_job_moves_nothing(tmp_path: Path) -> None
 
 
 def test_an_unused_temporary_folder_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     folder = RunFolder(None, "job")
     path = Path(folder.open_attempt(make_round(), 2))
     (path / "0/stacks.txt").write_text("--- stacks of process 7\n")
@@ -185,7 +185,7 @@ def test_an_unused_temporary_folder_is_removed(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_used_temporary_folder_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     folder = RunFolder(None, "job")
     log = Path(folder.open_attempt(make_round(), 2), "0/stdout.log")
     log.write_text("x")

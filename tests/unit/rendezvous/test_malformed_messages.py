@@ -156,7 +156,7 @@ QUERY_REPLY = discovery.QueryReply(
     id="m2",
     index=2,
     leader=("10.0.0.3", 5003),
-    rules=RULES,
+    rules=Shared(RULES),
 )
 QUERY = discovery.LeaderQuery(run_id="run")
 ANNOUNCEMENT = discovery.Announcement(run_id="run", id="m4", round_number=2, port=5004, rules=RULES)

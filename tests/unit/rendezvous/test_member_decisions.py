@@ -129,7 +129,7 @@ class World:
             id=self.random.choice(("me", "m0", "m1", "m2")),
             index=self.random.choice((None, 0, 1, 2)),
             leader=self.random.choice((None, ("n2", 7))),
-            rules=replace(self.state.job_rules, max_restarts=self.random.choice((3, 3, 3, 9))),
+            rules=Shared(replace(self.state.job_rules, max_restarts=self.random.choice((3, 3, 3, 9)))),
         )
         self.answer = do.Answered(
             reply=reply, target=do.Target(host="n1", port=5), peer_host="n1", has_formed_round=self.has_formed
@@ -344,7 +344,7 @@ class World:
         has_promised = self.now_s < before.promise_until_s and answer.reply.id != before.recovery.leader_id
         assert not has_promised or before.recovery.is_leaders_index(answer.reply.index)
         if answer.reply.round_number < before.recovery.round_number:
-            assert answer.reply.rules == before.job_rules
+            assert answer.reply.rules.value == before.job_rules
         self.link, self.is_searching, self.is_accepted, self.has_asked = "remote", False, False, False
         self.has_formed = False
 

@@ -1,11 +1,12 @@
 """Slow ranks: found in histories with one, and not in those where all are equal."""
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
 import pytest
 
+from muster._shared.goodput import find_median
 from muster._shared.job_view import RankStatus
 from muster._shared.records import replace
 from muster.agent.telemetry import slow_ranks
@@ -65,13 +66,13 @@ def test_a_rank_at_half_a_core_is_found_and_no_other(ranks: int) -> None:
 
 def test_the_work_grows_with_the_ranks_and_not_with_their_square(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is done on the leader's loop."""
-    handled, find_middle = [0], slow_ranks._find_middle
+    handled = [0]
 
-    def count(ordered: Sequence[float]) -> float:
-        handled[0] += len(ordered)
-        return find_middle(ordered)
+    def count(values: Iterable[float]) -> float:
+        handled[0] += len(numbers := list(values))
+        return find_median(numbers)
 
-    monkeypatch.setattr(slow_ranks, "_find_middle", count)
+    monkeypatch.setattr(slow_ranks, "find_median", count)
     arrivals, draw = Arrivals(), random.Random(1)
     for _ in range(LOOKS):
         numbers = draw_equal(draw, 256)

@@ -17,13 +17,14 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from muster._shared.contract import OtelEnv, show_controls
 from muster._shared.records import NO_ITEMS, record
 from muster.agent.features.export.encoding import write_metrics, write_spans
 from muster.agent.features.export.spans import Span, SpanMaker
 from muster.agent.runtime.loop import SideThread
+from muster.agent.runtime.ports import encode_host
 
 if TYPE_CHECKING:
     from muster.agent.features.export.source import MetricsSource
@@ -337,7 +338,8 @@ def post(address: "Address", body: bytes, settings: "Settings") -> tuple[int, fl
     lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
     request = f"POST {address.path} HTTP/1.1\r\n{lines}\r\n".encode("utf-8", "replace") + body
     with contextlib.ExitStack() as stack:
-        link = stack.enter_context(socket.create_connection((address.host, address.port), settings.timeout_s))
+        where: Any = encode_host(address.host), address.port  # typeshed knows only text
+        link = stack.enter_context(socket.create_connection(where, settings.timeout_s))
         if address.scheme == "https":
             import ssl
 

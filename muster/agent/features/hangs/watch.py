@@ -7,7 +7,6 @@ to read while everything else hangs, and a worker that reads something useful al
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from muster._shared.records import record, replace
 from muster.agent.features.hangs.sessions import (
@@ -100,7 +99,7 @@ _WAITING_SHARE = 0.1
 """CPU share that a worker's other threads may use while it waits in a collective."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@record
 class Activity:
     """What one worker has done so far."""
 
@@ -201,10 +200,10 @@ class StandStill:
         return self.for_s
 
 
-@dataclass
 class _Baseline:
-    at_s: float
-    activity: Activity
+    def __init__(self, at_s: float, activity: Activity) -> None:
+        self.at_s = at_s
+        self.activity = activity
 
 
 class HangWatch:

@@ -5,6 +5,8 @@ import os
 import socket
 import time
 
+from muster.agent.runtime.ports import encode_host
+
 _EACH_S = 3.0
 _PAUSE_S = 0.5
 _OTHER_PORT = 1
@@ -33,7 +35,7 @@ def find_obstacle(host: str, port: int, limit_s: float) -> str | None:
 
 def _try_once(host: str, port: int, limit_s: float) -> str | None:
     try:
-        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(encode_host(host), port, type=socket.SOCK_STREAM)
     except OSError as error:
         return f"its name is not resolved: {error.strerror or error}"
     obstacle = "it has no address"

@@ -212,8 +212,11 @@ def _on_part(state: JobState, event: Reported[PartReport], now_s: float) -> Deci
 
 def _update_timer(state: JobState, now_s: float) -> Decision:
     """Set the leader's one timer to the next wait that ends, unless it is already set to that."""
-    timer = SetTimer(round_number=state.round_number, due_s=find_next_due_s(state, now_s))
-    return (state, ()) if timer == state.timer else (replace(state, timer=timer), (timer,))
+    due_s, known = find_next_due_s(state, now_s), state.timer
+    if known is not None and (known.round_number, known.due_s) == (state.round_number, due_s):
+        return state, ()
+    timer = SetTimer(round_number=state.round_number, due_s=due_s)
+    return replace(state, timer=timer), (timer,)
 
 
 def _on_all_started(state: JobState, event: Reported[AllStarted], _now_s: float) -> Decision:

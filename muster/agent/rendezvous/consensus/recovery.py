@@ -77,6 +77,8 @@ def find_rank_contradiction(known: RecoveryRecord, group_ranks: tuple[int | None
 
 def merge_recovery(known: RecoveryRecord, other: RecoveryRecord) -> RecoveryRecord:
     """Return what is known with both records: see above. The version is that of the winning record."""
+    if known == other:
+        return known
     later, earlier = (other, known) if other.round_number > known.round_number else (known, other)
     if later.round_number == earlier.round_number:
         later = _merge_equals(later, earlier)

@@ -207,7 +207,7 @@ def _find_difference(state: MemberState, reply: QueryReply) -> str | None:
     leads = reply.role in (DiscoveryRole.LEADER, DiscoveryRole.CANDIDATE)
     if not leads or reply.round_number >= state.recovery.round_number:
         return None
-    return describe_difference(reply.rules, state.job_rules)
+    return describe_difference(reply.rules.value, state.job_rules)
 
 
 def _is_better(state: MemberState, reply: QueryReply) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from muster._shared.codec import MalformedMessageError
+from muster._shared.fields import Shared
 from muster._shared.records import assert_never, replace
 from muster.agent.config import RendezvousConfig
 from muster.agent.rendezvous.consensus.members import build_rules
@@ -77,6 +78,7 @@ class Server:
         self._rules = build_rules(state.config)
         self._job_rules = state.job_rules
         """The rules that every member must have been started with."""
+        self._shared_rules = Shared(self._job_rules)
         self._endpoint = find_endpoint(state.config)
         self._listen_host = choose_listen_host(state.config)
         """Where this node listens for the job's nodes; None means at every address."""
@@ -316,7 +318,7 @@ class Server:
             id=self._own_id,
             index=self._config.node_index,
             leader=state.leader_address,
-            rules=self._job_rules,
+            rules=self._shared_rules,
         )
 
     def _answer_join(self, link: Link, join: Join) -> None:

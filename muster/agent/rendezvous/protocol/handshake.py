@@ -140,7 +140,7 @@ class Codec:
         raise RefusalError(why)
 
     def _reply(self, message: Frame) -> None:
-        self._write(build_frame(_encode(message)))
+        self._write(build_frame(to_json(message).encode()))
 
     def _prove(self, message: Frame) -> None:
         self._nonces = (self._nonce, _read_hex(message, "nonce"))
@@ -190,10 +190,6 @@ class Codec:
             to_server = _hmac(self._key, b"to server", *self._nonces)
             to_client = _hmac(self._key, b"to client", *self._nonces)
             self._send_key, self._receive_key = (to_client, to_server) if self._is_server else (to_server, to_client)
-
-
-def _encode(message: Frame) -> bytes:
-    return to_json(message).encode()
 
 
 def _read_hex(message: Frame, key: str) -> bytes:

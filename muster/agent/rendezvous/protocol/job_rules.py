@@ -55,10 +55,10 @@ def build_job_rules(config: RendezvousConfig) -> JobRules:
 
 def describe_difference(own: JobRules, jobs: JobRules) -> str | None:
     """Return one line that names each setting that differs, with both values; None if the rules are equal."""
+    if own == jobs:
+        return None
     pairs = zip(_list_settings(own), _list_settings(jobs), strict=True)
     different = [f"{flag}{mine} (the job: {theirs})" for (flag, mine), (_, theirs) in pairs if mine != theirs]
-    if not different:
-        return None
     return f"{', '.join(different)}; all agents of a job must be started with the same values"
 
 

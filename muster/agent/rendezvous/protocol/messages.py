@@ -110,9 +110,9 @@ class Join:
     local_addr: Host | None
     rules: JobRules
     """The rules with which it was started."""
-    recovery: RecoveryRecord
+    recovery: Annotated[RecoveryRecord, SPARSE] = RecoveryRecord()
     """What it knows of the job, so that nothing is lost with a leader."""
-    group_ranks: GroupRanks
+    group_ranks: Annotated[GroupRanks, SPARSE] = ()
     """Its own ranks in the quorum rounds of that record."""
     highest_round: RoundNumber = 0
     """The highest round that it has heard of, if that is higher than the record's."""
@@ -212,7 +212,7 @@ class QueryReply:
     index: Count | None
     leader: tuple[Host, Port] | None
     """Address of its leader, if that is another node."""
-    rules: JobRules
+    rules: Shared[JobRules]
     """The rules with which it was started."""
 
 

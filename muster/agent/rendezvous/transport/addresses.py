@@ -10,6 +10,7 @@ from collections.abc import Callable
 from muster._shared.records import record
 from muster.agent.rendezvous.transport.links import Cause, LinkEnd
 from muster.agent.runtime.loop import Loop
+from muster.agent.runtime.ports import encode_host
 
 Address = tuple[int, str]
 """Address family and numeric host."""
@@ -32,7 +33,7 @@ def resolve(host: str) -> list[Address]:
     Raises:
         OSError: the name does not resolve.
     """
-    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    found = socket.getaddrinfo(encode_host(host), None, type=socket.SOCK_STREAM)
     return list(dict.fromkeys((int(family), str(address[0])) for family, _, _, _, address in found))
 
 

@@ -11,7 +11,8 @@ from muster.agent.rendezvous.transport.addresses import normalise
 from muster.agent.rendezvous.transport.links import Cause, LinkEnd, LinkOwner
 from muster.agent.runtime.loop import Loop
 
-READ_BYTES = 256 * 1024
+READ_BYTES = 64 * 1024
+"""The C library maps memory anew for each larger buffer, which takes more time than all else that a message needs."""
 UNSENT_LIMIT_BYTES = 64 * 1024 * 1024
 """A member that leaves this much unread counts as lost."""
 

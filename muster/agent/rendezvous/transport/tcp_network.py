@@ -29,11 +29,11 @@ from muster.agent.runtime.ports import PortReservation
 
 UNAUTHENTICATED_LIMIT_S = 10.0
 """How long a connection may go without a join."""
-UNAUTHENTICATED_LIMIT = 1024
-"""Limit on connections without a proven token and without a join. A joining node is one of them for a few milliseconds.
-"""
+UNAUTHENTICATED_LIMIT = 4096
+"""Limit on connections without a proven token and without a join. All nodes of a large job may join at once."""
 BACKLOG = 4096
-ACCEPTS_PER_TURN = 256
+ACCEPTS_PER_TURN = 32
+"""Few, so that joins of those accepted before are read in between, before there are too many connections."""
 ACCEPT_PAUSE_S = 0.25
 """How soon to accept again after the process or the machine ran out of descriptors."""
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)

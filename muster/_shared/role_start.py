@@ -1,13 +1,13 @@
 """Waits for another role of the app before a replica starts, where the replica runs. Standard library only."""
 
 import contextlib
-import json
 import socket
 import time
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Any, Final
 
 from muster._shared.contract import Env
+from muster._shared.foreign_files import parse_json, read_whole
 from muster._shared.role_policy import name_hosts_variable
 
 _LINE_S: Final = 5.0
@@ -44,8 +44,9 @@ def wait_for_role(
 
 def _find_host(role: str, environ: Mapping[str, str]) -> str:
     """Return the host of replica 0: of the file, once there is one, or else of the variable."""
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError), open(environ[Env.ROLES_FILE]) as file:
-        return str(json.load(file)[role][0])
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+        hosts: Any = parse_json(read_whole(environ[Env.ROLES_FILE]))
+        return str(hosts[role][0])
     return environ[name_hosts_variable(role)].partition(",")[0]
 
 

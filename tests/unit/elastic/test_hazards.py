@@ -1,7 +1,6 @@
 """What forbids a fork of the program."""
 
 import sys
-from multiprocessing import resource_tracker
 from types import ModuleType
 
 import pytest
@@ -59,14 +58,3 @@ def test_another_system(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(UsageError, match=r"^start_method='fork' .* darwin; .* 'spawn'$"):
         check_hazards()
-
-
-def test_the_tracker_is_started_only_for_a_program_that_shares_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[bool] = []
-    monkeypatch.setattr(resource_tracker, "ensure_running", lambda: started.append(True))
-    monkeypatch.delitem(sys.modules, "multiprocessing.shared_memory", raising=False)
-    hazards.prepare_call(int, (), {}, 1)
-    assert not started
-    monkeypatch.setitem(sys.modules, "multiprocessing.shared_memory", ModuleType("shared_memory"))
-    hazards.prepare_call(int, (), {}, 1)
-    assert started

@@ -52,8 +52,8 @@ def prepare_call(
         UsageError: it must not be forked. The message says what is in the way and what to do.
     """
     check_hazards()
-    # A worker's own would remove what it shares. torch always loads the tracker, and to start it takes 20 ms of CPU.
-    if "multiprocessing.shared_memory" in sys.modules:
+    # A worker's own would remove what it shares.
+    if "multiprocessing.resource_tracker" in sys.modules:
         sys.modules["multiprocessing.resource_tracker"].ensure_running()
     torch_threads = None
     if not end_thread_pools():

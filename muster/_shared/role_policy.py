@@ -129,6 +129,8 @@ class PolicedRole:
     name: str
     policy: RolePolicy
     max_retries: int
+    restarts_role: bool
+    """Its `retry_policy` starts all its replicas again when one has failed."""
     is_observable: bool
     """Others can see that it is ready: it has a port, or runs muster's agent."""
 
@@ -176,6 +178,11 @@ def _check_restarts(role: PolicedRole) -> None:
         raise PolicyError(
             f"role {role.name!r}: max_retries={role.max_retries} and restart={policy.restart.value!r} contradict: give "
             "one of them (max_restarts limits the restarts)"
+        )
+    if policy.restart is not None and role.restarts_role:
+        raise PolicyError(
+            f"role {role.name!r}: retry_policy=ROLE and restart={policy.restart.value!r} contradict: the policy has each "
+            "replica started again alone"
         )
     if policy.restart in (None, Restart.NEVER) and policy.max_restarts is not None:
         raise PolicyError(f"role {role.name!r}: max_restarts={policy.max_restarts} needs restart='on-failure'")

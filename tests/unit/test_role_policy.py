@@ -48,9 +48,13 @@ def test_a_policy_is_kept_without_what_is_as_usual():
     assert dump_policy(parse_policy("a", {**kept, "after": "", "grace_s": None})) == kept
 
 
-def make_role(name, *, max_retries=0, is_observable=True, **policy):
+def make_role(name, *, max_retries=0, restarts_role=False, is_observable=True, **policy):
     return PolicedRole(
-        name=name, policy=parse_policy(name, policy), max_retries=max_retries, is_observable=is_observable
+        name=name,
+        policy=parse_policy(name, policy),
+        max_retries=max_retries,
+        restarts_role=restarts_role,
+        is_observable=is_observable,
     )
 
 
@@ -71,6 +75,13 @@ def make_role(name, *, max_retries=0, is_observable=True, **policy):
             (
                 "role 'a': max_retries=3 and restart='on-failure' contradict: give one of them (max_restarts limits "
                 "the restarts)"
+            ),
+        ),
+        (
+            [make_role("a", restart="on-failure", restarts_role=True)],
+            (
+                "role 'a': retry_policy=ROLE and restart='on-failure' contradict: the policy has each replica started "
+                "again alone"
             ),
         ),
         ([make_role("a", max_restarts=3)], "role 'a': max_restarts=3 needs restart='on-failure'"),

@@ -160,6 +160,7 @@ def check_roles(app: AppDef) -> None:
                     name=role.name,
                     policy=read_policy(role),
                     max_retries=role.max_retries,
+                    restarts_role=build_role_plan(role).retry_scope is RetryScope.ROLE,
                     is_observable=bool(find_ports(role)) or is_agent_role(role),
                 )
                 for role in app.roles

@@ -32,6 +32,13 @@ def test_agents_that_are_not_critical_end_by_themselves_before_they_are_stopped(
     assert app.end("main/0", 0) == ["finish SUCCEEDED"]
 
 
+def test_a_preempted_node_of_one_role_concerns_no_other():
+    app = begin(agents(2, min_replicas=1), actors(2, critical=False))
+    assert app.end("trainer/1", 143) == ["start trainer/1"]
+    assert app.end("trainer/1", 137) == []
+    assert app.status("trainer/1") is ReplicaStatus.LOST
+
+
 def test_a_critical_role_ends_all():
     app = begin(agents(1), actors(1, critical=False))
     assert app.end("trainer/0", 2) == ["stop actor/0"]

@@ -181,8 +181,8 @@ def _check_restarts(role: PolicedRole) -> None:
         )
     if policy.restart is not None and role.restarts_role:
         raise PolicyError(
-            f"role {role.name!r}: retry_policy=ROLE and restart={policy.restart.value!r} contradict: the policy has each "
-            "replica started again alone"
+            f"role {role.name!r}: retry_policy=ROLE and restart={policy.restart.value!r} contradict: the policy has "
+            "each replica started again alone"
         )
     if policy.restart in (None, Restart.NEVER) and policy.max_restarts is not None:
         raise PolicyError(f"role {role.name!r}: max_restarts={policy.max_restarts} needs restart='on-failure'")

@@ -1,7 +1,6 @@
 """What `muster prune` removes in folders where other users can write: logs of agents, unpacked agents."""
 
 import os
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ __all__ = ["shared_dir"]
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     return tmp_path
 
 
@@ -63,7 +62,7 @@ def test_logs_that_are_in_use_again_stay(folder: Path) -> None:
 @needs_two_users
 def test_a_folder_that_another_user_can_have_renamed_stays(shared_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be any folder of this user, with runs of torchrun in it."""
-    monkeypatch.setattr(tempfile, "tempdir", str(shared_dir))
+    monkeypatch.setenv("TMPDIR", str(shared_dir))
     run, _ = make_run()
     run.close()
     shared_dir.chmod(0o777)

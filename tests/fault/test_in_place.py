@@ -300,7 +300,8 @@ def test_fifty_rounds_leave_nothing_in_a_process(tmp_path: Path) -> None:
             os.kill(lost, signal.SIGKILL)
         assert len({stayed for stayed, _ in read_rounds()}) == 1, "the survivor was started again"
         job.kill_all()
-    (fds, threads, kib), last = sizes[2], sizes[-1]
+    # What a group has left ends a moment later: the least of ten rounds counts.
+    (fds, threads, kib), last = (tuple(map(min, zip(*some, strict=True))) for some in (sizes[2:12], sizes[-10:]))
     assert last[0] <= fds + 2, sizes
     assert last[1] <= threads + 1, sizes
     assert last[2] <= kib + 30_000, sizes

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 from doubles.kubernetes_kubelet import run_kubelet
-from harness import wait_until
+from harness import LIMIT_S, wait_until
 
 RUN = ("run", "-s", "kubernetes")
 JOB = ("dist.ddp", "--script", "main.py", "-j")
@@ -35,7 +35,7 @@ def call(begin):
 
     def run(*words, code=0):
         with begin(*words) as process:
-            output, errors = process.communicate(timeout=90)
+            output, errors = process.communicate(timeout=LIMIT_S)
         assert process.returncode == code, output + errors
         assert "Traceback" not in errors
         return output if code == 0 else output + errors
@@ -74,7 +74,7 @@ def test_a_job_by_muster(cluster, begin, call, tmp_path):
     (tmp_path / "work" / "main.py").write_text(BOOM)
     with run_kubelet(cluster, tmp_path / "pods"), begin("muster", *RUN, "--wait", *JOB, "2x1") as waiting:
         name = waiting.stdout.readline().strip().rpartition(":")[2]
-        _, errors = waiting.communicate(timeout=90)
+        _, errors = waiting.communicate(timeout=LIMIT_S)
     assert waiting.returncode == 1, errors
     assert "JOB FAILED  " in errors, errors
     found = call("muster", "log", "--failed")
@@ -89,7 +89,7 @@ def test_ctrl_c_prints_no_traceback_and_that_the_job_goes_on(begin):
     with begin("torchx", *RUN, "--wait", *JOB, "1x1") as waiting:
         said = [next(line for line in waiting.stderr if "Waiting for the app to finish" in line)]
         waiting.send_signal(signal.SIGINT)
-        said.append(waiting.communicate(timeout=90)[1])
+        said.append(waiting.communicate(timeout=LIMIT_S)[1])
     assert waiting.returncode == -signal.SIGINT, "as shells expect it"
     assert "Traceback" not in "".join(said)
     line = next(line for line in "".join(said).splitlines() if "the job goes on" in line)
@@ -107,7 +107,7 @@ def test_a_submission_that_sigterm_ends_leaves_nothing(cluster, double, begin):
             wait_until(lambda: refused.times < often)  # on a busy machine TorchX alone takes a while
             assert {"secrets", "configmaps", "services"} <= {plural for _, _, plural, _ in cluster.objects}
             submitting.send_signal(signal.SIGTERM)
-            _, said = submitting.communicate(timeout=90)
+            _, said = submitting.communicate(timeout=LIMIT_S)
         finally:
             submitting.kill()
     assert submitting.returncode == -signal.SIGTERM, said

@@ -370,7 +370,7 @@ class Left:
         self._held = held
         self.shm = set(os.listdir("/dev/shm"))
         for index in (0, 1):  # on a busy machine the processes of a node that waits come one after another
-            wait_until(lambda index=index: held.read(index)["state"] == "ready", timeout_s=60, what="both wait")
+            wait_until(lambda index=index: held.read(index)["state"] == "ready", what="both wait")
         self.things = look_settled(self._look)
         self.memory = {pid: read_own_bytes(pid) for pid in self._list_lasting()}
 
@@ -391,7 +391,7 @@ class Left:
         assert max(grown.values()) < KEPT_BYTES, grown
         # Other tests on this machine have such objects, too, for a while.
         left = self.shm - before.shm
-        wait_until(lambda: not left & set(os.listdir("/dev/shm")), timeout_s=60, what=f"{left} are gone")
+        wait_until(lambda: not left & set(os.listdir("/dev/shm")), what=f"{left} are gone")
 
 
 def read_own_bytes(pid: int) -> int:

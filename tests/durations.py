@@ -1,4 +1,4 @@
-"""Where the time of tests goes: the slowest tests and the sum of each folder, from the JUnit XML of `make test`.
+"""Where the time of tests goes, and which failed, from the JUnit XML of `make test`.
 
 python tests/durations.py [FOLDER]                  # of the last run: build/junit
 python tests/durations.py [FOLDER] --before OTHER   # what became slower or faster since a run whose files were kept
@@ -12,6 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SLOWEST = 30
+SAID_LINES = 12
 
 
 def read_durations(folder: Path) -> dict[tuple[str, str], float]:
@@ -57,6 +58,15 @@ def print_run(seconds: dict[tuple[str, str], float]) -> None:
     print(f"{sum(seconds.values()):7.1f}  in all")
 
 
+def print_failures(folder: Path) -> None:
+    """Print each test that failed, and what it said."""
+    for path in sorted(folder.glob("*.xml")):
+        for case in ET.parse(path).iter("testcase"):
+            for failure in (*case.iter("failure"), *case.iter("error")):
+                print(f"FAILED {path.stem} {_find_class(case.get('classname', ''))}::{case.get('name')}")
+                print("\n".join((failure.text or failure.get("message") or "").splitlines()[-SAID_LINES:]))
+
+
 def print_changes(now: dict[tuple[str, str], float], before: dict[tuple[str, str], float]) -> None:
     """Print what differs most between two runs."""
     for title, new, old in (("folder", sum_folders(now), sum_folders(before)), ("test", Counter(now), Counter(before))):
@@ -78,6 +88,7 @@ def main() -> None:
         sys.exit(f"no JUnit XML in {args.folder}: `make test` writes it")
     if args.before is None:
         print_run(now)
+        print_failures(args.folder)  # last: of a long log the end is read
     else:
         print_changes(now, read_durations(args.before))
 

@@ -1,11 +1,12 @@
 """Runs the command of a replica where no supervisor of muster starts it: in a pod, or in a container that waits.
 
-    python3 muster-agent.zip --replica '{"restart": "always"}' -- COMMAND [ARG ...]
+    python3 muster-agent.zip --replica '{"restart": "always"}' [FILE] -- COMMAND [ARG ...]
 
 It waits for the role that `Env.AFTER` names, and starts the command again as its role's policy says. Whatever it is
-sent, the command gets. After a signal that ends it, nothing is started again.
+sent, the command gets. After a signal that ends it, nothing is started again. FILE says how often it was.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -63,14 +64,20 @@ class _Runner:
         return code if code >= 0 else 128 - code
 
 
+def _write_count(path: str, restarts: int) -> None:
+    with contextlib.suppress(OSError), open(path, "w", encoding="ascii") as file:  # a full disk
+        file.write(str(restarts))
+
+
 def main(args: Sequence[str], *, pause: Callable[[float], None] = time.sleep) -> int:
     """Run the command, and return its last exit code; 143 for one that its policy would start again, but for a signal.
 
     Args:
-        args: the policy as JSON, `--`, the command.
+        args: the policy as JSON, perhaps the path of the file for the number of restarts, `--`, the command.
         pause: sleeps.
     """
-    policy, command = parse_policy("", json.loads(args[0])), args[2:]
+    end = args.index("--")
+    policy, command = parse_policy("", json.loads(args[0])), args[end + 1 :]
     runs_agent = os.environ.get(Env.REQUIRE_TOKEN) == "1"  # it brings its own guard
     runner = _Runner(command if runs_agent else [sys.executable, "-c", _GUARD, _ROOT, "--", *command])
     wait_for_role(os.environ, lambda line: processes.write_stderr(f"muster: {line}\n"), pause=pause)
@@ -88,4 +95,6 @@ def main(args: Sequence[str], *, pause: Callable[[float], None] = time.sleep) ->
         delay_s = policy.find_pause_s(quick_ends)
         most = "" if policy.max_restarts is None else f" of {policy.max_restarts}"
         processes.write_stderr(f"muster: exited with {code}: restart {restarts}{most} in {delay_s:g} s\n")
+        for path in args[1:end]:
+            _write_count(path, restarts)
         pause(delay_s)

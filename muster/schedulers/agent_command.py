@@ -69,7 +69,7 @@ def build_agent_args(args: Sequence[str], bundle_dir: str | None) -> list[str]:
 
 
 def wrap_command(
-    command: Sequence[str], policy: Mapping[str, Any], bundle_dir: str | None, python: str = "python3"
+    command: Sequence[str], policy: Mapping[str, Any], bundle_dir: str | None, count_path: str | None = None
 ) -> list[str]:
     """Return the command that runs another one as a role's policy says: see `_shared.role_command`.
 
@@ -77,10 +77,20 @@ def wrap_command(
         command: the program and its arguments.
         policy: as in the role's metadata.
         bundle_dir: see `build_agent_args`.
-        python: the interpreter there.
+        count_path: of the file that says how often it was restarted. None: it is not.
     """
     start = ["-c", _IMAGE_PROGRAM] if bundle_dir is None else [posixpath.join(bundle_dir, AGENT_BUNDLE_NAME)]
-    return [python, *start, _REPLICA_FLAG, json.dumps(policy), "--", *command]
+    counts = [] if count_path is None else [count_path]
+    return ["python3", *start, _REPLICA_FLAG, json.dumps(policy), *counts, "--", *command]
+
+
+def unwrap_command(command: Sequence[str]) -> tuple[Sequence[str], str]:
+    """Return what `wrap_command` got: the command, and the path of the count, which is "" if there is none."""
+    begin = len(build_ask_command(command, ())) if len(command) > 1 else 0
+    if list(command[begin : begin + 1]) != [_REPLICA_FLAG] or "--" not in command:
+        return command, ""
+    end = command.index("--")
+    return command[end + 1 :], "".join(command[begin + 2 : end])
 
 
 def build_ask_command(command: Sequence[str], words: Sequence[str]) -> list[str]:

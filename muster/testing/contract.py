@@ -7,7 +7,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Final, TypeVar
 
@@ -18,6 +20,7 @@ from torchx.specs import AppDef, AppState, is_terminal
 from muster.schedulers.adapter import (
     AskKind,
     AskOutcome,
+    Code,
     CommandExit,
     ControlError,
     EngineError,
@@ -34,6 +37,7 @@ from muster.testing.contract_apps import (
     RULES,
     WAITS,
     build_agents,
+    build_critical_role,
     build_roles,
     build_shell,
 )
@@ -41,6 +45,15 @@ from muster.testing.shell import split_step
 
 T = TypeVar("T")
 _POLL_S: Final = 0.05
+
+
+def _find_ports(count: int) -> list[int]:
+    """Return ports that were free."""
+    servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [server.getsockname()[1] for server in servers]
+    for server in servers:
+        server.close()
+    return ports
 
 
 class SchedulerContract:
@@ -252,15 +265,32 @@ class SchedulerContract:
 
     def test_roles_end_and_are_started_again_as_their_policies_say(self, scheduler: PluginScheduler) -> None:
         """Watch one that is not critical fail, and one that always comes back end with the role that it serves."""
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        app_id = self.submit(scheduler, build_roles(port, image=self.image))
+        app_id = self.submit(scheduler, build_roles(*_find_ports(1), image=self.image))
+        self.wait(lambda: self._count_restarts(scheduler, app_id, "helper"), "the restarts of `helper` are counted")
         described = self.wait_for(scheduler, app_id, AppState.SUCCEEDED)
         states = {role.role: role.replicas[0].state.name for role in described.roles_statuses}
         assert states == {ROLE: "SUCCEEDED", "helper": states["helper"], "fails": "FAILED"}
         assert states["helper"] in ("CANCELLED", "SUCCEEDED", "FAILED"), "as it ended"
         assert "role fails has failed, which is not critical" in described.msg
         assert self.read(scheduler, app_id).count("server started") == 1, "the others' ends did not touch it"
+
+    def test_a_critical_role_that_fails_ends_the_others_within_their_grace(self, scheduler: PluginScheduler) -> None:
+        """Watch a role that ends when it is told to, and one that is killed after its own second."""
+        app_id = self.submit(scheduler, build_critical_role(_find_ports(2), image=self.image))
+        with ThreadPoolExecutor() as followers:
+            follow = partial(scheduler.log_iter, app_id, should_tail=True)
+            logs = [followers.submit(lambda role: list(follow(role)), role) for role in (ROLE, "deaf")]
+            described = self.wait_for(scheduler, app_id, AppState.FAILED)
+        assert "fails" in described.msg
+        for log in logs:
+            assert log.result().count("told to end\n") == 1, f"it was not told politely: {log.result()}"
+
+        def has_ended() -> bool:
+            found = scheduler.describe(app_id)
+            states = [] if found is None else [role.replicas[0].state for role in found.roles_statuses]
+            return AppState.RUNNING not in states
+
+        self.wait(has_ended, "no role runs")
 
     def test_a_lost_replica_is_replaced(self, scheduler: PluginScheduler) -> None:
         """Check that a lost replica is replaced while the others run on."""
@@ -393,6 +423,14 @@ class SchedulerContract:
         scheduler.resize_app(app_id, 2, None)
         self.wait_line(scheduler, app_id, "0 of 2 counts", 0, times=2)
         assert self.wait_for(scheduler, app_id, AppState.RUNNING).state == AppState.RUNNING
+
+    def _count_restarts(self, scheduler: PluginScheduler, app_id: str, role: str) -> int:
+        facts = scheduler.read_facts(app_id)
+        assert facts is not None
+        assert not is_terminal(facts.state), "while the app runs"
+        own = [each for each in facts.replicas or () if each.role == role]
+        reasons = [reason for each in own for reason in getattr(each, "reasons", ())]
+        return sum(reason.count or 0 for reason in reasons if reason.code is Code.RESTARTS)
 
     def _ask(self, scheduler: PluginScheduler, app_id: str, kind: AskKind) -> None:
         """Ask the job, again while an agent that is just starting does not answer."""

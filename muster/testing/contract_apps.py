@@ -1,5 +1,6 @@
 """The apps that the contract's tests submit: shell commands, and programs under muster's agent."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from torchx.specs import AppDef, Resource, Role, macros
@@ -128,6 +129,22 @@ sys.exit(int(sys.argv[2]))
 """Sends a word to the role `w`, and ends with a code."""
 
 
+STAYS: Final = """\
+import os, signal, socket, sys, time
+
+def end(signum, frame):
+    print("told to end", flush=True)
+    if sys.argv[1] == "ends":
+        sys.exit(0)
+
+signal.signal(signal.SIGTERM, end)
+with socket.create_server(("", int(os.environ["SERVED_PORT"]))):
+    while True:
+        time.sleep(0.05)
+"""
+"""Listens. When it is told to end, it does so, or goes on."""
+
+
 def build_roles(port: int, *, image: str = "") -> AppDef:
     """Build an app of three roles: a server, one that serves it and always comes back, and one that fails.
 
@@ -135,26 +152,49 @@ def build_roles(port: int, *, image: str = "") -> AppDef:
         port: of the server.
         image: of all roles.
     """
-
-    def build(name: str, program: str, *args: str, **more: Any) -> Role:
-        return Role(
-            name=name,
-            image=image,
-            entrypoint="python3",
-            args=["-c", program, *args],
-            resource=_small(),
-            **more,
-        )
-
     helper = {"restart": "always", "backoff_s": 0.2, "after": ROLE, "ends_with": ROLE, "grace_s": 4.0}
     fails = {"critical": False, "restart": "on-failure", "max_restarts": 1, "after": ROLE}
     return AppDef(
         name="contract",
         roles=[
-            build(ROLE, SERVES, port_map={"meet": port}, env={"SERVED_PORT": str(port)}),
-            build("helper", COMES, "helper", "0", metadata={RoleKey.POLICY: helper}),
-            build("fails", COMES, "fails", "3", metadata={RoleKey.POLICY: fails}),
+            _build_program(ROLE, SERVES, image=image, port=port),
+            _build_program("helper", COMES, "helper", "0", image=image, policy=helper),
+            _build_program("fails", COMES, "fails", "3", image=image, policy=fails),
         ],
+    )
+
+
+def build_critical_role(ports: Sequence[int], *, image: str = "") -> AppDef:
+    """Build an app whose last role fails once the others run: `w` ends when it is told to, `deaf` must be killed.
+
+    Args:
+        ports: of `w` and of `deaf`.
+        image: of all roles.
+    """
+    return AppDef(
+        name="contract",
+        roles=[
+            _build_program(ROLE, STAYS, "ends", image=image, port=ports[0]),
+            _build_program(
+                "deaf", STAYS, "goes on", image=image, port=ports[1], policy={"after": ROLE, "grace_s": 1.0}
+            ),
+            _build_program("fails", "raise SystemExit(3)", image=image, policy={"after": "deaf"}),
+        ],
+    )
+
+
+def _build_program(
+    name: str, program: str, *args: str, image: str, port: int | None = None, policy: Mapping[str, Any] | None = None
+) -> Role:
+    return Role(
+        name=name,
+        image=image,
+        entrypoint="python3",
+        args=["-c", program, *args],
+        resource=_small(),
+        port_map={} if port is None else {"meet": port},
+        env={} if port is None else {"SERVED_PORT": str(port)},
+        metadata={} if policy is None else {RoleKey.POLICY: policy},
     )
 
 

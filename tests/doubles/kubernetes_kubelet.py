@@ -104,7 +104,7 @@ class Kubelet:
         if process is not None:
             self.end(process, signal.SIGTERM)
             with suppress(subprocess.TimeoutExpired):
-                process.wait(GRACE_S)
+                process.wait(min(GRACE_S, pod["spec"].get("terminationGracePeriodSeconds", GRACE_S)))
             self.end(process, signal.SIGKILL)
 
     def kill(self, pod) -> None:

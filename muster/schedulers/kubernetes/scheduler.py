@@ -202,7 +202,11 @@ class KubernetesScheduler(PluginScheduler, WorkspaceMixin):  # type: ignore[misc
             return None
         observation, state = found
         if asks_agents and state is AppState.RUNNING:
-            observation = replace(observation, jobs=agent_requests.read_jobs(app, observation))
+            jobs, restarts = (
+                agent_requests.read_jobs(app, observation),
+                agent_requests.read_restarts(app, observation.pods),
+            )
+            observation = replace(observation, jobs=jobs, restarts=restarts)
         return build_facts(app_id, observation)
 
     def describe_place(self, app_id: str | None) -> str:

@@ -79,7 +79,8 @@ class Code(Enum):
     STOPPED_WITH_ROLE = "stopped because role {role} has failed"
     """A replica was stopped because others of its role have failed for good. Slurm."""
     RESTARTS = "restarted {count:once|{count} times}"
-    """How often a replica was started again, because its role's policy says so. Supervised adapters, Slurm."""
+    """How often a replica was started again, because its role's policy says so. All adapters; Kubernetes while its pod
+    runs."""
     FAILED_ALONE = "role {role} has failed, which is not critical: {causes}"
     """A role that is not critical has failed for good, and the app goes on without it. All adapters."""
     TOO_FEW = "it needs {total:replica} and has {count}"

@@ -12,8 +12,8 @@ from muster._shared.contract import Env
 from muster._shared.processes import read_status
 
 
-def start(policy, *command, **env):
-    words = [sys.executable, "-m", "muster.agent", "--replica", json.dumps(policy), "--", *command]
+def start(policy, *command, counts=(), **env):
+    words = [sys.executable, "-m", "muster.agent", "--replica", json.dumps(policy), *counts, "--", *command]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(words, env={"PATH": "/usr/bin:/bin", **env}, **pipes)
 
@@ -23,13 +23,15 @@ def finish(program):
     return program.returncode, output.splitlines(), errors.splitlines()
 
 
-def test_a_command_is_started_again_as_its_policy_says():
-    program = start({"restart": "always", "max_restarts": 2, "backoff_s": 0.1}, "sh", "-c", "echo ran; exit 0")
+def test_a_command_is_started_again_as_its_policy_says(tmp_path):
+    policy, count = {"restart": "always", "max_restarts": 2, "backoff_s": 0.1}, tmp_path / "restarts"
+    program = start(policy, "sh", "-c", "echo ran; exit 0", counts=[count])
     assert finish(program) == (
         0,
         ["ran"] * 3,
         ["muster: exited with 0: restart 1 of 2 in 0 s", "muster: exited with 0: restart 2 of 2 in 0.1 s"],
     )
+    assert count.read_text() == "2"
     program = start({"restart": "on-failure", "max_restarts": 1}, "sh", "-c", "kill -9 $$")
     assert finish(program)[0] == 137
     assert finish(start({}, "sh", "-c", "exit 3")) == (3, [], [])

@@ -15,10 +15,12 @@ from muster._shared.contract import FORMAT, AskKind, AskOutcome
 from muster._shared.control import CommandExit, ControlError
 from muster.cli import operations
 from muster.cli.commands import main
+from muster.schedulers.adapter import RoleKey
 from muster.schedulers.errors import EngineError, RightError
 from muster.schedulers.kubernetes.api.objects import Objects
 from muster.schedulers.kubernetes.kube import APPDEF_ANNOTATION, CANCEL_ANNOTATION, POD
 from muster.schedulers.wording.job_line import format_line
+from muster.schedulers.wording.reasons import Code, Reason
 
 RIGHTS = {**apps.RIGHTS, "pods/exec": {"create", "get"}}
 SAVED = {"outcome": "done", "line": "all 8 ranks saved at step 1200 in 2.1 s", "step": 1200, "ranks": 8, "took_s": 2.1}
@@ -115,6 +117,28 @@ def test_a_status_needs_no_right_to_run_commands(cluster, scheduler, app, monkey
     show_status(monkeypatch)
     status = scheduler.describe(app)
     assert (status.state.name, status.msg, cluster.commands) == ("RUNNING", "2 of 2 nodes run", [])
+
+
+def test_a_status_counts_how_often_a_policy_had_commands_in_pods_started_again(cluster, scheduler):
+    role = apps.build_agent_role(nodes=3)
+    role.args[2:2] = ["--rdzv-id", specs.macros.app_id]
+    role.metadata = {RoleKey.POLICY: {"restart": "on-failure"}}
+    app_id = scheduler.submit(specs.AppDef(name="app", roles=[role]), {})
+    for index in range(3):
+        cluster.start_pod(find_pod(cluster, app_id, index))
+    counts = [(0, b"4", b""), (1, b"", b"cat: no such file"), None]
+    answers = {find_pod(cluster, app_id, index)["metadata"]["name"]: count for index, count in enumerate(counts)}
+
+    def run(pod, command):
+        if command[0] == "tail":
+            return 0, encode({"step": 812}), b""
+        assert command == ["cat", "/muster/scratch/restarts"]
+        return answers[pod["metadata"]["name"]]
+
+    cluster.run_command = run
+    facts = scheduler.read_facts(app_id)
+    assert [each.reasons for each in facts.replicas] == [(Reason(code=Code.RESTARTS, count=4),), (), ()]
+    assert facts.jobs["trainer"].status.step == 812, "the wrapped command is the agent's"
 
 
 def test_a_status_lists_the_pods_once(cluster, scheduler, app, monkeypatch):

@@ -167,7 +167,8 @@ def _build_security(inputs: AppInputs, role: RoleInputs) -> dict[str, Any]:
 def _build_container(inputs: AppInputs, role: RoleInputs, mounts: list[dict[str, Any]]) -> dict[str, Any]:
     command = [escape(role.role.entrypoint), *_build_args(inputs, role)]
     if role.is_wrapped:
-        command = wrap_command(command, dump_policy(role.policy), _find_bundle_dir(inputs))
+        count_path = posixpath.join(SCRATCH_DIR, "restarts") if role.is_restarted else None
+        command = wrap_command(command, dump_policy(role.policy), _find_bundle_dir(inputs), count_path)
     return {
         "name": kube.CONTAINER,
         "image": role.role.image,

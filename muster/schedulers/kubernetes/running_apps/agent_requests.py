@@ -4,6 +4,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final
 
@@ -38,6 +39,7 @@ END_LIMIT_S: Final = 120.0
 LOOK_S: Final = 0.5
 _READ_LIMIT_S: Final = 20.0
 _LOOK_LIMIT_S: Final = 5.0
+_READERS: Final = 16
 _TAIL_BYTES: Final = STATUS_LIMIT_BYTES
 """How much of the records is read."""
 
@@ -249,6 +251,24 @@ def read_jobs(app: App, observation: Observation) -> dict[str, JobFacts]:
     first = {fact.role: fact for fact in running}
     pods = {role.name: first[label] for label, role in roles.items() if is_agent_role(role) and label in first}
     return {role: RecordReader(partial(_read_records, app, pod), pod.created).job for role, pod in pods.items()}
+
+
+def read_restarts(app: App, pods: Sequence[PodFact]) -> dict[tuple[str, int], int]:
+    """Return how often policies had the commands of pods that run started again, by the label of the role and index.
+
+    It runs `cat` in these pods. Where this is refused, or does not answer soon, nothing is known.
+    """
+    deadline_s = time.monotonic() + _LOOK_LIMIT_S
+
+    def read(pod: PodFact) -> int:
+        with contextlib.suppress(EngineError, ValueError):  # a pod that ends, or not restarted yet
+            if (left_s := deadline_s - time.monotonic()) > 0:
+                return int(_run(app, pod, ["cat", pod.count_path], left_s)[1])
+        return 0
+
+    counted = [pod for pod in find_latest_pods(pods).values() if pod.phase == "Running" and pod.count_path]
+    with ThreadPoolExecutor(_READERS) as readers:
+        return {(pod.role, pod.index): count for pod, count in zip(counted, readers.map(read, counted), strict=True)}
 
 
 def read_run_file(app: App, role: str, index: int, name: str, limit_bytes: int) -> bytes | None:

@@ -8,7 +8,7 @@ from typing import Any, Final
 from muster._shared.contract import AGENT_MODULE, Env, show_controls
 from muster._shared.records import replace
 from muster._shared.reports import Report
-from muster.schedulers.agent_command import find_run_file
+from muster.schedulers.agent_command import find_run_file, unwrap_command
 from muster.schedulers.failure_report import explain_start_failure, parse_report
 from muster.schedulers.kubernetes import kube
 from muster.schedulers.wording.reasons import Code, Reason
@@ -82,7 +82,9 @@ class PodFact:
     is_drained: bool = False
     """This pod was disrupted, or ended by SIGTERM."""
     command: Sequence[str] = ()
-    """The command of our container, with its arguments."""
+    """The command of our container, with its arguments, without what `agent_command.wrap_command` puts before it."""
+    count_path: str = ""
+    """Of the file that says how often the policy of its role had its command started again. It is "" if none does."""
     log_dir: str = ""
     """Where its agent writes. It is "" if the pod does not say."""
     logs: str = ""
@@ -104,7 +106,7 @@ def read_pod(pod: Mapping[str, Any]) -> PodFact:
     )
     if reason is not None and reason.code in (Code.COULD_NOT_START, Code.IMAGE_LACKS_COMMAND):
         text = ""  # the reason has it
-    command = (*(container.get("command") or ()), *(container.get("args") or ()))
+    command, count_path = unwrap_command((*(container.get("command") or ()), *(container.get("args") or ())))
     log_dir = next((each.get("value", "") for each in container.get("env") or () if each["name"] == Env.LOG_DIR), "")
     run_dir = find_run_file(command, log_dir, "") if len(command) > 1 else None
     volume = "" if run_dir is None else _find_volume(pod["spec"], container, run_dir)
@@ -135,6 +137,7 @@ def read_pod(pod: Mapping[str, Any]) -> PodFact:
         drained_before=drained_before,
         is_drained=phase == "Failed" and (terminated.get("exitCode") == _SIGTERM_CODE or _is_disrupted(status)),
         command=command,
+        count_path=count_path,
         log_dir=log_dir,
         logs=_LOST_LOGS if lost_dir else f"{run_dir.rstrip('/')} on volume {volume}" if run_dir else "",
     )

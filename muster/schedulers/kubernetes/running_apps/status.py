@@ -66,6 +66,8 @@ class Observation:
     """Only events can say why pods wait or do not exist, and the account may not list them."""
     jobs: Mapping[str, JobFacts] = field(default_factory=dict)
     """What the agents of an app that runs have reported, by role."""
+    restarts: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    """How often policies had commands started again in pods that run, by the label of the role and index."""
     lost_pod: Reason | None = None
     """The app has failed, and no pod that exists shows why: the one that is gone, and what is known of its end."""
     ends: Mapping[str, str] = field(default_factory=dict)
@@ -91,8 +93,10 @@ def build_facts(app_id: str, observation: Observation) -> AppFacts:
         app=app,
         state=state,
         replicas=_build_replicas(app, observation, state),
-        # of pods, and of workers in place
-        restarts=count_replaced_pods(observation) + (0 if report is None else report.attempt),
+        # of pods, of commands in them, and of workers in place
+        restarts=count_replaced_pods(observation)
+        + sum(observation.restarts.values())
+        + (0 if report is None else report.attempt),
         reasons=(*damage, *explain_app(observation, state, report)),
         jobs=observation.jobs,
         error=None if report is None else _build_torch_error(report),
@@ -565,6 +569,7 @@ def _build_replicas(app: Any, observation: Observation, state: AppState) -> list
                 current.get((label, index)),
                 shown,
                 is_removed=nodes is not None and index >= nodes,
+                restarts=observation.restarts.get((label, index), 0),
             )
             for index in range(role.num_replicas)
         ]
@@ -572,7 +577,7 @@ def _build_replicas(app: Any, observation: Observation, state: AppState) -> list
 
 
 def _build_replica(
-    role: str, index: int, fact: PodFact | None, app_state: AppState, *, is_removed: bool
+    role: str, index: int, fact: PodFact | None, app_state: AppState, *, is_removed: bool, restarts: int
 ) -> ReplicaStatus:
     if fact is None and is_removed:
         return _build_cancelled(role, index, Code.RESIZED_AWAY)
@@ -587,6 +592,8 @@ def _build_replica(
     if fact.phase == "Failed" and fact.report is None:
         text = fact.text.splitlines()[-1] if fact.text else ""
         known.reasons = (Reason(code=Code.POD_ENDED, text=text, causes=(fact.reason,) if fact.reason else ()),)
+    elif restarts:
+        known.reasons = (Reason(code=Code.RESTARTS, count=restarts),)
     return known
 
 

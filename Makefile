@@ -115,7 +115,7 @@ nightly: $(STABLE)/.ready $(WHOLE)/.ready ## the simulations with more seeds; 1,
 	MUSTER_JOIN_RUNS=50 $(PYTEST) -q --numprocesses 2 tests/fault/test_joins.py
 	MUSTER_SNAPSHOT_RUNS=0:200 $(PYTEST) -q --numprocesses 4 tests/fault/test_snapshot_runs.py
 	MUSTER_IN_PLACE_RUNS=0:200 $(PYTEST) -q --numprocesses 3 tests/fault/test_in_place.py
-	$(call pytest,$(WHOLE),whole-nightly) --numprocesses 4 --dist worksteal -m 'not long and not alone' tests/unit tests/process tests/docker tests/ssh tests/slurm
+	$(call pytest,$(WHOLE),whole-nightly) --hypothesis-profile random --numprocesses 4 --dist worksteal -m 'not long and not alone' tests/unit tests/process tests/docker tests/ssh tests/slurm
 	MUSTER_LAUNCHES=1000 $(PYTEST) -q -k loop_leave_nothing tests/process/elastic/test_launch.py
 	$(PYTEST) -q --count 3 --numprocesses 2 -k 'example or told_what' $(REHEARSED) tests/process/local/test_rehearse.py
 	MUSTER_HOLD_RUNS=200 $(PYTEST) -q --timeout 7200 -k many_runs tests/process/held/test_holds.py

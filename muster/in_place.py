@@ -46,6 +46,8 @@ _WORD_LIMIT_S: Final = 5.0
 _LOST_PEER: Final = ("gloo", "NCCL", "onnection", "peer", "ocket", "TCPStore", "Broken pipe")
 """What texts of torch's errors have when another process of the group is gone."""
 
+_WHOLE: Final = (("torch.utils.data.dataloader", "__init__"), ("multiprocessing.process", "start"))
+"""Functions that nothing interrupts, by module: a process that is just started would belong to nobody, and live on."""
 
 _BOUND: Final = (
     ("torch.utils.data.distributed", "DistributedSampler", "__iter__", "make the sampler in main"),
@@ -266,6 +268,8 @@ class Process:
             return
         below: FrameType | None = None
         while frame is not None and frame.f_code is not self._run_code:
+            if (frame.f_globals.get("__name__"), frame.f_code.co_name) in _WHOLE:
+                return  # the next signal comes soon
             below, frame = frame, frame.f_back
         if frame is not None and below is not None:
             _shut(known=self._known, whole=True)  # what `main` destroys while it ends waits for nobody

@@ -14,8 +14,8 @@ import pytest
 from event_checks import check_events
 from hypothesis import HealthCheck, settings
 
-# A deadline is an assertion on wall-clock time: a loaded machine would fail tests that are right. A submission tests the
-# same examples as the one before; others are looked for by `make nightly` (`--hypothesis-profile=random`).
+# A deadline is an assertion on wall-clock time: a loaded machine would fail tests that are right. The examples are the
+# same each time; `make nightly` draws others (`--hypothesis-profile=random`).
 settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.register_profile("muster", settings.get_profile("random"), derandomize=True, database=None)
 settings.load_profile("muster")

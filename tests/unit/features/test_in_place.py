@@ -1,6 +1,8 @@
 """What was made for another rank or world size raises an error when it is used in a round in place."""
 
+import signal
 from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import pytest
@@ -88,3 +90,38 @@ def test_with_a_process_group_from_before_main_is_called_once(monkeypatch) -> No
     assert [line.split(": ")[1] for line in said] == [
         "a process group exists already (init_process_group belongs into main)"
     ]
+
+
+def test_a_loader_that_starts_its_workers_is_not_interrupted(monkeypatch) -> None:
+    """A worker that it had not noted yet belonged to nobody, and lived as long as the rank."""
+
+    class Left(Exception):
+        pass
+
+    class Once(in_place.Process):
+        def _leave(self) -> None:
+            raise Left
+
+    start, workers = BaseProcess.start, []
+    process = Once(in_place.Slot(is_managed=lambda: True, note_stays=bool, look_again=list, say=print))
+    before = signal.getsignal(process._signum)
+
+    def interrupt() -> None:
+        process.is_leaving = True
+        signal.raise_signal(process._signum)
+
+    def start_and_interrupt(self: BaseProcess) -> None:
+        start(self)
+        interrupt()
+
+    def main() -> None:
+        workers.extend(iter(DataLoader(ROWS, num_workers=2))._workers)
+        interrupt()
+
+    monkeypatch.setattr(BaseProcess, "start", start_and_interrupt)
+    try:
+        with pytest.raises(Left):
+            process.run(main, (), {})
+    finally:
+        signal.signal(process._signum, before)
+    assert len(workers) == 2

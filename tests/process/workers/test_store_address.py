@@ -12,21 +12,29 @@ import torch.distributed
 from muster.agent.runtime.ports import bind_address
 from muster.agent.workers.warm import store
 
+ours, theirs = socket.socketpair()
+pid = 0
 for address in sys.argv[1:]:
     listener = bind_address(address, 0)
     listener.listen()
-    ours, theirs = socket.socketpair()
-    pid = os.fork()
-    if pid == 0:
-        ours.close()
-        store.serve(theirs, listener.fileno())
-    theirs.close()
+    if pid:
+        socket.send_fds(ours, [store.HOST], [listener.fileno()])
+    else:
+        pid = os.fork()
+        if pid == 0:
+            ours.close()
+            store.serve(theirs, listener.fileno())
+        theirs.close()
     answered = select.select([ours], (), (), 20)[0]
+    client = socket.create_connection(listener.getsockname()[:2], timeout=20)
+    listener.close()
     print(address, ours.recv(1) if answered else "no answer", flush=True)
-    ours.close()  # ends it
-    if not answered:
-        os.kill(pid, 9)
-    os.waitpid(pid, 0)
+    ours.send(store.DROP)
+    assert client.recv(1) == b"", "the round's connections have ended"
+ours.close()  # ends it
+if not answered:
+    os.kill(pid, 9)
+os.waitpid(pid, 0)
 """
 ADDRESSES = ("127.0.0.1", "127.0.0.2", "::1", "not-of-this-machine.invalid")
 """The second is one at which no other loopback address answers, as that of a network interface. The last is a name: the
@@ -34,7 +42,7 @@ socket listens at all addresses."""
 
 
 @pytest.mark.torch
-def test_it_answers_at_each_address() -> None:
+def test_one_process_serves_each_rounds_store_at_its_address() -> None:
     """It asked at 127.0.0.1 only, and the agent ended a job on several machines after minutes."""
     outcome = run_tree([sys.executable, "-c", PROGRAM, *ADDRESSES])
     assert outcome.stdout.splitlines() == [f"{address} b's'" for address in ADDRESSES], outcome.explain()

@@ -19,7 +19,7 @@ from muster.agent.workers.image import ImageStarter
 from muster.agent.workers.spec import Program, ProgramKind, WorkerSpec
 from muster.agent.workers.warm import store_handle
 from muster.agent.workers.warm.starter import TemplateStarter
-from muster.agent.workers.warm.store import SERVES
+from muster.agent.workers.warm.store import DROP, HOST, SERVES
 from muster.agent.workers.warm.store_handle import StoreHandle
 from muster.agent.workers.warm.template_handle import TemplateHandle, TemplateOptions
 
@@ -283,6 +283,21 @@ def test_a_store_that_does_not_begin_to_serve_is_replaced_on_the_same_socket(wor
     assert store.events == ["stalled"]
     world.turn_for(15)
     assert ["60 s" in each for each in store.events] == [False, True]
+
+
+def test_only_a_process_that_serves_is_kept_for_the_next_round(world: World, store: Store) -> None:
+    store.hand_over(WORKER)
+    assert (store.handle.end_round(), world.killed) == (None, [WORKER])
+    with closing(Store(world)) as second:
+        second.hand_over(WORKER + 1)
+        second.controls[0].send(SERVES)
+        world.turn_for(1)
+        kept = second.handle.end_round()
+        assert kept is not None
+        with kept[0]:
+            assert (kept[1], second.handle.waits) == (WORKER + 1, False)
+            assert [second.controls[0].recv(4) for _ in range(2)] == [HOST, DROP]
+    assert world.killed == [WORKER]
 
 
 def test_a_store_that_serves_owes_no_answer(world: World, store: Store) -> None:

@@ -134,6 +134,8 @@ class TemplateStarter(WorkerStarter):
         self._waiting: deque[_Start] = deque()
         self._brings_torch = False
         self._store: StoreHandle | None = None
+        self._kept_store: _Parked | None = None
+        """The process that served the last round's store."""
         self._late: Timer | None = None
         self._watch: StallWatch | None = None
         self._importing = ""
@@ -170,12 +172,8 @@ class TemplateStarter(WorkerStarter):
         self._release_waiting()
 
     def park(self, count: int) -> None:
-        """Have `count` workers forked and parked for a start that will come soon, if the template is ready.
-
-        If this node hosts the store now, one more is parked for the store, because the node will probably host it
-        again.
-        """
-        self._request_forks(count + (self._store is not None))
+        """Have `count` workers forked and parked for a start that will come soon, if the template is ready."""
+        self._request_forks(count)
 
     def _request_forks(self, count: int) -> None:
         if self._template is not None and self._phase is TemplatePhase.READY:
@@ -210,7 +208,7 @@ class TemplateStarter(WorkerStarter):
         except OSError as error:
             on_lost(f"has no store: cannot listen on MASTER_PORT {port}: {error.strerror}")
             return
-        if self._phase is TemplatePhase.GONE:
+        if self._phase is TemplatePhase.GONE and self._kept_store is None:
             self._start_store_cold()
         else:
             self._release_store()
@@ -218,8 +216,15 @@ class TemplateStarter(WorkerStarter):
     def end_store(self) -> None:
         """See `spec.WorkerStarter`."""
         store, self._store = self._store, None
-        if store is not None:
-            store.close()
+        kept = None if store is None else store.end_round()
+        if kept is not None:
+            self._drop_kept_store()
+            self._kept_store = _Parked(socket=kept[0], pid=kept[1])
+
+    def _drop_kept_store(self) -> None:
+        kept, self._kept_store = self._kept_store, None
+        if kept is not None:
+            kept.socket.close()
 
     def cancel(self) -> None:
         """See `spec.WorkerStarter`. Workers already forked stay parked for the next start."""
@@ -234,7 +239,7 @@ class TemplateStarter(WorkerStarter):
 
     def _list_known(self) -> frozenset[int]:
         """List the parked workers, and the store's process if there is one."""
-        known = frozenset(one.pid for one in self._parked)
+        known = frozenset(one.pid for one in (*self._parked, *filter(None, [self._kept_store])))
         return known if self._store is None else known | {self._store.pid}
 
     def close(self) -> None:
@@ -242,7 +247,10 @@ class TemplateStarter(WorkerStarter):
         own = self.list_own_pids()
         pids = [pid for pid in processes.list_parents() if pid in own] if self._template or self._parked else []
         self._waiting.clear()
-        self.end_store()
+        store, self._store = self._store, None
+        if store is not None:
+            store.close()
+        self._drop_kept_store()
         self._phase = TemplatePhase.GONE
         self._close_template()
         self._close_parked()
@@ -440,13 +448,14 @@ class TemplateStarter(WorkerStarter):
             self._close_parked()
 
     def _release_store(self) -> None:
-        """Make a parked worker the store's process, before releasing workers. Request a fork if there is none."""
+        """Find a process for the store: the last round's, or a parked worker. Request a fork if there is none."""
         store = self._store
         while store is not None and store.waits:
-            if not self._parked:
+            kept, self._kept_store = self._kept_store, None
+            if kept is None and not self._parked:
                 self._request_forks(1)
                 return
-            parked = self._parked.popleft()
+            parked = kept or self._parked.popleft()
             try:
                 store.hand_over(parked.socket, parked.pid)
             except OSError as error:

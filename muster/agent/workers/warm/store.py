@@ -1,11 +1,11 @@
-"""The store's process: serves one round's TCPStore on a listening socket that the agent has opened.
+"""The store's process: serves a round's TCPStore on a listening socket that the agent has opened.
 
 It is a parked worker of the template, or a separate process if there is no template any more. It runs no code of the
 user and writes nothing. It stays in the template's session, which no stop of the workers touches. It ends when the
 agent closes its socket, kills it, or dies.
 
 The protocol runs over the socket on which the worker was parked. The agent sends `HOST` with the listening socket
-attached. The process sends `SERVES` when it serves.
+attached. The process sends `SERVES` when it serves. After `DROP` it ends this store and waits for the next socket.
 """
 
 import ctypes
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 HOST = b"host"
 """Several bytes, unlike the release of a worker."""
+DROP = b"drop"
 SERVES = b"s"
 
 
@@ -44,11 +45,17 @@ def serve(control: socket.socket, listen_fd: int) -> NoReturn:
     try:
         _silence()
         _ask_no_name_server()
-        store = _open_store(listen_fd)
-        if store is not None:
-            with suppress(OSError):
+        with suppress(OSError):
+            while (store := _open_store(listen_fd)) is not None:
                 control.send(SERVES)
-                control.recv(1)  # closed by the agent
+                message = control.recv(len(DROP))
+                del store  # no other name has it: it closes its connections
+                if not message:  # closed by the agent
+                    break
+                _message, fds, _flags, _address = socket.recv_fds(control, len(HOST), 1)
+                if not fds:
+                    break
+                listen_fd = fds[0]
         code = 0
     finally:
         os._exit(code)  # exit handlers are the workers'

@@ -18,7 +18,7 @@ from muster.agent.runtime.ports import bind_address
 from muster.agent.runtime.signals import ChildWatch
 from muster.agent.workers import program, stall_watch
 from muster.agent.workers.cold import spawn
-from muster.agent.workers.warm.store import HOST
+from muster.agent.workers.warm.store import DROP, HOST
 from muster.agent.workers.warm.template_handle import TemplateOptions
 
 _BACKLOG = 4096
@@ -59,6 +59,7 @@ class StoreHandle:
         self.pid = 0
         """The process id; 0 if there is none yet."""
         self._control: socket.socket | None = None
+        self._serves = False
         self._closed = False
         self._listener = bind_address(addr, port)
         try:
@@ -141,6 +142,7 @@ class StoreHandle:
         except ConnectionError:
             received = b""
         if received:
+            self._serves = True
             self._expect_no_answer()
         else:
             self._close_control()  # `ChildWatch` reports how it ended
@@ -163,6 +165,21 @@ class StoreHandle:
             self._loop.unwatch(self._control.fileno())
             self._control.close()
             self._control = None
+
+    def end_round(self) -> tuple[socket.socket, int] | None:
+        """Close, but keep a process that serves: another one would be a fork of all that the template has imported.
+
+        Returns:
+            what the next round's `hand_over` takes. None: there is no such process.
+        """
+        kept = None
+        if self._control is not None and self._serves:
+            with suppress(OSError):
+                self._control.send(DROP)
+                kept = (self._control.dup(), self.pid)
+                self.pid = 0
+        self.close()
+        return kept
 
     def close(self) -> None:
         """Stop listening at once, and kill the process. Idempotent."""

@@ -69,9 +69,16 @@ def read_state() -> dict[str, object]:
     return {"model": layers.state_dict(), "optimizer": optimizer.state_dict()}
 
 
-@worker.in_place
+def count_groups() -> int:
+    """What torch's globals still know of process groups."""
+    known = [*vars(dist.distributed_c10d).items(), *vars(dist.distributed_c10d._world).items()]
+    sizes = [len(value) for name, value in known if name.startswith("_") and isinstance(value, dict | list)]
+    return dist.distributed_c10d._world.group_count + sum(sizes)
+
+
 def main() -> None:
     now.update(rank=int(os.environ["RANK"]), step=-1)
+    known = count_groups()
     meet("init")
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
@@ -82,7 +89,7 @@ def main() -> None:
         optimizer.load_state_dict(found.state["optimizer"])
         first = found.step + 1
     with open(folder / "begins", "a") as file:
-        file.write(f"{rank} {os.getpid()} {first} {size} {time.monotonic()}\n")
+        file.write(f"{rank} {os.getpid()} {first} {size} {known}\n")
     last = int(sys.argv[2])
     if len(sys.argv) > 3:
         last = first + last if size == int(sys.argv[3]) else 1 << 20
@@ -116,4 +123,4 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-main()
+(main if os.environ.get("RESTARTED") else worker.in_place(main))()

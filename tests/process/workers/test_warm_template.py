@@ -97,9 +97,15 @@ class Agent:
         return self.starter._template.pid
 
 
+def list_open() -> set[str]:
+    """What the descriptors of this process refer to."""
+    links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+    return {os.readlink(link) for link in links if os.path.islink(link)}
+
+
 @pytest.fixture
 def make_agent() -> Iterator[Callable[..., Agent]]:
-    before = set(os.listdir("/proc/self/fd"))
+    before = list_open()
     processes.become_subreaper()
     STRANGERS[:] = []
     STRANGERS[:] = list_children()
@@ -118,7 +124,7 @@ def make_agent() -> Iterator[Callable[..., Agent]]:
         agent.children.close()
         agent.loop.close()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    assert set(os.listdir("/proc/self/fd")) <= before  # fewer when the collector closes what an earlier test left
+    assert list_open() <= before  # fewer when the collector closes what an earlier test left
 
 
 def list_children() -> list[int]:

@@ -60,7 +60,9 @@ class Run:
         place = ["--nnodes", f"{least}:2", "--node-rank", str(index), "--rdzv-backend", "c10d", "--rdzv-id", "in-place"]
         place += ["--rdzv-endpoint", f"127.0.0.1:{self.port}", "--rdzv-conf", "last_call_timeout=0.5"]
         flags = place if self.nodes == 2 else ["--standalone"]
-        flags += ["--nproc-per-node", str(4 // self.nodes), "--max-restarts", "20", "--hang-timeout", "3"]
+        flags += ["--nproc-per-node", str(4 // self.nodes), "--max-restarts", "20"]
+        # A rank's exit is no step: at a high load it takes seconds.
+        flags += ["--hang-timeout", "6"] if self.kind == "stop" else []
         flags += ["--spare-workers", "1"] if self.kind == "spare" else []
         env = {**os.environ, "PYTHONWARNINGS": "ignore", "MUSTER_TOKEN": "0123456789abcdef" * 3}
         program, *words = self.program or (str(PROGRAM), str(LAST), *(["4"] if self.kind == "join" else []))

@@ -45,20 +45,24 @@ def serve(control: socket.socket, listen_fd: int) -> NoReturn:
     try:
         _silence()
         _ask_no_name_server()
-        with suppress(OSError):
-            while (store := _open_store(listen_fd)) is not None:
+        while (store := _open_store(listen_fd)) is not None:
+            with suppress(OSError):  # the next message says so
                 control.send(SERVES)
-                message = control.recv(len(DROP))
-                del store  # no other name has it: it closes its connections
-                if not message:  # closed by the agent
-                    break
-                _message, fds, _flags, _address = socket.recv_fds(control, len(HOST), 1)
-                if not fds:
-                    break
-                listen_fd = fds[0]
+            message, _fds = _receive(control)
+            del store  # no other name has it: it closes its connections
+            message, fds = _receive(control) if message else (b"", [])
+            if not message:  # closed by the agent
+                break
+            (listen_fd,) = fds
         code = 0
     finally:
         os._exit(code)  # exit handlers are the workers'
+
+
+def _receive(control: socket.socket) -> tuple[bytes, list[int]]:
+    with suppress(OSError):
+        return socket.recv_fds(control, len(HOST), 1)[:2]
+    return b"", []
 
 
 def _silence() -> None:

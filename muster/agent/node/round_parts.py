@@ -81,7 +81,7 @@ class PartContext:
     send: Callable[[int, str], None]
     """Sends the half at the leader a report about the round of a number: JSON of a record of the feature."""
     start_process: "Callable[[WorkerSpec, Callable[[int], None], Callable[[SpawnError], None]], None]"
-    """Starts a process that is no worker yet, and calls back with it, unless the end of a round cancels the start."""
+    """Starts a process that is no worker yet, and calls back with it."""
     keep_process: "Callable[[int, Callable[[], None]], None]"
     """Has the end of a round spare a process of a number, and all of its session; called back if the process ends."""
     open_stream: "Callable[[tuple[str, int], Callable[[Stream], None], Callable[[str], None]], None]"

@@ -140,7 +140,10 @@ class WorkerStarter:
         """Prepare a start of `count` workers that will come soon, as far as this needs no ranks."""
 
     def cancel(self) -> None:
-        """Cancel starts that have not happened yet; none of their callbacks is called after this returns."""
+        """Cancel starts of workers that have not happened yet; none of their callbacks is called after this returns.
+
+        Those of processes that are no workers yet, of a local rank below 0, go on.
+        """
 
     def list_own_pids(self) -> Container[int]:
         """Return the starter's own processes (the template), which a stop of the workers must not kill."""

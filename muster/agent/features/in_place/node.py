@@ -36,10 +36,9 @@ class InPlacePart(RoundPart):
         if start is not None:
             self._posted = frozenset()
             self._begins.clear()
-            if formed.continued_step is None:  # the state that they have is no round's
-                self._drop_left()
-            if self._spares is not None:
-                self._spares.begin_round()
+            # The state that they have is no round's. Without its connection each exits.
+            for local_rank, link in [] if formed.continued_step is not None else list(self._left.items()):
+                self._forget(local_rank, link)
 
     def look(self) -> None:
         """See `RoundPart`."""
@@ -134,11 +133,6 @@ class InPlacePart(RoundPart):
         link = self._links.get(end.worker.local_rank)
         if link is not None and link.pid == end.worker.pid:
             self._forget(end.worker.local_rank, link)
-
-    def _drop_left(self) -> None:
-        """End the processes that wait: without its connection each exits."""
-        for local_rank, link in list(self._left.items()):
-            self._forget(local_rank, link)
 
     def close(self) -> None:
         """See `RoundPart`."""

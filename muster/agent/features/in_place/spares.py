@@ -34,12 +34,6 @@ class Spares:
         """What spares that are no workers yet have written, by process."""
         self._ends = 0
 
-    def begin_round(self) -> None:
-        """Forget a start that the end of the last round has cancelled."""
-        if self._requested is not None:
-            self._close(self._requested)
-            self._requested = None
-
     def fill(self) -> None:
         """Start a spare if one is missing, and connect to those that wait. Called four times a second."""
         for pid in list(self._starting):
@@ -76,17 +70,11 @@ class Spares:
         self._context.keep_process(pid, lambda: self._on_end(pid))
 
     def _on_failed(self, error: "SpawnError", fds: list[int]) -> None:
-        if self._requested is not fds:
-            return
         self._requested = None
-        self._close(fds)
         self._ends += 1
-        self._context.logs.print_line(f"no spare worker: {error}")
-
-    @staticmethod
-    def _close(fds: list[int]) -> None:
         for fd in fds:
             os.close(fd)
+        self._context.logs.print_line(f"no spare worker: {error}")
 
     def _on_end(self, pid: int) -> None:
         """Note the end of a process that has not become a worker."""
@@ -117,4 +105,5 @@ class Spares:
         """End the spares that wait."""
         for link in self._ready:
             link.socket.close()
-        self._close([*self._stderr.values(), *(self._requested or ())])
+        for fd in (*self._stderr.values(), *(self._requested or ())):
+            os.close(fd)

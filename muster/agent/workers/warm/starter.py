@@ -134,8 +134,8 @@ class TemplateStarter(WorkerStarter):
         self._waiting: deque[_Start] = deque()
         self._brings_torch = False
         self._store: StoreHandle | None = None
-        self._kept_store: _Parked | None = None
-        """The process that served the last round's store."""
+        self._kept_store: deque[_Parked] = deque()
+        """The process that served the last round's store, if it serves none now."""
         self._late: Timer | None = None
         self._watch: StallWatch | None = None
         self._importing = ""
@@ -208,7 +208,7 @@ class TemplateStarter(WorkerStarter):
         except OSError as error:
             on_lost(f"has no store: cannot listen on MASTER_PORT {port}: {error.strerror}")
             return
-        if self._phase is TemplatePhase.GONE and self._kept_store is None:
+        if self._phase is TemplatePhase.GONE and not self._kept_store:
             self._start_store_cold()
         else:
             self._release_store()
@@ -216,19 +216,12 @@ class TemplateStarter(WorkerStarter):
     def end_store(self) -> None:
         """See `spec.WorkerStarter`."""
         store, self._store = self._store, None
-        kept = None if store is None else store.end_round()
-        if kept is not None:
-            self._drop_kept_store()
-            self._kept_store = _Parked(socket=kept[0], pid=kept[1])
-
-    def _drop_kept_store(self) -> None:
-        kept, self._kept_store = self._kept_store, None
-        if kept is not None:
-            kept.socket.close()
+        if store is not None and (kept := store.end_round()) is not None:
+            self._kept_store.append(_Parked(socket=kept[0], pid=kept[1]))
 
     def cancel(self) -> None:
         """See `spec.WorkerStarter`. Workers already forked stay parked for the next start."""
-        self._waiting.clear()
+        self._waiting = deque(start for start in self._waiting if start.spec.local_rank < 0)
 
     def list_own_pids(self) -> Container[int]:
         """See `spec.WorkerStarter`: the template, parked workers, processes that are being forked, and the store."""
@@ -239,7 +232,7 @@ class TemplateStarter(WorkerStarter):
 
     def _list_known(self) -> frozenset[int]:
         """List the parked workers, and the store's process if there is one."""
-        known = frozenset(one.pid for one in (*self._parked, *filter(None, [self._kept_store])))
+        known = frozenset(one.pid for one in (*self._parked, *self._kept_store))
         return known if self._store is None else known | {self._store.pid}
 
     def close(self) -> None:
@@ -247,10 +240,8 @@ class TemplateStarter(WorkerStarter):
         own = self.list_own_pids()
         pids = [pid for pid in processes.list_parents() if pid in own] if self._template or self._parked else []
         self._waiting.clear()
-        store, self._store = self._store, None
-        if store is not None:
-            store.close()
-        self._drop_kept_store()
+        self.end_store()
+        self._parked += self._kept_store
         self._phase = TemplatePhase.GONE
         self._close_template()
         self._close_parked()
@@ -451,11 +442,11 @@ class TemplateStarter(WorkerStarter):
         """Find a process for the store: the last round's, or a parked worker. Request a fork if there is none."""
         store = self._store
         while store is not None and store.waits:
-            kept, self._kept_store = self._kept_store, None
-            if kept is None and not self._parked:
+            ready = self._kept_store or self._parked
+            if not ready:
                 self._request_forks(1)
                 return
-            parked = kept or self._parked.popleft()
+            parked = ready.popleft()
             try:
                 store.hand_over(parked.socket, parked.pid)
             except OSError as error:

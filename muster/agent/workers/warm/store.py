@@ -11,7 +11,6 @@ attached. The process sends `SERVES` when it serves. After `DROP` it ends this s
 import ctypes
 import os
 import socket
-from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
@@ -46,23 +45,16 @@ def serve(control: socket.socket, listen_fd: int) -> NoReturn:
         _silence()
         _ask_no_name_server()
         while (store := _open_store(listen_fd)) is not None:
-            with suppress(OSError):  # the next message says so
-                control.send(SERVES)
-            message, _fds = _receive(control)
+            control.send(SERVES)
+            is_dropped = control.recv(len(DROP)) == DROP
             del store  # no other name has it: it closes its connections
-            message, fds = _receive(control) if message else (b"", [])
+            message, fds, *_ = socket.recv_fds(control, len(HOST), 1) if is_dropped else (b"", [])
             if not message:  # closed by the agent
                 break
             (listen_fd,) = fds
         code = 0
     finally:
         os._exit(code)  # exit handlers are the workers'
-
-
-def _receive(control: socket.socket) -> tuple[bytes, list[int]]:
-    with suppress(OSError):
-        return socket.recv_fds(control, len(HOST), 1)[:2]
-    return b"", []
 
 
 def _silence() -> None:

@@ -176,8 +176,7 @@ class StoreHandle:
         if self._control is not None and self._serves:
             with suppress(OSError):
                 self._control.send(DROP)
-                kept = (self._control.dup(), self.pid)
-                self.pid = 0
+                kept, self.pid = (self._control.dup(), self.pid), 0
         self.close()
         return kept
 
